@@ -31,7 +31,7 @@ import time
 import urllib.request
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output, pids_of
+from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, check, output, pids_of, results
 
 INTERVAL = 1.0  # of the samples of driver truth, seconds
 GRACE = 0.5  # bypass_grace: nothing is found before it was there for so long
@@ -41,12 +41,6 @@ END = 20 if "FAKECUDA_STATE" in os.environ else 0.3
 PATIENCE = 30.0
 HOG = BIN + "/demo/cuda_hog"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-results = []
-
-
-def check(name, ok, seen):
-    results.append((name, bool(ok), seen))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def eventually(is_so, patience=PATIENCE):
@@ -457,12 +451,8 @@ def main():
             check(f"{name} runs to its end", False, repr(error))
         finally:
             case.close()
-    print()
-    for name, ok, _ in results:
-        print(f"{'ok  ' if ok else 'FAIL'}  {name}")
-    failed = sum(not ok for _, ok, _ in results)
-    print(f"{len(results) - failed} passed, {failed} failed")
-    return failed
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    return results.count(False)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,9 @@ import threading
 import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import GIB, HERE, MIB, ROOT, RUNC, Host, output, pids_of, smi_sum
+from host import GIB, HERE, MIB, ROOT, RUNC, Host, check, output, pids_of, results, smi_sum
 from nvml_check import check_nvml
 
-results = []
-
-
-def check(name, ok, seen):
-    results.append((name, bool(ok), seen))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def fields(text):
@@ -166,9 +160,8 @@ def main():
             check_nvml(host, check)
     finally:
         host.stop()
-    failed = [r for r in results if not r[1]]
-    print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
-    return len(failed)
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    return results.count(False)
 
 
 if __name__ == "__main__":

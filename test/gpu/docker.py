@@ -35,9 +35,8 @@ import urllib.request
 
 sys.dont_write_bytecode = True
 import host as hosts
-from host import BIN, GIB, HERE, MIB, ROOT, Host, output, smi_sum
+from host import BIN, GIB, HERE, MIB, ROOT, Host, check, output, results, smi_sum
 
-results = []
 # The runtime as engines before Docker 23 have it.
 BY_PATH = "gpuslice-path"
 
@@ -51,11 +50,6 @@ def bound():
                 yield path
     if os.path.isdir("/opt"):
         yield "/opt"
-
-
-def check(name, ok, seen):
-    results.append((name, bool(ok)))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def free_port():
@@ -385,9 +379,8 @@ def main():
                 docker("rm", "-f", *ids.split())
             docker.stop()
         host.stop()
-    failed = sum(not ok for _, ok in results)
-    print(f"{len(results) - failed} passed, {failed} failed, 0 skipped")
-    sys.exit(failed)
+    print(f"{results.count(True)} passed, {results.count(False)} failed, 0 skipped")
+    sys.exit(results.count(False))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,9 @@ import threading
 import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, MIB, ROOT, Host, Truth, output
+from host import BIN, GIB, MIB, ROOT, Host, Truth, check, output, results
 
 PATIENCE = 180.0
-results = []
-
 # Each has its own `begin`, and a `step` that raises if it finds other than the step before wrote.
 COMMON = """
 import os, sys, time
@@ -178,11 +176,6 @@ while True:
 '''
 PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX, "compile": COMPILE, "cublas": CUBLAS, "pinned": PINNED, "nccl": NCCL,
             "segments": ALLOCATOR % "expandable_segments:True", "async": ALLOCATOR % "backend:cudaMallocAsync", "multi": MULTI}
-
-
-def check(name, ok, seen):
-    results.append(bool(ok))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def have(module):

@@ -20,13 +20,11 @@ import tempfile
 import time
 
 import screen
-from host import BIN, GIB, MIB, Host, Truth, output, pids_of, smi_sum
+from host import BIN, GIB, MIB, Host, Truth, check, output, pids_of, results, smi_sum
 
 PATIENCE = 120.0  # seconds until PyTorch holds what it was asked to
 QUOTAS = {"chat": 12, "embed": 6, "train": 24, "small": 4}  # GiB
 HOLDS = {"chat": 8, "embed": 2, "train": 16, "small": 2}
-results = []
-
 # Takes so many GiB, and then, if it is the one that is to be refused, as much again.
 PROGRAM = """
 import sys, time, torch
@@ -41,11 +39,6 @@ if sys.argv[2] == "again":
 open("/out/ready", "w").close()
 time.sleep(600)
 """
-
-
-def check(name, ok, seen):
-    results.append(bool(ok))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def smi_processes():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs that run on a real GPU share: an enforcer of their own, bundles, containers, and what the
+"""What the programs that run on a real GPU share: a line per promise, an enforcer of their own, bundles, containers, and what the
 driver says that a container's processes hold.
 """
 import ctypes
@@ -20,6 +20,15 @@ GIB, MIB = 1 << 30, 1 << 20
 
 def output(*command, **more):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more).stdout
+
+
+results = []
+
+
+def check(name, ok, seen):
+    """Prints whether a promise is kept, and keeps that in results."""
+    results.append(bool(ok))
+    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 class Host:

@@ -21,18 +21,11 @@ import time
 sys.dont_write_bytecode = True
 import host as hosts
 from docker import bound
-from host import BIN, GIB, HERE, MIB, Host, Truth, pids_of
+from host import BIN, GIB, HERE, MIB, Host, Truth, check, pids_of, results
 
 QUOTA = 8 * GIB
 CONTEXT = GIB  # more than a context takes, with the last piece that did not fit
 CLAIMS = ("train", "serve")
-failures = 0
-
-
-def check(name, ok, seen):
-    global failures
-    failures += not ok
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 class Kubelet:
@@ -168,8 +161,8 @@ def main():
         if kubelet:
             kubelet.stop()
         host.stop()
-    print(f"{failures} promises not kept")
-    sys.exit(failures)
+    print(f"{results.count(False)} promises not kept")
+    sys.exit(results.count(False))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,9 @@ import sys
 import tempfile
 import time
 
-from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output
+from host import BIN, GIB, MIB, ROOT, Host, Truth, check, results
 
 PATIENCE = 120.0
-results = []
-
 PROGRAM = """
 import sys, time, torch
 parts = [torch.zeros(1 << 28, dtype=torch.int32, device="cuda") for _ in range(int(sys.argv[1]))]
@@ -44,11 +42,6 @@ while True:
     with open(sys.argv[2], "w") as f:
         f.write(str(step))
 """
-
-
-def check(name, ok, seen):
-    results.append(bool(ok))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def have_torch():

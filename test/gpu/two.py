@@ -13,25 +13,18 @@ FAKECUDA_DEVICES=2, FAKECUDA_STATE below a directory of its own, not in /tmp) al
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, HERE, MIB, Host, Truth, output
+from host import BIN, GIB, HERE, MIB, Host, Truth, check, output, results
 
 # Multicast of NVLink is left alone: a machine that several share may lend its fabric to others, too.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 WORKER = [sys.executable, "-B", HERE + "/two_worker.py"]
 TIMEOUT = 180
 
-results = []
-
-
-def check(name, ok, seen):
-    results.append(bool(ok))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def uuids():

@@ -20,14 +20,8 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, MIB, ROOT, Host
+from host import BIN, GIB, MIB, ROOT, Host, check, results
 
-results = []
-
-
-def check(name, ok, seen):
-    results.append(bool(ok))
-    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
 def main():
