@@ -58,7 +58,6 @@ type victims struct {
 	Secret         string // is in the names of the operator's slices
 	PIDs           []int  // of others: the well-behaved container's, the enforcer's
 	Programs       string // directory
-	Fake           string // the simulated card's state
 	Leases, Remote string // the lease service: its socket, and its address for other machines
 	Lease          string // another user's
 }

@@ -17,7 +17,6 @@ typedef struct CUlinkState_st *CUlinkState;
 #define CU_JIT_INPUT_PTX 1
 #define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
-#define CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
 
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
