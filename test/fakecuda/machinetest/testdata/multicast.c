@@ -3,7 +3,7 @@
  * Multicast objects on a machine of two cards: what may be bound, and that a bind holds memory. It
  * prints what is wrong, and exits 0 if nothing is.
  */
-#include "../../../../interceptor/cuda_abi.h"
+#include "../../../../interceptor/table.h"
 
 #include <stdio.h>
 
@@ -13,19 +13,7 @@
 typedef CUmemGenericAllocationHandle CUhandle;
 
 CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemCreate(CUhandle *, size_t, const CUmemAllocationProp *, unsigned long long);
-CUresult cuMemRelease(CUhandle);
-CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUhandle, unsigned long long);
-CUresult cuMemUnmap(CUdeviceptr, size_t);
-CUresult cuMulticastCreate(CUhandle *, const CUmulticastObjectProp *);
-CUresult cuMulticastAddDevice(CUhandle, CUdevice);
-CUresult cuMulticastBindMem(CUhandle, size_t, CUhandle, size_t, size_t, unsigned long long);
-CUresult cuMulticastBindAddr(CUhandle, size_t, CUdeviceptr, size_t, unsigned long long);
-CUresult cuMulticastUnbind(CUhandle, CUdevice, size_t, size_t);
 CUresult cuMulticastGetGranularity(size_t *, const CUmulticastObjectProp *, int);
 
 static int wrong;

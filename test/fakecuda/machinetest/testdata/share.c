@@ -3,7 +3,7 @@
  * Shared memory and deaths: who is killed while files and imports are about. It prints what is
  * wrong, and exits 0 if nothing is.
  */
-#include "../../../../interceptor/cuda_abi.h"
+#include "../../../../interceptor/table.h"
 
 #include <signal.h>
 #include <stdbool.h>
@@ -22,17 +22,7 @@
 typedef CUmemGenericAllocationHandle CUhandle;
 
 CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemCreate(CUhandle *, size_t, const CUmemAllocationProp *, unsigned long long);
-CUresult cuMemRelease(CUhandle);
-CUresult cuMemExportToShareableHandle(void *, CUhandle, int, unsigned long long);
-CUresult cuMemImportFromShareableHandle(CUhandle *, void *, int);
-CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
 
 static int wrong;
 
