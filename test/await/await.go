@@ -33,6 +33,19 @@ func Value[T any](t testing.TB, what string, c <-chan T) T {
 	}
 }
 
+// Quiet checks that something does not happen for d. A slow machine may hide that it happens, and cannot fail the test.
+func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
+	t.Helper()
+	for end := time.Now().Add(d); ; time.Sleep(2 * time.Millisecond) {
+		if happens() {
+			t.Fatalf("within %v: %s", d, what)
+		}
+		if time.Now().After(end) {
+			return
+		}
+	}
+}
+
 // Once repeats an attempt until one takes less than limit, so that a stalled machine costs an attempt and a delay in
 // the code fails every one.
 func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {

@@ -16,6 +16,7 @@ type recorder struct {
 func (r *recorder) Helper()               {}
 func (r *recorder) Logf(string, ...any)   {}
 func (r *recorder) Errorf(string, ...any) { r.failed = true }
+func (r *recorder) Fatalf(string, ...any) { r.failed = true }
 
 func TestOnceFailsOnlyIfEachAttemptIsSlow(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -31,6 +32,16 @@ func TestOnceFailsOnlyIfEachAttemptIsSlow(t *testing.T) {
 		})
 		if r.failed != c.fails {
 			t.Errorf("%s: failed %t after %d attempts, want %t", name, r.failed, n, c.fails)
+		}
+	}
+}
+
+func TestQuietFailsOnceItHappens(t *testing.T) {
+	for name, c := range map[string]struct{ happens, fails bool }{"it does": {true, true}, "it does not": {false, false}} {
+		r := &recorder{TB: t}
+		Quiet(r, name, time.Millisecond, func() bool { return c.happens && !r.failed })
+		if r.failed != c.fails {
+			t.Errorf("%s: failed %t, want %t", name, r.failed, c.fails)
 		}
 	}
 }
