@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -80,7 +81,7 @@ func ask(t testing.TB, conn *net.UnixConn, message, rights []byte) ledger.Reply 
 	if _, _, err := conn.WriteMsgUnix(message, rights, nil); err != nil {
 		t.Fatal(err)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 	var b [128]byte
 	n, err := conn.Read(b[:])
 	if err != nil {
@@ -178,7 +179,7 @@ func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
 
 		dumb := dial(t, dir) // has ended its side, and listens
 		_ = dumb.CloseWrite()
-		_ = dumb.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = dumb.SetReadDeadline(time.Now().Add(await.Patience))
 		if n, err := dumb.Read(make([]byte, 128)); n != 0 || err == nil {
 			t.Fatalf("nothing was answered with %d bytes", n)
 		}
@@ -191,24 +192,39 @@ func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
 }
 
 func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
-	var flooded string
-	await.Once(t, "another socket's answer", Patience/2, func() time.Duration {
-		var other string
-		flooded, other = serve(t, echo), serve(t, echo)
-		for range InFlight + backlog/2 {
-			conn := dial(t, flooded)
-			t.Cleanup(func() { conn.Close() })
-		}
-		began := time.Now()
-		conn := dial(t, other)
+	message := ledger.Request{Op: ledger.OpAttach}.Encode()
+	answered, all := make(chan struct{}), make(chan struct{}, InFlight)
+	flooded, other := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+		all <- struct{}{}
+		<-answered
+		return echo(peer, true, r)
+	}), serve(t, echo)
+	end := sync.OnceFunc(func() { close(answered) })
+	defer end()
+	for range InFlight + backlog/2 {
+		conn := dial(t, flooded)
 		defer conn.Close()
-		ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
-		return time.Since(began)
-	})
-	// And it is served itself, once the silent ones have had their time.
+		if _, err := conn.Write(message); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await.That(t, "all slots are taken", func() bool { return len(all) == InFlight })
+	conn := dial(t, other)
+	defer conn.Close()
+	ask(t, conn, message, nil)
+	end()
+	go func() {
+		for range all { // of those behind
+		}
+	}()
+	// And the first one is served itself, once those that say nothing have had their time.
+	for range InFlight {
+		conn := dial(t, flooded)
+		defer conn.Close()
+	}
 	late := dial(t, flooded)
 	defer late.Close()
-	ask(t, late, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+	ask(t, late, message, nil)
 }
 
 func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
@@ -326,7 +342,7 @@ func TestWhatIsSaidIsNotAnswered(t *testing.T) {
 	if pid := <-heard; pid != os.Getpid() {
 		t.Errorf("process %d was heard", pid)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 	if n, err := conn.Read(make([]byte, 128)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
@@ -360,7 +376,7 @@ func FuzzAttach(f *testing.F) {
 			return
 		}
 		_ = conn.CloseWrite()
-		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 		var b [128]byte
 		n, err := conn.Read(b[:])
 		if err != nil || n == 0 {
@@ -413,11 +429,11 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	}))
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
 	conn.Close()
-	if err := read.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := read.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := read.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("after 30 s the file is open still: %v", err)
+		t.Errorf("the file is open still: %v", err)
 	}
 	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // and no collection of garbage has closed it
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
@@ -26,7 +27,7 @@ func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	for range 8 { // all but the first may find it closed already
 		_, _ = conn.Write(question)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 	answers := 0
 	for {
 		n, err := conn.Read(make([]byte, 128))

@@ -244,9 +244,6 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 		t.Errorf("%+v, %v", ended, err)
 	}
 	t.Logf("dropped in %v", took)
-	if took > time.Second { // tenfold
-		t.Errorf("the drop took %v", took)
-	}
 	h.nothingIsLeft()
 	// What it needed is known of a lease that has ended, too.
 	if out, code := output(h.as(0, "recommend", l.ID, "--format", "{{.Of}} {{.Peak}}")); code != 0 || !strings.HasPrefix(out, l.ID+" ") || strings.HasSuffix(out, " 0B\n") {

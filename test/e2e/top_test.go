@@ -107,6 +107,9 @@ func TestTopCostsLittle(t *testing.T) {
 		time.Sleep(window)
 		own, with, took := ofTop(), ofEnforcer(), time.Since(begin)
 		bytes := len(drawn.String()) - begun
+		if phase > 0 {
+			h.Eventually("what changes is drawn", func() bool { return len(drawn.String()) > begun })
+		}
 		_, err = terminal.WriteString("q")
 		h.Must(err)
 		h.Must(top.Wait())
@@ -117,9 +120,6 @@ func TestTopCostsLittle(t *testing.T) {
 			what, sum, percent(own), percent(with), percent(without), bytes)
 		if sum > 10 {
 			t.Error("that is too much")
-		}
-		if phase > 0 && bytes == 0 {
-			t.Error("what changes is not drawn")
 		}
 		for _, pid := range changers { // of gpuslice run, which passes it on
 			if phase == 0 {

@@ -18,7 +18,7 @@ import (
 )
 
 // promptly is how soon the daemon answers, beside the time for which the machine stood still. One that tests is slow also otherwise, so
-// that only a daemon that takes longer three times in a row is one that hangs.
+// that only a daemon that takes longer each of 20 times is one that hangs.
 const promptly = time.Second
 
 // prompt asks the enforcer, which must answer at once, whatever it is waiting for itself.
@@ -39,8 +39,8 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 		if took < promptly {
 			return
 		}
-		if tries == 3 {
-			w.fail("%s: the enforcer took %v, and more than %v twice before; the machine stood still for %v beside that", what, took, promptly, stood)
+		if tries == 20 {
+			w.fail("%s: the enforcer took %v, and more than %v each of 19 times before; the machine stood still for %v beside that", what, took, promptly, stood)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/advice"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // TestABadAnnotationIsShownInTheLog is what docker and containerd show: the last error of the --log file.
@@ -128,7 +129,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 				if err == nil {
 					t.Fatal("it was created")
 				}
-				if took := time.Since(start); took > 10*time.Second && c.name != "Absent" || took > 20*time.Second {
+				if took := time.Since(start); took > await.Patience {
 					t.Errorf("it took %v", took)
 				}
 				checkSentence(t, out, c.says)

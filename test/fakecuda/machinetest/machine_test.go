@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -237,7 +238,7 @@ func (p *process) leave() (end func()) {
 func (p *process) wantFree(bytes uint64) {
 	p.t.Helper()
 	free := p.free()
-	for deadline := time.Now().Add(30 * time.Second); free != bytes && time.Now().Before(deadline); free = p.free() {
+	for deadline := time.Now().Add(await.Patience); free != bytes && time.Now().Before(deadline); free = p.free() {
 		time.Sleep(time.Millisecond)
 	}
 	if free != bytes {
@@ -470,16 +471,16 @@ func TestContendedPairsAreCheap(t *testing.T) {
 	for i := range all {
 		all[i] = m.startOnCard()
 	}
-	begin := time.Now()
-	for _, p := range all {
-		p.send("pairs " + strconv.Itoa(pairs))
-	}
-	for _, p := range all {
-		p.answer()
-	}
-	perPair := time.Since(begin) / (processes * pairs)
-	t.Logf("%d processes: %v of machine time for each pair", processes, perPair)
-	if perPair > time.Millisecond {
-		t.Errorf("a contended pair takes %v", perPair)
-	}
+	await.Once(t, "a contended pair", time.Millisecond, func() time.Duration {
+		begin := time.Now()
+		for _, p := range all {
+			p.send("pairs " + strconv.Itoa(pairs))
+		}
+		for _, p := range all {
+			p.answer()
+		}
+		perPair := time.Since(begin) / (processes * pairs)
+		t.Logf("%d processes: %v of machine time for each pair", processes, perPair)
+		return perPair
+	})
 }
