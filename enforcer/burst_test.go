@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // burst registers n sessions of this process at one time, and says which were answered yes.
@@ -125,7 +126,7 @@ func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() {
 			var err error
-			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+			for deadline := time.Now().Add(await.Patience); time.Now().Before(deadline); {
 				if _, err = h.Release(context.Background(), id, 0, true); !errors.Is(err, api.ErrNotFound) {
 					break
 				}

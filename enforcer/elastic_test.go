@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const statusAway = "status 9"
@@ -319,10 +320,10 @@ func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 	time.Sleep(2 * quick.MinResident)
 	refused := &api.Error{Code: api.CodeQuotaExceeded, Device: gpu0, Requested: 20 * gib, Limit: 80 * gib, Current: 70 * gib}
 	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "ask again")
-	time.Sleep(quick.MinResident)
-	if s := h.see("b"); s.State != api.Active || s.Elastic.Evictions != 0 {
-		t.Errorf("%+v %+v", s, s.Elastic)
-	}
+	await.Quiet(t, "b is evicted", quick.MinResident, func() bool {
+		s := h.see("b")
+		return s.State != api.Active || s.Elastic.Evictions != 0
+	})
 	a.expect("away", "enter")
 	b.expect("ok 1", "enter")
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -177,10 +178,9 @@ func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 		t.Fatalf("%+v", h.see("s"))
 	}
 	sibling.expect("refused", "charge 0 1")
-	time.Sleep(100 * time.Millisecond) // five looks
-	if vandal.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0 {
-		t.Fatalf("%+v", h.told(api.EventKilled))
-	}
+	await.Quiet(t, "a process is killed", 5*h.options.Interval, func() bool {
+		return vandal.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0
+	})
 }
 
 // An enforcer that starts does not know at once what a process at work holds beyond its lane. The one before it did.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -112,7 +113,7 @@ func (d *daemon) died(point string) {
 	d.t.Helper()
 	select {
 	case <-d.done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Patience):
 		d.t.Fatalf("it did not pass %s\n%s", point, d.log())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -56,7 +57,7 @@ func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 		if info.Truth != "nvml" || info.Driver != "580" {
 			t.Errorf("%+v", info)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		t.Error("the question waits for the driver")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func (h *host) health() api.Health {
@@ -23,7 +24,7 @@ func (h *host) health() api.Health {
 	select {
 	case health := <-asked:
 		return health
-	case <-time.After(10 * time.Second):
+	case <-time.After(await.Patience):
 		h.t.Fatal("nobody says whether the enforcer is well")
 		return api.Health{}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // fakeHolder gives host memory that there is not.
@@ -325,10 +326,7 @@ func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
 	h.becomes("b", api.Evicted)
 	m.wasTold(ledger.Bare)
 	h.restart()
-	time.Sleep(50 * time.Millisecond)
-	if m.wasTold(ledger.Bare) {
-		t.Fatal("its holder is there")
-	}
+	await.Quiet(t, "its holder is taken for lost", 50*time.Millisecond, func() bool { return m.wasTold(ledger.Bare) })
 	h.stop()
 	held.set(func(f *fakeHolder) { clear(f.steps); f.fresh = true })
 	h.start()

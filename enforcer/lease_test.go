@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -73,7 +74,7 @@ func (p *proc) ended() {
 	go func() { _ = p.cmd.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Patience):
 		p.t.Fatalf("process %d is still there", p.pid())
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // newPolicyHost is a host with a policy of what to do about memory past the ledger.
@@ -305,10 +306,7 @@ func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 				t.Fatalf("%+v", e)
 			}
 			if !dies {
-				time.Sleep(100 * time.Millisecond)
-				if vandal.dead() || sibling.dead() || !damaged(h, "s") {
-					t.Fatal("it is not left alone")
-				}
+				await.Quiet(t, "it is not left alone", 100*time.Millisecond, func() bool { return vandal.dead() || sibling.dead() || !damaged(h, "s") })
 				return
 			}
 			eventually(t, "they are dead", func() bool { return vandal.dead() && sibling.dead() })
@@ -385,15 +383,12 @@ func TestAProcessAtWorkIsNoViolationByCoincidence(t *testing.T) {
 	p.must("charge 0 %d", 500*mib)
 	truth.p.Store(p)
 	begin := time.Now()
-	for met := int64(0); met < 20 || time.Since(begin) < seconds(3); met = truth.up.Load() {
-		if time.Since(begin) > time.Minute {
-			t.Fatalf("the moment was met %d times", met)
-		}
-		time.Sleep(20 * time.Millisecond)
+	eventually(t, "the moment is met 20 times", func() bool {
 		if events := h.told(api.EventBypass); len(events) != 0 {
 			t.Fatalf("%+v", events)
 		}
-	}
+		return truth.up.Load() >= 20 && time.Since(begin) >= seconds(3)
+	})
 	h.stop() // before the process ends
 }
 

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
@@ -74,7 +74,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	a := h.member("a", "llm", on(api.AllDevices, 8*gib)).uses()
 	a.must("charge 0 %d", 5*gib)
 	a.must("refused 0 %d", 2*gib)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	for since := uint64(0); ; {
 		events, err := h.Events(ctx, "", since, true)

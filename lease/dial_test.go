@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 type noLeases struct {
@@ -53,7 +54,7 @@ func TestWhoFindsTheQueueOfASocketFullWaits(t *testing.T) {
 		}
 		crowd = append(crowd, conn)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	answered := make(chan error, 1)
 	go func() {

@@ -27,11 +27,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const (
 	vram     = 64 << 20
-	patience = 30 * time.Second // for what takes milliseconds
+	patience = await.Patience // for what takes milliseconds
 )
 
 const program = `.version 7.0

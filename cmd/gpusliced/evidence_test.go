@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // notifications is systemd, for as long as the test runs.
@@ -145,7 +146,7 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 
 	probe := func(what string) int {
 		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 			r, err := http.Get("http://" + address + what)
 			if err == nil {
 				r.Body.Close()

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/badconfig"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
@@ -107,7 +108,7 @@ func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"\"\nlibrary = \"DIR/no.so\"\n[audit]\nfile = \"DIR/none/audit.jsonl\"\n")
 	stop := d.begin()
 	for _, want := range []string{d.path("no.so"), d.path("none/audit.jsonl")} {
-		for deadline := time.Now().Add(10 * time.Second); !has(&d.log, "level=ERROR", want); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(await.Patience); !has(&d.log, "level=ERROR", want); time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("no error names %s", want)
 			}

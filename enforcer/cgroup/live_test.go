@@ -134,7 +134,7 @@ func wantReport(t *testing.T, reports <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-reports:
-	case <-time.After(20 * time.Second):
+	case <-time.After(await.Patience):
 		t.Fatal("no report")
 	}
 }

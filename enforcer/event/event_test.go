@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func numbers(events []api.Event) []uint64 {
@@ -95,7 +96,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	if l.Instance() == earlier.Instance() {
 		t.Fatalf("two logs are %s", l.Instance())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	if err := l.Wait(ctx, earlier.Instance(), 5); err != nil {
 		t.Error(err)

@@ -219,19 +219,14 @@ func TestAHolderThatIsOfNoUseEnds(t *testing.T) {
 	k := o.keeper(t)
 	pid, err := k.PID()
 	must(t, err)
-	time.Sleep(2 * o.Idle)
-	if !process.Exists(pid) {
-		t.Fatal("it ended while the enforcer was there")
-	}
+	ended := func() bool { return !process.Exists(pid) }
+	await.Quiet(t, "it ends while the enforcer is there", 2*o.Idle, ended)
 	p, end := other(t)
 	k.mustGrow(t, p, 0, Step)
 	_ = k.Close()
-	time.Sleep(2 * o.Idle)
-	if !process.Exists(pid) {
-		t.Fatal("it ended while it held something")
-	}
+	await.Quiet(t, "it ends while it holds something", 2*o.Idle, ended)
 	end()
-	eventually(t, "it ends", func() bool { return !process.Exists(pid) })
+	eventually(t, "it ends", ended)
 }
 
 // What was granted is where it was, and is charged there.

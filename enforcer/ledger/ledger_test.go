@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -398,7 +399,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		if _, err := in.Write([]byte("\n")); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
 			if err != nil || time.Now().After(deadline) {
 				t.Fatalf("%s, %v", stat, err)

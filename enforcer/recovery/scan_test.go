@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // theLedger is what tests look for.
@@ -182,7 +183,7 @@ func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
 	}
 	s.Close()
 	close(wait)
-	for deadline := time.Now().Add(10 * time.Second); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
 	if mapped, err := ledger.Mapped(os.Getpid(), pages[late].Identity()); err != nil || mapped {
 		t.Errorf("what came too late stays open: %v", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func withEvents(n, kept int) *fakeService {
@@ -170,7 +171,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 		t.Errorf("another question: %d", r.status)
 	}
 	first.Close()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
 		r, err := httpClient(path).Do(request)

@@ -66,7 +66,7 @@ func holdMany(path string) {
 	// Who was turned away was told so; the last ones may have to wait for that.
 	expected, _ := strconv.Atoi(os.Getenv(crowd + "_OPEN"))
 	open, busy := conns, 0
-	for deadline := time.Now().Add(20 * time.Second); len(open) > expected && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(await.Patience); len(open) > expected && time.Now().Before(deadline); {
 		var still []net.Conn
 		for _, conn := range open {
 			_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
@@ -191,7 +191,7 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 	path := serveWith(t, &fakeService{}, userLimits)
 	program := asNobody(t)
 	for range 3 {
-		for deadline := time.Now().Add(20 * time.Second); ; { // the ends of those before are seen in their own time
+		for deadline := time.Now().Add(await.Patience); ; { // the ends of those before are seen in their own time
 			child := exec.Command(program.Path)
 			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
 			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
@@ -293,7 +293,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	for range 4000 { // more than their sockets take
 		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 		r, err := httpClient(path).Head("http://gpuslice/v1/events")
 		if err == nil { // else it was too slow itself
 			r.Body.Close()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // countedService counts what it is asked, in KiB of requests.
@@ -66,7 +67,7 @@ func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 		if served > atOnce+int64(l.pace) {
 			return
 		}
-		if time.Since(begun) > 30*time.Second {
+		if time.Since(begun) > await.Patience {
 			t.Fatalf("%d KiB of a user's requests were served: he should have %d at once, and %v a second. %s", served, atOnce, l.pace, said.String())
 		}
 		time.Sleep(time.Millisecond)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/hook/mount"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 var root = mount.FileID{Dev: 1, Inode: 2}
@@ -246,9 +247,9 @@ func TestARecordThatWasReplacedMeanwhileIsNotTaken(t *testing.T) {
 		}
 		got <- r
 	}()
-	for deadline := time.Now().Add(30 * time.Second); opened(t, path) < 2; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); opened(t, path) < 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("after 30 s it has not opened the record")
+			t.Fatal("it has not opened the record")
 		}
 	}
 	if err := os.Remove(path); err != nil {

@@ -170,10 +170,7 @@ func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 	})
 	time.Sleep(2 * k.status.UsedEvery)
 	w.says(k.plugin, api.Health{}) // there is a pool of it
-	time.Sleep(10 * k.status.UsedEvery)
-	if c := k.ready(); c.Status != metav1.ConditionFalse {
-		t.Errorf("a claim that was refused says %+v", c)
-	}
+	await.Quiet(t, "a claim that was refused is ready", 10*k.status.UsedEvery, func() bool { return k.ready().Status != metav1.ConditionFalse })
 	w.prepare = func(context.Context) error { return nil }
 	if got := k.prepare(t); got.Error != "" || len(got.Devices) != 1 || got.Devices[0].CdiDeviceIds[0] != "gpuslice.io/vram=x" {
 		t.Errorf("got %+v", got)
@@ -206,10 +203,7 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 func TestWhileNothingHappensTheEnforcerIsAskedNothing(t *testing.T) {
 	w := &work{}
 	k := start(t, w)
-	time.Sleep(20 * k.status.UsedEvery)
-	if n := w.asked.Load(); n > 0 {
-		t.Errorf("it was asked %d times", n)
-	}
+	await.Quiet(t, "it is asked", 20*k.status.UsedEvery, func() bool { return w.asked.Load() > 0 })
 }
 
 func TestWhatClaimsUseIsWrittenOneAfterTheOtherAndNotForALittle(t *testing.T) {
@@ -307,7 +301,7 @@ func TestAPodWhoseProgramIsRefusedMemoryHasOneEventForAll(t *testing.T) {
 	}
 	eventually(t, "there is one", func() bool { return len(events()) > 0 })
 	k.status.Refused(uid, api.Event{})
-	time.Sleep(10 * k.status.Every)
+	await.Quiet(t, "there is another one", 10*k.status.Every, func() bool { return len(events()) != 1 })
 	got := events()
 	if len(got) != 1 || got[0].InvolvedObject.Name != "pod-1" || got[0].Message != "a process (python) was refused "+api.FormatSize(2*gib)+": claim train has "+
 		api.FormatSize(4*gib)+", of which "+api.FormatSize(3*gib)+" were in use" {

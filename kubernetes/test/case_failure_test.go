@@ -50,9 +50,12 @@ func enforcerAway(n *node) {
 	n.tainted(true)
 	n.create(n.pod("waits", []string{"vram"}, container("a", sleep, "vram")))
 	n.told("waits", "cannot allocate all claims")
-	time.Sleep(time.Minute) // whoever would delete the pod that runs has the time to
-	if p, err := n.getPod("stays"); err != nil || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
-		n.t.Errorf("the pod that ran: %+v, %v", p.Status, err)
+	for range 60 { // a controller that would delete the pod that runs has the time to
+		p, err := n.getPod("stays")
+		if err != nil || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
+			n.t.Fatalf("the pod that ran: %+v, %v", p.Status, err)
+		}
+		time.Sleep(time.Second)
 	}
 	n.health("stays", corev1.ResourceHealthStatusUnknown)
 	n.Start()

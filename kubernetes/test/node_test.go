@@ -32,6 +32,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
 	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -237,7 +238,7 @@ syncFrequency: 10s
 			"--hostname-override=" + nodeName, "--node-ip=" + nodeAddress, "--cert-dir=" + n.in("kubelet"), "--v=4"},
 		Env: []string{"PATH=" + n.engine("containerd-2") + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + n.Dir},
 		Ready: func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 			defer cancel()
 			node, err := n.kube.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 			if err != nil {
@@ -322,7 +323,7 @@ func (n *node) startDriver() {
 }
 
 func (n *node) resourceSlices() []resourceapi.ResourceSlice {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	list, err := n.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -346,7 +347,7 @@ func (n *node) eventually(what string, is func() error) {
 
 // left is what claims have on the node.
 func (n *node) left() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	pools, err := n.Client.Pools(ctx)
 	if err != nil {

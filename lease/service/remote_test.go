@@ -30,6 +30,7 @@ import (
 
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -119,7 +120,7 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(await.Patience))
 		client := tls.Client(conn, c.config)
 		err = client.Handshake()
 		if err == nil { // in TLS 1.3 the server's answer comes after it
@@ -140,7 +141,7 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(await.Patience))
 	if _, err := conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 	}
 	// Nor is anything but gRPC spoken.
 	web := h.raw(h.client(one1))
-	_ = web.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = web.SetDeadline(time.Now().Add(await.Patience))
 	if _, err := web.Write([]byte("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -146,7 +147,7 @@ func serveRemote(t *testing.T, s *Service, a *authority) *remoteHost {
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(await.Patience):
 			t.Error("it goes on serving other machines")
 		}
 	})
@@ -234,7 +235,7 @@ func withSessions(t *testing.T) (h *remoteHost, stop func(id string)) {
 }
 
 func (h *remoteHost) open(of leases.TLS, id, token string) (*leases.Session, error) {
-	ctx, cancel := context.WithTimeout(h.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), await.Patience)
 	defer cancel()
 	return leases.OpenTLS(ctx, "tls:"+h.address+"/"+id, token, of)
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -252,7 +253,7 @@ func (s *site) exec(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.exec(name, args...)
 	// crun before 1.8.7 cannot join a user namespace as long as the container's process has not called execve (containers/crun#1264).
-	for end := time.Now().Add(10 * time.Second); err != nil && strings.Contains(out, "setns(pid=") && time.Now().Before(end); {
+	for end := time.Now().Add(await.Patience); err != nil && strings.Contains(out, "setns(pid=") && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		out, err = s.engine.exec(name, args...)
 	}

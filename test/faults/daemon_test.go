@@ -17,10 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // patience is how long something may take that happens at once: machines that test are slow.
-const patience = 30 * time.Second
+const patience = await.Patience
 
 // daemon is the real gpusliced, which is killed again and again.
 type daemon struct {

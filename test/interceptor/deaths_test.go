@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -59,7 +60,7 @@ func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 			t.Logf("the enforcer said:\n%s", text)
 		}
 	})
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(await.Patience); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := client.New(d.socket()).Info(t.Context()); err == nil {
 			return d
 		} else if time.Now().After(deadline) {

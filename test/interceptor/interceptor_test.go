@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const (
@@ -322,7 +324,7 @@ func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
 			return
 		}
 		defer l.Close()
-		_ = l.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = l.SetDeadline(time.Now().Add(await.Patience))
 		conn, err := l.AcceptUnix()
 		if err == nil {
 			conn.Close()

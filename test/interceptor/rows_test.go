@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // The program is the one that runs on a card, too: programs/rows.c says how.
@@ -180,7 +182,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { _ = lender.Process.Kill() }) // if the test ended before it did
-				for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				for end := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 					if _, err := os.Stat(socket); err == nil {
 						break
 					} else if time.Now().After(end) {

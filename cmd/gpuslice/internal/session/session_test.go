@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // The session replaces the process that it runs in, so each test runs it in a copy of the test program.
@@ -180,7 +181,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 		if err := cmd.Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
-		timer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		timer.Stop()
 		if got := cmd.ProcessState.ExitCode(); got != 5 {
@@ -201,7 +202,7 @@ func TestAnIgnoredSIGCHLDLosesNoExitCode(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	_ = cmd.Wait()
 	if got := cmd.ProcessState.ExitCode(); got != 6 {
@@ -257,7 +258,7 @@ func TestTheTerminalIsTheCommandsOwn(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	shown := ""
 	for b := make([]byte, 256); !strings.Contains(shown, "ready"); {
@@ -289,7 +290,7 @@ func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	for gone := false; !gone; time.Sleep(5 * time.Millisecond) {
 		_, err := os.Stat(filepath.Join(dir, "there"))
