@@ -1,0 +1,571 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package await
+
+import (
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	module  = "github.com/gpuslice/gpuslice/"
+	tooLong = "a measured time above a bound fails the test: log it, or use await.Once"
+	tooSoon = "a wait ends before await.Patience"
+	hopeful = "an assertion follows a sleep: use await.That, or await.Quiet if nothing must happen"
+)
+
+// exceptions are places in tests in which wall time decides nothing although it looks so: a file, or a file and a function.
+var exceptions = map[string]string{
+	"enforcer/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":     "its deadline passes on purpose",
+	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
+	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: that nothing is told can only be missed",
+	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
+	"enforcer/server/limits_test.go holdMany":                                         "each read is tried again",
+	"test/faults/daemon_test.go up":                                                   "each question is asked again",
+	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
+	"test/hostile/client_actions_test.go":                                             "a hostile client gives up, and acts again",
+	"test/hostile/container_actions_test.go connect":                                  "a hostile process gives up, and acts again",
+	"test/hostile/user_actions_test.go dial":                                          "a hostile user gives up, and acts again",
+	"test/hostile/user_actions_test.go readsNothing":                                  "a hostile user gives up, and acts again",
+}
+
+// No test is decided by how fast the machine is: it waits for events with Patience, and asserts measured times in Once alone.
+func TestNoTestIsDecidedByWallTime(t *testing.T) {
+	found, err := inspect(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	excepted := make(map[string]bool)
+	for _, f := range found {
+		if key := f.file + " " + f.function; exceptions[key] != "" {
+			excepted[key] = true
+		} else if exceptions[f.file] != "" {
+			excepted[f.file] = true
+		} else {
+			t.Errorf("%s:%d: %s: %s", f.file, f.line, f.function, f.fault)
+		}
+	}
+	for key := range exceptions {
+		if !excepted[key] {
+			t.Errorf("%s: the exception is not needed", key)
+		}
+	}
+}
+
+// fault is a place where wall time decides.
+type fault struct {
+	file     string
+	line     int
+	function string
+	fault    string
+}
+
+// pkg is one directory of the tree.
+type pkg struct {
+	fset     *token.FileSet
+	files    map[string]*ast.File
+	values   map[string]ast.Expr // constants and variables of the package
+	measures map[string]bool     // functions that return a measured time
+}
+
+type tree map[string]*pkg // by directory, relative to the root
+
+// inspect reads the Go files of a tree and returns the faults of its tests.
+func inspect(root string) ([]fault, error) {
+	all := make(tree)
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if n := d.Name(); name != root && (strings.HasPrefix(n, ".") || n == "testdata" || n == "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		inside, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		return all.add(filepath.ToSlash(inside), nil, name)
+	})
+	return all.faults(), err
+}
+
+func (all tree) add(name string, source any, at string) error {
+	p := all[path.Dir(name)]
+	if p == nil {
+		p = &pkg{fset: token.NewFileSet(), files: make(map[string]*ast.File), values: make(map[string]ast.Expr), measures: make(map[string]bool)}
+		all[path.Dir(name)] = p
+	}
+	file, err := parser.ParseFile(p.fset, at, source, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	p.files[name] = file
+	for _, d := range file.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok {
+			continue
+		}
+		for _, s := range g.Specs {
+			if v, ok := s.(*ast.ValueSpec); ok && len(v.Values) == len(v.Names) {
+				for i, n := range v.Names {
+					p.values[n.Name] = v.Values[i]
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (all tree) faults() []fault {
+	var found []fault
+	for _, dir := range slices.Sorted(maps.Keys(all)) {
+		p := all[dir]
+		for _, name := range slices.Sorted(maps.Keys(p.files)) {
+			for _, d := range p.files[name].Decls {
+				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && strings.HasSuffix(name, "_test.go") && newScope(all, p, dir, p.files[name], f).returnsTime() {
+					p.measures[f.Name.Name] = true
+				}
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(p.files)) {
+			for _, d := range p.files[name].Decls {
+				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && strings.HasSuffix(name, "_test.go") {
+					s := newScope(all, p, dir, p.files[name], f)
+					s.look()
+					for _, at := range slices.Sorted(maps.Keys(s.found)) {
+						found = append(found, fault{name, p.fset.Position(at).Line, f.Name.Name, s.found[at]})
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// scope is one function of a test.
+type scope struct {
+	all     tree
+	pkg     *pkg
+	dir     string
+	imports map[string]string
+	body    *ast.BlockStmt
+	values  map[string]ast.Expr // the local variables and constants, by what they are first
+	polls   []*ast.CallExpr     // calls that wait
+	found   map[token.Pos]string
+}
+
+func newScope(all tree, p *pkg, dir string, file *ast.File, f *ast.FuncDecl) *scope {
+	s := &scope{all: all, pkg: p, dir: dir, imports: make(map[string]string), body: f.Body, values: make(map[string]ast.Expr), found: make(map[token.Pos]string)}
+	for _, i := range file.Imports {
+		if inside, err := strconv.Unquote(i.Path.Value); err == nil && strings.HasPrefix(inside, module) {
+			name := path.Base(inside)
+			if i.Name != nil {
+				name = i.Name.Name
+			}
+			s.imports[name] = strings.TrimPrefix(inside, module)
+		}
+	}
+	ast.Inspect(f.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.AssignStmt:
+			if len(n.Lhs) == len(n.Rhs) {
+				for i := range n.Lhs {
+					s.is(n.Lhs[i], n.Rhs[i])
+				}
+			}
+		case *ast.ValueSpec:
+			if len(n.Names) == len(n.Values) {
+				for i := range n.Names {
+					s.is(n.Names[i], n.Values[i])
+				}
+			}
+		}
+		return true
+	})
+	return s
+}
+
+func (s *scope) is(name, value ast.Expr) {
+	if n, ok := name.(*ast.Ident); ok && s.values[n.Name] == nil {
+		s.values[n.Name] = value
+	}
+}
+
+// called is the dotted name of what a call calls; of a method on another value than a name, its last part.
+func called(n ast.Node) string {
+	call, ok := n.(*ast.CallExpr)
+	if !ok {
+		return ""
+	}
+	return dotted(call.Fun)
+}
+
+func dotted(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return dotted(e.X) + "." + e.Sel.Name
+	}
+	return ""
+}
+
+func last(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
+
+// has says whether a node of n is one that is looked for.
+func has(n ast.Node, is func(ast.Node) bool) bool {
+	found := false
+	ast.Inspect(n, func(n ast.Node) bool {
+		found = found || n != nil && is(n)
+		return !found
+	})
+	return found
+}
+
+// fails says whether a node fails a test, or returns a failure.
+func fails(n ast.Node) bool {
+	return has(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			switch name := last(called(n)); name {
+			case "Fatal", "Fatalf", "Errorf", "FailNow", "Fail", "panic":
+				return true
+			case "Error":
+				return len(n.Args) > 0
+			}
+		case *ast.ReturnStmt:
+			for _, r := range n.Results {
+				if name, ok := r.(*ast.Ident); ok && (name.Name == "false" || name.Name == "err") || called(r) == "errors.New" {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+// duration is what an expression of constants comes to.
+func (s *scope) duration(e ast.Expr) (time.Duration, bool) { return s.evaluate(e, 0) }
+
+func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
+	if depth > 10 {
+		return 0, false
+	}
+	switch e := e.(type) {
+	case *ast.ParenExpr:
+		return s.evaluate(e.X, depth+1)
+	case *ast.BasicLit:
+		n, err := strconv.ParseInt(strings.ReplaceAll(e.Value, "_", ""), 0, 64)
+		return time.Duration(n), err == nil
+	case *ast.Ident:
+		if v := s.values[e.Name]; v != nil {
+			return s.evaluate(v, depth+1)
+		}
+		return s.of(s.dir, e.Name, depth)
+	case *ast.SelectorExpr:
+		name := dotted(e)
+		if d, ok := map[string]time.Duration{"time.Nanosecond": 1, "time.Microsecond": time.Microsecond, "time.Millisecond": time.Millisecond,
+			"time.Second": time.Second, "time.Minute": time.Minute, "time.Hour": time.Hour}[name]; ok {
+			return d, true
+		}
+		if x, ok := e.X.(*ast.Ident); ok && s.imports[x.Name] != "" {
+			return s.of(s.imports[x.Name], e.Sel.Name, depth)
+		}
+	case *ast.CallExpr:
+		if called(e) == "time.Duration" && len(e.Args) == 1 {
+			return s.evaluate(e.Args[0], depth+1)
+		}
+	case *ast.BinaryExpr:
+		x, ok := s.evaluate(e.X, depth+1)
+		y, too := s.evaluate(e.Y, depth+1)
+		switch {
+		case !ok || !too:
+		case e.Op == token.MUL:
+			return x * y, true
+		case e.Op == token.ADD:
+			return x + y, true
+		case e.Op == token.SUB:
+			return x - y, true
+		case e.Op == token.QUO && y != 0:
+			return x / y, true
+		}
+	}
+	return 0, false
+}
+
+// of is a constant or a variable of another package, or this.
+func (s *scope) of(dir, name string, depth int) (time.Duration, bool) {
+	p := s.all[dir]
+	if p == nil || p.values[name] == nil {
+		return 0, false
+	}
+	there := &scope{all: s.all, pkg: p, dir: dir, imports: make(map[string]string)}
+	for _, file := range p.files { // the packages that one constant is made of are few
+		for _, i := range file.Imports {
+			if inside, err := strconv.Unquote(i.Path.Value); err == nil && strings.HasPrefix(inside, module) {
+				there.imports[path.Base(inside)] = strings.TrimPrefix(inside, module)
+			}
+		}
+	}
+	return there.evaluate(p.values[name], depth+1)
+}
+
+// short says whether a wait is known to be shorter than Patience.
+func (s *scope) short(e ast.Expr) bool {
+	d, known := s.duration(e)
+	return known && d > 0 && d < Patience
+}
+
+// measured says whether an expression is a time that passed.
+func (s *scope) measured(e ast.Expr) bool {
+	return has(e, func(n ast.Node) bool {
+		if name, ok := n.(*ast.Ident); ok && s.values[name.Name] != nil {
+			return has(s.values[name.Name], func(n ast.Node) bool { return s.measures(n) })
+		}
+		return s.measures(n)
+	})
+}
+
+func (s *scope) measures(n ast.Node) bool {
+	name := called(n)
+	return name == "time.Since" || last(name) == "Sub" || name != "" && s.pkg.measures[last(name)]
+}
+
+func (s *scope) returnsTime() bool {
+	return has(s.body, func(n ast.Node) bool {
+		r, ok := n.(*ast.ReturnStmt)
+		return ok && slices.ContainsFunc(r.Results, func(e ast.Expr) bool {
+			name, ok := e.(*ast.Ident)
+			return called(e) == "time.Since" || ok && s.values[name.Name] != nil && called(s.values[name.Name]) == "time.Since"
+		})
+	})
+}
+
+// ends returns how long a moment is away that is Now().Add(d).
+func (s *scope) ends(e ast.Expr) (ast.Expr, bool) {
+	if name, ok := e.(*ast.Ident); ok && s.values[name.Name] != nil {
+		e = s.values[name.Name]
+	}
+	call, ok := e.(*ast.CallExpr)
+	if !ok || len(call.Args) != 1 {
+		return nil, false
+	}
+	add, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || add.Sel.Name != "Add" || called(add.X) != "time.Now" {
+		return nil, false
+	}
+	return call.Args[0], true
+}
+
+// passes says whether a node compares now with a moment that is nearer than Patience, by that method.
+func (s *scope) passes(n ast.Node, method string) bool {
+	call, ok := n.(*ast.CallExpr)
+	if !ok || len(call.Args) != 1 {
+		return false
+	}
+	compare, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || compare.Sel.Name != method || called(compare.X) != "time.Now" {
+		return false
+	}
+	d, ok := s.ends(call.Args[0])
+	return ok && s.short(d)
+}
+
+func (s *scope) look() {
+	ast.Inspect(s.body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			switch name := last(called(n)); name {
+			case "Once": // measures
+				return called(n) != "await.Once"
+			case "eventually", "Eventually", "That": // asks again what was not answered in time
+				s.polls = append(s.polls, n)
+			}
+			s.lookAtCall(n)
+		case *ast.IfStmt:
+			s.lookAtIf(n)
+		case *ast.ForStmt:
+			s.lookAtFor(n)
+		case *ast.CommClause:
+			if n.Comm == nil || !slices.ContainsFunc(n.Body, func(b ast.Stmt) bool { return fails(b) }) {
+				break
+			}
+			has(n.Comm, func(c ast.Node) bool {
+				if called(c) == "time.After" && s.short(c.(*ast.CallExpr).Args[0]) {
+					s.found[n.Pos()] = tooSoon
+				}
+				return false
+			})
+		case *ast.BlockStmt:
+			s.lookAtSleeps(n.List)
+		case *ast.CaseClause:
+			s.lookAtSleeps(n.Body)
+		}
+		return true
+	})
+}
+
+func (s *scope) lookAtCall(n *ast.CallExpr) {
+	switch name := called(n); last(name) {
+	case "WithTimeout":
+		again := slices.ContainsFunc(s.polls, func(p *ast.CallExpr) bool { return p.Pos() < n.Pos() && n.End() < p.End() })
+		if len(n.Args) == 2 && s.short(n.Args[1]) && !again {
+			s.found[n.Pos()] = tooSoon
+		}
+	case "Command", "CommandContext":
+		for i, a := range n.Args[:max(len(n.Args)-1, 0)] {
+			word, ok := a.(*ast.BasicLit)
+			after, is := n.Args[i+1].(*ast.BasicLit)
+			if !ok || !is || word.Value != `"timeout"` {
+				continue
+			}
+			if seconds, err := strconv.Atoi(strings.Trim(after.Value, `"`)); err == nil && time.Duration(seconds)*time.Second < Patience {
+				s.found[n.Pos()] = tooSoon
+			}
+		}
+	case "WithDeadline", "SetDeadline", "SetReadDeadline", "SetWriteDeadline":
+		if d, ok := s.ends(n.Args[len(n.Args)-1]); ok && s.short(d) {
+			s.found[n.Pos()] = tooSoon
+		}
+	case "AfterFunc":
+		kills := func(n ast.Node) bool { return last(called(n)) == "Kill" }
+		if name == "time.AfterFunc" && s.short(n.Args[0]) && (fails(n.Args[1]) || has(n.Args[1], kills)) {
+			s.found[n.Pos()] = tooSoon
+		}
+	}
+}
+
+func (s *scope) lookAtIf(n *ast.IfStmt) {
+	if !fails(n.Body) {
+		return
+	}
+	has(n.Cond, func(c ast.Node) bool {
+		if s.passes(c, "After") {
+			s.found[n.Pos()] = tooSoon
+		}
+		b, ok := c.(*ast.BinaryExpr)
+		if !ok {
+			return false
+		}
+		large, small := b.X, b.Y
+		switch b.Op {
+		case token.GTR, token.GEQ:
+		case token.LSS, token.LEQ:
+			large, small = b.Y, b.X
+		default:
+			return false
+		}
+		if d, known := s.duration(small); s.measured(large) && (!known || d < Patience) && !s.measured(small) {
+			s.found[n.Pos()] = tooLong
+		}
+		return false
+	})
+}
+
+// lookAtFor finds a loop that waits: its condition asks for more than the time, or its body leaves it.
+func (s *scope) lookAtFor(n *ast.ForStmt) {
+	if n.Cond == nil || !has(n.Cond, func(c ast.Node) bool { return s.passes(c, "Before") }) {
+		return
+	}
+	_, more := n.Cond.(*ast.BinaryExpr)
+	leaves := has(n.Body, func(n ast.Node) bool {
+		b, ok := n.(*ast.BranchStmt)
+		_, returns := n.(*ast.ReturnStmt)
+		return returns || ok && b.Tok == token.BREAK
+	})
+	if more || leaves {
+		s.found[n.Pos()] = tooSoon
+	}
+}
+
+// lookAtSleeps finds a sleep that an assertion follows.
+func (s *scope) lookAtSleeps(list []ast.Stmt) {
+	for i, stmt := range list[:max(len(list)-1, 0)] {
+		sleep, ok := stmt.(*ast.ExprStmt)
+		if !ok || called(sleep.X) != "time.Sleep" {
+			continue
+		}
+		next := list[i+1]
+		if _, ok := next.(*ast.AssignStmt); ok && i+2 < len(list) {
+			next = list[i+2]
+		}
+		if is, ok := next.(*ast.IfStmt); ok && fails(is.Body) {
+			s.found[stmt.Pos()] = hopeful
+		}
+	}
+}
+
+func TestWhatIsDecidedByWallTimeIsFound(t *testing.T) {
+	const constants = "const short, long = 3 * time.Second, await.Patience\nfunc took() time.Duration { begin := time.Now(); return time.Since(begin) }\n"
+	for source, want := range map[string]string{
+		// Measured times.
+		`if took := time.Since(begin); took > short { t.Errorf("slow") }`:                                tooLong,
+		`if err != nil || time.Since(begin) >= short { t.Fatal(err) }`:                                   tooLong,
+		`if short < time.Since(begin) { t.Fatal("slow") }`:                                               tooLong,
+		`if took := took(); took > short { t.Fatal("slow") }`:                                            tooLong,
+		`took := end.Sub(begin); if took > unknown { t.FailNow() }`:                                      tooLong,
+		`if time.Since(begin) > short { return errors.New("slow") }`:                                     tooLong,
+		`if time.Since(begin) > short { t.Log("slow") }`:                                                 "",
+		`if time.Since(begin) > long { t.Fatal("hangs") }`:                                               "",
+		`if time.Since(begin) < short { t.Fatal("early") }`:                                              "",
+		`if n > 2+int(time.Since(begin)/time.Second) { t.Fatal("too often") }`:                           "",
+		`await.Once(t, "it", short, func() time.Duration { if time.Since(b) > short { t.Error("x") } })`: "",
+		`var once sync.Once; once.Once(func() { if time.Since(begin) > short { t.Error("slow") } })`:     tooLong,
+		// Waits.
+		`for end := time.Now().Add(short); !is(); { if time.Now().After(end) { t.Fatal("no") } }`:              tooSoon,
+		`for end := time.Now().Add(long); !is(); { if time.Now().After(end) { t.Fatal("no") } }`:               "",
+		`for end := time.Now().Add(short); !is() && time.Now().Before(end); { }`:                               tooSoon,
+		`for end := time.Now().Add(short); time.Now().Before(end); { if is() { return } }`:                     tooSoon,
+		`for end := time.Now().Add(short); time.Now().Before(end); { act() }`:                                  "",
+		`select { case <-c: case <-time.After(short): t.Fatal("no") }`:                                         tooSoon,
+		`select { case <-c: case <-time.After(long / 2): return errors.New("no") }`:                            tooSoon,
+		`select { case <-c: t.Fatal("it came") ; case <-time.After(short): }`:                                  "",
+		`select { case <-c: case <-time.After(long): t.Fatal("no") }`:                                          "",
+		`ctx, cancel := context.WithTimeout(ctx, 10*time.Second)`:                                              tooSoon,
+		`ctx, cancel := context.WithTimeout(ctx, long)`:                                                        "",
+		`await.That(t, "it", func() bool { ctx, cancel := context.WithTimeout(ctx, short); return ask(ctx) })`: "",
+		`_ = conn.SetReadDeadline(time.Now().Add(short))`:                                                      tooSoon,
+		`_ = conn.SetReadDeadline(time.Now().Add(2 * long))`:                                                   "",
+		`time.AfterFunc(short, func() { _ = cmd.Process.Kill() })`:                                             tooSoon,
+		`time.AfterFunc(short, func() { close(c) })`:                                                           "",
+		`exec.Command("timeout", "3", program)`:                                                                tooSoon,
+		// Sleeps.
+		`time.Sleep(short); if !is() { t.Fatal("no") }`:                       hopeful,
+		`time.Sleep(short); n := count(); if n != 3 { t.Errorf("%d", n) }`:    hopeful,
+		`switch { case true: time.Sleep(short); if !is() { t.Fatal("no") } }`: hopeful,
+		`time.Sleep(short); act()`:                                            "",
+	} {
+		all := make(tree)
+		err := errors.Join(
+			all.add("p/x_test.go", "package p\nimport \""+module+"test/await\"\n"+constants+"func TestX(t *testing.T) {\n"+source+"\n}\n", "x_test.go"),
+			all.add("test/await/await.go", "package await\nconst Patience = time.Minute\n", "await.go"))
+		if err != nil {
+			t.Errorf("%s: %v", source, err)
+			continue
+		}
+		got := ""
+		for _, f := range all.faults() {
+			got += f.fault
+		}
+		if got != want {
+			t.Errorf("%s: found %q, want %q", source, got, want)
+		}
+	}
+}
