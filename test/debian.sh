@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2164,SC2312
 #
-# To be sourced, with `set -e`: root filesystems of Debian, made once by debootstrap and kept, and what runs as the first process of one that is thrown away.
+# To be sourced, with `set -e`: root filesystems of Debian and Ubuntu, made once by debootstrap and kept, and what runs as the first process of one that is thrown away.
 
 # debian_made BASE SUITE PACKAGES: make the directory BASE, unless it is there. Who comes at the same time waits.
 debian_made() {
-	local base=$1 mirror log
+	local base=$1 mirror log kind=debian script=/usr/share/debootstrap/scripts/$2
 	mkdir -p "${base%/*}"
 	exec 9>"$base.lock"
 	flock 9
 	if [ ! -e "$base" ]; then
-		echo "making a Debian in $base"
+		echo "making a $2 in $base"
+		# Ubuntu's suites share a script, also those that this debootstrap does not know yet; all of its packages are in two components.
+		if [ ! -e "$script" ] || [ "$(readlink -f "$script")" = "${script%/*}/gutsy" ]; then
+			kind=ubuntu script=${script%/*}/gutsy
+		fi
 		# shellcheck disable=SC2016 # the format is apt's
-		mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
+		mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 "/$kind/\$") ||
+			mirror=$(sed -n 's|^[[:space:]]*default_mirror *\(.*//archive\..*\)|\1|p' "$script")
 		rm -rf "$base.new"
 		log=$(mktemp)
-		debootstrap --variant=minbase --include="$3" "$2" "$base.new" "$mirror" >"$log" 2>&1 || {
+		debootstrap --variant=minbase --components="$([ $kind = debian ] && echo main || echo main,universe)" --include="$3" \
+			"$2" "$base.new" "$mirror" "$script" >"$log" 2>&1 || {
 			tail -5 "$log" >&2
 			rm -f "$log"
 			return 1

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# newcomer.sh [SUITE…]: type what README.md prints in its `console newcomer` blocks, and then its first command with Docker, as a user with sudo on
-# a system (bookworm and trixie, or SUITE) that debootstrap has just made, with that system's own Docker. Each command is timed. Three things have
-# stand-ins: the address that is cloned is this clone; `systemctl` is a script, since nothing here is init; and without a GPU and an image of
-# PyTorch, the container has the system's own files, and its `python train.py` prints the size of the card. The last line is
+# newcomer.sh [--record] [SUITE…]: type what the `console` blocks of README.md, docs/use and docs/operate/install.md print, page after page, as a user
+# with sudo on a system (bookworm and resolute, or SUITE) that debootstrap has just made, with that system's own Docker and Podman. Each command
+# is shown with its time. A block that cannot be typed here says so behind its mark (test/doccommands). These have stand-ins: the address that is
+# cloned is this clone; `systemctl` is a script, since nothing here is init; without a GPU and an image of PyTorch, the driver is the simulated
+# one, the image has the system's own files, and `python train.py` and `nvidia-smi` print the size of the card.
+# Lines that begin with "point" are what the first hour promises; --record writes them into docs/evidence/newcomer.md. The last line is
 # "N passed, N failed, N skipped".
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,36 +17,53 @@ if [ "$(id -u)" != 0 ]; then
 fi
 . test/debian.sh
 test/deps.sh --need newcomer debootstrap git
-[ $# -gt 0 ] || set -- bookworm trixie
+record=
+if [ "${1:-}" = --record ]; then
+	record=docs/evidence/newcomer.md
+	shift
+fi
+[ $# -gt 0 ] || set -- bookworm resolute
 work=$(mktemp -d /tmp/gpuslice-newcomer.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
 
 # As this machine reaches what it installs.
-mkdir -p "$work/test/apt" "$work/test/ssl"
+mkdir -p "$work/test/apt" "$work/test/ssl" "$work/test/pages"
 cp -rL /etc/apt/apt.conf.d "$work/test/apt/"
 cp -rL /etc/ssl/certs "$work/test/ssl/"
 cp -L /etc/resolv.conf /etc/hosts "$work/test/"
 "${GO:-$(test/go.sh)}" env GOPROXY GOSUMDB >"$work/test/go"
 git clone -q --bare . "$work/test/gpuslice.git"
-# shellcheck disable=SC2016 # it is a fence
-{
-	sed -n '/^```console newcomer$/,/^```$/s/^\$ //p' README.md
-	grep -m1 '^\$ docker run ' README.md | cut -c3- # what the page promises
-} >"$work/test/commands"
 cp test/newcomer/* "$work/test/"
 
-passed=0 failed=0
+# The pages, in the order in which README.md lists them. What README.md shows before it says how to install is typed after that.
+mapfile -t use < <({ sed -n '/^## Documentation/,$p' README.md | grep -o 'docs/use/[a-z-]*\.md' && ls docs/use/*.md; } | awk '!seen[$0]++')
+awk -F'\t' '$2 == "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/0"
+awk -F'\t' '$2 != "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/1"
+awk -f test/newcomer/lines.awk "${use[@]}" >"$work/test/pages/2"
+awk -f test/newcomer/lines.awk docs/operate/install.md >"$work/test/pages/3"
+
+passed=0 failed=0 skipped=0
 for suite; do
 	docker=docker.io
-	[ "$suite" = bookworm ] || docker+=,docker-cli
-	base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer/$suite-2
-	debian_made "$base" "$suite" "sudo,ca-certificates,$docker"
+	[ "$suite" != trixie ] || docker+=,docker-cli
+	base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer/$suite-3
+	debian_made "$base" "$suite" "sudo,ca-certificates,podman,netavark,$docker"
 	mkdir "$work/$suite"
 	ln -s ../test "$work/$suite/test"
 	echo "== $suite"
 	debian_run "$base" "$work/$suite" "${work##*.}-$suite"
-	passed=$((passed + p)) failed=$((failed + f))
+	s=$(sed -n 's/ skipped in all$//p' "$work/$suite/log")
+	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + ${s:-0}))
 	find /sys/fs/cgroup -depth -type d -path "*newcomer-${work##*.}*" -exec rmdir {} + 2>/dev/null || true
+	if [ -n "$record" ]; then
+		name=$(. "$base/usr/lib/os-release" && echo "$NAME $VERSION_ID")
+		{
+			grep -v "^| $name |" "$record"
+			sed -n "s/^point \([1-6]\): \(.*\)/| $name | \1 | \2 |/p" "$work/$suite/log"
+			echo "| $name | | \`$(git rev-parse --short=12 HEAD)\`, $(date +%F): $p passed, $f failed, ${s:-0} skipped |"
+		} >"$work/record"
+		cat "$work/record" >"$record"
+	fi
 done
-echo "$passed passed, $failed failed, 0 skipped"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -46,8 +46,7 @@ add "go test" "$((status[0] | status[1]))"
 rm -rf "${report%/*}"
 
 for suite; do
-	echo "== $suite"
-	"$suite" 2>&1 </dev/null | tee "$log"
+	test/progress.sh --all "== $suite" "$suite" | tee "$log"
 	status=("${PIPESTATUS[@]}")
 	add "$suite" "${status[0]}"
 done

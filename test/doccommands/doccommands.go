@@ -6,9 +6,10 @@
 //	```console cluster    kubernetes/test, in a cluster of one node
 //	```console engines    test/engines, by each engine that it names
 //	```console host       test/e2e, on a host of the simulated driver
-//	```console newcomer   test/newcomer.sh, on a Debian of its own
+//	```console newcomer   test/newcomer.sh, on a Debian and an Ubuntu of its own
 //	```console unrun: WHY no test runs it
 //
+// test/newcomer.sh types those of "engines" and "host", too, that are in README.md, docs/use and docs/operate/install.md.
 // A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
 package doccommands
 

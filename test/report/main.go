@@ -8,12 +8,14 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"time"
 )
 
 func main() {
@@ -49,22 +51,43 @@ type report struct {
 	wrongSkips              []skip
 	rightSkips              []skip
 	packageFailed           bool
+	last                    string // test that ended
 }
 
 func (r *report) read(in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var e event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			// go itself complains in plain text.
-			fmt.Fprintln(r.out, lines.Text())
-			continue
+	came := make(chan string)
+	go func() {
+		defer close(came)
+		for lines.Scan() {
+			came <- lines.Text()
 		}
-		r.add(e)
+	}()
+	begin := time.Now()
+	progress := time.NewTicker(silence)
+	defer progress.Stop()
+	for {
+		select {
+		case line, ok := <-came:
+			if !ok {
+				return lines.Err()
+			}
+			var e event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				// go itself complains in plain text.
+				fmt.Fprintln(r.out, line)
+				continue
+			}
+			r.add(e)
+		case <-progress.C:
+			fmt.Fprintf(r.out, "%5.0f s  %d passed, %d failed so far; the last was %s\n", time.Since(begin).Seconds(), r.passed, r.failed, cmp.Or(r.last, "none: compiling"))
+		}
 	}
-	return lines.Err()
 }
+
+// silence is the time after which a line says how far the tests are.
+const silence = 5 * time.Second
 
 func (r *report) add(e event) {
 	if e.ImportPath != "" && e.Package == "" {
@@ -86,6 +109,7 @@ func (r *report) add(e event) {
 		r.endPackage(e, said)
 		return
 	}
+	r.last = e.Package + " " + e.Test
 	switch e.Action {
 	case "pass":
 		r.passed++
