@@ -45,7 +45,7 @@ for ((i = 0; i < 600; i++)); do
 	! docker version >/dev/null 2>&1 || break
 	sleep 0.1
 done
-tar -C / -cf /image.tar bin lib lib64 sbin usr/bin usr/lib/x86_64-linux-gnu usr/lib64 etc/passwd 2>/dev/null
+tar -C / -cf /image.tar bin lib lib64 sbin usr/bin usr/lib/x86_64-linux-gnu usr/lib64 usr/lib/cargo etc/passwd 2>/dev/null
 if ! docker import /image.tar pytorch/pytorch >/dev/null || ! podman import /image.tar pytorch/pytorch >/dev/null; then
 	tail -n 20 /var/log/dockerd.log
 	failed=1

@@ -117,6 +117,17 @@ advice() {
 	done < <(grep -o '`[^`]*`' "$said" | tr -d '`' | sort -u)
 }
 
+# ended: what `make uninstall` prints ends what is in use, and then it removes.
+ended() {
+	local command
+	while IFS= read -r command; do
+		run "sudo $command"
+		if [ $status = 0 ]; then result ok "printed: $command" && point 5 "was typed: $command"; else result FAILED "printed: $command"; fi
+	done < <(sed -n "s/^  .*, process [0-9]* ([^)]*): //p" "$said")
+	run 'sudo make uninstall'
+	if [ $status = 0 ] && ! command -v gpuslice >/dev/null; then result ok 'sudo make uninstall'; else result FAILED 'sudo make uninstall'; fi
+}
+
 cannot='' # in this block, a container was not made
 at='' lease=none # the last one that was acquired
 while IFS=$'\t' read -r -u 4 place kind expected text; do
@@ -174,17 +185,19 @@ while IFS=$'\t' read -r -u 4 place kind expected text; do
 		fi
 		;;
 	esac
-	[[ $text != gpuslice\ lease\ * ]] || text=$(sed "s/lease-[0-9a-f]\{16\}/$lease/" <<<"$text")
+	[[ ! $text =~ ^(gpuslice lease .*)lease-[0-9a-f]{16}(.*)$ ]] || text=${BASH_REMATCH[1]}$lease${BASH_REMATCH[2]}
+	[[ $text != *'make uninstall' ]] || run 'sudo podman run -d --runtime gpuslice --annotation gpuslice.vram=1G IMAGE' # as the page has one
 	run "$text"
 	[[ $text != gpuslice\ lease\ acquire* ]] || lease=$(grep -o -m1 'lease-[0-9a-f]*' "$said")
 	if [ "$expected" = refused ]; then
-		if [ $status != 0 ] && grep -q 'gpuslice: ' "$said"; then result ok "$text: refused, as the page shows ($took)"; else result FAILED "$text: not refused"; fi
+		if [ $status != 0 ] && grep 'gpuslice: ' "$said"; then result ok "$text: refused, as the page shows ($took)"; else result FAILED "$text: not refused"; fi
 		advice
+		[[ $text != *'make uninstall' ]] || ended
 		continue
 	fi
 	if [ $status != 0 ]; then
 		result FAILED "$text ($took)"
-		[[ $text != *make* && $text != *git* ]] || finish # nothing else can be tried
+		[[ $text != *make* && $text != *git\ clone* ]] || finish # nothing else can be tried
 		continue
 	fi
 	result ok "$text ($took)"
@@ -216,7 +229,7 @@ if [ "${1##*/}" = 1 ]; then
 		run "$2"
 		if [ $status != 0 ] && grep -q -- "$1" "$said"; then
 			result ok "$2: $1"
-			point 4 "$2: $1"
+			point 4 "${2/"$work/"/}: $1"
 		else
 			result FAILED "$2: it should fail and say: $1"
 		fi
@@ -234,6 +247,7 @@ if [ "${1##*/}" = 1 ]; then
 	if [ $status = 0 ]; then result ok "the users' socket is there"; else result FAILED "no users' socket"; fi
 	sudo systemctl kill gpusliced
 	says 'nobody answers on /run/gpuslice/gpuslice.sock' 'gpuslice doctor'
+	says 'nobody answers on /run/gpuslice/session.sock' 'sudo -u alice gpuslice doctor' # whose socket is there, and nobody behind it
 	sudo systemctl start gpusliced
 	run 'gpuslice doctor'
 	if [ $status = 0 ]; then result ok "gpuslice doctor, after it was started again"; else result FAILED "gpuslice doctor, after it was started again"; fi
