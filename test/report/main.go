@@ -21,7 +21,7 @@ import (
 func main() {
 	strict := flag.Bool("strict", false, "a skip for want of anything but a GPU is a failure")
 	flag.Parse()
-	r := report{strict: *strict, out: os.Stdout, output: map[string][]string{}}
+	r := report{strict: *strict, silence: 5 * time.Second, out: os.Stdout, output: map[string][]string{}}
 	if err := r.read(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(2)
@@ -51,7 +51,8 @@ type report struct {
 	wrongSkips              []skip
 	rightSkips              []skip
 	packageFailed           bool
-	last                    string // test that ended
+	last                    string        // test that ended
+	silence                 time.Duration // after which a line says how far the tests are
 }
 
 func (r *report) read(in io.Reader) error {
@@ -65,7 +66,7 @@ func (r *report) read(in io.Reader) error {
 		}
 	}()
 	begin := time.Now()
-	progress := time.NewTicker(silence)
+	progress := time.NewTicker(r.silence)
 	defer progress.Stop()
 	for {
 		select {
@@ -85,9 +86,6 @@ func (r *report) read(in io.Reader) error {
 		}
 	}
 }
-
-// silence is the time after which a line says how far the tests are.
-const silence = 5 * time.Second
 
 func (r *report) add(e event) {
 	if e.ImportPath != "" && e.Package == "" {

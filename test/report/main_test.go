@@ -3,14 +3,16 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
+	"time"
 )
 
 func run(t *testing.T, strict bool, events ...string) (string, bool) {
 	t.Helper()
 	var out strings.Builder
-	r := report{strict: strict, out: &out, output: map[string][]string{}}
+	r := report{strict: strict, silence: time.Hour, out: &out, output: map[string][]string{}}
 	if err := r.read(strings.NewReader(strings.Join(events, "\n"))); err != nil {
 		t.Fatal(err)
 	}
@@ -98,4 +100,32 @@ func TestFailedTestIsShownWithWhatItSaid(t *testing.T) {
 	if ok || !strings.Contains(out, "got 1, want 2") || !strings.HasSuffix(out, "0 passed, 1 failed, 0 skipped\n") {
 		t.Errorf("ok %v, said %q", ok, out)
 	}
+}
+
+func TestSilenceIsBrokenByALine(t *testing.T) {
+	in, tests := io.Pipe()
+	out := make(chan string)
+	r := report{silence: time.Millisecond, out: writer(out), output: map[string][]string{}}
+	go r.read(in)
+	if said := <-out; !strings.Contains(said, "0 passed, 0 failed so far") {
+		t.Errorf("%q", said)
+	}
+	if _, err := tests.Write([]byte(passOne + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(<-out, "1 passed, 0 failed so far; the last was p C") {
+	}
+	go func() {
+		for range out {
+		}
+	}()
+	tests.Close()
+}
+
+// writer sends what is written.
+type writer chan<- string
+
+func (w writer) Write(said []byte) (int, error) {
+	w <- string(said)
+	return len(said), nil
 }
