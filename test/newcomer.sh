@@ -56,10 +56,10 @@ for suite; do
 	passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + ${s:-0}))
 	find /sys/fs/cgroup -depth -type d -path "*newcomer-${work##*.}*" -exec rmdir {} + 2>/dev/null || true
 	if [ -n "$record" ]; then
-		name=$(. "$base/usr/lib/os-release" && echo "$NAME $VERSION_ID")
+		name=$(sed -n 's/^PRETTY_NAME="\(.*\)"$/\1/p' "$base/usr/lib/os-release")
 		{
 			grep -v "^| $name |" "$record"
-			sed -n "s/^point \([1-6]\): \(.*\)/| $name | \1 | \2 |/p" "$work/$suite/log"
+			sed -n "s#^point \([1-6]\): \(.*\)#| $name | \1 | \2 |#p" "$work/$suite/log" | sort -u
 			echo "| $name | | \`$(git rev-parse --short=12 HEAD)\`, $(date +%F): $p passed, $f failed, ${s:-0} skipped |"
 		} >"$work/record"
 		cat "$work/record" >"$record"

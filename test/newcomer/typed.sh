@@ -100,6 +100,7 @@ podman_cgroup=/$(</test/cgroup)
 annotates=yes
 command docker run --help | grep -q -- --annotation || annotates=''
 
+# shellcheck disable=SC2016 # they are backquotes
 # advice: each command that was printed between backquotes is one that can be typed here.
 advice() {
 	local command words
