@@ -118,15 +118,18 @@ advice() {
 	done < <(grep -o '`[^`]*`' "$said" | tr -d '`' | sort -u)
 }
 
-# ended: what `make uninstall` prints ends what is in use, and then it removes.
+# ended: what `make uninstall` prints ends what is in use, and then it removes. A daemon that no systemd has started is found after the rest.
 ended() {
 	local command
-	while IFS= read -r command; do
-		run "sudo $command"
-		if [ $status = 0 ]; then result ok "printed: $command" && point 5 "was typed: $command"; else result FAILED "printed: $command"; fi
-	done < <(sed -n "s/^  .*, process [0-9]* ([^)]*): //p" "$said")
-	run 'sudo make uninstall'
-	if [ $status = 0 ] && ! command -v gpuslice >/dev/null; then result ok 'sudo make uninstall'; else result FAILED 'sudo make uninstall'; fi
+	while [ "$status" != 0 ] && mapfile -t commands < <(sed -n "s/^  .*, process [0-9]* ([^)]*): //p" "$said") && [ ${#commands[@]} != 0 ]; do
+		for command in "${commands[@]}"; do
+			run "sudo $command"
+			while [[ $command == 'kill '* ]] && [ -e "/proc/${command#* }" ]; do sleep 0.05; done
+			if [ $status = 0 ]; then result ok "printed: $command" && point 5 "was typed: ${command//[0-9a-f][0-9a-f][0-9a-f]*/ID}"; else result FAILED "printed: $command"; fi
+		done
+		run 'sudo make uninstall'
+	done
+	if [ "$status" = 0 ] && ! command -v gpuslice >/dev/null; then result ok 'sudo make uninstall'; else result FAILED 'sudo make uninstall'; fi
 }
 
 cannot='' # in this block, a container was not made
