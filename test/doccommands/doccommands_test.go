@@ -3,6 +3,7 @@
 package doccommands
 
 import (
+	"os/exec"
 	"reflect"
 	"slices"
 	"strings"
@@ -56,5 +57,51 @@ func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
 		if words := s.Words(Command{Text: "drop lease-1 2h"}); want && !slices.Equal(words, []string{"drop", "lease-77", "1h59m"}) {
 			t.Errorf("%q", words)
 		}
+	}
+}
+
+// What test/newcomer.sh types is each command of the pages that a newcomer reads; a block that it does not type says why.
+func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
+	blocks, err := Read("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := []string{"README.md", "docs/operate/install.md"}
+	var want []string
+	for _, b := range blocks {
+		if strings.HasPrefix(b.File, "docs/use/") && !slices.Contains(pages, b.File) {
+			pages = append(pages, b.File)
+		}
+		if !slices.Contains(pages, b.File) {
+			continue
+		}
+		switch b.Mark {
+		case "cluster", "unrun":
+			want = append(want, b.String()+" why")
+		default:
+			for _, c := range b.Commands {
+				want = append(want, b.String()+" "+c.Text)
+			}
+		}
+	}
+	awk := exec.Command("awk", append([]string{"-f", "test/newcomer/lines.awk"}, pages...)...)
+	awk.Dir = "../.."
+	out, err := awk.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(out)) {
+		switch field := strings.Split(strings.TrimSuffix(line, "\n"), "\t"); {
+		case field[2] == "why":
+			got = append(got, field[0]+" why")
+		case field[1] != "toml":
+			got = append(got, field[0]+" "+strings.TrimPrefix(field[3], "sudo "))
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("typed are\n%s\nand the pages have\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
