@@ -238,6 +238,17 @@ if [ "${1##*/}" = 1 ]; then
 			result FAILED "$2: it should fail and say: $1"
 		fi
 	}
+	if [ -z "$annotates" ]; then
+		for command in 'sudo gpuslice install docker' 'sudo gpuslice doctor' 'docker run --runtime=gpuslice IMAGE'; do
+			run "$command"
+			if grep -q GPUSLICE_VRAM "$said"; then
+				result ok "$command: names the variable that stands for --annotation"
+				point 1 "$command: $(grep -m1 GPUSLICE_VRAM "$said" | cut -c1-300)"
+			else
+				result FAILED "$command: it should name the variable that stands for --annotation"
+			fi
+		done
+	fi
 	run 'gpuslice run --require-host --vram 4G -- python train.py'
 	if [ $status = 0 ] && grep -q ' of 4294967296$' "$said"; then result ok "gpuslice run uses the running gpusliced"; else result FAILED "gpuslice run --require-host"; fi
 	[ $status != 0 ] || point 4 "gpuslice run --require-host, as $(id -un): exit status 0"
