@@ -49,7 +49,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 
 // A driver that hangs is waited for by nobody who looks.
 func TestWhoLooksAtASliceDoesNotWaitForTheDriver(t *testing.T) {
-	// A caller that waits for the driver waits longer than that.
+	// Waiting for the driver takes longer than that.
 	await.Once(t, "a look at a slice", 3*time.Second, func() time.Duration {
 		truth := &fakeTruth{}
 		h := newHost(t, truth)

@@ -295,8 +295,8 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	return &busy
 }
 
-// evictions counts, by device, the chosen candidates that are not evicted yet. A candidate is chosen and counted in one turn: a request that
-// is repeated meanwhile has no second one evicted.
+// evictions counts, by device, the candidates that were chosen and are still being evicted. Choosing and counting are one step, so that a
+// repeated request does not evict a second candidate.
 type evictions struct {
 	choosing *guard.Turn
 	mu       guard.Mutex[guard.Leaf]
@@ -326,8 +326,8 @@ func (v *evictions) concern(bytes map[string]uint64) bool {
 	return false
 }
 
-// choose is victim, and counts what it returns, which the caller evicts. alone has nothing more go while anything is being evicted from these
-// devices.
+// choose calls victim and counts the candidate that it returns; the caller evicts that. With alone it returns none while an eviction from one of
+// these devices is under way.
 func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
 	e.evictions.choosing.Wait()
 	defer e.evictions.choosing.Give()

@@ -22,8 +22,8 @@ import (
 // of none. What each process's state is the driver is asked before each step, or the process's word is read, so that a step may have been done by
 // an enforcer that was killed.
 //
-// A process for which its device has no room when the driver restores it is lost for good. So that is begun only once admission has given the
-// slice its room again, the driver says that the device has it, and it is set aside (rooms).
+// The driver loses a process if its device has no room when it is restored. A restore begins only once admission has granted the slice its
+// quotas again, the driver reports enough free memory, and that memory is reserved (rooms).
 
 const (
 	// moveTimeout is for what the driver does at once, and what comes on top of moving bytes; lockTimeout for the work that is to end first.
@@ -422,9 +422,9 @@ func (s *slice) moveBack(all []*moved) error {
 	s.mu.Lock()
 	left := s.suspension.Spare
 	s.mu.Unlock()
-	defer s.e.rooms.give(s)
+	defer s.e.rooms.release(s)
 	for i, p := range away {
-		if err := s.setRoomAside(away[i:], left); err != nil {
+		if err := s.reserveRoom(away[i:], left); err != nil {
 			return err
 		}
 		if err := s.bring(p, checkpoint.Locked); err != nil {
@@ -435,7 +435,7 @@ func (s *slice) moveBack(all []*moved) error {
 		}
 		killpoint.Pass("move.restored")
 	}
-	s.e.rooms.give(s)
+	s.e.rooms.release(s)
 	for _, p := range all {
 		if err := s.bring(p, checkpoint.Running); err != nil {
 			return err

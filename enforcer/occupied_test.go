@@ -75,7 +75,7 @@ func TestADeviceThatHangsHidesWhatIsUsedAndDelaysFew(t *testing.T) {
 		all, _ := h.Devices(context.Background())
 		told <- all
 	}()
-	if all := await.Value(t, "the devices are told while one hangs", told); len(all) != 2 || all[0].Used != nil || all[0].Total == 0 {
+	if all := await.Value(t, "the answer arrives while one device hangs", told); len(all) != 2 || all[0].Used != nil || all[0].Total == 0 {
 		t.Errorf("%+v", all)
 	}
 }

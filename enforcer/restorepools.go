@@ -18,7 +18,7 @@ import (
 // loadPools makes the pools of the store known, without their ledgers. A pool outlives its members, and the host's boot: its
 // quotas do.
 //
-// What counts of a quota is what survives the host; a device's limit of 0 is of one of which the pool could be given nothing.
+// The quotas in the state directory count; a limit of 0 means that the pool could be granted nothing of that device.
 func (e *Enforcer) loadPools() []*pool {
 	states := e.store.PoolStates()
 	var loaded []*pool

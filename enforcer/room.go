@@ -16,31 +16,31 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// rooms is what is set aside of the devices for processes that are on the way back to them. A device has room for a process if what the driver
-// says is free exceeds what is set aside there for other slices.
+// rooms has the memory of devices that is reserved for processes on the way back to them. A device has room for a process if its free memory
+// exceeds the reservations of other slices.
 type rooms struct {
 	mu      guard.Mutex[guard.Leaf]
 	of      map[*slice]map[string]uint64 // by slice and device
-	changed chan struct{}                // closed when something is given up
+	changed chan struct{}                // closed when a reservation ends
 }
 
 func newRooms() *rooms {
 	return &rooms{of: make(map[*slice]map[string]uint64), changed: make(chan struct{})}
 }
 
-// wait returns a channel that is closed when the next slice gives up room.
+// wait returns a channel that is closed when the next reservation ends.
 func (r *rooms) wait() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.changed
 }
 
-// take sets needs aside for a slice in place of what it had, if that fits beside what others have. free is what the driver said after wait
-// returned changed. If it does not fit, the slice has nothing, so that slices that wait never wait for one another.
-func (r *rooms) take(s *slice, needs, free map[string]uint64, changed <-chan struct{}) bool {
+// reserve replaces the reservation of a slice if the new one fits beside those of other slices. free is the driver's answer after wait
+// returned changed. A reservation that does not fit leaves the slice with none, so that no two slices wait for each other.
+func (r *rooms) reserve(s *slice, needs, free map[string]uint64, changed <-chan struct{}) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fits := changed == r.changed // else free is older than what was given up
+	fits := changed == r.changed // else free is older than the end of a reservation
 	for uuid, need := range needs {
 		for other, has := range r.of {
 			if other != s {
@@ -57,14 +57,14 @@ func (r *rooms) take(s *slice, needs, free map[string]uint64, changed <-chan str
 	return true
 }
 
-// give gives up what is set aside for a slice.
-func (r *rooms) give(s *slice) {
+// release ends the reservation of a slice.
+func (r *rooms) release(s *slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drop(s)
 }
 
-// drop is give, with mu held.
+// drop is release with mu held.
 func (r *rooms) drop(s *slice) {
 	if _, has := r.of[s]; has {
 		delete(r.of, s)
@@ -73,21 +73,21 @@ func (r *rooms) drop(s *slice) {
 	}
 }
 
-// setRoomAside sets aside what these processes need to come back. It waits for other slices only where a device that these processes need is
-// short by what is set aside for them.
-func (s *slice) setRoomAside(all []*moved, left map[string]uint64) error {
+// reserveRoom reserves the memory that these processes need to return. It waits for other slices only if a device lacks that memory because of
+// their reservations.
+func (s *slice) reserveRoom(all []*moved, left map[string]uint64) error {
 	r := s.e.rooms
 	for {
 		changed := r.wait()
 		free, err := s.hasRoom(all, left)
 		if err != nil {
-			r.give(s)
+			r.release(s)
 			return err
 		}
-		if r.take(s, needed(all, left), free, changed) {
+		if r.reserve(s, needed(all, left), free, changed) {
 			return nil
 		}
-		if changed == r.wait() { // nothing was given up since the driver was asked
+		if changed == r.wait() { // no reservation has ended since the driver answered
 			_ = s.longAs(func() error {
 				<-changed
 				return nil

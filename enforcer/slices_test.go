@@ -263,7 +263,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	}
 }
 
-// What was read of a process that has exited since may be another's.
+// The process may exit, and its pid be reused, while the enforcer reads /proc.
 func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
 	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
@@ -282,7 +282,7 @@ func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
 	h.start()
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: child.pid(), UID: uint32(os.Geteuid()), Quotas: []api.Quota{on(gpu0, gib)}})
 	if !errors.Is(err, api.ErrBadRequest) || !strings.HasSuffix(err.Error(), "slice s: "+process.ErrDead.Error()) {
-		t.Errorf("asked %d times who asks: %v", asked, err)
+		t.Errorf("the caller was looked up %d times: %v", asked, err)
 	}
 }
 

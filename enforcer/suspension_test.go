@@ -597,8 +597,8 @@ func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 	}
 }
 
-// What is set aside for one process is promised to no other, and is free again once it is known not to come.
-func TestRoomThatIsSetAsideIsNobodyElses(t *testing.T) {
+// Memory that is reserved for one process is promised to no other until its return has failed.
+func TestReservedRoomIsPromisedToNoOther(t *testing.T) {
 	for _, comes := range []bool{true, false} {
 		t.Run(fmt.Sprint("it comes ", comes), func(t *testing.T) {
 			h, truth, f := movers(t)

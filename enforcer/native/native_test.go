@@ -264,7 +264,7 @@ func TestALimitThatTheDriverLostIsSetAnew(t *testing.T) {
 	}
 }
 
-// A device whose driver hangs delays no other, and what was wanted last is so once it answers.
+// A driver that hangs on one device delays no other device, and the last limit is in force once the driver answers.
 func TestADeviceThatHangsDelaysNoOther(t *testing.T) { synctest.Test(t, aDeviceThatHangsDelaysNoOther) }
 
 func aDeviceThatHangsDelaysNoOther(t *testing.T) {

@@ -242,7 +242,7 @@ func decode(body io.Reader, into any) error {
 	return unreadable(err)
 }
 
-// unreadable is the answer to a request whose body cannot be read.
+// unreadable returns the error for a request with an unreadable body.
 func unreadable(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {

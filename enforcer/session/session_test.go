@@ -99,7 +99,7 @@ func TestALimitIsForAUserOrForAGroup(t *testing.T) {
 		"a user":                          {uid: 5002, want: 3},
 		"a user in a group of that name":  {uid: 5004, groups: []uint32{5002}},
 		"the first limit of several":      {uid: 5002, groups: []uint32{5003, both}, want: 2},
-		"a user whose limit comes before": {uid: 5002, groups: []uint32{5003}, want: 3},
+		"the limit of a user before a group": {uid: 5002, groups: []uint32{5003}, want: 3},
 	} {
 		l, has := For(limits, c.uid, c.groups), 0
 		if l != nil {

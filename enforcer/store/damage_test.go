@@ -58,7 +58,7 @@ func TestADamagedRecordIsReportedAndKeptAndCostsNoOther(t *testing.T) {
 		"empty":                        {},
 		"text":                         []byte("this is no record"),
 		"of another slice":             seal(sliceKind, sliceKey(1), recordSchema, []byte(`{"generation":1}`)),
-		"whose fields had other types": seal(sliceKind, sliceKey(7), recordSchema, []byte(`{"generation":7,"suspended":true}`)),
+		"of a field with another type": seal(sliceKind, sliceKey(7), recordSchema, []byte(`{"generation":7,"suspended":true}`)),
 		"of another generation":        seal(sliceKind, sliceKey(7), recordSchema, []byte(`{"generation":8}`)),
 		"of a schema before the first": seal(sliceKind, sliceKey(7), 0, []byte(`{"generation":7}`)),
 	}

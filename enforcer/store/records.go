@@ -83,7 +83,7 @@ func lock(path string) (*os.File, error) {
 	}
 }
 
-// readRecords reads all records. One that cannot be used costs that one: it is renamed aside and reported.
+// readRecords reads all records. It renames a record that cannot be used, and reports it.
 func (s *Store) readRecords(o Options) error {
 	entries, err := os.ReadDir(s.records)
 	if err != nil {
@@ -146,8 +146,8 @@ func (s *Store) take(kind, key string, data []byte) error {
 	return nil
 }
 
-// put replaces a record, or removes it if text is nil. A reader finds the old record or the new one, also after a SIGKILL. Nothing is
-// synced: no record outlives the host.
+// put replaces a record, or removes it if text is nil. A reader finds the old record or the new one, also after a SIGKILL. It syncs nothing,
+// since no record outlives the boot.
 func (s *Store) put(kind, key string, text []byte) error {
 	name := kind + "-" + key
 	path, temporary := filepath.Join(s.records, name), filepath.Join(s.records, newPrefix+name)
@@ -167,7 +167,7 @@ func (s *Store) put(kind, key string, text []byte) error {
 	return err
 }
 
-// write puts a record after the records that are owed. The caller orders the writes of one record; those of others may go on meanwhile.
+// write puts a record after the records that are owed. The caller orders the writes of one record; writes of several records may overlap.
 func (s *Store) write(label, kind, key string, text []byte) error {
 	if err := s.begin(); err != nil {
 		return err

@@ -78,7 +78,7 @@ func setAside(o Options, path, base string, fault error) error {
 		kind = "newer"
 	}
 	base = fmt.Sprintf("%s.%s-%s", base, kind, time.Now().UTC().Format("20060102T150405Z"))
-	// A link and not a rename: an earlier file that was set aside within this second must not be replaced.
+	// A link and not a rename: it must not replace a file that was renamed within the same second.
 	for n := 1; n < 1000; n++ {
 		aside := base
 		if n > 1 {

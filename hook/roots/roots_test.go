@@ -72,7 +72,7 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	}
 }
 
-// A user whose directory cannot be examined may have a slice.
+// An unreadable directory of a user may belong to a slice.
 func TestAUserWhoseSliceIsGoneIsForgottenAndNoOther(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), filepath.Join(t.TempDir(), "slice")
 	unknown := User{Slice: "b", Generation: 2, Dir: "/dev/null/slice"} // ENOTDIR

@@ -29,10 +29,10 @@ const (
 var exceptions = map[string]string{
 	"enforcer/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":     "its deadline passes on purpose",
 	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
-	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: that nothing is told can only be missed",
+	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: load can only hide a message",
 	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
 	"enforcer/server/limits_test.go holdMany":                                         "each read is tried again",
-	"test/faults/daemon_test.go up":                                                   "each question is asked again",
+	"test/faults/daemon_test.go up":                                                   "each question is repeated",
 	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
 	"test/hostile/client_actions_test.go":                                             "a hostile client gives up, and acts again",
 	"test/hostile/container_actions_test.go connect":                                  "a hostile process gives up, and acts again",
@@ -358,7 +358,7 @@ func (s *scope) returnsTime() bool {
 	})
 }
 
-// ends returns how long a moment is away that is Now().Add(d).
+// ends returns d for an expression Now().Add(d).
 func (s *scope) ends(e ast.Expr) (ast.Expr, bool) {
 	if name, ok := e.(*ast.Ident); ok && s.values[name.Name] != nil {
 		e = s.values[name.Name]
@@ -479,7 +479,7 @@ func (s *scope) lookAtIf(n *ast.IfStmt) {
 	})
 }
 
-// lookAtFor finds a loop that waits: its condition asks for more than the time, or its body leaves it.
+// lookAtFor finds a loop that waits: its condition checks more than the time, or its body leaves it.
 func (s *scope) lookAtFor(n *ast.ForStmt) {
 	if n.Cond == nil || !has(n.Cond, func(c ast.Node) bool { return s.passes(c, "Before") }) {
 		return

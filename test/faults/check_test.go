@@ -17,8 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// promptly is how soon the daemon answers, beside the time for which the machine stood still. One that tests is slow also otherwise, so
-// that only a daemon that takes longer each of 20 times is one that hangs.
+// promptly bounds an answer of the daemon, without the time for which the machine stood still. Load delays single answers, so a daemon hangs
+// only if 20 answers in a row take longer.
 const promptly = time.Second
 
 // prompt asks the enforcer, which must answer at once, whatever it is waiting for itself.
@@ -40,7 +40,7 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 			return
 		}
 		if tries == 20 {
-			w.fail("%s: the enforcer took %v, and more than %v each of 19 times before; the machine stood still for %v beside that", what, took, promptly, stood)
+			w.fail("%s: the enforcer took %v, and more than %v in each of 19 tries before, without the %v for which the machine stood still", what, took, promptly, stood)
 		}
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// What those beside the hostile ones may notice of them, and what it may cost. Times are the promised ones, and their figures are printed; a
-// machine that is slower or has other work is allowed more: only where all answers take tenfold of it something adds up.
+// Bounds of the harm to others, and of its cost. The times are the promised ones, and the measured figures are printed. A slower or loaded
+// machine may take tenfold.
 const (
 	slowest   = 100 * time.Millisecond // p99 of what the operator asks
 	mostBytes = 64 << 20               // of memory that the enforcer has resident

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * On the oldest driver that is supported, which has no cuGetProcAddress: what it lacks is lacking
- * in a slice, too, and what dlsym finds, as a program that runs on drivers of any age calls it, is
- * charged, refused beyond the quota, and given back. accounting.c, which runs on that driver, too,
+ * The oldest supported driver has no cuGetProcAddress. A slice lacks the functions that this driver
+ * lacks; memory from the functions that dlsym finds is charged, refused beyond the quota, and released. accounting.c, which runs on that driver, too,
  * has all kinds of memory. Run in a slice of 4 GiB whose other processes are quiet. Prints a line
  * per step that went wrong, and exits 0 if none did.
  */
