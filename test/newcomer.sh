@@ -23,6 +23,10 @@ if [ "${1:-}" = --record ]; then
 	shift
 fi
 [ $# -gt 0 ] || set -- bookworm resolute
+# gpuslice finds a listening daemon in the network namespace, which all walks share.
+mkdir -p "${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer"
+exec 8>"${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer/lock"
+flock 8
 work=$(mktemp -d /tmp/gpuslice-newcomer.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
 
