@@ -129,7 +129,7 @@ ended() {
 		done
 		run 'sudo make uninstall'
 	done
-	if [ "$status" = 0 ] && ! command -v gpuslice >/dev/null; then result ok 'sudo make uninstall'; else result FAILED 'sudo make uninstall'; fi
+	if [ "$status" = 0 ] && [ ! -e /usr/local/bin/gpuslice ]; then result ok 'sudo make uninstall'; else result FAILED 'sudo make uninstall'; fi
 }
 
 cannot='' # in this block, a container was not made
