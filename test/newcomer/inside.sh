@@ -37,7 +37,7 @@ mkdir -p /etc/docker /var/lib/docker /etc/containers /var/lib/containers
 mount -t tmpfs none /var/lib/docker
 mount -t tmpfs none /var/lib/containers
 cat >/etc/docker/daemon.json <<JSON
-{"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "cgroup-parent": "/$cgroup", "exec-opts": ["native.cgroupdriver=cgroupfs"]}
+{"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "cgroup-parent": "/$cgroup/docker", "exec-opts": ["native.cgroupdriver=cgroupfs"]}
 JSON
 printf '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n' >/etc/containers/containers.conf
 setsid dockerd >/var/log/dockerd.log 2>&1 </dev/null &

@@ -124,7 +124,7 @@ ended() {
 	while [ "$status" != 0 ] && mapfile -t commands < <(sed -n "s/^  .*, process [0-9]* ([^)]*): //p" "$said") && [ ${#commands[@]} != 0 ]; do
 		for command in "${commands[@]}"; do
 			run "sudo sh -c '$command'" # as in a shell of root: a bare system has no program kill
-			while [ "$status" = 0 ] && [[ $command == 'kill '* ]] && [ -e "/proc/${command#* }" ]; do sleep 0.05; done
+			while [ "$status" = 0 ] && [[ $command == 'kill '* ]] && [ -e "/proc/${command##* }" ]; do sleep 0.05; done
 			if [ $status = 0 ]; then result ok "printed: $command" && point 5 "was typed: ${command//[0-9a-f][0-9a-f][0-9a-f]*/ID}"; else result FAILED "printed: $command"; fi
 		done
 		run 'sudo make uninstall'

@@ -48,7 +48,11 @@ func (h Host) Slices() ([]Use, error) {
 			found[dir] = true
 			u := useOf(h.cgroup(pid), file == bound)
 			u.PID, u.Command = pid, h.read(pid, "comm")
-			if u.End == "" {
+			switch {
+			case u.End != "":
+			case file == bound: // the first process of a PID namespace ignores a SIGTERM that it does not handle
+				u.End = "kill -9 " + strconv.Itoa(pid)
+			default:
 				u.End = "kill " + strconv.Itoa(pid)
 			}
 			uses = append(uses, u)

@@ -31,7 +31,7 @@ func TestEachUserOfTheProgramsIsNamedWithTheCommandThatEndsIt(t *testing.T) {
 		{"12:pids:/kubepods/besteffort/pod1-2/" + full, "mountinfo", "Kubernetes's container 0123456789ab: crictl rm -f 0123456789ab"},
 		{"0::/kubepods.slice/a.slice/cri-containerd-" + full + ".scope", "mountinfo", "Kubernetes's container 0123456789ab: crictl rm -f 0123456789ab"},
 		{"0::/default/" + full, "mountinfo", "containerd's container 0123456789ab: nerdctl rm -f 0123456789ab"},
-		{"0::/mine", "mountinfo", "a container in cgroup /mine: kill 16"},
+		{"0::/mine", "mountinfo", "a container in cgroup /mine: kill -9 16"},
 		{"0::/gpuslice-leases/lease-1", "environ", "lease lease-1: gpuslice lease drop lease-1"},
 		{"0::/user.slice", "environ", "a session of gpuslice run: kill 18"},
 	} {
