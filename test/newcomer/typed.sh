@@ -33,9 +33,11 @@ point() { echo "point $1: $2"; }
 
 # listen: keep what comes, and the longest time in which nothing came, in seconds.
 listen() {
-	local begin=$SECONDS longest=0
+	local begin=$SECONDS longest=0 before='' line
+	: >"$work/before"
 	while IFS= read -r line; do
-		((SECONDS - begin <= longest)) || longest=$((SECONDS - begin))
+		((SECONDS - begin <= longest)) || { longest=$((SECONDS - begin)) && printf '%s, then: %s\n' "$before" "$line" >"$work/before"; }
+		before=$line
 		begin=$SECONDS
 		printf '%s\n' "$line"
 	done >"$said"
@@ -212,7 +214,7 @@ while IFS=$'\t' read -r -u 4 place kind expected text; do
 		[[ $text != gpuslice* ]] || ! grep -q 'quota holds' "$said" || result FAILED "it does not use the gpusliced that runs"
 		;;
 	*'make demo' | 'make test')
-		if (($(<"$work/longest") <= 10)); then result ok "a line at least each ten seconds"; else result FAILED "silent for $(<"$work/longest") s"; fi
+		if (($(<"$work/longest") <= 10)); then result ok "a line at least each ten seconds"; else result FAILED "silent for $(<"$work/longest") s: $(<"$work/before")"; fi
 		[ "$text" = 'make test' ] || { point 6 "make demo: $took" && du -sm . /usr "$HOME/.cache" "$HOME/go" /var/lib/apt /var/cache/apt 2>/dev/null; }
 		[ "$text" != 'make test' ] || {
 			tail -n 1 "$said" && point 2 "make test: $(tail -n 1 "$said"); $took"
