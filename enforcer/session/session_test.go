@@ -94,11 +94,11 @@ func TestALimitIsForAUserOrForAGroup(t *testing.T) {
 		groups []uint32
 		want   int
 	}{
-		"a user with the group's number":  {uid: both},
-		"a user in the group":             {uid: 5004, groups: []uint32{4000, both}, want: 2},
-		"a user":                          {uid: 5002, want: 3},
-		"a user in a group of that name":  {uid: 5004, groups: []uint32{5002}},
-		"the first limit of several":      {uid: 5002, groups: []uint32{5003, both}, want: 2},
+		"a user with the group's number":     {uid: both},
+		"a user in the group":                {uid: 5004, groups: []uint32{4000, both}, want: 2},
+		"a user":                             {uid: 5002, want: 3},
+		"a user in a group of that name":     {uid: 5004, groups: []uint32{5002}},
+		"the first limit of several":         {uid: 5002, groups: []uint32{5003, both}, want: 2},
 		"the limit of a user before a group": {uid: 5002, groups: []uint32{5003}, want: 3},
 	} {
 		l, has := For(limits, c.uid, c.groups), 0

@@ -298,7 +298,7 @@ func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
 		switch {
 		case !ok || !too:
 		case e.Op == token.MUL:
-			return x * y, true
+			return time.Duration(int64(x) * int64(y)), true // a constant is a Duration, too
 		case e.Op == token.ADD:
 			return x + y, true
 		case e.Op == token.SUB:
