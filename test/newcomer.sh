@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# newcomer.sh [--record] [SUITE…]: type what the `console` blocks of README.md, docs/use and docs/operate/install.md print, page after page, as a user
-# with sudo on a system (bookworm and resolute, or SUITE) that debootstrap has just made, with that system's own Docker and Podman. Each command
-# is shown with its time. A block that cannot be typed here says so behind its mark (test/doccommands). These have stand-ins: the address that is
-# cloned is this clone; `systemctl` is a script, since nothing here is init; without a GPU and an image of PyTorch, the driver is the simulated
-# one, the image has the system's own files, and `python train.py` and `nvidia-smi` print the size of the card.
-# Lines that begin with "point" are what the first hour promises; --record writes them into docs/evidence/newcomer.md. The last line is
+# newcomer.sh [--record] [SUITE…]: type the commands of README.md, docs/use and docs/operate/install.md on a new system (bookworm and resolute, or
+# SUITE), as a user with sudo, with the Docker and Podman of that system. A block that cannot be typed gives the reason in its mark
+# (test/doccommands). Stand-ins: the cloned repository is this clone, `systemctl` is a script, the driver is the simulated one, the image has the
+# files of the system, and `python train.py` and `nvidia-smi` print the size of the card.
+# A line that begins with "point" is a promise of the first hour; --record writes these into docs/evidence/newcomer.md. The last line is
 # "N passed, N failed, N skipped".
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,7 +38,7 @@ cp -L /etc/resolv.conf /etc/hosts "$work/test/"
 git clone -q --bare . "$work/test/gpuslice.git"
 cp test/newcomer/* "$work/test/"
 
-# The pages, in the order in which README.md lists them. What README.md shows before it says how to install is typed after that.
+# Pages are typed in the order of README.md. The blocks of README.md above its section on installation come after that section.
 mapfile -t use < <({ sed -n '/^## Documentation/,$p' README.md | grep -o 'docs/use/[a-z-]*\.md' && ls docs/use/*.md; } | awk '!seen[$0]++')
 awk -F'\t' '$2 == "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/0"
 awk -F'\t' '$2 != "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/1"

@@ -479,7 +479,7 @@ func (s *scope) lookAtIf(n *ast.IfStmt) {
 	})
 }
 
-// lookAtFor finds a loop that waits: its condition checks more than the time, or its body leaves it.
+// lookAtFor finds a loop that waits: it has an exit besides the deadline.
 func (s *scope) lookAtFor(n *ast.ForStmt) {
 	if n.Cond == nil || !has(n.Cond, func(c ast.Node) bool { return s.passes(c, "Before") }) {
 		return

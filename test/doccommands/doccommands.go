@@ -9,7 +9,7 @@
 //	```console newcomer   test/newcomer.sh, on a Debian and an Ubuntu of its own
 //	```console unrun: WHY no test runs it
 //
-// test/newcomer.sh types those of "engines" and "host", too, that are in README.md, docs/use and docs/operate/install.md.
+// test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use and docs/operate/install.md.
 // A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
 package doccommands
 

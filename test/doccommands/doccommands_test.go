@@ -60,7 +60,7 @@ func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
 	}
 }
 
-// What test/newcomer.sh types is each command of the pages that a newcomer reads; a block that it does not type says why.
+// test/newcomer.sh types each command of the pages for newcomers; every other block gives the reason.
 func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
 	blocks, err := Read("../..")
 	if err != nil {

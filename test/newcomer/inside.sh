@@ -32,7 +32,7 @@ chown -R newcomer: /test/gpuslice.git
 	echo 'Defaults env_keep += "GOPROXY GOSUMDB FAKECUDA_STATE DEBIAN_FRONTEND"'
 } >/etc/sudoers.d/newcomer
 
-# What the machine has before: Docker and Podman, with an image. overlay does not stack on what this root is.
+# The machine of a newcomer has Docker and Podman, with an image. overlay does not stack on the root here.
 mkdir -p /etc/docker /var/lib/docker /etc/containers /var/lib/containers
 mount -t tmpfs none /var/lib/docker
 mount -t tmpfs none /var/lib/containers

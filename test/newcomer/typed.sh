@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# typed.sh LINES: type the lines that lines.awk has made of one page, in the shell of an ordinary user who has just logged in. Each command is shown
-# with its time, its processor time and the longest time without output. The last line is "N passed, N failed, N skipped".
+# typed.sh LINES: type the lines that lines.awk made of one page, in the login shell of an ordinary user. Each command is shown with its time, its
+# processor time and the longest time without output. The last line is "N passed, N failed, N skipped".
 # shellcheck disable=SC2317,SC2329 # functions are called by what is typed
 set -uo pipefail
 passed=0 failed=0 skipped=0
@@ -31,7 +31,7 @@ finish() {
 }
 point() { echo "point $1: $2"; }
 
-# listen: keep what comes, and the longest time in which nothing came, in seconds.
+# listen: keep the output, and the longest time without any, in seconds.
 listen() {
 	local begin=$SECONDS longest=0 before='' line
 	: >"$work/before"
@@ -229,7 +229,7 @@ while IFS=$'\t' read -r -u 4 place kind expected text; do
 	advice
 done 4<"$1"
 
-# What doctor says of a host that is not well, once.
+# doctor reports each fault of a host once.
 if [ "${1##*/}" = 1 ]; then
 	says() { # WORDS COMMAND: it fails with these words
 		run "$2"

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oldest supported driver has no cuGetProcAddress. A slice lacks the functions that this driver
- * lacks; memory from the functions that dlsym finds is charged, refused beyond the quota, and
- * released. accounting.c, which runs on that driver, too, has all kinds of memory. Run in a slice
- * of 4 GiB whose other processes are quiet. Prints a line per step that went wrong, and exits 0 if
- * none did.
+ * The oldest supported driver has no cuGetProcAddress, and a slice on it has none either. Memory
+ * from the functions that dlsym finds is charged, refused beyond the quota, and released.
+ * accounting.c has all kinds of memory. Run in a slice of 4 GiB whose other processes are quiet.
+ * Prints a line per failed step, and exits 0 if there is none.
  */
 #include "cuda_abi.h"
 
