@@ -6,7 +6,7 @@
 # SUITE), as a user with sudo, with the Docker and Podman of that system. A block that cannot be typed gives the reason in its mark
 # (test/doccommands). Stand-ins: the cloned repository is this clone, `systemctl` is a script, the driver is the simulated one, the image has the
 # files of the system, and `python train.py` and `nvidia-smi` print the size of the card.
-# A line that begins with "point" is a promise of the first hour; --record writes these into docs/evidence/newcomer.md. The last line is
+# A line with the prefix "point" is a promise of the first hour; --record writes these into docs/evidence/newcomer.md. The last line is
 # "N passed, N failed, N skipped".
 set -euo pipefail
 cd "$(dirname "$0")/.."

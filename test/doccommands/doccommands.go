@@ -10,7 +10,7 @@
 //	```console unrun: WHY no test runs it
 //
 // test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use and docs/operate/install.md.
-// A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
+// A line with the prefix "$ ", or "# " for root, is a command; those after it are what it prints.
 package doccommands
 
 import (

@@ -2,7 +2,7 @@
 /*
  * The oldest supported driver has no cuGetProcAddress, and a slice on it has none either. Memory
  * from the functions that dlsym finds is charged, refused beyond the quota, and released.
- * accounting.c has all kinds of memory. Run in a slice of 4 GiB whose other processes are quiet.
+ * accounting.c has all kinds of memory. Run it alone in a slice of 4 GiB.
  * Prints a line per failed step, and exits 0 if there is none.
  */
 #include "cuda_abi.h"
