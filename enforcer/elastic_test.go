@@ -436,10 +436,11 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
 	truth.set(gpu0, 1, 50*gib)
-	a.expect(statusAway, "return")
-	if s := h.see("a"); s.State != api.Evicted || s.Elastic.Waits == nil || !strings.Contains(s.Elastic.Obstacle, "process 1") {
-		t.Errorf("%+v %+v", s, s.Elastic)
-	}
+	await.That(t, "the holder of the room is named, once b has been idle", func() bool {
+		a.expect(statusAway, "return")
+		s := h.see("a")
+		return s.State == api.Evicted && s.Elastic.Waits != nil && strings.Contains(s.Elastic.Obstacle, "process 1")
+	})
 	if f.states()[a.pid()] != checkpoint.Checkpointed {
 		t.Error("it was restored without room")
 	}
