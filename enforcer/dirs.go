@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -131,19 +130,15 @@ func lockState(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the state: %w", err)
 	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for began := time.Now(); errors.Is(err, unix.EWOULDBLOCK) && time.Since(began) < store.LockPatience; time.Sleep(10 * time.Millisecond) {
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
+	if err := store.Lock(file); err != nil {
 		holder := make([]byte, 20)
 		n, _ := file.ReadAt(holder, 0)
 		file.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		if errors.Is(err, store.ErrLocked) {
 			return nil, fmt.Errorf("another enforcer (pid %s) works on %s: stop it first, or give this one its own state directory",
 				strings.TrimSpace(string(holder[:n])), dir)
 		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return nil, err
 	}
 	if err := errors.Join(file.Truncate(0), writePID(file)); err != nil {
 		file.Close()

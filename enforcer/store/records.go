@@ -64,21 +64,28 @@ func (s *Store) openRecords(o Options) (err error) {
 	return nil
 }
 
-// lock returns ErrLocked if another process holds the lock for LockPatience. The lock ends with the process.
 func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
+	if err := Lock(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Lock locks a file. It returns ErrLocked if another process holds the lock for lockPatience. The lock ends with the process.
+func Lock(f *os.File) error {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
-			return f, nil
+			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
-		case time.Since(began) > LockPatience:
-			return nil, errors.Join(ErrLocked, f.Close())
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
+		case time.Since(began) > lockPatience:
+			return ErrLocked
 		}
 	}
 }

@@ -32,9 +32,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// LockPatience is how long a lock of another enforcer is waited for. A process that an enforcer had forked has its locks until it
+// lockPatience is how long a lock of another enforcer is waited for. A process that an enforcer had forked has its locks until it
 // executes its program, also where that enforcer was killed.
-const LockPatience = time.Second
+const lockPatience = time.Second
 
 var (
 	// ErrLocked says that another enforcer works on the run directory.
@@ -195,7 +195,7 @@ type Store struct {
 }
 
 // Open opens the files, or makes them. A file that cannot be used is renamed to <path>.damaged-<time> or <path>.newer-<time> (a record's into
-// the run directory), and the log says so. It returns ErrLocked if another enforcer has the run directory for LockPatience. The caller makes
+// the run directory), and the log says so. It returns ErrLocked if another enforcer has the run directory for lockPatience. The caller makes
 // sure that no other enforcer has the state directory.
 func Open(o Options) (*Store, error) {
 	s := &Store{before: o.Before, settling: make(chan struct{}, 1), owed: make(map[uint64]*owed)}

@@ -479,7 +479,7 @@ func (s *scope) lookAtIf(n *ast.IfStmt) {
 	})
 }
 
-// lookAtFor finds a loop that waits: it has an exit besides the deadline.
+// lookAtFor reports a waiting loop: one with an exit besides the deadline.
 func (s *scope) lookAtFor(n *ast.ForStmt) {
 	if n.Cond == nil || !has(n.Cond, func(c ast.Node) bool { return s.passes(c, "Before") }) {
 		return
