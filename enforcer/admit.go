@@ -47,13 +47,13 @@ func newBook(limits admission.Limits, t *driverTruth) *admission.Book {
 	return admission.New(limits, devices)
 }
 
-// showGranted fills in what was granted of a device.
-func (e *Enforcer) showGranted(d *api.Device) {
-	g := e.book.Granted(d.UUID)
-	d.Quotas, d.Slices, d.Reserve, d.Free = g.Bytes, g.Holders, g.Reserve, g.Free
+// showGranted fills in what was granted of a device, and of that what idle holders have.
+func (e *Enforcer) showGranted(d *api.Device, idle []*admission.Holder) {
+	g := e.book.Granted(d.UUID, idle...)
+	d.Quotas, d.Slices, d.Pools, d.Reserve, d.Free = g.Bytes, g.Holders, g.Pools, g.Reserve, g.Free
 	if e.movesElastic() && e.gpuOf(d.UUID) != nil {
-		d.Elastic = &api.ElasticDevice{}
-		d.Elastic.Promised, d.Elastic.Free, d.Elastic.Most = e.book.Promised(d.UUID, e.options.Elastic.Overcommit)
+		promised := e.book.Promised(d.UUID, e.options.Elastic.Overcommit)
+		promised.Idle, d.Elastic = g.Among, &promised
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
@@ -188,19 +189,14 @@ func (p *pool) keepPromise() {
 // idleAfter is api.IdleAfter. Tests have less.
 var idleAfter = func() time.Duration { return api.IdleAfter }
 
-// showIdle fills in what those have of the devices who have been idle for long.
-func (e *Enforcer) showIdle(devices []api.Device) {
+// idleHolders are the elastic holders on their devices that have made no call for idleAfter.
+func (e *Enforcer) idleHolders() (idle []*admission.Holder) {
 	for _, u := range units(e.elasticOnes()) {
-		if c, goes := u.mayGo(time.Now(), e.options.Elastic); !goes || c.away || c.idle < idleAfter() {
-			continue
-		}
-		has := e.book.Has(u.holder)
-		for _, d := range devices {
-			if d.Elastic != nil {
-				d.Elastic.Idle += has[d.UUID]
-			}
+		if c, goes := u.mayGo(time.Now(), e.options.Elastic); goes && !c.away && c.idle >= idleAfter() {
+			idle = append(idle, u.holder)
 		}
 	}
+	return idle
 }
 
 // wantBack is what the slice needs to come back, for whoever was refused it on a device.

@@ -59,7 +59,7 @@ type shares struct {
 func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
 	p := &pool{
 		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
-		holder:  &admission.Holder{Name: "pool " + name, Pool: true, Tenant: asked.Tenant},
+		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant},
 		members: make(map[*slice]struct{}), gone: make(map[*slice]gone), shares: make(map[*quota.Device]*shares),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})

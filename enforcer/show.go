@@ -100,7 +100,7 @@ func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
 
 // GivenDevices is Devices without what is in use of them: it waits for nothing.
 func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
-	shown := []api.Device{}
+	shown, idle := []api.Device{}, e.idleHolders()
 	index := make(map[[16]byte]int)
 	if e.truth != nil {
 		for _, g := range e.truth.devices {
@@ -109,7 +109,7 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 			if g.Minor >= 0 {
 				d.Minor = &g.Minor
 			}
-			e.showGranted(&d)
+			e.showGranted(&d, idle)
 			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)
 		}
@@ -127,13 +127,12 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 			}
 			index[d.UUID] = len(shown)
 			named := api.Device{UUID: d.Name, Index: -1, Total: d.Total, Suspended: away}
-			e.showGranted(&named)
+			e.showGranted(&named, idle)
 			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.Name)
 			shown = append(shown, named)
 		}
 		s.mu.Unlock()
 	}
-	e.showIdle(shown)
 	return shown, nil
 }
 

@@ -25,12 +25,12 @@ type Device struct {
 type Holder struct {
 	Name   string  // in a refusal
 	Tenant string  // whose bound holds
-	Pool   bool    // Limits.MaxVRAM does not hold, which is of one slice; nor, if it has no tenant, the bound of those who name none
+	Pool   string  // of a pool, its name: Limits.MaxVRAM does not bound it, nor, without a tenant, the bound of slices without one
 	UID    *uint32 // of a session: whose it is
 }
 
 // bounded says whether the bound of its tenant holds for what the holder is granted.
-func (h *Holder) bounded() bool { return !h.Pool || h.Tenant != "" }
+func (h *Holder) bounded() bool { return h.Pool == "" || h.Tenant != "" }
 
 // Book is what is granted, on all devices. Its methods may be called by any number of goroutines.
 type Book struct {
@@ -236,17 +236,32 @@ func (b *Book) promisedOn(uuid string) (sum uint64) {
 	return sum
 }
 
-// Promised is how much of a device was promised to elastic holders, how much more may be, and how much one may have at most.
-func (b *Book) Promised(uuid string, overcommit uint64) (promised, free, most uint64) {
+// Promised is what was promised of a device to elastic holders, at one moment.
+func (b *Book) Promised(uuid string, overcommit uint64) (shown api.ElasticDevice) {
 	d := b.device(uuid)
 	if d == nil {
-		return 0, 0, 0
+		return shown
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	promised = b.promisedOn(uuid)
+	shown.Promised, shown.Most = b.promisedOn(uuid), b.limits.capacity(d.Total)
 	capacity := promisable(d.Total, overcommit)
-	return promised, capacity - min(capacity, promised), b.limits.capacity(d.Total)
+	shown.Free = capacity - min(capacity, shown.Promised)
+	for h, has := range b.promised {
+		note(&shown.Pools, h, has[uuid])
+	}
+	return shown
+}
+
+// note adds a pool's bytes to pools; it ignores other holders.
+func note(pools *map[string]uint64, h *Holder, bytes uint64) {
+	if h.Pool == "" || bytes == 0 {
+		return
+	}
+	if *pools == nil {
+		*pools = make(map[string]uint64)
+	}
+	(*pools)[h.Pool] = bytes
 }
 
 // NotePromise notes what was promised by a former enforcer.
@@ -269,20 +284,30 @@ func (b *Book) Has(h *Holder) map[string]uint64 {
 	return has
 }
 
-// Granted is how a device stands.
+// Granted is what was granted of a device, at one moment.
 type Granted struct {
 	Bytes   uint64 // of all holders
 	Holders int
+	Pools   map[string]uint64 // bytes of the pools that are not elastic, by name
+	Among   uint64            // bytes of the holders that the caller named
 	Reserve uint64
 	Free    *uint64 // nil if its size is not known
 }
 
-// Granted of a device.
-func (b *Book) Granted(uuid string) Granted {
+// Granted of a device, and among these holders.
+func (b *Book) Granted(uuid string, among ...*Holder) Granted {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.on(uuid)
 	shown := Granted{Bytes: g.sum, Holders: len(g.holders)}
+	for h, bytes := range g.holders {
+		if b.promised[h] == nil {
+			note(&shown.Pools, h, bytes)
+		}
+	}
+	for _, h := range among {
+		shown.Among += g.holders[h]
+	}
 	if d := b.device(uuid); d != nil {
 		capacity := b.limits.capacity(d.Total)
 		free := capacity - min(capacity, g.sum)
@@ -313,7 +338,7 @@ func (b *Book) fits(h *Holder, uuid string, bytes uint64) error {
 	if d != nil {
 		r.device = d.Shown
 	}
-	if !h.Pool {
+	if h.Pool == "" {
 		if bound, known := boundOn(b.limits.MaxVRAM, d); known && bytes > bound {
 			return r.bySize(bound)
 		}

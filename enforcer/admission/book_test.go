@@ -5,6 +5,7 @@ package admission
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -74,7 +75,7 @@ func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
 	b.give(t, &Holder{Name: "his", UID: &alice}, gpu0, 20*gib)
 	b.give(t, &Holder{Name: "secret", UID: &bob}, gpu0, 30*gib)
 	b.give(t, &Holder{Name: "container"}, gpu0, 29*gib)
-	b.give(t, &Holder{Name: "pool x", Pool: true}, gpu0, gib/2)
+	b.give(t, &Holder{Name: "pool x", Pool: "x"}, gpu0, gib/2)
 	for _, c := range []struct {
 		uid  *uint32
 		says string
@@ -128,7 +129,7 @@ func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
 		"it had both":       {gpu0: 5 * gib, gpu1: gib},
 		"it had more":       {gpu0: 50 * gib},
 	} {
-		for kind, h := range map[string]*Holder{"a slice": {Name: "a", Tenant: "physics"}, "a pool": {Name: "p", Pool: true}, "of no tenant": {Name: "n"}} {
+		for kind, h := range map[string]*Holder{"a slice": {Name: "a", Tenant: "physics"}, "a pool": {Name: "p", Pool: "p"}, "of no tenant": {Name: "n"}} {
 			b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 60 * gib}}})
 			b.Set(h, had)
 			undo, err := b.Admit(h, map[string]uint64{gpu0: 10 * gib, gpu1: 20 * gib})
@@ -164,8 +165,8 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 		h = &Holder{Name: "c", UID: &uid}
 	}
 	refused(t, b.Promise(h, map[string]uint64{gpu0: gib, gpu1: 81 * gib}, 1000, nil), "device 1 (GPU-1)")
-	if promised, free, _ := b.Promised(gpu0, 1000); promised != 0 || free != 80*gib {
-		t.Errorf("%d promised, %d free", promised, free)
+	if d := b.Promised(gpu0, 1000); d.Promised != 0 || d.Free != 80*gib {
+		t.Errorf("%+v", d)
 	}
 	b.given(t, gpu0, 0, 80*gib, 0)
 	if err := b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit); err != nil {
@@ -174,7 +175,7 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 }
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
-	physics, none, pool := &Holder{Name: "p", Tenant: "physics"}, &Holder{Name: "n"}, &Holder{Name: "pool x", Pool: true}
+	physics, none, pool := &Holder{Name: "p", Tenant: "physics"}, &Holder{Name: "n"}, &Holder{Name: "pool x", Pool: "x"}
 	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}, defaultTenant: {Percent: 25}, "free": {}}
 	for name, c := range map[string]struct {
 		limits Limits
@@ -189,7 +190,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"tenant":       {Limits{Tenants: tenants}, physics, 30 * gib, "tenant physics has"},
 		"default":      {Limits{Tenants: tenants}, none, 20 * gib, "whoever names no tenant has"},
 		"free":         {Limits{Tenants: tenants}, &Holder{Name: "f", Tenant: "free"}, 80 * gib, "are left of"},
-		"a tenant's":   {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, &Holder{Name: "pool y", Pool: true, Tenant: "physics"}, 30 * gib, "tenant physics has"},
+		"a tenant's":   {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, &Holder{Name: "pool y", Pool: "y", Tenant: "physics"}, 30 * gib, "tenant physics has"},
 		"a pool":       {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, pool, 80 * gib, "are left of"},
 		"huge":         {Limits{Overcommit: ^uint64(0)}, none, ^uint64(0), ""},
 		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},
@@ -316,8 +317,45 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 		if err := b.Promise(other, wants, 1000, nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if promised, free, most := b.Promised(gpu0, 1000); promised != 50*gib || free != 30*gib || most != 80*gib {
-			t.Errorf("%s: %d promised, %d free, %d at most", name, promised, free, most)
+		if d := b.Promised(gpu0, 1000); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+}
+
+func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
+	b := newBook(Limits{})
+	pool, elastic := &Holder{Name: "pool x", Pool: "x"}, &Holder{Name: "pool y", Pool: "y"}
+	if err := b.Promise(elastic, map[string]uint64{gpu0: 20 * gib}, 1000, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.give(t, elastic, gpu0, 20*gib)
+	b.give(t, &Holder{Name: "a"}, gpu0, 10*gib)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 1000 {
+			if _, err := b.Admit(pool, map[string]uint64{gpu0: 30 * gib}); err != nil {
+				t.Error(err)
+			}
+			runtime.Gosched()
+			b.Drop(pool)
+			runtime.Gosched()
+		}
+	}()
+	for {
+		g := b.Granted(gpu0, elastic)
+		has := g.Pools["x"]
+		if *g.Free+has != 50*gib || g.Among != 20*gib || len(g.Pools) > 1 {
+			t.Fatalf("%+v: free and the pool's are not 50 GiB together", g)
+		}
+		select {
+		case <-done:
+			if d := b.Promised(gpu0, 1000); d.Pools["y"] != 20*gib || len(d.Pools) != 1 {
+				t.Errorf("promised: %+v", d)
+			}
+			return
+		default:
 		}
 	}
 }

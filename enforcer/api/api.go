@@ -235,8 +235,10 @@ type Device struct {
 	Free *uint64 `json:"free,omitempty"`
 	// Suspended is the bytes that suspended slices held of it, which are in host memory.
 	Suspended uint64 `json:"suspended"`
-	Slices    int    `json:"slices"`  // to how many it was given
-	Context   uint64 `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+	Slices    int    `json:"slices"` // to how many it was given
+	// Pools is the bytes granted to each pool that is not elastic, by name. It is of the same moment as Quotas and Free.
+	Pools   map[string]uint64 `json:"pools,omitempty"`
+	Context uint64            `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
 	// Elastic is nil where slices cannot be elastic.
 	Elastic *ElasticDevice `json:"elastic,omitempty"`
 	// Of a MIG instance these three are its GPU's; absent if NVML does not say.
@@ -260,6 +262,8 @@ type ElasticDevice struct {
 	Promised uint64 `json:"promised"` // their quotas together, wherever they are
 	Free     uint64 `json:"free"`     // how much more may be promised
 	Most     uint64 `json:"most"`     // to one of them
+	// Pools is the bytes promised to each elastic pool, by name. It is of the same moment as Promised and Free.
+	Pools map[string]uint64 `json:"pools,omitempty"`
 	// Idle is what was given to those that are on the device, and have been idle for IdleAfter: who is refused room has them moved aside.
 	Idle uint64 `json:"idle"`
 }

@@ -26,6 +26,7 @@ type schema struct {
 	Items      *schema           `yaml:"items"`
 	Required   []string          `yaml:"required"`
 	Properties map[string]schema `yaml:"properties"`
+	Values     yaml.Node         `yaml:"additionalProperties"` // a schema, or false
 }
 
 type content map[string]struct {
@@ -324,6 +325,13 @@ func (d document) checkType(t *testing.T, what string, s schema, g reflect.Type)
 			return
 		}
 		d.checkType(t, what, s.OneOf[1], reflect.TypeFor[[]string]())
+	case g.Kind() == reflect.Map:
+		var values schema
+		if err := s.Values.Decode(&values); s.Type != "object" || err != nil {
+			wrong()
+			return
+		}
+		d.checkType(t, what+"{}", values, g.Elem())
 	case g.Kind() == reflect.Slice:
 		if s.Type != "array" || s.Items == nil {
 			wrong()

@@ -57,7 +57,8 @@ func UUID(name string) string {
 	return strings.ToUpper(kind) + "-" + rest
 }
 
-// Host is what the enforcer says of the host at one moment.
+// Host is what the enforcer says of the host. Each part is of its own moment: what is published of a device comes from Devices alone, since a
+// pool that is created between two answers would be neither free nor a claim's.
 type Host struct {
 	Driver  string // version of NVIDIA's driver
 	Devices []api.Device
@@ -75,7 +76,7 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 	var all []resourceapi.Device
 	for _, d := range devices {
 		// Claims' memory is the scheduler's to count; what others have, in slices and beside them, is not there for claims.
-		has := *d.Free + claimed(h.Pools, d.UUID, false)
+		has := *d.Free + claimed(d.Pools)
 		if d.Elastic != nil {
 			has += d.Elastic.Idle / coarse * coarse
 		}
@@ -88,7 +89,7 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 	devices = slices.DeleteFunc(devices, func(d api.Device) bool { return d.Elastic == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int { return cmp.Compare(b.Elastic.Free, a.Elastic.Free) })
 	for _, d := range devices {
-		has := d.Elastic.Free + claimed(h.Pools, d.UUID, true)
+		has := d.Elastic.Free + claimed(d.Elastic.Pools)
 		all = append(all, entry(h, d, ElasticName(d.UUID), has, min(has, d.Elastic.Most))...)
 	}
 	return all
@@ -130,13 +131,11 @@ func capacity(bytes, most uint64) resourceapi.DeviceCapacity {
 	}}
 }
 
-// claimed is what claims have of a device, elastic ones or the others.
-func claimed(pools []api.Pool, uuid string, elastic bool) (bytes uint64) {
-	for _, p := range pools {
-		for _, use := range p.Devices {
-			if strings.HasPrefix(p.Name, PoolPrefix) && use.Device == uuid && p.Elastic == elastic {
-				bytes += use.Limit
-			}
+// claimed is the bytes of claims' pools.
+func claimed(pools map[string]uint64) (bytes uint64) {
+	for name, has := range pools {
+		if strings.HasPrefix(name, PoolPrefix) {
+			bytes += has
 		}
 	}
 	return bytes

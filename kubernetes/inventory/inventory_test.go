@@ -55,7 +55,9 @@ func TestTheFullestDeviceComesFirst(t *testing.T) {
 
 func TestWhatClaimsHaveIsTheSchedulersToCountAndWhatOthersHaveIsNotThere(t *testing.T) {
 	d := device(uuid0, 0, 40*gib)
-	h := Host{Devices: []api.Device{d}, Pools: []api.Pool{pool(PoolPrefix+"a-0", 8*gib), pool("llm", 4*gib)}}
+	d.Pools = map[string]uint64{PoolPrefix + "a-0": 8 * gib, "llm": 4 * gib}
+	// The list of pools is of another moment, in which the claim's pool was not there.
+	h := Host{Devices: []api.Device{d}, Pools: []api.Pool{pool("llm", 4*gib)}}
 	if v := value(t, Of(h, false)[0]); v != 48*gib {
 		t.Errorf("with a claim's pool of 8 GiB beside 40 free: %d", v)
 	}
@@ -71,10 +73,9 @@ func TestWhatClaimsHaveIsTheSchedulersToCountAndWhatOthersHaveIsNotThere(t *test
 
 func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
 	d := device(uuid0, 0, 10*gib)
-	d.Elastic = &api.ElasticDevice{Promised: 100 * gib, Free: 60 * gib, Most: 76 * gib, Idle: 20*gib + 5}
-	elastic := pool(PoolPrefix+"b-0", 40*gib)
-	elastic.Elastic = true
-	h := Host{Devices: []api.Device{d, device(uuid1, 1, 8*gib)}, Pools: []api.Pool{pool(PoolPrefix+"a-0", 8*gib), elastic}}
+	d.Pools = map[string]uint64{PoolPrefix + "a-0": 8 * gib}
+	d.Elastic = &api.ElasticDevice{Promised: 100 * gib, Free: 60 * gib, Most: 76 * gib, Idle: 20*gib + 5, Pools: map[string]uint64{PoolPrefix + "b-0": 40 * gib}}
+	h := Host{Devices: []api.Device{d, device(uuid1, 1, 8*gib)}}
 	got := Of(h, true)
 	if len(got) != 3 || got[2].Name != "elastic-"+DeviceName(uuid0) || UUID(got[2].Name) != uuid0 || !IsElastic(got[2].Name) || IsElastic(got[1].Name) {
 		t.Fatalf("%+v", got)
@@ -97,7 +98,7 @@ func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
 		t.Errorf("the emptiest is not the first: %+v", got)
 	}
 	h.Devices[1].Elastic = nil
-	h.Devices[0].Elastic.Free, h.Pools = 0, nil
+	h.Devices[0].Elastic.Free, h.Devices[0].Elastic.Pools = 0, nil
 	if got := Of(h, true); len(got) != 2 {
 		t.Errorf("a card of which nothing can be promised: %+v", got)
 	}
@@ -368,7 +369,7 @@ func TestPodsThatStartAndEndChangeTheOrderAndThatIsWrittenLessOften(t *testing.T
 		claim = 3*gib - claim // none, or all but less than the first has
 		e.change(func() {
 			e.host.Devices = []api.Device{device(uuid0, 0, gib), device(uuid1, 1, 3*gib+1<<20-claim)}
-			e.host.Pools = []api.Pool{{Name: PoolPrefix + "a-0", Devices: []api.PoolUse{{Device: uuid1, Limit: claim}}}}
+			e.host.Devices[1].Pools = map[string]uint64{PoolPrefix + "a-0": claim}
 		})
 		e.events <- api.Event{Kind: api.EventPoolCreated}
 		time.Sleep(7 * time.Millisecond)
@@ -432,7 +433,7 @@ func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
 		t.Errorf("heard %+v", h)
 	}
 	e.mu.Lock()
-	if once := 1 + 2; e.others > 2*e.asked+once { // its devices and pools; at first also who it is, and the pools of before
+	if once := 1 + 2; e.others > 2*e.asked+once { // its devices and pools; at first also who it is; and those of an answer under way
 		t.Errorf("%d other questions beside %d for health", e.others, e.asked)
 	}
 	e.driver = "2.0"

@@ -149,7 +149,7 @@ func reordered(a, b []resourceapi.Device) bool {
 	return equality.Semantic.DeepEqual(byName(a), byName(b))
 }
 
-// ask asks for all of a host at one moment: a pool that comes or goes between two questions would count twice, or not at all.
+// ask asks for all of a host.
 func (p *Publisher) ask(ctx context.Context) (Host, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.Times.Timeout)
 	defer cancel()
@@ -166,21 +166,11 @@ func (p *Publisher) ask(ctx context.Context) (Host, error) {
 	if h.Health, err = p.Enforcer.Health(ctx); err != nil {
 		return *h, err
 	}
-	for {
-		before := h.Pools // what came and went since, an event tells
-		if h.Devices, err = p.Enforcer.Devices(ctx); err != nil {
-			return *h, err
-		}
-		if h.Pools, err = p.Enforcer.Pools(ctx); err != nil {
-			return *h, err
-		}
-		moved := func(d api.Device) bool {
-			return claimed(before, d.UUID, false) != claimed(h.Pools, d.UUID, false) || claimed(before, d.UUID, true) != claimed(h.Pools, d.UUID, true)
-		}
-		if !slices.ContainsFunc(h.Devices, moved) {
-			return *h, nil
-		}
+	if h.Devices, err = p.Enforcer.Devices(ctx); err != nil {
+		return *h, err
 	}
+	h.Pools, err = p.Enforcer.Pools(ctx)
+	return *h, err
 }
 
 // follow says when something happened that may change what is free.

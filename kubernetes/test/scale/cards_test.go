@@ -97,7 +97,14 @@ func (c *cards) Devices(context.Context) ([]api.Device, error) {
 	all := slices.Clone(c.cards)
 	for i := range all {
 		free := c.free[all[i].UUID]
-		all[i].Free = &free
+		all[i].Free, all[i].Pools = &free, make(map[string]uint64)
+		for _, p := range c.pools {
+			for _, use := range p.Devices {
+				if use.Device == all[i].UUID {
+					all[i].Pools[p.Name] = use.Limit
+				}
+			}
+		}
 	}
 	return all, nil
 }
@@ -136,9 +143,8 @@ func TestASimulatedNodeRefusesWhatItsCardDoesNotHave(t *testing.T) {
 	if err := c.prepare("b", []grant{{device, cardBytes}}); err != nil {
 		t.Errorf("what was given back is not free: %v", err)
 	}
-	pools, _ := c.Pools(t.Context())
 	devices, _ := c.Devices(t.Context())
-	if got := inventory.Of(inventory.Host{Devices: devices, Pools: pools}, false); len(got) != cardsPerNode || got[0].Name != device {
+	if got := inventory.Of(inventory.Host{Devices: devices}, false); len(got) != cardsPerNode || got[0].Name != device {
 		t.Errorf("the fullest card is not published first: %v", got)
 	}
 }
