@@ -59,7 +59,7 @@ type shares struct {
 func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
 	p := &pool{
 		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
-		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant},
+		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant, Private: asked.ByGrant},
 		members: make(map[*slice]struct{}), gone: make(map[*slice]gone), shares: make(map[*quota.Device]*shares),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
@@ -84,7 +84,7 @@ func (p *pool) recommit() {
 
 // lasting is what the store keeps of the pool for good, with these quotas.
 func (p *pool) lasting(quotas []api.Quota) store.Pool {
-	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Elastic: p.asked.Elastic, Priority: p.asked.Priority}
+	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Elastic: p.asked.Elastic, Priority: p.asked.Priority, ByGrant: p.asked.ByGrant}
 	if !slices.Equal(quotas, p.asked.Quotas) {
 		r.Asked = p.asked.Quotas
 	}
@@ -284,8 +284,14 @@ func (p *pool) leave() {
 	}
 }
 
+// accepts says whether a request may name the pool.
+func (p *pool) accepts(r *api.RegisterRequest) bool { return r.ByGrant || !p.asked.ByGrant }
+
 // leaveTo gives a request for a member what the pool says of its members: whose they are, how long they live, and whether they are elastic.
 func (p *pool) leaveTo(r *api.RegisterRequest) {
+	if !p.accepts(r) {
+		return
+	}
 	r.Tenant = cmp.Or(r.Tenant, p.asked.Tenant)
 	if p.asked.Elastic {
 		r.Elastic, r.Priority = true, p.asked.Priority
@@ -300,6 +306,10 @@ func (p *pool) leaveTo(r *api.RegisterRequest) {
 func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 	for _, name := range slices.Sorted(slices.Values(s.request.Pools)) {
 		p, err := e.turnOfPool(ctx, name)
+		if err == nil && !p.accepts(&s.request) {
+			p.turn.Give()
+			err = noPool(name) // its name is another's secret
+		}
 		if errors.Is(err, api.ErrNotFound) {
 			return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
 		}

@@ -79,6 +79,8 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 		what = "elastic"
 	case asked.Priority != r.Priority:
 		what = "priority"
+	case asked.ByGrant != r.ByGrant:
+		what = "by_grant"
 	default:
 		return p.show(), nil
 	}
@@ -127,7 +129,7 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	if err != nil {
 		return api.Pool{}, err
 	}
-	if r.Tenant != "" || r.TTL != 0 || r.Label != "" || r.Elastic {
+	if r.Tenant != "" || r.TTL != 0 || r.Label != "" || r.Elastic || r.ByGrant {
 		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: its quotas can be changed, and nothing else about it: create another pool", name)
 	}
 	p, err := e.turnOfPool(ctx, name)
@@ -386,7 +388,7 @@ func (p *pool) tellDenied(why string) {
 func (p *pool) show() api.Pool {
 	shown := api.Pool{
 		Name: p.name, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Created: p.created, Devices: []api.PoolUse{}, Members: []string{},
-		Elastic: p.asked.Elastic, Priority: p.asked.Priority,
+		Elastic: p.asked.Elastic, Priority: p.asked.Priority, ByGrant: p.asked.ByGrant,
 	}
 	for _, s := range p.e.all() {
 		if slices.Contains(s.pools, p) {

@@ -277,3 +277,28 @@ func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
 		t.Fatalf("%+v", p)
 	}
 }
+
+func TestAPoolByGrantHasNoMemberThatNamesItWithoutOne(t *testing.T) {
+	h := newHost(t, nil)
+	_, err := h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 8*gib)}, Tenant: "team", ByGrant: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, filepath.Join(h.options.RunDir, "to-a"), "")
+	request := func(pool string, granted bool) error {
+		_, err := h.Register(context.Background(), api.RegisterRequest{
+			ID: "a", Pools: api.PoolNames{pool}, ByGrant: granted, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+		})
+		return err
+	}
+	for range 2 {
+		none, err := request("none", false), request("claim", false)
+		if none == nil || err == nil || strings.ReplaceAll(none.Error(), "none", "claim") != err.Error() {
+			t.Errorf("%v\nof a pool that does not exist: %v", err, none)
+		}
+		h.restart()
+	}
+	if err := request("claim", true); err != nil {
+		t.Error(err)
+	}
+}

@@ -23,7 +23,7 @@ func (e *Enforcer) loadPools() []*pool {
 	states := e.store.PoolStates()
 	var loaded []*pool
 	for _, r := range e.store.Pools() {
-		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label, Elastic: r.Elastic, Priority: r.Priority}
+		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label, Elastic: r.Elastic, Priority: r.Priority, ByGrant: r.ByGrant}
 		if asked.Quotas == nil {
 			asked.Quotas = r.Quotas
 		}

@@ -109,7 +109,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 
 	reply, err := h.register(ctx, api.RegisterRequest{
 		ID: s.ID, Container: s.ID, PID: s.Pid,
-		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, Tenant: request.Tenant, TTL: request.TTL,
+		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, ByGrant: request.ByGrant, Tenant: request.Tenant, TTL: request.TTL,
 		Elastic: request.Elastic, Priority: request.Priority,
 		Visible: bundle.GPUs.Visible(nodes), Names: bundle.Names(s.ID),
 	})

@@ -27,6 +27,8 @@ type Holder struct {
 	Tenant string  // whose bound holds
 	Pool   string  // of a pool, its name: Limits.MaxVRAM does not bound it, nor, without a tenant, the bound of slices without one
 	UID    *uint32 // of a session: whose it is
+	// Private: refusals to others do not name it, and those to it name no other.
+	Private bool
 }
 
 // bounded says whether the bound of its tenant holds for what the holder is granted.

@@ -80,14 +80,24 @@ func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
 		uid  *uint32
 		says string
 	}{
-		{&alice, "(his has 20GiB, other users 59.5GiB): ask"},
-		{new(uint32(5003)), "(other users 79.5GiB): ask"},
+		{&alice, "(his has 20GiB, others 59.5GiB): ask"},
+		{new(uint32(5003)), "(others 79.5GiB): ask"},
 		{&root, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
 		{nil, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
 	} {
 		_, err := b.Admit(&Holder{Name: "late", UID: c.uid}, map[string]uint64{gpu0: gib})
 		refused(t, err, c.says)
 	}
+}
+
+func TestAPrivateHolderIsNeitherNamedNorToldOfOthers(t *testing.T) {
+	b := newBook(Limits{})
+	b.give(t, &Holder{Name: "claim", Private: true}, gpu0, 50*gib)
+	b.give(t, &Holder{Name: "container"}, gpu0, 20*gib)
+	_, err := b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 40 * gib})
+	refused(t, err, "(container has 20GiB, others 50GiB)")
+	_, err = b.Admit(&Holder{Name: "late", Private: true}, map[string]uint64{gpu0: 40 * gib})
+	refused(t, err, "(others 70GiB): ask for less")
 }
 
 func TestAllDevicesAreGrantedOrNone(t *testing.T) {

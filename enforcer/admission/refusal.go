@@ -75,8 +75,12 @@ func (r *refusal) size(bytes uint64) string {
 // named is how many holders a refusal names.
 const named = 3
 
-// MayKnow says whether who asks for one holder may know of another: a user knows of his own sessions.
+// MayKnow says whether a refusal to one holder may name another. A refusal to a user's session names that user's sessions only. Refusals
+// neither name a private holder to others nor others to it.
 func (h *Holder) MayKnow(other *Holder) bool {
+	if h.Private || other.Private {
+		return h == other
+	}
 	return h.UID == nil || *h.UID == 0 || other.UID != nil && *other.UID == *h.UID
 }
 
@@ -113,7 +117,7 @@ func (g *granted) others(of *Holder, counts func(*Holder) bool) string {
 		said = append(said, fmt.Sprintf("and %d others %s", len(more), api.FormatSize(sum)))
 	}
 	if unnamed > 0 {
-		said = append(said, "other users "+api.FormatSize(unnamed))
+		said = append(said, "others "+api.FormatSize(unnamed))
 	}
 	if len(all) == 0 {
 		return " (" + strings.Join(said, ", ") + "): ask for less"

@@ -66,8 +66,10 @@ type RegisterRequest struct {
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
 	// Pools are those of which it becomes a member. No two may have quotas on one device.
-	Pools  PoolNames `json:"pool,omitempty"`
-	Tenant string    `json:"tenant,omitempty"`
+	Pools PoolNames `json:"pool,omitempty"`
+	// ByGrant: root named the pools, such as by the CDI specification of a resource claim. An annotation, a variable, or a label did not.
+	ByGrant bool   `json:"by_grant,omitempty"`
+	Tenant  string `json:"tenant,omitempty"`
 	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
 	// it is over nothing more is granted to the slice's processes, and they are ended.
 	TTL time.Duration `json:"ttl,omitempty"`

@@ -53,8 +53,9 @@ type Pool struct {
 	Label        string        `json:"label,omitempty"`
 	Elastic      bool          `json:"elastic,omitempty"`
 	Priority     int           `json:"priority,omitempty"`
-	State        State         `json:"state"`            // Active, or Damaged: then its members get nothing more; of an elastic one Evicted while nobody is on its devices
-	Reason       string        `json:"reason,omitempty"` // why it is not active
+	ByGrant      bool          `json:"by_grant,omitempty"` // annotations cannot name it
+	State        State         `json:"state"`              // Active, or Damaged: then its members get nothing more; of an elastic one Evicted while nobody is on its devices
+	Reason       string        `json:"reason,omitempty"`   // why it is not active
 	Created      time.Time     `json:"created"`
 	Devices      []PoolUse     `json:"devices"`
 	Members      []string      `json:"members"`       // ids of the slices that are in it, ordered
@@ -88,6 +89,9 @@ type PoolRequest struct {
 	// Elastic: its members are elastic slices, of this priority, and the pool counts for admission while one of them is on its devices.
 	Elastic  bool `json:"elastic,omitempty"`
 	Priority int  `json:"priority,omitempty"`
+	// ByGrant: a slice becomes a member only if its request says so, too. A pool of a resource claim has it, since an annotation of another
+	// pod could name the pool.
+	ByGrant bool `json:"by_grant,omitempty"`
 }
 
 // maxLabel has room for a namespace and a name of Kubernetes.

@@ -155,6 +155,7 @@ type Pool struct {
 	Label    string        `json:"label,omitempty"`
 	Elastic  bool          `json:"elastic,omitempty"`
 	Priority int           `json:"priority,omitempty"`
+	ByGrant  bool          `json:"by_grant,omitempty"`
 	Asked    []api.Quota   `json:"asked,omitempty"` // the quotas that it was created with, if they were changed since
 }
 

@@ -63,6 +63,8 @@ type Request struct {
 	Tenant string
 	TTL    time.Duration
 
+	ByGrant bool // Pools come from a Grant
+
 	Elastic  bool
 	Priority int
 }
@@ -121,7 +123,7 @@ func ParseGranted(all map[string]string, g Grant) (*Request, error) {
 	case r.Tenant != "" && r.Tenant != g.Tenant:
 		return refuse(Tenant)
 	}
-	r.Pools, r.Tenant = g.Pools, g.Tenant
+	r.Pools, r.ByGrant, r.Tenant = g.Pools, true, g.Tenant
 	return r, nil
 }
 

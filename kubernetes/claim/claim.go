@@ -115,7 +115,7 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 			i = len(all)
 			index[r.Request] = i
 			all = append(all, share{pool: PoolOf(c, r.Request), request: api.PoolRequest{
-				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name, Elastic: cfg.Elastic, Priority: cfg.Priority,
+				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name, Elastic: cfg.Elastic, Priority: cfg.Priority, ByGrant: true,
 			}})
 		}
 		switch elastic := inventory.IsElastic(r.Device); {

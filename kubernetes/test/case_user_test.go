@@ -87,6 +87,13 @@ func runtimeClass(n *node) {
 		// As docs/use/kubernetes.md has it.
 		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
 	}
+	c, err := n.claimOf("both")
+	n.Must(err)
+	stranger := n.pod("stranger", nil, container("a", sleep))
+	stranger.Spec.RuntimeClassName = ptr.To("gpuslice")
+	stranger.Annotations = map[string]string{"gpuslice.pool": fmt.Sprintf("dra-%s-0", c.UID)}
+	n.create(stranger)
+	n.told("stranger", fmt.Sprintf("there is no pool dra-%s-0", c.UID))
 }
 
 // runtimeClassBeside: of claim and annotation the smaller holds.
