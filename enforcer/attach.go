@@ -54,10 +54,6 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
 	case ledger.OpTruth:
 		reply.Bytes, err = s.tellTruth(peer, r.Device)
-	case ledger.OpSuspend:
-		err = s.suspend(peer, r.Bytes)
-	case ledger.OpResume:
-		err = s.resume(peer, r.Bytes)
 	case ledger.OpReturn:
 		err = s.awaitReturn()
 	case ledger.OpHost:

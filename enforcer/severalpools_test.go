@@ -158,32 +158,6 @@ func TestSlicesJoinPoolsWhileTheseAreExtended(t *testing.T) {
 	}
 }
 
-func TestACheckpointedProcessComesBackInAllOfItsPoolsOrInNone(t *testing.T) {
-	h := newHost(t, &fakeTruth{})
-	h.twoPools()
-	s, a, b := h.memberOf("s", both).usesBoth(), h.member("on-a", "a").uses(), h.member("on-b", "b")
-	b.must("attach")
-	b.must("device %s %d", hex1, 80*gib)
-	s.must("charge 0 %d", 4*gib)
-	s.must("charge 1 %d", gib)
-	s.must("suspend %d", s.pid())
-	a.must("charge 0 %d", 2*gib)
-	b.must("charge 0 %d", 2*gib)
-	for range 2 {
-		s.expect("status 8", "resume %d", s.pid())
-	}
-	a.must("charge 0 %d", 4*gib) // of a it has got nothing back
-	a.expect("refused", "charge 0 1")
-	b.must("release 0 %d", gib)
-	s.expect("status 8", "resume %d", s.pid())
-	b.must("charge 0 %d", gib)
-	b.must("release 0 %d", gib)
-	a.must("release 0 %d", 4*gib)
-	s.must("resume %d", s.pid())
-	a.expect("refused", "charge 0 1")
-	b.expect("refused", "charge 0 1")
-}
-
 // The pool that cannot be attached to keeps a process from all of them, and leaves it a place in none.
 func TestAProcessThatADamagedPoolKeepsOutHasAPlaceInNoOther(t *testing.T) {
 	h := newHost(t, nil)

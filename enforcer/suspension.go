@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -159,6 +160,27 @@ func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) 
 		back = append(back, p)
 	}
 	return undo, nil
+}
+
+// resumeIn has these pools, or none of them, count again what a process that was away is charged for. A pool's lock is not taken while another's is held.
+func resumeIn(pools []*pool, pid int) error {
+	var resumed []*pool
+	for _, p := range pools {
+		err := p.onLane(pid, func(l *quota.Lane) error {
+			was, err := p.quota.Resume(l)
+			if was {
+				resumed = append(resumed, p)
+			}
+			return err
+		})
+		if err != nil {
+			for _, p := range resumed {
+				_ = p.onLane(pid, p.quota.Suspend) // what fails here is seen by the next check
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // bringBack has samples expect the slice's memory on the devices, before it is there, and the driver allow it. Called in the slice's turn.

@@ -43,13 +43,6 @@ enum attach_op {
 	 * whether or not somebody listens. It is a hint to look at the lane's count of refusals,
 	 * and says what the count does not. */
 	ATTACH_OP_REFUSED = 4,
-	/* Process `bytes` (its pid in the asker's pid namespace) of this slice was checkpointed:
-	 * its memory has left the device, so what it is charged for others may take. Done only
-	 * where driver truth says so, too; else ATTACH_UNKNOWN. */
-	ATTACH_OP_SUSPEND = 5,
-	/* It is about to be restored: may its memory come back? ATTACH_REFUSED if it does not fit
-	 * beside what others took meanwhile. ATTACH_OK, too, for one that is not suspended. */
-	ATTACH_OP_RESUME = 6,
 	/* The slice is elastic, and away: bring it back. ATTACH_OK once it is back; ATTACH_AWAY if
 	 * it is not yet after some time, shorter than ASK_SECONDS: ask again. */
 	ATTACH_OP_RETURN = 7,

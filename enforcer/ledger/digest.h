@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: bc8140fe723e49df287577d82705345a7d93b238f6c9427ac569fb533aa4ebd7
+ * SHA-256: 69d404def9d6e6ebfafb53919b8cec2b796299d21d30ed48e2fc0a48441a8914
  */

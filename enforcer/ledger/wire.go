@@ -25,8 +25,6 @@ const (
 	OpDevice  Op = C.ATTACH_OP_DEVICE
 	OpTruth   Op = C.ATTACH_OP_TRUTH
 	OpRefused Op = C.ATTACH_OP_REFUSED // it is not answered
-	OpSuspend Op = C.ATTACH_OP_SUSPEND
-	OpResume  Op = C.ATTACH_OP_RESUME
 	OpReturn  Op = C.ATTACH_OP_RETURN
 	OpHost    Op = C.ATTACH_OP_HOST
 )
@@ -79,7 +77,7 @@ type Request struct {
 	Op       Op
 	Device   uint32   // OpTruth, OpRefused
 	UUID     [16]byte // OpDevice
-	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpSuspend, OpResume: a pid; OpHost: needed in all
+	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpHost: needed in all
 	Used     uint64   // OpRefused: bytes charged then, overhead included; OpHost: there already
 	Overhead uint64   // OpRefused: of that
 	Call     Call     // OpRefused

@@ -182,22 +182,12 @@ func (q *Quota) Lanes() iter.Seq[*Lane] { return maps.Values(q.lanes) }
 // Processes are the lanes by the processes' pids.
 func (q *Quota) Processes() iter.Seq2[int, *Lane] { return maps.All(q.byPID) }
 
-// Held is what a lane holds on a device for its process. One that is away holds what it has left there. What a checkpointed one is charged for is lent to others: if the driver holds it
-// for the process again and nobody has asked for it back, that is beyond the lane.
+// Held returns the bytes that a process holds on a device by its lane. Bytes lent to others do not count. For a process that was moved to the
+// host, the bytes that stayed on the device count.
 func (q *Quota) Held(index int, l *Lane) uint64 {
 	if left, away := q.away[l.Number]; away {
 		return left[q.Devices[index].Name]
 	}
 	held := q.Ledger.Held(index, l.Number)
 	return held - min(held, q.Devices[index].suspended[l.Number])
-}
-
-// Sibling is the lane of the process that another one knows by a pid; nil if there is none.
-func (q *Quota) Sibling(of process.Identity, pid uint64) *Lane {
-	for _, l := range q.lanes {
-		if l.Process.PIDNS == of.PIDNS && uint64(l.Process.NSPID) == pid {
-			return l
-		}
-	}
-	return nil
 }

@@ -217,13 +217,13 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 	}
 }
 
-func TestACheckpointedProcessLendsWhatItIsChargedFor(t *testing.T) {
+func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	away, a := attach(q, o, start(t).Process.Pid)
 	_, b := attach(q, o, start(t).Process.Pid)
 	check(t, a.Charge(3*gib))
-	resume := func(also error) (was bool, err error) {
-		o.with(func() { was, err = q.Resume(away, func() error { return also }) })
+	resume := func() (was bool, err error) {
+		o.with(func() { was, err = q.Resume(away) })
 		return was, err
 	}
 	o.with(func() {
@@ -234,19 +234,16 @@ func TestACheckpointedProcessLendsWhatItIsChargedFor(t *testing.T) {
 	})
 	check(t, b.Charge(4*gib))
 	refused(t, b.Charge(1))
-	if _, err := resume(nil); !errors.Is(err, ledger.StatusRefused) {
+	if _, err := resume(); !errors.Is(err, ledger.StatusRefused) {
 		t.Errorf("%v: what it lent is another's", err)
 	}
 	check(t, b.Release(3*gib))
-	if _, err := resume(ledger.StatusClosed); !errors.Is(err, ledger.StatusClosed) { // the pool says no
-		t.Errorf("%v", err)
-	}
 	o.with(func() {
 		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
 			t.Errorf("limit %d", d.Limit)
 		}
 	})
-	if was, err := resume(nil); err != nil || !was {
+	if was, err := resume(); err != nil || !was {
 		t.Errorf("%v, %v", was, err)
 	}
 	refused(t, b.Charge(1))
@@ -519,7 +516,7 @@ func TestARestartTakesUpThoseWhoLive(t *testing.T) {
 		if d := q.Devices[0]; d.Limit != 4*gib || d.Inherited != gib/2 || q.Used(0) != 2*gib+gib/2 {
 			t.Errorf("limit %d, inherited %d, used %d: who was checkpointed holds it again", d.Limit, d.Inherited, q.Used(0))
 		}
-		l := q.Sibling(away.Process.Identity, uint64(away.Process.NSPID))
+		l := q.Of(away.Process.PID)
 		if l == nil || !l.Lent {
 			t.Errorf("%+v: it is still checkpointed", l)
 		}

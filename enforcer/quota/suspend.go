@@ -9,18 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// A checkpointed process (cuCheckpointProcess*) holds nothing on the device until it is restored. Its lane stays as
-// it is, since only its owner may write it; the limit is raised by what it holds, so that others may take that. It is
-// lowered first whenever the process comes back, or its lane is settled: then never too much is charged. One that is brought back
-// without asking holds that beyond its lane (Held).
+// The memory of a suspended slice's processes is on no device (SendAway). Their lanes stay as they are, since only their owners may write them.
+// The slice's own limit stays, too: their calls charge, and wait in the driver until they are back. In the ledger of a pool the limit is raised by
+// what they hold (Suspend), so that other members may take that. It is lowered before they come back, or a lane is settled.
 //
-// A restart lowers the limit, since only the page says who is checkpointed. What others took meanwhile stays, and who was checkpointed
-// comes back when it fits again.
+// A restart lowers a pool's limit, since only the page says which processes are away. They come back when what they hold fits again.
 
-// The processes of a slice that is suspended as a whole are away altogether (SendAway). There the limit stays as it is: who could charge what they have
-// left are these processes themselves, whose calls charge, and wait in the driver until they are back. In a pool's ledger they lend.
-
-// lent is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used there, that
+// lent is what processes that are away are charged for on the device: bytes of the page's limit, and of what is used there, that
 // are nobody's.
 func (d *Device) lent() uint64 {
 	var sum uint64
@@ -30,7 +25,7 @@ func (d *Device) lent() uint64 {
 	return sum
 }
 
-// Lends says whether a lane is a checkpointed process's, of which others may have what it is charged for.
+// Lends says whether others may have what a lane is charged for.
 func (d *Device) Lends(number uint32) bool { return d.suspended[number] > 0 }
 
 // SendAway is for a process of a slice that is suspended as a whole: what it is charged for is on no device until BringBack, but for what it has
@@ -81,7 +76,7 @@ func (d *Device) suspend(number uint32, bytes uint64) error {
 	return nil
 }
 
-// Suspend lets others have what a checkpointed process is charged for. That it is gone from the device is the caller's to know.
+// Suspend lets others have what a process is charged for. The caller knows that it is gone from the devices.
 func (q *Quota) Suspend(l *Lane) error {
 	l.Lent = false
 	q.Ledger.SetSuspended(l.Number) // first: by that the next enforcer knows why a limit is higher
@@ -96,18 +91,12 @@ func (q *Quota) Suspend(l *Lane) error {
 	return nil
 }
 
-// Resume takes back what Suspend gave, on all devices or on none: then it is ledger.StatusRefused. also is asked once there is room for the
-// lane, unless it is nil; its error undoes it. was says whether anything was lent.
-func (q *Quota) Resume(l *Lane, also func() error) (was bool, err error) {
+// Resume takes back what Suspend gave on all devices, or returns ledger.StatusRefused. was says whether anything was lent.
+func (q *Quota) Resume(l *Lane) (was bool, err error) {
 	if l.Lent && q.exceeded(l) {
 		return false, ledger.StatusRefused
 	}
 	bytes := make(map[*Device]uint64)
-	undo := func() {
-		for d, n := range bytes {
-			_ = d.suspend(l.Number, n) // what fails here is seen by the next check
-		}
-	}
 	for i, d := range q.Devices {
 		n := d.suspended[l.Number]
 		if n == 0 {
@@ -119,13 +108,9 @@ func (q *Quota) Resume(l *Lane, also func() error) (was bool, err error) {
 			err = ledger.StatusRefused
 		}
 		if err != nil {
-			undo()
-			return false, err
-		}
-	}
-	if also != nil {
-		if err := also(); err != nil {
-			undo()
+			for d, n := range bytes {
+				_ = d.suspend(l.Number, n) // the next check sees a failure
+			}
 			return false, err
 		}
 	}

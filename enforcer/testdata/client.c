@@ -23,7 +23,6 @@
  *	churn INDEX COUNT     -> ok HELD (the like, and keeps nothing)
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
- *	suspend PID, resume PID -> ok 0 | status N
  *	return                -> ok 0 | status N (is the slice back?)
  *	host FROM TO          -> ok FILES (of host memory that came) | status N
  *	gate                  -> ok 0 (it counts its calls of the driver from here on)
@@ -231,12 +230,6 @@ int main(int argc, char **argv)
 			close(conn);
 			printf(reply.status ? "status %" PRIu64 "\n" : "ok %" PRIu64 "\n",
 			       reply.status ? reply.status : reply.bytes);
-		} else if (!strcmp(word, "suspend") || !strcmp(word, "resume")) {
-			request.op = *word == 's' ? ATTACH_OP_SUSPEND : ATTACH_OP_RESUME;
-			request.bytes = a;
-			ask(&request, &reply, &conn);
-			close(conn);
-			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
 		} else if (!strcmp(word, "return")) {
 			request.op = ATTACH_OP_RETURN;
 			ask(&request, &reply, &conn);

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
 func TestSliceIsReleasedWhenItsContainerIsDeleted(t *testing.T) {
@@ -97,79 +96,6 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 		}
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	})
-}
-
-// What a checkpointed process is charged for is others' while the enforcer lives that was told of it. The next one
-// knows it from the page only, which the slice's processes can write; so it counts again.
-func TestRestartedEnforcerCountsCheckpointedProcessesAgain(t *testing.T) {
-	h := newHost(t)
-	h.compile("putaway")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
-	putaway := func(what string) {
-		t.Helper()
-		if out, err := c.exec("/fake/putaway", what, "cuda_hog"); err != nil {
-			t.Fatalf("%s: %v\n%s", what, err, out)
-		}
-	}
-	putaway("checkpoint")
-	h.Eventually("it is away", h.Holds(c.id, 0))
-	if use := h.Use(c.id); use.Limit != quota {
-		t.Errorf("the limit is shown as %d, want %d", use.Limit, uint64(quota))
-	}
-
-	h.Stop(unix.SIGKILL)
-	h.Start()
-	h.Eventually("it counts again", h.Holds(c.id, 2*gib))
-	if use := h.Use(c.id); use.Limit != quota {
-		t.Errorf("after the restart the limit is %d, want %d", use.Limit, uint64(quota))
-	}
-	if g := c.hog(2 * gib); !g.refused() {
-		t.Errorf("2 GiB beside it: said %q, want a refusal", g.said)
-	}
-	putaway("restore")
-	h.Eventually("it is back", h.Holds(c.id, 2*gib))
-}
-
-// While a checkpointed process's memory is lent to others the page has a higher limit than the quota.
-func TestEnforcerKilledWhileItLendsTakesTheSliceUp(t *testing.T) {
-	for _, point := range []string{"suspend.marked", "suspend.raised", "suspend.done"} {
-		t.Run(point, func(t *testing.T) {
-			h := newHostBy(t, api.Intercept, "", killpoint.Env+"="+point)
-			h.compile("putaway")
-			c := h.newContainer(vram(), "/bin/sleep", "600")
-			c.run()
-			if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
-				t.Fatalf("said %q", g.said)
-			}
-			if out, err := c.exec("/fake/putaway", "checkpoint", "cuda_hog"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			h.Eventually("the enforcer is dead", func() bool {
-				_, err := h.Client.Info(t.Context())
-				return err != nil
-			})
-			h.Stop(unix.SIGKILL)
-			h.SetEnv()
-			h.Start()
-			if s, err := h.Client.Slice(t.Context(), c.id); err != nil || s.State != api.Active {
-				t.Fatalf("the slice is %+v, %v", s, err)
-			}
-			h.Eventually("its process counts again", h.Holds(c.id, 2*gib))
-			if use := h.Use(c.id); use.Limit != quota {
-				t.Errorf("the limit is shown as %d, want %d", use.Limit, uint64(quota))
-			}
-			if out, err := c.exec("/fake/putaway", "restore", "cuda_hog"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			if g := c.hog(2 * gib); !g.refused() {
-				t.Errorf("2 GiB beside it: said %q, want a refusal", g.said)
-			}
-		})
-	}
 }
 
 func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {

@@ -186,45 +186,6 @@ func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 	}
 }
 
-// What a checkpointed process is charged for is lent to others in the pool, too, and comes back only if there is room.
-func TestACheckpointedMembersBytesAreForOtherMembers(t *testing.T) {
-	h := newHost(t)
-	h.compile("putaway")
-	h.mustRun("pool", "create", "llm", "--vram", "4G")
-	a, b := h.newContainer(inPool(""), "/bin/sleep", "600"), h.newContainer(inPool("4G"), "/bin/sleep", "600")
-	a.run()
-	b.run()
-	if g := a.hog(2 * gib); !g.holds(2*gib, 4*gib) {
-		t.Fatalf("said %q", g.said)
-	}
-	putaway := func(what string) string {
-		t.Helper()
-		out, _ := a.exec("/fake/putaway", what, "cuda_hog")
-		return strings.TrimSpace(out)
-	}
-	before := putaway("checkpoint")
-	h.Eventually("it is away", func() bool { return h.pool("llm").Used == 0 && h.Use(a.id).Used == 0 })
-	if use := h.pool("llm"); use.Limit != 4*gib {
-		t.Errorf("%+v", use)
-	}
-	g := b.hog(2 * gib)
-	if !g.holds(2*gib, 4*gib) {
-		t.Fatalf("said %q: 2 GiB are away", g.said)
-	}
-	if got := putaway("restore"); got == before {
-		t.Errorf("the driver said %q: 2 GiB and 2 GiB and contexts do not fit in 4", got)
-	}
-	b.kill(g)
-	h.Eventually("there is room", func() bool { return h.pool("llm").Used == 0 })
-	if got := putaway("restore"); got != before {
-		t.Errorf("the driver said %q", got)
-	}
-	h.Eventually("it is back", func() bool { return h.pool("llm").Used == 2*gib && h.Use(a.id).Used == 2*gib })
-	if g := b.hog(2 * gib); !g.refused() {
-		t.Errorf("said %q: there is no room", g.said)
-	}
-}
-
 func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		h.mustRun("pool", "create", "llm", "--vram", "8G")

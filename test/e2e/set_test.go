@@ -144,49 +144,6 @@ func TestASetThatCannotBeSaysWhy(t *testing.T) {
 	}
 }
 
-// What a checkpointed process is charged for is lent to others beside the quota, and taken back before it comes back:
-// whatever the quota became meanwhile.
-func TestAQuotaIsChangedWhileAProcessIsCheckpointed(t *testing.T) {
-	h := newHost(t)
-	h.compile("putaway")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
-	putaway := func(what string) string {
-		t.Helper()
-		out, _ := c.exec("/fake/putaway", what, "cuda_hog")
-		return strings.TrimSpace(out)
-	}
-	before := putaway("checkpoint")
-	h.Eventually("it is away", h.Holds(c.id, 0))
-	if out, err := h.cli("set", c.id, "--vram", "3G"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if use := h.Use(c.id); use.Limit != 3*gib || use.Used != 0 {
-		t.Fatalf("%+v", use)
-	}
-	if g := c.hog(3 * gib); !g.refused() {
-		t.Errorf("3 GiB and a context of 3: %q", g.said)
-	}
-	g := c.hog(2 * gib)
-	if !g.holds(2*gib, 3*gib) {
-		t.Fatalf("2 GiB of 3, with another 2 away: %q", g.said)
-	}
-	if got := putaway("restore"); got == before {
-		t.Errorf("the driver said %q: 2 GiB and 2 GiB do not fit in 3", got)
-	}
-	if out, err := h.cli("set", c.id, "--vram", "6G"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	putaway("restore")
-	h.Eventually("both are there", h.Holds(c.id, 4*gib))
-	if use := h.Use(c.id); use.Limit != 6*gib {
-		t.Errorf("%+v", use)
-	}
-}
-
 // A device's own quota goes before that on all, which somebody who changes that must be told.
 func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "", "FAKECUDA_DEVICES=2")

@@ -225,7 +225,7 @@ func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 	for point, want := range map[string]api.State{
 		"move.stored": api.Active, "move.locked": api.Active, "move.locked:2": api.Active, "move.measured": api.Active,
-		"move.checkpointed": api.Active, "move.checkpointed:2": api.Active, "move.gone": api.Suspended, "move.away": api.Suspended,
+		"move.checkpointed": api.Active, "move.checkpointed:2": api.Active, "suspend.marked": api.Suspended, "suspend.raised": api.Suspended, "move.gone": api.Suspended, "move.away": api.Suspended,
 		"move.returning": api.Active, "move.restored": api.Active, "move.restored:2": api.Active, "move.unlocked": api.Active,
 		"move.unlocked:2": api.Active, "move.back": api.Active,
 	} {

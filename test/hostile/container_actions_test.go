@@ -30,8 +30,6 @@ func containerActions(victims) []action {
 	return []action{
 		{name: "asks for a place in the ledger", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpAttach})},
 		{name: "asks what the driver holds for it, 64 at once", atLeast: 2, pause: 100 * time.Millisecond, do: c.asksAtOnce(64, ledger.Request{Op: ledger.OpTruth})},
-		{name: "has itself suspended", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpSuspend, Bytes: uint64(os.Getpid())})},
-		{name: "has itself resumed", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpResume, Bytes: uint64(os.Getpid())})},
 		{name: "names devices that there are not", atLeast: 20, do: c.namesADevice},
 		{name: "says that it was refused memory", atLeast: 100, pause: 2 * time.Millisecond, do: c.saysRefused},
 		{name: "sends garbage to the attach socket", atLeast: 20, do: c.sendsGarbage},

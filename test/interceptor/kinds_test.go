@@ -51,7 +51,7 @@ func TestALaunchOnSeveralDevicesIsChargedOnEachBeforeIt(t *testing.T) {
 	}
 }
 
-func TestWhatACheckpointedProcessHeldIsForOthersUntilItComesBack(t *testing.T) {
+func TestACheckpointedProcessStaysCharged(t *testing.T) {
 	out, err := inSlice(t, environment(t), "4G", compile(t, "checkpoint"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

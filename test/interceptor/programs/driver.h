@@ -6,7 +6,9 @@
 
 #include "table.h"
 
+CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments);
 CUresult cuCheckpointProcessLock(int pid, void *arguments);
+CUresult cuCheckpointProcessRestore(int pid, void *arguments);
 CUresult cuCheckpointProcessUnlock(int pid, void *arguments);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device);

@@ -404,64 +404,6 @@ static void pool_beyond(void)
 	    bytes / MIB);
 }
 
-/* What a driver takes for each of the four steps: 64 bytes, of which the lock's first word is how
- * many milliseconds it may take. */
-static unsigned int step_arguments[16];
-
-static void put_away(void)
-{
-	step_arguments[0] = 5000;
-	OK(cuCheckpointProcessLock(peer_pid, step_arguments));
-	step_arguments[0] = 0;
-	OK(cuCheckpointProcessCheckpoint(peer_pid, step_arguments));
-}
-
-static void checkpoint_within(void)
-{
-	int none;
-
-	begin_with("nothing");
-	(void)ask(64 * MIB, &none);
-	charged("the peer's 64 MiB", 64 * MIB);
-	put_away();
-	charged("the peer put away", -peer_context);
-	OK(cuCheckpointProcessRestore(peer_pid, step_arguments));
-	charged("brought back", 64 * MIB);
-	OK(cuCheckpointProcessUnlock(peer_pid, step_arguments));
-	give_back();
-	charged("freed by it", 0);
-	end_peer();
-	saw("64 MiB and a context of %lld are given back, and charged anew by the restore",
-	    peer_context / (long long)MIB);
-}
-
-static void checkpoint_beyond(void)
-{
-	CUdeviceptr own = 0;
-	long long filled;
-	size_t bytes;
-	int none;
-
-	begin_with("nothing");
-	bytes = part(0.6);
-	(void)ask(bytes, &none);
-	put_away();
-	charged("the peer put away", -peer_context);
-	OK(cuMemAlloc_v2(&own, bytes + (size_t)peer_context));
-	filled = (long long)bytes;
-	charged("as much of one's own", filled);
-	OUT_OF_MEMORY("to bring it back", cuCheckpointProcessRestore(peer_pid, step_arguments));
-	charged("after a refusal", filled);
-	OK(cuMemFree_v2(own));
-	OK(cuCheckpointProcessRestore(peer_pid, step_arguments));
-	charged("brought back", (long long)bytes);
-	OK(cuCheckpointProcessUnlock(peer_pid, step_arguments));
-	give_back();
-	charged("freed by it", 0);
-	end_peer();
-	saw("%zu MiB put away are not brought back while others have them", bytes / MIB);
-}
-
 const struct row share_rows[] = {
     {"share-ipc",
      "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle "
@@ -475,6 +417,4 @@ const struct row share_rows[] = {
     {"share-external", "cuImportExternalMemory cuDestroyExternalMemory", external_within,
      external_beyond},
     {"share-pool", "cuMemPoolImportFromShareableHandle cuMemPoolDestroy", pool_within, pool_beyond},
-    {"checkpoint", "cuCheckpointProcessCheckpoint cuCheckpointProcessRestore", checkpoint_within,
-     checkpoint_beyond},
     {0}};
