@@ -32,6 +32,8 @@ type Elastic struct {
 	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
 	MinResident time.Duration // for so long after its last call nobody is evicted
 	Quantum     time.Duration // for so long after its return one that works all the time is not
+	Patience    time.Duration // a slice that cannot be moved for so long, while others wait, is ended; 0 is never
+	MaxPriority int           // of containers and of users' sessions
 	HostMemory  uint64        // bytes of all evicted slices together, and of what others keep for the next time; 0 is as much as the host has
 }
 
@@ -62,6 +64,7 @@ type residency struct {
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
+	overstays  time.Time // since when it could not be moved aside because of what its processes do
 	stuck      time.Time // when what it has left on the devices could not be moved, the last time
 }
 

@@ -451,13 +451,7 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 func TestWhatCannotBeMovedStays(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
-	a.returns().uses().takes(truth, gib) // it does not count its calls
-	b.expect(statusAway, "return")
-	if s := h.see("a"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "older than elastic slices") {
-		t.Errorf("%+v %+v", s, s.Elastic)
-	}
-	a.expect("ok 0", "return")
-	a.must("gate")
+	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 	enforcer.ForgetObstacles(h.Enforcer)
 	b.expect(statusAway, "return")
@@ -466,6 +460,50 @@ func TestWhatCannotBeMovedStays(t *testing.T) {
 	}
 	a.expect("ok 1", "enter") // the gate is open
 	a.must("leave")
+}
+
+func TestAProcessThatDoesNotCountItsCallsIsEvictedByTheDriver(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.returns().uses().takes(truth, 40*gib)
+	b.works(truth, 40*gib)
+	if s := h.see("a"); s.State != api.Evicted || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%+v, %v", s, f.states())
+	}
+}
+
+// A slice that its own processes keep on the device while another waits is ended; one that the host has no memory for is not.
+func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
+	for name, c := range map[string]struct {
+		hostMemory uint64
+		ends       bool
+	}{"by managed memory": {ends: true}, "for want of host memory": {hostMemory: gib}} {
+		t.Run(name, func(t *testing.T) {
+			o := quick
+			o.Patience, o.HostMemory = time.Nanosecond, c.hostMemory
+			h, truth, f := elastics(t, o)
+			a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+			a.works(truth, 40*gib)
+			f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+			if !c.ends {
+				for range 3 {
+					enforcer.ForgetObstacles(h.Enforcer)
+					b.expect(statusAway, "return")
+				}
+				if s := h.see("a"); s.State != api.Active {
+					t.Errorf("%+v", s)
+				}
+				return
+			}
+			for said := statusAway; said == statusAway; said = b.ask("return") { // once the SIGTERM has ended a, there is room
+				enforcer.ForgetObstacles(h.Enforcer)
+			}
+			expired := h.told(api.EventExpired)
+			if len(expired) != 1 || !strings.Contains(expired[0].Cause, "patience in [elastic]") || !strings.Contains(expired[0].Cause, "managed memory") {
+				t.Errorf("%+v", expired)
+			}
+		})
+	}
 }
 
 func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
@@ -594,9 +632,11 @@ func TestWhoCannotBeElasticIsTold(t *testing.T) {
 		_, err := h.Register(context.Background(), r)
 		refusedWith(t, err, api.CodeBadRequest, words)
 	}
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "x", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}, Elastic: true, Priority: 1})
+	refusedWith(t, err, api.CodeBadRequest, "up to 0 is accepted (max_priority in [elastic]")
 	h.stop()
 	h.options.Checkpoint = nil
 	h.start()
-	_, err := h.tryElastic("x", gib, 0)
+	_, err = h.tryElastic("x", gib, 0)
 	refusedWith(t, err, api.CodeBadRequest, "cannot be elastic", "gpusliced can")
 }

@@ -5,6 +5,7 @@ package enforcer
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -224,7 +225,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	if gone {
 		return true
 	}
-	err := s.beginSuspension(true)
+	began, err := time.Now(), s.beginSuspension(true)
 	if err == nil {
 		killpoint.Pass("evict.shut")
 		if err = s.drain(c.busy); err != nil {
@@ -235,11 +236,37 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 			s.mu.Unlock()
 		}
 	}
+	s.overstay(err, began)
 	s.obstruct(err)
 	return err == nil
 }
 
-// drain waits until no process of the slice is in a call of the driver; of a busy one, for a while. The gate is shut.
+// unmovable is the error of a slice that cannot be moved because of what its processes do.
+type unmovable struct{ error }
+
+func (u unmovable) Unwrap() error { return u.error }
+
+// overstay ends a slice if its own processes have kept it on its devices for Elastic.Patience while others waited. err is that of an attempt to move
+// it, which began then.
+func (s *slice) overstay(err error, began time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, patience := s.residency, s.e.options.Elastic.Patience
+	switch {
+	case !errors.As(err, new(unmovable)):
+		r.overstays = time.Time{}
+	case r.overstays.IsZero(), !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts: // nobody waited meanwhile
+		r.overstays = began
+	case patience > 0 && time.Since(r.overstays) >= patience && s.overstayed == "":
+		s.overstayed = fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, err)
+		s.log.Warn("the elastic slice is ended, since it cannot be moved", "why", s.overstayed)
+		s.deadline = s.e.now()
+		s.e.checkLeases()
+	}
+}
+
+// drain waits until no process of the slice is in a call of the driver. The gate is shut. It waits for a busy slice, and for a process that does
+// not count its calls, for drainPatience: the driver's checkpoint then waits for the work, not for the process's word.
 func (s *slice) drain(busy bool) error {
 	deadline := time.Now().Add(drainPatience)
 	for said := time.Now(); ; time.Sleep(drainPace) {
@@ -247,12 +274,10 @@ func (s *slice) drain(busy bool) error {
 		switch {
 		case pid == 0:
 			return nil
-		case uncounted:
-			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
-		case time.Now().After(deadline) && busy:
+		case time.Now().After(deadline) && (busy || uncounted):
 			return nil
 		case time.Now().After(deadline):
-			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
+			return unmovable{api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
 		case s.e.ending.Load():
 			return ErrClosed
 		}

@@ -179,8 +179,8 @@ func (s *slice) toMove() (all []*moved, err error) {
 	strangers, err := s.measure(all)
 	for pid, bytes := range strangers {
 		if s.e.owner(pid) == s && process.Exists(pid) {
-			return all, api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) holds %s and never attached: end it first",
-				s.id(), pid, process.Name(pid), api.FormatSize(bytes))
+			return all, unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) holds %s and never attached: end it first",
+				s.id(), pid, process.Name(pid), api.FormatSize(bytes))}
 		}
 	}
 	return all, err
@@ -246,8 +246,8 @@ func (s *slice) unlocked(p *moved) error {
 	case err != nil:
 		return s.cannot(err)
 	case state != checkpoint.Running:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
-			s.id(), p.PID, process.Name(p.PID), state)
+		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
+			s.id(), p.PID, process.Name(p.PID), state)}
 	}
 	return nil
 }

@@ -47,6 +47,9 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 // register is Register within a user's limit, unless that is nil.
 func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *admission.User) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
+	if most := e.options.Elastic.MaxPriority; r.Priority > most && (limit != nil || !r.Session) {
+		return api.RegisterReply{}, api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, most)
+	}
 	if err := e.checkRequest(&r); err != nil {
 		return api.RegisterReply{}, err
 	}

@@ -76,6 +76,8 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
+	overstayed string // why it was ended before its time
+
 	suspension *store.Suspension // nil: it goes on. What it points to does not change. Changes in the turn
 	residency  *residency        // of an elastic slice
 

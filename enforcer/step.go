@@ -113,9 +113,9 @@ func (s *slice) cannot(err error) error {
 	who := fmt.Sprintf("process %d (%s)", e.PID, process.Name(e.PID))
 	switch {
 	case e.Result == checkpoint.ResultNotSupported:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the driver cannot move %s (%s): it uses managed memory, or memory that it shares with other processes", s.id(), who, e.Name)
+		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the driver cannot move %s (%s): it uses managed memory, or memory that it shares with other processes", s.id(), who, e.Name)}
 	case e.Action == checkpoint.Lock && e.Result == checkpoint.ResultNotReady:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the work that %s has given its device does not end (%s): try again", s.id(), who, e.Name)
+		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the work that %s has given its device does not end (%s): try again", s.id(), who, e.Name)}
 	}
 	return api.Errorf(api.CodeInternal, "slice %s: %s: %v", s.id(), who, err)
 }
