@@ -35,7 +35,7 @@ C_FLAGS    := -std=c11 -O2 -g $(C_WARNINGS) -Iinterceptor
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 GO_FLAGS := -trimpath -buildvcs=false
-GO_LINK  := -X github.com/gpuslice/gpuslice/enforcer/api.Version=$(VERSION)
+GO_LINK  := -X github.com/gpuslice/gpuslice/api.Version=$(VERSION)
 
 # The files of `make install`, of `make demo`, and of tests alone.
 BUILD  := $(addprefix $(BIN)/,gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-leased gpuslice-broker containerd-shim-gpuslice-v1 libgpuslice.so)
@@ -80,7 +80,7 @@ $(BUILD) $(TESTED) $(COMPILED_FIRST) $(BIN)/gpuslice-dra $(BIN)/kubelet: | .cach
 .PHONY: FORCE
 FORCE:
 
-GO_SOURCES := $(shell find cmd enforcer hook lease shim vmm \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
+GO_SOURCES := $(shell find api cmd daemon enforcer hook hostmem lease shim vmm \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
 C_HEADERS  := $(wildcard interceptor/*.h interceptor/*.def)
 
 # programs NAMES,CGO_ENABLED,FLAGS: one command for programs with the same flags, so that Go loads their packages once.

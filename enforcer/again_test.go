@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // An enforcer that is killed again and again, at named points and at random times, in the middle of slices that come and

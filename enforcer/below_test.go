@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // inside starts a process in a cgroup, in a new pid namespace unless it enters another's.

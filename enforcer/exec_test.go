@@ -5,7 +5,7 @@ package enforcer_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 func TestWhatAnImageHeldThatIsGoneIsGivenBack(t *testing.T) {

@@ -5,7 +5,7 @@ package enforcer_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // charged is what slice s has on its first device: by lanes, and beyond them.

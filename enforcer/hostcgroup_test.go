@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
-	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/hostmem"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
-	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/hostmem"
 )
 
 // Where a slice's memory goes: whether the host, a cgroup and the operator have room for it, and what processes that move their memory themselves keep

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func (h *host) history() []api.Run {

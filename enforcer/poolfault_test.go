@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // poolPoints are those of a pool's life, and of its members' processes.

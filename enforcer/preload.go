@@ -12,7 +12,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 

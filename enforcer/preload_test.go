@@ -8,7 +8,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 func TestWhereTheContainersPreloadFileIs(t *testing.T) {

@@ -5,7 +5,7 @@ package enforcer
 import (
 	"strconv"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 

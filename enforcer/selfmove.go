@@ -9,13 +9,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
-	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/hostmem"
 )
 
 // How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 var both = api.PoolNames{"b", "a"}

@@ -8,7 +8,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Who comes as an enforcer stops is to ask again, of the next one: that is no failure, and changes nothing.

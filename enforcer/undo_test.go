@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // writes calls do before each write of a slice's record, of enforcers that begin from now on.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // sees says whether the slice of a request, whose devices are UUIDs, sees a device, as far as is known.

@@ -23,9 +23,9 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/enforcer/advice"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/hook/annotations"
 	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"

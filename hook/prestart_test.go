@@ -18,7 +18,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"
 	"github.com/gpuslice/gpuslice/test/needs"

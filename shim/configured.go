@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/hook/annotations"
 )
 

@@ -43,7 +43,7 @@ result() {
 	table+=("| $1 | $((SECONDS - $4)) s | $tries |")
 }
 
-targets=$(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook lease shim vmm | sed 's/func //') || {
+targets=$(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' api cmd daemon enforcer hook hostmem lease shim vmm | sed 's/func //') || {
 	echo "fuzz: found no fuzz target of Go" >&2
 	exit 1
 }

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
-files=$(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' cmd enforcer hook lease shim test vmm) || {
+files=$(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' api cmd daemon enforcer hook hostmem lease shim test vmm) || {
 	echo "long: no test has a long form" >&2
 	exit 1
 }

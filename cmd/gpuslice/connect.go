@@ -14,10 +14,10 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
-	"github.com/gpuslice/gpuslice/enforcer/config"
-	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
+	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
 // connect returns a client of the host's enforcer; nothing is sent before its first question.

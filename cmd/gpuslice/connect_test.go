@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/api/server"
 )
 
 // shortDir returns a directory for sockets: t.TempDir may be too long for their paths.

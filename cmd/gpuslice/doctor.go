@@ -14,13 +14,13 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 func doctorCommand() *cli.Command {

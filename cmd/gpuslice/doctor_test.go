@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/server"
 )
 
 // forSessions is the enforcer on the users' socket, which knows who it is, and nothing else.

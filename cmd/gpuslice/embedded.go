@@ -8,11 +8,11 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 

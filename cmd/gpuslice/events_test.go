@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/enforcer/event"
-	"github.com/gpuslice/gpuslice/enforcer/server"
 )
 
 // told is a host's enforcer that knows events, and nothing else.

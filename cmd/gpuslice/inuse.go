@@ -8,10 +8,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/inuse"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
 // inUseCommand is for whoever removes the programs: `make uninstall` and the packages ask it first.

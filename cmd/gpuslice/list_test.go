@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/server"
 )
 
 // holds is a host's enforcer that has these slices, and does with one of them what it is asked to.

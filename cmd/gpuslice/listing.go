@@ -17,9 +17,9 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // listHelp is the end of the description of each command that lists.

@@ -18,7 +18,7 @@ import (
 	"github.com/creack/pty"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 

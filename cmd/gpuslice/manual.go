@@ -8,8 +8,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func completionCommand() *cli.Command {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func explainCommand() *cli.Command {

@@ -12,9 +12,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 const runDescription = `The command and all its descendants draw on one quota; what they hold is given back when they

@@ -14,9 +14,9 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
-	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 // minEvery is the least time between two refreshes.

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 

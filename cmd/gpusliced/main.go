@@ -19,17 +19,17 @@ import (
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/daemon/config"
+	"github.com/gpuslice/gpuslice/daemon/metrics"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/audit"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
-	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/enforcer/hostmem"
-	"github.com/gpuslice/gpuslice/enforcer/metrics"
-	"github.com/gpuslice/gpuslice/enforcer/server"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/hostmem"
 )
 
 const usage = `gpusliced keeps the quotas of VRAM of this host's containers.

@@ -10,10 +10,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/audit"
-	"github.com/gpuslice/gpuslice/enforcer/config"
-	"github.com/gpuslice/gpuslice/enforcer/server"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 

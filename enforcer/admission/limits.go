@@ -5,7 +5,7 @@ package admission
 import (
 	"math/bits"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Limits are the operator's.

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Which says which of those who may would have to have nothing, so that h can be granted what it wants within its user's limit, as Begin would: by

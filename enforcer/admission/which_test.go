@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {

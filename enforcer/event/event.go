@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // ErrClosed is returned by Wait when nothing more will be appended.

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Policy is what is done about processes that hold memory past the ledger.

@@ -12,7 +12,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Token is the SHA-256 of a session's token; zero is that of none. A token admits processes that do not descend from the session's first one:

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 const uuid = "GPU-0a1b2c3d-1111-2222-3333-444455556666"

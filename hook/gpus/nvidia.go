@@ -9,7 +9,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // The variables and the mounts by which a container asks NVIDIA's hook for GPUs, as NVIDIA's container toolkit 1.20.1

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // 32-bit programs in an image of x86-64. They cannot load the interceptor, and need not, since there is no 32-bit CUDA

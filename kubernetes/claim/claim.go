@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"

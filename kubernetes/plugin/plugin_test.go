@@ -29,7 +29,7 @@ import (
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"

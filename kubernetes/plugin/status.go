@@ -23,7 +23,7 @@ import (
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"

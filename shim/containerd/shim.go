@@ -28,7 +28,7 @@ import (
 	"github.com/containerd/containerd/runtime/v2/shim"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
 

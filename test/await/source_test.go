@@ -27,11 +27,11 @@ const (
 
 // exceptions are places in tests in which wall time decides nothing although it looks so: a file, or a file and a function.
 var exceptions = map[string]string{
-	"enforcer/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":     "its deadline passes on purpose",
+	"api/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":          "its deadline passes on purpose",
 	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
 	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: load can only hide a message",
 	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
-	"enforcer/server/limits_test.go holdMany":                                         "each read is tried again",
+	"api/server/limits_test.go holdMany":                                              "each read is tried again",
 	"test/faults/daemon_test.go up":                                                   "each question is repeated",
 	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
 	"test/hostile/client_actions_test.go":                                             "a hostile client gives up, and acts again",

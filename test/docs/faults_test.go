@@ -16,7 +16,7 @@ import (
 func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 	var points, named []string
 	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
-	for _, dir := range []string{"enforcer", "lease", "cmd"} {
+	for _, dir := range []string{"enforcer", "hostmem", "lease", "cmd"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
 // docs/operate/bounds.md says what clients of the lease service can have at one time: its unit leaves it that.

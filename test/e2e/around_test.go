@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // found waits until a process of a slice is told to hold memory past the ledger, and looks whether that counts.

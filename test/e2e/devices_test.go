@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // cardsOf is a host of three cards, their UUIDs by NVML's index, and a program that prints the devices that CUDA shows it.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // forEachBackend runs a test on a host where the interceptor enforces; and, if cgroups of version 2 are mounted alone

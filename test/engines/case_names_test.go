@@ -8,7 +8,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // namer has names for its containers: what a slice is shown with, and whether the image is among it.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // dockerlike is the dialect that docker, nerdctl and podman have in common. An engine embeds it, and says the rest.

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 

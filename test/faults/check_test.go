@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // promptly bounds an answer of the daemon, without the time for which the machine stood still. Load delays single answers, so a daemon hangs

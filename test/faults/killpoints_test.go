@@ -15,12 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // killPoints are those that the enforcer's sources have, but for programs that checkpoint themselves, and for host memory in a cgroup and its holder: no operation here needs any (test/e2e does).
 func killPoints() []string {
-	return slices.DeleteFunc(killPointsIn("enforcer"), func(point string) bool {
+	return slices.DeleteFunc(killPointsIn("enforcer", "hostmem"), func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
 		return part == "suspend" || part == "host" || part == "holder"
 	})

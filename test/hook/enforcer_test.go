@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // enforcer is the part of the enforcer that a hook talks to, with nothing behind it: it makes a slice's

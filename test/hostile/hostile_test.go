@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Bounds of the harm to others, and of its cost. The times are the promised ones, and the measured figures are printed. A slower or loaded

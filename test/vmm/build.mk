@@ -2,7 +2,7 @@
 
 TESTED += $(BIN)/vmm
 
-$(BIN)/vmm: $(wildcard test/vmm/*.go test/vmm/*.[ch] vmm/*.go vmm/cuda/*.go vmm/cuda/*.[ch]) $(wildcard enforcer/api/*.go enforcer/client/*.go) go.mod go.sum interceptor/cuda_abi.h
+$(BIN)/vmm: $(wildcard test/vmm/*.go test/vmm/*.[ch] vmm/*.go vmm/cuda/*.go vmm/cuda/*.[ch]) $(wildcard api/*.go api/client/*.go) go.mod go.sum interceptor/cuda_abi.h
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -o $@ ./test/vmm

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/vmm"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )

@@ -33,8 +33,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
 	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"

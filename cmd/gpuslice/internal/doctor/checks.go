@@ -15,10 +15,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
+	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer/advice"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
-	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
 func (h Host) path(name string) string { return filepath.Join(h.Root, name) }

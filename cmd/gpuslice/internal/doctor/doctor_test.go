@@ -16,9 +16,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/client"
-	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
+	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/test/badconfig"
 )
 

@@ -15,9 +15,9 @@ import (
 	"path"
 	"path/filepath"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
-	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
 // name is what the runtime is called in every engine.

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // recordDir has a file for each engine that was told of us. It is not below the state directory that the configuration may name: an

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // longestKind is as wide as the longest kind of event.

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // What a person types for a slice is resolved here, and not by the enforcer: names come from strangers, so whatever changes a slice is asked

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // step is what a quota that is recommended is rounded up to.

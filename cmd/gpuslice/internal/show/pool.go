@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // PoolUse is a pool on one device.

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // Short is how many characters of a container's id are shown, as docker does.

@@ -16,7 +16,7 @@ import (
 	"github.com/muesli/termenv"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Column is one of a table.

@@ -14,8 +14,8 @@ import (
 	"github.com/charmbracelet/lipgloss"
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // Snapshot is how things stand at one time.

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/enforcer/advice"
+	"github.com/gpuslice/gpuslice/enforcer/event"
+)
+
+// service answers what the test put in.
+type service struct {
+	slice   api.Slice
+	pool    api.Pool
+	request api.RegisterRequest
+	changed api.ChangeRequest
+	err     error
+	args    [2]any
+	token   api.Token
+	joined  int
+	moved   []string
+	log     *event.Log
+}
+
+func (s *service) Info(context.Context) (api.Info, error) {
+	return api.Info{Version: "1", Truth: "nvml"}, s.err
+}
+func (s *service) Register(_ context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	s.request = r
+	return api.RegisterReply{Slice: s.slice, Dir: "/d", Library: "/l"}, s.err
+}
+func (s *service) Release(_ context.Context, _ string, generation uint64, force bool) (api.Slice, error) {
+	s.args = [2]any{generation, force}
+	return s.slice, s.err
+}
+func (s *service) Change(_ context.Context, _ string, r api.ChangeRequest) (api.Slice, error) {
+	s.changed = r
+	return s.slice, s.err
+}
+func (s *service) Suspend(_ context.Context, id string) (api.Slice, error) {
+	s.moved = append(s.moved, "suspend "+id)
+	return s.slice, s.err
+}
+
+func (s *service) Resume(_ context.Context, id string) (api.Slice, error) {
+	s.moved = append(s.moved, "resume "+id)
+	return s.slice, s.err
+}
+
+func (s *service) Renew(_ context.Context, _ string, r api.RenewRequest) (api.Slice, error) {
+	s.changed = api.ChangeRequest{TTL: r.TTL}
+	return s.slice, s.err
+}
+func (s *service) Join(ctx context.Context, _ string, r api.JoinRequest) (api.RegisterReply, error) {
+	s.token, s.joined = api.TokenOf(ctx), r.PID
+	return api.RegisterReply{Slice: s.slice}, s.err
+}
+func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []api.Slice{s.slice}, s.err }
+func (s *service) Released(context.Context) ([]api.Slice, error)    { return []api.Slice{s.slice}, s.err }
+func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
+func (s *service) Pools(context.Context) ([]api.Pool, error)        { return []api.Pool{s.pool}, s.err }
+func (s *service) Pool(context.Context, string) (api.Pool, error)   { return s.pool, s.err }
+func (s *service) CreatePool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	s.args = [2]any{"create " + name, r.Quotas}
+	return s.pool, s.err
+}
+func (s *service) SetPool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	s.args = [2]any{"set " + name, r.Quotas}
+	return s.pool, s.err
+}
+func (s *service) DeletePool(_ context.Context, name string) (api.Pool, error) {
+	s.args = [2]any{"delete " + name, nil}
+	return s.pool, s.err
+}
+func (s *service) Health(context.Context) (api.Health, error) {
+	return api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, s.err
+}
+func (s *service) History(context.Context) ([]api.Run, error) {
+	return []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, s.err
+}
+func (s *service) Devices(context.Context) ([]api.Device, error) {
+	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
+}
+
+func (s *service) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
+	if wait {
+		if err := s.log.Wait(ctx, instance, since); err != nil {
+			return nil, err
+		}
+	}
+	return s.log.Since(instance, since, 16), s.err
+}
+
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir + "/s.sock"
+}
+
+// enforcer serves s, with the real server.
+func enforcer(t *testing.T, s server.Service) *Client {
+	t.Helper()
+	path := socketPath(t)
+	l, err := server.Listen(path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- server.New(s, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return New(path)
+}
+
+func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
+	driver := uint64(1 << 63)
+	s := &service{slice: api.Slice{
+		ID: "c1", Generation: 1<<64 - 1, State: api.Active, Mode: api.Record, PID: 7, Created: time.Now().UTC().Round(0), TTL: time.Hour,
+		Devices:   []api.DeviceUse{{Device: "GPU-1", Index: -1, Used: 1 << 62}},
+		Processes: []api.Process{{PID: 8, Attached: true, Devices: []api.ProcessUse{{Device: "GPU-1", Driver: &driver}}}}, ProcessCount: 1,
+	}}
+	c, ctx := enforcer(t, s), context.Background()
+	equal := func(what string, got, want any, err error) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, %v, want %+v", what, got, err, want)
+		}
+	}
+	info, err := c.Info(ctx)
+	equal("info", info, api.Info{Version: "1", Truth: "nvml"}, err)
+	r := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}}
+	reply, err := c.Register(ctx, r)
+	equal("register", reply, api.RegisterReply{Slice: s.slice, Dir: "/d", Library: "/l"}, err)
+	equal("what was asked for", s.request, r, nil)
+	all, err := c.Slices(ctx)
+	equal("slices", all, []api.Slice{s.slice}, err)
+	one, err := c.Slice(ctx, "c1")
+	equal("slice", one, s.slice, err)
+	released, err := c.Release(ctx, "c1", 1<<64-1, true)
+	equal("release", released, s.slice, err)
+	equal("what was to be released", s.args, [2]any{uint64(1<<64 - 1), true}, nil)
+	ttl := time.Minute
+	change := api.ChangeRequest{Quotas: []api.Quota{{Device: "0", Percent: 30}}, TTL: &ttl}
+	changed, err := c.Change(ctx, "c1", change)
+	equal("change", changed, s.slice, err)
+	equal("what was to be changed", s.changed, change, nil)
+	renewed, err := c.Renew(ctx, "c1", api.RenewRequest{TTL: &ttl})
+	equal("renew", renewed, s.slice, err)
+	equal("what it was renewed by", s.changed, api.ChangeRequest{TTL: &ttl}, nil)
+	health, err := c.Health(ctx)
+	equal("health", health, api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, err)
+	devices, err := c.Devices(ctx)
+	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
+	runs, err := c.History(ctx)
+	equal("history", runs, []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, err)
+}
+
+// Whoever answers in the enforcer's place does not fill the memory of who asks.
+func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
+	path := socketPath(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	sent := make(chan int64, 1)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\n\r\n")
+			n, _ := io.Copy(conn, endless{})
+			conn.Close()
+			sent <- n
+		}
+	}()
+	c, ctx := New(path), context.Background()
+	for what, ask := range map[string]struct {
+		do   func() error
+		most int64
+	}{
+		"info":     {func() error { _, err := c.Info(ctx); return err }, maxOne},
+		"register": {func() error { _, err := c.Register(ctx, api.RegisterRequest{}); return err }, maxOne},
+		"release":  {func() error { _, err := c.Release(ctx, "c1", 0, true); return err }, maxOne},
+		"slices":   {func() error { _, err := c.Slices(ctx); return err }, maxList},
+		"slice":    {func() error { _, err := c.Slice(ctx, "c1"); return err }, maxList},
+		"health":   {func() error { _, err := c.Health(ctx); return err }, maxOne},
+		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
+		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
+		"look":     {func() error { _, err := c.Watch().Look(ctx); return err }, maxList},
+	} {
+		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("%s: %v", what, err)
+		}
+		// What the kernel keeps for a reader that is gone is beyond it.
+		if n := <-sent; n > ask.most+4<<20 {
+			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
+		}
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
+	s := &service{}
+	c := enforcer(t, s)
+	for _, want := range []*api.Error{
+		api.ErrBadRequest, api.ErrNotFound, api.ErrExists, api.ErrRunning, api.ErrQuotaExceeded, api.ErrNoDevice, api.ErrExpired,
+	} {
+		s.err = &api.Error{Code: want.Code, Message: "because", Requested: 3, Limit: 2}
+		_, err := c.Slice(context.Background(), "c1")
+		var e *api.Error
+		if !errors.Is(err, want) || !errors.As(err, &e) || *e != *s.err.(*api.Error) || errors.Is(err, api.ErrUnreachable) {
+			t.Errorf("%s: got %v", want.Code, err)
+		}
+	}
+	if _, err := c.Slice(context.Background(), "a/b"); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("an id that is none: %v", err)
+	}
+	if _, err := c.Release(context.Background(), "a?force=true", 0, false); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("an id that is none: %v", err)
+	}
+	if _, err := c.Renew(context.Background(), "c1", api.RenewRequest{}); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("renewed by nothing: %v", err)
+	}
+	_, err := c.Register(context.Background(), api.RegisterRequest{ID: "c1", Container: strings.Repeat("x", 1<<20)})
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.CodeTooLarge {
+		t.Errorf("a request that is too large: %v", err)
+	}
+}
+
+func TestWhoMayNotAskIsToldWhoMay(t *testing.T) {
+	err := New("/s").unreachable(syscall.EACCES)
+	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "on /s: root may") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNobodyThereSaysWhatToDo(t *testing.T) {
+	path := socketPath(t)
+	refused := path + "2"
+	l, err := net.Listen("unix", refused)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	for _, socket := range []string{path, refused} {
+		_, err := New(socket).Info(context.Background())
+		if !errors.Is(err, api.ErrUnreachable) || !strings.HasSuffix(err.Error(), advice.Start("gpusliced")) || !strings.Contains(err.Error(), socket) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// answering accepts one connection after the other, and answers each with what f writes.
+func answering(t *testing.T, f func(net.Conn)) *Client {
+	t.Helper()
+	path := socketPath(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f(conn)
+			conn.Close()
+		}
+	}()
+	return New(path)
+}
+
+func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	c := answering(t, func(net.Conn) { <-hang })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.Info(ctx); !errors.Is(err, api.ErrUnreachable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	cancelled, cancel2 := context.WithCancel(context.Background())
+	cancel2()
+	if _, err := c.Info(cancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAnAnswerThatIsCutOffOrForeignIsNoAnswer(t *testing.T) {
+	for name, answer := range map[string]string{
+		"nothing":           "",
+		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",
+		"no end of headers": "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n",
+		"a body cut off":    "HTTP/1.0 200 OK\r\ncontent-length: 100\r\n\r\n{}",
+		"a body too long":   "HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n{}",
+		"a strange status":  "HTTP/1.0 x OK\r\nContent-Length: 2\r\n\r\n{}",
+		"not JSON":          "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+		"a foreign error":   "HTTP/1.0 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nhi",
+	} {
+		c := answering(t, func(conn net.Conn) {
+			_, _ = conn.Read(make([]byte, 4096))
+			_, _ = io.WriteString(conn, answer)
+		})
+		if info, err := c.Info(context.Background()); err == nil {
+			t.Errorf("%s: got %+v", name, info)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if status, _, err := parse(raw); err == nil && (status < 200 || status > 599) {
+			t.Errorf("status %d", status)
+		}
+	})
+}
+
+func TestWhoFindsTheQueueFullWaits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := l.(*net.UnixListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed := raw.Control(func(fd uintptr) { err = syscall.Listen(int(fd), 1) }); failed != nil || err != nil {
+		t.Fatal(failed, err)
+	}
+	for err == nil { // until the queue is full
+		var conn net.Conn
+		if conn, err = net.Dial("unix", path); err == nil {
+			defer conn.Close()
+		}
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := New(path).Info(context.Background())
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		t.Fatalf("it does not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if n, _ := conn.Read(make([]byte, 4096)); n > 0 {
+					_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+				}
+			}()
+		}
+	}()
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	bodies := make(chan string, 4)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r, err := http.ReadRequest(bufio.NewReader(conn))
+			if err != nil {
+				conn.Close()
+				continue
+			}
+			text, _ := io.ReadAll(r.Body)
+			status, answer := "201 Created", `{"slice": {"id": "c1"}, "dir": "/d"}`
+			if bodies <- string(text); strings.Contains(string(text), `"image"`) { // as the release before answers
+				status, answer = "400 Bad Request", `{"code":"bad_request","message":"the request cannot be read: unknown field \"image\""}`
+			}
+			_, _ = fmt.Fprintf(conn, "HTTP/1.0 %s\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)
+			conn.Close()
+		}
+	}()
+	request := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}, Names: api.Names{Image: "cuda:13"}}
+	reply, err := New(path).Register(context.Background(), request)
+	if err != nil || reply.Dir != "/d" {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	if first, second := <-bodies, <-bodies; strings.Replace(first, `,"image":"cuda:13"`, "", 1) != second {
+		t.Errorf("asked with %s, then %s", first, second)
+	}
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// maxLine is how long an event, or a line of an answer's head, may be.
+const maxLine = 64 << 10
+
+// Events calls each with the events after number since of that instance, or of the enforcer that answers if instance is empty, the
+// oldest first; what is missing is told as api.EventMissed. With follow it goes on with those that happen
+// from then on, until ctx ends, each returns an error, or the enforcer ends, which wraps api.ErrUnreachable. It waits
+// for events as long as it takes, and for the head of the answer as any other question does.
+func (c *Client) Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error {
+	path := "/v1/events?since=" + strconv.FormatUint(since, 10) + "&follow=" + strconv.FormatBool(follow)
+	if instance != "" {
+		path += "&instance=" + url.QueryEscape(instance)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	conn, hangUp, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	limit := time.AfterFunc(DefaultTimeout, func() { cancel(context.DeadlineExceeded) })
+	defer limit.Stop()
+	_, writeErr := conn.Write(request(ctx, "GET", path, "1.0", nil))
+
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(make([]byte, 0, 4096), maxLine)
+	status, err := head(lines)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return c.unreachable(errors.Join(writeErr, err))
+	}
+	if status != 200 {
+		var body bytes.Buffer
+		for lines.Scan() {
+			body.Write(lines.Bytes())
+		}
+		return refusal(status, body.Bytes())
+	}
+	limit.Stop()
+	for lines.Scan() {
+		var e api.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("an event that the enforcer tells: %w", err)
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case lines.Err() != nil:
+		return fmt.Errorf("read the enforcer's events: %w", lines.Err())
+	case follow:
+		return fmt.Errorf("%w any more: it has ended, or told us too much at once", api.ErrUnreachable)
+	}
+	return nil
+}
+
+// head reads up to the empty line before the body.
+func head(lines *bufio.Scanner) (status int, err error) {
+	if !lines.Scan() {
+		return 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF)
+	}
+	parts := strings.SplitN(lines.Text(), " ", 3)
+	if len(parts) < 2 || !strings.HasPrefix(parts[0], "HTTP/1.") {
+		return 0, fmt.Errorf("%w: %.80q", errNotHTTP, lines.Text())
+	}
+	if status, err = strconv.Atoi(parts[1]); err != nil || status < 200 || status > 599 {
+		return 0, fmt.Errorf("%w: %.80q", errNotHTTP, lines.Text())
+	}
+	for lines.Scan() {
+		if lines.Text() == "" {
+			return status, nil
+		}
+	}
+	return 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF)
+}

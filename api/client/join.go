@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Join makes a process one of a session's. The session's token is shown: it is in ctx (api.WithToken).
+func (c *Client) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
+	if err := api.CheckID(id); err != nil { // so that it needs no escaping
+		return api.RegisterReply{}, err
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return api.RegisterReply{}, fmt.Errorf("encode the request: %w", err)
+	}
+	return do[api.RegisterReply](ctx, c, "POST", "/v1/slices/"+id+"/join", body, maxOne)
+}

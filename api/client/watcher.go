@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Watcher is for who looks each second: all that he asks at one time goes over one connection, and what is answered as it was before is not
+// decoded again. It may be used by several goroutines.
+type Watcher struct {
+	client *Client
+
+	mu      sync.Mutex // guards the others
+	raw     bytes.Buffer
+	slices  list[api.Slice]
+	devices list[api.Device]
+	details map[string]*told[api.Slice] // by id
+	version uint64
+}
+
+// Standing is how things stand at one time. It is nobody's to change: the next one may share what it has.
+type Standing struct {
+	Slices  []api.Slice          // without their processes
+	Devices []api.Device         // nil for who may not see them
+	Details map[string]api.Slice // by id: those that were asked for and exist, with their processes
+	Version uint64               // another one, and not 0, if anything else is
+}
+
+// Watch returns a Watcher. It does no I/O.
+func (c *Client) Watch() *Watcher {
+	return &Watcher{client: c, details: make(map[string]*told[api.Slice])}
+}
+
+// Look asks how things stand, with the processes of those slices.
+func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
+	paths := []string{"/v1/slices", "/v1/devices"}
+	for _, id := range ids {
+		if err := api.CheckID(id); err != nil {
+			return Standing{}, err
+		}
+		paths = append(paths, "/v1/slices/"+id)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	answers, err := w.client.several(ctx, paths, &w.raw)
+	if err != nil {
+		return Standing{}, err
+	}
+	if err := w.slices.take(answers[0], &w.version); err != nil {
+		return Standing{}, fmt.Errorf("the enforcer's list of slices: %w", err)
+	}
+	switch err := w.devices.take(answers[1], &w.version); {
+	case errors.Is(err, api.ErrForbidden):
+		w.devices = list[api.Device]{}
+	case err != nil:
+		return Standing{}, fmt.Errorf("the enforcer's list of devices: %w", err)
+	}
+	s := Standing{Slices: w.slices.all, Devices: w.devices.all, Details: make(map[string]api.Slice, len(ids))}
+	was := w.details
+	w.details = make(map[string]*told[api.Slice], len(ids))
+	for i, id := range ids {
+		answer := answers[2+i]
+		one := was[id]
+		if one == nil || one.text != string(answer.body) {
+			one, err = decode[api.Slice](answer)
+			if errors.Is(err, api.ErrNotFound) { // it has ended meanwhile
+				continue
+			}
+			if err != nil {
+				return Standing{}, fmt.Errorf("the enforcer's answer about slice %s: %w", id, err)
+			}
+			w.version++
+		}
+		w.details[id], s.Details[id] = one, one.value
+	}
+	if len(was) != len(w.details) {
+		w.version++
+	}
+	s.Version = w.version
+	return s, nil
+}
+
+// told is a value as it was told.
+type told[T any] struct {
+	text  string
+	value T
+}
+
+func decode[T any](a answer) (*told[T], error) {
+	if a.status/100 != 2 {
+		return nil, refusal(a.status, a.body)
+	}
+	t := &told[T]{text: string(a.body)}
+	return t, json.Unmarshal(a.body, &t.value)
+}
+
+// list is one that was told, and its elements by their texts.
+type list[T any] struct {
+	text []byte
+	all  []T
+	by   map[string]*told[T]
+}
+
+// take takes a new answer; version counts if it is another one.
+func (l *list[T]) take(a answer, version *uint64) error {
+	if a.status/100 != 2 {
+		return refusal(a.status, a.body)
+	}
+	if l.by != nil && bytes.Equal(l.text, a.body) {
+		return nil
+	}
+	texts, err := elements(a.body)
+	if err != nil {
+		return err
+	}
+	all, by := make([]T, 0, len(texts)), make(map[string]*told[T], len(texts))
+	for _, text := range texts {
+		one := l.by[string(text)]
+		if one == nil {
+			if one, err = decode[T](answer{a.status, text}); err != nil {
+				return err
+			}
+		}
+		by[one.text] = one
+		all = append(all, one.value)
+	}
+	l.text, l.all, l.by = append(l.text[:0], a.body...), all, by
+	*version++
+	return nil
+}
+
+var errNoList = errors.New("it is no list")
+
+// space is JSON's.
+const space = " \t\r\n"
+
+// elements are those of a JSON array, as they are written there: whether each is JSON is for who decodes it, and then all of the array is.
+func elements(array []byte) (all [][]byte, err error) {
+	array = bytes.Trim(array, space)
+	if len(array) < 2 || array[0] != '[' || array[len(array)-1] != ']' {
+		return nil, errNoList
+	}
+	array = array[1 : len(array)-1]
+	if len(bytes.Trim(array, space)) == 0 {
+		return nil, nil
+	}
+	depth, begin, quoted := 0, 0, false
+	for i := 0; i < len(array); i++ {
+		switch c := array[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			depth--
+		case c == ',' && depth == 0:
+			all = append(all, array[begin:i])
+			begin = i + 1
+		}
+	}
+	return append(all, array[begin:]), nil
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// note is what becomes of a request that is to be recorded, as the handlers find it out. What was asked for is noted once it has been
+// validated, which bounds it.
+type note struct {
+	share       audit.Share
+	slice, pool string
+	tenant      string
+	container   string
+	names       api.Names
+	remote      string
+	quotas      []api.Quota
+	ttl         time.Duration
+	mode        api.Mode
+	force       bool
+	refusal     *api.Error
+	hidden      bool // it is another's, which who asked is not told
+}
+
+type noteKey struct{}
+
+// noteOf is the note of a request; one that nobody reads if it is not to be recorded.
+func noteOf(r *http.Request) *note { return noteIn(r.Context()) }
+
+func noteIn(ctx context.Context) *note {
+	if n, ok := ctx.Value(noteKey{}).(*note); ok {
+		return n
+	}
+	return &note{}
+}
+
+// AuditWith makes put be called for each request for a change, once it is known what became of it. It must be called before
+// Serve, and put must not wait.
+func (s *Server) AuditWith(put func(audit.Entry)) {
+	s.http.Handler = audited(s.http.Handler, s.share, put)
+}
+
+func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			next.ServeHTTP(w, r)
+			return
+		}
+		n := &note{share: share}
+		r = r.WithContext(context.WithValue(r.Context(), noteKey{}, n))
+		next.ServeHTTP(w, r)
+		// The mux has said in r which route it was. What has none changes nothing.
+		if method, _, ok := strings.Cut(r.Pattern, " "); !ok || method != r.Method {
+			return
+		}
+		put(n.entry(r))
+	})
+}
+
+func (n *note) entry(r *http.Request) audit.Entry {
+	e := audit.Entry{
+		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Names: n.names, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
+		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Remote: n.remote, Share: n.share,
+	}
+	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
+	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {
+		e.Slice = id
+	}
+	if name := r.PathValue("name"); e.Pool == "" && api.CheckPoolName(name) == nil {
+		e.Pool = name
+	}
+	if p, known := PeerOf(r.Context()); known {
+		// It waits for its answer, which is sent when this returns, so it is still the one that has this pid.
+		e.PID, e.UID, e.Command = p.PID, &p.UID, process.Name(p.PID)
+	}
+	if n.refusal != nil {
+		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
+		if e.Code == api.CodeNotFound && !n.hidden && e.Operation == "DELETE /v1/slices/{id}" {
+			e.Result = audit.Gone // a container's runtime says so at its end, whether or not its slice has ended by itself
+		}
+		if e.Device, e.Requested = n.refusal.Device, n.refusal.Requested; e.Requested > 0 {
+			e.Bytes, e.Limit, e.Used = e.Requested, &n.refusal.Limit, &n.refusal.Current
+		}
+	}
+	return e
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
+	f := &fakeService{takes: 400 * time.Millisecond}
+	s := httptest.NewUnstartedServer(Handler(f, slog.New(slog.DiscardHandler)))
+	s.Config.ReadTimeout, s.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
+	s.Start()
+	defer s.Close()
+	for _, row := range []struct {
+		path, want string
+		status     int
+	}{
+		{"/v1/slices/c1/suspend", "suspend c1", 200},
+		{"/v1/slices/c1/resume", "resume c1", 200},
+		{"/v1/slices/.c1/resume", "", 400},
+		{"/v1/slices/c1/suspend?force=true", "", 400},
+	} {
+		f.moved = nil
+		answer, err := s.Client().Post(s.URL+row.path, "", nil)
+		if err != nil {
+			t.Fatalf("%s: %v", row.path, err)
+		}
+		answer.Body.Close()
+		if got := strings.Join(f.moved, ", "); answer.StatusCode != row.status || got != row.want {
+			t.Errorf("%s: %d, and %q was asked for", row.path, answer.StatusCode, got)
+		}
+	}
+}
+
+func TestAChangeIsReadAsItIsWritten(t *testing.T) {
+	f := &fakeService{}
+	s := httptest.NewServer(Handler(f, slog.New(slog.DiscardHandler)))
+	defer s.Close()
+	for _, row := range []struct {
+		method, path, body string
+		status             int
+		want               func(api.ChangeRequest) bool
+	}{
+		{"PATCH", "/v1/slices/c1", `{"quotas":[{"device":"0","percent":30}]}`, 200, func(r api.ChangeRequest) bool {
+			return len(r.Quotas) == 1 && r.Quotas[0] == api.Quota{Device: "0", Percent: 30} && r.TTL == nil
+		}},
+		{"PATCH", "/v1/slices/c1", `{"ttl":0}`, 200, func(r api.ChangeRequest) bool { return r.Quotas == nil && r.TTL != nil && *r.TTL == 0 }},
+		{"POST", "/v1/slices/c1/renew", `{"ttl":60000000000}`, 200, func(r api.ChangeRequest) bool { return *r.TTL == time.Minute }},
+		{"PATCH", "/v1/slices/c1", `{}`, 400, nil},
+		{"PATCH", "/v1/slices/c1", `{"quota":[]}`, 400, nil},
+		{"PATCH", "/v1/slices/.c1", `{"ttl":0}`, 400, nil},
+		{"POST", "/v1/slices/c1/renew", `{}`, 400, nil},
+		{"POST", "/v1/slices/c1/renew", `{"ttl":1}`, 400, nil},
+		{"POST", "/v1/slices/c1/renew?force=true", `{"ttl":0}`, 400, nil},
+		{"POST", "/v1/slices/.c1/renew", `{"ttl":0}`, 400, nil},
+		{"PATCH", "/v1/slices/c1/renew", `{"ttl":0}`, 405, nil},
+		{"PATCH", "/v1/slices/c1", `{"ttl":` + strings.Repeat(" ", maxBody) + `0}`, 413, nil},
+	} {
+		f.changed = api.ChangeRequest{}
+		request, err := http.NewRequest(row.method, s.URL+row.path, strings.NewReader(row.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := s.Client().Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		what := row.method + " " + row.path + " " + row.body[:min(40, len(row.body))]
+		if answer.StatusCode != row.status || row.want != nil && !row.want(f.changed) {
+			t.Errorf("%s: %d, %s; it was asked for %+v", what, answer.StatusCode, text, f.changed)
+		}
+		if row.want == nil && (f.changed.TTL != nil || f.changed.Quotas != nil) {
+			t.Errorf("%s was carried out", what)
+		}
+	}
+}

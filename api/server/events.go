@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// eventsType is the media type of JSON lines.
+const eventsType = "application/x-ndjson"
+
+// stream is an answer that goes on: events, one in each line. It holds one batch of them at a time, so one who
+// reads slowly costs that; and it writes from its own goroutine, so that costs time to nobody else.
+type stream struct {
+	service  Service
+	follow   bool
+	batch    []api.Event
+	instance string
+	since    uint64
+}
+
+func events(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	since, err := number(r, "since", "the number of an event is accepted, or 0 for all")
+	if err != nil {
+		return nil, err
+	}
+	follow, err := boolean(r, "follow")
+	if err != nil {
+		return nil, err
+	}
+	if follow { // a follower has nothing more to say; the end of its connection is seen without a deadline
+		if err := endReadDeadline(w, r); err != nil {
+			return nil, err
+		}
+	}
+	instance := r.URL.Query().Get("instance")
+	// The first ones now, while an error can still be said.
+	batch, err := s.Events(r.Context(), instance, since, false)
+	return &stream{service: s, follow: follow, batch: batch, instance: instance, since: since}, err
+}
+
+func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
+	control := http.NewResponseController(w)
+	w.Header().Set("Content-Type", eventsType)
+	w.WriteHeader(status)
+	for {
+		if s.follow { // of this batch; without follow the whole answer has it
+			_ = control.SetWriteDeadline(time.Now().Add(timeout(r)))
+		}
+		if s.send(w) != nil || control.Flush() != nil {
+			return // gone, or too slow
+		}
+		if !s.follow && len(s.batch) == 0 {
+			return
+		}
+		var err error
+		if s.batch, err = s.service.Events(r.Context(), s.instance, s.since, s.follow); err != nil {
+			return // the answer has begun: its end is all that can be said
+		}
+	}
+}
+
+// timeout is how long the server waits for a client that takes no answer.
+func timeout(r *http.Request) time.Duration {
+	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
+		return s.WriteTimeout
+	}
+	return controlLimits.write
+}
+
+func (s *stream) send(w http.ResponseWriter) error {
+	var lines bytes.Buffer
+	encoder := json.NewEncoder(&lines)
+	for _, e := range s.batch {
+		if err := encoder.Encode(e); err != nil {
+			return err
+		}
+		s.instance, s.since = e.Instance, e.Seq
+	}
+	_, err := w.Write(lines.Bytes())
+	return err
+}

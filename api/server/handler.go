@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// handleFunc returns what is answered: a value, or a stream.
+type handleFunc func(Service, http.ResponseWriter, *http.Request) (any, error)
+
+// route is one verb of the API; status is that of what is answered.
+type route struct {
+	method, path string
+	status       int
+	query        []string // the parameters that are known
+	handle       handleFunc
+}
+
+// routes are all there are, in the order of openapi.yaml.
+var routes = []route{
+	{"GET", "/v1/info", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		return s.Info(r.Context())
+	}},
+	{"GET", "/v1/slices", http.StatusOK, []string{"released"}, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		released, err := boolean(r, "released")
+		if err != nil {
+			return nil, err
+		}
+		which := s.Slices
+		if released {
+			which = s.Released
+		}
+		all, err := which(r.Context())
+		return list(all), err
+	}},
+	{"POST", "/v1/slices", http.StatusCreated, nil, register},
+	{"GET", "/v1/slices/{id}", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		id, err := sliceID(r)
+		if err != nil {
+			return nil, err
+		}
+		return s.Slice(r.Context(), id)
+	}},
+	{"PATCH", "/v1/slices/{id}", http.StatusOK, nil, change},
+	{"DELETE", "/v1/slices/{id}", http.StatusOK, []string{"generation", "force"}, release},
+	{"POST", "/v1/slices/{id}/renew", http.StatusOK, nil, renew},
+	{"POST", "/v1/slices/{id}/suspend", http.StatusOK, nil, moved(Service.Suspend)},
+	{"POST", "/v1/slices/{id}/resume", http.StatusOK, nil, moved(Service.Resume)},
+	{"POST", "/v1/slices/{id}/join", http.StatusOK, nil, join},
+	{"GET", "/v1/pools", http.StatusOK, nil, pools},
+	{"GET", "/v1/pools/{name}", http.StatusOK, nil, pool},
+	{"PUT", "/v1/pools/{name}", http.StatusCreated, nil, createPool},
+	{"PATCH", "/v1/pools/{name}", http.StatusOK, nil, setPool},
+	{"DELETE", "/v1/pools/{name}", http.StatusOK, nil, deletePool},
+	{"GET", "/v1/devices", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		all, err := s.Devices(r.Context())
+		return list(all), err
+	}},
+	{"GET", "/v1/history", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		all, err := s.History(r.Context())
+		return list(all), err
+	}},
+	{"GET", "/v1/events", http.StatusOK, []string{"since", "instance", "follow"}, events},
+	{"GET", "/v1/health", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		return s.Health(r.Context())
+	}},
+}
+
+// Handler is the API without a socket.
+func Handler(service Service, log *slog.Logger) http.Handler { return handler(routes, service, log) }
+
+func handler(routes []route, service Service, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	streams := make(chan struct{}, maxStreams)
+	methods := make(map[string][]string)
+	for _, route := range routes {
+		methods[route.path] = append(methods[route.path], route.method)
+		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, r *http.Request) {
+			answer, err := route.answer(service, w, r)
+			if err != nil {
+				fail(w, r, log, err)
+				return
+			}
+			answered, ok := answer.(*stream)
+			if !ok {
+				write(w, route.status, answer)
+				return
+			}
+			select {
+			case streams <- struct{}{}:
+				defer func() { <-streams }()
+				answered.serve(w, r, route.status)
+			default:
+				fail(w, r, log, api.Errorf(api.CodeBusy, "%d others are told events already: end one of them, or ask again later", maxStreams))
+			}
+		})
+	}
+	// The mux's own 404 and 405 are plain text: a client must find JSON in every answer.
+	for path, allowed := range methods {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			fail(w, r, log, api.Errorf(api.CodeMethod, "%.20q is not possible on %.200s: %s are accepted", r.Method, r.URL.Path, strings.Join(allowed, ", ")))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, r, log, noPath(r)) })
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if p := recover(); p != nil {
+				log.Error("a request made the enforcer panic", "err", p, "method", r.Method, "path", r.URL.Path, "stack", string(debug.Stack()))
+				fail(w, r, log, api.Errorf(api.CodeInternal, "the enforcer failed: its log says why"))
+			}
+		}()
+		// The mux redirects an unclean path, in HTML; here it is one that does not exist. And "*" has no path.
+		if r.URL.Path == "" || r.URL.Path[0] != '/' || path.Clean(r.URL.Path) != r.URL.Path {
+			fail(w, r, log, noPath(r))
+			return
+		}
+		takeToken(r)
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func (route *route) answer(service Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	if p, _ := PeerOf(r.Context()); p.Subordinate {
+		w.Header().Set("Connection", "close") // else net/http reads the body before it answers
+		return nil, api.Errorf(api.CodeForbidden,
+			"uid %d is a user of a user namespace alone: this socket is for the host's users (in a rootless container that is the container's root)", p.UID)
+	}
+	// URL.Query drops what it cannot read, and a generation that was dropped would be any generation.
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, api.Errorf(api.CodeBadRequest, "the query cannot be read: %.200s", err.Error())
+	}
+	for name, values := range query {
+		if !slices.Contains(route.query, name) || len(values) != 1 {
+			return nil, api.Errorf(api.CodeBadRequest, "query parameter %.40q is not known here, or is there twice", name)
+		}
+	}
+	return route.handle(service, w, r)
+}
+
+func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	var request api.RegisterRequest
+	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
+		return nil, err
+	}
+	if err := request.Validate(); err != nil {
+		return nil, err
+	}
+	n := noteOf(r)
+	n.quotas, n.ttl, n.tenant, n.pool = request.Quotas, request.TTL, request.Tenant, request.Pools.String()
+	n.slice, n.container, n.names, n.mode = request.ID, request.Container, request.Names, cmp.Or(request.Mode, api.Enforce)
+	if request.For != nil {
+		n.remote = request.For.Remote
+	}
+	return s.Register(r.Context(), request)
+}
+
+func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+	id, err := sliceID(r)
+	if err != nil {
+		return nil, err
+	}
+	generation, err := number(r, "generation", "a number is accepted, or 0 for any")
+	if err != nil {
+		return nil, err
+	}
+	force, err := boolean(r, "force")
+	if err != nil {
+		return nil, err
+	}
+	noteOf(r).force = force
+	return s.Release(r.Context(), id, generation, force)
+}
+
+// number of the query; 0 if it is not there.
+func number(r *http.Request, name, accepted string) (uint64, error) {
+	query := r.URL.Query()
+	if !query.Has(name) {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(query.Get(name), 10, 64)
+	if err != nil {
+		return 0, api.Errorf(api.CodeBadRequest, "%s %.40q is not one: %s", name, query.Get(name), accepted)
+	}
+	return n, nil
+}
+
+// boolean of the query; false if it is not there.
+func boolean(r *http.Request, name string) (bool, error) {
+	query := r.URL.Query()
+	if !query.Has(name) {
+		return false, nil
+	}
+	is, err := strconv.ParseBool(query.Get(name))
+	if err != nil {
+		return false, api.Errorf(api.CodeBadRequest, "%s %.40q is not known: true and false are accepted", name, query.Get(name))
+	}
+	return is, nil
+}
+
+func sliceID(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	return id, api.CheckID(id)
+}
+
+// decode reads one JSON value with known fields only: a misspelt quota must not mean no quota.
+func decode(body io.Reader, into any) error {
+	d := json.NewDecoder(body)
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			return nil
+		}
+		err = errors.New("there is more after the value")
+	}
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		field := "the request"
+		if wrong.Field != "" {
+			field = wrong.Field
+		}
+		return api.Errorf(api.CodeBadRequest, "%.100s was given as %.100s: %s is accepted", field, wrong.Value, inJSON(wrong.Type))
+	}
+	return unreadable(err)
+}
+
+// unreadable returns the error for a request with an unreadable body.
+func unreadable(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return api.Errorf(api.CodeTooLarge, "the request is too large: up to %d bytes are accepted", large.Limit)
+	}
+	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+// inJSON is what a Go type of the API takes.
+func inJSON(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "an array"
+	case reflect.Uint64, reflect.Uint32:
+		return "a whole number from 0 to " + strconv.FormatUint(1<<t.Bits()-1, 10)
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	}
+	return "an object"
+}
+
+// list is never null in JSON.
+func list[T any](l []T) []T {
+	if l == nil {
+		return []T{}
+	}
+	return l
+}
+
+func noPath(r *http.Request) error {
+	return api.Errorf(api.CodeNotFound, "there is nothing at %.200q: see openapi.yaml for the paths", r.URL.Path)
+}
+
+func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
+	e := api.From(err)
+	n := noteOf(r)
+	n.refusal, n.hidden = e, errors.Is(err, api.ErrForbidden)
+	level := slog.LevelDebug
+	if e.Code == api.CodeInternal || e.Code == api.CodeStorage {
+		level = slog.LevelError
+	}
+	log.Log(r.Context(), level, "request refused", "method", r.Method, "path", r.URL.Path, "code", e.Code, "err", err)
+	write(w, e.Code.Status(), e)
+}
+
+func write(w http.ResponseWriter, status int, answer any) {
+	b, err := json.Marshal(answer)
+	if err != nil { // a type of ours that cannot be encoded: a bug
+		status, b = http.StatusInternalServerError, []byte(`{"code":"internal","message":"the answer cannot be encoded"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1)) // a client tells by it that it has all
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n')) // if the client is gone there is nobody to tell
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/needs"
+)
+
+const nobody = 65534
+
+// crowd is this program as another: it opens connections, as many as it can, says how many stayed open, and holds them until
+// its input ends.
+const crowd = "GPUSLICE_CROWD"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(crowd); path != "" {
+		holdMany(path)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func holdMany(path string) {
+	n, _ := strconv.Atoi(os.Getenv(crowd + "_COUNT"))
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		limit.Cur = limit.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	}
+	conns := make([]net.Conn, 0, n)
+	failed := 0
+	for len(conns) < n {
+		conn, err := net.Dial("unix", path)
+		if errors.Is(err, unix.EAGAIN) { // the kernel's queue is full
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if err != nil {
+			if failed++; failed > 100 {
+				fmt.Println("cannot connect:", err)
+				return
+			}
+			continue
+		}
+		conns = append(conns, conn)
+	}
+	// Who was turned away was told so; the last ones may have to wait for that.
+	expected, _ := strconv.Atoi(os.Getenv(crowd + "_OPEN"))
+	open, busy := conns, 0
+	for deadline := time.Now().Add(await.Patience); len(open) > expected && time.Now().Before(deadline); {
+		var still []net.Conn
+		for _, conn := range open {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+			answer := make([]byte, 1024)
+			n, err := conn.Read(answer)
+			switch {
+			case strings.Contains(string(answer[:n]), `"busy"`):
+				busy++
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				still = append(still, conn)
+			}
+		}
+		open = still
+	}
+	fmt.Printf("%d open, %d busy\n", len(open), busy)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// serveWith serves on a socket that is everybody's, with these limits.
+func serveWith(t *testing.T, s Service, l limits) (path string) {
+	t.Helper()
+	path = socketPath(t)
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := ListenForUsers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- newServer(Handler(s, quiet()), l, quiet()).Serve(ctx, listener) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return path
+}
+
+func answers200(t *testing.T, path string) {
+	t.Helper()
+	r, err := httpClient(path).Get("http://gpuslice/v1/info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if r.StatusCode != 200 {
+		t.Fatalf("status %d", r.StatusCode)
+	}
+}
+
+// asNobody makes a copy of this program that nobody can run.
+func asNobody(t *testing.T, env ...string) *exec.Cmd {
+	t.Helper()
+	needs.Root(t)
+	program, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "gs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	copied := filepath.Join(dir, "crowd")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(copied, program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(copied)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return cmd
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
+	l := controlLimits
+	l.header = time.Minute // they are not thrown out while this looks
+	path := serveWith(t, &fakeService{}, l)
+	const connections = 10_000
+	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.each))
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := openFiles(t)
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); _ = child.Wait() }()
+	answers200(t, path) // in the middle of it
+	said, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open, busy int
+	if _, err := fmt.Sscanf(said, "%d open, %d busy", &open, &busy); err != nil {
+		t.Fatalf("%q: %v", said, err)
+	}
+	if open != l.each || busy != connections-l.each {
+		t.Errorf("%d connections stayed open and %d were refused: want %d and %d", open, busy, l.each, connections-l.each)
+	}
+	if n := openFiles(t); n > before+l.each+8 {
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+	for range 100 {
+		answers200(t, path)
+	}
+}
+
+func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
+	path := serveWith(t, &fakeService{}, userLimits)
+	program := asNobody(t)
+	for range 3 {
+		for deadline := time.Now().Add(await.Patience); ; { // the ends of those before are seen in their own time
+			child := exec.Command(program.Path)
+			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
+			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
+			said, err := child.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.each) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%q", said)
+			}
+		}
+	}
+}
+
+func TestWhoIsSlowIsHungUpOn(t *testing.T) {
+	l := controlLimits
+	l.header, l.read, l.idle = 50*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
+	l.all = 1 // each finds the place of the one before free again
+	f := withEvents(1, 1)
+	path := serveWith(t, f, l)
+	head := "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+	for name, says := range map[string]func(io.Writer){
+		"nothing":             func(io.Writer) {},
+		"half a head":         func(w io.Writer) { _, _ = io.WriteString(w, head) },
+		"a byte now and then": func(w io.Writer) { drip(w, head) },
+		"half a body":         func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n{") },
+		"a body bit by bit":   func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); drip(w, strings.Repeat(" ", 1000)) },
+		"no body of a move": func(w io.Writer) {
+			_, _ = io.WriteString(w, strings.Replace(head, "slices", "slices/s/suspend", 1)+"\r\n")
+		},
+		"no body of a follow": func(w io.Writer) {
+			_, _ = io.WriteString(w, strings.Replace(head, "POST /v1/slices", "GET /v1/events?follow=true", 1)+"\r\n")
+		},
+		"one request, no more": func(w io.Writer) { _, _ = io.WriteString(w, "GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n") },
+	} {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go says(conn)
+		_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: it waits", name)
+		}
+		conn.Close()
+	}
+	answers200(t, path)
+	if len(f.moved) != 0 {
+		t.Errorf("%v without the body of the request", f.moved)
+	}
+}
+
+// drip writes a byte at a time until nobody reads.
+func drip(w io.Writer, text string) {
+	for i := range text {
+		if _, err := io.WriteString(w, text[i:i+1]); err != nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
+	path := serveWith(t, &fakeService{}, controlLimits)
+	for size, want := range map[int]string{maxHeader: " 200 ", maxHeader + 1: " 431 ", 2 * maxHeader: " 431 "} {
+		const before, after = "GET /v1/info HTTP/1.0\r\nX: ", "\r\n\r\n"
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, before+strings.Repeat("x", size-len(before)-len(after))+after)
+		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, want) {
+			t.Errorf("a head of %d bytes: %q, %v", size, line, err)
+		}
+	}
+}
+
+func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
+	f := withEvents(1, 4096)
+	l := controlLimits
+	l.write = 50 * time.Millisecond
+	path := serveWith(t, f, l)
+	for range maxStreams { // there is no place for another
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "GET /v1/events?follow=true HTTP/1.0\r\n\r\n")
+		if line, err := bufio.NewReaderSize(conn, 16).ReadString('\n'); err != nil || !strings.Contains(line, " 200 ") {
+			t.Fatalf("%q, %v", line, err)
+		}
+	}
+	long := strings.Repeat("x", 1000)
+	for range 4000 { // more than their sockets take
+		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
+	}
+	for deadline := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
+		r, err := httpClient(path).Head("http://gpuslice/v1/events")
+		if err == nil { // else it was too slow itself
+			r.Body.Close()
+			if r.StatusCode == 200 {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("they still have their places: %v", err)
+		}
+	}
+}
+
+// Who connects and hangs up as often as he can costs no more than to accept so many, and others are answered meanwhile.
+func TestUsersAreAcceptedAtABoundedPace(t *testing.T) {
+	const connects = "GPUSLICE_CONNECTS"
+	if path := os.Getenv(connects); path != "" {
+		for {
+			if conn, err := net.Dial("unix", path); err == nil {
+				conn.Close()
+			}
+		}
+	}
+	path := socketPath(t)
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	inner, err := ListenForUsers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	l := limit(inner, userLimits.connections)
+	child := asNobody(t, connects+"="+path)
+	child.Args = append(child.Args, "-test.run=^"+t.Name()+"$")
+	begun := time.Now()
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	for n := 1; time.Since(begun) < 3*time.Second; n++ {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if most := float64(userLimits.accepts) * (time.Since(begun).Seconds() + 1); float64(n) > most+1 {
+			t.Fatalf("%d connections were accepted in %v, want at most %.0f", n, time.Since(begun), most)
+		}
+	}
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/badconfig"
+)
+
+const shipped = "../../configs/config.toml"
+
+func load(t *testing.T, text string) (Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(path)
+}
+
+// sections are those of the shipped file, each as it reads once the "#" of its lines is gone. One in double brackets is an example.
+func sections(t *testing.T) (defaults, examples []string) {
+	t.Helper()
+	text, err := os.ReadFile(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	active := regexp.MustCompile(`(?m)^#([[a-z])`).ReplaceAllString(string(text), "$1")
+	starts := regexp.MustCompile(`(?m)^\[`).FindAllStringIndex(active, -1)
+	for i, start := range starts {
+		end := len(active)
+		if i+1 < len(starts) {
+			end = starts[i+1][0]
+		}
+		if section := active[start[0]:end]; strings.HasPrefix(section, "[[") {
+			examples = append(examples, section)
+		} else {
+			defaults = append(defaults, section)
+		}
+	}
+	return defaults, examples
+}
+
+func TestTheShippedFileIsTheDefaults(t *testing.T) {
+	defaults, _ := sections(t)
+	same := map[string]string{"an empty file": "", "each section": strings.Join(defaults, "")}
+	if text, err := os.ReadFile(shipped); err != nil {
+		t.Fatal(err)
+	} else {
+		same["the shipped file"] = string(text)
+	}
+	for name, text := range same {
+		if c, err := load(t, text); err != nil || !reflect.DeepEqual(c, Default()) {
+			t.Errorf("%s: %v: %+v\nthe default is %+v", name, err, c, Default())
+		}
+	}
+	if _, err := os.Stat(api.DefaultConfig); errors.Is(err, os.ErrNotExist) {
+		if none, err := Load(api.DefaultConfig); err != nil || !reflect.DeepEqual(none, Default()) {
+			t.Errorf("no file: %+v, %v", none, err)
+		}
+	}
+	if c := Default(); c.check() != nil {
+		t.Error(c.check())
+	}
+}
+
+// documented are the blocks of TOML in the documents that are parts of this file, not of another program's.
+func documented(t *testing.T) (blocks []string) {
+	t.Helper()
+	block := regexp.MustCompile("(?ms)^```toml\n(.*?)^```")
+	others := regexp.MustCompile(`^\[(nvidia-container-runtime|plugins\.)`)
+	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../docs/*/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range block.FindAllSubmatch(text, -1) {
+				if !others.Match(found[1]) {
+					blocks = append(blocks, string(found[1]))
+				}
+			}
+		}
+	}
+	return blocks
+}
+
+func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
+	text, err := os.ReadFile(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, examples := sections(t)
+	blocks := documented(t)
+	if len(defaults) < 10 || len(examples) == 0 || len(blocks) == 0 {
+		t.Fatalf("found %d sections, %d examples, %d blocks of documents", len(defaults), len(examples), len(blocks))
+	}
+	for _, added := range slices.Concat(defaults, examples, blocks) {
+		if _, err := load(t, string(text)+added); err != nil {
+			t.Errorf("%v, with this at its end:\n%s", err, added)
+		}
+	}
+	for _, added := range slices.Concat(examples, blocks) {
+		if c, err := load(t, string(text)+added); err == nil && reflect.DeepEqual(c, Default()) {
+			t.Errorf("it changes nothing:\n%s", added)
+		}
+	}
+	if c, err := load(t, string(text)+examples[0]+examples[0]); err != nil || len(c.Sessions.Limits) != 2 {
+		t.Errorf("an example twice: %+v, %v", c.Sessions, err)
+	}
+}
+
+func TestTheFileForSharedHostsIsAccepted(t *testing.T) {
+	if _, err := Load("../../configs/shared.toml"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
+	defaults, examples := sections(t)
+	text := strings.Join(append(defaults, examples...), "")
+	var c Config
+	known, err := toml.Decode(text, &c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		fields, path := table.Type, []string{table.Tag.Get("toml")}
+		if fields.Kind() == reflect.Map { // sections with names of their own; one stands for all
+			fields, path = fields.Elem(), append(path, DefaultTenant)
+		}
+		for _, field := range reflect.VisibleFields(fields) {
+			table, key := strings.Join(path, "."), field.Tag.Get("toml")
+			if key == "" || !known.IsDefined(append(path, key)...) {
+				t.Errorf("the file has no %s.%s (field %s)", table, key, field.Name)
+			}
+			if at := strings.Index(text, "\n"+key+" ="); at > 0 {
+				lines := strings.Split(text[:at], "\n")
+				if !strings.HasPrefix(lines[len(lines)-1], "#") {
+					t.Errorf("%s.%s is not explained", table, key)
+				}
+			}
+		}
+	}
+}
+
+func TestEveryKeyIsRead(t *testing.T) {
+	c, err := load(t, `
+[enforcer]
+socket = "/a/b.sock"
+run_dir = "/r"
+state_dir = "/s"
+library = "/l.so"
+group = ""
+log_level = "debug"
+metrics_address = "127.0.0.1:9835"
+truth_interval = "250ms"
+settle_time = "3s"
+exit_grace = "50ms"
+idle_interval = "1m"
+context_overhead = "300m"
+nvml = "off"
+enforcement = "intercept"
+[runtime]
+runtimes = ["/usr/bin/nvidia-container-runtime"]
+missing = "pass"
+default_vram = "50%"
+allow_env = true
+[admission]
+overcommit = 1.25
+reserve = "512m"
+max_vram = "50%"
+[elastic]
+overcommit = 2.5
+remap = false
+min_resident = "5s"
+quantum = "1m"
+host_memory = "64G"
+[tenants.physics]
+max_vram = "40G"
+[tenants."biology.1"]
+[audit]
+file = "/var/log/a"
+max_size = "1G"
+max_age = "24h"
+keep = 0
+[policy]
+bypass = "kill"
+scope = "slice"
+allowance = "512m"
+bypass_grace = "1s"
+[expiry]
+grace = "2m"
+max_ttl = "12h"
+[sessions]
+socket = "/u.sock"
+[[sessions.limits]]
+user = "alice"
+max_vram = "8G"
+max_sessions = 2
+[[sessions.limits]]
+group = "100"
+max_vram = "50%"
+[leases]
+socket = "/l.sock"
+dir = "/d"
+uids = "100000-100999"
+cgroup = "c"
+max_leases = 2
+max_clients = 3
+code_overhead = "1M"
+load_timeout = "1m"
+memory_max = "2G"
+pids_max = 4
+cpus = 1.5
+metrics_address = "127.0.0.1:9836"
+tls_address = ":9837"
+tls_certificate = "/c.pem"
+tls_key = "/k.pem"
+tls_client_ca = "/ca.pem"
+`)
+	want := Config{
+		Enforcer: Enforcer{
+			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
+			TruthInterval: 250 * time.Millisecond, SettleTime: 3 * time.Second, ExitGrace: 50 * time.Millisecond, IdleInterval: time.Minute,
+			ContextOverhead: 300 << 20, NVML: NVMLOff, Enforcement: api.Intercept,
+		},
+		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
+		Policy:  Policy{Bypass: api.Kill, Scope: api.ScopeSlice, Allowance: 512 << 20, BypassGrace: time.Second},
+		Expiry:  Expiry{Grace: 2 * time.Minute, MaxTTL: TTL(12 * time.Hour)},
+		Sessions: Sessions{Socket: "/u.sock", Limits: []SessionLimit{
+			{User: "alice", MaxVRAM: Share{api.Share{Bytes: 8 << 30}}, MaxSessions: 2}, {Group: "100", MaxVRAM: Share{api.Share{Percent: 50}}},
+		}},
+		Leases: Leases{
+			Socket: "/l.sock", Dir: "/d", UIDs: UIDs{100000, 100999}, Cgroup: "c", MaxLeases: 2, MaxClients: 3, CodeOverhead: 1 << 20,
+			LoadTimeout: time.Minute, MemoryMax: 2 << 30, PIDsMax: 4, CPUs: 1.5, MetricsAddress: "127.0.0.1:9836",
+			TLSAddress: ":9837", TLSCertificate: "/c.pem", TLSKey: "/k.pem", TLSClientCA: "/ca.pem",
+		},
+		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: Duration(24 * time.Hour)},
+		Elastic:   Elastic{Overcommit: 2.5, MinResident: 5 * time.Second, Quantum: time.Minute, HostMemory: 64 << 30},
+		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
+		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
+	}
+	if err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}
+
+func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
+	for text, want := range badconfig.Files {
+		_, err := load(t, text)
+		if err == nil {
+			t.Errorf("accepted: %s", text)
+			continue
+		}
+		for _, part := range append(want, "config.toml") {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: the error does not say %q: %v", text, part, err)
+			}
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("the error has several lines: %q", err)
+		}
+		if strings.Contains(err.Error(), ".go") {
+			t.Errorf("the error names a source file: %q", err)
+		}
+	}
+}
+
+func TestEachKeyHasAValueThatIsRefused(t *testing.T) {
+	var texts strings.Builder
+	for text := range badconfig.Files {
+		texts.WriteString("\n" + text)
+	}
+	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		fields := table.Type
+		if fields.Kind() == reflect.Map {
+			fields = fields.Elem()
+		}
+		for _, field := range reflect.VisibleFields(fields) {
+			section, key := table.Tag.Get("toml"), field.Tag.Get("toml")
+			set := regexp.MustCompile(`\n\[+` + section + `[^[]*\n` + key + ` =|\n\[\[` + section + `\.` + key + `]]`)
+			if !set.MatchString(texts.String()) {
+				t.Errorf("badconfig has no value for %s.%s", section, key)
+			}
+		}
+	}
+}
+
+func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
+	if _, err := Load(t.TempDir()); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	misspelt := filepath.Join(t.TempDir(), "confg.toml")
+	if _, err := Load(misspelt); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), misspelt) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
+	if got := Default().Enforcer.ContextOverhead.String(); got != "512MiB" {
+		t.Errorf("got %s", got)
+	}
+	var s Size
+	if err := s.UnmarshalText([]byte("0")); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
+	for text, want := range map[string][]string{
+		"[runtime]\nruntimes = [\"crun\"]\nmissing = \"ignore\"\n":       {"crun"},
+		"[runtime]\nruntimes = [\"crun\"]\n[enforcer]\nsockt = \"/a\"\n": {"crun"},
+		"[runtime]\nruntimes = [\"crun\"]\n[enforcer\n":                  Default().Runtime.Runtimes,
+		"[runtime]\nruntimes = []\n":                                     Default().Runtime.Runtimes,
+		"[runtime]\nruntimes = 7\n":                                      Default().Runtime.Runtimes,
+	} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(path); err == nil {
+			t.Errorf("%q was loaded", text)
+		}
+		if got := Runtimes(path); !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

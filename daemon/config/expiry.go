@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Expiry is what becomes of slices whose time is over, and what time they may have.
+type Expiry struct {
+	Grace  time.Duration `toml:"grace"`
+	MaxTTL TTL           `toml:"max_ttl"`
+}
+
+// TTL is a duration, written as a container's ttl is; 0, written "", is none.
+type TTL time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (t *TTL) UnmarshalText(text []byte) error {
+	*t = 0
+	if len(text) == 0 {
+		return nil
+	}
+	d, err := api.ParseDuration(string(text))
+	if err != nil || d < api.MinTTL || d > api.MaxTTL {
+		return fmt.Errorf("%.80q is not a time to live: a duration from %s to %s is accepted, such as \"12h\" or \"7d\", and \"\" for none",
+			text, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
+	}
+	*t = TTL(d)
+	return nil
+}
+
+// check says which value is not accepted, and what is.
+func (e *Expiry) check() error {
+	if e.Grace < 100*time.Millisecond || e.Grace > time.Hour {
+		return fmt.Errorf("expiry.grace = %q: \"100ms\" to \"1h\" are accepted", e.Grace)
+	}
+	return nil
+}

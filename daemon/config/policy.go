@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Policy is what gpusliced does about processes that hold memory past the ledger.
+type Policy struct {
+	Bypass    api.Action `toml:"bypass"`
+	Scope     api.Scope  `toml:"scope"`
+	Allowance Size       `toml:"allowance"`
+
+	BypassGrace time.Duration `toml:"bypass_grace"`
+}
+
+// The allowance is argued for in docs/evidence/security.md.
+func defaultPolicy() Policy {
+	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
+}
+
+// check says which value is not accepted, and what is.
+func (p *Policy) check() error {
+	switch {
+	case !oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)):
+		return fmt.Errorf("policy.bypass = %q: %q, %q and %q are accepted", p.Bypass, api.Log, api.Refuse, api.Kill)
+	case !oneOf(string(p.Scope), string(api.ScopeProcess), string(api.ScopeSlice)):
+		return fmt.Errorf("policy.scope = %q: %q and %q are accepted", p.Scope, api.ScopeProcess, api.ScopeSlice)
+	}
+	return nil
+}

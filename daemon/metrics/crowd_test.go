@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// counting knows how many of its connections are open, and were at most.
+type counting struct {
+	net.Listener
+	mu         sync.Mutex
+	open, most int
+}
+
+type countedConn struct {
+	net.Conn
+	close func()
+}
+
+func (c *counting) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c.add(1)
+	return &countedConn{conn, sync.OnceFunc(func() { c.add(-1) })}, nil
+}
+
+func (c *counting) add(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open += n
+	c.most = max(c.most, c.open)
+}
+
+func (c *countedConn) Close() error {
+	defer c.close()
+	return c.Conn.Close()
+}
+
+// Nobody tells on a TCP address who asks: all together have few connections, and each that ends is the next one's.
+func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &counting{Listener: l}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- New(two(), quiet()).Serve(ctx, c) }()
+	var served atomic.Int64
+	var all sync.WaitGroup
+	full := make(chan struct{}) // as many are served as may be, and stay until then
+	for range 4 * maxConnections {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			defer conn.Close()
+			_, _ = io.WriteString(conn, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+			if n, _ := conn.Read(make([]byte, 1)); n == 1 {
+				if served.Add(1) == maxConnections {
+					close(full)
+				}
+				<-full
+			}
+		})
+	}
+	all.Wait()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.most > maxConnections || served.Load() != 4*maxConnections {
+		t.Errorf("%d connections at a time, and %d answers", c.most, served.Load())
+	}
+}
+
+// asked counts how often it is asked.
+type asked struct {
+	from  Slices
+	times atomic.Int64
+}
+
+func (a *asked) Slices(ctx context.Context) ([]api.Slice, error) {
+	a.times.Add(1)
+	return a.from.Slices(ctx)
+}
+
+func TestScrapesHaveABoundedPace(t *testing.T) {
+	a := &asked{from: two()}
+	h := New(a, quiet()).Handler()
+	begun := time.Now()
+	var all sync.WaitGroup
+	for range scrapesAtOnce + scrapesPerSecond {
+		all.Go(func() {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+			n := a.times.Load() // before the time is measured, which bounds it
+			if most := scrapesAtOnce + 1 + int64(time.Since(begun).Seconds()*scrapesPerSecond); w.Code != 200 || n > most {
+				t.Errorf("status %d; %d scrapes in %s", w.Code, n, time.Since(begun))
+			}
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Host is where the figures of the devices and of the enforcer itself come from.
+type Host interface {
+	GivenDevices(ctx context.Context) ([]api.Device, error) // waits for nothing
+	Health(ctx context.Context) (api.Health, error)         // waits for nothing
+	Lag() time.Duration                                     // how long after its time the last regular check of all slices ended
+	HostMemory() (bytes uint64, known bool)                 // charged to the cgroup of the operator's choice; waits for nothing
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("gpuslice_"+name, help, labels, nil)
+}
+
+var (
+	deviceInfoDesc   = describe("device_info", "Always 1; the labels say which device it is.", "device", "index", "name")
+	deviceTotalDesc  = describe("device_total_bytes", "Memory of the device.", "device")
+	deviceGivenDesc  = describe("device_given_bytes", "Memory of the device that is granted: quotas, and what released slices still hold.", "device")
+	deviceFreeDesc   = describe("device_free_bytes", "Memory of the device that may still be granted; absent without driver truth.", "device")
+	deviceSlicesDesc = describe("device_slices", "Slices with a quota on the device.", "device")
+
+	liveDesc          = describe("live", "1 if the enforcer makes progress, 0 if it hangs.")
+	readyDesc         = describe("ready", "1 if the enforcer can give slices now.")
+	loopAgeDesc       = describe("loop_age_seconds", "Since the last regular check of all slices ended.")
+	loopLagDesc       = describe("loop_lag_seconds", "How long after its time the last regular check of all slices ended.")
+	storeWaitDesc     = describe("store_wait_seconds", "How long the oldest change has waited for the disk; 0 if none waits.")
+	storeFailuresDesc = describe("store_failures_total", "Changes, or groups of them, that could not be stored.")
+	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
+	truthFailuresDesc = describe("truth_failures_total", "Times that the driver did not say who holds what on the device.", "device")
+
+	hostMemoryDesc = describe("host_cgroup_bytes", "Memory that is charged to host_cgroup; absent without that.")
+
+	hostDescs = []*prometheus.Desc{
+		deviceInfoDesc, deviceTotalDesc, deviceGivenDesc, deviceFreeDesc, deviceSlicesDesc,
+		liveDesc, readyDesc, loopAgeDesc, loopLagDesc, storeWaitDesc, storeFailuresDesc, truthAgeDesc, truthFailuresDesc,
+		hostMemoryDesc,
+	}
+)
+
+// host reads the devices and the enforcer's health for each scrape.
+type host struct {
+	Host
+	log *slog.Logger
+}
+
+// Describe implements prometheus.Collector.
+func (h *host) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range hostDescs {
+		descs <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (h *host) Collect(metrics chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	put := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) { put(d, prometheus.GaugeValue, v, labels...) }
+	health, err := h.Health(ctx)
+	if err != nil {
+		metrics <- prometheus.NewInvalidMetric(liveDesc, err)
+		return
+	}
+	gauge(liveDesc, one(health.Live))
+	gauge(readyDesc, one(health.Ready))
+	gauge(loopLagDesc, h.Lag().Seconds())
+	if bytes, known := h.HostMemory(); known {
+		gauge(hostMemoryDesc, float64(bytes))
+	}
+	for _, c := range health.Checks {
+		switch c.Name {
+		case "loop":
+			gauge(loopAgeDesc, c.Age.Seconds())
+		case "store":
+			gauge(storeWaitDesc, c.Age.Seconds())
+			put(storeFailuresDesc, prometheus.CounterValue, float64(c.Failures))
+		case "truth":
+			gauge(truthAgeDesc, c.Age.Seconds(), c.Device)
+			put(truthFailuresDesc, prometheus.CounterValue, float64(c.Failures), c.Device)
+		}
+	}
+	devices, err := h.GivenDevices(ctx)
+	if err != nil {
+		h.log.Error("devices cannot be shown to Prometheus", "err", err)
+		metrics <- prometheus.NewInvalidMetric(deviceTotalDesc, err)
+		return
+	}
+	for _, d := range devices {
+		gauge(deviceInfoDesc, 1, d.UUID, strconv.Itoa(d.Index), d.Name)
+		gauge(deviceTotalDesc, float64(d.Total), d.UUID)
+		gauge(deviceGivenDesc, float64(d.Quotas), d.UUID)
+		gauge(deviceSlicesDesc, float64(d.Slices), d.UUID)
+		if d.Free != nil {
+			gauge(deviceFreeDesc, float64(*d.Free), d.UUID)
+		}
+	}
+}
+
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// Watch shows a host's devices and its enforcer's health too, the health on /healthz and /readyz as well. It must be
+// called before Handler.
+func (m *Metrics) Watch(h Host, log *slog.Logger) {
+	m.host = h
+	m.registry.MustRegister(&host{h, log})
+}
+
+// probe answers 200 if it is so, and else 503; why is in the body, as GET /v1/health has it.
+func (m *Metrics) probe(is func(api.Health) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		health, err := m.host.Health(r.Context())
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil || !is(health) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_ = json.NewEncoder(w).Encode(health) // if the client is gone there is nobody to tell
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// Whoever starts containers chooses their tenants' names, and how many slices there are: each would be series of its own in
+// every scrape. So both are bounded, by an order in which nobody's series comes and goes because of others who are newer.
+const (
+	// maxTenants is how many have series of their own: the first by name. The rest is summed under otherTenants.
+	maxTenants   = 100
+	otherTenants = "other"
+	// maxSlices is how many have series of their own: the oldest. The others are in the sums of their tenant and of the
+	// devices, and are not summed by themselves, since a counter must not fall when one of them ends.
+	maxSlices = 1000
+)
+
+var (
+	unlistedDesc       = describe("slices_unlisted", "Slices that have no series of their own, since there are so many.")
+	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant, pools' members among them.", "tenant")
+	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration lets the tenant's slices and pools have, all together (max_vram); absent without a bound.", "tenant", "device")
+	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices and pools may keep on the device, all together; what a pool's member may is part of the pool's.", "tenant", "device")
+	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold, in pools, too.", "tenant", "device")
+	tenantOverheadDesc = describe("tenant_overhead_bytes", "VRAM that the driver holds for the tenant's slices beyond that: contexts, modules.", "tenant", "device")
+
+	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantMaxDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
+)
+
+// Bounds are what the configuration lets each tenant have: bytes, by the UUID of each device on which it has a bound.
+type Bounds interface {
+	TenantBounds(tenant string) map[string]uint64
+}
+
+// listed are the slices that have series of their own.
+func listed(all []api.Slice) []api.Slice {
+	if len(all) <= maxSlices {
+		return all
+	}
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b api.Slice) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID)) })
+	return all[:maxSlices]
+}
+
+// tenantUse is what the slices and pools of a tenant have, on each device.
+type tenantUse struct {
+	slices  int
+	devices map[string]*api.DeviceUse
+}
+
+// byTenant adds slices and pools up, for each tenant that has series of its own, and for all others. A pool without a tenant is the
+// operator's.
+func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
+	names := make(map[string]bool)
+	for _, s := range all {
+		names[s.Tenant] = true
+	}
+	for _, p := range pools {
+		if p.Tenant != "" {
+			names[p.Tenant] = true
+		}
+	}
+	delete(names, otherTenants) // who is named so is not told from them
+	own := slices.Sorted(maps.Keys(names))
+	own = own[:min(len(own), maxTenants)]
+	uses := make(map[string]*tenantUse)
+	of := func(name string) *tenantUse {
+		if _, found := slices.BinarySearch(own, name); !found {
+			name = otherTenants
+		}
+		if uses[name] == nil {
+			uses[name] = &tenantUse{devices: make(map[string]*api.DeviceUse)}
+		}
+		return uses[name]
+	}
+	for _, s := range all {
+		of(s.Tenant).add(s)
+	}
+	for _, p := range pools {
+		if p.Tenant == "" {
+			continue
+		}
+		for _, d := range p.Devices {
+			of(p.Tenant).on(d.Device).Limit += d.Limit
+		}
+	}
+	return uses
+}
+
+// on is never nil.
+func (u *tenantUse) on(device string) *api.DeviceUse {
+	if u.devices[device] == nil {
+		u.devices[device] = &api.DeviceUse{}
+	}
+	return u.devices[device]
+}
+
+func (u *tenantUse) add(s api.Slice) {
+	u.slices++
+	for _, d := range s.Devices {
+		sum := u.on(d.Device)
+		if d.Pool == "" { // else it is part of the pool's
+			sum.Limit += d.Limit
+		}
+		sum.Used += d.Used
+		sum.Overhead += d.Overhead
+	}
+}
+
+// collectTenants shows what each tenant has, and what it may have; bounds may be nil.
+func collectTenants(all []api.Slice, pools []api.Pool, bounds Bounds, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	for name, u := range byTenant(all, pools) {
+		gauge(tenantSlicesDesc, float64(u.slices), name)
+		if bounds != nil && name != otherTenants { // each of those has its own
+			for device, bytes := range bounds.TenantBounds(name) {
+				gauge(tenantMaxDesc, float64(bytes), name, device)
+			}
+		}
+		for device, d := range u.devices {
+			gauge(tenantLimitDesc, float64(d.Limit), name, device)
+			gauge(tenantUsedDesc, float64(d.Used), name, device)
+			gauge(tenantOverheadDesc, float64(d.Overhead), name, device)
+		}
+	}
+}

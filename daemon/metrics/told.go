@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// told counts events. What it counts goes on when a slice is released, whose own figures are then gone.
+type told struct {
+	events      *prometheus.CounterVec
+	allocations prometheus.Counter
+	refusals    prometheus.Counter
+	recovered   prometheus.Counter
+}
+
+func newTold() told {
+	t := told{
+		events: counters("gpuslice_events_total", "kind", "Events of slices and pools, by kind; one event can be of several refusals."),
+		allocations: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "gpuslice_allocations_total",
+			Help: "Allocations that succeeded, of all slices that there were.",
+		}),
+		refusals: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "gpuslice_refusals_total",
+			Help: "Allocations that were refused, of all slices that there were.",
+		}),
+		recovered: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "gpuslice_recovered_bytes_total",
+			Help: "VRAM that was released for processes that died holding it, of all slices that there were.",
+		}),
+	}
+	for _, kind := range api.EventKinds() {
+		if kind != api.EventMissed { // which is no event of the enforcer
+			t.events.WithLabelValues(string(kind)) // a counter that begins when something happens shows no increase
+		}
+	}
+	return t
+}
+
+// Told counts an event.
+func (m *Metrics) Told(e api.Event) {
+	m.told.events.WithLabelValues(string(e.Kind)).Inc()
+	switch e.Kind {
+	case api.EventRefused:
+		m.told.refusals.Add(float64(e.Count))
+	case api.EventFreed:
+		m.told.recovered.Add(float64(e.Bytes))
+	}
+}
+
+// Allocated counts allocations of processes.
+func (m *Metrics) Allocated(n uint64) { m.told.allocations.Add(float64(n)) }
+
+// Audit shows how many entries were written into the audit log, and how many dropped. It must be called before Handler.
+func (m *Metrics) Audit(counts func() (written, dropped uint64)) { m.audit = counts }
+
+// auditCounters are 0 if there is no audit log.
+func (m *Metrics) auditCounters() []prometheus.Collector {
+	counter := func(name, help string, value func(written, dropped uint64) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
+			if m.audit == nil {
+				return 0
+			}
+			return float64(value(m.audit()))
+		})
+	}
+	return []prometheus.Collector{
+		counter("gpuslice_audit_entries_total", "Entries that were written into the audit log.", func(written, _ uint64) uint64 { return written }),
+		counter("gpuslice_audit_dropped_total", "Entries of the audit log that could not be written.", func(_, dropped uint64) uint64 { return dropped }),
+	}
+}

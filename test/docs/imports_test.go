@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"encoding/xml"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The picture names every package of these directories, and a package imports only those of lower rows.
+func TestImportsGoDownOnly(t *testing.T) {
+	const picture, module = "docs/pictures/packages.svg", "github.com/gpuslice/gpuslice/"
+	rows, seen := packagesIn(t, filepath.Join(root, picture)), make(map[string]bool)
+	for _, dir := range []string{"api", "daemon", "enforcer", "hostmem"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
+			name, _ := filepath.Rel(root, filepath.Dir(path))
+			of := strings.TrimPrefix(name, "enforcer/")
+			switch {
+			case err != nil:
+				return err
+			case entry.IsDir() && entry.Name() == "testdata":
+				return fs.SkipDir
+			case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(of, "test"):
+				return nil
+			}
+			row, known := rows[of]
+			if !known && !seen[of] {
+				t.Errorf("%s does not name %s", picture, of)
+			}
+			seen[of] = true
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			if err != nil {
+				return err
+			}
+			for _, spec := range file.Imports {
+				name, err := strconv.Unquote(spec.Path.Value)
+				if err != nil {
+					return err
+				}
+				if below, ours := strings.CutPrefix(name, module); ours && rows[strings.TrimPrefix(below, "enforcer/")] <= row {
+					t.Errorf("%s imports %s, which is in no lower row of %s", path, below, picture)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name := range rows {
+		if !seen[name] {
+			t.Errorf("%s names %s, which is no package", picture, name)
+		}
+	}
+}
+
+// packagesIn returns the texts of class "package" in a picture, and how far down each is.
+func packagesIn(t *testing.T, path string) map[string]int {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var picture struct {
+		Texts []struct {
+			Class string `xml:"class,attr"`
+			Down  int    `xml:"y,attr"`
+			Text  string `xml:",chardata"`
+		} `xml:"text"`
+	}
+	if err := xml.Unmarshal(text, &picture); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	packages := make(map[string]int)
+	for _, text := range picture.Texts {
+		if text.Class == "package" {
+			packages[text.Text] = text.Down
+		}
+	}
+	return packages
+}
