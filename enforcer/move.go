@@ -246,7 +246,7 @@ func (s *slice) unlocked(p *moved) error {
 	case err != nil:
 		return s.cannot(err)
 	case state != checkpoint.Running:
-		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
+		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s by a program outside gpuslice: let that program undo it",
 			s.id(), p.PID, process.Name(p.PID), state)}
 	}
 	return nil

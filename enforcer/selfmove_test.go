@@ -105,7 +105,7 @@ func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	f.state[a.pid()] = checkpoint.Locked
 	f.mu.Unlock()
 	b.expect(statusAway, "return")
-	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by somebody else's doing") })
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by a program outside gpuslice") })
 	if s := h.becomes("a", api.Active); f.states()[a.pid()] != checkpoint.Running && f.states()[a.pid()] != checkpoint.Locked {
 		t.Errorf("%+v", s)
 	}

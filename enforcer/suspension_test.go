@@ -342,7 +342,7 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	f.mu.Lock()
 	f.state[last] = checkpoint.Locked
 	f.mu.Unlock()
-	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "is locked, by somebody else's doing")
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "is locked by a program outside gpuslice")
 	f.mu.Lock()
 	f.state[last] = checkpoint.Running
 	f.mu.Unlock()

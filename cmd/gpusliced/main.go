@@ -138,7 +138,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Admission:   limits(whole),
 		Elastic: enforcer.Elastic{
 			Remap: whole.Elastic.Remap, Overcommit: whole.Elastic.Thousandths(), MinResident: whole.Elastic.MinResident, Quantum: whole.Elastic.Quantum,
-			HostMemory: uint64(whole.Elastic.HostMemory),
+			Patience: whole.Elastic.Patience, MaxPriority: whole.Elastic.MaxPriority, HostMemory: uint64(whole.Elastic.HostMemory),
 		},
 		Users: userLimits(whole.Sessions),
 		Policy: enforcer.Policy{

@@ -191,6 +191,8 @@ overcommit = 2.5
 remap = false
 min_resident = "5s"
 quantum = "1m"
+patience = "2m"
+max_priority = 5
 host_memory = "64G"
 [tenants.physics]
 max_vram = "40G"
@@ -253,7 +255,7 @@ tls_client_ca = "/ca.pem"
 			TLSAddress: ":9837", TLSCertificate: "/c.pem", TLSKey: "/k.pem", TLSClientCA: "/ca.pem",
 		},
 		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: Duration(24 * time.Hour)},
-		Elastic:   Elastic{Overcommit: 2.5, MinResident: 5 * time.Second, Quantum: time.Minute, HostMemory: 64 << 30},
+		Elastic:   Elastic{Overcommit: 2.5, MinResident: 5 * time.Second, Quantum: time.Minute, Patience: 2 * time.Minute, MaxPriority: 5, HostMemory: 64 << 30},
 		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
 		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
 	}

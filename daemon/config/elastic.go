@@ -7,6 +7,8 @@ import (
 	"math"
 	"path"
 	"time"
+
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // Elastic is how slices are moved between devices and host memory.
@@ -16,6 +18,8 @@ type Elastic struct {
 	Remap       bool          `toml:"remap"` // processes move their memory themselves where they can
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
+	Patience    time.Duration `toml:"patience"`     // a slice that its processes keep on a device for so long, while others wait, is ended; 0 is never
+	MaxPriority int           `toml:"max_priority"` // of containers and of users' sessions
 	// HostCgroup is the cgroup to which host memory is charged of processes that move their memory themselves, below the root of its hierarchy; "" is
 	// each process's own.
 	HostCgroup string `toml:"host_cgroup"`
@@ -23,7 +27,7 @@ type Elastic struct {
 }
 
 func defaultElastic() Elastic {
-	return Elastic{Overcommit: 4, Remap: true, MinResident: 2 * time.Second, Quantum: 30 * time.Second}
+	return Elastic{Overcommit: 4, Remap: true, MinResident: 2 * time.Second, Quantum: 30 * time.Second, Patience: 5 * time.Minute}
 }
 
 // Thousandths is the overcommit as the enforcer counts it.
@@ -38,6 +42,10 @@ func (e *Elastic) check() error {
 		return fmt.Errorf("elastic.min_resident = %q: 0s to 1h are accepted", e.MinResident)
 	case e.Quantum < e.MinResident || e.Quantum > 24*time.Hour:
 		return fmt.Errorf("elastic.quantum = %q: min_resident (%s) to 24h are accepted", e.Quantum, e.MinResident)
+	case e.Patience < 0 || e.Patience > 24*time.Hour:
+		return fmt.Errorf("elastic.patience = %q: 0s to 24h are accepted", e.Patience)
+	case e.MaxPriority < api.MinPriority || e.MaxPriority > api.MaxPriority:
+		return fmt.Errorf("elastic.max_priority = %d: %d to %d are accepted", e.MaxPriority, api.MinPriority, api.MaxPriority)
 	case e.HostCgroup != "" && (!isPath(e.HostCgroup) || path.Clean(e.HostCgroup) != e.HostCgroup || e.HostCgroup == "/" || len(e.HostCgroup) > 255):
 		return fmt.Errorf("elastic.host_cgroup = %q: a path below the root of the cgroups such as \"/gpuslice-host\" is accepted, or \"\"", e.HostCgroup)
 	case e.HostCgroup != "" && !e.Remap:

@@ -72,6 +72,8 @@ var Files = map[string][]string{
 	"[elastic]\nmin_resident = \"2h\"\n":                          {"elastic.min_resident", "0s to 1h"},
 	"[elastic]\nremap = false\nhost_cgroup = \"/x\"\n":            {"elastic.host_cgroup", "that is for remap = true"},
 	"[elastic]\nquantum = \"1s\"\n":                               {"elastic.quantum", "min_resident (2s) to 24h"},
+	"[elastic]\npatience = \"48h\"\n":                             {"elastic.patience", "0s to 24h"},
+	"[elastic]\nmax_priority = 1001\n":                            {"elastic.max_priority", "-1000 to 1000"},
 	"[admission]\novercommit = 0.9\n":                             {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
 	"[admission]\novercommit = nan\n":                             {"admission.overcommit", "1.0 to 1000.0"},
 	"[admission]\novercommit = \"2\"\n":                           {"line 2: admission.overcommit: a number without quotes"},
