@@ -56,6 +56,7 @@ type Broker struct {
 	linger  *time.Timer
 	// sharedBytes are taken, or about to be.
 	sharedBytes uint64
+	shared      map[*shared]struct{}
 }
 
 // New starts a session on the device that open returns.
@@ -74,7 +75,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 		return nil, err
 	}
 	killpoint.Pass("broker.opened")
-	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
+	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{}), shared: make(map[*shared]struct{})}
 	b.engine.watch = b.watch
 	b.engine.succeed(config)
 	return b, nil
@@ -121,6 +122,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	}
 	server.Stop()
 	_ = shared.Close()
+	b.freeShared()
 	return b.exit, b.why
 }
 

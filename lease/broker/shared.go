@@ -89,11 +89,14 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 		b.giveShared(bytes)
 		return nil, err
 	}
+	b.mutex.Lock()
+	b.shared[s] = struct{}{}
+	b.mutex.Unlock()
 	if !b.do(func() { s.number, err = b.engine.share(s.memory) }) {
 		return nil, errors.New("the session has ended") // the mapping goes with the process
 	}
 	if err != nil {
-		_ = unix.Munmap(s.memory)
+		b.unmap(s)
 		_ = s.file.Close()
 		b.giveShared(bytes)
 		return nil, err
@@ -121,8 +124,28 @@ func (b *Broker) giveShared(bytes uint64) {
 func (b *Broker) unshare(s *shared) {
 	if b.do(func() { b.engine.unshare(s.number) }) {
 		killpoint.Pass("broker.unshared")
-		_ = unix.Munmap(s.memory)
+		b.unmap(s)
 		b.giveShared(uint64(len(s.memory)))
+	}
+}
+
+// unmap frees the pages, though the client may keep the descriptor: pages that it then touches are charged to its own cgroup.
+func (b *Broker) unmap(s *shared) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	delete(b.shared, s)
+	s.free()
+	_ = unix.Munmap(s.memory)
+}
+
+func (s *shared) free() { _ = unix.Madvise(s.memory, unix.MADV_REMOVE) }
+
+// freeShared frees the pages of all shared memory, at the end of the session.
+func (b *Broker) freeShared() {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	for s := range b.shared {
+		s.free()
 	}
 }
 

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
@@ -72,4 +75,61 @@ func TestSharedMemoryThatCannotBeMadeIsNotCounted(t *testing.T) {
 			t.Errorf("%q: %v, and %d bytes are counted", greeting, err, s.sharedBytes)
 		}
 	}
+}
+
+// A client that keeps the descriptor keeps no memory of the broker's.
+func TestSharedMemoryIsFreedThoughTheClientKeepsIt(t *testing.T) {
+	const bytes = 1 << 20
+	for name, end := range map[string]func(*serving, net.Conn){
+		"the client hangs up": func(_ *serving, c net.Conn) { _ = c.Close() },
+		"the session ends":    func(s *serving, _ net.Conn) { s.Stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, Config{SharedBytes: bytes, Clients: 1})
+			connection, file := s.takeShared(t, bytes)
+			defer connection.Close()
+			defer file.Close()
+			if n := pages(t, file); n == 0 {
+				t.Fatal("the memory has no pages")
+			}
+			end(s, connection)
+			await.That(t, "its pages are freed", func() bool { return pages(t, file) == 0 })
+		})
+	}
+}
+
+// takeShared takes shared memory as a client does.
+func (s *serving) takeShared(t *testing.T, bytes int) (net.Conn, *os.File) {
+	t.Helper()
+	connection, err := net.Dial("unix", s.path+"-shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprintf(connection, "token %d\n", bytes); err != nil {
+		t.Fatal(err)
+	}
+	line, control := make([]byte, 512), make([]byte, unix.CmsgSpace(4))
+	n, controlled, _, _, err := connection.(*net.UnixConn).ReadMsgUnix(line, control)
+	if err != nil || !strings.HasPrefix(string(line[:n]), "ok ") {
+		t.Fatalf("%q, %v", line[:n], err)
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:controlled])
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return connection, os.NewFile(uintptr(fds[0]), "shared memory")
+}
+
+// pages is how many 512-byte blocks a file has.
+func pages(t *testing.T, file *os.File) int64 {
+	t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Blocks
 }
