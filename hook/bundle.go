@@ -27,6 +27,8 @@ type Bundle struct {
 	Annotations map[string]string
 	Args        []string
 	GPUs        gpus.Spec
+	Masked      []string            // paths that the runtime hides after the hook
+	Seccomp     *specs.LinuxSeccomp // nil if there is none
 
 	// Own is what the command line of this run of the hook grants.
 	Own annotations.Grant
@@ -64,7 +66,11 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 		Annotations map[string]string `json:"annotations"`
 		Mounts      []specs.Mount     `json:"mounts"`
 		Hooks       gpus.Hooks        `json:"hooks"`
-		Linux       gpus.Linux        `json:"linux"`
+		Linux       struct {
+			gpus.Linux
+			MaskedPaths []string            `json:"maskedPaths"`
+			Seccomp     *specs.LinuxSeccomp `json:"seccomp"`
+		} `json:"linux"`
 	}
 	if err := decode(text, maxConfig, &config); err != nil {
 		return Bundle{}, fmt.Errorf("the bundle's %s: %w", path, err)
@@ -79,7 +85,8 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 	return Bundle{
 		Dir: filepath.Dir(path), Rootfs: filepath.Clean(rootfs), OCIVersion: config.OCIVersion,
 		Annotations: config.Annotations, Args: config.Process.Args,
-		GPUs: gpus.Spec{Env: config.Process.Env, Mounts: config.Mounts, Hooks: config.Hooks, Linux: config.Linux},
+		GPUs:   gpus.Spec{Env: config.Process.Env, Mounts: config.Mounts, Hooks: config.Hooks, Linux: config.Linux.Linux},
+		Masked: config.Linux.MaskedPaths, Seccomp: config.Linux.Seccomp,
 	}, nil
 }
 

@@ -105,6 +105,9 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	if refusal != nil {
 		return fmt.Errorf("%w (that it is a pod's sandbox is its own word, and counts for one that can reach no GPU)", refusal)
 	}
+	if err := refuseSeccomp(bundle.Seccomp); err != nil {
+		return err
+	}
 	lap("enter")
 
 	reply, err := h.register(ctx, api.RegisterRequest{
@@ -123,7 +126,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 		return enforcerFailed(err)
 	}
 	lap("register")
-	if err := h.bind(ctx, s, container, bundle.Rootfs, reply); err != nil {
+	if err := h.bind(ctx, s, container, &bundle, reply); err != nil {
 		// Not ctx: it may be what ended.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
@@ -144,7 +147,7 @@ func (h *Hook) again(ctx context.Context, s specs.State, pools api.PoolNames) bo
 }
 
 // bind makes the places to bind on, binds, and keeps the record of what was made.
-func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, rootfs string, reply api.RegisterReply) (err error) {
+func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, b *Bundle, reply api.RegisterReply) (err error) {
 	record, err := roots.Lock(ctx, h.Records, c.Root)
 	if err != nil {
 		return err
@@ -154,7 +157,7 @@ func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, root
 		return err
 	}
 	old := record.Made
-	record.Root = rootfs
+	record.Root = b.Rootfs
 	record.Join(roots.User{Slice: s.ID, Generation: reply.Slice.Generation, Dir: reply.Dir})
 	record.Made = append(old[:len(old):len(old)], c.Missing()...)
 	if err := record.Save(); err != nil {
@@ -168,9 +171,12 @@ func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, root
 	if err == nil {
 		err = c.Bind(mount.Source{Dir: reply.Dir, Library: reply.Library})
 	}
+	if err == nil {
+		err = c.RefuseMasked(b.Masked)
+	}
 	if err != nil {
 		record.Leave(s.ID)
-		return errors.Join(err, tidy(record, rootfs))
+		return errors.Join(err, tidy(record, b.Rootfs))
 	}
 	return nil
 }

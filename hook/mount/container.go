@@ -164,6 +164,7 @@ func (o *object) id() FileID {
 func (o *object) mountID() uint64 { return o.stat.Mnt_id }
 
 func (o *object) isDir() bool     { return o.stat.Mode&unix.S_IFMT == unix.S_IFDIR }
+func (o *object) isLink() bool    { return o.stat.Mode&unix.S_IFMT == unix.S_IFLNK }
 func (o *object) isRegular() bool { return o.stat.Mode&unix.S_IFMT == unix.S_IFREG }
 
 // kind names what is there instead of what was expected.

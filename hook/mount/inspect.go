@@ -75,6 +75,10 @@ func (c *Container) inspectPreload() (err error) {
 	case err != nil:
 		return fmt.Errorf("/%s in the image: %w", etcPath, explain(err))
 	}
+	if mode := c.etc.stat.Mode & 0o7777; mode&0o111 != 0o111 {
+		return fmt.Errorf("/%s in the image has the mode %#o: processes that may not search it find no /%s, and run without the quota; "+
+			"run chmod a+x on it in the image", etcPath, mode, preloadPath)
+	}
 
 	// The whole path again from the root, since the file itself may be a link with ".." in it.
 	c.preload, err = openObject(c.root.fd, preloadPath, 0, onRoot)

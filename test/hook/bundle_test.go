@@ -86,6 +86,13 @@ func (b *bundle) mount(t testing.TB, source, destination string, options ...stri
 	b.save(t)
 }
 
+// linux sets a list of paths of the configuration's section linux.
+func (b *bundle) linux(t testing.TB, key string, paths ...string) {
+	t.Helper()
+	b.config["linux"].(object)[key] = paths
+	b.save(t)
+}
+
 // tmpfs adds one to the configuration.
 func (b *bundle) tmpfs(t testing.TB, destination string, options ...string) {
 	t.Helper()

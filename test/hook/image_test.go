@@ -111,6 +111,36 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			mkdir(t, b.rootfs("srv"))
 			b.mount(t, volume(t, b, "preload"), "/srv")
 		}, onVolume("/srv")},
+		{"EtcIsClosedToOtherUsers", func(t *testing.T, b *bundle) {
+			must(t, os.Chmod(b.rootfs("etc"), 0o700))
+		}, "/etc in the image has the mode 0700"},
+		{"PreloadIsMasked", func(t *testing.T, b *bundle) {
+			b.linux(t, "maskedPaths", "/proc/kcore", "/etc/ld.so.preload")
+		}, `the masked path "/etc/ld.so.preload" hides`},
+		{"DirectoryIsMasked", func(t *testing.T, b *bundle) {
+			b.linux(t, "maskedPaths", ".gpuslice/")
+		}, `the masked path ".gpuslice/" hides`},
+		{"RootIsMasked", func(t *testing.T, b *bundle) {
+			b.linux(t, "maskedPaths", "/etc/..")
+		}, `the masked path "/etc/.." hides`},
+		{"AWayOfLinksIsMasked", func(t *testing.T, b *bundle) {
+			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			symlink(t, "/srv/way", b.rootfs("etc"))
+			mkdir(t, b.rootfs("srv"))
+			symlink(t, "../etc.d", b.rootfs("srv", "way"))
+			b.linux(t, "maskedPaths", "/srv")
+		}, `the masked path "/srv" hides`},
+		{"MaskedByALinkIntoAProcess", func(t *testing.T, b *bundle) {
+			symlink(t, "proc/self/root/etc", b.rootfs("link"))
+			b.linux(t, "maskedPaths", "/link/ld.so.preload")
+		}, "it leads to a process by way of /proc"},
+		{"MaskedByAProcessOfLater", func(t *testing.T, b *bundle) {
+			b.linux(t, "maskedPaths", "/proc/4000000/root/etc/ld.so.preload")
+		}, "it leads to a process by way of /proc"},
+		{"MaskedByALinkToItself", func(t *testing.T, b *bundle) {
+			symlink(t, "link", b.rootfs("link"))
+			b.linux(t, "maskedPaths", "/link")
+		}, "too many levels of symbolic links"},
 		{"RootIsReadOnly", func(t *testing.T, b *bundle) {
 			readOnly(t, b)
 		}, "the root filesystem is read-only and has no /etc/ld.so.preload to bind on: add an empty directory /.gpuslice"},
@@ -201,6 +231,14 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 			write(t, b.rootfs("etc", "ld.so.preload"), "")
 			mkdir(t, b.rootfs(".gpuslice"))
 			readOnly(t, b)
+		}, preloadLine},
+		{"OtherPathsAreMasked", func(t *testing.T, b *bundle) {
+			symlink(t, "/etc/none", b.rootfs("dangling"))
+			write(t, b.rootfs("etc", "passwd"), "")
+			b.linux(t, "maskedPaths", "/proc/kcore", "/proc/none", "/none/4", "/dangling", "/etc/passwd", "/tmp")
+		}, preloadLine},
+		{"ReadOnlyPaths", func(t *testing.T, b *bundle) {
+			b.linux(t, "readonlyPaths", "/etc/ld.so.preload", "/.gpuslice", "/etc")
 		}, preloadLine},
 		{"TmpfsOverRun", func(t *testing.T, b *bundle) {
 			mkdir(t, b.rootfs("run"))
