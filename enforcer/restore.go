@@ -328,6 +328,10 @@ func (e *Enforcer) reopen(s *slice) error {
 			return err
 		}
 	}
+	// An earlier version's has the umask of who started it, which may keep the container's users from the interceptor.
+	if err := os.Chmod(filepath.Join(s.dir, bindName), 0o755); err != nil {
+		return err
+	}
 	if err := s.listen(); err != nil {
 		return err
 	}

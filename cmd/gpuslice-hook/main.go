@@ -27,6 +27,7 @@ func main() {
 		fmt.Println("gpuslice-hook", api.Version)
 		return
 	}
+	unix.Umask(0o022) // not the engine's: the container's users read what is made
 	stderr := io.Writer(os.Stderr)
 	if c.Report != "" {
 		stderr = report(c.Report)

@@ -54,6 +54,8 @@ func main() {
 	if hostmem.IsHolder(os.Args) {
 		os.Exit(hostmem.Hold(os.Args))
 	}
+	// Each file has the mode that the code names, whoever starts this: the users of containers have to reach what is shared with them.
+	syscall.Umask(0o022)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)

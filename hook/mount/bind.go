@@ -80,11 +80,7 @@ func clone(path string, kind uint32, attrs uint64) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("bind %s: %w", path, explain(err))
 	}
-	var stat unix.Stat_t
-	if err = unix.Fstat(fd, &stat); err == nil && stat.Mode&unix.S_IFMT != kind {
-		err = errors.New("it is neither a regular file nor a directory as it should be")
-	}
-	if err == nil {
+	if err = check(fd, kind, attrs); err == nil {
 		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attrs, Propagation: unix.MS_PRIVATE})
 	}
 	if err != nil {
@@ -92,6 +88,28 @@ func clone(path string, kind uint32, attrs uint64) (int, error) {
 		return -1, fmt.Errorf("bind %s: %w", path, explain(err))
 	}
 	return fd, nil
+}
+
+// check refuses what some user of the container could not load: the loader would go on without it.
+func check(fd int, kind uint32, attrs uint64) error {
+	var stat unix.Stat_t
+	var fs unix.Statfs_t
+	if err := errors.Join(unix.Fstat(fd, &stat), unix.Fstatfs(fd, &fs)); err != nil {
+		return err
+	}
+	needs := uint32(0o444)
+	if kind == unix.S_IFDIR {
+		needs = 0o111
+	}
+	switch {
+	case stat.Mode&unix.S_IFMT != kind:
+		return errors.New("it is neither a regular file nor a directory as it should be")
+	case stat.Mode&needs != needs:
+		return fmt.Errorf("its mode %#o keeps some users of the container from it (chmod a+rX lets them)", stat.Mode&0o7777)
+	case attrs&unix.MOUNT_ATTR_NOEXEC == 0 && fs.Flags&unix.ST_NOEXEC != 0:
+		return errors.New("its file system is mounted noexec, so that no process can load it")
+	}
+	return nil
 }
 
 // clonePreload writes the container's ld.so.preload beside what is bound, where the container cannot reach it, and
@@ -105,15 +123,14 @@ func (c *Container) clonePreload(dir string) (int, error) {
 	return clone(path, unix.S_IFREG, dataOnly)
 }
 
-// write makes the file; it must not exist, and every user of the container must be able to read it, whatever the
-// engine's umask.
+// write makes the file, which must not exist.
 func write(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
-	return errors.Join(err, f.Chmod(0o644), f.Close())
+	return errors.Join(err, f.Close())
 }
 
 func attach(tree, onto int) error {

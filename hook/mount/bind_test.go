@@ -124,6 +124,19 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 		"its directory is a file": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.RemoveAll(filepath.Join(src.Dir, bindName)), os.WriteFile(filepath.Join(src.Dir, bindName), nil, 0o644))
 		},
+		"its directory is closed to other users": func(t *testing.T, _ *Container, src *Source) {
+			do(t, os.Chmod(filepath.Join(src.Dir, bindName), 0o700))
+		},
+		"the interceptor is closed to other users": func(t *testing.T, _ *Container, src *Source) {
+			do(t, os.Chmod(src.Library, 0o750))
+		},
+		"no program of the interceptor's file system may be executed": func(t *testing.T, _ *Container, src *Source) {
+			dir := t.TempDir()
+			do(t, unix.Mount("none", dir, "tmpfs", unix.MS_NOEXEC, "mode=0755"))
+			t.Cleanup(func() { do(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+			src.Library = filepath.Join(dir, api.LibraryName)
+			do(t, os.WriteFile(src.Library, nil, 0o755))
+		},
 		"the preload file exists": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.WriteFile(filepath.Join(src.Dir, preloadName), nil, 0o644))
 		},
@@ -147,25 +160,6 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 				t.Errorf("bound all the same: %v", got)
 			}
 		})
-	}
-}
-
-// An engine's umask does not keep the container's users from the list of libraries.
-func TestThePreloadFileIsReadableWhateverTheUmask(t *testing.T) {
-	c, rootfs, src := created(t)
-	do(t, os.Mkdir(filepath.Join(rootfs, etcPath), 0o755), os.WriteFile(filepath.Join(rootfs, preloadPath), []byte("/lib/image.so\n"), 0o644))
-	prepare(t, c)
-	before := unix.Umask(0o077)
-	err := c.Bind(src)
-	unix.Umask(before)
-	do(t, err)
-	path := filepath.Join(src.Dir, preloadName)
-	info, err := os.Stat(path)
-	do(t, err)
-	text, err := os.ReadFile(path)
-	do(t, err)
-	if want := filepath.Join(api.ContainerDir, api.LibraryName) + "\n/lib/image.so\n"; info.Mode().Perm() != 0o644 || string(text) != want {
-		t.Errorf("%v, %q", info.Mode(), text)
 	}
 }
 

@@ -76,8 +76,7 @@ func (c *Container) layPlatforms(dir string) (err error) {
 		err = errors.Join(err, os.Symlink(platform32, filepath.Join(dir, name)))
 	}
 	into := filepath.Join(dir, platform32)
-	// Chmod, too: the engine's umask may be anything.
-	err = errors.Join(err, os.Mkdir(into, 0o755), os.Chmod(into, 0o755),
+	err = errors.Join(err, os.Mkdir(into, 0o755),
 		write(filepath.Join(into, api.LibraryName), emptyLibrary32(filepath.Join(api.ContainerDir, api.LibraryName))))
 	if err != nil {
 		return fmt.Errorf("what 32-bit programs are to load: %w", err)

@@ -48,7 +48,6 @@ func enter(pid int) (*namespace, error) {
 			entered <- fmt.Errorf("enter the container's mount namespace %s: %w", file, err)
 			return
 		}
-		unix.Umask(0o022) // this thread's only, now; an engine's 077 would show in the image
 		entered <- nil
 		for call := range ns.calls {
 			call()

@@ -122,14 +122,22 @@ func (h *host) newContainerOf(image, programs string, annotations map[string]str
 // grant gives the container's root capabilities. It has none else.
 func (c *container) grant(capabilities ...string) {
 	c.T.Helper()
+	c.configure(func(config map[string]any) {
+		config["process"].(map[string]any)["capabilities"] = map[string][]string{
+			"bounding": capabilities, "effective": capabilities, "permitted": capabilities,
+		}
+	})
+}
+
+// configure changes the container's config.json.
+func (c *container) configure(change func(config map[string]any)) {
+	c.T.Helper()
 	file := filepath.Join(c.bundle, "config.json")
 	text, err := os.ReadFile(file)
 	c.Must(err)
 	var config map[string]any
 	c.Must(json.Unmarshal(text, &config))
-	config["process"].(map[string]any)["capabilities"] = map[string][]string{
-		"bounding": capabilities, "effective": capabilities, "permitted": capabilities,
-	}
+	change(config)
 	text, err = json.Marshal(config)
 	c.Must(err)
 	c.Must(os.WriteFile(file, text, 0o644))

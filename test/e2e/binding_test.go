@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/contrib/seccomp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// profile is a seccomp profile that allows all but what the rule says.
+func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
+	errno := uint(2)
+	return &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{
+		Names: []string{call}, Action: specs.ActErrno, ErrnoRet: &errno, Args: args,
+	}}}
+}
+
+// What the runtime does when the hook is over may take the interceptor away again: each container of these ran without its quota.
+func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
+	h := newHost(t)
+	for name, c := range map[string]struct {
+		key   string
+		value any
+		says  string
+	}{
+		"the preload file is masked":           {"maskedPaths", []string{"/proc/kcore", "/etc/ld.so.preload"}, `the masked path "/etc/ld.so.preload" hides /etc/ld.so.preload`},
+		"the slice's directory is masked":      {"maskedPaths", []string{"/.gpuslice"}, `the masked path "/.gpuslice" hides`},
+		"the library is masked":                {"maskedPaths", []string{"/.gpuslice/libgpuslice.so"}, `the masked path "/.gpuslice/libgpuslice.so" hides`},
+		"/etc is masked":                       {"maskedPaths", []string{"//etc/../etc/"}, `the masked path "//etc/../etc/" hides`},
+		"the preload file is masked by a link": {"maskedPaths", []string{"/link"}, `the masked path "/link" hides`},
+		"it is masked by way of a process":     {"maskedPaths", []string{"/proc/1/root/etc/ld.so.preload"}, "it leads to a process by way of /proc"},
+		"access is denied":                     {"seccomp", profile("access"), "the container's seccomp profile denies the dynamic loader access(2)"},
+		"one mmap is denied": {"seccomp", profile("mmap", specs.LinuxSeccompArg{Index: 2, Value: 3, Op: specs.OpEqualTo},
+			specs.LinuxSeccompArg{Index: 3, Value: 2, Op: specs.OpEqualTo}), "the container's seccomp profile denies the dynamic loader mmap(2)"},
+	} {
+		box := h.newContainer(vram(), "/bin/sleep", "600")
+		h.Must(os.Symlink("/etc/ld.so.preload", filepath.Join(box.bundle, "rootfs", "link")))
+		box.configure(func(config map[string]any) { config["linux"].(map[string]any)[c.key] = c.value })
+		out, err := box.output(box.runtime("run", "--detach", "--bundle", box.bundle, box.id))
+		if err == nil {
+			t.Errorf("%s: it was created, and a process of it says %q", name, box.hog(5*gib).said)
+		} else if !strings.Contains(out, c.says) || strings.Count(out, "gpuslice: ") != 1 {
+			t.Errorf("%s: %q does not say %q", name, out, c.says)
+		}
+	}
+	if slices := h.Slices(); len(slices) != 0 {
+		t.Errorf("slices are left: %+v", slices)
+	}
+}
+
+// What engines mask and deny by default takes nothing away.
+func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
+	h := newHost(t)
+	for name, linux := range map[string]map[string]any{
+		"defaults": {
+			"maskedPaths": []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+				"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"},
+			"readonlyPaths": []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+			"seccomp":       seccomp.DefaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}}),
+		},
+		"made read-only": {"readonlyPaths": []string{"/etc/ld.so.preload", "/.gpuslice", "/.gpuslice/libgpuslice.so", "/etc", "/"}},
+		"an old call":    {"seccomp": profile("open")},
+	} {
+		box := h.newContainer(vram(), "/bin/sleep", "600")
+		box.configure(func(config map[string]any) {
+			for key, value := range linux {
+				config["linux"].(map[string]any)[key] = value
+			}
+		})
+		box.run()
+		if g := box.hog(5 * gib); !g.refused() {
+			t.Errorf("%s: %q of a quota of 4 GiB", name, g.said)
+		}
+	}
+}
+
+// modes are those of all that the enforcer and the hook make on the host, by patterns of path.Match below the directory of the enforcer's own.
+var modes = []struct {
+	pattern string
+	mode    fs.FileMode
+}{
+	{"run", fs.ModeDir | 0o711},
+	{"run/gpuslice.sock", fs.ModeSocket | 0o600},
+	{"run/session.sock", fs.ModeSocket | 0o666},
+	{"run/hook", fs.ModeDir | 0o700},
+	{"run/hook/*", 0o600},
+	{"run/records-*", fs.ModeDir | 0o700},
+	{"run/records-*/*", 0o600},
+	{"run/slices", fs.ModeDir | 0o711},
+	{"run/slices/*", fs.ModeDir | 0o700},
+	{"run/slices/*/ld.so.preload", 0o644},
+	{"run/slices/*/bind", fs.ModeDir | 0o755},
+	{"run/slices/*/bind/attach.sock", fs.ModeSocket | 0o666},
+	{"run/slices/*/bind/libgpuslice.so", 0o644},
+	{"run/slices/*/bind/elastic", 0o644},
+	{"state", fs.ModeDir | 0o700},
+	{"state/*", 0o600},
+}
+
+// A process of a container that is not its root is limited, whatever umask the enforcer and the engine were started with, and what is private stays so.
+func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
+	for _, umask := range []string{"000", "027", "077"} {
+		t.Run(umask, func(t *testing.T) {
+			t.Parallel()
+			runc, err := exec.LookPath("runc")
+			if err != nil {
+				t.Skip("needs runc: make deps")
+			}
+			under := []string{"sh", "-c", "umask " + umask + `; exec "$@"`, "sh"}
+			h := &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Enter: under, Enforcer: "group = \"\""}), runc}
+			// Again, with directories that it makes itself, and with a socket for users.
+			h.Stop(unix.SIGTERM)
+			h.Must(os.RemoveAll(filepath.Join(h.Dir, "run")))
+			h.Must(os.RemoveAll(filepath.Join(h.Dir, "state")))
+			text, err := os.ReadFile(h.Config())
+			h.Must(err)
+			h.Must(os.WriteFile(h.Config(), fmt.Appendf(text, "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\n",
+				filepath.Join(h.Dir, "run", "session.sock"), nobody), 0o644))
+			h.Start()
+
+			c := h.newContainer(map[string]string{"gpuslice.vram": "4G", "gpuslice.elastic": "true"}, "/bin/sleep", "600")
+			c.configure(func(config map[string]any) {
+				process := config["process"].(map[string]any)
+				process["user"] = map[string]any{"uid": 1000, "gid": 1000}
+				process["env"] = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/user"} // a card of its own
+			})
+			h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
+			h.Must(os.Remove(filepath.Join(c.bundle, "rootfs", "etc"))) // the hook makes it
+			run := c.runtime("run", "--detach", "--bundle", c.bundle, c.id)
+			run.Path, run.Args = "/bin/sh", append(append([]string{}, under...), run.Args...)
+			if out, err := c.output(run); err != nil {
+				t.Fatalf("run the container: %v\n%s", err, out)
+			}
+			if g := c.hog(5 * gib); !g.refused() {
+				t.Errorf("a process of uid 1000 says %q of a quota of 4 GiB", g.said)
+			}
+			if g := c.hog(gib); !strings.HasPrefix(g.said, "holds "+strconv.Itoa(gib)) {
+				t.Errorf("a process of uid 1000 says %q of 1 GiB", g.said)
+			}
+			h.checkModes()
+			h.Stop(unix.SIGTERM)
+			binds, _ := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind"))
+			for _, dir := range binds {
+				h.Must(os.Chmod(dir, 0o700)) // as an earlier version left it
+			}
+			h.Start()
+			h.checkModes()
+		})
+	}
+}
+
+func (h *host) checkModes() {
+	h.T.Helper()
+	seen := make(map[string]bool)
+	for _, dir := range []string{"run", "state"} {
+		h.Must(filepath.WalkDir(filepath.Join(h.Dir, dir), func(file string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return err
+			}
+			name, err := filepath.Rel(h.Dir, file)
+			for _, m := range modes {
+				if is, _ := filepath.Match(m.pattern, name); is {
+					seen[m.pattern] = true
+					if info.Mode() != m.mode {
+						h.T.Errorf("%s has the mode %v, want %v", name, info.Mode(), m.mode)
+					}
+					return err
+				}
+			}
+			h.T.Errorf("%s is not in the table (%v)", name, info.Mode())
+			return err
+		}))
+	}
+	for _, m := range modes {
+		if !seen[m.pattern] {
+			h.T.Errorf("there is no %s", m.pattern)
+		}
+	}
+}
+
+// Where a limit is too small for the interceptor it is too small for libc, which the loader needs after it.
+func TestNoLimitLetsAProgramStartWithoutTheInterceptor(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	out, err := c.exec("sh", "-c", `
+		try() {
+			maps=$(ulimit "$1" "$2" && exec cat /proc/self/maps) || return 0
+			case $maps in */.gpuslice/libgpuslice.so*) echo loaded;; *) echo "without it: ulimit $1 $2";; esac
+		}
+		for n in 0 1 2 3 4 5 6 8; do try -n $n; done
+		kib=16
+		while [ $kib -lt 640 ]; do try -d $kib; try -v $((kib * 8)); kib=$((kib + 16)); done 2>/dev/null`)
+	h.Must(err)
+	if !strings.Contains(out, "loaded") || strings.Contains(out, "without it") {
+		t.Errorf("%s", out)
+	}
+}
