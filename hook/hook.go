@@ -105,7 +105,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	if refusal != nil {
 		return fmt.Errorf("%w (that it is a pod's sandbox is its own word, and counts for one that can reach no GPU)", refusal)
 	}
-	if err := refuseSeccomp(bundle.Seccomp); err != nil {
+	if err := refuseSeccomp(bundle.Seccomp, bundle.Annotations); err != nil {
 		return err
 	}
 	lap("enter")

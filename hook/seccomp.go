@@ -46,8 +46,15 @@ func loaderCalls() [][]call {
 	}
 }
 
+// rawFilter is an annotation by which crun takes a filter in the kernel's own language in place of the profile.
+const rawFilter = "run.oci.seccomp_bpf_data"
+
 // refuseSeccomp refuses a profile under which the loader could not preload the interceptor: it is in force when the loader runs.
-func refuseSeccomp(profile *specs.LinuxSeccomp) error {
+func refuseSeccomp(profile *specs.LinuxSeccomp, annotations map[string]string) error {
+	if _, raw := annotations[rawFilter]; raw {
+		return fmt.Errorf("the annotation %s is not accepted: what its filter denies the dynamic loader cannot be told, and without the interceptor "+
+			"processes run without the quota; use a seccomp profile instead", rawFilter)
+	}
 	if profile == nil {
 		return nil
 	}

@@ -60,7 +60,7 @@ func TestAProfileThatDeniesTheLoaderIsRefused(t *testing.T) {
 		"a length is told":                 {allow, []specs.LinuxSyscall{rule(errno, "read", arg(2, specs.OpEqualTo, 832)), rule(errno, "pread64")}, "read"},
 		"it is allowed for some addresses": {errno, []specs.LinuxSyscall{rule(allow, loader), rule(allow, "open", arg(0, specs.OpLessThan, 1<<40))}, "openat"},
 	} {
-		err := refuseSeccomp(&specs.LinuxSeccomp{DefaultAction: c.standard, Syscalls: c.rules})
+		err := refuseSeccomp(&specs.LinuxSeccomp{DefaultAction: c.standard, Syscalls: c.rules}, nil)
 		says := " the dynamic loader " + strings.Replace(c.denies, "access", loaderCalls()[0][0].name, 1) + "(2)"
 		if (err == nil) != (c.denies == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", name, err, c.denies)
@@ -71,11 +71,11 @@ func TestAProfileThatDeniesTheLoaderIsRefused(t *testing.T) {
 func TestTheDefaultProfilesAreAccepted(t *testing.T) {
 	for _, capabilities := range [][]string{nil, {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}} {
 		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: capabilities}}}
-		if err := refuseSeccomp(seccomp.DefaultProfile(spec)); err != nil {
+		if err := refuseSeccomp(seccomp.DefaultProfile(spec), nil); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := refuseSeccomp(nil); err != nil {
+	if err := refuseSeccomp(nil, map[string]string{"run.oci.handler": ""}); err != nil {
 		t.Error(err)
 	}
 }

@@ -60,7 +60,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	}
 }
 
-// What engines mask and deny by default takes nothing away.
+// What engines mask and deny by default takes nothing away, nor does what keeps processes from attaching.
 func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 	h := newHost(t)
 	for name, linux := range map[string]map[string]any{
@@ -72,6 +72,7 @@ func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 		},
 		"made read-only": {"readonlyPaths": []string{"/etc/ld.so.preload", "/.gpuslice", "/.gpuslice/libgpuslice.so", "/etc", "/"}},
 		"an old call":    {"seccomp": profile("open")},
+		"attaching":      {"seccomp": profile("connect")}, // who cannot attach has nothing
 	} {
 		box := h.newContainer(vram(), "/bin/sleep", "600")
 		box.configure(func(config map[string]any) {

@@ -137,6 +137,10 @@ func TestAHostileImageIsRefused(t *testing.T) {
 		{"MaskedByAProcessOfLater", func(t *testing.T, b *bundle) {
 			b.linux(t, "maskedPaths", "/proc/4000000/root/etc/ld.so.preload")
 		}, "it leads to a process by way of /proc"},
+		{"FilterCannotBeEvaluated", func(t *testing.T, b *bundle) {
+			b.config["annotations"] = map[string]string{"gpuslice.vram": "4G", "run.oci.seccomp_bpf_data": "BgAAAAAA/38="} // allows all
+			b.save(t)
+		}, "the annotation run.oci.seccomp_bpf_data is not accepted"},
 		{"MaskedByALinkToItself", func(t *testing.T, b *bundle) {
 			symlink(t, "link", b.rootfs("link"))
 			b.linux(t, "maskedPaths", "/link")
