@@ -141,6 +141,12 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.config["annotations"] = map[string]string{"gpuslice.vram": "4G", "run.oci.seccomp_bpf_data": "BgAAAAAA/38="} // allows all
 			b.save(t)
 		}, "the annotation run.oci.seccomp_bpf_data is not accepted"},
+		{"MaskedInAVolume", func(t *testing.T, b *bundle) {
+			// There is nothing yet, and the volume's owner can make a link.
+			mkdir(t, b.rootfs("srv"))
+			b.mount(t, volume(t, b), "/srv")
+			b.linux(t, "maskedPaths", "/srv/none")
+		}, "it leads into a volume, where others can make a link"},
 		{"MaskedByALinkToItself", func(t *testing.T, b *bundle) {
 			symlink(t, "link", b.rootfs("link"))
 			b.linux(t, "maskedPaths", "/link")
@@ -239,7 +245,9 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 		{"OtherPathsAreMasked", func(t *testing.T, b *bundle) {
 			symlink(t, "/etc/none", b.rootfs("dangling"))
 			write(t, b.rootfs("etc", "passwd"), "")
-			b.linux(t, "maskedPaths", "/proc/kcore", "/proc/none", "/none/4", "/dangling", "/etc/passwd", "/tmp")
+			b.linux(t, "maskedPaths", "/proc/kcore", "/proc/none", "/none/4", "/dangling", "/etc/passwd", "/tmp", "/srv")
+			mkdir(t, b.rootfs("srv"))
+			b.mount(t, volume(t, b), "/srv")
 		}, preloadLine},
 		{"ReadOnlyPaths", func(t *testing.T, b *bundle) {
 			b.linux(t, "readonlyPaths", "/etc/ld.so.preload", "/.gpuslice", "/etc")
