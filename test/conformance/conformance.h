@@ -72,9 +72,11 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuDevSmResourceSplitByCount, (CUdevResource *, unsigned int *, const CUdevResource *,    \
 	                                CUdevResource *, unsigned int, unsigned int))              \
 	X(cuDevResourceGenerateDesc, (CUdevResourceDesc *, CUdevResource *, unsigned int))         \
+	X(cuCheckpointProcessCheckpoint, (int, void *))                                            \
 	X(cuCheckpointProcessGetState, (int, int *))                                               \
 	X(cuCheckpointProcessGetRestoreThreadId, (int, int *))                                     \
 	X(cuCheckpointProcessLock, (int, CUcheckpointLockArgs *))                                  \
+	X(cuCheckpointProcessRestore, (int, void *))                                               \
 	X(cuCheckpointProcessUnlock, (int, void *))                                                \
 	X(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *))                 \
 	X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *))                            \
