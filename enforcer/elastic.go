@@ -54,6 +54,7 @@ var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspende
 type residency struct {
 	returned time.Time     // it is on its devices since
 	back     chan struct{} // closed when it is; nil while it is
+	hosting  *guard.Turn   // of its processes' requests for host memory: one of them waits for Enforcer.hosting
 	waits    time.Time     // since when a process waits for that; zero if none does
 	asked    time.Time     // when one said so last: it says so again and again, unless it has ended
 	waited   time.Duration // in all, before that
@@ -74,7 +75,7 @@ func (s *slice) beElastic() {
 		return
 	}
 	now := time.Now()
-	s.residency = &residency{returned: now, active: now}
+	s.residency = &residency{returned: now, active: now, hosting: guard.NewTurn()}
 	if s.suspension != nil {
 		s.residency.back = make(chan struct{})
 	}

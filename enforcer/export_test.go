@@ -216,6 +216,25 @@ func ForgetObstacles(e *Enforcer) {
 	}
 }
 
+// HoldHosting takes the turn of requests for host memory, and returns what gives it.
+func (e *Enforcer) HoldHosting() (give func()) {
+	e.hosting.Wait()
+	return e.hosting.Give
+}
+
+// AskForHost has a process of a slice ask for host memory.
+func (e *Enforcer) AskForHost(id string, pid int, to uint64) error {
+	s := e.find(id)
+	s.mu.Lock()
+	peer := s.quota.Of(pid).Process
+	s.mu.Unlock()
+	files, err := s.giveHost(peer, 0, to)
+	for _, f := range files {
+		_ = f.Close()
+	}
+	return err
+}
+
 // LedgerOf is a slice's ledger, and the lane of one of its processes there.
 func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 	s := e.find(id)

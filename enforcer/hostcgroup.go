@@ -49,7 +49,7 @@ func (s *slice) isGiven(p *moved) bool {
 func (s *slice) mayHave(peer process.Identity) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.suspension == nil || s.residency == nil {
+	if s.suspension == nil {
 		return 0
 	}
 	for _, p := range s.suspension.Processes {
@@ -69,6 +69,11 @@ func (s *slice) giveHost(peer *process.Handle, from, to uint64) ([]*os.File, err
 	case h == nil:
 		return nil, ledger.StatusOwn
 	}
+	if s.residency == nil {
+		return nil, ledger.StatusRefused
+	}
+	s.residency.hosting.Wait()
+	defer s.residency.hosting.Give()
 	s.e.hosting.Wait()
 	defer s.e.hosting.Give()
 	if to > s.mayHave(peer.Identity) {

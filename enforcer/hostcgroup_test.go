@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +29,7 @@ type fakeHolder struct {
 	err   error // it gives nothing
 	fresh bool
 	steps map[hostmem.Process]map[uint64]bool // what there is, by its beginning
+	grown []int                               // processes, in the order of what they were given
 
 	host  atomic.Uint64                                // bytes that the host has
 	short atomic.Pointer[func(pid int, n uint64) bool] // whose cgroup has no room for so much
@@ -48,6 +51,7 @@ func (f *fakeHolder) Grow(p hostmem.Process, size, from, to uint64) (*os.File, e
 	if f.err != nil || to > size {
 		return nil, errors.Join(f.err, fmt.Errorf("%d of %d", to, size))
 	}
+	f.grown = append(f.grown, p.PID)
 	if f.steps[p] == nil {
 		f.steps[p] = make(map[uint64]bool)
 	}
@@ -331,6 +335,42 @@ func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
 	held.set(func(f *fakeHolder) { clear(f.steps); f.fresh = true })
 	h.start()
 	eventually(t, "it is told to give back what it has", func() bool { return m.isBare() })
+}
+
+func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
+	h, truth, _, a, b, _, held := givenTurns(t)
+	b.works(truth, gib)
+	h.elastic("c", 79*gib, 0).works(truth, mib)
+	h.becomes("a", api.Evicted)
+	h.becomes("b", api.Evicted)
+	held.set(func(f *fakeHolder) { f.grown = nil })
+	var asked sync.WaitGroup
+	give := h.HoldHosting()
+	for n, p := range []*proc{a, a, a, a, b} {
+		asked.Go(func() {
+			if err := h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part); err != nil {
+				t.Error(err)
+			}
+		})
+		await.That(t, "the request waits", func() bool { return waitingIn("giveHost") == n+1 })
+	}
+	give()
+	asked.Wait()
+	if at := slices.Index(held.grown, b.pid()); at != 1 {
+		t.Errorf("b was answered after %d of a's requests", at)
+	}
+}
+
+// waitingIn counts the goroutines that wait for a turn in a function.
+func waitingIn(function string) (n int) {
+	all := make([]byte, 1<<20)
+	for _, one := range strings.Split(string(all[:runtime.Stack(all, true)]), "\n\n") {
+		state, _, _ := strings.Cut(one, "\n")
+		if strings.Contains(state, "[select") && strings.Contains(one, "."+function+"(") {
+			n++
+		}
+	}
+	return n
 }
 
 // Its former image had it.
