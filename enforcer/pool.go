@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
-	"github.com/gpuslice/gpuslice/enforcer/report"
+	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -58,7 +58,7 @@ type shares struct {
 
 func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
 	p := &pool{
-		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
+		e: e, log: lines.Bound(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant, Private: asked.ByGrant},
 		members: make(map[*slice]struct{}), gone: make(map[*slice]gone), shares: make(map[*quota.Device]*shares),
 	}

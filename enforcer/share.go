@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
-	"github.com/gpuslice/gpuslice/enforcer/report"
+	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 )
 
 // share is what a slice may take of the log, and of the processor by what its processes ask. All sessions of a user have one together: or who begins
@@ -26,7 +26,7 @@ type userShares struct {
 	by map[uint32]share
 }
 
-func (e *Enforcer) newShare() share { return share{report.Log(e.log), attach.NewPace()} }
+func (e *Enforcer) newShare() share { return share{lines.Bound(e.log), attach.NewPace()} }
 
 // shareOf is that of a slice that is asked for.
 func (e *Enforcer) shareOf(r *api.RegisterRequest) share {

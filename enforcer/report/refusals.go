@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report says what there is to report of refused charges and rejected attaches, and bounds what slices have written to the log.
+// Package report says what there is to report of refused charges and rejected attaches.
 //
 // A process counts its refusals in its lane. That count decides how many there were and how many are still unreported. What a
 // process says of a refusal makes it known at once; what nobody said is found by the regular check. So nothing is reported twice, whatever a

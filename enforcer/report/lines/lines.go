@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package report
+// Package lines bounds how often what others can cause is written to the log.
+package lines
 
 import (
 	"context"
@@ -11,16 +12,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Of each message that a slice or a pool has written to the log, as many lines follow one another at once, and then one each linesEvery: its
-// processes can have many written.
+// Of each message, as many lines follow one another, and then one each interval.
 const (
-	linesAtOnce = 5
-	linesEvery  = 10 * time.Second
+	atOnce   = 5
+	interval = 10 * time.Second
 )
 
-// Log bounds how often each message is written to log, from which it differs in nothing else. The next line that is written says how many
+// Bound bounds how often each message is written to log, from which it differs in nothing else. The next line that is written says how many
 // were left out before it (suppressed). Lines of slog.LevelDebug are not bounded: they are asked for.
-func Log(log *slog.Logger) *slog.Logger {
+func Bound(log *slog.Logger) *slog.Logger {
 	return slog.New(&limited{log.Handler(), &lines{byMessage: make(map[string]*line)}})
 }
 
@@ -67,7 +67,7 @@ func (l *lines) take(message string, at time.Time) (suppressed int, may bool) {
 	defer l.mu.Unlock()
 	of := l.byMessage[message]
 	if of == nil {
-		of = &line{limit: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce)}
+		of = &line{limit: rate.NewLimiter(rate.Every(interval), atOnce)}
 		l.byMessage[message] = of
 	}
 	if !of.limit.AllowN(at, 1) {

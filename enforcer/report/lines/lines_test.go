@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package report
+package lines
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 
 func TestEachMessageHasFewLinesInTheLog(t *testing.T) {
 	var out bytes.Buffer
-	log := Log(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})).With("slice", "s"))
+	log := Bound(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})).With("slice", "s"))
 	at := time.Now()
 	say := func(level slog.Level, message string, times int) {
 		for i := range times {
@@ -32,7 +32,7 @@ func TestEachMessageHasFewLinesInTheLog(t *testing.T) {
 		t.Errorf("%d warnings, %d errors, %d details", w, e, d)
 	}
 	out.Reset()
-	at = at.Add(linesEvery)
+	at = at.Add(interval)
 	say(slog.LevelWarn, "no place", 3)
 	if got := out.String(); lines("no place") != 1 || !strings.Contains(got, "suppressed=9995") || !strings.Contains(got, "slice=s") || !strings.Contains(got, "pid=0") {
 		t.Errorf("%s", got)
