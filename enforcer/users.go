@@ -5,7 +5,6 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -54,18 +53,10 @@ func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err er
 	if uid, err = u.who(ctx); err != nil {
 		return uid, nil, err
 	}
-	if l, err = u.e.limitOf(api.User{UID: uid, Groups: u.groups(ctx)}); err != nil {
+	if l, err = session.For(u.e.options.Users, uid, u.groups(ctx)); err != nil {
 		err = api.Errorf(api.CodeForbidden, "%v (`gpuslice run --embedded` does without)", err)
 	}
 	return uid, l, err
-}
-
-func (e *Enforcer) limitOf(user api.User) (*session.Limit, error) {
-	l := session.For(e.options.Users, user.UID, user.Groups)
-	if l == nil {
-		return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration", user.UID)
-	}
-	return l, nil
 }
 
 // limitFor is that of the user for whom root asks; nil if it asks for nobody, or for root.
@@ -79,12 +70,12 @@ func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admis
 	if r.For.UID == 0 {
 		return nil, nil
 	}
-	l, err := e.limitOf(*r.For)
+	l, err := session.For(e.options.Users, r.For.UID, r.For.Groups)
 	if err == nil {
 		err = mayHave(r)
 	}
 	if err == nil {
-		err = e.paced(r.For.UID)
+		err = e.changes.Change(r.For.UID)
 	}
 	if err != nil {
 		return nil, err
@@ -170,7 +161,7 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 	}
 	uid, err := u.who(ctx)
 	if err == nil {
-		err = u.e.paced(uid)
+		err = u.e.changes.Change(uid)
 	}
 	if err != nil {
 		return api.Slice{}, err
@@ -206,7 +197,7 @@ func (u *Users) mayMove(ctx context.Context, id string) error {
 	if s := u.e.find(id); s != nil && !s.isOf(uid) {
 		return refuse("session %s is another user's, whose token it is", id)
 	}
-	return u.e.paced(uid)
+	return u.e.changes.Change(uid)
 }
 
 // within is a user's limit as admission has it.
@@ -226,20 +217,9 @@ func (s *slice) userLimit() *admission.User {
 	} else {
 		groups = process.Groups(s.request.PID)
 	}
-	l := session.For(s.e.options.Users, *s.holder.UID, groups)
-	if l == nil {
-		return nil
+	if l, err := session.For(s.e.options.Users, *s.holder.UID, groups); err == nil {
+		return within(*s.holder.UID, l)
 	}
-	return within(*s.holder.UID, l)
-}
-
-// paced counts a change of a user's sessions, or says that there were too many.
-func (e *Enforcer) paced(uid uint32) error {
-	now, pace := time.Now(), e.changes
-	if pace.Wait(now, uid) {
-		return api.Errorf(api.CodeBusy, "uid %d has begun and renewed sessions %d times in a short time: once each %s is accepted after that, ask again then", uid, pace.Burst, pace.Interval)
-	}
-	pace.Did(now, uid)
 	return nil
 }
 
@@ -258,7 +238,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if err := mayAsk(&r); err != nil {
 			return api.RegisterReply{}, err
 		}
-		if err := u.e.paced(uid); err != nil {
+		if err := u.e.changes.Change(uid); err != nil {
 			return api.RegisterReply{}, err
 		}
 		r.UID = uid

@@ -142,7 +142,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			Remap: whole.Elastic.Remap, Overcommit: whole.Elastic.Thousandths(), MinResident: whole.Elastic.MinResident, Quantum: whole.Elastic.Quantum,
 			Patience: whole.Elastic.Patience, MaxPriority: whole.Elastic.MaxPriority, HostMemory: uint64(whole.Elastic.HostMemory),
 		},
-		Users: userLimits(whole.Sessions),
+		Users: whole.Sessions.ForUsers(),
 		Policy: enforcer.Policy{
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance), Grace: whole.Policy.BypassGrace,
 		},

@@ -36,13 +36,6 @@ func TestAFlagGoesBeforeTheFile(t *testing.T) {
 	}
 }
 
-func TestALimitThatNamesNoNumberOfSessionsHasTheDefault(t *testing.T) {
-	limits := userLimits(config.Sessions{Limits: []config.SessionLimit{{User: "a"}, {Group: "b", MaxSessions: 3}}})
-	if len(limits) != 2 || limits[0].User != "a" || limits[0].MaxSessions != config.DefaultMaxSessions || limits[1].Group != "b" || limits[1].MaxSessions != 3 {
-		t.Errorf("%+v", limits)
-	}
-}
-
 func TestWrongUsageIsSaid(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {

@@ -14,21 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/session"
 )
-
-// userLimits are the file's, for the enforcer.
-func userLimits(c config.Sessions) []session.Limit {
-	limits := make([]session.Limit, 0, len(c.Limits))
-	for _, l := range c.Limits {
-		most := l.MaxSessions
-		if most == 0 {
-			most = config.DefaultMaxSessions
-		}
-		limits = append(limits, session.Limit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: most})
-	}
-	return limits
-}
 
 // serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
 func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {

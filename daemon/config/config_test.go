@@ -345,3 +345,11 @@ func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
 		}
 	}
 }
+
+func TestALimitThatNamesNoNumberOfSessionsHasTheDefault(t *testing.T) {
+	s := Sessions{Limits: []SessionLimit{{User: "a"}, {Group: "b", MaxSessions: 3}}}
+	limits := s.ForUsers()
+	if len(limits) != 2 || limits[0].User != "a" || limits[0].MaxSessions != DefaultMaxSessions || limits[1].Group != "b" || limits[1].MaxSessions != 3 {
+		t.Errorf("%+v", limits)
+	}
+}

@@ -3,7 +3,10 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // Sessions is what users who may not use the control socket can have.
@@ -28,6 +31,15 @@ const (
 
 // Serve says whether there is to be a socket: one that nobody may use is of no use.
 func (s *Sessions) Serve() bool { return s.Socket != "" && len(s.Limits) > 0 }
+
+// ForUsers returns the limits as the daemons apply them.
+func (s *Sessions) ForUsers() []session.Limit {
+	limits := make([]session.Limit, 0, len(s.Limits))
+	for _, l := range s.Limits {
+		limits = append(limits, session.Limit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: cmp.Or(l.MaxSessions, DefaultMaxSessions)})
+	}
+	return limits
+}
 
 func (s *Sessions) check() error {
 	if s.Socket != "" && !isPath(s.Socket) {

@@ -46,14 +46,14 @@ func (l *Limit) ID() (uint32, error) {
 	return uint32(n), err
 }
 
-// For is the first of the limits that is for a user who is in these groups; nil if none is.
-func For(limits []Limit, uid uint32, groups []uint32) *Limit {
+// For returns the first of the limits that is for a user who is in these groups. If none is, the user may have no session.
+func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
 	for i := range limits {
 		l := &limits[i]
 		id, err := l.ID()
 		if err == nil && (l.User != "" && id == uid || l.Group != "" && slices.Contains(groups, id)) {
-			return l
+			return l, nil
 		}
 	}
-	return nil
+	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration", uid)
 }

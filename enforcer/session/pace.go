@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
@@ -40,6 +41,16 @@ func (p *Pace) Wait(now time.Time, uid uint32) bool {
 	}
 	limiter := p.by[uid]
 	return limiter != nil && limiter.TokensAt(now) < 1
+}
+
+// Change counts a change of a user's sessions, or says that there were too many.
+func (p *Pace) Change(uid uint32) error {
+	now := time.Now()
+	if p.Wait(now, uid) {
+		return api.Errorf(api.CodeBusy, "uid %d has begun and renewed sessions %d times in a short time: once each %s is accepted after that, ask again then", uid, p.Burst, p.Interval)
+	}
+	p.Did(now, uid)
+	return nil
 }
 
 // Did notes that a user did it, and says whether that is the first time lately.

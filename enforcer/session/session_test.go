@@ -101,11 +101,12 @@ func TestALimitIsForAUserOrForAGroup(t *testing.T) {
 		"the first limit of several":         {uid: 5002, groups: []uint32{5003, both}, want: 2},
 		"the limit of a user before a group": {uid: 5002, groups: []uint32{5003}, want: 3},
 	} {
-		l, has := For(limits, c.uid, c.groups), 0
+		l, err := For(limits, c.uid, c.groups)
+		has := 0
 		if l != nil {
 			has = l.MaxSessions
 		}
-		if has != c.want {
+		if has != c.want || errors.Is(err, api.ErrForbidden) != (has == 0) {
 			t.Errorf("%s: %d sessions, want %d", name, has, c.want)
 		}
 	}
