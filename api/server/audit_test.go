@@ -129,7 +129,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 }
 
 // A user's session has the same id in the record of who asked for it as in ps, in its events and in whatever is asked about it.
-func TestWhatAUserOfAUserNamespaceAsksForIsRecordedAsAStrangers(t *testing.T) {
+func TestWhatAUIDOfNoUserAsksForIsRecordedAsAStrangers(t *testing.T) {
 	f := &fakeService{}
 	s := NewForUsers(f, quiet())
 	var put []audit.Entry
@@ -137,7 +137,7 @@ func TestWhatAUserOfAUserNamespaceAsksForIsRecordedAsAStrangers(t *testing.T) {
 	for method, target := range map[string]string{"POST": "/v1/slices", "DELETE": "/v1/slices/s1", "GET": "/v1/slices/s1"} {
 		put = nil
 		body := strings.NewReader(goodRequest)
-		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), peerKey{}, Peer{PID: os.Getpid(), UID: 100007, Subordinate: true}), method, target, body)
+		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), peerKey{}, Peer{PID: os.Getpid(), UID: unknownUID}), method, target, body)
 		w := httptest.NewRecorder()
 		s.http.Handler.ServeHTTP(w, r)
 		if w.Code != http.StatusForbidden || body.Len() != len(goodRequest) || w.Header().Get("Connection") != "close" {
@@ -146,7 +146,7 @@ func TestWhatAUserOfAUserNamespaceAsksForIsRecordedAsAStrangers(t *testing.T) {
 		if method == "GET" {
 			continue
 		}
-		if len(put) != 1 || put[0].Share != audit.ShareStranger || put[0].Result != audit.Refused || put[0].Code != api.CodeForbidden || *put[0].UID != 100007 || put[0].Operation == "" {
+		if len(put) != 1 || put[0].Share != audit.ShareStranger || put[0].Result != audit.Refused || put[0].Code != api.CodeForbidden || *put[0].UID != unknownUID || put[0].Operation == "" {
 			t.Errorf("%s: %+v", method, put)
 		}
 	}

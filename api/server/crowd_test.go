@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -27,7 +28,7 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 	path := serveWith(t, &fakeService{}, l)
 	program := asNobody(t)
 	left := l.others
-	for uid := uint32(60001); left > 0; uid++ {
+	for uid := uint32(1); left > 0; uid++ { // which each host knows
 		open := min(left, l.each)
 		left -= open
 		child := exec.Command(program.Path)
@@ -78,9 +79,12 @@ func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 	}
 }
 
-// A user can be thousands in a user namespace: that gives him no more places, and no limit of theirs.
-func TestTheUsersOfAUserNamespaceAreNotTheHosts(t *testing.T) {
-	const asks = "GPUSLICE_ASKS_SUBORDINATE"
+// unknownUID is none that a host knows.
+const unknownUID = 3_000_000_007
+
+// A user can be thousands in a user namespace, and outside of it by setuid programs that are left from there: that gives no more places.
+func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
+	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
 		r, err := httpClient(path).Get("http://gpuslice/v1/info")
 		if err != nil {
@@ -91,34 +95,32 @@ func TestTheUsersOfAUserNamespaceAreNotTheHosts(t *testing.T) {
 		fmt.Printf("status %d %s\n", r.StatusCode, body)
 		return
 	}
-	const sub = 100000
 	for name, c := range map[string]struct {
-		inside, as int // the uid outside of 0 inside, and the uid inside as which is asked
-		limits     limits
-		want       string
+		uid       uint32
+		namespace bool // which maps it
+		users     bool // on the users' socket
+		want      string
 	}{
-		"a subordinate one":       {sub, 0, userLimits, "status 403"},
-		"another one":             {sub, 7, userLimits, "status 403"},
-		"on the control socket":   {sub, 0, controlLimits, "status 200"},
-		"whom the namespace maps": {nobody, 0, userLimits, "status 200"},
+		"a subordinate one":              {unknownUID, true, true, "status 403"},
+		"the same, outside":              {unknownUID, false, true, "status 403"},
+		"on the control socket":          {unknownUID, true, false, "status 200"},
+		"a user whom a namespace maps":   {nobody, true, true, "status 200"},
+		"a user who is in no namespaces": {nobody, false, true, "status 200"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := serveWith(t, &fakeService{}, c.limits)
-			child := asNobody(t, asks+"="+path)
+			handler := Handler(&fakeService{}, quiet())
+			if c.users {
+				handler = UserHandler(&fakeService{}, quiet())
+			}
+			child := asNobody(t, asks+"="+serveHandler(t, handler, userLimits))
 			child.Args = append(child.Args, "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
-			if c.inside == nobody { // nobody makes it
-				child.Args = append([]string{"setpriv", fmt.Sprintf("--reuid=%d", nobody), "--clear-groups", "unshare", "--map-root-user", child.Path}, child.Args[1:]...)
-				var err error
-				if child.Path, err = exec.LookPath("setpriv"); err != nil {
-					t.Fatal(err)
-				}
-				child.SysProcAttr = nil
-			} else {
+			child.SysProcAttr.Credential = &syscall.Credential{Uid: c.uid, Gid: nobody}
+			if c.namespace {
 				child.SysProcAttr = &syscall.SysProcAttr{
 					Cloneflags:  syscall.CLONE_NEWUSER,
-					UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: c.inside, Size: 10}},
-					GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: c.inside, Size: 10}},
-					Credential:  &syscall.Credential{Uid: uint32(c.as), NoSetGroups: true},
+					UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(c.uid), Size: 1}},
+					GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: nobody, Size: 1}},
+					Credential:  &syscall.Credential{NoSetGroups: true},
 				}
 			}
 			out, err := child.CombinedOutput()
@@ -126,6 +128,43 @@ func TestTheUsersOfAUserNamespaceAreNotTheHosts(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
+	}
+}
+
+func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "subuid")
+	if err := os.WriteFile(file, []byte("nobody:3000000000:65536\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := socketPath(t)
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := ListenForUsers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	l := limit(listener, userLimits.connections).(*limited)
+	l.users.Subuid = file
+	for i, uid := range []uint32{unknownUID, nobody, unknownUID + 1} {
+		child := asNobody(t, crowd+"="+path, crowd+"_COUNT=1", crowd+"_OPEN=1")
+		child.SysProcAttr.Credential.Uid = uid
+		in, err := child.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { conn.Close(); in.Close(); _ = child.Wait() }()
+		if got := conn.(*limitedConn).counts; got != nobody || l.by[nobody] != i+1 {
+			t.Errorf("uid %d has a place of uid %d, and the places are %v", uid, got, l.by)
+		}
 	}
 }
 

@@ -3,9 +3,9 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"net"
 	"os"
 	"sync"
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // limits of one socket: on what those who ask can take from one another.
@@ -36,8 +36,6 @@ type connections struct {
 	others int // of users but root and the enforcer's own
 	each   int // of each of those
 
-	people bool // users of user namespaces alone are told apart: of them one user may have thousands
-
 	// accepts is how many of all users together are accepted in a second, after as many at once; others wait in the kernel's queue. 0:
 	// as many as come.
 	accepts rate.Limit
@@ -49,7 +47,7 @@ var (
 		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
 	}
 	userLimits = limits{
-		connections: connections{all: 256, others: 192, each: 8, people: true, accepts: 100},
+		connections: connections{all: 256, others: 192, each: 8, accepts: 100},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
 		pace: 256,
 	}
@@ -66,10 +64,11 @@ type limited struct {
 	closed chan struct{}
 	once   sync.Once
 	pace   *rate.Limiter // of accepts
+	users  session.HostUsers
 
 	mu     sync.Mutex
 	others int
-	by     map[uint32]int // users but root and the enforcer's own
+	by     map[uint32]int // users but root and the enforcer's own, as session.HostUsers has them
 }
 
 func limit(l net.Listener, c connections) net.Listener {
@@ -102,12 +101,12 @@ func (l *limited) Accept() (net.Conn, error) {
 				return nil, net.ErrClosed
 			}
 		}
-		leave, subordinate, refusal := l.enter(conn)
+		leave, counts, refusal := l.enter(conn)
 		if refusal != nil {
 			reject(conn, refusal)
 			continue
 		}
-		return &limitedConn{Conn: conn, subordinate: subordinate, release: sync.OnceFunc(func() {
+		return &limitedConn{Conn: conn, counts: counts, release: sync.OnceFunc(func() {
 			leave()
 			<-l.free
 		})}, nil
@@ -117,45 +116,39 @@ func (l *limited) Accept() (net.Conn, error) {
 // paceStep is how long nobody is accepted once there were too many.
 const paceStep = 100 * time.Millisecond
 
-// noUID is no user's.
-const noUID = math.MaxUint32
+// placePatience is how long the next connection waits for the host's user database: until that answers, who asks has no place of his own.
+const placePatience = 50 * time.Millisecond
 
-// enter counts a connection, or says why there are too many. subordinate: it is not known to be of a user of the host.
-func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal *api.Error) {
+// enter counts a connection, or says why there are too many. counts is as which user.
+func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && privileged(p.UID) {
-		return func() {}, false, nil
+		return func() {}, p.UID, nil
 	}
-	if l.people && (!known || !ofHost(p)) {
-		p.UID, subordinate = noUID, true // all of them together are one, or a user would have the places of thousands
+	counts = session.NoUser
+	if known {
+		ctx, cancel := context.WithTimeout(context.Background(), placePatience)
+		defer cancel()
+		counts, _ = l.users.Of(ctx, p.UID) // who is refused has a place until then
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.by[p.UID] >= l.each:
-		return nil, false, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
+	case l.by[counts] >= l.each:
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
 	case l.others >= l.connections.others:
-		return nil, false, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
+		return nil, counts, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
 	}
 	l.others++
-	l.by[p.UID]++
+	l.by[counts]++
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.others--
-		if l.by[p.UID]--; l.by[p.UID] == 0 {
-			delete(l.by, p.UID)
+		if l.by[counts]--; l.by[counts] == 0 {
+			delete(l.by, counts)
 		}
-	}, subordinate, nil
-}
-
-// ofHost says whether a peer is known to be a user of the host: a peer that has exited, or cannot be seen from here, is not.
-func ofHost(p Peer) bool {
-	if p.PID <= 0 {
-		return false
-	}
-	subordinate, err := process.Subordinate(p.PID, p.UID)
-	return err == nil && !subordinate
+	}, counts, nil
 }
 
 // reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
@@ -176,8 +169,8 @@ func (l *limited) Close() error {
 
 type limitedConn struct {
 	net.Conn
-	release     func()
-	subordinate bool
+	release func()
+	counts  uint32 // the user whose place it has
 }
 
 func (c *limitedConn) Close() error {

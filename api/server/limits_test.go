@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,6 +89,11 @@ func holdMany(path string) {
 // serveWith serves on a socket that is everybody's, with these limits.
 func serveWith(t *testing.T, s Service, l limits) (path string) {
 	t.Helper()
+	return serveHandler(t, Handler(s, quiet()), l)
+}
+
+func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
+	t.Helper()
 	path = socketPath(t)
 	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -98,7 +104,7 @@ func serveWith(t *testing.T, s Service, l limits) (path string) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- newServer(Handler(s, quiet()), l, quiet()).Serve(ctx, listener) }()
+	go func() { done <- newServer(h, l, quiet()).Serve(ctx, listener) }()
 	t.Cleanup(func() { cancel(); <-done })
 	return path
 }

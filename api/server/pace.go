@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // paceBurst is how many seconds' requests a user has at once.
@@ -34,11 +36,11 @@ func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, known := PeerOf(r.Context())
-		if !known || p.Subordinate {
-			p.UID = noUID
+		if !known {
+			p.counts = session.NoUser
 		}
-		if !privileged(p.UID) {
-			time.Sleep(of(p.UID).ReserveN(time.Now(), kibibytes(r)).Delay())
+		if !privileged(p.counts) {
+			time.Sleep(of(p.counts).ReserveN(time.Now(), kibibytes(r)).Delay())
 		}
 		next.ServeHTTP(w, r)
 	})

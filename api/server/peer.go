@@ -19,7 +19,7 @@ type Peer struct {
 	UID   uint32
 	GID   uint32
 
-	Subordinate bool // it is a user of a user namespace alone; told apart on the users' socket
+	counts uint32 // the user whose place it has, and whose pace
 }
 
 type (
@@ -50,7 +50,7 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 		process.Close()
 	}
 	if c, ok := conn.(*limitedConn); ok {
-		p.Subordinate = c.subordinate
+		p.counts = c.counts
 	}
 	groups, _ := askKernel(conn, unixsocket.Groups) // before Linux 4.13 nobody says: its own is known
 	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))

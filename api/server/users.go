@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // UserService is what the handlers of the users' socket call, with the asking process in the context (PeerOf, GroupsOf): that
@@ -48,7 +50,7 @@ var userRoutes = []string{
 
 // UserHandler is the users' API without a socket.
 func UserHandler(service UserService, log *slog.Logger) http.Handler {
-	theirs := slices.Clone(routes)
+	theirs, users := slices.Clone(routes), &session.HostUsers{}
 	for i, r := range theirs {
 		switch {
 		case !slices.Contains(userRoutes, r.method+" "+r.path):
@@ -56,8 +58,27 @@ func UserHandler(service UserService, log *slog.Logger) http.Handler {
 		case r.method != http.MethodGet:
 			theirs[i].handle = authorized(service, r.handle)
 		}
+		theirs[i].handle = ofHost(users, theirs[i].handle)
 	}
 	return handler(theirs, forUsers{users: service}, log)
+}
+
+// userPatience is how long a request waits for the host's user database.
+const userPatience = 2 * time.Second
+
+// ofHost refuses who is no user of the host, before more than the request's head is read.
+func ofHost(users *session.HostUsers, handle handleFunc) handleFunc {
+	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+		if p, known := PeerOf(r.Context()); known && !privileged(p.UID) {
+			ctx, cancel := context.WithTimeout(r.Context(), userPatience)
+			defer cancel()
+			if _, err := users.Of(ctx, p.UID); err != nil {
+				w.Header().Set("Connection", "close") // else net/http reads the body before it answers
+				return nil, err
+			}
+		}
+		return handle(s, w, r)
+	}
 }
 
 // authorized refuses what who asks may not ask, before more than the request's head is read.

@@ -122,6 +122,7 @@ func run(args []string) (int, error) {
 
 // service is configured by descriptors, and says on one whether it serves.
 func service() (int, error) {
+	signal.Ignore(unix.SIGPIPE) // what it writes is read by a lease service that it outlives
 	config, err := broker.ReadConfig(os.NewFile(broker.ConfigFD, "configuration"))
 	if err != nil {
 		return broker.ExitUsage, err

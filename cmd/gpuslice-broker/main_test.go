@@ -72,3 +72,22 @@ func TestABrokerThatDoesNotStartLeavesNoSockets(t *testing.T) {
 		}
 	}
 }
+
+func TestABrokerOutlivesWhoReadsWhatItWrites(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer w.Close()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "--service") // of which it is told nothing, as it writes
+	cmd.Env = []string{"TEST_BROKER=1"}
+	cmd.Stderr = w
+	if _ = cmd.Run(); cmd.ProcessState.ExitCode() != broker.ExitUsage {
+		t.Error(cmd.ProcessState)
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/daemon/config"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/service"
 )
 
@@ -95,7 +97,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	return serve(ctx, c, *broker, log)
+	return serve(ctx, c, limits(*file, c), *broker, log)
 }
 
 // beside is a program that is installed where this one is.
@@ -111,7 +113,22 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger) error {
+// limits are those of the file, which is read again for each question: gpusliced may have been started again with others. A file that
+// cannot be read leaves the last ones that could in force.
+func limits(file string, c config.Config) func() []session.Limit {
+	var last atomic.Pointer[[]session.Limit]
+	all := c.Sessions.ForUsers()
+	last.Store(&all)
+	return func() []session.Limit {
+		if c, err := config.Load(file); err == nil {
+			all := c.Sessions.ForUsers()
+			last.Store(&all)
+		}
+		return *last.Load()
+	}
+}
+
+func serve(ctx context.Context, c config.Config, limits func() []session.Limit, broker string, log *slog.Logger) error {
 	l := c.Leases
 	var scraped net.Listener // before anything else is begun: the address may be another's
 	if l.MetricsAddress != "" {
@@ -144,7 +161,7 @@ func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger
 		Enforcer: client.New(c.Enforcer.Socket), Dir: l.Dir, Broker: broker, Cgroup: l.Cgroup,
 		Bounds:   service.Bounds{Memory: uint64(l.MemoryMax), PIDs: l.PIDsMax, CPUs: l.CPUs},
 		FirstUID: l.UIDs.First, LastUID: l.UIDs.Last, MaxLeases: l.MaxLeases, MaxClients: l.MaxClients, CodeBytes: uint64(l.CodeOverhead),
-		LoadTimeout: l.LoadTimeout, Operator: mayWrite(c.Enforcer.Socket), Log: log, TLS: files,
+		LoadTimeout: l.LoadTimeout, Limits: limits, Operator: mayWrite(c.Enforcer.Socket), Log: log, TLS: files,
 	})
 	if err != nil {
 		return err

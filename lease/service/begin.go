@@ -107,7 +107,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		return api.RegisterReply{}, err
 	}
 	user := &api.User{UID: who.UID, Groups: who.Groups}
-	if s.Operator != nil && s.Operator(who.Groups) {
+	if s.unlimited(who) {
 		user = &api.User{} // has no limit on the control socket either
 	}
 	user.Remote = who.remote
@@ -152,6 +152,7 @@ type child struct {
 	command *exec.Cmd
 	config  *os.File // what it is told
 	ready   *os.File // what it says
+	output  *output
 }
 
 // start starts a broker in the lease's cgroup, and returns when it serves. Before the broker does anything admit is called. Of a broker
@@ -163,6 +164,9 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 	defer func() {
 		if err != nil {
 			_ = l.process.Signal(syscall.SIGKILL) // before it finds that nobody tells it anything
+			if words := l.child.output.words(); words != "" {
+				s.logOf(l.UID).Info("a broker that did not serve wrote", "lease", l.ID, "output", words)
+			}
 		}
 		l.child.config.Close()
 		l.child.ready.Close()
@@ -220,6 +224,13 @@ func (s *Service) spawn(l *lease, dir string) error {
 	}
 	l.pass("listening")
 	c := &child{command: s.command(l, "--service", given), config: kept[0], ready: kept[1]}
+	var written *os.File
+	if c.output, written, err = newOutput(l.ID, s.Log); err != nil {
+		closeAll(kept)
+		return err
+	}
+	defer written.Close()
+	c.command.Stdout, c.command.Stderr = written, written
 	if err := s.launch(l, c.command); err != nil {
 		closeAll(kept)
 		return fmt.Errorf("start the broker: %w", err)
@@ -240,13 +251,12 @@ func (s *Service) spawn(l *lease, dir string) error {
 	return nil
 }
 
-// command is the broker's program, as the lease's own user.
+// command is the broker's program, as the lease's own user. It writes nowhere.
 func (s *Service) command(l *lease, how string, files []*os.File) *exec.Cmd {
 	c := exec.Command(s.Broker, how)
 	c.ExtraFiles = files
 	c.Env = environment(os.Environ())
 	c.Dir = "/"
-	c.Stdout, c.Stderr = os.Stderr, os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: l.BrokerUID, Gid: l.BrokerUID}}
 	return c
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/test/await"
@@ -59,6 +60,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// forged is what a client has its kernel print, as if it were the service's.
+const forged = "\ntime=2026-01-01T00:00:00Z level=ERROR msg=forged\n"
+
 func keeper() {
 	told, _ := io.ReadAll(os.NewFile(broker.ConfigFD, "config"))
 	if string(told) != broker.Stay {
@@ -84,6 +88,10 @@ func standIn(how string) {
 		how = strings.TrimPrefix(how, "later ")
 	}
 	switch how {
+	case "writes":
+		fmt.Print(strings.Repeat(forged, 100), "\x1b[2J", strings.Repeat("x", 64<<10), "\n")
+		how = "faults"
+		fmt.Fprint(os.Stderr, "its last words\n")
 	case "dies":
 		os.Exit(broker.ExitFailed)
 	case "mute":
@@ -124,10 +132,23 @@ type fakeEnforcer struct {
 	requests []api.RegisterRequest
 	refuse   error // all but devices
 	killing  bool  // the process that a slice should begin with, before it is looked at
+	holding  bool  // who asks for the devices
+	asking   int   // for those
+	asked    int   // for those, ever
 	last     uint64
 }
 
-func (f *fakeEnforcer) Devices(context.Context) ([]api.Device, error) {
+func (f *fakeEnforcer) Devices(ctx context.Context) ([]api.Device, error) {
+	f.mu.Lock()
+	holding := f.holding
+	f.asking++
+	f.asked++
+	f.mu.Unlock()
+	defer f.set(func() { f.asking-- })
+	if holding {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	free := []uint64{10 << 30, 70 << 30}
 	return []api.Device{
 		{UUID: "GPU-a", Index: 0, Name: "A", Total: 80 << 30, Free: &free[0], Context: 500 << 20},
@@ -256,6 +277,9 @@ func newBench(t *testing.T, how string) *bench {
 	b := &bench{t: t, enforcer: enforcer, options: Options{
 		Enforcer: enforcer, Dir: filepath.Join(dir, "leases"), Broker: program, Cgroup: "gpuslice-test-" + filepath.Base(dir),
 		Bounds: Bounds{Memory: 1 << 30, PIDs: 64, CPUs: 2}, FirstUID: 2_000_000_000, LastUID: 2_000_000_999, MaxLeases: 8, MaxClients: 16,
+		Limits: func() []session.Limit {
+			return []session.Limit{{User: "5001", MaxSessions: 100}, {User: "5002", MaxSessions: 1}, {User: "daemon", MaxSessions: 100}}
+		},
 		CodeBytes: 32 << 20, LoadTimeout: time.Second, Log: slog.New(slog.NewTextHandler(testhost.Log(t), nil)),
 	}}
 	b.start()

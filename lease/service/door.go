@@ -15,11 +15,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -31,8 +31,6 @@ const (
 	handshakesPerSecond = 200 // those beyond wait, each address's within its places
 	maxRemote           = 256 // connections with a certificate
 	maxRemoteOfUser     = 32
-	linesAtOnce         = 5 // in the log, of those who are refused
-	linesEvery          = 10 * time.Second
 	farewellBytes       = 64 << 10 // that are read of who was refused, so that he reads why
 )
 
@@ -47,9 +45,8 @@ const (
 type door struct {
 	net.Listener
 	certificates *certificates
+	users        *session.HostUsers
 	log          *slog.Logger
-	lines        *rate.Limiter // of the log, for all that are refused
-	suppressed   atomic.Int64  // lines since the last one
 	refused      func(cause string)
 	pace         *rate.Limiter
 	in           chan *remote
@@ -62,11 +59,10 @@ type door struct {
 	by         map[string]int // connections, by user
 }
 
-func newDoor(l net.Listener, c *certificates, log *slog.Logger, refused func(string)) *door {
+func newDoor(l net.Listener, c *certificates, users *session.HostUsers, log *slog.Logger, refused func(string)) *door {
 	return &door{
-		Listener: l, certificates: c, log: log, refused: refused, pace: rate.NewLimiter(handshakesPerSecond, handshakesPerSecond),
-		lines: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
-		in:    make(chan *remote), closed: make(chan struct{}), of: make(map[netip.Prefix]int), by: make(map[string]int),
+		Listener: l, certificates: c, users: users, log: log, refused: refused, pace: rate.NewLimiter(handshakesPerSecond, handshakesPerSecond),
+		in: make(chan *remote), closed: make(chan struct{}), of: make(map[netip.Prefix]int), by: make(map[string]int),
 	}
 }
 
@@ -94,7 +90,7 @@ func (d *door) run(ctx context.Context) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil: // no descriptor is free, or the peer is gone already
-			d.warn("no connection from another machine was accepted", "err", err)
+			d.log.Warn("no connection from another machine was accepted", "err", err)
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -109,15 +105,6 @@ func (d *door) run(ctx context.Context) error {
 			d.admit(ctx, conn)
 		})
 	}
-}
-
-// warn writes what anybody can have written, a bounded number of times.
-func (d *door) warn(message string, args ...any) {
-	if !d.lines.Allow() {
-		d.suppressed.Add(1)
-		return
-	}
-	d.log.Warn(message, append(args, "suppressed", d.suppressed.Swap(0))...)
 }
 
 // network is whose handshakes are counted together.
@@ -168,23 +155,27 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 	c := tls.Server(conn, config)
 	if err := c.HandshakeContext(ctx); err != nil {
 		d.refused(refusedHandshake)
-		d.warn("a client on another machine was refused", "remote", conn.RemoteAddr().String(), "err", err)
+		d.log.Warn("a client on another machine was refused", "remote", conn.RemoteAddr().String(), "err", err)
 		hangUp(ctx, conn)
 		return
 	}
 	r := &remote{Conn: c}
 	leaf := c.ConnectionState().PeerCertificates[0]
-	r.who, r.refusal = userOf(leaf.Subject.CommonName)
+	if r.who, r.refusal = userOf(leaf.Subject.CommonName); r.refusal == nil {
+		if _, err := d.users.Of(ctx, r.who.UID); err != nil {
+			r.refusal = refusal(err)
+		}
+	}
 	r.who.remote = conn.RemoteAddr().String()
 	name := leaf.Subject.CommonName
 	if r.refusal != nil {
 		name = "" // those who are nobody have the places of one user
 		d.refused(refusedUser)
-		d.warn("a client on another machine is no user of this host", "remote", r.who.remote, "err", r.refusal)
+		d.log.Warn("a client on another machine is no user of this host", "remote", r.who.remote, "err", r.refusal)
 	}
 	if !d.enter(name) {
 		d.refused(refusedPlaces)
-		d.warn("a client on another machine has too many connections", "remote", r.who.remote, "user", name)
+		d.log.Warn("a client on another machine has too many connections", "remote", r.who.remote, "user", name)
 		_ = c.Close()
 		return
 	}

@@ -8,11 +8,12 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
-	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -23,8 +24,8 @@ type Peer struct {
 	UID    uint32
 	Groups []uint32 // its own first
 
-	subordinate bool   // a user of a user namespace alone
-	remote      string // the address of another machine; "" of this one
+	refusal error  // why the uid is no user's of this host
+	remote  string // the address of another machine; "" of this one
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -47,8 +48,8 @@ func peerOf(ctx context.Context) (Peer, error) {
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		if who, ok := p.AuthInfo.(Peer); ok {
-			if who.subordinate {
-				return who, failed(leasepb.Code_REFUSED, "ask from outside of it", "uid %d is a user of a user namespace alone, and leases are for the host's users", who.UID)
+			if who.refusal != nil {
+				return who, refusal(who.refusal)
 			}
 			return who, nil
 		}
@@ -56,15 +57,19 @@ func peerOf(ctx context.Context) (Peer, error) {
 	return Peer{}, failed(leasepb.Code_REFUSED, "", "the kernel does not report who asks")
 }
 
-// Connections at one time.
 const (
+	// userPatience is how long a connection waits for the host's user database.
+	userPatience = time.Second
+	// Connections at one time:
 	maxConnections = 1024 // of all users but root
 	maxOfUser      = 64
 )
 
 // kernel is credentials.TransportCredentials for Unix sockets: it asks the kernel who is at the other end, and bounds how often.
 type kernel struct {
-	mu  sync.Mutex
+	users *session.HostUsers
+
+	mu  sync.Mutex // guards all below
 	all int
 	by  map[uint32]int
 }
@@ -84,10 +89,10 @@ func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if who.UID == 0 {
 		return conn, who, nil
 	}
-	counted := who.UID
-	if strange, err := process.Subordinate(int(credentialsOf.Pid), who.UID); strange || err != nil {
-		who.subordinate, counted = true, ^uint32(0) // all of them together are one, or a user would have the places of thousands
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), userPatience)
+	defer cancel()
+	counted, refusal := k.users.Of(ctx, who.UID)
+	who.refusal = refusal
 	if err := k.enter(counted); err != nil {
 		return nil, nil, err
 	}

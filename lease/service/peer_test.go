@@ -7,15 +7,21 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // pair is a connection to this process, as the server and as the client have it.
@@ -37,7 +43,7 @@ func pair(t *testing.T) (server, client net.Conn) {
 }
 
 func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
-	k := &kernel{by: make(map[uint32]int)}
+	k := &kernel{users: &session.HostUsers{}, by: make(map[uint32]int)}
 	server, _ := pair(t)
 	_, info, err := k.ServerHandshake(server)
 	if err != nil {
@@ -48,12 +54,92 @@ func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if int(who.UID) != os.Geteuid() || int(who.Groups[0]) != os.Getegid() || len(who.Groups) != len(groups)+1 || who.subordinate {
+	if int(who.UID) != os.Geteuid() || int(who.Groups[0]) != os.Getegid() || len(who.Groups) != len(groups)+1 || who.refusal != nil {
 		t.Errorf("%+v, and the groups are %v", who, groups)
 	}
 	if other, _ := net.Pipe(); second2(k.ServerHandshake(other)) == nil {
 		t.Error("what is no Unix socket is accepted")
 	}
+}
+
+// dialAs connects as another user.
+func dialAs(t *testing.T, uid uint32, path string) net.Conn {
+	t.Helper()
+	needs.Root(t)
+	type dialed struct {
+		net.Conn
+		err error
+	}
+	done := make(chan dialed)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends as the user that it became
+		var d dialed
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); e != 0 {
+			d.err = e
+		} else {
+			d.Conn, d.err = net.Dial("unix", path)
+		}
+		done <- d
+	}()
+	d := <-done
+	if d.err != nil {
+		t.Fatal(d.err)
+	}
+	t.Cleanup(func() { d.Conn.Close() })
+	return d.Conn
+}
+
+// A user can have a setuid program of each of his subordinate uids, and run it in the host's user namespace.
+func TestAUIDThatIsNoUsersHasNoLeaseAndNoPlacesOfItsOwn(t *testing.T) {
+	const nobody, subordinate, unknown = 65534, 3_000_000_007, 3_000_100_000
+	dir := t.TempDir()
+	subuid := filepath.Join(dir, "subuid")
+	if err := os.WriteFile(subuid, []byte("nobody:3000000000:65536\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := shortSocket(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	k := &kernel{users: &session.HostUsers{Subuid: subuid}, by: make(map[uint32]int)}
+	for _, c := range []struct {
+		uid, counts uint32
+		refusal     string
+	}{{nobody, nobody, ""}, {subordinate, nobody, "subordinate uid of nobody"}, {unknown, session.NoUser, "does not know it"}} {
+		dialAs(t, c.uid, path)
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		before := k.by[c.counts]
+		_, info, err := k.ServerHandshake(conn)
+		if err != nil || k.by[c.counts] != before+1 {
+			t.Fatalf("uid %d: %v, %v", c.uid, k.by, err)
+		}
+		who, err := peerOf(peer.NewContext(context.Background(), &peer.Peer{AuthInfo: info}))
+		if who.UID != c.uid || (err == nil) != (c.refusal == "") || err != nil && (codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), c.refusal)) {
+			t.Errorf("uid %d: %+v, %v", c.uid, who, err)
+		}
+	}
+}
+
+func shortSocket(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "gs-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "s")
 }
 
 func second2[A, B any](_ A, _ B, err error) error { return err }

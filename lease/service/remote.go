@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -42,7 +43,7 @@ type remoteKey struct{}
 // ServeRemote answers clients on other machines on l until ctx ends: each is the user of this host whom its certificate names. What they
 // ask of a session goes to the lease's broker as it comes.
 func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
-	d := newDoor(l, s.certificates, s.Log, s.counts.refuseRemote)
+	d := newDoor(l, s.certificates, &s.users, lines.Bound(s.Log), s.counts.refuseRemote)
 	s.remote.Store(d)
 	defer s.remote.Store(nil)
 	calls := grpc.NewServer(grpc.MaxRecvMsgSize(maxCall), grpc.UnaryInterceptor(s.answer))
@@ -124,7 +125,7 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Path == leasepb.Session_Work_FullMethodName {
-		s.Log.Info("session opened from another machine", "lease", l.ID, "uid", from.who.UID, "remote", from.who.remote)
+		s.logOf(from.who.UID).Info("session opened from another machine", "lease", l.ID, "uid", from.who.UID, "remote", from.who.remote)
 	}
 	gone := failed(leasepb.Code_SYNC_FAILED, "connect again: if it has ended, another one is started", "the broker of lease %s does not answer", l.ID)
 	proxy := httputil.ReverseProxy{

@@ -43,7 +43,11 @@ func (s *Service) mind(l *lease) {
 			return
 		}
 		killpoint.Pass("restart.found")
-		s.Log.Warn("a lease's broker ended by itself", "lease", l.ID, "reason", reason)
+		args := []any{"lease", l.ID, "reason", reason}
+		if l.child != nil {
+			args = append(args, "output", l.child.output.words())
+		}
+		s.Log.Warn("a lease's broker ended by itself", args...)
 		s.counts.brokerEnded(cause)
 		exited = s.follow(l, reason)
 	}

@@ -27,7 +27,7 @@ const maxCall = 64 << 10
 // Serve answers on l until ctx ends.
 func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	const maxStreams = 64
-	g := grpc.NewServer(grpc.Creds(&kernel{by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
+	g := grpc.NewServer(grpc.Creds(&kernel{users: &s.users, by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(2*time.Second), grpc.UnaryInterceptor(s.answer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
 	leasepb.RegisterLeasesServer(g, &server{service: s})
@@ -77,11 +77,7 @@ func (s *server) addressed(who Peer, l *leasepb.Lease, err error) (*leasepb.Leas
 		l.Address, l.TokenFile = "unix:"+filepath.Join(dir, sessionName), filepath.Join(dir, tokenName)
 		return l, nil
 	}
-	token, err := readToken(filepath.Join(dir, tokenName))
-	if err != nil {
-		return nil, failed(leasepb.Code_NOT_FOUND, "", "lease %s has no token any more: its owner removed the file, or it has ended", l.GetId())
-	}
-	l.Address, l.Token = l.GetRemoteAddress(), token
+	l.Address, l.Token = l.GetRemoteAddress(), s.service.tokenOf(l.GetId())
 	return l, nil
 }
 

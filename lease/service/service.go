@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -53,6 +54,8 @@ type Options struct {
 	MaxClients        int    // of each lease
 	CodeBytes         uint64 // that are admitted for code
 	LoadTimeout       time.Duration
+	// Limits are what users may have, as the configuration says now.
+	Limits func() []session.Limit
 	// Operator says whether who is in these groups has no limit, as root has none. nil: nobody but root.
 	Operator func(groups []uint32) bool
 	Log      *slog.Logger
@@ -89,11 +92,15 @@ type Service struct {
 	live         context.Context // ends when leases are to go on without this service
 	quit         context.CancelFunc
 	remote       atomic.Pointer[door] // nil: nobody on another machine is served
+	users        session.HostUsers
+	changes      *session.Pace
 
-	mu      sync.Mutex // guards all below
-	leases  map[string]*lease
-	lastUID uint32
-	ended   []*leasepb.Lease // the oldest first
+	mu       sync.Mutex // guards all below
+	leases   map[string]*lease
+	lastUID  uint32
+	ended    []*leasepb.Lease     // the oldest first
+	acquires map[uint32]*acquires // by user
+	logs     map[uint32]*slog.Logger
 }
 
 // New takes up the leases that a former service left, and ends those whose broker is gone.
@@ -123,7 +130,7 @@ func New(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts()}
+	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), changes: session.Changes()}
 	s.live, s.quit = context.WithCancel(context.Background())
 	s.counts.registry.MustRegister(&sessions{s.active, s.stats}, &remoteClients{&s.remote})
 	if err := s.takeUp(); err != nil {
@@ -196,7 +203,7 @@ func (s *Service) Acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	shown, err := s.acquire(ctx, who, r)
 	if err != nil {
 		s.counts.failed()
-		s.Log.Info("lease refused", "uid", who.UID, "remote", who.remote, "bytes", r.GetVram(), "err", err)
+		s.logOf(who.UID).Info("lease refused", "uid", who.UID, "remote", who.remote, "bytes", r.GetVram(), "err", err)
 	}
 	return shown, err
 }
@@ -205,6 +212,11 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	if err := s.checkRequest(r); err != nil {
 		return nil, err
 	}
+	leave, err := s.admit(ctx, who)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	devices, err := s.Enforcer.Devices(ctx)
 	if err != nil {
 		return nil, refusal(err)
@@ -270,6 +282,11 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 	if err != nil {
 		return nil, err
 	}
+	if !s.unlimited(who) {
+		if err := s.changes.Change(who.UID); err != nil {
+			return nil, refusal(err)
+		}
+	}
 	renewed, err := s.Enforcer.Renew(ctx, l.ID, api.RenewRequest{TTL: &ttl})
 	if errors.Is(err, api.ErrExpired) || errors.Is(err, api.ErrNotFound) {
 		return nil, failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "the time of lease %s is over", l.ID)
@@ -294,12 +311,13 @@ func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*le
 
 // List has the leases of who asks; root's are all.
 func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
+	all := slices.DeleteFunc(s.all(), func(l *lease) bool { return !who.may(l.UID) })
+	if len(all) == 0 {
+		return nil
+	}
 	found, err := s.Enforcer.Slices(ctx)
 	var list []*leasepb.Lease
-	for _, l := range s.all() {
-		if !who.may(l.UID) {
-			continue
-		}
+	for _, l := range all {
 		i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
 		if err == nil && i >= 0 {
 			l.lives(found[i])

@@ -13,9 +13,11 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/test/await"
 )
@@ -46,7 +48,8 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, tokenName), fmt.Appendln(nil, strings.Repeat("ab", tokenBytes)), 0o600); err != nil {
+		// Whoever opens it waits: a user can do that to the file, as by a lease (fcntl(2), F_SETLEASE).
+		if err := unix.Mkfifo(filepath.Join(dir, tokenName), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		l, err := net.Listen("unix", filepath.Join(dir, sessionName))
@@ -57,7 +60,7 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 		leasepb.RegisterSessionServer(server, session)
 		go func() { _ = server.Serve(l) }()
 		t.Cleanup(server.Stop)
-		s.leases[id] = &lease{serving: true}
+		s.leases[id] = &lease{serving: true, record: record{Session: broker.Config{Token: strings.Repeat("ab", tokenBytes)}}}
 	}
 	s.leases["begins"] = &lease{}            // has no socket yet
 	s.leases["gone"] = &lease{serving: true} // nor has this one any more

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-const somebody = 65533 // beside nobody
+const somebody = 8 // beside nobody: mail, whom each host has
 
 // usersHost is a host whose operator lets nobody have sessions of 4 GiB together.
 type usersHost struct {
@@ -115,7 +115,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 		want string
 	}{
 		"more than the operator lets him have": {nobody, []string{"run", "--vram", "2G", "--", "true"}, "sessions may have 4GiB together (max_vram) and have 3GiB"},
-		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 65533 may have no session on this host"},
+		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 8 may have no session on this host"},
 		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "tenant rich would pay"},
 		"somebody else's session":              {somebody, []string{"release", "--force", id}, "you have no session " + id},
 		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "the operator's, on the control socket"},

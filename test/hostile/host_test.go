@@ -30,8 +30,8 @@ const (
 
 	contextBytes = 64 * mib
 
-	hostileUser  = 61001 // for whom there is a limit
-	strangerUser = 61002 // for whom there is none
+	hostileUser  = 8 // for whom there is a limit; each host has that user
+	strangerUser = 2 // for whom there is none
 	subordinates = 200000
 )
 

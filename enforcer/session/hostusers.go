@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
+)
+
+// NoUser is the uid as which all count together that are no user's.
+const NoUser = math.MaxUint32
+
+const (
+	// remembered is how long an answer holds.
+	remembered = 10 * time.Second
+	// maxRemembered is of how many users an answer is kept.
+	maxRemembered = 1024
+	// maxLookUps bounds the look-ups under way: the database can be on a network.
+	maxLookUps = 32
+)
+
+// HostUsers says as which user of the host a uid counts, for limits and for places. A uid is a user's if the host's user database (NSS)
+// knows it and no other user has it as a subordinate one (subuid(5)): a user can leave setuid programs of all of his subordinate uids, and
+// run them outside of the user namespace in which he made them. The zero value works.
+type HostUsers struct {
+	Subuid string // the file; "" is /etc/subuid
+
+	lookUp func(name string) (uint32, error) // nil: the host's database
+
+	mu     guard.Mutex[guard.Leaf] // guards all below
+	ranges []subordinates
+	read   time.Time // when the ranges were
+	found  map[string]*found
+	asking int
+}
+
+// subordinates are the uids that an owner may have in user namespaces.
+type subordinates struct {
+	owner string // a name or a number
+	first uint64
+	count uint64
+}
+
+// found is what the database says of a name or a number.
+type found struct {
+	done chan struct{} // closed once the rest is there
+	at   time.Time
+	uid  uint32
+	err  error
+}
+
+// Of returns the uid as which uid counts, and, as an *api.Error, why it is no user's. A subordinate uid counts as its owner's, and all others
+// that are no user's count as NoUser. Of waits for the database as long as ctx allows.
+func (h *HostUsers) Of(ctx context.Context, uid uint32) (counts uint32, err error) {
+	owner, err := h.ownerOf(uid)
+	if err != nil {
+		return NoUser, api.Errorf(api.CodeBusy, "uid %d is not known to be a user's: %v: ask again later", uid, err)
+	}
+	if owner != "" {
+		if counts, err = h.find(ctx, owner); err != nil {
+			counts = NoUser
+		}
+		if counts != uid {
+			return counts, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: it is a subordinate uid of %s (/etc/subuid): ask as that user", uid, owner)
+		}
+	}
+	_, err = h.find(ctx, strconv.FormatUint(uint64(uid), 10))
+	var unknown user.UnknownUserIdError
+	switch {
+	case errors.As(err, &unknown):
+		return NoUser, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the host's user database does not know it (getent passwd %[1]d)", uid)
+	case err != nil:
+		return NoUser, api.Errorf(api.CodeBusy, "uid %d cannot be looked up in the host's user database: %v: ask again later", uid, err)
+	}
+	return uid, nil
+}
+
+// ownerOf returns the user who has uid as a subordinate one, and "" if none has, or root alone, who can be any user.
+func (h *HostUsers) ownerOf(uid uint32) (string, error) {
+	h.mu.Lock()
+	ranges, read := h.ranges, h.read
+	h.mu.Unlock()
+	if time.Since(read) > remembered {
+		path := h.Subuid
+		if path == "" {
+			path = "/etc/subuid"
+		}
+		var err error
+		if ranges, err = readSubordinates(path); err != nil {
+			return "", err
+		}
+		h.mu.Lock()
+		h.ranges, h.read = ranges, time.Now()
+		h.mu.Unlock()
+	}
+	for _, r := range ranges {
+		if n := uint64(uid); n >= r.first && n-r.first < r.count && r.owner != "root" && r.owner != "0" {
+			return r.owner, nil
+		}
+	}
+	return "", nil
+}
+
+func readSubordinates(path string) (all []subordinates, err error) {
+	guard.MayWait("a file of the host")
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		fields := strings.Split(lines.Text(), ":")
+		if len(fields) != 3 {
+			continue
+		}
+		first, err := strconv.ParseUint(fields[1], 10, 32)
+		count, err2 := strconv.ParseUint(fields[2], 10, 32)
+		if err == nil && err2 == nil {
+			all = append(all, subordinates{fields[0], first, count})
+		}
+	}
+	return all, lines.Err()
+}
+
+var errNoAnswer = errors.New("it does not answer")
+
+// find looks a name or a number up. A look-up that takes longer than ctx allows goes on, for whoever asks next.
+func (h *HostUsers) find(ctx context.Context, name string) (uint32, error) {
+	h.mu.Lock()
+	f := h.found[name]
+	if f == nil || f.isOver() {
+		if h.asking >= maxLookUps {
+			h.mu.Unlock()
+			return NoUser, errNoAnswer
+		}
+		f = &found{done: make(chan struct{})}
+		h.remember(name, f)
+		h.asking++
+		go h.ask(name, f)
+	}
+	h.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.uid, f.err
+	case <-ctx.Done():
+		return NoUser, errNoAnswer
+	}
+}
+
+func (f *found) isOver() bool {
+	select {
+	case <-f.done:
+		return time.Since(f.at) > remembered
+	default:
+		return false
+	}
+}
+
+// remember is called with mu locked. It forgets others' answers for want of room: they are looked up again.
+func (h *HostUsers) remember(name string, f *found) {
+	if h.found == nil {
+		h.found = make(map[string]*found)
+	}
+	for other := range h.found {
+		if len(h.found) < maxRemembered {
+			break
+		}
+		delete(h.found, other)
+	}
+	h.found[name] = f
+}
+
+func (h *HostUsers) ask(name string, f *found) {
+	lookUp := h.lookUp
+	if lookUp == nil {
+		lookUp = inDatabase
+	}
+	f.uid, f.err = lookUp(name)
+	f.at = time.Now()
+	close(f.done)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.asking--
+}
+
+func inDatabase(name string) (uint32, error) {
+	guard.MayWait("the host's user database")
+	lookUp := user.Lookup
+	if _, err := strconv.ParseUint(name, 10, 32); err == nil {
+		lookUp = user.LookupId
+	}
+	u, err := lookUp(name)
+	if err != nil {
+		return NoUser, err
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	return uint32(uid), err
+}
