@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // logged is a log that a test reads.
@@ -97,7 +98,7 @@ func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T)
 		go acquire(alice)
 	}
 	for range more {
-		if err := <-answers; codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "as many as a user may at one time") {
+		if err := await.Value(t, "a call is refused", answers); codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "as many as a user may at one time") {
 			t.Error(err)
 		}
 	}
@@ -106,7 +107,7 @@ func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T)
 	eventually(t, "another user's is, too", func() bool { return asking() == maxAcquiring+1 })
 	cancel()
 	for range maxAcquires + 1 {
-		if <-answers == nil {
+		if await.Value(t, "a call has ended", answers) == nil {
 			t.Error("a lease without a device")
 		}
 	}
