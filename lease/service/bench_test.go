@@ -136,6 +136,9 @@ type fakeEnforcer struct {
 	asking   int   // for those
 	asked    int   // for those, ever
 	last     uint64
+	news     chan struct{} // closed at the next change by a test
+	lists    int           // of all slices that were asked for
+	silent   bool          // tells no events
 }
 
 func (f *fakeEnforcer) Devices(ctx context.Context) ([]api.Device, error) {
@@ -233,9 +236,32 @@ func (f *fakeEnforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{}, api.ErrNotFound
 }
 
+// Events tells of each slice whenever a test changes something.
+func (f *fakeEnforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each func(api.Event) error) error {
+	for {
+		f.mu.Lock()
+		news, requests, silent := f.news, slices.Clone(f.requests), f.silent
+		f.mu.Unlock()
+		if silent {
+			return api.Errorf(api.CodeBusy, "others are told events already")
+		}
+		for _, r := range requests {
+			if err := each(api.Event{Kind: api.EventChanged, Slice: r.ID}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 func (f *fakeEnforcer) Slices(context.Context) ([]api.Slice, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.lists++
 	if f.refuse != nil {
 		return nil, f.refuse
 	}
@@ -250,6 +276,8 @@ func (f *fakeEnforcer) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
+	close(f.news)
+	f.news = make(chan struct{})
 }
 
 // bench is a service of a test's own.
@@ -273,7 +301,7 @@ func newBench(t *testing.T, how string) *bench {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	enforcer := &fakeEnforcer{slices: make(map[string]api.Slice)}
+	enforcer := &fakeEnforcer{slices: make(map[string]api.Slice), news: make(chan struct{})}
 	b := &bench{t: t, enforcer: enforcer, options: Options{
 		Enforcer: enforcer, Dir: filepath.Join(dir, "leases"), Broker: program, Cgroup: "gpuslice-test-" + filepath.Base(dir),
 		Bounds: Bounds{Memory: 1 << 30, PIDs: 64, CPUs: 2}, FirstUID: 2_000_000_000, LastUID: 2_000_000_999, MaxLeases: 8, MaxClients: 16,

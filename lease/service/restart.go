@@ -25,6 +25,7 @@ const (
 
 // mind sees to it that the lease has a broker, until it ends or the service does.
 func (s *Service) mind(l *lease) {
+	s.check(l.live, l) // what the enforcer told before the lease served was of none
 	for exited := l.exited; exited != nil; {
 		select {
 		case <-exited:

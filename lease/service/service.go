@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -39,6 +40,7 @@ type Enforcer interface {
 	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
+	Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error
 }
 
 // Options of a Service. All are needed, but where another value is named.
@@ -64,7 +66,7 @@ type Options struct {
 }
 
 const (
-	// interval is how often it is checked that the enforcer has the leases' slices.
+	// interval is how often leases are checked whose time is over, and all while the enforcer tells no events.
 	interval = time.Second
 	// startTimeout is until a broker has to serve: it makes a context, which takes seconds where a card is busy.
 	startTimeout = 60 * time.Second
@@ -141,46 +143,86 @@ func New(o Options) (*Service, error) {
 
 // Run keeps the leases until ctx ends; then brokers go on.
 func (s *Service) Run(ctx context.Context) error {
+	var watching sync.WaitGroup
+	watching.Go(func() { s.watch(ctx) })
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			s.quit()
+			watching.Wait()
 			s.minding.Wait()
 			s.ending.Wait()
 			return s.deaths.Close()
 		case <-ticker.C:
-			s.check(ctx)
+			for _, l := range s.all() {
+				if l.isOver() {
+					s.check(ctx, l)
+				}
+			}
 		}
 	}
 }
 
-// check ends the leases whose slice is gone, or whose time is over.
-func (s *Service) check(ctx context.Context) {
-	live := s.all()
-	if len(live) == 0 {
-		return
+// watch checks each lease of whose slice the enforcer tells that it changed or ended. While the enforcer tells nothing, all are checked each
+// interval.
+func (s *Service) watch(ctx context.Context) {
+	var instance string
+	var since uint64
+	log := lines.Bound(s.Log)
+	for ctx.Err() == nil {
+		s.checkAll(ctx)
+		err := s.Enforcer.Events(ctx, instance, since, true, func(e api.Event) error {
+			if e.Kind != api.EventMissed || e.Cause == api.MissedRestarted {
+				instance = e.Instance
+			}
+			since = e.Seq
+			switch e.Kind {
+			case api.EventMissed:
+				s.checkAll(ctx)
+			case api.EventReleased, api.EventExpired, api.EventChanged:
+				for _, l := range s.all() {
+					if l.ID == e.Slice {
+						s.check(ctx, l)
+					}
+				}
+			}
+			return nil
+		})
+		if ctx.Err() == nil && !errors.Is(err, api.ErrUnreachable) {
+			log.Warn("the enforcer's events are not followed: it is asked instead", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(interval):
+		}
 	}
+}
+
+func (s *Service) checkAll(ctx context.Context) {
+	for _, l := range s.all() {
+		s.check(ctx, l)
+	}
+}
+
+// check ends a lease whose slice is gone, or whose time is over.
+func (s *Service) check(ctx context.Context, l *lease) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	found, err := s.Enforcer.Slices(ctx)
-	for _, l := range live {
-		if err == nil {
-			i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
-			switch {
-			case i < 0:
-				s.endAside(l, leasepb.Lease_ENDED, "its slice was released")
-				continue
-			case found[i].State == api.Expired:
-				s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
-				continue
-			}
-			l.lives(found[i])
-		}
-		if l.isOver() { // and the enforcer does not say that it was renewed
-			s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
-		}
+	slice, err := s.Enforcer.Slice(ctx, l.ID)
+	switch {
+	case errors.Is(err, api.ErrNotFound) || err == nil && slice.Generation != l.Generation:
+		s.endAside(l, leasepb.Lease_ENDED, "its slice was released")
+		return
+	case err == nil && slice.State == api.Expired:
+		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+		return
+	case err == nil:
+		l.lives(slice)
+	}
+	if l.isOver() { // and the enforcer does not say that it was renewed
+		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
 	}
 }
 

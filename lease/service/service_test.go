@@ -267,6 +267,9 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 		"the enforcer ends it":    {"", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()); kill(b, l) }, leasepb.Lease_ENDED, reasonExpired},
 		"its broker is stubborn":  {"stubborn", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()) }, leasepb.Lease_ENDED, reasonExpired},
 		"an operator releases it": {"", func(b *bench, l *leasepb.Lease) { b.enforcer.set(func() { delete(b.enforcer.slices, l.GetId()) }) }, leasepb.Lease_ENDED, "its slice was released"},
+		"the enforcer tells no events": {"", func(b *bench, l *leasepb.Lease) {
+			b.enforcer.set(func() { b.enforcer.silent = true; delete(b.enforcer.slices, l.GetId()) })
+		}, leasepb.Lease_ENDED, "its slice was released"},
 		"the enforcer is gone": {"", func(b *bench, l *leasepb.Lease) {
 			b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
 		}, leasepb.Lease_ENDED, reasonExpired},
@@ -289,7 +292,12 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 			if ended.GetState() != c.state || ended.GetReason() != c.reason {
 				t.Errorf("%v", ended)
 			}
-			b.enforcer.set(func() { b.enforcer.refuse = nil })
+			b.enforcer.set(func() {
+				b.enforcer.refuse = nil
+				if b.enforcer.lists > 0 {
+					t.Error("all slices of the host were asked for")
+				}
+			})
 			b.nothingIsLeft()
 		})
 	}
