@@ -5,7 +5,6 @@ package service
 import (
 	"bytes"
 	"context"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -34,12 +33,6 @@ func (l *logged) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
-}
-
-func (b *bench) logged() *logged {
-	l := &logged{}
-	b.Log = slog.New(slog.NewTextHandler(l, nil))
-	return l
 }
 
 func tryAcquire(b *bench, who Peer) error {
@@ -118,12 +111,11 @@ func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T)
 
 func TestRefusalsOfAUserHaveFewLinesInTheLog(t *testing.T) {
 	b := newBench(t, "")
-	log := b.logged()
 	for range 1000 {
 		_ = tryAcquire(b, as(7000))
 	}
 	_ = tryAcquire(b, as(7001))
-	if text := log.String(); strings.Count(text, "uid=7000") > 20 || strings.Count(text, "uid=7001") != 1 {
+	if text := b.log.String(); strings.Count(text, "uid=7000") > 20 || strings.Count(text, "uid=7001") != 1 {
 		t.Errorf("%d lines of the one, %d of the other", strings.Count(text, "uid=7000"), strings.Count(text, "uid=7001"))
 	}
 	for uid := range uint32(2 * maxLogs) {
@@ -136,11 +128,10 @@ func TestRefusalsOfAUserHaveFewLinesInTheLog(t *testing.T) {
 
 func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
 	b := newBench(t, "writes")
-	log := b.logged()
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	eventually(t, "it has ended", func() bool { b.connects(id); return b.shown(id).GetRestarts() > 0 })
-	eventually(t, "that is logged", func() bool { return strings.Contains(log.String(), "ended by itself") })
-	for line := range strings.Lines(log.String()) {
+	eventually(t, "that is logged", func() bool { return strings.Contains(b.log.String(), "ended by itself") })
+	for line := range strings.Lines(b.log.String()) {
 		switch {
 		case strings.HasPrefix(line, "time=2026-01-01"):
 			t.Fatal("a client's line is in the log")
@@ -152,7 +143,7 @@ func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
 			t.Errorf("%d bytes: %.200s", len(line), line)
 		}
 	}
-	if n := strings.Count(log.String(), "a broker wrote"); n == 0 || n > 20 {
+	if n := strings.Count(b.log.String(), "a broker wrote"); n == 0 || n > 20 {
 		t.Errorf("%d lines of a broker", n)
 	}
 }

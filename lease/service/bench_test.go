@@ -286,6 +286,7 @@ type bench struct {
 	t        *testing.T
 	options  Options
 	enforcer *fakeEnforcer
+	log      *logged
 	stop     func()
 }
 
@@ -302,13 +303,14 @@ func newBench(t *testing.T, how string) *bench {
 		t.Fatal(err)
 	}
 	enforcer := &fakeEnforcer{slices: make(map[string]api.Slice), news: make(chan struct{})}
-	b := &bench{t: t, enforcer: enforcer, options: Options{
+	log := &logged{}
+	b := &bench{t: t, enforcer: enforcer, log: log, options: Options{
 		Enforcer: enforcer, Dir: filepath.Join(dir, "leases"), Broker: program, Cgroup: "gpuslice-test-" + filepath.Base(dir),
 		Bounds: Bounds{Memory: 1 << 30, PIDs: 64, CPUs: 2}, FirstUID: 2_000_000_000, LastUID: 2_000_000_999, MaxLeases: 8, MaxClients: 16,
 		Limits: func() []session.Limit {
 			return []session.Limit{{User: "5001", MaxSessions: 100}, {User: "5002", MaxSessions: 1}, {User: "daemon", MaxSessions: 100}}
 		},
-		CodeBytes: 32 << 20, LoadTimeout: time.Second, Log: slog.New(slog.NewTextHandler(testhost.Log(t), nil)),
+		CodeBytes: 32 << 20, LoadTimeout: time.Second, Log: slog.New(slog.NewTextHandler(io.MultiWriter(testhost.Log(t), log), nil)),
 	}}
 	b.start()
 	t.Cleanup(func() {
