@@ -85,7 +85,7 @@ func dialAs(t *testing.T, uid uint32, path string) net.Conn {
 	if d.err != nil {
 		t.Fatal(d.err)
 	}
-	t.Cleanup(func() { d.Conn.Close() })
+	t.Cleanup(func() { d.Close() })
 	return d.Conn
 }
 
