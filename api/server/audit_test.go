@@ -128,7 +128,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 	}
 }
 
-// A user's session has the same id in the record of who asked for it as in ps, in its events and in whatever is asked about it.
+// A user's session has the same id in the audit record as in ps and in its events.
 func TestWhatAUIDOfNoUserAsksForIsRecordedAsAStrangers(t *testing.T) {
 	f := &fakeService{}
 	s := NewForUsers(f, quiet())

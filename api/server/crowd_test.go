@@ -101,11 +101,11 @@ func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 		users     bool // on the users' socket
 		want      string
 	}{
-		"a subordinate one":              {unknownUID, true, true, "status 403"},
-		"the same, outside":              {unknownUID, false, true, "status 403"},
-		"on the control socket":          {unknownUID, true, false, "status 200"},
-		"a user whom a namespace maps":   {nobody, true, true, "status 200"},
-		"a user who is in no namespaces": {nobody, false, true, "status 200"},
+		"a subordinate one":                {unknownUID, true, true, "status 403"},
+		"the same, outside":                {unknownUID, false, true, "status 403"},
+		"on the control socket":            {unknownUID, true, false, "status 200"},
+		"a user mapped in a namespace":     {nobody, true, true, "status 200"},
+		"a user outside of all namespaces": {nobody, false, true, "status 200"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handler := Handler(&fakeService{}, quiet())

@@ -116,7 +116,7 @@ func (l *limited) Accept() (net.Conn, error) {
 // paceStep is how long nobody is accepted once there were too many.
 const paceStep = 100 * time.Millisecond
 
-// placePatience is how long the next connection waits for the host's user database: until that answers, who asks has no place of his own.
+// placePatience is how long a connection waits for the host's user database. Without an answer it counts as NoUser's.
 const placePatience = 50 * time.Millisecond
 
 // enter counts a connection, or says why there are too many. counts is as which user.
@@ -129,7 +129,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	if known {
 		ctx, cancel := context.WithTimeout(context.Background(), placePatience)
 		defer cancel()
-		counts, _ = l.users.Of(ctx, p.UID) // who is refused has a place until then
+		counts, _ = l.users.Of(ctx, p.UID) // a uid of no user has a place until its request is refused
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

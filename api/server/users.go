@@ -66,7 +66,7 @@ func UserHandler(service UserService, log *slog.Logger) http.Handler {
 // userPatience is how long a request waits for the host's user database.
 const userPatience = 2 * time.Second
 
-// ofHost refuses who is no user of the host, before more than the request's head is read.
+// ofHost refuses a uid that is no user's of the host. It reads no more than the request's head.
 func ofHost(users *session.HostUsers, handle handleFunc) handleFunc {
 	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 		if p, known := PeerOf(r.Context()); known && !privileged(p.UID) {
