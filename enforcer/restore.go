@@ -328,7 +328,7 @@ func (e *Enforcer) reopen(s *slice) error {
 			return err
 		}
 	}
-	// An earlier version's has the umask of who started it, which may keep the container's users from the interceptor.
+	// An earlier version made it under any umask: its mode may keep the container's users from the interceptor.
 	if err := os.Chmod(filepath.Join(s.dir, bindName), 0o755); err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (h *HostUsers) Of(ctx context.Context, uid uint32) (counts uint32, err erro
 	return uid, nil
 }
 
-// ownerOf returns the user who has uid as a subordinate one, and "" if none has, or root alone, who can be any user.
+// ownerOf returns the user that uid is subordinate to; "" without one. Root does not count: it can be any user.
 func (h *HostUsers) ownerOf(uid uint32) (string, error) {
 	h.mu.Lock()
 	ranges, read := h.ranges, h.read
@@ -139,7 +139,7 @@ func readSubordinates(path string) (all []subordinates, err error) {
 
 var errNoAnswer = errors.New("it does not answer")
 
-// find looks a name or a number up. A look-up that takes longer than ctx allows goes on, for whoever asks next.
+// find looks a name or a number up. A look-up that takes longer than ctx allows continues, and the next call uses its answer.
 func (h *HostUsers) find(ctx context.Context, name string) (uint32, error) {
 	h.mu.Lock()
 	f := h.found[name]

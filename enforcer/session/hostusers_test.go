@@ -46,13 +46,13 @@ func TestAUIDCountsAsAUserOfTheHostOrAsItsOwner(t *testing.T) {
 	}{
 		"a user": {1000, 1000, ""},
 		"a user of a directory, above all ranges":    {2_000_000_000, 2_000_000_000, ""},
-		"one whose range has his own uid":            {1001, 1001, ""},
+		"a user in a range of their own":             {1001, 1001, ""},
 		"the first subordinate one":                  {100_000, 1000, "is a subordinate uid of alice"},
 		"the last one":                               {165_535, 1000, "is a subordinate uid of alice"},
 		"the one after it":                           {165_536, NoUser, "does not know it"},
-		"one whose owner is a number":                {200_007, 1001, "is a subordinate uid of 1001"},
-		"one of an owner whom nobody knows":          {400_000, NoUser, "is a subordinate uid of gone"},
-		"a user who is another's subordinate one":    {300_007, 1000, "is a subordinate uid of alice"},
+		"one of an owner by number":                  {200_007, 1001, "is a subordinate uid of 1001"},
+		"one of an unknown owner":                    {400_000, NoUser, "is a subordinate uid of gone"},
+		"a user with a subordinate uid of another":   {300_007, 1000, "is a subordinate uid of alice"},
 		"a uid that is in no file":                   {5001, NoUser, "does not know it"},
 		"one of which the database says nothing now": {7777, NoUser, "connection refused: ask again"},
 	} {
@@ -87,7 +87,7 @@ func TestADatabaseThatHangsIsWaitedForNoLongerThanAsked(t *testing.T) {
 	}
 	h.mu.Unlock()
 	close(answers)
-	// Uid 1 was being looked up meanwhile: it is not looked up again.
+	// The first look-up of uid 1 has gone on: there is no second one.
 	if counts, err := h.Of(context.Background(), 1); counts != 1 || err != nil {
 		t.Errorf("%d, %v", counts, err)
 	}

@@ -46,7 +46,7 @@ func (l *Limit) ID() (uint32, error) {
 	return uint32(n), err
 }
 
-// For returns the first of the limits that is for a user who is in these groups. If none is, the user may have no session.
+// For returns the first limit for the user or one of the groups. Without one, the user may have no session.
 func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
 	for i := range limits {
 		l := &limits[i]
@@ -55,5 +55,5 @@ func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
 			return l, nil
 		}
 	}
-	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration", uid)
+	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator adds users in [[sessions.limits]] of the configuration", uid)
 }

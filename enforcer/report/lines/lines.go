@@ -18,8 +18,8 @@ const (
 	interval = 10 * time.Second
 )
 
-// Bound bounds how often each message is written to log, from which it differs in nothing else. The next line that is written says how many
-// were left out before it (suppressed). Lines of slog.LevelDebug are not bounded: they are asked for.
+// Bound returns log with a bound on how often each message is written. The attribute suppressed of the next line counts the lines left
+// out before it. Lines of slog.LevelDebug have no bound.
 func Bound(log *slog.Logger) *slog.Logger {
 	return slog.New(&limited{log.Handler(), &lines{byMessage: make(map[string]*line)}})
 }
