@@ -12,15 +12,15 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// call is a system call of glibc's dynamic loader; args has the arguments whose values are known.
+// call is a system call of glibc's dynamic loader; args has the arguments with known values.
 type call struct {
 	name string
 	args map[uint]uint64
 }
 
-// loaderCalls are what the loader needs to read /etc/ld.so.preload and to map a library. Each line lists what
-// versions of glibc use for the same purpose. access is used for the preload file alone: if it fails for any reason, the
-// loader goes on without the file and without a word. The first mmap is of the preload file, the others are of a library.
+// loaderCalls returns the calls that read /etc/ld.so.preload and map a library: one line for each purpose, with the alternatives of
+// glibc's versions. The loader calls access for the preload file alone; if that fails, it skips the file silently. The first mmap maps
+// the preload file, the others map a library.
 func loaderCalls() [][]call {
 	access := call{"access", map[uint]uint64{1: unix.R_OK}}
 	if runtime.GOARCH == "arm64" {

@@ -42,7 +42,7 @@ func TestAProfileThatDeniesTheLoaderIsRefused(t *testing.T) {
 		"a tracer decides":                 {allow, []specs.LinuxSyscall{rule(specs.ActTrace, "mmap")}, "mmap"},
 		"an action is not known":           {allow, []specs.LinuxSyscall{rule("SCMP_ACT_NEW", "close")}, "close"},
 		"it is allowed and denied":         {errno, []specs.LinuxSyscall{rule(allow, loader), rule(errno, "read")}, "read"},
-		"a name is told by its address":    {allow, []specs.LinuxSyscall{rule(errno, "openat", arg(1, specs.OpMaskedEqual, 0xfff, 0x123))}, "openat"},
+		"a name has a certain address":     {allow, []specs.LinuxSyscall{rule(errno, "openat", arg(1, specs.OpMaskedEqual, 0xfff, 0x123))}, "openat"},
 		"a call of old glibc depends":      {allow, []specs.LinuxSyscall{rule(errno, "open", arg(0, specs.OpMaskedEqual, 0xfff, 0x123))}, "openat"},
 		"a call of old glibc is denied":    {allow, []specs.LinuxSyscall{rule(errno, "open newfstatat pread64")}, ""},
 		"each of a purpose is denied":      {allow, []specs.LinuxSyscall{rule(errno, "fstat newfstatat")}, "fstat"},
