@@ -26,7 +26,7 @@ type acquires struct {
 	turns chan struct{} // has one for each that is carried out
 }
 
-// unlimited says who may have what there is: root, and the operators.
+// unlimited reports whether no limit applies to a user: to root and the operators.
 func (s *Service) unlimited(who Peer) bool {
 	return who.UID == 0 || s.Operator != nil && s.Operator(who.Groups)
 }

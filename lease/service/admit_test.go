@@ -46,7 +46,7 @@ func TestWhoMayHaveNoLeaseIsRefusedBeforeAnythingIsAskedOrMade(t *testing.T) {
 		t.Errorf("a user without a limit: %v", err)
 	}
 	if b.enforcer.asked != 0 {
-		t.Error("the enforcer was asked for a user without a limit")
+		t.Error("the enforcer got a request of a user without a limit")
 	}
 	if err := tryAcquire(b, as(bob)); err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestWhoMayHaveNoLeaseIsRefusedBeforeAnythingIsAskedOrMade(t *testing.T) {
 		}
 	}
 	if b.enforcer.asked != 2 {
-		t.Errorf("the enforcer was asked %d times for two leases", b.enforcer.asked)
+		t.Errorf("the enforcer got %d requests for two leases", b.enforcer.asked)
 	}
 	if _, err := b.Renew(context.Background(), as(0), &leasepb.RenewRequest{Id: l.GetId(), Ttl: durationpb.New(time.Hour)}); err != nil {
 		t.Errorf("root renews it: %v", err)
@@ -105,7 +105,7 @@ func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T)
 		}
 	}
 	if n := b.enforcer.asked; n > maxAcquires+1 || len(b.acquires) != 0 {
-		t.Errorf("the enforcer was asked %d times; %v are left", n, b.acquires)
+		t.Errorf("the enforcer got %d requests; %v are left", n, b.acquires)
 	}
 }
 

@@ -243,7 +243,7 @@ func (f *fakeEnforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, e
 		news, requests, silent := f.news, slices.Clone(f.requests), f.silent
 		f.mu.Unlock()
 		if silent {
-			return api.Errorf(api.CodeBusy, "others are told events already")
+			return api.Errorf(api.CodeBusy, "too many clients follow events")
 		}
 		for _, r := range requests {
 			if err := each(api.Event{Kind: api.EventChanged, Slice: r.ID}); err != nil {

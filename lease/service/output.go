@@ -23,8 +23,8 @@ const (
 	lastTimeout = time.Second
 )
 
-// output is what a broker writes: its own log, what the driver says, and what its clients' kernels print. So it is nothing to rely on: the
-// service's log has some of it, as a value that is quoted.
+// output is a broker's standard output and error: its log, the driver's messages, and the printf of clients' kernels. Clients can forge it:
+// the service logs some of it, as a quoted value.
 type output struct {
 	done chan struct{} // closed once all of it was read
 

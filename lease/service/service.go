@@ -66,7 +66,7 @@ type Options struct {
 }
 
 const (
-	// interval is how often leases are checked whose time is over, and all while the enforcer tells no events.
+	// interval is how often expired leases are checked, and without the enforcer's events all leases.
 	interval = time.Second
 	// startTimeout is until a broker has to serve: it makes a context, which takes seconds where a card is busy.
 	startTimeout = 60 * time.Second
@@ -165,7 +165,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// watch checks each lease of whose slice the enforcer tells that it changed or ended. While the enforcer tells nothing, all are checked each
+// watch follows the enforcer's events and checks each lease with a slice that changed or ended. Without events it checks all leases each
 // interval.
 func (s *Service) watch(ctx context.Context) {
 	var instance string
@@ -191,7 +191,7 @@ func (s *Service) watch(ctx context.Context) {
 			return nil
 		})
 		if ctx.Err() == nil && !errors.Is(err, api.ErrUnreachable) {
-			log.Warn("the enforcer's events are not followed: it is asked instead", "err", err)
+			log.Warn("the enforcer's events cannot be followed: leases are checked each interval instead", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -206,7 +206,7 @@ func (s *Service) checkAll(ctx context.Context) {
 	}
 }
 
-// check ends a lease whose slice is gone, or whose time is over.
+// check ends a lease that has expired or has lost its slice.
 func (s *Service) check(ctx context.Context, l *lease) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

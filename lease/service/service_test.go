@@ -295,7 +295,7 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 			b.enforcer.set(func() {
 				b.enforcer.refuse = nil
 				if b.enforcer.lists > 0 {
-					t.Error("all slices of the host were asked for")
+					t.Error("a request listed all slices of the host")
 				}
 			})
 			b.nothingIsLeft()

@@ -112,7 +112,7 @@ func (s *Service) stats(ctx context.Context, id string) (*leasepb.StatsReply, er
 	return leasepb.NewSessionClient(connection).Stats(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.tokenOf(id)), &leasepb.StatsRequest{})
 }
 
-// tokenOf is the token of an active lease, from the lease's record: the file is in its user's hands, who can keep whoever opens it waiting.
+// tokenOf returns the token of an active lease, from the lease's record: the user can make an open of the file block.
 func (s *Service) tokenOf(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -48,7 +48,7 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		// Whoever opens it waits: a user can do that to the file, as by a lease (fcntl(2), F_SETLEASE).
+		// Opening it blocks: a user can do that to the file, as by a lease (fcntl(2), F_SETLEASE).
 		if err := unix.Mkfifo(filepath.Join(dir, tokenName), 0o600); err != nil {
 			t.Fatal(err)
 		}
