@@ -84,7 +84,7 @@ func TestABrokerOutlivesWhoReadsWhatItWrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "--service") // of which it is told nothing, as it writes
+	cmd := exec.Command(program, "--service") // without a configuration, so that it writes why it ends
 	cmd.Env = []string{"TEST_BROKER=1"}
 	cmd.Stderr = w
 	if _ = cmd.Run(); cmd.ProcessState.ExitCode() != broker.ExitUsage {

@@ -54,7 +54,7 @@ func main() {
 	if hostmem.IsHolder(os.Args) {
 		os.Exit(hostmem.Hold(os.Args))
 	}
-	// Each file has the mode that the code names, whoever starts this: the users of containers have to reach what is shared with them.
+	// Each file gets the mode that the code names: users of containers have to reach the files that are shared with them.
 	syscall.Umask(0o022)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -433,7 +433,7 @@ func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
 		t.Errorf("heard %+v", h)
 	}
 	e.mu.Lock()
-	if once := 1 + 2; e.others > 2*e.asked+once { // its devices and pools; at first also who it is; and those of an answer under way
+	if once := 1 + 2; e.others > 2*e.asked+once { // devices and pools for each; once its instance, and an answer under way
 		t.Errorf("%d other questions beside %d for health", e.others, e.asked)
 	}
 	e.driver = "2.0"

@@ -27,7 +27,7 @@ func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
 	}}}
 }
 
-// What the runtime does when the hook is over may take the interceptor away again: each container of these ran without its quota.
+// After the hook, the runtime can take the interceptor away again: each of these containers once ran without its quota.
 func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	h := newHost(t)
 	for name, c := range map[string]struct {
@@ -60,7 +60,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	}
 }
 
-// What engines mask and deny by default takes nothing away, nor does what keeps processes from attaching.
+// The masks and the profile that engines use by default keep the quota, and so does a profile that denies attaching.
 func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 	h := newHost(t)
 	for name, linux := range map[string]map[string]any{
@@ -72,7 +72,7 @@ func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 		},
 		"made read-only": {"readonlyPaths": []string{"/etc/ld.so.preload", "/.gpuslice", "/.gpuslice/libgpuslice.so", "/etc", "/"}},
 		"an old call":    {"seccomp": profile("open")},
-		"attaching":      {"seccomp": profile("connect")}, // who cannot attach has nothing
+		"attaching":      {"seccomp": profile("connect")}, // a process that cannot attach gets nothing
 	} {
 		box := h.newContainer(vram(), "/bin/sleep", "600")
 		box.configure(func(config map[string]any) {
