@@ -317,7 +317,7 @@ func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) {
+	if uid := uint32(os.Getuid()); f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uid, GID: uint32(os.Getgid()), counts: uid}) {
 		t.Errorf("the peer is %+v", f.peer)
 	}
 }

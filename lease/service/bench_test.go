@@ -139,6 +139,7 @@ type fakeEnforcer struct {
 	news     chan struct{} // closed at the next change by a test
 	lists    int           // of all slices that were asked for
 	silent   bool          // tells no events
+	expired  string        // the slice that expired
 }
 
 func (f *fakeEnforcer) Devices(ctx context.Context) ([]api.Device, error) {
@@ -240,10 +241,15 @@ func (f *fakeEnforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 func (f *fakeEnforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each func(api.Event) error) error {
 	for {
 		f.mu.Lock()
-		news, requests, silent := f.news, slices.Clone(f.requests), f.silent
+		news, requests, silent, expired := f.news, slices.Clone(f.requests), f.silent, f.expired
 		f.mu.Unlock()
 		if silent {
 			return api.Errorf(api.CodeBusy, "too many clients follow events")
+		}
+		if expired != "" {
+			if err := each(api.Event{Kind: api.EventExpired, Slice: expired}); err != nil {
+				return err
+			}
 		}
 		for _, r := range requests {
 			if err := each(api.Event{Kind: api.EventChanged, Slice: r.ID}); err != nil {

@@ -20,6 +20,8 @@ const (
 	reasonDropped = "it was dropped"
 	reasonExpired = "its time was over"
 	reasonLinger  = "nobody was connected any more"
+
+	reasonReleased = "its slice was released"
 )
 
 // due says whether its time is over, as far as the enforcer's last answer says.

@@ -129,6 +129,17 @@ func (l *lease) isOver() bool {
 	return l.expires != nil && time.Since(l.deadline) > time.Second
 }
 
+// whyGone is why the enforcer has no slice of the lease any more. A slice that ends within a second of its deadline has expired: the deadline
+// here lags by the time that the enforcer's answer took.
+func (l *lease) whyGone() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.expires != nil && time.Until(l.deadline) < time.Second {
+		return reasonExpired
+	}
+	return reasonReleased
+}
+
 // shown is the lease as clients see it, as it was when the enforcer was last asked.
 func (l *lease) shown() *leasepb.Lease {
 	l.mu.Lock()

@@ -119,7 +119,7 @@ func (s *Service) stillGranted(l *lease) error {
 		case err == nil && slice.Generation == l.Generation:
 			return nil
 		case err == nil || errors.Is(err, api.ErrNotFound):
-			return errors.New("its slice was released")
+			return errors.New(l.whyGone())
 		}
 		select { // an enforcer that is not there comes back
 		case <-time.After(interval):

@@ -183,7 +183,12 @@ func (s *Service) watch(ctx context.Context) {
 				s.checkAll(ctx)
 			case api.EventReleased, api.EventExpired, api.EventChanged:
 				for _, l := range s.all() {
-					if l.ID == e.Slice {
+					if l.ID != e.Slice {
+						continue
+					}
+					if e.Kind == api.EventExpired { // the slice may be gone by now
+						s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+					} else {
 						s.check(ctx, l)
 					}
 				}
@@ -213,7 +218,7 @@ func (s *Service) check(ctx context.Context, l *lease) {
 	slice, err := s.Enforcer.Slice(ctx, l.ID)
 	switch {
 	case errors.Is(err, api.ErrNotFound) || err == nil && slice.Generation != l.Generation:
-		s.endAside(l, leasepb.Lease_ENDED, "its slice was released")
+		s.endAside(l, leasepb.Lease_ENDED, l.whyGone())
 		return
 	case err == nil && slice.State == api.Expired:
 		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)

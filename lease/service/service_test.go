@@ -266,10 +266,16 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 		"nobody is connected":     {"lingers", func(*bench, *leasepb.Lease) {}, leasepb.Lease_ENDED, reasonLinger},
 		"the enforcer ends it":    {"", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()); kill(b, l) }, leasepb.Lease_ENDED, reasonExpired},
 		"its broker is stubborn":  {"stubborn", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()) }, leasepb.Lease_ENDED, reasonExpired},
-		"an operator releases it": {"", func(b *bench, l *leasepb.Lease) { b.enforcer.set(func() { delete(b.enforcer.slices, l.GetId()) }) }, leasepb.Lease_ENDED, "its slice was released"},
+		"an operator releases it": {"", func(b *bench, l *leasepb.Lease) { b.enforcer.set(func() { delete(b.enforcer.slices, l.GetId()) }) }, leasepb.Lease_ENDED, reasonReleased},
+		"its slice expires": {"", func(b *bench, l *leasepb.Lease) {
+			b.enforcer.set(func() { b.enforcer.expired = l.GetId() })
+		}, leasepb.Lease_ENDED, reasonExpired},
+		"its slice is gone at its deadline": {"", func(b *bench, l *leasepb.Lease) {
+			b.enforcer.set(func() { delete(b.enforcer.slices, l.GetId()) })
+		}, leasepb.Lease_ENDED, reasonExpired},
 		"the enforcer tells no events": {"", func(b *bench, l *leasepb.Lease) {
 			b.enforcer.set(func() { b.enforcer.silent = true; delete(b.enforcer.slices, l.GetId()) })
-		}, leasepb.Lease_ENDED, "its slice was released"},
+		}, leasepb.Lease_ENDED, reasonReleased},
 		"the enforcer is gone": {"", func(b *bench, l *leasepb.Lease) {
 			b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
 		}, leasepb.Lease_ENDED, reasonExpired},
@@ -277,7 +283,7 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.how)
 			l := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20, Ttl: durationpb.New(time.Second)})
-			if name != "the enforcer is gone" {
+			if name != "the enforcer is gone" && name != "its slice is gone at its deadline" {
 				if _, err := b.Renew(context.Background(), as(alice), &leasepb.RenewRequest{Id: l.GetId(), Ttl: durationpb.New(time.Hour)}); err != nil && c.how != "lingers" {
 					t.Fatal(err)
 				}
