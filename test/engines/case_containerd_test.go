@@ -150,14 +150,11 @@ func attachedRun(s *site) {
 		if terminal {
 			c.args[2] = "test -t 1 || exit 8; " + c.args[2]
 		}
-		words := s.engine.(foreground).foreground(c.complete(s), terminal)
-		if terminal { // script makes one, and has the command as a line of a shell's
-			for i, word := range words {
-				words[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-			}
-			words = []string{"script", "-qec", strings.Join(words, " "), "/dev/null"}
+		words, output := s.engine.(foreground).foreground(c.complete(s), terminal), s.output
+		if terminal {
+			output = s.outputOnTerminal
 		}
-		out, err := s.output(words[0], words[1:]...)
+		out, err := output(words[0], words[1:]...)
 		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 7 {
 			s.t.Errorf("terminal: %v: the status should be 7: %v", terminal, err)
 		}

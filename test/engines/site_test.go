@@ -5,17 +5,21 @@
 package engines
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
@@ -112,6 +116,27 @@ func (s *site) output(name string, args ...string) (string, error) {
 	return s.finish(s.command(name, args...))
 }
 
+// outputOnTerminal is output of a command on a terminal. (script(1) would miss the end of its child: the signal of the child and one of finish can
+// become one.)
+func (s *site) outputOnTerminal(name string, args ...string) (string, error) {
+	s.t.Helper()
+	master, terminal, err := pty.Open()
+	if err != nil {
+		return "", err
+	}
+	defer master.Close()
+	var shown bytes.Buffer
+	read := make(chan struct{})
+	go func() { _, _ = io.Copy(&shown, master); close(read) }() // until no process has the terminal
+	cmd := s.command(name, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	_, err = s.finish(cmd)
+	terminal.Close()
+	await.Value(s.t, "the terminal is closed", read)
+	return shown.String(), err
+}
+
 func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	s.t.Helper()
 	file, err := os.CreateTemp(s.in(), "output-")
@@ -120,7 +145,9 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	}
 	defer os.Remove(file.Name())
 	defer file.Close()
-	cmd.Stdout, cmd.Stderr = file, file
+	if cmd.Stdout == nil {
+		cmd.Stdout, cmd.Stderr = file, file
+	}
 	if err = cmd.Start(); err == nil {
 		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
 		// runc 1.4 sets up its handler of signals in the background: of an exec that ends sooner it does not hear, and waits.
