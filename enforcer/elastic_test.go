@@ -495,9 +495,10 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 				}
 				return
 			}
-			for said := statusAway; said == statusAway; said = b.ask("return") { // once the SIGTERM has ended a, there is room
+			await.That(t, "b returns, once the SIGTERM has ended a", func() bool {
 				enforcer.ForgetObstacles(h.Enforcer)
-			}
+				return b.ask("return") != statusAway
+			})
 			expired := h.told(api.EventExpired)
 			if len(expired) != 1 || !strings.Contains(expired[0].Cause, "patience in [elastic]") || !strings.Contains(expired[0].Cause, "managed memory") {
 				t.Errorf("%+v", expired)
