@@ -9,12 +9,12 @@ import (
 	units "github.com/docker/go-units"
 )
 
-// What a call can be refused for. Compare with errors.Is; the types below name what was wrong.
+// Errors that a call can return. Compare with errors.Is; the types below carry the details.
 var (
 	ErrUnsupported   = errors.New("the device has no virtual memory management")
 	ErrPageSize      = errors.New("bad page size")                // a *PageSizeError
-	ErrCapacity      = errors.New("bad capacity")                 // of 0, or more than there are addresses
-	ErrUnaligned     = errors.New("not aligned to the page size") // this and the next four: a *RangeError
+	ErrCapacity      = errors.New("bad capacity")                 // 0, or too large
+	ErrUnaligned     = errors.New("not aligned to the page size") // ErrUnaligned to ErrNotMapped: a *RangeError
 	ErrEmpty         = errors.New("the range is empty")
 	ErrOutOfBounds   = errors.New("out of bounds")
 	ErrMapped        = errors.New("already mapped")
@@ -25,10 +25,10 @@ var (
 	ErrClosed        = errors.New("closed")
 )
 
-// PageSizeError is a page size that the device does not have.
+// PageSizeError reports a page size that the device does not support.
 type PageSizeError struct {
 	PageSize    uint64
-	Granularity uint64 // the device's
+	Granularity uint64 // of the device
 }
 
 func (e *PageSizeError) Error() string {
@@ -38,10 +38,10 @@ func (e *PageSizeError) Error() string {
 
 func (e *PageSizeError) Unwrap() error { return ErrPageSize }
 
-// RangeError is a range that cannot be mapped or unmapped.
+// RangeError reports a range that cannot be mapped or unmapped.
 type RangeError struct {
 	Offset, Size uint64
-	At           uint64 // the offset of the first page that is in the way, for ErrMapped and ErrNotMapped
+	At           uint64 // offset of the first offending page, for ErrMapped and ErrNotMapped
 	PageSize     uint64 // of the pool
 	Capacity     uint64 // of the pool
 	Err          error
@@ -63,12 +63,12 @@ func (e *RangeError) Error() string {
 
 func (e *RangeError) Unwrap() error { return e.Err }
 
-// MemoryError is a request for which there is no physical memory left, in bytes.
+// MemoryError reports a request that exceeds the physical memory. All sizes are in bytes.
 type MemoryError struct {
-	Requested uint64 // what was missing, without what is left mapped in the range
-	Limit     uint64 // of a Shared that has one; else the slice's quota, or the memory of the device
-	Current   uint64 // what is used of it; where the driver refused: as it said just after that
-	Err       error  // the driver's; nil where the limit of a Shared refused
+	Requested uint64 // without pages still mapped in the range by LeaveMapped
+	Limit     uint64 // of the Shared if it has one; else the slice's quota or the device's memory
+	Current   uint64 // used of Limit; after the driver refused: as reported just afterwards
+	Err       error  // the driver's; nil if the limit of a Shared was exceeded
 }
 
 func (e *MemoryError) Error() string {
@@ -79,7 +79,7 @@ func (e *MemoryError) Error() string {
 	return text
 }
 
-// Unwrap is ErrOutOfMemory, and the driver's error.
+// Unwrap returns ErrOutOfMemory, and the driver's error if there is one.
 func (e *MemoryError) Unwrap() []error {
 	if e.Err == nil {
 		return []error{ErrOutOfMemory}
@@ -87,7 +87,7 @@ func (e *MemoryError) Unwrap() []error {
 	return []error{ErrOutOfMemory, e.Err}
 }
 
-// size is exact where a person can read it: 2MiB, 3000001 bytes.
+// size formats a size, with a unit only if that is exact: 2MiB, 3000001 bytes.
 func size(bytes uint64) string {
 	text := units.CustomSize("%.4g%s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"})
 	if back, err := units.RAMInBytes(text); err != nil || uint64(back) != bytes {

@@ -15,7 +15,7 @@ const (
 	gib = 1 << 30
 )
 
-// A pool of 128 GiB of addresses, which is more than the card has. It takes memory only for what is mapped.
+// A pool of 128 GiB of addresses, more than the card's memory. Only mapped pages take memory.
 func ExampleDevice_NewPool() {
 	gpu, err := vmm.Open(0)
 	if err != nil {
@@ -46,7 +46,7 @@ func ExampleDevice_NewPool() {
 	// pages: 0
 }
 
-// Two models, each with addresses for 32 GiB, under 32 GiB of memory.
+// Two models, each with addresses for 32 GiB, share 32 GiB of memory.
 func ExampleDevice_NewShared() {
 	gpu, err := vmm.Open(0)
 	if err != nil {
@@ -74,7 +74,7 @@ func ExampleDevice_NewShared() {
 		fmt.Printf("%d GiB requested, %d of %d are used\n", memory.Requested/gib, memory.Current/gib, memory.Limit/gib)
 	}
 
-	// One gives up what the other needs.
+	// Unmapping memory of one model makes room for the other.
 	if err := shared.Unmap("llama", 8*gib, 16*gib); err != nil {
 		log.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// model is what a pool promises, said as simply as possible: which pages are mapped.
+// model is the simplest implementation of a pool's promise: which pages are mapped.
 type model struct {
 	mapped [64]bool
 	limit  int // pages
@@ -23,7 +23,7 @@ func (m *model) pages() (n int) {
 	return n
 }
 
-// change is what Map or Unmap has to answer, and does it.
+// change applies Map or Unmap to the model, and returns the expected error.
 func (m *model) change(offset, size uint64, to bool) error {
 	switch {
 	case size == 0:
@@ -50,8 +50,8 @@ func (m *model) change(offset, size uint64, to bool) error {
 	return nil
 }
 
-// FuzzPool has two models under one limit do what the bytes say, and compares each step with what is promised: three bytes are a
-// step with small numbers of pages, and one with a first byte of 200 and more has 16 bytes of any offset and size follow.
+// FuzzPool compares two models under one limit with their promise after each step. A step is three bytes with small numbers
+// of pages; if the first is 200 or more, 16 bytes follow with an arbitrary offset and size.
 func FuzzPool(f *testing.F) {
 	f.Add(true, []byte{0, 0, 10, 1, 2, 3, 0, 4, 1, 3, 40, 0, 1, 0, 2})
 	f.Add(false, []byte{0, 60, 3, 4, 60, 60, 2, 61, 1, 201, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 32, 0, 0, 0, 0, 0})

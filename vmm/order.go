@@ -2,8 +2,8 @@
 
 package vmm
 
-// order is a list of pages in the order in which they came, from which any can be taken out. Pages are numbered from 1 on in it, so
-// that fresh memory is an empty list and costs nothing until it is used; 0 is the list's head.
+// order is a list of pages in order of insertion, with removal at any position. Pages are numbered from 1 and 0 is the head,
+// so that zeroed memory is an empty list and stays untouched until use.
 type order struct {
 	before, after []int32
 }
@@ -24,5 +24,5 @@ func (o *order) remove(page int) {
 	o.after[before], o.before[after] = after, before
 }
 
-// oldest is the page that came first; there has to be one.
+// oldest returns the page inserted first. The list must not be empty.
 func (o *order) oldest() int { return int(o.after[0]) - 1 }

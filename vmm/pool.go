@@ -15,21 +15,22 @@ import (
 // Pool is a range of addresses in which physical memory is mapped and unmapped.
 type Pool struct {
 	store  *store
-	own    bool // the store is of this pool alone, not of a Shared
+	own    bool // the store belongs to this pool alone, not to a Shared
 	closed bool
 	space  cuda.Range
-	pages  int // of the addresses
+	pages  int // capacity
 
-	// A page has a handle while it is mapped, and its bit is set; without the bit it is cached, and left mapped.
+	// A page has a handle while it is mapped or left mapped. Its bit is set while it is mapped, and clear while it is cached.
 	handles     []cuda.Handle
 	bits        []uint64
-	order       *order // of pages left mapped, the oldest first; nil if none ever are
+	order       *order // pages left mapped, oldest first; nil without LeaveMapped
 	mappedPages int
 	leftPages   int
 	highWater   int
 }
 
-// NewPool reserves addresses for the capacity, rounded up to whole pages. It may be more than the device has: it takes no memory.
+// NewPool reserves addresses for capacity bytes, rounded up to whole pages. The capacity may exceed the device's memory:
+// addresses take no memory.
 func (d *Device) NewPool(capacity uint64, o Options) (*Pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,14 +69,14 @@ func (s *store) newPool(capacity uint64) (*Pool, error) {
 	return p, nil
 }
 
-// Base is the address of offset 0. It is a multiple of the device's granularity.
+// Base returns the address of offset 0, a multiple of the device's granularity.
 func (p *Pool) Base() cuda.Address { return p.space.Start }
 
-// PageSize is what offsets and sizes are multiples of.
+// PageSize returns the page size in bytes. Offsets and sizes must be multiples of it.
 func (p *Pool) PageSize() uint64 { return p.store.page }
 
-// Map maps physical memory at all of the range and returns its address. No page of it may be mapped. The error is a [*RangeError],
-// a [*MemoryError], [ErrClosed], or a [*cuda.Error].
+// Map maps physical memory over the whole range and returns its address. No page of the range may be mapped already. The
+// error is a [*RangeError], a [*MemoryError], [ErrClosed], or a [*cuda.Error].
 func (p *Pool) Map(offset, size uint64) (cuda.Address, error) {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
@@ -86,8 +87,8 @@ func (p *Pool) Map(offset, size uint64) (cuda.Address, error) {
 	return address, nil
 }
 
-// Unmap gives up the physical memory at all of the range, every page of which has to be mapped. What the cache has no room for is
-// given back to the quota. The errors are as for Map.
+// Unmap unmaps the whole range, every page of which must be mapped. Memory that exceeds the cache is released. The errors are
+// those of Map.
 func (p *Pool) Unmap(offset, size uint64) error {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
@@ -97,14 +98,14 @@ func (p *Pool) Unmap(offset, size uint64) error {
 	return nil
 }
 
-// IsMapped says whether all of the range is mapped; it need not be aligned.
+// IsMapped reports whether the whole range is mapped. The range need not be aligned.
 func (p *Pool) IsMapped(offset, size uint64) bool {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
 	return p.isMapped(offset, size)
 }
 
-// Close unmaps everything, and gives the memory and the addresses back. Closing a second time does nothing.
+// Close unmaps everything, and releases memory and addresses. Closing again does nothing.
 func (p *Pool) Close() error {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
@@ -117,20 +118,20 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// Stats are of one instant.
+// Stats is a snapshot of a pool.
 type Stats struct {
 	Capacity    uint64 // bytes of addresses
 	PageSize    uint64
 	MappedPages int
 	MappedBytes uint64
-	CachedPages int // kept for reuse; of a model of a Shared: those left mapped in its addresses
+	CachedPages int // kept for reuse; for a model of a Shared: those left mapped in its addresses
 	CachedBytes uint64
-	HighWater   uint64 // the most bytes that were mapped at a time
-	// Fragmentation is which part of the unmapped addresses lies outside of the largest unmapped range: 0 if they are one range.
+	HighWater   uint64 // peak of mapped bytes
+	// Fragmentation is the share of unmapped addresses outside the largest unmapped range, from 0 (a single range) to 1.
 	Fragmentation float64
 }
 
-// Stats of a closed pool are of nothing mapped.
+// Stats returns a snapshot. A closed pool has nothing mapped.
 func (p *Pool) Stats() Stats {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
@@ -195,8 +196,7 @@ func (p *Pool) isMapped(offset, size uint64) bool {
 	return p.nextUnmapped(first, end) == end
 }
 
-// check translates a range into pages. Nothing here can overflow: the end is never computed before it is known to be within the
-// capacity.
+// check translates a range into pages. It cannot overflow: the end is computed only after the bounds are checked.
 func (p *Pool) check(offset, size uint64) (first, n int, err error) {
 	page, capacity := p.store.page, p.store.bytes(p.pages)
 	switch {
@@ -220,15 +220,13 @@ func (p *Pool) rangeError(offset, size uint64, at int, err error) error {
 	return &RangeError{Offset: offset, Size: size, At: p.store.bytes(at), PageSize: p.store.page, Capacity: p.store.bytes(p.pages), Err: err}
 }
 
-// part is the addresses of n pages.
 func (p *Pool) part(first, n int) cuda.Range {
 	return cuda.Range{Start: p.space.Start + cuda.Address(p.store.bytes(first)), Size: p.store.bytes(n)}
 }
 
-// mapPages maps n pages, none of which is mapped.
 func (p *Pool) mapPages(first, n int) error {
 	s := p.store
-	// So that they are not taken for other pages of the range.
+	// Take these out of the cache first, or they could be recalled for other pages of the range.
 	reused := p.unleave(first, n)
 	handles, err := s.take(n-len(reused), len(reused))
 	if err == nil {
@@ -241,7 +239,7 @@ func (p *Pool) mapPages(first, n int) error {
 		if s.broken == nil {
 			err = errors.Join(err, s.keep(handles))
 		}
-		// The figures are asked for now, when what was taken for nothing is given back.
+		// Ask for the memory figures only after the unused handles are cached or released.
 		return s.refusal(n-len(reused), err)
 	}
 	p.setBits(first, n, true)
@@ -252,7 +250,7 @@ func (p *Pool) mapPages(first, n int) error {
 	return nil
 }
 
-// fill maps the handles where pages have none: all of them, or none.
+// fill maps the handles at the pages that have none: all of them, or none.
 func (p *Pool) fill(first, n int, handles []cuda.Handle) error {
 	used := 0
 	for at, end := p.nextRun(first, first+n); at < first+n; at, end = p.nextRun(end, first+n) {
@@ -268,7 +266,7 @@ func (p *Pool) fill(first, n int, handles []cuda.Handle) error {
 	return nil
 }
 
-// unfill unmaps the handles that fill has used, since the next could not be mapped.
+// unfill unmaps the handles that fill used before it failed.
 func (p *Pool) unfill(first, n int, handles []cuda.Handle, used int, err error) error {
 	var undo *cuda.UndoError
 	if errors.As(err, &undo) {
@@ -288,7 +286,6 @@ func (p *Pool) unfill(first, n int, handles []cuda.Handle, used int, err error) 
 	return err
 }
 
-// nextRun is the next range of pages without handles.
 func (p *Pool) nextRun(from, end int) (int, int) {
 	for from < end && p.handles[from] != 0 {
 		from++
@@ -300,7 +297,6 @@ func (p *Pool) nextRun(from, end int) (int, int) {
 	return from, to
 }
 
-// unmapPages gives up n pages, all of which are mapped.
 func (p *Pool) unmapPages(first, n int) error {
 	s := p.store
 	if s.leave {
@@ -316,15 +312,14 @@ func (p *Pool) unmapPages(first, n int) error {
 	return err
 }
 
-// forget: the pages are not mapped any more, for those who ask.
 func (p *Pool) forget(first, n int) {
 	p.setBits(first, n, false)
 	p.mappedPages -= n
 	p.store.mapped -= n
 }
 
-// leavePages gives up n mapped pages but has the last of them stay, as many as the cache is for; those that stayed longest go for
-// them.
+// leavePages marks n mapped pages as cached but leaves the last of them mapped, up to the cache's bound. The others are
+// unmapped, and so are the oldest cached pages beyond the bound.
 func (p *Pool) leavePages(first, n int) error {
 	s := p.store
 	room := s.room(s.mapped - n)
@@ -355,7 +350,7 @@ func (p *Pool) leave(at int) {
 	p.store.left++
 }
 
-// unleave takes the pages that are left mapped in a range out of the cache, and returns them.
+// unleave takes the pages left mapped in a range out of the cache, and returns them.
 func (p *Pool) unleave(first, n int) (pages []int) {
 	if p.leftPages == 0 {
 		return nil
@@ -372,7 +367,7 @@ func (p *Pool) unleave(first, n int) (pages []int) {
 	return pages
 }
 
-// recall unmaps the page that was left mapped the longest, and returns its handle.
+// recall unmaps the page left mapped the longest, and returns its handle.
 func (p *Pool) recall() (cuda.Handle, error) {
 	at := p.order.oldest()
 	if err := p.store.device.Unmap(p.part(at, 1)); err != nil {
@@ -386,7 +381,7 @@ func (p *Pool) recall() (cuda.Handle, error) {
 	return h, nil
 }
 
-// close gives all up; the store has what it caches.
+// close unmaps all pages and frees the addresses. The store caches or releases the handles.
 func (p *Pool) close() error {
 	s := p.store
 	var err error
@@ -414,7 +409,6 @@ func (p *Pool) close() error {
 	return errors.Join(err, s.keep(handles), s.device.Free(p.space))
 }
 
-// setBits says of n pages whether they are mapped.
 func (p *Pool) setBits(first, n int, mapped bool) {
 	for at := first; at < first+n; {
 		word, low := at/64, at%64
@@ -429,10 +423,10 @@ func (p *Pool) setBits(first, n int, mapped bool) {
 	}
 }
 
-// nextMapped is the first mapped page in [from, end), or end.
+// nextMapped returns the first mapped page in [from, end), or end.
 func (p *Pool) nextMapped(from, end int) int { return p.next(from, end, 0) }
 
-// nextUnmapped is the first page in [from, end) that is not mapped, or end.
+// nextUnmapped returns the first unmapped page in [from, end), or end.
 func (p *Pool) nextUnmapped(from, end int) int { return p.next(from, end, ^uint64(0)) }
 
 func (p *Pool) next(from, end int, flip uint64) int {

@@ -38,9 +38,9 @@ func TestAPoolTakesWhatIsMappedAndNoMore(t *testing.T) {
 	check(0)
 	mustMap(t, p, 127*gib, gib)
 	check(gib)
-	mustMap(t, p, 128*gib, page) // what the capacity was rounded up by
+	mustMap(t, p, 128*gib, page) // in the last, rounded-up page
 	check(gib + page)
-	must(t, p.Unmap(127*gib+page, gib)) // the end of one call's and the next
+	must(t, p.Unmap(127*gib+page, gib)) // spans two mapped ranges
 	check(page)
 	if !p.IsMapped(127*gib, page) || p.IsMapped(127*gib, page+1) || p.IsMapped(127*gib+page, 1) || !p.IsMapped(127*gib+5, 1) {
 		t.Error("IsMapped is wrong")
@@ -63,7 +63,7 @@ func TestMappedMemoryHoldsWhatIsWritten(t *testing.T) {
 			address, err := p.Map(512*mib, 8*mib)
 			must(t, err)
 			want := bytes.Repeat([]byte{byte(round + 1), 7}, mib)
-			must(t, d.Write(address+page-mib, want)) // across a page's end
+			must(t, d.Write(address+page-mib, want)) // across a page boundary
 			got := make([]byte, len(want))
 			must(t, d.Read(got, address+page-mib))
 			if !bytes.Equal(got, want) {
@@ -148,7 +148,7 @@ func TestOutOfMemoryNamesTheFiguresAndChangesNothing(t *testing.T) {
 		d := open(t)
 		p := newPool(t, d, 256*gib, Options{PageSize: 512 * mib, Cache: gib, LeaveMapped: leave})
 		mustMap(t, p, gib, 2*gib)
-		must(t, p.Unmap(gib, gib)) // which is cached
+		must(t, p.Unmap(gib, gib)) // cached
 		free, total, err := d.MemoryInfo()
 		must(t, err)
 		fits := (free + gib) / (512 * mib) * (512 * mib)
@@ -187,7 +187,7 @@ func TestPagesAreKeptUpToTheBound(t *testing.T) {
 		check(16, 8)
 		mustMap(t, p, 100*page, 6*page) // all from the cache
 		check(22, 2)
-		mustMap(t, p, 12*page, 4*page) // some of it where it was left
+		mustMap(t, p, 12*page, 4*page) // two of them left mapped in place, if leave
 		check(26, 0)
 		must(t, p.Unmap(100*page, 6*page))
 		given, err := d.Trim()
@@ -203,7 +203,7 @@ func TestPagesAreKeptUpToTheBound(t *testing.T) {
 	}
 }
 
-// Of pages left mapped, those that stayed longest are taken first, and one that is mapped again is none of them.
+// Pages left mapped are recalled oldest first; a page that was mapped again is not recalled.
 func TestPagesLeftMappedAreTakenInTurn(t *testing.T) {
 	d := open(t)
 	p := newPool(t, d, gib, Options{PageSize: page, Cache: 4 * page, LeaveMapped: true})
@@ -293,7 +293,7 @@ func TestPoolsAreSafeForGoroutines(t *testing.T) {
 			}
 		})
 	}
-	// All of them race for one range, which one of them has at a time.
+	// These goroutines race for one range, which one of them holds at a time.
 	for range 4 {
 		wait.Go(func() {
 			for range 200 {
@@ -366,7 +366,7 @@ func TestADeviceWithoutVirtualMemoryManagement(t *testing.T) {
 	}
 }
 
-// Somebody else's mapping in the pool's addresses has the driver refuse half-way.
+// A foreign mapping in the pool's addresses makes the driver fail half-way.
 func TestWhatTheDriverRefusesHalfWayIsUndone(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		d := open(t)

@@ -8,15 +8,15 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// Shared is one amount of physical memory for several models. Each has addresses for a capacity of its own; what one unmaps, the
-// others can map. All have the same page size and one cache.
+// Shared is physical memory shared by several models. Each model has its own addresses; memory that one unmaps, the others
+// can map. All have the same page size and share one cache.
 type Shared struct {
 	store  *store
 	models map[string]*Pool // guarded by the device's lock
 }
 
-// NewShared makes one with that limit of bytes mapped and cached at a time. With limit 0 it has none of its own: the limit is the
-// slice's quota, or that of the gpuslice pool which the processes of several containers share, as the driver reports it.
+// NewShared makes a Shared that holds at most limit bytes, mapped and cached together. Limit 0 leaves the limit to the
+// driver: the slice's quota, or that of the gpuslice pool shared by several containers.
 func (d *Device) NewShared(limit uint64, o Options) (*Shared, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -27,7 +27,7 @@ func (d *Device) NewShared(limit uint64, o Options) (*Shared, error) {
 	return &Shared{store: s, models: make(map[string]*Pool)}, nil
 }
 
-// Register reserves addresses for a model, as [Device.NewPool] does. [ErrModelExists]: the name is taken.
+// Register reserves addresses for a model, as [Device.NewPool] does. It returns [ErrModelExists] if the name is taken.
 func (s *Shared) Register(model string, capacity uint64) error {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Shared) register(model string, capacity uint64) error {
 	return err
 }
 
-// Unregister unmaps all of the model's memory and gives back its addresses.
+// Unregister unmaps all memory of the model and frees its addresses.
 func (s *Shared) Unregister(model string) error {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()
@@ -70,7 +70,7 @@ func (s *Shared) unregister(model string) error {
 	return p.close()
 }
 
-// Map is [Pool.Map] for a model. Beyond the limit the error is a [*MemoryError].
+// Map is [Pool.Map] for a model. It returns a [*MemoryError] beyond the limit.
 func (s *Shared) Map(model string, offset, size uint64) (cuda.Address, error) {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Shared) Unmap(model string, offset, size uint64) error {
 	return nil
 }
 
-// Base is the address of the model's offset 0.
+// Base returns the address of the model's offset 0.
 func (s *Shared) Base(model string) (cuda.Address, error) {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()
@@ -110,7 +110,7 @@ func (s *Shared) Base(model string) (cuda.Address, error) {
 	return p.Base(), nil
 }
 
-// IsMapped is [Pool.IsMapped] for a model; false for one that is not registered.
+// IsMapped is [Pool.IsMapped] for a model. It returns false for an unknown model.
 func (s *Shared) IsMapped(model string, offset, size uint64) bool {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()
@@ -129,8 +129,8 @@ func (s *Shared) model(name string) (*Pool, error) {
 	return p, nil
 }
 
-// SetLimit changes the limit of bytes; 0 is as for [Device.NewShared]. What is cached beyond it is given back. What is mapped
-// stays, and nothing more is mapped until it is less.
+// SetLimit changes the limit in bytes; 0 is as in [Device.NewShared]. Cached memory beyond the limit is released. Mapped
+// memory stays, and Map fails until less than the limit is mapped.
 func (s *Shared) SetLimit(limit uint64) error {
 	st := s.store
 	st.device.mu.Lock()
@@ -149,18 +149,18 @@ func (s *Shared) SetLimit(limit uint64) error {
 	return nil
 }
 
-// SharedStats are of one instant.
+// SharedStats is a snapshot of a Shared. Sizes are in bytes.
 type SharedStats struct {
-	// Limit is of physical memory, and Current what is taken of it: by the models and the cache if the limit was set here, and by
-	// all who share the quota or the device if it was not.
+	// Limit is the maximum of physical memory, and Current its use. With a limit of its own, Current is the use of the models
+	// and the cache; otherwise of all processes that share the quota or the device.
 	Limit, Current uint64
 	MappedBytes    uint64
 	CachedBytes    uint64
-	HighWater      uint64           // the most bytes that were mapped at a time
-	Models         map[string]Stats // CachedPages of each are those left mapped in it
+	HighWater      uint64           // peak of mapped bytes
+	Models         map[string]Stats // CachedPages counts the pages left mapped in each
 }
 
-// Stats of all models, and of each.
+// Stats returns the figures of all models together, and of each.
 func (s *Shared) Stats() (SharedStats, error) {
 	st := s.store
 	st.device.mu.Lock()
@@ -186,7 +186,7 @@ func (s *Shared) Stats() (SharedStats, error) {
 	return stats, nil
 }
 
-// Close unregisters all models, and gives back what is cached. Closing a second time does nothing.
+// Close unregisters all models and releases cached memory. Closing again does nothing.
 func (s *Shared) Close() error {
 	s.store.device.mu.Lock()
 	defer s.store.device.mu.Unlock()

@@ -33,7 +33,7 @@ func TestModelsShareOneLimit(t *testing.T) {
 		must(t, s.Unmap("a", 0, 3*page))
 		base, err := s.Base("b")
 		must(t, err)
-		address, err := s.Map("b", 2*page, 6*page) // with all that a gave up
+		address, err := s.Map("b", 2*page, 6*page) // all that a gave up
 		must(t, err)
 		if address != base+2*page || !s.IsMapped("b", 2*page, 6*page) || s.IsMapped("b", 0, page) || s.IsMapped("c", 0, page) {
 			t.Errorf("%#x, of base %#x", address, base)
@@ -50,7 +50,7 @@ func TestModelsShareOneLimit(t *testing.T) {
 	}
 }
 
-// Pages that are left mapped in the wanted range count for the limit as the others do.
+// Pages left mapped in the wanted range count towards the limit like others.
 func TestReuseInPlaceKeepsTheLimit(t *testing.T) {
 	d := open(t)
 	s := newShared(t, d, 10*page, Options{PageSize: page, Cache: 5 * page, LeaveMapped: true})
@@ -154,7 +154,7 @@ func TestModelsComeAndGoWhileOthersMap(t *testing.T) {
 	var wait sync.WaitGroup
 	for worker := range 6 {
 		wait.Go(func() {
-			name := string(rune('a' + worker%3)) // two know each model, and either may end it
+			name := string(rune('a' + worker%3)) // two workers share each model, and either may unregister it
 			random := rand.New(rand.NewPCG(3, uint64(worker)))
 			for range 300 {
 				offset, size := random.Uint64N(32)*page, (1+random.Uint64N(24))*page

@@ -10,31 +10,31 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// store is the physical memory of one Pool, or of all models of one Shared: what is mapped in its pools, and what is cached. The
-// device's lock guards it.
+// store is the physical memory of one Pool, or of all models of one Shared: mapped pages and cached pages. The device's lock
+// guards it.
 //
-// Memory is taken in this order: pages that are left mapped where they are wanted, cached pages, new ones. So there are new ones only
-// if nothing is cached, and the store never holds more than its limit by reuse.
+// Memory is taken in this order: pages left mapped in the wanted range, cached pages, new pages. New pages are created only
+// if the cache is empty, so reuse never exceeds the limit.
 type store struct {
 	device *Device
 	page   uint64
 	leave  bool
-	bound  int    // cached pages at most
-	limit  uint64 // bytes of physical memory; 0: what the device has
+	bound  int    // maximum of cached pages
+	limit  uint64 // bytes of physical memory; 0: no limit but the device's
 
-	free      []cuda.Handle // cached pages that are mapped nowhere
+	free      []cuda.Handle // cached pages not mapped anywhere
 	pools     []*Pool
 	mapped    int // pages
-	left      int // cached pages that are left mapped, of all pools
+	left      int // cached pages left mapped, of all pools
 	highWater int
 
 	closed bool
 
-	// A driver's call failed half-way, and what is mapped is not known any more. Nothing is served after that.
+	// Set after a driver call failed half-way: the mappings are unknown, and every later call fails.
 	broken error
 }
 
-// newStore: the caller holds the device's lock.
+// newStore requires the device's lock.
 func (d *Device) newStore(limit uint64, o Options) (*store, error) {
 	if d.closed {
 		return nil, ErrClosed
@@ -54,7 +54,7 @@ func (d *Device) newStore(limit uint64, o Options) (*store, error) {
 func (s *store) bytes(pages int) uint64 { return uint64(pages) * s.page }
 func (s *store) cached() int            { return len(s.free) + s.left }
 
-// room is how many pages may be cached beside that many mapped ones.
+// room returns the maximum of cached pages while that many pages are mapped.
 func (s *store) room(mapped int) int {
 	if s.limit == 0 {
 		return s.bound
@@ -62,7 +62,7 @@ func (s *store) room(mapped int) int {
 	return int(min(uint64(s.bound), s.limit/s.page-min(s.limit/s.page, uint64(mapped))))
 }
 
-// take returns n handles, or none. The request has that many other pages already.
+// take returns n handles, or none. The request already has that many other pages.
 func (s *store) take(n, already int) ([]cuda.Handle, error) {
 	if s.limit != 0 && uint64(s.mapped+already+n) > s.limit/s.page {
 		return nil, &MemoryError{Requested: s.bytes(n), Limit: s.limit, Current: s.bytes(s.mapped + already)}
@@ -88,7 +88,7 @@ func (s *store) take(n, already int) ([]cuda.Handle, error) {
 	return nil, errors.Join(err, s.release(handles[reused:reused+made]))
 }
 
-// create fills in new handles, as many as there is room for.
+// create fills handles with new physical memory. It returns how many it created.
 func (s *store) create(handles []cuda.Handle) (made int, err error) {
 	err = s.orGiveBack(func() (int, error) {
 		n, err := s.device.Create(handles[made:], s.page)
@@ -98,8 +98,8 @@ func (s *store) create(handles []cuda.Handle) (made int, err error) {
 	return made, err
 }
 
-// orGiveBack calls f until it succeeds, or none of the device's pools has anything cached that could be given back for the pages
-// that f says are missing.
+// orGiveBack calls f until it does not fail for lack of memory. Before each retry it trims the cached pages of the device's
+// pools by the pages that f reports missing; it gives up when nothing is cached.
 func (s *store) orGiveBack(f func() (missing int, err error)) error {
 	for {
 		missing, err := f()
@@ -113,7 +113,7 @@ func (s *store) orGiveBack(f func() (missing int, err error)) error {
 	}
 }
 
-// refusal makes what the driver had no room for a *MemoryError.
+// refusal turns the driver's out-of-memory error into a *MemoryError.
 func (s *store) refusal(pages int, err error) error {
 	if errors.Is(err, ErrOutOfMemory) || !errors.Is(err, cuda.OutOfMemory) {
 		return err
@@ -125,13 +125,12 @@ func (s *store) refusal(pages int, err error) error {
 	return &MemoryError{Requested: s.bytes(pages), Limit: total, Current: total - free, Err: err}
 }
 
-// recall unmaps the page that was left mapped the longest in the pool with the most of them, and returns its handle.
+// recall unmaps the oldest page of the pool with the most pages left mapped, and returns its handle.
 func (s *store) recall() (cuda.Handle, error) {
 	from := slices.MaxFunc(s.pools, func(a, b *Pool) int { return a.leftPages - b.leftPages })
 	return from.recall()
 }
 
-// release gives physical memory back to the quota.
 func (s *store) release(handles []cuda.Handle) error {
 	if len(handles) == 0 {
 		return nil
@@ -142,14 +141,14 @@ func (s *store) release(handles []cuda.Handle) error {
 	return nil
 }
 
-// keep puts handles into the cache as far as the bound allows, and releases the rest.
+// keep caches handles up to the bound, and releases the rest.
 func (s *store) keep(handles []cuda.Handle) error {
 	n := min(len(handles), max(0, s.room(s.mapped)-s.cached()))
 	s.free = append(s.free, handles[:n]...)
 	return s.release(handles[n:])
 }
 
-// trim gives back that many cached pages, those first that are mapped nowhere.
+// trim releases n cached pages, those not mapped anywhere first.
 func (s *store) trim(n int) (given int, err error) {
 	n = min(n, s.cached())
 	for i := len(s.free); i < n; i++ {
@@ -163,12 +162,12 @@ func (s *store) trim(n int) (given int, err error) {
 	err = s.release(s.free[keep:])
 	s.free = s.free[:keep]
 	if s.cached() == 0 {
-		s.free = nil // so does the memory for the handles go back
+		s.free = nil // frees the slice of handles too
 	}
 	return n, err
 }
 
-// fail notes that the driver failed half-way, and returns why nothing more is served.
+// fail marks the store broken, and returns the error for this and all later calls.
 func (s *store) fail(err error) error {
 	if s.broken == nil {
 		s.broken = fmt.Errorf("the driver failed half-way, nothing more is mapped or unmapped here: %w", err)
@@ -176,7 +175,6 @@ func (s *store) fail(err error) error {
 	return s.broken
 }
 
-// close closes all pools, and gives back what is cached.
 func (s *store) close() error {
 	s.closed, s.bound = true, 0
 	var err error

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmm has pools of device memory, over the CUDA driver's virtual memory management. A pool reserves addresses for all
-// that it may ever hold, which costs no memory, and maps physical memory in pages where and while it is needed. So a cache grows
-// in place, without a copy, and what it shrinks by others can use.
+// Package vmm manages pools of device memory with the CUDA driver's virtual memory API. A pool reserves addresses for its
+// whole capacity, which costs no memory, and maps physical memory in pages on demand. A cache can thus grow in place without
+// a copy, and other pools can use the memory it gives up.
 //
-// [Device.NewPool] makes a [Pool] for one user. [Device.NewShared] makes a [Shared]: named models, each with addresses of its own,
-// under one limit of physical memory. The methods of [cuda.Device], which a [Device] has too, are the lower level: handles, ranges and
-// access. Mapped memory can be read and written; whoever changes that by SetAccess sets it back before Unmap.
+// [Device.NewPool] makes a [Pool] for one user. [Device.NewShared] makes a [Shared]: named models, each with its own
+// addresses, under one limit of physical memory. A [Device] also has the methods of [cuda.Device], the lower level: handles,
+// ranges and access. Mapped memory can be read and written; a program that changes this with SetAccess must restore it before
+// Unmap.
 //
-// It works in any program with a CUDA driver. Inside a gpuslice slice the quota is what the driver says there is, and each byte that
-// is mapped or kept is charged there as it is taken.
+// The package works in any program with a CUDA driver. Inside a gpuslice slice the driver reports the quota as the device's
+// memory, and each mapped or cached byte is charged to the quota when it is taken.
 //
-// What holds of all pools:
-//   - A range is mapped as a whole, or not at all and nothing has changed. It has to begin and end at multiples of the page size:
-//     others are refused.
-//   - A range may be unmapped that was mapped by several calls, or a part of one.
-//   - Contents are undefined after Map: they may be what the same process wrote there or elsewhere before.
-//   - Work of the device on a range has to be over before it is unmapped: wait for its stream. The driver ends the context
-//     otherwise.
-//   - Pages that are unmapped are kept for reuse as far as Options.Cache says, and given back to the quota when a request of any
-//     pool of the same Device would be refused. Device.Trim gives all of them back, for whoever else in the process needs memory.
-//   - All methods may be called by several goroutines. Those of one Device take turns, as the driver has its calls take.
+// All pools keep these rules:
+//   - A range is mapped as a whole or not at all. It must start and end at multiples of the page size.
+//   - One Unmap may cover several mapped ranges, or part of one.
+//   - Contents are undefined after Map: they may be earlier data of the same process.
+//   - The device's work on a range must be complete before Unmap: wait for its stream. Otherwise the driver destroys the
+//     context.
+//   - Unmapped pages are cached up to Options.Cache. They are released when a request of any pool of the Device would
+//     otherwise
+//
+// fail; Device.Trim releases all of them.
+//   - All methods are safe for concurrent use. Calls for one Device are serialized.
 //
 // The package must never hold physical memory that is neither mapped nor counted as cached.
 package vmm
@@ -33,22 +35,22 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// minPageSize is the smallest that any GPU has.
+// minPageSize is the smallest page size of any GPU.
 const minPageSize = 64 << 10
 
-// Device is a GPU, by its number as CUDA counts. Open it once in a process: pools of one Device give cached pages back for one another.
+// Device is a GPU. Open it once per process: the pools of one Device release cached pages for each other.
 type Device struct {
 	*cuda.Device
 
-	minimum, recommended uint64 // of page sizes
+	minimum, recommended uint64 // page sizes, in bytes
 
-	mu     sync.Mutex // guards this, and all stores and pools of the device
+	mu     sync.Mutex // guards the fields below, and all stores and pools of the device
 	stores []*store
 	closed bool
 }
 
-// Open opens the device and retains its primary context. Without a driver the error is [cuda.ErrNoDriver], without virtual memory
-// management [ErrUnsupported].
+// Open opens the device with that CUDA ordinal and retains its primary context. It returns [cuda.ErrNoDriver] without a
+// driver, and [ErrUnsupported] if the device has no virtual memory management.
 func Open(ordinal int) (*Device, error) {
 	gpu, err := cuda.Open(ordinal)
 	if err != nil {
@@ -68,7 +70,7 @@ func Open(ordinal int) (*Device, error) {
 	return d, nil
 }
 
-// Close closes all pools of the device, and releases its primary context.
+// Close closes all pools of the device and releases its primary context.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,20 +85,19 @@ func (d *Device) Close() error {
 	return errors.Join(err, d.Device.Close())
 }
 
-// Trim gives the cached pages of all pools back to the quota, and returns how many bytes they were.
+// Trim releases the cached pages of all pools, and returns the bytes released.
 func (d *Device) Trim() (uint64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.trim(^uint64(0))
 }
 
-// trim gives back cached pages until they are that many bytes, or none is left.
+// trim releases cached pages until at least wanted bytes are released or no cached page is left.
 func (d *Device) trim(wanted uint64) (given uint64, err error) {
 	for _, s := range d.stores {
 		if given >= wanted {
 			break
 		}
-		// Rounded up: a part of a page is given back with the whole.
 		missing := wanted - given
 		pages := missing / s.page
 		if missing%s.page != 0 {
@@ -109,22 +110,22 @@ func (d *Device) trim(wanted uint64) (given uint64, err error) {
 	return given, err
 }
 
-// Options of a pool. Empty ones are the defaults.
+// Options configure a pool. Zero values select the defaults.
 type Options struct {
-	// PageSize is a power of two, at least 64 KiB, and a multiple of the device's granularity (2 MiB on an H100). The default is
-	// what the driver recommends. Larger pages are mapped faster for each byte; what is mapped is whole pages.
+	// PageSize is a power of two, at least 64 KiB, and a multiple of the device's granularity (2 MiB on an H100). The default
+	// is the driver's recommendation. Larger pages map faster per byte.
 	PageSize uint64
-	// Cache is how many bytes of unmapped pages are kept for reuse; they count as used, in the quota too. The default is none.
+	// Cache is the maximum of unmapped bytes kept for reuse. Cached bytes count as used, also in the quota. The default is 0.
 	Cache uint64
-	// LeaveMapped has cached pages stay mapped where they were until they are needed elsewhere, so that mapping them there again
-	// asks the driver nothing. Whoever uses an address after Unmap is then not told by a fault.
+	// LeaveMapped leaves cached pages mapped in place until they are needed elsewhere: mapping them again needs no driver
+	// call. An access after Unmap then does not fault.
 	LeaveMapped bool
 }
 
-// PageSize is that of a pool whose options name none, in bytes: what the driver recommends.
+// PageSize returns the default page size in bytes: the driver's recommendation, but at least 64 KiB.
 func (d *Device) PageSize() uint64 { return max(d.recommended, minPageSize) }
 
-// check fills in the defaults.
+// check fills in the defaults and validates the page size.
 func (d *Device) check(o Options) (Options, error) {
 	if o.PageSize == 0 {
 		o.PageSize = d.PageSize()

@@ -70,7 +70,7 @@ func TestCreateMakesAsManyAsThereIsRoomFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	const size = 1 << 30
-	// In a slice on a card, what the context takes is charged in the first seconds.
+	// In a slice on a card, the context's memory is charged in the first seconds.
 	changes := os.Getenv(simulated.OnCard) != ""
 	handles := make([]Handle, free/size+3)
 	made, err := d.Create(handles, size)
@@ -83,7 +83,7 @@ func TestCreateMakesAsManyAsThereIsRoomFor(t *testing.T) {
 	if now, _, err := d.MemoryInfo(); now != free && !changes || err != nil {
 		t.Error(now, free, err)
 	}
-	// The rest is released though one is unknown.
+	// The rest is released although one handle is unknown.
 	if made, err = d.Create(handles[1:3], size); made != 2 || err != nil {
 		t.Fatal(made, err)
 	}
@@ -118,7 +118,7 @@ func TestMapIsWholeOrNothing(t *testing.T) {
 	if err := d.Map(Range{at(0), 3 * piece}, handles[1:], ReadWrite); !errors.As(err, &called) || called.Function != "cuMemMap" {
 		t.Error(err)
 	}
-	// Nothing is in the way of this one but what the former had left behind.
+	// Only leftovers of the failed call could make this one fail.
 	if err := d.Map(Range{at(0), 2 * piece}, handles[1:3], ReadOnly); err != nil {
 		t.Error(err)
 	}
@@ -164,7 +164,7 @@ func TestWithoutADriverTheErrorSaysSo(t *testing.T) {
 	}
 }
 
-// Physical memory that is mapped twice: two addresses show the same bytes.
+// Physical memory mapped twice: two addresses show the same bytes.
 func ExampleDevice_Map() {
 	gpu, err := Open(0)
 	must := func(err error) {

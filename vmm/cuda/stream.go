@@ -13,11 +13,11 @@ import (
 	"unsafe"
 )
 
-// Results that a program can do something about.
+// Results that a program can handle.
 const (
 	InvalidValue   Result = 1
 	InvalidImage   Result = 200
-	NoBinary       Result = 209 // none in the image is for this device
+	NoBinary       Result = 209 // the image has none for this device
 	InvalidPTX     Result = 218
 	UnsupportedPTX Result = 222 // newer than the driver
 	NotFound       Result = 500
@@ -25,12 +25,12 @@ const (
 	notSupported   Result = 801
 )
 
-// Lost says whether a context is of no use after that result: all that was in it is gone.
+// Lost reports whether the result means that the context, and everything in it, is unusable.
 func (r Result) Lost() bool {
 	switch r {
-	case 201, 709, // of a context that is gone
-		214, 220, 226, // of the card's memory or links
-		700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 721, // of a kernel
+	case 201, 709, // context destroyed
+		214, 220, 226, // memory or links of the device
+		700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 721, // kernels
 		999:
 		return true
 	}
@@ -40,7 +40,7 @@ func (r Result) Lost() bool {
 const (
 	functionMaxThreads    = 0
 	functionDynamicShared = 8
-	staticSharedLimit     = 48 << 10 // a launch with more of it has to ask first
+	staticSharedLimit     = 48 << 10 // a launch with more must raise the limit first
 )
 
 var loadStreams = sync.OnceValue(func() error {
@@ -51,13 +51,13 @@ var loadStreams = sync.OnceValue(func() error {
 	return nil
 })
 
-// Stream is a stream of a device's primary context. Everything on it runs in order. As a [Device]'s, its methods may be called on any thread.
+// Stream is a stream of a device's primary context. Its work runs in order. Its methods may be called on any thread.
 type Stream struct {
 	context C.CUcontext
 	stream  C.CUstream
 }
 
-// OpenStream makes one; it lives as long as the device's context.
+// OpenStream creates a stream. It exists until the device's context ends.
 func (d *Device) OpenStream() (*Stream, error) {
 	if err := loadStreams(); err != nil {
 		return nil, err
@@ -67,26 +67,26 @@ func (d *Device) OpenStream() (*Stream, error) {
 	return s, err
 }
 
-// Alloc takes memory of the device, whatever it has in it.
+// Alloc allocates device memory, with undefined contents.
 func (s *Stream) Alloc(size uint64) (Address, error) {
 	var start C.CUdeviceptr
 	_, err := check(C.stream_alloc(s.context, &start, C.size_t(size)))
 	return Address(start), err
 }
 
-// Free waits for what uses the memory.
+// Free waits for work that uses the memory, and frees it.
 func (s *Stream) Free(start Address) error {
 	_, err := check(C.stream_free(s.context, C.CUdeviceptr(start)))
 	return err
 }
 
-// Write copies to the device. Memory that is not pinned may be used again when it returns.
+// Write copies to the device. The caller may reuse from on return, unless it is pinned.
 func (s *Stream) Write(to Address, from []byte) error {
 	_, err := check(C.stream_write(s.context, s.stream, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(len(from))))
 	return err
 }
 
-// Read copies from the device, and returns when that is done.
+// Read copies from the device, and returns when the copy is complete.
 func (s *Stream) Read(to []byte, from Address) error {
 	_, err := check(C.stream_read(s.context, s.stream, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from), C.size_t(len(to))))
 	if err != nil {
@@ -95,28 +95,28 @@ func (s *Stream) Read(to []byte, from Address) error {
 	return s.Sync()
 }
 
-// Set fills memory of the device with a byte.
+// Set fills device memory with a byte.
 func (s *Stream) Set(start Address, value byte, size uint64) error {
 	_, err := check(C.stream_set(s.context, s.stream, C.CUdeviceptr(start), C.uchar(value), C.size_t(size)))
 	return err
 }
 
-// Copy copies within the device.
+// Copy copies within device memory.
 func (s *Stream) Copy(to, from Address, size uint64) error {
 	_, err := check(C.stream_copy(s.context, s.stream, C.CUdeviceptr(to), C.CUdeviceptr(from), C.size_t(size)))
 	return err
 }
 
-// Sync waits for everything on the stream.
+// Sync waits for all work on the stream.
 func (s *Stream) Sync() error {
 	_, err := check(C.stream_sync(s.context, s.stream))
 	return err
 }
 
-// Module is code that is loaded, as CUmodule.
+// Module is loaded code (CUmodule).
 type Module struct{ module C.CUmodule }
 
-// Load loads PTX, a cubin or a fatbin. The log is the compiler's, of a failure too.
+// Load loads PTX, a cubin or a fatbin. It returns the compiler's log, also on failure.
 func (s *Stream) Load(image []byte) (m Module, log string, err error) {
 	var failures, notes [16 << 10]byte
 	text := append(image[:len(image):len(image)], 0)
@@ -130,13 +130,13 @@ func untilZero(text []byte) string {
 	return string(text)
 }
 
-// Unload unloads it; its functions are gone.
+// Unload unloads the module; its functions become invalid.
 func (s *Stream) Unload(m Module) error {
 	_, err := check(C.stream_unload_module(s.context, m.module))
 	return err
 }
 
-// Parameter is where a kernel has one among its parameters.
+// Parameter is the position of a kernel parameter, in bytes.
 type Parameter struct {
 	Offset, Size uint32
 }
@@ -145,15 +145,15 @@ type Parameter struct {
 type Function struct {
 	function C.stream_function
 	Name     string
-	// MaxThreads is how many a block may have.
+	// MaxThreads is the maximum of threads per block.
 	MaxThreads int
-	// Parameters are known if Described, which needs a driver of CUDA 12.4.
+	// Parameters are valid if Described is true, which needs a driver of CUDA 12.4 or later.
 	Parameters []Parameter
 	Described  bool
 	dynamic    uint32
 }
 
-// Find looks up a kernel.
+// Find returns the kernel with that name.
 func (s *Stream) Find(m Module, name string) (*Function, error) {
 	text := append([]byte(name), 0)
 	f := &Function{Name: name, dynamic: staticSharedLimit}
@@ -181,13 +181,13 @@ func (s *Stream) Find(m Module, name string) (*Function, error) {
 	}
 }
 
-// Shape is how a kernel is launched.
+// Shape is the geometry of a launch.
 type Shape struct {
 	Grid, Block [3]uint32
 	SharedBytes uint32
 }
 
-// Launch puts a kernel into the stream. Its parameter i is at offsets[i] of values; the driver reads as many bytes as the kernel says.
+// Launch launches a kernel. Parameter i is at offsets[i] of values; the driver reads the size that the kernel declares.
 func (s *Stream) Launch(f *Function, shape Shape, values []byte, offsets []uint32) error {
 	if shape.SharedBytes > f.dynamic {
 		if _, err := check(C.stream_set_attribute(s.context, f.function, functionDynamicShared, C.int(shape.SharedBytes))); err != nil {
@@ -204,13 +204,14 @@ func (s *Stream) Launch(f *Function, shape Shape, values []byte, offsets []uint3
 	return err
 }
 
-// Pin makes memory of this process known to the device, so that copies go straight to it and from it. It must not be of Go's heap.
+// Pin page-locks memory of this process for the device, so that copies bypass a staging buffer. The memory must not be on
+// Go's heap.
 func (s *Stream) Pin(memory []byte) error {
 	_, err := check(C.stream_pin(s.context, unsafe.Pointer(unsafe.SliceData(memory)), C.size_t(len(memory))))
 	return err
 }
 
-// Unpin ends that.
+// Unpin reverts Pin.
 func (s *Stream) Unpin(memory []byte) error {
 	_, err := check(C.stream_unpin(s.context, unsafe.Pointer(unsafe.SliceData(memory))))
 	return err
