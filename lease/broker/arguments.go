@@ -11,14 +11,15 @@ import (
 
 const (
 	maxArguments  = 1 << 10
-	maxParameters = 32764 // bytes: CUDA's own bound
+	maxParameters = 32764 // bytes: CUDA's limit
 )
 
-// arguments are those of one launch, reused for the next. What is beyond them, as far as any kernel's parameters go, is zero: a driver
-// that cannot say what a kernel's parameters are reads as much as it likes, and gets the request's bytes or zero.
+// arguments holds the arguments of one launch, and is reused for the next. All bytes after them, up to the size of any
+// kernel's parameters, are zero: a driver that cannot describe a kernel reads an unknown number of bytes, and must read only
+// these.
 type arguments struct {
-	values  []byte // those of the launch, and zeros
-	used    int    // bytes of the launch
+	values  []byte // the launch's arguments, then zeros
+	used    int    // bytes of values in use
 	offsets []uint32
 	count   int
 }
@@ -76,7 +77,7 @@ func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(hand
 	return nil
 }
 
-// of is what the driver gets.
+// of returns the values and offsets to pass to the driver.
 func (a *arguments) of(kernel *cuda.Function) ([]byte, []uint32) {
 	if kernel.Described {
 		return a.values, a.offsets[:a.count]

@@ -11,12 +11,11 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// idle launches nothing.
 type idle struct{ *fakeDevice }
 
 func (idle) Launch(*cuda.Function, cuda.Shape, []byte, []uint32) error { return nil }
 
-// BenchmarkLaunch is what a broker does for a launch beside the driver: decoding it, and carrying it out on a device that does nothing.
+// BenchmarkLaunch measures the broker's own cost per launch: decoding it, and executing it on a device that does nothing.
 func BenchmarkLaunch(b *testing.B) {
 	const batch = 512
 	e := newEngine(idle{newFakeDevice()}, 1<<20)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package broker serves one lease's GPU session: it carries out clients' requests on one device, in the order in which they arrive.
+// Package broker serves the GPU session of one lease: it executes clients' requests on one device, in order of arrival.
 //
-// It owns the CUDA context, all memory and all modules of the lease. A client names them by handles; nothing that it sends reaches the
-// driver unchecked but code for the device, and that runs there alone.
+// The package owns the lease's CUDA context, memory and modules. Clients name them by handles. Every input is checked before
+// it reaches the driver; the exception is device code, which runs only on the device.
 //
-// It must never trust a request, nor let one client that is slow or gone stop another.
+// The package must never trust a request, nor let a slow or disconnected client block another.
 package broker

@@ -13,25 +13,26 @@ import (
 )
 
 const (
-	maxPart       = 1 << 10 // requests that are carried out without another client's between them
-	maxReplyBytes = 1 << 20 // of several replies: gRPC's clients take 4 MiB unless they say otherwise
-	// clientGoroutines serve one client: one decodes a message while the other carries out the one before, if that has so many requests.
-	// Of shorter ones it takes longer to wake the other.
+	maxPart       = 1 << 10 // maximum of requests executed before another client's turn
+	maxReplyBytes = 1 << 20 // in a message of several replies; gRPC clients accept 4 MiB by default
+	// clientGoroutines is the number of goroutines per client: one decodes a message while the other executes the previous
+	// one. While a message shorter than longMessage is executed, the next one is not decoded: waking the other goroutine
+	// would take longer.
 	clientGoroutines = 2
 	longMessage      = 16
 )
 
-// client is one connection of Work. Each goroutine takes its next lock before it gives back the one that it has, and so keeps its place:
-// requests are carried out, and answered, in the order of their messages. A client that reads no replies is not read from.
+// client is one connection of Work. A goroutine takes the next lock before it releases the previous one, so that requests are
+// executed and answered in order. While a client reads no replies, its requests are not read.
 type client struct {
 	broker *Broker
 	stream leasepb.Session_WorkServer
 
 	receiving, working, sending sync.Mutex
-	history                     history // of who works
+	history                     history // guarded by working
 }
 
-// serve returns nil when the client has sent its last request, and everything is answered.
+// serve returns nil after the client has closed its side and all requests are answered.
 func (c *client) serve() error {
 	receives := false
 	defer func() {
@@ -70,7 +71,7 @@ func (c *client) serve() error {
 	}
 }
 
-// work carries out a message. It returns the replies that are still to be sent, and whether the context is gone.
+// work executes a message. It returns the replies not yet sent, and whether the context is lost.
 func (c *client) work(message *leasepb.Requests) (replies []*leasepb.Reply, gone bool, err error) {
 	for requests := message.GetRequests(); len(requests) > 0; {
 		c.sending.Lock()
@@ -93,8 +94,8 @@ func (c *client) send(replies []*leasepb.Reply) error {
 	return c.stream.Send(&leasepb.Replies{Replies: replies})
 }
 
-// carryOut carries out the first part of a message's last requests, and returns the others. What can wait for the device does not keep back the replies to
-// what was before it.
+// carryOut executes a first part of the requests, and returns the rest. It stops before a request that may wait for the
+// device, so that earlier replies are sent first.
 func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*leasepb.Request) (replies []*leasepb.Reply, rest []*leasepb.Request, gone bool, err error) {
 	b.working.Lock()
 	defer b.working.Unlock()
@@ -122,7 +123,7 @@ func isLaunch(r *leasepb.Request) bool {
 	return ok
 }
 
-// waits is whether a request can take long, or have a large reply.
+// waits reports whether a request may take long, or have a large reply.
 func waits(r *leasepb.Request) bool {
 	switch r.GetOperation().(type) {
 	case *leasepb.Request_Launch, *leasepb.Request_MemAlloc, *leasepb.Request_MemSet, *leasepb.Request_MemCopy:

@@ -56,7 +56,7 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 		return e.noHandle("module", handle)
 	}
 	killpoint.Pass("broker.unloading")
-	// Kernels of it that were launched run to their end first.
+	// Kernels of the module may still be running.
 	err := e.device.Sync()
 	if err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
@@ -70,7 +70,7 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	return nil
 }
 
-// discard gives a module back that nothing runs of.
+// discard unloads a module. No kernel of it may be running.
 func (e *engine) discard(m *module) *leasepb.Failure {
 	if err := e.device.Unload(m.loaded); err != nil {
 		e.notTaken("module", err)

@@ -16,74 +16,75 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stay is what a process that the lease service starts with `gpuslice-broker --keep` gets on [ConfigFD] once it is where it shall be. It does
-// nothing but stay there; without that it ends.
+// Stay is the message on [ConfigFD] that makes a process started with `gpuslice-broker --keep` stay. The lease service sends
+// it once the process is in the lease's cgroup; the process ends without it.
 const Stay = "stay"
 
-// Descriptors of a broker that the lease service starts with `gpuslice-broker --service`.
+// Descriptors of a broker started with `gpuslice-broker --service`.
 const (
-	// ConfigFD is a pipe or a file with a [Config] in JSON. The broker does nothing before it has read it to its end, so that it can be
-	// registered first.
+	// ConfigFD is a pipe or file with a [Config] in JSON. The broker reads it to the end before it does anything else, so
+	// that the service can register it first.
 	ConfigFD = 3
-	// ReadyFD is where one line goes, a [Ready] in JSON, when the broker serves or cannot. It is closed then.
+	// ReadyFD receives one line, a [Ready] in JSON, when the broker serves or has failed. The broker then closes it.
 	ReadyFD = 4
 	// SessionFD and SharedFD are the listening Unix sockets session.sock and shared.sock.
 	SessionFD = 5
 	SharedFD  = 6
 )
 
-// Config is what a broker has to know. Zero is the default where one is named.
+// Config configures a broker. A zero value selects the default, if the field has one.
 type Config struct {
-	// Environment is what the broker sees beside its own, as KEY=VALUE: the interceptor and the slice's directory. The loader has to see
-	// them, so the broker executes itself again.
+	// Environment is added to the broker's environment, as KEY=VALUE: the interceptor and the slice's directory. The broker
+	// then executes itself again, since the loader reads these variables.
 	Environment []string `json:"environment,omitempty"`
 
-	// Lease is the lease's id and Log where its operator reads: what goes wrong with it is logged there.
+	// Lease is the lease's id. Log receives the broker's errors.
 	Lease string       `json:"lease,omitempty"`
 	Log   *slog.Logger `json:"-"`
 
 	VRAM uint64 `json:"vram"`
-	// Token is what clients show: hexadecimal, of 32 bytes.
+	// Token authenticates clients: 32 bytes in hexadecimal.
 	Token string `json:"token"`
-	// Device is the ordinal among those that the broker's CUDA shows.
+	// Device is the CUDA ordinal.
 	Device int `json:"device"`
-	// Reserve: the memory of all buffers is taken from the card before the broker says that it is ready.
+	// Reserve allocates all VRAM bytes from the device before the broker is ready.
 	Reserve bool `json:"reserve,omitempty"`
 
-	Clients     int           `json:"clients,omitempty"`      // 16
-	Linger      time.Duration `json:"linger,omitempty"`       // in nanoseconds; 0: the session does not end with its last connection
-	LoadTimeout time.Duration `json:"load_timeout,omitempty"` // 30 s
-	SharedBytes uint64        `json:"shared_bytes,omitempty"` // of all shared memory; 256 MiB
+	Clients     int           `json:"clients,omitempty"`      // maximum at a time; default 16
+	Linger      time.Duration `json:"linger,omitempty"`       // nanoseconds from the last disconnect to the session's end; 0: no end
+	LoadTimeout time.Duration `json:"load_timeout,omitempty"` // default 30 s
+	SharedBytes uint64        `json:"shared_bytes,omitempty"` // maximum of shared memory; default 256 MiB
 
-	// Followed: if this broker ends by itself, another one is started for the same session.
+	// Followed means that the service starts another broker for the session if this one ends by itself.
 	Followed bool `json:"followed,omitempty"`
-	// Number is how many brokers the session had before this one, less than [MaxBrokers], and Before why the last of them ended.
+	// Number counts the session's earlier brokers, and is less than [MaxBrokers]. Before is the reason for which the last one
+	// ended.
 	Number uint64 `json:"number,omitempty"`
 	Before string `json:"before,omitempty"`
 }
 
-// A handle has its broker's number in its upper bits: what one broker gave never names anything of another's.
+// The upper bits of a handle are its broker's number, so that handles of different brokers never collide.
 const (
 	handleBits = 48
-	// MaxBrokers is how many brokers a session can have, one after the other.
+	// MaxBrokers is the maximum of consecutive brokers of a session.
 	MaxBrokers = 1 << (64 - handleBits)
 )
 
-// Ready is the line on ReadyFD.
+// Ready is the line written to ReadyFD.
 type Ready struct {
-	Error string `json:"error,omitempty"` // why it does not serve
+	Error string `json:"error,omitempty"` // why the broker cannot serve; empty on success
 }
 
-// A broker's exit codes: why it ended by itself. SIGTERM ends it with 0, after it told its clients that the lease has ended.
+// Exit codes of a broker that ends by itself. After SIGTERM it notifies its clients and exits with 0.
 const (
-	ExitFailed      = 1 // it says why on stderr
+	ExitFailed      = 1 // the cause is on stderr
 	ExitUsage       = 2
-	ExitLoadTimeout = 3 // a module was compiled for longer than LoadTimeout
-	ExitContext     = 4 // a kernel's fault took the context, and the driver gives a process no other
-	ExitLinger      = 5 // its last connection was closed Linger ago
+	ExitLoadTimeout = 3 // loading a module exceeded LoadTimeout
+	ExitContext     = 4 // a kernel fault destroyed the context; the driver allows no second one in a process
+	ExitLinger      = 5 // Linger has passed since the last disconnect
 )
 
-// ReadConfig reads to the end.
+// ReadConfig reads a Config in JSON, up to the end of the input. Unknown fields are errors.
 func ReadConfig(from io.Reader) (Config, error) {
 	var c Config
 	decoder := json.NewDecoder(from)
@@ -97,7 +98,7 @@ func ReadConfig(from io.Reader) (Config, error) {
 	return c, nil
 }
 
-// ConfigFile is a file in memory that [ReadConfig] reads.
+// ConfigFile returns a memory-backed file for [ReadConfig].
 func ConfigFile(c Config) (*os.File, error) {
 	fd, err := unix.MemfdCreate("configuration", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -114,7 +115,7 @@ func ConfigFile(c Config) (*os.File, error) {
 	return file, nil
 }
 
-// NewToken makes one that nobody can guess.
+// NewToken returns a random token.
 func NewToken() string {
 	var token [32]byte
 	_, _ = rand.Read(token[:]) // never fails (crypto/rand)

@@ -13,12 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// Device is where a session works. Its methods are called one at a time, by any goroutine on any thread.
+// Device executes a session's operations. Its methods are called one at a time, on any thread.
 type Device interface {
-	// Alloc returns memory that is zero.
+	// Alloc returns zeroed memory.
 	Alloc(bytes uint64) (cuda.Address, error)
 	Free(cuda.Address) error
-	// Write may return before pinned memory has been read, and before Sync; Read waits.
+	// Write may return before pinned memory has been read; Sync waits for that. Read waits for the copy.
 	Write(to cuda.Address, from []byte) error
 	Read(to []byte, from cuda.Address) error
 	Set(start cuda.Address, value byte, bytes uint64) error
@@ -32,12 +32,11 @@ type Device interface {
 	Unpin(memory []byte) error
 }
 
-// context is the device's primary context, with the session's stream.
 type context struct {
 	*cuda.Stream
 }
 
-// OpenDevice returns what opens the configured device, for [New].
+// OpenDevice returns a function that opens the configured device, for [New].
 func OpenDevice(config Config) func() (Device, error) {
 	return func() (Device, error) {
 		device, err := open(config)
@@ -59,8 +58,8 @@ func open(config Config) (Device, error) {
 	return openContext(config.Device)
 }
 
-// unattached returns why the enforcer cannot be reached, or nil. The interceptor grants such a process no memory, and the driver's only word for
-// that is out of memory.
+// unattached returns the error of connecting to the enforcer, or nil. The interceptor grants an unattached process no memory,
+// and the driver then reports only that memory is exhausted.
 func unattached() error {
 	dir := os.Getenv(api.DirEnv)
 	if dir == "" {

@@ -12,40 +12,40 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// Bounds of what one session can make the broker hold.
+// Limits of one session.
 const (
 	maxBuffers     = 1 << 16
 	maxModules     = 1 << 10
 	maxImage       = 64 << 20
-	maxImages      = 256 << 20 // of all modules
-	maxKernelNames = 1 << 12   // of one module
-	maxData        = 16 << 20  // in one request or reply
+	maxImages      = 256 << 20 // bytes of all modules
+	maxKernelNames = 1 << 12   // bytes of a kernel's name
+	maxData        = 16 << 20  // bytes in one request or reply
 )
 
-// engine carries out requests on a device. One goroutine at a time uses it; any, its counters.
+// engine executes requests on a device. One goroutine at a time may use it; the counters are safe for concurrent use.
 type engine struct {
 	device Device
-	// watch bounds the time of a load; the function that it returns ends that.
+	// watch limits the time of a load, until the returned function is called.
 	watch func() (done func())
 
-	last     uint64 // handle
+	last     uint64 // last handle returned
 	buffers  map[uint64]buffer
 	modules  map[uint64]*module
 	images   uint64 // bytes of the modules' images
 	memories map[uint64][]byte
-	// gone is what every request is answered with since a fault took the context.
+	// gone is the failure of every request after a fault destroyed the context.
 	gone *leasepb.Failure
-	why  string // in short
+	why  string // short form of gone
 	args arguments
 
 	vram  uint64
 	stats counters
 
 	log   *slog.Logger // for the operator
-	lease string       // that it says
+	lease string       // id, for the log
 
-	number   uint64 // of this broker, among its session's
-	before   string // why the one before it ended
+	number   uint64 // of this broker within its session
+	before   string // why the previous broker ended
 	followed bool
 }
 
@@ -67,10 +67,10 @@ type module struct {
 	kernels map[string]*cuda.Function
 }
 
-// history is what a client's next sync has to tell.
+// history is the state that a client's next sync reports.
 type history struct {
-	failure *leasepb.Failure // of the first launch that failed since the last sync
-	kernel  string           // that it was of
+	failure *leasepb.Failure // first failed launch since the last sync
+	kernel  string           // kernel of that launch
 }
 
 func newEngine(device Device, vram uint64) *engine {
@@ -82,7 +82,7 @@ func newEngine(device Device, vram uint64) *engine {
 	}
 }
 
-// succeed says which broker of its session this is. It is called before the first request.
+// succeed sets the broker's place in its session. Call it before the first request.
 func (e *engine) succeed(config Config) {
 	e.number, e.before, e.followed, e.last = config.Number, config.Before, config.Followed, config.Number<<handleBits
 	e.lease = config.Lease
@@ -91,7 +91,7 @@ func (e *engine) succeed(config Config) {
 	}
 }
 
-// do carries out one request, and fills in its reply. A nil failure is success.
+// do executes one request and fills in its reply. A nil failure is success.
 func (e *engine) do(h *history, r *leasepb.Request, reply *leasepb.Reply) {
 	reply.Sequence = r.GetSequence()
 	reply.Failure = e.perform(h, r, reply)
@@ -141,8 +141,8 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 	return advised(invalid("the request has no operation that this broker knows"), "compare the versions of client and broker")
 }
 
-// lost says what it took if the error says that the context is of no use; else it returns nil. All that is asked from then on is answered so, and
-// the broker ends: the driver gives a process no other context after a fault of one of its kernels (observed on an H100).
+// lost returns the session's final failure if err means that the context is lost, and nil otherwise. All later requests fail
+// with it, and the broker ends: after a kernel fault the driver gives a process no other context (observed on an H100).
 func (e *engine) lost(err error) *leasepb.Failure {
 	var result cuda.Result
 	if !errors.As(err, &result) || !result.Lost() {
@@ -158,22 +158,21 @@ func (e *engine) lost(err error) *leasepb.Failure {
 	return e.gone
 }
 
-// goesOn is for clients of a broker that ends, and that another one follows.
+// goesOn is the failure for clients of a broker that ends and has a successor.
 func goesOn(what string) *leasepb.Failure {
 	f := failed(leasepb.Code_SYNC_FAILED, "%s; the session goes on under the same lease, with nothing in it", what)
 	f.Lost = true
 	return advised(f, "connect again, allocate and load anew; no other session is touched")
 }
 
-// notTaken is for what the driver does not take back though the context lives: it stays the session's. The operator is told of the first, and the
-// others are counted: only an end of the broker frees them.
+// notTaken counts memory that the driver failed to free although the context lives: it stays allocated until the broker ends.
+// Only the first case is logged.
 func (e *engine) notTaken(what string, err error) {
 	if e.lost(err) == nil && e.stats.freesRefused.Add(1) == 1 {
 		e.log.Error("driver took no memory back: the session keeps it until its broker ends", "lease", e.lease, "what", what, "err", err)
 	}
 }
 
-// driverFailed is the failure of a driver's call.
 func (e *engine) driverFailed(code leasepb.Code, err error) *leasepb.Failure {
 	if f := e.lost(err); f != nil {
 		return f

@@ -33,7 +33,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// ask says which code the operation is answered with, and the rest.
+// ask executes an operation, and returns the code and the reply.
 func (b *bench) ask(operation any) (leasepb.Code, *leasepb.Reply) {
 	b.Helper()
 	return b.askAs(&b.client, operation)
@@ -90,7 +90,6 @@ func writeFrom(handle, offset uint64, data []byte) *leasepb.MemWrite {
 	return &leasepb.MemWrite{Handle: handle, Offset: offset, Source: &leasepb.MemWrite_Data{Data: data}}
 }
 
-// request puts an operation into a request.
 func request(operation any) *leasepb.Request {
 	r := &leasepb.Request{}
 	m := operation.(proto.Message).ProtoReflect()
@@ -216,7 +215,7 @@ func TestALaunchIsCheckedBeforeTheDriverSeesIt(t *testing.T) {
 	if code, _ := b.askAs(&other, &leasepb.Sync{}); code != 0 {
 		t.Errorf("another client's sync says %v", code)
 	}
-	// What a driver reads that cannot say how many bytes that are is the request's, or zero.
+	// A driver that cannot describe the parameters must read only the request's bytes, or zeros.
 	b.device.ran = nil
 	b.must(launch("unknown", raw(300), raw(200)))
 	b.must(launch("unknown", raw(3)))
@@ -419,7 +418,7 @@ func TestSharedMemoryIsReadAndWrittenWithinItsBounds(t *testing.T) {
 	b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.MemWrite{Handle: h, Source: &leasepb.MemWrite_Shared{Shared: part(0, 1)}})
 }
 
-// FuzzRequests carries out whatever requests the bytes are. The device notices what must not reach it.
+// FuzzRequests executes arbitrary requests. The fake device detects invalid operations.
 func FuzzRequests(f *testing.F) {
 	add := func(operations ...any) {
 		message := &leasepb.Requests{}
@@ -477,7 +476,7 @@ func FuzzRequests(f *testing.F) {
 			t.Fatalf("the last of %d requests that is answered is number %d", len(asked), answered)
 		}
 		if e.gone != nil {
-			return // The driver took all with the context, and the broker ends.
+			return // the context, and all memory, is lost
 		}
 		var held uint64
 		for _, b := range e.buffers {

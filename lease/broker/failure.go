@@ -32,7 +32,7 @@ func noRoom(requested, limit, current uint64) *leasepb.Failure {
 	}
 }
 
-// loadAdvice is what to do about code that the driver does not take.
+// loadAdvice returns the advice for an image that the driver rejects.
 func loadAdvice(err error) string {
 	var result cuda.Result
 	if !errors.As(err, &result) {

@@ -10,15 +10,15 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// fakeDevice is a device that notices what a broker must not do: it panics when memory, code or host memory is used that it did not give,
-// or is gone. Its kernels are "nothing", "fault", which takes the context, and "big", which has no room.
+// fakeDevice is a device that panics on the use of memory, code or host memory that it did not provide or that is freed. Its
+// kernels are "nothing"; "fault", which destroys the context; and "big", which exceeds the memory.
 type fakeDevice struct {
 	room   uint64
 	next   cuda.Address
 	memory map[cuda.Address][]byte
 	loaded int
 	pinned int
-	fault  error // of the context, found by whatever comes next
+	fault  error // of the context, reported by the next call
 	fails  map[string]error
 	ran    []launched
 	// during is called in each Sync and Load.

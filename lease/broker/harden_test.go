@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closed is what a hardened process must not be able to call. It is written out again: a name that Harden loses is missed here.
+// closed lists the calls that a hardened process must not be able to make. It repeats Harden's list, to detect a missing
+// entry.
 var closed = map[string]uintptr{
 	"execve": unix.SYS_EXECVE, "execveat": unix.SYS_EXECVEAT, "ptrace": unix.SYS_PTRACE, "process_vm_readv": unix.SYS_PROCESS_VM_READV,
 	"process_vm_writev": unix.SYS_PROCESS_VM_WRITEV, "pidfd_getfd": unix.SYS_PIDFD_GETFD, "unshare": unix.SYS_UNSHARE, "setns": unix.SYS_SETNS,

@@ -28,7 +28,7 @@ func (e *engine) alloc(bytes uint64) (uint64, buffer, *leasepb.Failure) {
 	return handle, b, nil
 }
 
-// take allocates within the lease. What counts is the bytes asked for: what the driver rounds up is part of the overhead.
+// take allocates within the lease's limit. Requested bytes count; the driver's rounding is part of the overhead.
 func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 	current := e.stats.allocated.Load()
 	if bytes > e.vram-current {
@@ -89,7 +89,7 @@ func (b buffer) within(offset, bytes uint64) *leasepb.Failure {
 	return nil
 }
 
-// buffer finds the one of that handle, in which [offset, offset + bytes) has to be.
+// buffer returns the buffer with that handle. [offset, offset + bytes) must be within it.
 func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure) {
 	b, ok := e.buffers[handle]
 	if !ok {
@@ -98,7 +98,7 @@ func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure)
 	return b, b.within(offset, bytes)
 }
 
-// memory is a range of shared memory.
+// memory returns a range of shared memory.
 func (e *engine) memory(r *leasepb.Range) ([]byte, *leasepb.Failure) {
 	memory, ok := e.memories[r.GetMemory()]
 	if !ok {
@@ -132,7 +132,7 @@ func (e *engine) write(w *leasepb.MemWrite) *leasepb.Failure {
 	err := e.device.Write(b.start+cuda.Address(w.GetOffset()), data)
 	killpoint.Pass("broker.written")
 	if err == nil && shared {
-		err = e.device.Sync() // the client may use the memory again
+		err = e.device.Sync() // the client may reuse the memory after the reply
 	}
 	if err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
@@ -205,7 +205,7 @@ func (e *engine) copy(c *leasepb.MemCopy) *leasepb.Failure {
 	return nil
 }
 
-// share pins memory that is mapped already.
+// share pins mapped memory, and returns its handle.
 func (e *engine) share(memory []byte) (uint64, error) {
 	if err := e.device.Pin(memory); err != nil {
 		if f := e.lost(err); f != nil {
@@ -221,7 +221,7 @@ func (e *engine) share(memory []byte) (uint64, error) {
 func (e *engine) unshare(number uint64) {
 	memory := e.memories[number]
 	delete(e.memories, number)
-	// Copies from it are done when they are answered.
+	// All copies are complete: each was before its reply.
 	if err := e.device.Unpin(memory); err != nil {
 		e.notTaken("shared memory", err)
 	}

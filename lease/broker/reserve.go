@@ -11,13 +11,13 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-const pieceAlignment = 256 // what the driver aligns to as well
+const pieceAlignment = 256 // the driver's alignment
 
-// reserve gives memory out of a block that was taken at the session's beginning. A piece that is given back may be given out at once:
-// whatever still uses it is before the next owner's work in the stream.
+// reserve allocates from a block taken when the session starts. A freed piece may be reused at once: work of its former owner
+// precedes the next owner's in the stream.
 type reserve struct {
 	start cuda.Address
-	free  []piece // by offset; no two touch
+	free  []piece // by offset; no two are adjacent
 	sizes map[cuda.Address]uint64
 }
 
@@ -27,7 +27,7 @@ func newReserve(start cuda.Address, size uint64) *reserve {
 	return &reserve{start: start, free: []piece{{0, size}}, sizes: map[cuda.Address]uint64{}}
 }
 
-// take gives the smallest piece that is large enough.
+// take allocates from the smallest piece that is large enough.
 func (r *reserve) take(size uint64) (cuda.Address, bool) {
 	size = (size + pieceAlignment - 1) &^ uint64(pieceAlignment-1)
 	best := -1
@@ -54,7 +54,7 @@ func (r *reserve) give(address cuda.Address) {
 	delete(r.sizes, address)
 	i := sort.Search(len(r.free), func(i int) bool { return r.free[i].offset > given.offset })
 	r.free = slices.Insert(r.free, i, given)
-	for _, left := range []int{i, i - 1} { // it may touch the next one, and the one before
+	for _, left := range []int{i, i - 1} { // merge with the next piece, then with the previous one
 		if left >= 0 && left+1 < len(r.free) && r.free[left].offset+r.free[left].size == r.free[left+1].offset {
 			r.free[left].size += r.free[left+1].size
 			r.free = slices.Delete(r.free, left+1, left+2)
@@ -62,7 +62,7 @@ func (r *reserve) give(address cuda.Address) {
 	}
 }
 
-// reserved is a context whose memory is taken at its beginning: one pool, all of which is mapped.
+// reserved is a context that takes all its memory at the start: one pool, fully mapped.
 type reserved struct {
 	*context
 	memory *reserve
@@ -83,7 +83,7 @@ func openReserved(ordinal int, vram uint64) (*reserved, error) {
 func reserveOn(device *vmm.Device, vram uint64) (*reserved, error) {
 	page := device.PageSize()
 	size := (vram + page - 1) / page * page
-	pool, err := device.NewPool(size, vmm.Options{PageSize: size & -size}) // the largest that fill it: a page's time does not depend on its size
+	pool, err := device.NewPool(size, vmm.Options{PageSize: size & -size}) // a large page maps as fast as a small one
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func reserveOn(device *vmm.Device, vram uint64) (*reserved, error) {
 
 func (r *reserved) Alloc(bytes uint64) (cuda.Address, error) {
 	start, ok := r.memory.take(bytes)
-	if !ok { // it is in pieces
+	if !ok { // too fragmented
 		return 0, &cuda.Error{Function: "reserved memory", Result: cuda.OutOfMemory}
 	}
 	if err := r.Set(start, 0, bytes); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Defaults of a [Config], and its bounds.
+// Defaults and limits of a [Config].
 const (
 	DefaultClients     = 16
 	DefaultLoadTimeout = 30 * time.Second
@@ -33,19 +33,19 @@ const (
 	maxMessage     = 66 << 20
 	greetTimeout   = 5 * time.Second  // for a connection's first bytes
 	idleTimeout    = 10 * time.Second // of a connection without a call
-	returnTimeout  = 10 * time.Second // for clients to come back to a session
-	farewell       = 2 * time.Second  // for clients to learn that it ends; the lease service waits for less
+	returnTimeout  = 10 * time.Second // for clients to reconnect to a new broker
+	farewell       = 2 * time.Second  // for notifying clients at the end; the lease service kills the broker earlier
 	maxHeaderBytes = 16 << 10
 )
 
-// Broker serves one lease's session.
+// Broker serves the session of one lease.
 type Broker struct {
 	leasepb.UnimplementedSessionServer
 
 	config  Config
 	working sync.Mutex // guards the engine
 	engine  *engine
-	// ended is closed when the session ends; farewells are what its clients get.
+	// ended is closed when the session ends.
 	ended chan struct{}
 	end   sync.Once
 	exit  int
@@ -54,12 +54,12 @@ type Broker struct {
 	mutex   sync.Mutex
 	clients int
 	linger  *time.Timer
-	// sharedBytes are taken, or about to be.
+	// sharedBytes counts shared memory in use, and requests in progress.
 	sharedBytes uint64
 	shared      map[*shared]struct{}
 }
 
-// New starts a session on the device that open returns.
+// New starts a session on the device returned by open.
 func New(config Config, open func() (Device, error)) (*Broker, error) {
 	if config.Clients == 0 {
 		config.Clients = DefaultClients
@@ -81,7 +81,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 	return b, nil
 }
 
-// watch ends the session if a load takes too long: nothing else stops the driver's compiler.
+// watch ends the session if a load takes too long: the driver's compiler cannot be interrupted.
 func (b *Broker) watch() func() {
 	timer := time.AfterFunc(b.config.LoadTimeout, func() {
 		b.stop(ExitLoadTimeout, fmt.Sprintf("the driver compiled a module for %v, which is load_timeout: all buffers and modules are gone", b.config.LoadTimeout))
@@ -89,7 +89,7 @@ func (b *Broker) watch() func() {
 	return func() { timer.Stop() }
 }
 
-// stop ends the session; the first reason counts.
+// stop ends the session. The first call sets exit code and reason.
 func (b *Broker) stop(code int, why string) {
 	b.end.Do(func() {
 		b.exit, b.why = code, why
@@ -97,10 +97,10 @@ func (b *Broker) stop(code int, why string) {
 	})
 }
 
-// Stop ends the session because its lease has ended.
+// Stop ends the session at the end of its lease.
 func (b *Broker) Stop() { b.stop(0, "the lease has expired, or was dropped") }
 
-// Serve answers on both sockets until the session ends, and says with which code the broker shall exit, and why.
+// Serve serves both sockets until the session ends. It returns the exit code of the process, and the reason.
 func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeaderBytes),
@@ -118,7 +118,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	go func() { server.GracefulStop(); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(farewell): // a client that reads nothing is not waited for
+	case <-time.After(farewell): // do not wait for clients that read nothing
 	}
 	server.Stop()
 	_ = shared.Close()
@@ -135,7 +135,7 @@ func (b *Broker) hasEnded() bool {
 	}
 }
 
-// do waits until it has run between other requests; false says that the session ended before.
+// do runs f between requests, and waits for it. It returns false if the session ended before.
 func (b *Broker) do(f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -175,7 +175,7 @@ func (b *Broker) knows(token string) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(b.config.Token)) == 1
 }
 
-// over is what clients are told when the broker ends.
+// over is the status of calls after the session's end.
 func (b *Broker) over() error {
 	f := failed(leasepb.Code_LEASE_EXPIRED, "the session has ended: %s", b.why)
 	if b.config.Followed && b.exit != 0 && b.exit != ExitLinger {
@@ -206,7 +206,8 @@ func (b *Broker) leave() {
 	}
 }
 
-// expectClients is for a broker that takes another's place: the clients of that one have a while to come back, and none is the last to leave.
+// expectClients starts the linger timer of a broker that replaces another one: the former clients get time to reconnect, and
+// if none does, no disconnect would start the timer.
 func (b *Broker) expectClients() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -218,12 +219,13 @@ func (b *Broker) expectClients() {
 func (b *Broker) lingered() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if b.clients == 0 { // nobody came while the timer fired
+	if b.clients == 0 { // no client joined while the timer fired
 		b.stop(ExitLinger, fmt.Sprintf("its last connection was closed %v ago", b.config.Linger))
 	}
 }
 
-// header says to clients whether they may come back if the broker ends.
+// header returns the metadata that announces a successor in case the broker ends.
+// header returns the metadata that marks a session whose broker is followed.
 func (b *Broker) header() metadata.MD {
 	if !b.config.Followed {
 		return nil
@@ -243,14 +245,14 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 		return err
 	}
 	defer b.leave()
-	if err := stream.SendHeader(b.header()); err != nil { // says to the client that it is connected
+	if err := stream.SendHeader(b.header()); err != nil { // confirms the connection to the client
 		return err
 	}
 	killpoint.Pass("broker.joined")
 	c := &client{broker: b, stream: stream}
 	result := make(chan error, clientGoroutines)
 	for range clientGoroutines {
-		go func() { result <- c.serve() }() // ends with the stream, when this returns
+		go func() { result <- c.serve() }() // ends with the stream, when Work returns
 	}
 	select {
 	case err := <-result:
@@ -260,7 +262,7 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	}
 }
 
-// Stats answers from the counters, whatever the session is doing.
+// Stats returns the counters. It does not wait for the session's work.
 func (b *Broker) Stats(ctx gocontext.Context, _ *leasepb.StatsRequest) (*leasepb.StatsReply, error) {
 	if err := b.authorize(ctx); err != nil {
 		return nil, err

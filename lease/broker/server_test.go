@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// serving is a broker on a fake device, which ends with the test.
+// serving is a broker on a fake device. It ends with the test.
 type serving struct {
 	*Broker
 	device *fakeDevice
@@ -86,7 +86,7 @@ func send1(t *testing.T, stream leasepb.Session_WorkClient, operations ...any) {
 	}
 }
 
-// ends is the code in the status with which the stream ends.
+// ends returns the code in the status that ends the stream.
 func ends(stream leasepb.Session_WorkClient) leasepb.Code {
 	for {
 		if _, err := stream.Recv(); err != nil {
@@ -124,7 +124,7 @@ func TestALeaseEndsWhileAKernelRuns(t *testing.T) {
 	s.device.during.Store(&wait)
 	send1(t, stream, &leasepb.Sync{})
 	<-running
-	for range 100 { // what waits behind it is not carried out
+	for range 100 { // requests behind the blocked one are not executed
 		send1(t, other, &leasepb.MemAlloc{Bytes: 1})
 	}
 	s.Stop()
@@ -138,7 +138,7 @@ func TestALeaseEndsWhileAKernelRuns(t *testing.T) {
 	}
 }
 
-// repliesInOrder reads to the stream's end, and returns how many replies there were: none failed.
+// repliesInOrder reads to the stream's end, and returns the number of replies, none of which may have failed.
 func repliesInOrder(t *testing.T, stream leasepb.Session_WorkClient, check func(n uint64, reply *leasepb.Reply)) (next uint64) {
 	t.Helper()
 	for {
@@ -179,7 +179,7 @@ func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
 	}
 }
 
-// Two goroutines serve each client. Requests are carried out, and answered, in the order in which they were sent all the same.
+// Two goroutines serve each client; requests must still be executed and answered in order.
 func TestMessagesAreCarriedOutInTheirOrder(t *testing.T) {
 	s := serve(t, Config{})
 	stream := s.connect(t)
@@ -206,7 +206,8 @@ func TestMessagesAreCarriedOutInTheirOrder(t *testing.T) {
 	}
 }
 
-// A quiet message is answered where it has something else than launches, where one failed, and at its end if that is asked for.
+// A quiet message is answered only for other requests than launches, for failed launches, and at its end if the client asks
+// for that.
 func TestLaunchesOfAQuietMessageAreAnsweredTogether(t *testing.T) {
 	s := serve(t, Config{})
 	stream := s.connect(t)
@@ -271,7 +272,7 @@ func TestStatsDoNotWaitForTheSession(t *testing.T) {
 	}
 }
 
-// Who asked when a kernel had failed is told so, before the session ends.
+// A client is notified of a kernel fault before the session ends.
 func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
 	for range 20 {
 		s := serve(t, Config{})
@@ -296,7 +297,8 @@ func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
 	}
 }
 
-// Where another broker follows, clients are told so from the beginning, and at the end; one that takes another's place lingers from its start.
+// A broker with a successor announces that at the start and at the end. A broker that replaces another one starts its linger
+// timer at once.
 func TestClientsOfABrokerThatIsFollowedAreToldThatTheSessionGoesOn(t *testing.T) {
 	s := serve(t, Config{Followed: true})
 	stream := s.connect(t)

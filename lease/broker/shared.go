@@ -18,11 +18,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-const maxGreeting = 128 // bytes: a token, a number
+const maxGreeting = 128 // bytes: token and size
 
-// serveShared hands memory to clients: each connection has one, as long as it is open.
+// serveShared gives clients shared memory: one piece per connection, for as long as that is open.
 func (b *Broker) serveShared(listener net.Listener) {
-	slots := make(chan struct{}, 4*b.config.Clients) // a client's own, and its session's for long writes and reads
+	slots := make(chan struct{}, 4*b.config.Clients) // per client: its own, and the session's for long transfers
 	for {
 		slots <- struct{}{}
 		connection, err := listener.Accept()
@@ -40,7 +40,7 @@ func (b *Broker) share(connection net.Conn) {
 	_ = connection.SetDeadline(time.Now().Add(greetTimeout))
 	line, err := bufio.NewReader(io.LimitReader(connection, maxGreeting)).ReadString('\n')
 	if err != nil {
-		return // there is nobody to tell
+		return // no answer: the request is incomplete
 	}
 	_ = connection.SetDeadline(time.Time{})
 	s, err := b.sharedMemory(strings.TrimSuffix(line, "\n"))
@@ -50,14 +50,14 @@ func (b *Broker) share(connection net.Conn) {
 	}
 	defer b.unshare(s)
 	err = sendDescriptor(connection, fmt.Sprintf("ok %d\n", s.number), s.file)
-	_ = s.file.Close() // the mapping is what counts here
+	_ = s.file.Close() // the mapping remains
 	killpoint.Pass("broker.handed")
 	if err != nil {
 		return
 	}
 	gone := make(chan struct{})
 	go func() {
-		_, _ = connection.Read(make([]byte, 1)) // nothing is expected but the end
+		_, _ = connection.Read(make([]byte, 1)) // only EOF is expected
 		close(gone)
 	}()
 	select {
@@ -93,7 +93,7 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 	b.shared[s] = struct{}{}
 	b.mutex.Unlock()
 	if !b.do(func() { s.number, err = b.engine.share(s.memory) }) {
-		return nil, errors.New("the session has ended") // the mapping goes with the process
+		return nil, errors.New("the session has ended") // the mapping ends with the process
 	}
 	if err != nil {
 		b.unmap(s)
@@ -129,7 +129,8 @@ func (b *Broker) unshare(s *shared) {
 	}
 }
 
-// unmap frees the pages, though the client may keep the descriptor: pages that it then touches are charged to its own cgroup.
+// unmap frees the pages even if the client keeps the descriptor: pages that the client touches later are charged to its own
+// cgroup.
 func (b *Broker) unmap(s *shared) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -140,7 +141,7 @@ func (b *Broker) unmap(s *shared) {
 
 func (s *shared) free() { _ = unix.Madvise(s.memory, unix.MADV_REMOVE) }
 
-// freeShared frees the pages of all shared memory, at the end of the session.
+// freeShared frees the pages of all shared memory at the session's end.
 func (b *Broker) freeShared() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -149,7 +150,7 @@ func (b *Broker) freeShared() {
 	}
 }
 
-// newShared makes memory that nobody can shrink. Its pages are taken here, so that they count for the broker's cgroup.
+// newShared creates memory that clients cannot shrink. Its pages are populated now, to charge them to the broker's cgroup.
 func newShared(bytes uint64) (*shared, error) {
 	fd, err := unix.MemfdCreate("gpuslice-lease", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3

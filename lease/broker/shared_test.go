@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// mapped is how many pieces of shared memory this process maps.
+// mapped counts this process's mappings of shared memory.
 func mapped(t *testing.T) int {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -47,7 +47,7 @@ func TestSharedMemoryThatFailsIsNotCounted(t *testing.T) {
 		return answer
 	}
 	s.do(func() { s.device.fails["Pin"] = failing("cuMemHostRegister", cuda.OutOfMemory) })
-	for range 3 { // the second would not fit if the first still counted
+	for range 3 { // the second would not fit if the first were still counted
 		if answer := greet(); !strings.HasPrefix(answer, "error ") || strings.Contains(answer, "do not fit") {
 			t.Errorf("the driver pins nothing: %q", answer)
 		}
@@ -77,7 +77,7 @@ func TestSharedMemoryThatCannotBeMadeIsNotCounted(t *testing.T) {
 	}
 }
 
-// A client that keeps the descriptor keeps no memory of the broker's.
+// A client that keeps the descriptor keeps none of the broker's memory.
 func TestSharedMemoryIsFreedThoughTheClientKeepsIt(t *testing.T) {
 	const bytes = 1 << 20
 	for name, end := range map[string]func(*serving, net.Conn){
@@ -98,7 +98,7 @@ func TestSharedMemoryIsFreedThoughTheClientKeepsIt(t *testing.T) {
 	}
 }
 
-// takeShared takes shared memory as a client does.
+// takeShared requests shared memory as a client does.
 func (s *serving) takeShared(t *testing.T, bytes int) (net.Conn, *os.File) {
 	t.Helper()
 	connection, err := net.Dial("unix", s.path+"-shared")
@@ -124,7 +124,7 @@ func (s *serving) takeShared(t *testing.T, bytes int) (net.Conn, *os.File) {
 	return connection, os.NewFile(uintptr(fds[0]), "shared memory")
 }
 
-// pages is how many 512-byte blocks a file has.
+// pages returns a file's size in 512-byte blocks.
 func pages(t *testing.T, file *os.File) int64 {
 	t.Helper()
 	var stat unix.Stat_t

@@ -36,7 +36,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 		if e.gone != nil {
 			return
 		}
-		// What runs may still use them.
+		// Launched kernels may still use the buffers.
 		if waited := e.wait(); waited != nil {
 			f = waited
 			return
