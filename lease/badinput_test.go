@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// alone waits until a session has no client but one.
+// alone waits until the session has a single client.
 func alone(t *testing.T, s *lease.Session) {
 	t.Helper()
 	for until := time.Now().Add(patience); must(s.Stats(t.Context()))(t).GetClients() != 1; {
@@ -61,7 +61,7 @@ func TestAClientCannotShrinkWhatItShares(t *testing.T) {
 			t.Errorf("it is sealed by %#x now", seal)
 		}
 	}
-	// Pages that are taken out of it come back, as zeros.
+	// Punched pages read as zeros.
 	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
 		t.Logf("no hole: %v", err)
 	}
@@ -90,7 +90,7 @@ func TestAClientCannotShrinkWhatItShares(t *testing.T) {
 	if !bytes.Equal(got.GetMemRead().GetData(), make([]byte, size)) {
 		t.Error("what was never written is not zero")
 	}
-	// The files: who has the session keeps it.
+	// An empty token file does not end an open session.
 	ok(t, os.Truncate(b.tokenFile, 0))
 	ok(t, s.Sync(ctx))
 	if _, err := lease.Open(ctx, b.address, b.tokenFile); err == nil {
@@ -111,7 +111,7 @@ func TestAClientThatDiesBetweenTwoOperationsTakesNothingWithIt(t *testing.T) {
 	cancel()
 	alone(t, s)
 	if stats := must(s.Stats(t.Context()))(t); stats.GetBuffers() != 1 || stats.GetAllocated() != 1<<20 {
-		t.Errorf("%v", stats) // it is the session's
+		t.Errorf("%v", stats) // the remaining buffer belongs to the session
 	}
 	other := must(s.Alloc(t.Context(), vram-1<<20))(t)
 	ok(t, other.Set(t.Context(), 0, 1, 1))
@@ -126,7 +126,7 @@ func TestStreamsThatAreCutInAMessageHarmNobody(t *testing.T) {
 	token := strings.TrimSpace(string(must(os.ReadFile(b.tokenFile))(t)))
 	cuts := 0
 	for n := 0; n < 40; n++ {
-		// Behind the client's back the connection ends after so many bytes.
+		// The connection fails after some bytes, without gRPC's knowledge.
 		dial := func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := net.Dial("unix", strings.TrimPrefix(b.address, "unix:"))
 			return &cut{Conn: conn, left: 100 + n*n*120}, err
@@ -152,7 +152,7 @@ func TestStreamsThatAreCutInAMessageHarmNobody(t *testing.T) {
 	}
 }
 
-// cut is a connection that ends once so many bytes were written.
+// cut is a connection that closes after left bytes were written.
 type cut struct {
 	net.Conn
 	left int

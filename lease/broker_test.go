@@ -28,7 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/simulated"
 )
 
-// host is the lease service of the examples, which are run.
+// host is the lease service of the examples.
 var host lease.Service
 
 func TestMain(m *testing.M) { os.Exit(withHost(m)) }
@@ -51,7 +51,7 @@ func withHost(m *testing.M) int {
 	leasepb.RegisterLeasesServer(server, &leaser{brokers: map[string]*broker{}})
 	go func() { _ = server.Serve(listener) }()
 	defer server.Stop()
-	if missing() != "" || os.Geteuid() != 0 { // an example cannot be skipped by itself
+	if missing() != "" || os.Geteuid() != 0 { // an example cannot skip itself
 		if err := flag.Set("test.skip", "^Example"); err != nil {
 			fmt.Println(err)
 			return 1
@@ -60,7 +60,7 @@ func withHost(m *testing.M) int {
 	return m.Run()
 }
 
-// leaser is as much of a lease service as has a broker begin and end.
+// leaser is a lease service that only starts and stops brokers.
 type leaser struct {
 	leasepb.UnimplementedLeasesServer
 	mutex   sync.Mutex
@@ -90,7 +90,7 @@ func (s *leaser) Drop(_ context.Context, r *leasepb.DropRequest) (*leasepb.Lease
 	return &leasepb.Lease{Id: r.GetId(), State: leasepb.Lease_ENDED}, nil
 }
 
-// broker is one that runs in a slice, on the simulated driver.
+// broker is a broker in a slice, on the simulated driver.
 type broker struct {
 	dir                string
 	address, tokenFile string
@@ -99,9 +99,8 @@ type broker struct {
 	stderr             bytes.Buffer
 }
 
-var bin, _ = filepath.Abs("../bin") // fails where nothing else works
+var bin, _ = filepath.Abs("../bin")
 
-// missing is what has to be built first, or "".
 func missing() string {
 	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
 		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
@@ -111,7 +110,7 @@ func missing() string {
 	return ""
 }
 
-// startBroker needs root: a broker is not dumpable, and an enforcer of the same user cannot read its mappings.
+// startBroker requires root: a broker is not dumpable, so an enforcer of the same user could not read its mappings.
 func startBroker(t *testing.T, flags ...string) *broker {
 	t.Helper()
 	needs.Root(t)
@@ -127,7 +126,7 @@ func startBroker(t *testing.T, flags ...string) *broker {
 }
 
 func beginBroker(flags ...string) (*broker, error) {
-	// Short: the name of a socket has 107 bytes.
+	// A short path: the name of a socket is limited to 107 bytes.
 	dir, err := os.MkdirTemp("/tmp", "lease-")
 	if err != nil {
 		return nil, err
@@ -209,7 +208,6 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// refused is the error, which has to be one with that code.
 func refused(t *testing.T, err error, code lease.Code) *lease.Error {
 	t.Helper()
 	var e *lease.Error

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Buffer is memory of the device. It is an [io.ReaderAt] and an [io.WriterAt].
+// Buffer is device memory. It is an [io.ReaderAt] and an [io.WriterAt].
 type Buffer struct {
 	session *Session
 	handle  uint64
@@ -24,7 +24,7 @@ var (
 	_ io.WriterAt = (*Buffer)(nil)
 )
 
-// Alloc takes memory of the device. It is zero.
+// Alloc allocates size bytes of zeroed device memory.
 func (s *Session) Alloc(ctx context.Context, size uint64) (*Buffer, error) {
 	reply, err := s.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemAlloc{MemAlloc: &leasepb.MemAlloc{Bytes: size}}})
 	if err != nil {
@@ -33,20 +33,21 @@ func (s *Session) Alloc(ctx context.Context, size uint64) (*Buffer, error) {
 	return &Buffer{s, reply.GetMemAlloc().GetHandle(), reply.GetMemAlloc().GetAddress(), size}, nil
 }
 
-// Size is what was asked for.
+// Size returns the allocated bytes.
 func (b *Buffer) Size() uint64 { return b.size }
 
-// Address is where it is on the device, for structs of pointers. A kernel's argument is the buffer itself, or a [Pointer].
+// Address returns the device address, for structs that hold pointers. Pass the buffer or a [Pointer] as a kernel argument
+// instead.
 func (b *Buffer) Address() uint64 { return b.address }
 
-// Free gives the memory back.
+// Free frees the memory.
 func (b *Buffer) Free(ctx context.Context) error {
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemFree{MemFree: &leasepb.MemFree{Handle: b.handle}}})
 	return err
 }
 
-// Write copies to the buffer from that offset on. Of 1 MiB and more it goes through memory that the session shares with its broker, if the
-// broker is on this host and the lease has 8 MiB of it left.
+// Write copies data to the buffer at offset. From 1 MiB on it uses memory shared with the broker, if the broker is on this
+// host and the lease has 8 MiB of shared memory left.
 func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
 	staged, err := b.writeStaged(ctx, offset, data)
 	if err != nil || staged == len(data) && staged > 0 {
@@ -54,7 +55,7 @@ func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
 	}
 	offset, data = offset+uint64(staged), data[staged:]
 	_, err = b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
-		// A copy: the caller may use its own again when the context has ended.
+		// Copy the data: the caller may reuse it once ctx ends.
 		return &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
 			Handle: b.handle, Offset: offset + uint64(from), Source: &leasepb.MemWrite_Data{Data: bytes.Clone(data[from:to])},
 		}}}
@@ -62,7 +63,7 @@ func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
 	return err
 }
 
-// Read copies from the buffer from that offset on, when what was launched before has ended. It goes as in Write.
+// Read copies from the buffer at offset, after all earlier launches have finished. It uses shared memory as Write does.
 func (b *Buffer) Read(ctx context.Context, offset uint64, data []byte) error {
 	_, err := b.read(ctx, offset, data)
 	return err
@@ -89,7 +90,7 @@ func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, err
 	return staged + n, err
 }
 
-// transfer asks for one piece after the other, some of them before the first is answered. It returns how many bytes are done.
+// transfer requests one piece after the other, up to ahead of them in flight. It returns the bytes done.
 func (b *Buffer) transfer(ctx context.Context, size int, request func(from, to int) *leasepb.Request, take func(from int, reply *leasepb.Reply) error) (int, error) {
 	const ahead = 4
 	var calls []chan *leasepb.Reply
@@ -118,7 +119,7 @@ func (b *Buffer) transfer(ctx context.Context, size int, request func(from, to i
 	return done, nil
 }
 
-// WriteAt is Write, as [io.WriterAt].
+// WriteAt implements [io.WriterAt].
 func (b *Buffer) WriteAt(data []byte, offset int64) (int, error) {
 	if offset < 0 {
 		return 0, fmt.Errorf("write to a buffer at %d: an offset is not negative", offset)
@@ -129,7 +130,7 @@ func (b *Buffer) WriteAt(data []byte, offset int64) (int, error) {
 	return len(data), nil
 }
 
-// ReadAt is Read, as [io.ReaderAt]: up to the buffer's end.
+// ReadAt implements [io.ReaderAt]. It stops at the buffer's end with [io.EOF].
 func (b *Buffer) ReadAt(data []byte, offset int64) (int, error) {
 	if offset < 0 {
 		return 0, fmt.Errorf("read a buffer at %d: an offset is not negative", offset)
@@ -147,7 +148,7 @@ func (b *Buffer) ReadAt(data []byte, offset int64) (int, error) {
 	return len(data), end
 }
 
-// Set fills a part of the buffer with a byte.
+// Set fills size bytes at offset with value.
 func (b *Buffer) Set(ctx context.Context, offset, size uint64, value byte) error {
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemSet{MemSet: &leasepb.MemSet{
 		Handle: b.handle, Offset: offset, Bytes: size, Value: uint32(value),
@@ -163,7 +164,7 @@ func (b *Buffer) Copy(ctx context.Context, offset uint64, from *Buffer, fromOffs
 	return err
 }
 
-// Of is the same buffer in another connection to its lease's session.
+// Of returns the same buffer for another connection to the lease's session.
 func (b *Buffer) Of(s *Session) *Buffer {
 	other := *b
 	other.session = s

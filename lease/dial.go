@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// dialing has connections to a socket of this host wait for room in the kernel's queue: others may have filled it.
+// dialing makes connections to a local socket wait while the kernel's queue is full.
 func dialing(target string) grpc.DialOption {
 	path, ok := strings.CutPrefix(target, "unix:")
 	if !ok {
@@ -32,7 +32,7 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	return conn, err
 }
 
-// unreached is why nobody was reached, without gRPC's account of what it did to that end.
+// unreached returns the cause of a failed connection, without gRPC's prefixes.
 func unreached(err error) string {
 	why := status.Convert(err).Message()
 	if _, dialed, ok := strings.Cut(why, "Error while dialing: "); ok {

@@ -76,7 +76,7 @@ func TestWhoFindsTheQueueOfASocketFullWaits(t *testing.T) {
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
-	// Where there is nothing it does not wait.
+	// A missing socket fails at once.
 	if _, err := (Service{Socket: path + "x"}).List(ctx); !errors.Is(err, ErrUnreachable) {
 		t.Error(err)
 	}

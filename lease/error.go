@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Code is what a program can switch on in an [Error]; lease.proto explains each.
+// Code classifies an [Error]; lease.proto explains each code.
 type Code = leasepb.Code
 
 // The codes of an [Error].
@@ -26,19 +26,19 @@ const (
 	NotFound       = leasepb.Code_NOT_FOUND
 )
 
-// Error is what the lease service or a broker answered.
+// Error is a failure reported by the lease service or a broker.
 type Error struct {
 	Code    Code
 	Message string
 	Advice  string // what to do; may be empty
-	Log     string // of the driver's compiler
-	// Bytes, if the code is [AllocFailed], or [Refused] for want of room.
+	Log     string // the driver's compiler log
+	// Bytes, for [AllocFailed], and for [Refused] if memory is exhausted.
 	Requested, Limit, Current uint64
-	// Lost: all buffers and modules of the session are gone with its broker.
+	// Lost means that all buffers and modules of the session are gone with its broker.
 	Lost bool
 }
 
-// Error has the advice too.
+// Error includes the advice.
 func (e *Error) Error() string {
 	if e.Advice == "" {
 		return fmt.Sprintf("%v: %s", e.Code, e.Message)
@@ -53,7 +53,7 @@ func failure(f *leasepb.Failure) error {
 	}
 }
 
-// called is the [*Error] in the status of a call; an error without one stays what it is.
+// called returns the [*Error] in the status of a call, or err if there is none.
 func called(err error) error {
 	for _, detail := range status.Convert(err).Details() {
 		if f, ok := detail.(*leasepb.Failure); ok {

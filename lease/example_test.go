@@ -15,10 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/lease"
 )
 
-// Two kernels on one buffer, in a lease of 64 MiB: 0, 1 and 2 become 10, 12 and 14. test/lease/examples has this and more as a program.
+// Two kernels process one buffer in a lease of 64 MiB: 0, 1 and 2 become 10, 12 and 14. See test/lease/examples for a longer
+// program.
 func Example() {
 	ctx := context.Background()
-	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second}) // lease.Acquire asks this host's service
+	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second}) // lease.Acquire uses this host's service
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	// Neither launch waits. Sync does, and says what went wrong in them.
+	// Launches do not wait. Sync does, and returns their failures.
 	three := lease.Shape{Block: lease.Dim{X: 3}}
 	if err := kernels.Launch(ctx, "scale", three, numbers, float32(2), uint32(3)); err != nil {
 		log.Fatal(err)
@@ -71,7 +72,7 @@ func Example() {
 	// 14
 }
 
-// What does not fit is refused with all three figures.
+// A refused allocation reports three figures.
 func ExampleError() {
 	ctx := context.Background()
 	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20})
@@ -96,7 +97,7 @@ func ExampleError() {
 	// Output: 48 MiB of 64 are taken, and 32 more do not fit
 }
 
-// One request: code, buffers and launches, of which nothing stays.
+// One request with code, buffers and launches. All are freed afterwards.
 func ExampleSession_Submit() {
 	ctx := context.Background()
 	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20})

@@ -21,69 +21,69 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// DefaultSocket is where a host's lease service listens.
+// DefaultSocket is the socket of a host's lease service.
 const DefaultSocket = "/run/gpuslice/leases.sock"
 
-// ErrUnreachable is returned when nobody answers on the lease service's socket, or who does refuses the client's certificate.
+// ErrUnreachable is returned if the lease service does not answer, or rejects the client's certificate.
 var ErrUnreachable = errors.New("the lease service does not answer")
 
-// State of a lease.
+// State is the state of a lease.
 type State string
 
-// The states of a lease.
+// States of a lease.
 const (
 	Active State = "active"
 	Ended  State = "ended"  // dropped or expired
-	Failed State = "failed" // neither: Reason says it
+	Failed State = "failed" // for another cause, in Reason
 )
 
-// Lease is a slice of a GPU that was acquired for a time. Sizes are in bytes.
+// Lease is a slice of a GPU acquired for a limited time. Sizes are in bytes.
 type Lease struct {
 	ID        string `json:"id"`
-	Address   string `json:"address,omitempty"`    // of its session, for [Open] or, if it begins with tls:, [OpenTLS]; only of one that is active
-	TokenFile string `json:"token_file,omitempty"` // readable by its owner alone
-	Token     string `json:"token,omitempty"`      // itself, for a client on another machine
-	// RemoteAddress is that of its session for clients on other machines, if they are served.
+	Address   string `json:"address,omitempty"`    // of the session, for [Open], or [OpenTLS] if it begins with tls:; only while active
+	TokenFile string `json:"token_file,omitempty"` // readable by its owner only
+	Token     string `json:"token,omitempty"`      // for clients on other machines
+	// RemoteAddress is the session's address for clients on other machines, if they are served.
 	RemoteAddress string `json:"remote_address,omitempty"`
 
 	Device     string     `json:"device"` // UUID
 	DeviceName string     `json:"device_name"`
-	VRAM       uint64     `json:"vram"`     // for memory of its clients
-	Overhead   uint64     `json:"overhead"` // admitted beside it, for the broker's context and code
+	VRAM       uint64     `json:"vram"`     // available to clients
+	Overhead   uint64     `json:"overhead"` // added for the broker's context and code
 	Reserved   bool       `json:"reserved"`
 	Tenant     string     `json:"tenant,omitempty"`
-	UID        uint32     `json:"uid"` // of who acquired it
+	UID        uint32     `json:"uid"` // of the user that acquired it
 	Acquired   time.Time  `json:"acquired"`
-	Expires    *time.Time `json:"expires,omitempty"` // nil for never
-	Charged    uint64     `json:"charged"`           // what its ledger has, overhead included
+	Expires    *time.Time `json:"expires,omitempty"` // nil: never
+	Charged    uint64     `json:"charged"`           // in the slice's ledger, including overhead
 	State      State      `json:"state"`
 	Reason     string     `json:"reason,omitempty"` // why it is not active
-	// Restarts is how often another broker was started, since the one before had ended by itself, and RestartReason why it had. While none
-	// serves it is why not.
+	// Restarts counts the brokers that replaced one that had ended by itself. RestartReason is the cause of the last such
+	// end, or why no broker serves now.
 	Restarts      uint64 `json:"restarts,omitempty"`
 	RestartReason string `json:"restart_reason,omitempty"`
 }
 
-// Request asks for a lease.
+// Request holds the parameters of a lease.
 type Request struct {
 	VRAM    uint64         // bytes
-	TTL     time.Duration  // 0: as long as the enforcer lets any slice live
-	Device  string         // a UUID or an index; "": the one with the most room
-	Tenant  string         // root and operators alone name one
-	Reserve bool           // take the bytes from the card now, and hold them
-	Linger  *time.Duration // not nil: the lease ends so long after its last connection
-	Clients int            // how many may be connected at one time; 0 is the service's default
+	TTL     time.Duration  // 0: the enforcer's maximum
+	Device  string         // UUID or index; "": the device with the most free memory
+	Tenant  string         // only for root and operators
+	Reserve bool           // allocate the bytes on the device at once
+	Linger  *time.Duration // time from the last disconnect to the lease's end; nil: no such limit
+	Clients int            // maximum of connected clients; 0: the service's default
 }
 
-// Service is a host's lease service. Its zero value is the one on DefaultSocket.
+// Service is a lease service. Its zero value is the one at DefaultSocket.
 type Service struct {
 	Socket string
-	// Address is that of one on another machine, tls:HOST:PORT; then TLS says who asks, and Socket is not used.
+	// Address is tls:HOST:PORT, for a service on another machine. It replaces Socket, and requires TLS.
 	Address string
 	TLS     TLS
 }
 
-// Acquire returns a lease whose session is open.
+// Acquire acquires a lease. Its session is ready for clients on return.
 func (s Service) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	request := &leasepb.AcquireRequest{Vram: r.VRAM, Device: r.Device, Tenant: r.Tenant, Reserve: r.Reserve, Clients: uint32(min(max(r.Clients, 0), 1<<31))}
 	if r.TTL != 0 {
@@ -95,28 +95,28 @@ func (s Service) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return one(s, func(c leasepb.LeasesClient) (*leasepb.Lease, error) { return c.Acquire(ctx, request) })
 }
 
-// Renew lets a lease live for so long from now.
+// Renew sets the remaining time of a lease to ttl.
 func (s Service) Renew(ctx context.Context, id string, ttl time.Duration) (*Lease, error) {
 	return one(s, func(c leasepb.LeasesClient) (*leasepb.Lease, error) {
 		return c.Renew(ctx, &leasepb.RenewRequest{Id: id, Ttl: durationpb.New(ttl)})
 	})
 }
 
-// Drop ends a lease. When it returns its memory is free.
+// Drop ends a lease. Its memory is free on return.
 func (s Service) Drop(ctx context.Context, id string) (*Lease, error) {
 	return one(s, func(c leasepb.LeasesClient) (*leasepb.Lease, error) {
 		return c.Drop(ctx, &leasepb.DropRequest{Id: id})
 	})
 }
 
-// Show returns one lease; one that has ended, for a while.
+// Show returns one lease, for some time also after its end.
 func (s Service) Show(ctx context.Context, id string) (*Lease, error) {
 	return one(s, func(c leasepb.LeasesClient) (*leasepb.Lease, error) {
 		return c.Show(ctx, &leasepb.ShowRequest{Id: id})
 	})
 }
 
-// List returns the caller's active leases; root's are all.
+// List returns the caller's active leases, or all of them for root.
 func (s Service) List(ctx context.Context) ([]*Lease, error) {
 	reply, err := ask(s, func(c leasepb.LeasesClient) (*leasepb.ListReply, error) { return c.List(ctx, &leasepb.ListRequest{}) })
 	if err != nil {
@@ -129,21 +129,21 @@ func (s Service) List(ctx context.Context) ([]*Lease, error) {
 	return leases, nil
 }
 
-// Acquire asks this host's lease service; so do the functions below.
+// Acquire calls [Service.Acquire] of this host.
 func Acquire(ctx context.Context, r Request) (*Lease, error) { return Service{}.Acquire(ctx, r) }
 
-// Renew is [Service.Renew] of this host's.
+// Renew calls [Service.Renew] of this host.
 func Renew(ctx context.Context, id string, ttl time.Duration) (*Lease, error) {
 	return Service{}.Renew(ctx, id, ttl)
 }
 
-// Drop is [Service.Drop] of this host's.
+// Drop calls [Service.Drop] of this host.
 func Drop(ctx context.Context, id string) (*Lease, error) { return Service{}.Drop(ctx, id) }
 
-// Show is [Service.Show] of this host's.
+// Show calls [Service.Show] of this host.
 func Show(ctx context.Context, id string) (*Lease, error) { return Service{}.Show(ctx, id) }
 
-// List is [Service.List] of this host's.
+// List calls [Service.List] of this host.
 func List(ctx context.Context) ([]*Lease, error) { return Service{}.List(ctx) }
 
 func one(s Service, call func(leasepb.LeasesClient) (*leasepb.Lease, error)) (*Lease, error) {
@@ -154,7 +154,6 @@ func one(s Service, call func(leasepb.LeasesClient) (*leasepb.Lease, error)) (*L
 	return fromWire(l), nil
 }
 
-// ask makes one call on a connection of its own.
 func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error) {
 	var none T
 	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), advice.Start("gpuslice-leased")

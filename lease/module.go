@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Module is code that is loaded.
+// Module is loaded code.
 type Module struct {
 	session *Session
 	handle  uint64
@@ -27,34 +27,34 @@ func (s *Session) Load(ctx context.Context, image []byte) (*Module, error) {
 	return &Module{s, reply.GetModuleLoad().GetModule(), reply.GetModuleLoad().GetLog()}, nil
 }
 
-// Log is what the driver's compiler said; it may be empty.
+// Log returns the driver's compiler log, which may be empty.
 func (m *Module) Log() string { return m.log }
 
-// Unload waits for its kernels to end.
+// Unload unloads the module once its kernels have finished.
 func (m *Module) Unload(ctx context.Context) error {
 	_, err := m.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_ModuleUnload{ModuleUnload: &leasepb.ModuleUnload{Module: m.handle}}})
 	return err
 }
 
-// Dim is the size of a grid in blocks, or of a block in threads; 0 is 1.
+// Dim is the size of a grid in blocks, or of a block in threads. 0 means 1.
 type Dim struct{ X, Y, Z uint32 }
 
-// Shape is how a kernel is launched.
+// Shape is the geometry of a launch.
 type Shape struct {
 	Grid, Block Dim
 	SharedBytes uint32
 }
 
-// Pointer is an address within a buffer, as a kernel's argument.
+// Pointer is a kernel argument: an address within a buffer.
 type Pointer struct {
 	Buffer *Buffer
 	Offset uint64
 }
 
-// Launch puts a kernel into the session's stream and returns at once; what is wrong with it, [Session.Sync] says.
+// Launch queues a kernel in the session's stream, and does not wait. Its failure is returned by [Session.Sync].
 //
-// An argument is a [*Buffer], a [Pointer], or a value of fixed size such as uint32 or float32, of exactly the parameter's size; bytes are
-// passed on as they are.
+// An argument is a [*Buffer], a [Pointer], or a value of fixed size such as uint32 or float32, of exactly the parameter's
+// size. A byte slice is passed unchanged.
 func (m *Module) Launch(ctx context.Context, kernel string, shape Shape, arguments ...any) error {
 	l, err := launch(kernel, shape, arguments, pointerToBuffer)
 	if err != nil {
@@ -96,31 +96,31 @@ func pointerToBuffer(value any) (*leasepb.Pointer, bool) {
 	return nil, false
 }
 
-// Submission is a module, buffers and launches in one request, of which nothing stays.
+// Submission is a module, buffers and launches in one request. All are freed afterwards.
 type Submission struct {
 	Image    []byte
 	Buffers  []SubmittedBuffer
 	Launches []SubmittedLaunch
 }
 
-// SubmittedBuffer has Size bytes, which begin with Data and are zero otherwise.
+// SubmittedBuffer is a buffer of Size bytes that starts with Data, followed by zeros.
 type SubmittedBuffer struct {
 	Size uint64
 	Data []byte
-	Out  bool // it is among what Submit returns
+	Out  bool // returned by Submit
 }
 
-// BufferNumber is a kernel's argument: the address of a submission's buffer, the first of which is 0.
+// BufferNumber is a kernel argument: the address of a submission's buffer, counted from 0.
 type BufferNumber int
 
-// SubmittedLaunch is a launch as in [Module.Launch], with a [BufferNumber] where that has a buffer.
+// SubmittedLaunch is a launch as in [Module.Launch], with [BufferNumber] in place of buffers.
 type SubmittedLaunch struct {
 	Kernel    string
 	Shape     Shape
 	Arguments []any
 }
 
-// Submit carries out a submission, and returns what is in its buffers with Out, in their order.
+// Submit executes a submission, and returns the contents of the buffers with Out, in order.
 func (s *Session) Submit(ctx context.Context, work Submission) ([][]byte, error) {
 	m := &leasepb.Submit{Image: bytes.Clone(work.Image)}
 	for _, b := range work.Buffers {

@@ -18,14 +18,16 @@ import (
 )
 
 const (
-	minPause, maxPause = 10 * time.Millisecond, 500 * time.Millisecond // between two tries to connect
-	// openTimeout is how long Open tries to connect to a socket on which nobody listens: a broker that failed often is started again after 10 s.
+	minPause, maxPause = 10 * time.Millisecond, 500 * time.Millisecond // between attempts to connect
+	// openTimeout limits how long Open tries to connect to a socket without a listener: a broker that failed often is
+	// restarted after 10 s.
 	openTimeout = 15 * time.Second
-	// remoteTimeout is after how long a session on another host is given up that does not answer: there nothing else says that it has ended.
+	// remoteTimeout is the time after which an unresponsive session on another host is given up: its end cannot be detected
+	// otherwise.
 	remoteTimeout = time.Minute
 )
 
-// connected takes a new connection into use. The mutex is not held.
+// connected starts using a new connection. The mutex must not be held.
 func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.MD) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -39,7 +41,7 @@ func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.M
 	return nil
 }
 
-// lose is for a connection that has ended: with the session, or with a broker that another one follows.
+// lose handles the end of a connection: the session has ended, or only its broker.
 func (s *Session) lose(err error) {
 	s.mutex.Lock()
 	followed := s.followed
@@ -53,13 +55,13 @@ func (s *Session) lose(err error) {
 	s.reconnect()
 }
 
-// isFinal says whether that ends the session for this client.
+// isFinal reports whether err ends the session for this client.
 func isFinal(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code != SyncFailed
 }
 
-// lossOf is what the calls are answered that were under way.
+// lossOf returns the failure of calls in flight.
 func lossOf(err error) *leasepb.Failure {
 	for _, detail := range status.Convert(err).Details() {
 		if f, ok := detail.(*leasepb.Failure); ok {
@@ -73,7 +75,7 @@ func lossOf(err error) *leasepb.Failure {
 	}
 }
 
-// answerAll answers all calls that are under way. Launches, which nobody waits for, are the next Sync's to report.
+// answerAll fails all calls in flight. Lost launches are reported by the next Sync.
 func (s *Session) answerAll(f *leasepb.Failure) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -82,14 +84,13 @@ func (s *Session) answerAll(f *leasepb.Failure) {
 	}
 	for _, c := range s.waiting {
 		if c.done != nil {
-			c.done <- &leasepb.Reply{Failure: f} // it has room for one
+			c.done <- &leasepb.Reply{Failure: f} // buffered
 		}
 	}
 	s.waiting, s.outgoing, s.messages, s.bytes, s.away = nil, nil, nil, 0, true
 	s.notify()
 }
 
-// reconnect tries until a broker answers, or the session has ended.
 func (s *Session) reconnect() {
 	begin := time.Now()
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
@@ -110,7 +111,6 @@ func (s *Session) reconnect() {
 	}
 }
 
-// enter connects for the first time.
 func (s *Session) enter(ctx context.Context) error {
 	begin := time.Now()
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
@@ -127,7 +127,8 @@ func (s *Session) enter(ctx context.Context) error {
 	}
 }
 
-// isGone says whether a session of this host has ended: its lease's directory is gone then. Until then another broker may follow.
+// isGone reports whether a session on this host has ended: its lease's directory is then removed. Until then another broker
+// may follow.
 func (s *Session) isGone() bool {
 	if s.directory == "" {
 		return false
@@ -136,7 +137,8 @@ func (s *Session) isGone() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// takeLost is what happened to launches of which no Sync has told yet. n launches were made before the Sync that was answered.
+// takeLost returns the failure of launches lost with a broker, unless a Sync has reported it. n is the number of launches
+// before the current Sync.
 func (s *Session) takeLost(n uint64) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

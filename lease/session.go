@@ -25,65 +25,65 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// What a session keeps on its way to the broker; a call waits while there is as much.
+// Limits of a session's requests in flight. Calls wait while a limit is reached.
 const (
-	maxWaiting      = 1 << 12 // requests without an answer
+	maxWaiting      = 1 << 12 // unanswered requests
 	maxWaitingBytes = 32 << 20
-	maxMessages     = 4   // without an answer: requests that come meanwhile share the next one
-	maxBatch        = 512 // requests in a message
+	maxMessages     = 4   // unanswered messages; requests that arrive at the limit share the next one
+	maxBatch        = 512 // requests per message
 	maxBatchBytes   = 1 << 20
-	maxDirectBytes  = 32 << 10 // on the way, with which gRPC takes another message at once: half its buffer of 64 KiB
+	maxDirectBytes  = 32 << 10 // in flight, up to which gRPC sends at once: half its buffer of 64 KiB
 	maxMessage      = 66 << 20
-	chunk           = 4 << 20 // of a longer write or read
+	chunk           = 4 << 20 // of a longer transfer
 )
 
-// ErrClosed is what a session's calls return after its Close.
+// ErrClosed is returned by calls on a closed session.
 var ErrClosed = errors.New("the session was closed")
 
-// Session is a connection to a lease's GPU session. Requests of all its connections are carried out in the order in which they arrive;
-// what they made stays until it is given back, or the lease ends. It may be used by several goroutines.
+// Session is a connection to a lease's GPU session. Requests of all connections are executed in order of arrival; buffers and
+// modules exist until they are freed or the lease ends. A Session is safe for concurrent use.
 //
-// A call whose context ends returns at once; what it asked for is carried out all the same.
+// A call returns at once when its context ends; its request is still executed.
 //
-// After a device fault, or another end of the lease's broker, the calls that were under way fail with [SyncFailed], and the session connects
-// to the broker that follows; calls wait until that serves. Buffers, modules and shared memory of before are gone, and using one fails with
-// [InvalidHandle]: allocate, load and share anew.
+// After a device fault, or another end of the broker, calls in flight fail with [SyncFailed], and the session connects to the
+// next broker; calls wait until that serves. Earlier buffers, modules and shared memory are gone, and their use fails with
+// [InvalidHandle]: create them again.
 type Session struct {
 	client     leasepb.SessionClient
 	connection *grpc.ClientConn
 	live       context.Context // until Close
 	quit       context.CancelFunc
 	token      string
-	metadata   []string // of each call, the token too
-	socket     string   // "" over TCP, as its directory, where shared.sock is
+	metadata   []string // of each call, including the token
+	socket     string   // with directory, where shared.sock is; both "" over TCP
 	directory  string
 	ended      sync.WaitGroup
 	staging    staging
 
 	mutex    sync.Mutex
 	stream   leasepb.Session_WorkClient
-	followed bool             // another broker is started if this one ends
-	away     bool             // and has not answered yet
-	launches uint64           // so far
-	synced   uint64           // so many of them a Sync has told of
-	lost     *leasepb.Failure // what became of others, with their broker
-	room     chan struct{}    // nil, or closed when there is room, or an end
-	send     chan struct{}    // has one when there may be something to send, or an end
+	followed bool             // another broker follows if this one ends
+	away     bool             // the broker has ended, and the next has not answered yet
+	launches uint64           // total
+	synced   uint64           // launches reported by a Sync
+	lost     *leasepb.Failure // failure of launches lost with a broker
+	room     chan struct{}    // closed when there is room or the session ends; nil if no call waits
+	send     chan struct{}    // wakes sendAll
 	outgoing []*leasepb.Request
-	waiting  []call   // for an answer, in the order of their requests: the last is number `sequence`, and each before it one less
-	messages []uint64 // the last request of each that was sent and will be answered
-	sending  bool     // somebody sends a message
-	bytes    int      // of requests without an answer
+	waiting  []call   // unanswered, in request order: the last has number `sequence`, the others precede it without gaps
+	messages []uint64 // last request of each unanswered message
+	sending  bool     // a message is being sent
+	bytes    int      // of unanswered requests
 	sequence uint64
-	err      error // why there is nothing more to be had
+	err      error // why the session has ended
 }
 
 type call struct {
 	bytes int
-	done  chan *leasepb.Reply // nil: nobody waits. Closed at the session's end
+	done  chan *leasepb.Reply // closed at the session's end; nil if no caller waits
 }
 
-// Open connects to the session at that address, such as unix:/run/gpuslice/leases/ID/session.sock, with the token that the file has.
+// Open connects to the session at an address such as unix:/run/gpuslice/leases/ID/session.sock, with the token in tokenFile.
 func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 	text, err := os.ReadFile(tokenFile)
 	if err != nil {
@@ -96,7 +96,8 @@ func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 	return s.open(ctx, address, insecure.NewCredentials())
 }
 
-// OpenTLS connects to a session on another machine, at an address such as tls:gpu1.example.org:9837/lease-0f3c5e2a9b8d7614, with its token.
+// OpenTLS connects to a session on another machine, at an address such as tls:gpu1.example.org:9837/lease-0f3c5e2a9b8d7614,
+// with its token.
 func OpenTLS(ctx context.Context, address, token string, files TLS) (*Session, error) {
 	at, err := parseAddress(address)
 	if err == nil && at.lease == "" {
@@ -139,7 +140,7 @@ func (s *Session) authorized(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, s.metadata...)
 }
 
-// connect begins the stream, and returns when the broker has taken it: it sends its headers at once.
+// connect opens the stream, and returns once the broker has accepted it by sending its headers.
 func (s *Session) connect(ctx context.Context) error {
 	streaming, cancel := context.WithCancel(s.authorized(s.live))
 	stop := context.AfterFunc(ctx, cancel)
@@ -147,7 +148,7 @@ func (s *Session) connect(ctx context.Context) error {
 	var header metadata.MD
 	if err == nil {
 		header, err = stream.Header()
-		if err == nil && header == nil { // the call has ended already
+		if err == nil && header == nil { // the call has ended
 			_, err = stream.Recv()
 		}
 	}
@@ -163,7 +164,8 @@ func (s *Session) connect(ctx context.Context) error {
 	return err
 }
 
-// called is the error of a call. A broker on this host that does not answer has ended, and the session with it unless another one follows.
+// called returns the error of a call. A broker on this host that does not answer has ended, and so has the session unless
+// another broker follows.
 func (s *Session) called(err error) error {
 	if s.directory == "" || status.Code(err) != codes.Unavailable {
 		return called(err)
@@ -176,7 +178,7 @@ func (s *Session) called(err error) error {
 	return &Error{Code: Expired, Message: "the session has ended: its broker does not answer: " + status.Convert(err).Message()}
 }
 
-// Close ends the connection. What the session holds stays with the lease.
+// Close closes the connection. The lease keeps the session's buffers and modules.
 func (s *Session) Close() error {
 	s.fail(ErrClosed)
 	s.quit()
@@ -185,7 +187,7 @@ func (s *Session) Close() error {
 	return s.connection.Close()
 }
 
-// notify wakes those who have something to do now; the mutex is held.
+// notify wakes waiting calls and sendAll as needed. The mutex must be held.
 func (s *Session) notify() {
 	if s.room != nil && (s.err != nil || s.hasRoom(0)) {
 		close(s.room)
@@ -194,12 +196,11 @@ func (s *Session) notify() {
 	if s.err != nil || s.mayForward() {
 		select {
 		case s.send <- struct{}{}:
-		default: // it has one
+		default: // a wake-up is pending
 		}
 	}
 }
 
-// hasRoom is whether one more request may be on its way.
 func (s *Session) hasRoom(bytes int) bool {
 	return !s.away && (len(s.waiting) == 0 || len(s.waiting) < maxWaiting && s.bytes+bytes <= maxWaitingBytes)
 }
@@ -224,7 +225,6 @@ func (s *Session) fail(err error) {
 	s.notify()
 }
 
-// sendAll sends what whoever asked has not sent himself.
 func (s *Session) sendAll() {
 	for range s.send {
 		s.mutex.Lock()
@@ -239,7 +239,7 @@ func (s *Session) sendAll() {
 	}
 }
 
-// forward sends requests, as many as fit into a message. The mutex is held, and given back meanwhile.
+// forward sends one message of queued requests. The mutex must be held; it is released during the send.
 func (s *Session) forward(answered bool) {
 	n, size := 0, 0
 	for n < len(s.outgoing) && n < maxBatch && size < maxBatchBytes {
@@ -256,7 +256,7 @@ func (s *Session) forward(answered bool) {
 	s.sending = true
 	stream := s.stream
 	s.mutex.Unlock()
-	_ = stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // the receiver learns why it fails
+	_ = stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // receive gets the error
 	killpoint.Pass("client.sent")
 	s.mutex.Lock()
 	s.sending = false
@@ -283,7 +283,7 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, reply := range replies {
-		// It answers the launches before it, too.
+		// A reply also answers the launches before it.
 		first, sent := s.sequence-uint64(len(s.waiting))+1, len(s.waiting)-len(s.outgoing)
 		n := reply.GetSequence() - first
 		if n >= uint64(sent) {
@@ -299,10 +299,10 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 		s.waiting = s.waiting[n+1:]
 		s.bytes -= c.bytes
 		if reply.GetFailure().GetLost() && s.followed {
-			s.away = true // what is asked from now on is for the next broker
+			s.away = true // later requests are for the next broker
 		}
 		if c.done != nil {
-			c.done <- reply // it has room for one
+			c.done <- reply // buffered
 		}
 		for len(s.messages) > 0 && s.messages[0] <= reply.GetSequence() {
 			s.messages = s.messages[1:]
@@ -312,7 +312,7 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 	return nil
 }
 
-// enqueue puts a request into the session's order, once there is room.
+// enqueue adds a request to the session's queue, once there is room.
 func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (chan *leasepb.Reply, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -348,8 +348,8 @@ func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (c
 	s.waiting = append(s.waiting, c)
 	s.bytes += c.bytes
 	s.outgoing = append(s.outgoing, r)
-	// Whoever waits for the answer sends it himself, and so does who finds nothing on its way: that is the fastest, and does not block. The
-	// answer to a lone launch comes with the next one.
+	// A waiting caller sends the message itself, and so does one with nothing else in flight: this is fastest, and does not
+	// block. The reply to a lone launch comes with the next message's.
 	if alone := len(s.waiting) == 1; (wait || alone) && s.mayForward() && s.bytes <= maxDirectBytes {
 		s.forward(wait)
 	}
@@ -369,7 +369,6 @@ func (s *Session) wait(ctx context.Context, done chan *leasepb.Reply) (*leasepb.
 	}
 }
 
-// ask sends a request and waits for its reply.
 func (s *Session) ask(ctx context.Context, r *leasepb.Request) (*leasepb.Reply, error) {
 	done, err := s.enqueue(ctx, r, true)
 	if err != nil {
@@ -378,7 +377,7 @@ func (s *Session) ask(ctx context.Context, r *leasepb.Request) (*leasepb.Reply, 
 	return s.wait(ctx, done)
 }
 
-// Sync waits for everything that was launched before it. Its error is that of what failed since the last Sync.
+// Sync waits for all earlier launches. It returns the first failure since the last Sync.
 func (s *Session) Sync(ctx context.Context) error {
 	s.mutex.Lock()
 	n := s.launches
@@ -394,10 +393,10 @@ func (s *Session) Sync(ctx context.Context) error {
 	return err
 }
 
-// Stats has what the session holds, and what it has done.
+// Stats holds the session's resources and counters.
 type Stats = leasepb.StatsReply
 
-// Stats does not wait for the session's work.
+// Stats returns the session's statistics. It does not wait for the session's work.
 func (s *Session) Stats(ctx context.Context) (*Stats, error) {
 	stats, err := s.client.Stats(s.authorized(ctx), &leasepb.StatsRequest{})
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 
 const (
 	vram     = 64 << 20
-	patience = await.Patience // for what takes milliseconds
+	patience = await.Patience // for steps that take milliseconds
 )
 
 const program = `.version 7.0
@@ -69,7 +69,7 @@ func TestASessionIsWorkedInFromBeginningToEnd(t *testing.T) {
 		t.Error("read to the end, it has other bytes")
 	}
 	m := must(s.Load(ctx, []byte(program)))(t)
-	for range 5000 { // more than may be without an answer at once
+	for range 5000 { // more than may be in flight
 		ok(t, m.Launch(ctx, "nothing", lease.Shape{Grid: lease.Dim{X: 4}, Block: lease.Dim{X: 32}}))
 	}
 	ok(t, s.Sync(ctx))
@@ -184,7 +184,7 @@ func TestClientsOfASessionShareItAndAreCarriedOutInOrder(t *testing.T) {
 	one, two := b.open(t), b.open(t)
 	const size = 1 << 20
 	buffer := must(one.Alloc(ctx, size))(t)
-	// Each fills all of it and reads it: it is never two fills at once.
+	// Each client fills the buffer and reads it, and must never see a mix of two fills.
 	var both sync.WaitGroup
 	for i, s := range []*lease.Session{one, two} {
 		mine := buffer.Of(s)
@@ -240,7 +240,7 @@ func TestAClientThatReadsNothingStopsNobody(t *testing.T) {
 	}
 }
 
-// rawStream is a client that does as it likes.
+// rawStream is a client without the library's checks.
 func rawStream(ctx context.Context, t *testing.T, b *broker) leasepb.Session_WorkClient {
 	t.Helper()
 	connection := must(grpc.NewClient(b.address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
@@ -361,7 +361,7 @@ func TestSharedMemoryCarriesBytesWithoutMessages(t *testing.T) {
 	ok(t, again.Close())
 }
 
-// Long writes and reads need no Share to go through shared memory, and go in messages where there is none.
+// Long transfers use shared memory without a Share, and messages if there is none.
 func TestLongWritesAndReadsGoThroughSharedMemoryByThemselves(t *testing.T) {
 	for _, c := range []struct {
 		bound  string
@@ -385,7 +385,7 @@ func TestLongWritesAndReadsGoThroughSharedMemoryByThemselves(t *testing.T) {
 		}
 		refused(t, buffer.Write(ctx, 21<<20, data), lease.InvalidHandle)
 		refused(t, buffer.Read(ctx, math.MaxUint64, got), lease.InvalidHandle)
-		// A Share may have all of it.
+		// A Share may take all of it.
 		size := map[string]int{"8M": 8 << 20, "4M": 4 << 20}[c.bound]
 		for range 3 {
 			ok(t, buffer.Read(ctx, 3, got))
@@ -404,7 +404,7 @@ func TestLongWritesAndReadsGoThroughSharedMemoryByThemselves(t *testing.T) {
 	}
 }
 
-// Whatever becomes of others, each transfer carries its own bytes.
+// Each transfer carries its own bytes, even if others are cancelled.
 func TestLongTransfersAtOnceThatAreGivenUpAndClosed(t *testing.T) {
 	b := startBroker(t)
 	for range 3 {
@@ -502,7 +502,6 @@ func TestABrokerThatIsKilledFailsItsClients(t *testing.T) {
 	refused(t, s.Sync(t.Context()), lease.Expired)
 }
 
-// brokerPID is who listens.
 func brokerPID(t *testing.T, b *broker) int {
 	t.Helper()
 	connection := must(net.Dial("unix", strings.TrimPrefix(b.address, "unix:")))(t)

@@ -17,14 +17,14 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Shared is memory that the broker has pinned and this process maps: what lies in it is copied to and from buffers without a detour.
+// Shared is memory mapped by this process and pinned by the broker. Buffers copy to and from it directly.
 type Shared struct {
 	connection net.Conn
 	number     uint64
 	memory     []byte
 }
 
-// Share takes shared memory, of which a lease has a bounded number of bytes. It is for sessions on this host.
+// Share allocates shared memory, within the lease's limit. It needs a session on this host.
 func (s *Session) Share(ctx context.Context, size int) (*Shared, error) {
 	s.staging.drop(ctx)
 	return s.share(ctx, size)
@@ -76,10 +76,10 @@ func receiveShared(connection *net.UnixConn, token string, size int) (*Shared, e
 	return s, errors.Join(err, unix.Close(descriptors[0]))
 }
 
-// Bytes is the memory itself, until Close.
+// Bytes returns the memory. It is valid until Close.
 func (s *Shared) Bytes() []byte { return s.memory }
 
-// Close gives it back.
+// Close frees the memory.
 func (s *Shared) Close() error { return errors.Join(unix.Munmap(s.memory), s.connection.Close()) }
 
 func (s *Shared) part(offset, size uint64) *leasepb.Range {

@@ -12,23 +12,23 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Long writes and reads of a session on this host go through shared memory of its own, in pieces: one is copied here while others are
-// copied there.
+// Long transfers of a session on this host go through its own shared memory, in pieces: some are copied here while others are
+// copied on the device's side.
 const (
-	stagedFrom  = 1 << 20 // bytes of a write or read
+	stagedFrom  = 1 << 20 // minimum size of a transfer
 	stagePiece  = 2 << 20
 	stagePieces = 4
 )
 
-// staging is a session's memory for that. It is taken by the first long write or read, and given back for a Share, which may need its room.
+// staging is that memory. The first long transfer allocates it, and Share frees it, as it may need the room.
 type staging struct {
-	using  sync.RWMutex // by transfers; whoever makes or drops the memory has it alone
-	shared *Shared      // nil: there is none
+	using  sync.RWMutex // read-locked by transfers, locked to make or drop the memory
+	shared *Shared      // nil if there is none
 	free   chan uint64  // offsets of pieces
-	no     bool         // none is to be had: the lease has no room for it, or the session was closed
+	no     bool         // unavailable: the lease has no room, or the session is closed
 }
 
-// use returns whether there is memory. It is the caller's until done.
+// use reports whether there is memory. If so, the caller must call done.
 func (st *staging) use(ctx context.Context, s *Session) bool {
 	if s.directory == "" {
 		return false
@@ -39,7 +39,7 @@ func (st *staging) use(ctx context.Context, s *Session) bool {
 		}
 		st.using.Unlock()
 	}
-	if !st.using.TryRLock() { // messages are faster than to wait for it
+	if !st.using.TryRLock() { // messages are faster than waiting
 		return false
 	}
 	if st.shared == nil {
@@ -63,10 +63,10 @@ func (st *staging) make(ctx context.Context, s *Session) {
 	}
 }
 
-// drop gives the memory back. When it returns the lease has its room again.
+// drop frees the memory. The lease has its room again on return.
 func (st *staging) drop(ctx context.Context) {
 	if !st.using.TryLock() {
-		return // it is in use
+		return // in use
 	}
 	defer st.using.Unlock()
 	if st.shared != nil {
@@ -75,17 +75,17 @@ func (st *staging) drop(ctx context.Context) {
 	st.shared, st.no = nil, false
 }
 
-// close is for the session's end: what uses the memory has failed, or is about to.
+// close frees the memory at the session's end: transfers have failed, or are about to.
 func (st *staging) close() {
 	st.using.Lock()
 	defer st.using.Unlock()
 	if st.shared != nil {
-		_ = st.shared.Close() // the broker gives it back
+		_ = st.shared.Close() // the broker frees its part
 	}
 	st.shared, st.no = nil, true
 }
 
-// release is Close, which waits until the broker has done its part.
+// release closes the memory, and waits until the broker has freed its part.
 func (s *Shared) release(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = s.connection.Close() })()
 	if socket, ok := s.connection.(*net.UnixConn); ok && socket.CloseWrite() == nil {
@@ -94,15 +94,15 @@ func (s *Shared) release(ctx context.Context) {
 	_ = s.Close()
 }
 
-// piece is a request under way, and the part of the transfer that it carries.
+// piece is a request in flight, and its part of the transfer.
 type piece struct {
-	at       uint64 // offset in the memory
+	at       uint64 // offset in shared memory
 	from, to int
 	reply    chan *leasepb.Reply
 }
 
-// transfer carries size bytes, and returns how many of them are there. before is called with a piece's memory when it is free, after when its
-// request is answered.
+// transfer transfers size bytes, and returns how many are done. It calls before with the memory of a free piece, and after
+// once the piece's request is answered.
 func (st *staging) transfer(ctx context.Context, s *Session, size int, request func(from int, memory *leasepb.Range) *leasepb.Request,
 	before, after func(from, to int, memory []byte),
 ) (done int, err error) {
@@ -151,7 +151,7 @@ func (st *staging) transfer(ctx context.Context, s *Session, size int, request f
 	return done, nil
 }
 
-// take takes a free piece. Who has one waits for none, since others may wait for his.
+// take takes a free piece. A caller that holds one must not wait: others may wait for its piece.
 func (st *staging) take(ctx context.Context, wait bool) (uint64, bool) {
 	if !wait {
 		select {
@@ -169,8 +169,8 @@ func (st *staging) take(ctx context.Context, wait bool) (uint64, bool) {
 	}
 }
 
-// writeStaged and readStaged carry what they can, and return how much that is. The rest goes in messages: where there is no such memory, or a
-// broker does not know it any more.
+// writeStaged and readStaged transfer what they can through shared memory, and return the bytes done. Messages carry the
+// rest, if there is no such memory or the broker no longer knows it.
 func (b *Buffer) writeStaged(ctx context.Context, offset uint64, data []byte) (int, error) {
 	return b.staged(ctx, len(data), func(from int, memory *leasepb.Range) *leasepb.Request {
 		return &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
@@ -195,14 +195,14 @@ func (b *Buffer) staged(ctx context.Context, size int, request func(int, *leasep
 	done, err := st.transfer(ctx, b.session, size, request, before, after)
 	st.done()
 	var refused *Error
-	if errors.As(err, &refused) && refused.Code == InvalidHandle { // the buffer's, or that of the memory
+	if errors.As(err, &refused) && refused.Code == InvalidHandle { // the buffer's or the memory's
 		st.drop(ctx)
 		err = nil
 	}
 	return done, err
 }
 
-// result is a reply's failure, or why there is none.
+// result returns a reply's failure, or the session's error if there is no reply.
 func (s *Session) result(reply *leasepb.Reply, ok bool) error {
 	if !ok {
 		s.mutex.Lock()

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// TLS is who a client on another machine is, and whose word it takes for who the host is: files in PEM.
+// TLS names the client's certificate and the CA that it trusts: files in PEM.
 type TLS struct {
-	Certificate, Key string // whose common name is the user of that host as whom it asks
-	CA               string // who signed the host's certificate
+	Certificate, Key string // the common name is a user of the host
+	CA               string // that signed the host's certificate
 }
 
 func (t TLS) credentials() (credentials.TransportCredentials, error) {
@@ -40,10 +40,9 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: cas}), nil
 }
 
-// address is one on another machine.
 type address struct {
 	host, port string
-	lease      string // "" of the lease service itself
+	lease      string // empty for the lease service itself
 }
 
 func parseAddress(text string) (a address, err error) {
@@ -68,5 +67,4 @@ func parseAddress(text string) (a address, err error) {
 	return a, nil
 }
 
-// target is the address as gRPC has it.
 func (a address) target() string { return "dns:///" + net.JoinHostPort(a.host, a.port) }

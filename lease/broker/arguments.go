@@ -14,9 +14,8 @@ const (
 	maxParameters = 32764 // bytes: CUDA's limit
 )
 
-// arguments holds the arguments of one launch, and is reused for the next. All bytes after them, up to the size of any
-// kernel's parameters, are zero: a driver that cannot describe a kernel reads an unknown number of bytes, and must read only
-// these.
+// arguments holds the arguments of one launch, and is reused for the next. All later bytes, up to the size of any kernel's
+// parameters, are zero: a driver that cannot describe a kernel may read past the arguments.
 type arguments struct {
 	values  []byte // the launch's arguments, then zeros
 	used    int    // bytes of values in use
@@ -38,7 +37,6 @@ func (a *arguments) reset() {
 	a.used, a.count = 0, 0
 }
 
-// lay lays out a launch's arguments one after the other.
 func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(handle uint64) (buffer, *leasepb.Failure)) *leasepb.Failure {
 	given := l.GetArguments()
 	if kernel.Described && len(given) != len(kernel.Parameters) {
@@ -77,7 +75,6 @@ func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(hand
 	return nil
 }
 
-// of returns the values and offsets to pass to the driver.
 func (a *arguments) of(kernel *cuda.Function) ([]byte, []uint32) {
 	if kernel.Described {
 		return a.values, a.offsets[:a.count]

@@ -16,14 +16,13 @@ const (
 	maxPart       = 1 << 10 // maximum of requests executed before another client's turn
 	maxReplyBytes = 1 << 20 // in a message of several replies; gRPC clients accept 4 MiB by default
 	// clientGoroutines is the number of goroutines per client: one decodes a message while the other executes the previous
-	// one. While a message shorter than longMessage is executed, the next one is not decoded: waking the other goroutine
-	// would take longer.
+	// one. They overlap only for messages of at least longMessage requests: for shorter ones waking the other takes longer.
 	clientGoroutines = 2
 	longMessage      = 16
 )
 
-// client is one connection of Work. A goroutine takes the next lock before it releases the previous one, so that requests are
-// executed and answered in order. While a client reads no replies, its requests are not read.
+// client is one connection of Work. Each goroutine takes its next lock before it releases the previous one: requests are
+// executed and answered in order. A client that reads no replies is not read from.
 type client struct {
 	broker *Broker
 	stream leasepb.Session_WorkServer
@@ -94,8 +93,8 @@ func (c *client) send(replies []*leasepb.Reply) error {
 	return c.stream.Send(&leasepb.Replies{Replies: replies})
 }
 
-// carryOut executes a first part of the requests, and returns the rest. It stops before a request that may wait for the
-// device, so that earlier replies are sent first.
+// carryOut executes the first of the requests, and returns the rest. It stops before one that may wait for the device, so
+// that earlier replies are sent first.
 func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*leasepb.Request) (replies []*leasepb.Reply, rest []*leasepb.Request, gone bool, err error) {
 	b.working.Lock()
 	defer b.working.Unlock()

@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stay is the message on [ConfigFD] that makes a process started with `gpuslice-broker --keep` stay. The lease service sends
-// it once the process is in the lease's cgroup; the process ends without it.
+// Stay is the message on [ConfigFD] without which a process started with `gpuslice-broker --keep` ends. The lease service
+// sends it once the process is in the lease's cgroup.
 const Stay = "stay"
 
 // Descriptors of a broker started with `gpuslice-broker --service`.
 const (
-	// ConfigFD is a pipe or file with a [Config] in JSON. The broker reads it to the end before it does anything else, so
-	// that the service can register it first.
+	// ConfigFD is a pipe or file with a [Config] in JSON. The broker does nothing before it has read all of it, so that the
+	// service can register it first.
 	ConfigFD = 3
 	// ReadyFD receives one line, a [Ready] in JSON, when the broker serves or has failed. The broker then closes it.
 	ReadyFD = 4

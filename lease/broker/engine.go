@@ -141,8 +141,8 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 	return advised(invalid("the request has no operation that this broker knows"), "compare the versions of client and broker")
 }
 
-// lost returns the session's final failure if err means that the context is lost, and nil otherwise. All later requests fail
-// with it, and the broker ends: after a kernel fault the driver gives a process no other context (observed on an H100).
+// lost returns the session's final failure if err means that the context is lost, or nil. The broker then ends, as the driver
+// gives a process no other context after a kernel fault (observed on an H100).
 func (e *engine) lost(err error) *leasepb.Failure {
 	var result cuda.Result
 	if !errors.As(err, &result) || !result.Lost() {
@@ -165,8 +165,8 @@ func goesOn(what string) *leasepb.Failure {
 	return advised(f, "connect again, allocate and load anew; no other session is touched")
 }
 
-// notTaken counts memory that the driver failed to free although the context lives: it stays allocated until the broker ends.
-// Only the first case is logged.
+// notTaken counts memory that the driver failed to free: it stays allocated until the broker ends. Only the first case is
+// logged.
 func (e *engine) notTaken(what string, err error) {
 	if e.lost(err) == nil && e.stats.freesRefused.Add(1) == 1 {
 		e.log.Error("driver took no memory back: the session keeps it until its broker ends", "lease", e.lease, "what", what, "err", err)

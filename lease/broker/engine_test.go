@@ -33,7 +33,6 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// ask executes an operation, and returns the code and the reply.
 func (b *bench) ask(operation any) (leasepb.Code, *leasepb.Reply) {
 	b.Helper()
 	return b.askAs(&b.client, operation)

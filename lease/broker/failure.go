@@ -32,7 +32,6 @@ func noRoom(requested, limit, current uint64) *leasepb.Failure {
 	}
 }
 
-// loadAdvice returns the advice for an image that the driver rejects.
 func loadAdvice(err error) string {
 	var result cuda.Result
 	if !errors.As(err, &result) {

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// fakeDevice is a device that panics on the use of memory, code or host memory that it did not provide or that is freed. Its
-// kernels are "nothing"; "fault", which destroys the context; and "big", which exceeds the memory.
+// fakeDevice panics on the use of memory or code that it did not provide, or that is freed. Its kernels are "nothing";
+// "fault", which destroys the context; and "big", which exceeds the memory.
 type fakeDevice struct {
 	room   uint64
 	next   cuda.Address

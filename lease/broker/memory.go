@@ -98,7 +98,6 @@ func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure)
 	return b, b.within(offset, bytes)
 }
 
-// memory returns a range of shared memory.
 func (e *engine) memory(r *leasepb.Range) ([]byte, *leasepb.Failure) {
 	memory, ok := e.memories[r.GetMemory()]
 	if !ok {
@@ -205,7 +204,6 @@ func (e *engine) copy(c *leasepb.MemCopy) *leasepb.Failure {
 	return nil
 }
 
-// share pins mapped memory, and returns its handle.
 func (e *engine) share(memory []byte) (uint64, error) {
 	if err := e.device.Pin(memory); err != nil {
 		if f := e.lost(err); f != nil {

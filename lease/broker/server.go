@@ -45,11 +45,10 @@ type Broker struct {
 	config  Config
 	working sync.Mutex // guards the engine
 	engine  *engine
-	// ended is closed when the session ends.
-	ended chan struct{}
-	end   sync.Once
-	exit  int
-	why   string
+	ended   chan struct{}
+	end     sync.Once
+	exit    int
+	why     string
 
 	mutex   sync.Mutex
 	clients int
@@ -206,8 +205,8 @@ func (b *Broker) leave() {
 	}
 }
 
-// expectClients starts the linger timer of a broker that replaces another one: the former clients get time to reconnect, and
-// if none does, no disconnect would start the timer.
+// expectClients gives the clients of a former broker time to reconnect. If none does, no disconnect would start the linger
+// timer.
 func (b *Broker) expectClients() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -224,8 +223,7 @@ func (b *Broker) lingered() {
 	}
 }
 
-// header returns the metadata that announces a successor in case the broker ends.
-// header returns the metadata that marks a session whose broker is followed.
+// header returns the metadata that announces a successor.
 func (b *Broker) header() metadata.MD {
 	if !b.config.Followed {
 		return nil

@@ -23,7 +23,6 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// serving is a broker on a fake device. It ends with the test.
 type serving struct {
 	*Broker
 	device *fakeDevice
@@ -86,7 +85,6 @@ func send1(t *testing.T, stream leasepb.Session_WorkClient, operations ...any) {
 	}
 }
 
-// ends returns the code in the status that ends the stream.
 func ends(stream leasepb.Session_WorkClient) leasepb.Code {
 	for {
 		if _, err := stream.Recv(); err != nil {
@@ -206,8 +204,7 @@ func TestMessagesAreCarriedOutInTheirOrder(t *testing.T) {
 	}
 }
 
-// A quiet message is answered only for other requests than launches, for failed launches, and at its end if the client asks
-// for that.
+// A quiet message gets replies only to failed launches and other requests, and at its end if the client asks for that.
 func TestLaunchesOfAQuietMessageAreAnsweredTogether(t *testing.T) {
 	s := serve(t, Config{})
 	stream := s.connect(t)

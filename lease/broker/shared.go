@@ -141,7 +141,6 @@ func (b *Broker) unmap(s *shared) {
 
 func (s *shared) free() { _ = unix.Madvise(s.memory, unix.MADV_REMOVE) }
 
-// freeShared frees the pages of all shared memory at the session's end.
 func (b *Broker) freeShared() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()

@@ -98,7 +98,6 @@ func TestSharedMemoryIsFreedThoughTheClientKeepsIt(t *testing.T) {
 	}
 }
 
-// takeShared requests shared memory as a client does.
 func (s *serving) takeShared(t *testing.T, bytes int) (net.Conn, *os.File) {
 	t.Helper()
 	connection, err := net.Dial("unix", s.path+"-shared")

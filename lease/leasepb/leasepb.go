@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leasepb is the protocol of leases and of GPU sessions, generated from lease.proto, which explains it.
+// Package leasepb is the protocol of leases and GPU sessions, generated from lease.proto, which documents it.
 package leasepb
 
 import (
@@ -10,15 +10,15 @@ import (
 
 //go:generate go run ./generate
 
-// Status is the failure as the error of a call: its message, and itself among the details.
+// Status returns the failure as a gRPC status error with that code. The failure is among the details.
 func (f *Failure) Status(code codes.Code) error {
 	s, err := status.New(code, f.GetMessage()).WithDetails(f)
-	if err != nil { // only of a code that means success
+	if err != nil { // code is OK
 		return status.Error(codes.Internal, f.GetMessage())
 	}
 	return s.Err()
 }
 
-// FollowedHeader is in the header of a Work stream, with the value "true", if the session goes on when its broker ends by itself: its client
-// may connect again.
+// FollowedHeader is "true" in the header of a Work stream if another broker follows when the session's broker ends by itself.
+// The client may then connect again.
 const FollowedHeader = "gpuslice-followed"

@@ -11,28 +11,27 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Calls of one user that acquire a lease.
+// Limits of one user's Acquire calls.
 const (
-	maxAcquiring = 4  // carried out at one time
-	maxAcquires  = 36 // with those that wait for that
+	maxAcquiring = 4  // executed at a time
+	maxAcquires  = 36 // executed or waiting
 )
 
-// maxLogs is of how many users each has lines of its own in the log.
+// maxLogs is the maximum of users with log limits of their own.
 const maxLogs = 1024
 
-// acquires are a user's.
 type acquires struct {
-	calls int           // Service.mu guards it
-	turns chan struct{} // has one for each that is carried out
+	calls int           // guarded by Service.mu
+	turns chan struct{} // one element per executing call
 }
 
-// unlimited reports whether no limit applies to a user: to root and the operators.
+// unlimited reports whether the caller has no limits: root or an operator.
 func (s *Service) unlimited(who Peer) bool {
 	return who.UID == 0 || s.Operator != nil && s.Operator(who.Groups)
 }
 
-// admit says whether a user may acquire a lease now, before anything is made of it, and counts that. The enforcer decides how much of the
-// device it may be.
+// admit checks whether the user may acquire a lease now, before anything is created, and counts the call until leave. The
+// enforcer limits the memory.
 func (s *Service) admit(ctx context.Context, who Peer) (leave func(), err error) {
 	if s.unlimited(who) {
 		return func() {}, nil
@@ -48,7 +47,7 @@ func (s *Service) admit(ctx context.Context, who Peer) (leave func(), err error)
 	return leave, nil
 }
 
-// turn waits until few enough others of the user's calls are carried out.
+// turn waits while maxAcquiring calls of the user are executing.
 func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error) {
 	s.mu.Lock()
 	a := s.acquires[uid]
@@ -81,7 +80,7 @@ func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error
 	}
 }
 
-// limited says by which limit the user may have no other lease, or none yet.
+// limited returns the limit that the user has reached, or nil.
 func (s *Service) limited(who Peer) error {
 	limit, err := session.For(s.Limits(), who.UID, who.Groups)
 	if err != nil {
@@ -96,7 +95,6 @@ func (s *Service) limited(who Peer) error {
 	return nil
 }
 
-// count is how many leases of a user serve.
 func (s *Service) count(uid uint32) (n int) {
 	for _, l := range s.all() {
 		if l.UID == uid {
@@ -106,7 +104,7 @@ func (s *Service) count(uid uint32) (n int) {
 	return n
 }
 
-// logOf bounds how often each message is written that a user can cause.
+// logOf returns a log that limits how often each message caused by the user is written.
 func (s *Service) logOf(uid uint32) *slog.Logger {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// logged is a log that a test reads.
 type logged struct {
 	mu   sync.Mutex
 	text bytes.Buffer

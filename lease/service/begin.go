@@ -29,13 +29,13 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// begin makes all that a lease consists of. What it made when it fails, end removes.
+// begin creates all parts of a lease. After a failure the caller must call end.
 func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.AcquireRequest) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("its broker did not serve within %s", startTimeout))
 	defer cancel()
 	dir := s.dirOf(l.ID)
 	l.Acquired = time.Now().UTC()
-	// The record comes first, so that nothing is ever left that nobody knows of.
+	// Store the record first, so that the next service knows of everything that is left.
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -72,22 +72,22 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 			l.Session.Clients = int(n)
 		}
 		if r.GetLinger() != nil {
-			l.Session.Linger = max(r.GetLinger().AsDuration(), time.Millisecond) // 0 is none there
+			l.Session.Linger = max(r.GetLinger().AsDuration(), time.Millisecond) // 0 would mean none
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	// Until now root alone could connect.
+	// So far only root could connect.
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return err
 	}
 	killpoint.Pass("acquire.opened")
-	if ctx.Err() != nil { // nobody would learn of it
+	if ctx.Err() != nil { // the caller would not learn of the lease
 		return context.Cause(ctx)
 	}
-	// Last: a lease whose record names its broker is its owner's, who finds it in the list even if no answer reaches him.
+	// Last: once the record names the broker, the owner sees the lease in the list, even if the answer is lost.
 	if err := l.put(dir); err != nil {
 		return err
 	}
@@ -100,7 +100,6 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	return nil
 }
 
-// register has the enforcer admit the lease's slice.
 func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.AcquireRequest) (api.RegisterReply, error) {
 	ttl, err := ttlOf(r.GetTtl())
 	if err != nil {
@@ -108,7 +107,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 	}
 	user := &api.User{UID: who.UID, Groups: who.Groups}
 	if s.unlimited(who) {
-		user = &api.User{} // has no limit on the control socket either
+		user = &api.User{} // also unlimited on the control socket
 	}
 	user.Remote = who.remote
 	var reply api.RegisterReply
@@ -128,10 +127,9 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 	return reply, err
 }
 
-// tokenBytes are written as two digits each.
 const tokenBytes = 32
 
-// makeToken makes what opens the lease, and the file in which its owner alone finds it.
+// makeToken creates the lease's token, and stores it in a file for the owner.
 func makeToken(path string, uid, gid uint32) (string, error) {
 	var b [tokenBytes]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
@@ -147,23 +145,22 @@ func makeToken(path string, uid, gid uint32) (string, error) {
 	return token, file.Chown(int(uid), int(gid))
 }
 
-// child is a broker that this service started.
 type child struct {
 	command *exec.Cmd
-	config  *os.File // what it is told
-	ready   *os.File // what it says
+	config  *os.File // written to ConfigFD
+	ready   *os.File // read from ReadyFD
 	output  *output
 }
 
-// start starts a broker in the lease's cgroup, and returns when it serves. Before the broker does anything admit is called. Of a broker
-// that does not serve nothing stays.
+// start starts a broker in the lease's cgroup, and returns when it serves. It calls admit before the broker gets its
+// configuration. It kills a broker that fails to serve.
 func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err error) {
 	if err := s.spawn(l, s.dirOf(l.ID)); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			_ = l.process.Signal(syscall.SIGKILL) // before it finds that nobody tells it anything
+			_ = l.process.Signal(syscall.SIGKILL) // before it reads the end of its configuration
 			if words := l.child.output.words(); words != "" {
 				s.logOf(l.UID).Info("a broker that did not serve wrote", "lease", l.ID, "output", words)
 			}
@@ -186,7 +183,6 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 	return l.child.serve(ctx)
 }
 
-// spawn starts a broker that waits for its configuration.
 func (s *Service) spawn(l *lease, dir string) error {
 	var given, kept []*os.File
 	closeAll := func(files []*os.File) {
@@ -237,10 +233,10 @@ func (s *Service) spawn(l *lease, dir string) error {
 	}
 	exited := make(chan struct{})
 	l.child, l.exited = c, exited
-	handle, opened := process.Open(c.command.Process.Pid) // it is there: nobody has waited for it
+	handle, opened := process.Open(c.command.Process.Pid) // it exists: Wait has not been called
 	go func() {
-		_ = c.command.Wait() // how it ended is in ProcessState
-		close(exited)        // the lease may have another broker by now
+		_ = c.command.Wait() // the status is in ProcessState
+		close(exited)        // not l.exited: the lease may have another broker now
 	}()
 	if opened != nil {
 		_ = c.command.Process.Kill()
@@ -251,7 +247,7 @@ func (s *Service) spawn(l *lease, dir string) error {
 	return nil
 }
 
-// command is the broker's program, as the lease's own user. It writes nowhere.
+// command returns the broker's command, run as the lease's own user.
 func (s *Service) command(l *lease, how string, files []*os.File) *exec.Cmd {
 	c := exec.Command(s.Broker, how)
 	c.ExtraFiles = files
@@ -261,16 +257,16 @@ func (s *Service) command(l *lease, how string, files []*os.File) *exec.Cmd {
 	return c
 }
 
-// launch starts a process in the lease's cgroup, where the kernel can do that.
+// launch starts a process, directly in the lease's cgroup if the kernel can do that.
 func (s *Service) launch(l *lease, c *exec.Cmd) error {
-	if cgroup := s.cgroups.unified(l.ID); cgroup != nil { // born there: moving it takes 10 ms
+	if cgroup := s.cgroups.unified(l.ID); cgroup != nil { // saves moving it, which takes 10 ms
 		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
 		defer cgroup.Close()
 	}
 	return c.Start()
 }
 
-// within bounds the time of both below.
+// within makes tell and serve fail once ctx ends.
 func (c *child) within(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		_ = c.config.SetDeadline(time.Unix(1, 0))
@@ -278,7 +274,6 @@ func (c *child) within(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// tell tells the broker what it is for.
 func (c *child) tell(ctx context.Context, config broker.Config) error {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -291,7 +286,6 @@ func (c *child) tell(ctx context.Context, config broker.Config) error {
 	return c.config.Close()
 }
 
-// serve waits until it serves.
 func (c *child) serve(ctx context.Context) error {
 	defer c.within(ctx)()
 	const most = 16 << 10
@@ -309,7 +303,7 @@ func (c *child) serve(ctx context.Context) error {
 	return nil
 }
 
-// environment is a broker's, but for what it is told: the service's own without what would lead it elsewhere.
+// environment returns the service's environment without variables that must not reach a broker.
 func environment(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
@@ -318,7 +312,7 @@ func environment(env []string) []string {
 	})
 }
 
-// listen makes a socket to which its owner alone can connect. It replaces a former broker's at once: clients find one as long as the lease lives.
+// listen creates a socket that only its owner can connect to. It atomically replaces a former broker's.
 func listen(path string, uid, gid uint32) (*os.File, error) {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -328,7 +322,7 @@ func listen(path string, uid, gid uint32) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = l.Close() }() // the broker has it
+	defer func() { _ = l.Close() }() // the broker has a duplicate
 	l.SetUnlinkOnClose(false)
 	if err := os.Chmod(fresh, 0o600); err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// program is this test as a program that each user may start: as a broker it stands in for gpuslice-broker.
+// program is a copy of this test binary that every user can execute. It replaces gpuslice-broker.
 var program string
 
 func TestMain(m *testing.M) {
@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// forged is what a client has its kernel print, as if it were the service's.
+// forged is text that a client's kernel prints to imitate the service's log.
 const forged = "\ntime=2026-01-01T00:00:00Z level=ERROR msg=forged\n"
 
 func keeper() {
@@ -73,7 +73,7 @@ func keeper() {
 	}
 }
 
-// standIn is a broker without a GPU. It answers who connects to its session with its configuration.
+// standIn is a broker without a GPU. It answers connections to its session with its configuration.
 func standIn(how string) {
 	config, err := broker.ReadConfig(os.NewFile(broker.ConfigFD, "config"))
 	if err != nil {
@@ -84,7 +84,7 @@ func standIn(how string) {
 		_ = json.NewEncoder(ready).Encode(r)
 		ready.Close()
 	}
-	if config.Number > 0 { // some do well at first
+	if config.Number > 0 { // fail only after a restart
 		how = strings.TrimPrefix(how, "later ")
 	}
 	switch how {
@@ -111,7 +111,7 @@ func standIn(how string) {
 	if how == "lingers" {
 		os.Exit(broker.ExitLinger)
 	}
-	if code, ok := map[string]int{"faults": broker.ExitContext, "loads": broker.ExitLoadTimeout}[how]; ok { // when somebody connects
+	if code, ok := map[string]int{"faults": broker.ExitContext, "loads": broker.ExitLoadTimeout}[how]; ok { // at the first connection
 		_, _ = l.Accept()
 		os.Exit(code)
 	}
@@ -125,20 +125,20 @@ func standIn(how string) {
 	}
 }
 
-// fakeEnforcer has slices and no card.
+// fakeEnforcer keeps slices without a device.
 type fakeEnforcer struct {
 	mu       sync.Mutex
 	slices   map[string]api.Slice
 	requests []api.RegisterRequest
-	refuse   error // all but devices
-	killing  bool  // the process that a slice should begin with, before it is looked at
-	holding  bool  // who asks for the devices
-	asking   int   // for those
-	asked    int   // for those, ever
+	refuse   error // result of all calls but Devices
+	killing  bool  // kill the slice's first process at registration
+	holding  bool  // block Devices
+	asking   int   // calls of Devices in progress
+	asked    int   // calls of Devices
 	last     uint64
 	news     chan struct{} // closed at the next change by a test
-	lists    int           // of all slices that were asked for
-	silent   bool          // tells no events
+	lists    int           // calls of Slices
+	silent   bool          // Events fails
 	expired  string        // the slice that expired
 }
 
@@ -194,7 +194,6 @@ func expires(s *api.Slice, ttl time.Duration) {
 	}
 }
 
-// now is a slice as it is shown.
 func now(s api.Slice) api.Slice {
 	if s.Expires != nil {
 		s.Remaining = max(time.Until(*s.Expires), 0)
@@ -237,7 +236,7 @@ func (f *fakeEnforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{}, api.ErrNotFound
 }
 
-// Events tells of each slice whenever a test changes something.
+// Events reports every slice whenever a test changes something.
 func (f *fakeEnforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each func(api.Event) error) error {
 	for {
 		f.mu.Lock()
@@ -286,7 +285,6 @@ func (f *fakeEnforcer) set(change func()) {
 	f.news = make(chan struct{})
 }
 
-// bench is a service of a test's own.
 type bench struct {
 	*Service
 	t        *testing.T
@@ -300,7 +298,7 @@ func newBench(t *testing.T, how string) *bench {
 	t.Helper()
 	needs.Root(t)
 	t.Setenv("STAND_IN", how)
-	dir, err := os.MkdirTemp("/tmp", "gs-") // a socket's path is short
+	dir, err := os.MkdirTemp("/tmp", "gs-") // a socket's path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -370,7 +368,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	await.That(t, what, is)
 }
 
-// nothingIsLeft of any lease: no directory, cgroup, process, nor slice.
+// nothingIsLeft checks that no lease has left a directory, cgroup, process or slice.
 func (b *bench) nothingIsLeft() {
 	b.t.Helper()
 	if entries, err := os.ReadDir(b.Dir); err != nil || len(entries) != 0 {
@@ -389,7 +387,6 @@ func (b *bench) nothingIsLeft() {
 	}
 }
 
-// processesOf are those of brokers in that cgroup.
 func processesOf(t *testing.T, first, last uint32, cgroup string) (pids []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")

@@ -15,25 +15,25 @@ import (
 	"time"
 )
 
-// TLSFiles are what the service shows to clients on other machines, and who signed theirs; in PEM.
+// TLSFiles are the service's certificate and key, and the CA of its clients, in PEM.
 type TLSFiles struct{ Certificate, Key, ClientCA string }
 
 func (f TLSFiles) all() [3]string { return [3]string{f.Certificate, f.Key, f.ClientCA} }
 
-// certificates are those files as they stand: who connects after one was replaced meets the new one.
+// certificates holds the current contents of the files: new connections use a replaced certificate.
 type certificates struct {
 	files TLSFiles
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards all below
-	stamps [3]stamp   // of what was read last, whether it could be used or not
+	stamps [3]stamp   // of the files last read, usable or not
 	config *tls.Config
-	host   string // that the certificate is for
+	host   string // from the certificate
 }
 
-// stamp differs when a file was replaced or written.
+// stamp changes when a file is replaced or written.
 type stamp struct {
-	inode    uint64 // two files written in one tick of the clock have the same time
+	inode    uint64 // files written within one clock tick have equal times
 	modified time.Time
 	size     int64
 }
@@ -54,8 +54,8 @@ func openCertificates(files TLSFiles, log *slog.Logger) (*certificates, error) {
 	return c, err
 }
 
-// current is the configuration, and the host's name. Files that cannot be used leave the last ones that could in force: one is
-// written before the other.
+// current returns the configuration and the host's name. Unusable files leave the previous ones in force: certificate and key
+// cannot be replaced at once.
 func (c *certificates) current() (*tls.Config, string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +72,6 @@ func (c *certificates) current() (*tls.Config, string) {
 	return c.config, c.host
 }
 
-// read says what of the files cannot be used, and what is accepted.
 func (f TLSFiles) read() (*tls.Config, string, error) {
 	if info, err := os.Stat(f.Key); err != nil {
 		return nil, "", fmt.Errorf("leases.tls_key: %w", err)
@@ -98,11 +97,11 @@ func (f TLSFiles) read() (*tls.Config, string, error) {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"},
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas,
-		SessionTicketsDisabled: true, // each connection shows its certificate
+		SessionTicketsDisabled: true, // every connection must present its certificate
 	}, host, nil
 }
 
-// hostOf is the name by which clients reach the host that has the certificate.
+// hostOf returns the name by which clients reach the certificate's host.
 func hostOf(c *x509.Certificate) (string, error) {
 	for _, name := range c.DNSNames {
 		if !strings.Contains(name, "*") {

@@ -21,24 +21,23 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Bounds of each broker on its host.
+// Bounds are the limits of each broker.
 type Bounds struct {
 	Memory uint64  // bytes
 	PIDs   int     // threads
-	CPUs   float64 // 0: none
+	CPUs   float64 // 0: no limit
 }
 
-// cgroups makes one for each broker, in the unified hierarchy and in those of v1 that have a controller of a bound.
+// cgroups manages one cgroup per broker, in the unified hierarchy and in each v1 hierarchy with a limited controller.
 type cgroups struct {
-	roots []hierarchy // below each are the brokers'; the unified one is first, if there is one
+	roots []hierarchy // parents of the brokers' cgroups, the unified one first
 }
 
 type hierarchy struct {
 	dir   string
-	files map[string]string // the bounds, by file
+	files map[string]string // value of each file
 }
 
-// openCgroups makes the common cgroup.
 func openCgroups(name string, b Bounds, log *slog.Logger) (*cgroups, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
@@ -97,7 +96,7 @@ func openCgroups(name string, b Bounds, log *slog.Logger) (*cgroups, error) {
 	return g, nil
 }
 
-// of is the file of a controller, and what stands there; "" if nothing does.
+// of returns the controller's file and value, or "" if there is no limit.
 func (b Bounds) of(controller string, v2 bool) (file, value string) {
 	const period = 100000
 	quota := strconv.Itoa(int(math.Round(b.CPUs * period)))
@@ -111,12 +110,11 @@ func (b Bounds) of(controller string, v2 bool) (file, value string) {
 	case controller == "cpu" && b.CPUs > 0 && v2:
 		return "cpu.max", fmt.Sprintf("%s %d", quota, period)
 	case controller == "cpu" && b.CPUs > 0:
-		return "cpu.cfs_quota_us", quota // of cfs_period_us, which is 100 ms at first
+		return "cpu.cfs_quota_us", quota // of cfs_period_us, which is 100 ms by default
 	}
 	return "", ""
 }
 
-// make a broker's, with its bounds.
 func (g *cgroups) make(id string) error {
 	for _, h := range g.roots {
 		dir := filepath.Join(h.dir, id)
@@ -132,17 +130,17 @@ func (g *cgroups) make(id string) error {
 	return nil
 }
 
-// unified is a broker's cgroup of version 2, in which a process can begin. nil: the kernel has none, or may be too old for that.
+// unified returns a broker's cgroup v2 directory for starting a process in it, or nil if the kernel may not support that.
 func (g *cgroups) unified(id string) *os.File {
 	dir := filepath.Join(g.roots[0].dir, id)
-	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil { // Linux 5.14; it is possible from 5.7 on
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil { // exists since Linux 5.14; 5.7 would suffice
 		return nil
 	}
 	file, _ := os.Open(dir)
 	return file
 }
 
-// add moves a process into a broker's, if it is elsewhere.
+// add moves a process into a broker's cgroup, unless it is there.
 func (g *cgroups) add(id string, pid int) error {
 	for _, h := range g.roots {
 		path := filepath.Join(h.dir, id, "cgroup.procs")
@@ -156,10 +154,8 @@ func (g *cgroups) add(id string, pid int) error {
 	return nil
 }
 
-// killOthers ends all in a broker's but one process.
 func (g *cgroups) killOthers(id string, keep int) { killEach(filepath.Join(g.roots[0].dir, id), keep) }
 
-// list are the brokers that have any.
 func (g *cgroups) list() (ids []string) {
 	for _, h := range g.roots {
 		entries, err := os.ReadDir(h.dir)
@@ -175,7 +171,7 @@ func (g *cgroups) list() (ids []string) {
 	return ids
 }
 
-// remove ends what is in a broker's, however often that forks, and removes it.
+// remove kills the processes of a broker's cgroup until none is left, even if they fork, and removes the cgroup.
 func (g *cgroups) remove(id string, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
@@ -197,13 +193,12 @@ func (g *cgroups) remove(id string, timeout time.Duration) error {
 	}
 }
 
-// kill all processes of a cgroup. Before Linux 5.14, and in v1, that is done one by one.
 func kill(dir string) {
-	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // not there in v1; then each is
+	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // absent in v1 and before Linux 5.14
 	killEach(dir, 0)
 }
 
-// killEach kills them one by one, but for the one to keep.
+// killEach kills the processes one by one, except keep.
 func killEach(dir string, keep int) {
 	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
@@ -218,7 +213,7 @@ func killEach(dir string, keep int) {
 		if err != nil {
 			continue
 		}
-		// It may be another since: then it is not in that cgroup.
+		// The pid may have been reused: check that it is still in the cgroup.
 		if again, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && slices.Contains(strings.Fields(string(again)), word) {
 			_ = p.Signal(syscall.SIGKILL)
 		}

@@ -23,25 +23,25 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// What clients on other machines may have of the service. Until a certificate is verified it is an address that has it, then a user.
+// Limits of clients on other machines: per address until the certificate is verified, then per user.
 const (
 	handshakeTimeout    = 5 * time.Second
-	maxHandshakes       = 256 // at one time
-	maxHandshakesOfOne  = 16  // address; of IPv6, one network of 64 bits
-	handshakesPerSecond = 200 // those beyond wait, each address's within its places
+	maxHandshakes       = 256 // at a time
+	maxHandshakesOfOne  = 16  // per IPv4 address or IPv6 /64 network
+	handshakesPerSecond = 200 // further ones wait
 	maxRemote           = 256 // connections with a certificate
 	maxRemoteOfUser     = 32
-	farewellBytes       = 64 << 10 // that are read of who was refused, so that he reads why
+	farewellBytes       = 64 << 10 // read from a rejected client, so that it can read the reason
 )
 
-// Why a connection from another machine was refused, as a label.
+// Causes of rejected connections from other machines, as a label.
 const (
 	refusedHandshake = "handshake"
 	refusedPlaces    = "places"
 	refusedUser      = "user"
 )
 
-// door is a listener whose connections have shown a certificate.
+// door accepts only connections with a verified client certificate.
 type door struct {
 	net.Listener
 	certificates *certificates
@@ -54,9 +54,9 @@ type door struct {
 
 	mu         sync.Mutex // guards all below
 	handshakes int
-	of         map[netip.Prefix]int // handshakes
+	of         map[netip.Prefix]int // handshakes in progress
 	all        int
-	by         map[string]int // connections, by user
+	by         map[string]int // connections per user
 }
 
 func newDoor(l net.Listener, c *certificates, users *session.HostUsers, log *slog.Logger, refused func(string)) *door {
@@ -76,7 +76,7 @@ func (d *door) Accept() (net.Conn, error) {
 	}
 }
 
-// run admits who connects until ctx ends.
+// run accepts connections until ctx ends.
 func (d *door) run(ctx context.Context) error {
 	defer close(d.closed)
 	defer context.AfterFunc(ctx, func() { d.Close() })()
@@ -89,7 +89,7 @@ func (d *door) run(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // no descriptor is free, or the peer is gone already
+		case err != nil: // no free descriptor, or the peer has disconnected
 			d.log.Warn("no connection from another machine was accepted", "err", err)
 			time.Sleep(10 * time.Millisecond)
 			continue
@@ -107,7 +107,7 @@ func (d *door) run(ctx context.Context) error {
 	}
 }
 
-// network is whose handshakes are counted together.
+// network returns the key for counting handshakes: an IPv4 address or an IPv6 /64 prefix.
 func network(a net.Addr) netip.Prefix {
 	at, err := netip.ParseAddrPort(a.String())
 	if err != nil {
@@ -118,7 +118,7 @@ func network(a net.Addr) netip.Prefix {
 	if address.Is6() {
 		bits = 64
 	}
-	p, _ := address.Prefix(bits) // as many as it has
+	p, _ := address.Prefix(bits) // bits is in range
 	return p
 }
 
@@ -142,7 +142,7 @@ func (d *door) end(from netip.Prefix) {
 	}
 }
 
-// admit takes a connection in, or closes it.
+// admit passes a connection to Accept, or closes it.
 func (d *door) admit(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
@@ -169,7 +169,7 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 	r.who.remote = conn.RemoteAddr().String()
 	name := leaf.Subject.CommonName
 	if r.refusal != nil {
-		name = "" // those who are nobody have the places of one user
+		name = "" // all unknown users count as one
 		d.refused(refusedUser)
 		d.log.Warn("a client on another machine is no user of this host", "remote", r.who.remote, "err", r.refusal)
 	}
@@ -190,7 +190,8 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// hangUp closes a connection, and has the peer read why before: what is not read of it would take that away.
+// hangUp closes a connection once the peer has read the alert: closing with unread input would reset the connection, and lose
+// the alert.
 func hangUp(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
@@ -221,7 +222,6 @@ func (d *door) leave(name string) {
 	}
 }
 
-// connections of each user.
 func (d *door) connections() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -232,17 +232,17 @@ func (d *door) connections() map[string]int {
 	return all
 }
 
-// remote is a connection whose client has shown a certificate.
+// remote is a connection with a verified client certificate.
 type remote struct {
 	net.Conn
 	who     Peer
-	refusal error // if that is nobody
+	refusal error // why the certificate names no user of this host
 	leave   func()
-	expiry  *time.Timer // of its certificate
+	expiry  *time.Timer // of the certificate
 	over    sync.Once
 
 	mu     sync.Mutex
-	relays map[string]*http.Transport // to brokers, by lease: a client has connections of its own there, too
+	relays map[string]*http.Transport // to brokers, by lease; not shared with other clients
 }
 
 func (r *remote) Close() error {
@@ -258,7 +258,7 @@ func (r *remote) Close() error {
 	return r.Conn.Close()
 }
 
-// userOf is the user of this host whom a certificate names.
+// userOf returns the user of this host named by a certificate.
 func userOf(name string) (Peer, error) {
 	nobody := func(why string) (Peer, error) {
 		return Peer{}, failed(leasepb.Code_REFUSED, "", "the certificate is %.80q's (its common name), %s: one of a user of this host, but root, is accepted", name, why)
@@ -300,7 +300,7 @@ func id(text string) (uint32, error) {
 	return uint32(n), err
 }
 
-// isUserName is also what is asked of directories on the network, and of C: so it has nothing that means something there.
+// isUserName rejects names with a meaning for directory services or C, to which the name is passed.
 func isUserName(name string) bool {
 	const most = 256
 	if name == "" || len(name) > most || name[0] == '-' || strings.Trim(name, "0123456789") == "" {

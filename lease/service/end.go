@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Why leases end.
+// Reasons for a lease's end.
 const (
 	reasonDropped = "it was dropped"
 	reasonExpired = "its time was over"
@@ -24,19 +24,19 @@ const (
 	reasonReleased = "its slice was released"
 )
 
-// due says whether its time is over, as far as the enforcer's last answer says.
+// due reports whether the lease has expired, by the enforcer's last answer.
 func (l *lease) due() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.expires != nil && time.Until(l.deadline) < 100*time.Millisecond
 }
 
-// endAside is end for who has other leases to see to.
+// endAside calls end in a goroutine.
 func (s *Service) endAside(l *lease, state leasepb.Lease_State, reason string) {
 	s.ending.Go(func() { s.end(l, state, reason) })
 }
 
-// end ends a lease, and returns when nothing is left of it. Who comes second waits for the first, whose reason it is.
+// end ends a lease, and returns when nothing of it is left. A second call waits for the first, and returns its result.
 func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *leasepb.Lease {
 	l.mu.Lock()
 	first := !l.ending
@@ -47,14 +47,14 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 		return l.last
 	}
 	begin := time.Now()
-	var stages []any // how long each took
+	var stages []any // duration of each
 	last := begin
 	stage := func(name string) {
 		now := time.Now()
 		stages, last = append(stages, name, now.Sub(last)), now
 	}
 	l.quit()
-	l.starting.Lock() // nobody starts another one any more
+	l.starting.Lock() // no more restarts
 	s.mark(l, over{state, reason})
 	stage("recorded")
 	killpoint.Pass("end.marked")
@@ -72,7 +72,7 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	s.release(l)
 	stage("slice")
 	killpoint.Pass("end.released")
-	// Last: what is left is known by it.
+	// Last: the next service finds an unfinished end by the directory.
 	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {
 		s.Log.Error("remove a lease's directory", "lease", l.ID, "err", err)
 	}
@@ -97,10 +97,10 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	return l.last
 }
 
-// mark has the next service finish what this one begins: else it would find a lease without a broker, and start another one.
+// mark records the end, so that the next service completes it instead of starting another broker.
 func (s *Service) mark(l *lease, o over) {
 	if l.PID == 0 || l.Over != nil {
-		return // it is none that a service takes up
+		return // not adopted, or marked already
 	}
 	l.Over = &o
 	if err := l.put(s.dirOf(l.ID)); err != nil {
@@ -108,7 +108,7 @@ func (s *Service) mark(l *lease, o over) {
 	}
 }
 
-// stop ends the broker, which has a moment to tell its clients.
+// stop ends the broker, which gets exitGrace to notify its clients.
 func (s *Service) stop(l *lease) {
 	if l.process == nil {
 		return
@@ -125,14 +125,13 @@ func (s *Service) stop(l *lease) {
 	s.deaths.Unwatch(l.process)
 }
 
-// clear ends what is in a lease's cgroup, and removes it.
 func (s *Service) clear(id string) {
 	if err := s.cgroups.remove(id, endTimeout); err != nil {
 		s.Log.Error("remove a broker's cgroup: the next service tries it again", "lease", id, "err", err)
 	}
 }
 
-// release gives the slice back. An enforcer that does not answer finds its cgroup gone, once it is there again.
+// release releases the slice. An unreachable enforcer does that itself later, since the cgroup is gone.
 func (s *Service) release(l *lease) {
 	if l.Generation == 0 {
 		return

@@ -43,7 +43,7 @@ func TestABrokerThatIgnoresSIGTERMIsKilled(t *testing.T) {
 		close(exited)
 	}()
 	s.stop(&lease{process: handle, exited: exited})
-	_ = input.Close() // a broker that was not killed ends by itself
+	_ = input.Close() // a broker that was not killed exits
 	<-exited
 	if status := broker.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 		t.Errorf("it ended by %v, want SIGKILL", status.Signal())

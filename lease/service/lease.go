@@ -22,7 +22,6 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Names in a lease's directory.
 const (
 	recordName  = "lease.json"
 	tokenName   = "token"
@@ -30,10 +29,11 @@ const (
 	sharedName  = "shared.sock"
 )
 
-// record is what the next service finds of a lease, in a file of root's alone. It is written before anything else of the lease, and removed last.
+// record is the persistent state of a lease, in a file for root only. It is written before any other part of the lease is
+// created, and removed last.
 type record struct {
 	ID         string    `json:"id"`
-	UID        uint32    `json:"uid"` // whose it is
+	UID        uint32    `json:"uid"` // of the lease's user
 	GID        uint32    `json:"gid"`
 	BrokerUID  uint32    `json:"broker_uid"`
 	Device     string    `json:"device"`
@@ -43,57 +43,56 @@ type record struct {
 	Reserved   bool      `json:"reserved,omitempty"`
 	Tenant     string    `json:"tenant,omitempty"`
 	Acquired   time.Time `json:"acquired"`
-	// Of the broker and its slice; stored once it serves.
+	// The broker and its slice; stored once the broker serves.
 	identity
 	Keeper     identity      `json:"keeper,omitzero"`
 	Generation uint64        `json:"generation,omitempty"`
-	Session    broker.Config `json:"session,omitzero"` // what the broker is told; stored before another one is
-	Over       *over         `json:"over,omitempty"`   // stored before anything of it is given back
+	Session    broker.Config `json:"session,omitzero"` // the broker's configuration; stored before each restart
+	Over       *over         `json:"over,omitempty"`   // stored before anything is released
 }
 
-// over says how a lease ended.
 type over struct {
 	State  leasepb.Lease_State `json:"state"`
 	Reason string              `json:"reason"`
 }
 
-// identity is a process, as process.Identity has it.
+// identity identifies a process, as process.Identity does.
 type identity struct {
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start,omitempty"`
 }
 
-// lease is one that is being acquired, is active, or is being ended.
+// lease is a lease that is being acquired, active, or ending.
 type lease struct {
 	record
-	serving bool          // Service.mu guards it
-	since   time.Time     // since when what it was granted is counted
-	done    chan struct{} // closed once nothing is left of it
+	serving bool          // guarded by Service.mu
+	since   time.Time     // start of the granted byte-seconds
+	done    chan struct{} // closed once nothing of the lease is left
 
-	live context.Context // ends when the lease is to end, or the service
+	live context.Context // ends with the lease or the service
 	quit context.CancelFunc
-	pace *rate.Limiter // of starting brokers again
+	pace *rate.Limiter // of broker restarts
 
-	// starting guards what follows once the lease serves, and the record. It is held as long as a broker is being started, and when
-	// the lease ends.
+	// starting guards the fields below once the lease serves, and the record. It is held while a broker starts and while the
+	// lease ends.
 	starting sync.Mutex
-	keeper   *process.Handle // nil before it was started, as process
+	keeper   *process.Handle // nil before the start, as process
 	process  *process.Handle
-	exited   chan struct{} // closed when that has
-	unkept   chan struct{} // closed when the keeper has; nil: nobody is told
-	child    *child        // nil of one that a former service started
+	exited   chan struct{} // closed when process has exited
+	unkept   chan struct{} // closed when keeper has exited; nil: not watched
+	child    *child        // nil if a former service started the broker
 
 	mu       sync.Mutex // guards all below
 	ending   bool
 	restarts uint64
-	why      string         // the last of them was
-	last     *leasepb.Lease // once done is closed
+	why      string         // cause of the last restart
+	last     *leasepb.Lease // set before done is closed
 	expires  *time.Time
-	deadline time.Time // when that is, by the monotonic clock
+	deadline time.Time // expires, on the monotonic clock
 	charged  uint64
 }
 
-// pass is a kill point on the way to a broker, the lease's first or another one.
+// pass passes a kill point of the broker's start, for the first broker or a later one.
 func (l *lease) pass(step string) {
 	if l.Session.Number == 0 {
 		killpoint.Pass("acquire." + step)
@@ -102,14 +101,13 @@ func (l *lease) pass(step string) {
 	}
 }
 
-// newLease has a record, and nothing of what that says.
 func (s *Service) newLease(r record) *lease {
 	l := &lease{record: r, done: make(chan struct{}), since: time.Now(), pace: rate.NewLimiter(rate.Every(restartInterval), restartsAtOnce)}
 	l.live, l.quit = context.WithCancel(s.live)
 	return l
 }
 
-// lives notes what the enforcer says of the lease's slice.
+// lives records the enforcer's answer about the slice.
 func (l *lease) lives(slice api.Slice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +120,7 @@ func (l *lease) lives(slice api.Slice) {
 	}
 }
 
-// isOver says whether its time is, for a second at least: the enforcer goes first.
+// isOver reports whether the lease expired more than a second ago: the enforcer acts first.
 func (l *lease) isOver() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,7 +138,7 @@ func (l *lease) whyGone() string {
 	return reasonReleased
 }
 
-// shown is the lease as clients see it, as it was when the enforcer was last asked.
+// shown returns the lease as clients see it, as of the enforcer's last answer.
 func (l *lease) shown() *leasepb.Lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,7 +157,7 @@ func (l *lease) shownLocked() *leasepb.Lease {
 	return shown
 }
 
-// put writes the record: a new one, or all of another one.
+// put writes the record atomically.
 func (l *lease) put(dir string) error {
 	text, err := json.Marshal(l.record)
 	if err != nil {
@@ -172,7 +170,6 @@ func (l *lease) put(dir string) error {
 	return os.Rename(path+".new", path)
 }
 
-// readRecord is of the lease whose directory that is.
 func readRecord(dir string) (r record, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, recordName))
 	if err != nil {
@@ -187,7 +184,7 @@ func readRecord(dir string) (r record, err error) {
 	return r, nil
 }
 
-// takeUp finds what a former service left: leases whose broker is alive go on, of all others nothing stays.
+// takeUp adopts a former service's leases with a living broker or keeper, and ends all others.
 func (s *Service) takeUp() error {
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
@@ -223,16 +220,16 @@ func (s *Service) takeUp() error {
 	return nil
 }
 
-// adopt takes up a lease whose broker is alive, or its keeper.
+// adopt takes over a lease. It returns false if neither its broker nor its keeper is alive.
 func (s *Service) adopt(l *lease) bool {
 	if l.PID == 0 {
-		return false // it did not serve yet
+		return false // the broker never served
 	}
 	var err error
 	if l.keeper, err = process.Again(l.Keeper.PID, l.Keeper.Start); err == nil {
 		err = s.watchKeeper(l)
 	}
-	if err != nil { // mind finds it so
+	if err != nil { // mind restarts it
 		l.unkept = make(chan struct{})
 		close(l.unkept)
 	}

@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// maxTenants is how many have series of their own: the first to lease. The others are summed under otherTenants.
+	// maxTenants is the maximum of tenants with their own series. The rest is summed under otherTenants.
 	maxTenants   = 100
 	otherTenants = "other"
 )
 
-// counts is what the metrics are made of. It may be used by several goroutines.
+// counts holds the metrics. It is safe for concurrent use.
 type counts struct {
 	registry *prometheus.Registry
 	acquired prometheus.Counter
@@ -35,7 +35,7 @@ type counts struct {
 	remote   *prometheus.CounterVec
 }
 
-// Why leases end, as a label.
+// Causes of a lease's end, as a label.
 const (
 	causeDropped = "dropped"
 	causeExpired = "expired"
@@ -44,7 +44,7 @@ const (
 	causeOther   = "other"
 )
 
-// Why brokers end by themselves, as a label; causeOther is one more.
+// Causes of a broker's unexpected end, as a label; causeOther is another.
 const (
 	causeFault = "fault"
 	causeLoad  = "load"
@@ -100,7 +100,7 @@ func (c *counts) renewed() { c.renewals.Inc() }
 
 func (c *counts) refuseRemote(cause string) { c.remote.WithLabelValues(cause).Inc() }
 
-// remoteClients are the connections from other machines; users have no more of them than fit.
+// remoteClients exports the number of connections from other machines. maxRemote limits its series.
 type remoteClients struct{ door *atomic.Pointer[door] }
 
 var remoteDesc = prometheus.NewDesc("gpuslice_lease_remote_connections", "Connections from other machines, by the user whom their certificate names.", []string{"user"}, nil)
@@ -133,10 +133,10 @@ func (c *counts) over(l *lease, state leasepb.Lease_State, reason string) {
 	c.granted.end(l)
 }
 
-// granted counts the bytes that tenants had, times the seconds.
+// granted sums bytes granted to tenants, times seconds.
 type granted struct {
 	mu      sync.Mutex         // guards all below
-	seconds map[string]float64 // byte-seconds of leases that have ended, by tenant
+	seconds map[string]float64 // of ended leases, by tenant
 	live    map[*lease]bool
 }
 
@@ -180,7 +180,7 @@ func (l *lease) byteSeconds(now time.Time) float64 {
 	return float64(l.VRAM+l.Overhead) * now.Sub(l.since).Seconds()
 }
 
-// tenant is the series that a lease counts in; it does not change, once there is one. Called with mu held.
+// tenant returns the series of a lease. It never changes for a lease. The mutex must be held.
 func (g *granted) tenant(l *lease) string {
 	if _, known := g.seconds[l.Tenant]; known {
 		return l.Tenant
@@ -206,7 +206,7 @@ func (g *granted) end(l *lease) {
 	}
 }
 
-// ServeMetrics shows them at /metrics until ctx ends.
+// ServeMetrics serves /metrics on l until ctx ends.
 func (s *Service) ServeMetrics(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Page(s.counts.registry))

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// counted has had one lease of each end, and has one of tenant a.
+// counted returns counts with one lease of each end, and an active one of tenant a.
 func counted() counts {
 	c := newCounts()
 	for _, end := range []struct {

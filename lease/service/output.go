@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// lineBytes are logged of a line.
+	// lineBytes is the maximum of bytes logged per line.
 	lineBytes = 512
-	// lastBytes are kept of what a broker wrote last.
+	// lastBytes is the maximum kept of the latest output.
 	lastBytes = 4 << 10
-	// lastTimeout is how long a broker that has ended is waited for to have been read.
+	// lastTimeout limits how long words waits for the rest of an ended broker's output.
 	lastTimeout = time.Second
 )
 
-// output is a broker's standard output and error: its log, the driver's messages, and the printf of clients' kernels. Clients can forge it:
-// the service logs some of it, as a quoted value.
+// output is what a broker and its clients' kernels print. It is untrusted: the service logs a bounded part of it, as a quoted
+// value.
 type output struct {
-	done chan struct{} // closed once all of it was read
+	done chan struct{} // closed at the end of the output
 
 	mu   sync.Mutex // guards last
 	last []byte
 }
 
-// newOutput returns where a broker shall write. It is read until no process has that open any more.
+// newOutput returns the file for a broker's output. It is read until no process has it open.
 func newOutput(id string, log *slog.Logger) (*output, *os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -67,11 +67,11 @@ func (o *output) keep(piece []byte) {
 	o.last = append(o.last[:0], o.last[max(0, len(o.last)-lastBytes):]...)
 }
 
-// words are a broker's last, once that has ended.
+// words returns the latest output of a broker that has ended.
 func (o *output) words() string {
 	select {
 	case <-o.done:
-	case <-time.After(lastTimeout): // somebody else has its output open
+	case <-time.After(lastTimeout): // another process has the output open
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -18,20 +18,20 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Peer is who asks, as the kernel reports it of the process that connected, or the certificate of one on another machine.
+// Peer is the user that makes a call: from the kernel's credentials of a local process, or from a certificate.
 type Peer struct {
 	credentials.CommonAuthInfo
 	UID    uint32
-	Groups []uint32 // its own first
+	Groups []uint32 // primary group first
 
-	refusal error  // why the uid is no user's of this host
-	remote  string // the address of another machine; "" of this one
+	refusal error  // why the uid is not a user of this host
+	remote  string // address on another machine; "" if local
 }
 
 // AuthType implements credentials.AuthInfo.
 func (Peer) AuthType() string { return "unix" }
 
-// may says whether a lease of that user is to be seen and changed.
+// may reports whether the peer may see and change leases of that user.
 func (p Peer) may(uid uint32) bool { return p.UID == 0 || p.UID == uid }
 
 func (p Peer) gid() uint32 {
@@ -41,7 +41,6 @@ func (p Peer) gid() uint32 {
 	return p.Groups[0]
 }
 
-// peerOf is who made a call.
 func peerOf(ctx context.Context) (Peer, error) {
 	if from, ok := ctx.Value(remoteKey{}).(*remote); ok {
 		return from.who, from.refusal
@@ -58,14 +57,15 @@ func peerOf(ctx context.Context) (Peer, error) {
 }
 
 const (
-	// userPatience is how long a connection waits for the host's user database.
+	// userPatience limits the lookup of a connection's user.
 	userPatience = time.Second
-	// Connections at one time:
-	maxConnections = 1024 // of all users but root
+	// Limits of concurrent connections.
+	maxConnections = 1024 // of all users except root
 	maxOfUser      = 64
 )
 
-// kernel is credentials.TransportCredentials for Unix sockets: it asks the kernel who is at the other end, and bounds how often.
+// kernel implements credentials.TransportCredentials for Unix sockets, with the kernel's credentials of the peer. It limits
+// the connections per user.
 type kernel struct {
 	users *session.HostUsers
 
@@ -84,7 +84,7 @@ func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 		return nil, nil, err
 	}
 	who := Peer{UID: credentialsOf.Uid, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
-	groups, _ := unixsocket.Ask(c, unixsocket.Groups) // before Linux 4.13 nobody says: its own is known
+	groups, _ := unixsocket.Ask(c, unixsocket.Groups) // unavailable before Linux 4.13: primary group only
 	who.Groups = append([]uint32{credentialsOf.Gid}, groups...)
 	if who.UID == 0 {
 		return conn, who, nil

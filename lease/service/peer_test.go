@@ -24,7 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// pair is a connection to this process, as the server and as the client have it.
+// pair returns both ends of a connection within this process.
 func pair(t *testing.T) (server, client net.Conn) {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -62,7 +62,6 @@ func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
 	}
 }
 
-// dialAs connects as another user.
 func dialAs(t *testing.T, uid uint32, path string) net.Conn {
 	t.Helper()
 	needs.Root(t)
@@ -72,7 +71,7 @@ func dialAs(t *testing.T, uid uint32, path string) net.Conn {
 	}
 	done := make(chan dialed)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends as the user that it became
+		runtime.LockOSThread() // never unlocked: the thread ends with the user id
 		var d dialed
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); e != 0 {
 			d.err = e
@@ -89,7 +88,7 @@ func dialAs(t *testing.T, uid uint32, path string) net.Conn {
 	return d.Conn
 }
 
-// A user can have a setuid program of each of his subordinate uids, and run it in the host's user namespace.
+// A user can make a program setuid to each of their subordinate uids, and run it in the host's user namespace.
 func TestAUIDThatIsNoUsersHasNoLeaseAndNoPlacesOfItsOwn(t *testing.T) {
 	const nobody, subordinate, unknown = 65534, 3_000_000_007, 3_000_100_000
 	dir := t.TempDir()
@@ -179,7 +178,6 @@ func TestAUsersConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// served is a bench that answers on a socket.
 func served(t *testing.T, how string) (*bench, leases.Service) {
 	t.Helper()
 	b := newBench(t, how)
@@ -232,7 +230,7 @@ func TestAClientGetsWhatTheServiceAnswers(t *testing.T) {
 	}
 }
 
-// What no client of ours sends.
+// Requests that the library's client never sends.
 func FuzzAcquire(f *testing.F) {
 	f.Add(uint64(1), int64(1), int32(0), "", "", int64(0), int32(0), uint32(0))
 	f.Add(^uint64(0), int64(-1), int32(-1), "*", "\x00", int64(1)<<62, int32(1<<30), ^uint32(0))

@@ -27,21 +27,21 @@ import (
 )
 
 const (
-	// leaseHeader is the metadata by which a client on another machine says whose session it means.
+	// leaseHeader is the metadata that selects the lease of a call from another machine.
 	leaseHeader = "Lease"
 
 	remoteIdleTimeout    = time.Minute
 	remotePingTimeout    = 15 * time.Second
 	maxRemoteStreams     = 20
 	maxRemoteHeader      = 16 << 10
-	maxRemoteStreamBytes = 512 << 10 // that were received and not handed on, of a call, in each direction
-	maxRemoteBytes       = 1 << 20   // the same of a connection
+	maxRemoteStreamBytes = 512 << 10 // received and not yet forwarded, per call and direction
+	maxRemoteBytes       = 1 << 20   // the same per connection
 )
 
 type remoteKey struct{}
 
-// ServeRemote answers clients on other machines on l until ctx ends: each is the user of this host whom its certificate names. What they
-// ask of a session goes to the lease's broker as it comes.
+// ServeRemote serves clients on other machines on l until ctx ends. Each is the user of this host named by its certificate.
+// Calls to a session are forwarded to the lease's broker.
 func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
 	d := newDoor(l, s.certificates, &s.users, lines.Bound(s.Log), s.counts.refuseRemote)
 	s.remote.Store(d)
@@ -51,7 +51,7 @@ func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
 	leasepb.RegisterLeasesServer(calls, &server{service: s})
 	h := &http.Server{
 		Handler:        http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.remoteCall(calls, w, r) }),
-		Protocols:      plainHTTP2(), // as the door has taken TLS off
+		Protocols:      plainHTTP2(), // the door terminates TLS
 		MaxHeaderBytes: maxRemoteHeader, ReadHeaderTimeout: handshakeTimeout, IdleTimeout: remoteIdleTimeout,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxRemoteStreams, MaxReceiveBufferPerStream: maxRemoteStreamBytes, MaxReceiveBufferPerConnection: maxRemoteBytes,
@@ -69,7 +69,7 @@ func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
 	return errors.Join(err, closing(h.Close()), closing(<-served))
 }
 
-// closing is the error of a server, unless that is that it was closed.
+// closing returns err, or nil if it only reports that a server was closed.
 func closing(err error) error {
 	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 		return nil
@@ -77,7 +77,7 @@ func closing(err error) error {
 	return err
 }
 
-// remoteAddress is where a client on another machine finds a lease's session; "" if none is served.
+// remoteAddress returns the session's address for clients on other machines, or "" if they are not served.
 func (s *Service) remoteAddress(id string) string {
 	d := s.remote.Load()
 	if d == nil {
@@ -97,7 +97,6 @@ func plainHTTP2() *http.Protocols {
 	return &p
 }
 
-// remoteCall is one call of a client on another machine.
 func (s *Service) remoteCall(leases http.Handler, w http.ResponseWriter, r *http.Request) {
 	from := r.Context().Value(remoteKey{}).(*remote)
 	switch path := r.URL.Path; {
@@ -112,7 +111,7 @@ func (s *Service) remoteCall(leases http.Handler, w http.ResponseWriter, r *http
 	}
 }
 
-// relay hands a call on to the broker of a lease of that user. The token in it is the broker's to check.
+// relay forwards a call to the broker of the user's lease. The broker checks the token.
 func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 	ids := r.Header.Values(leaseHeader)
 	if len(ids) != 1 {
@@ -144,7 +143,7 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 	proxy.ServeHTTP(w, r)
 }
 
-// to has connections of this client's alone to a broker: what it does not read keeps back nobody else.
+// to returns this client's transport to a broker. Clients share none, so that one that does not read blocks no other.
 func (r *remote) to(id, socket string) *http.Transport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,7 +165,7 @@ func (r *remote) to(id, socket string) *http.Transport {
 	return t
 }
 
-// relayed is what a broker answers. One that is gone in the middle of it ends the call with a failure.
+// relayed is a broker's response. If the broker ends in the middle, the call ends with a failure.
 type relayed struct {
 	io.ReadCloser
 	response *http.Response
@@ -182,7 +181,6 @@ func (b *relayed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refuseCall answers a call with an error alone.
 func refuseCall(w http.ResponseWriter, err error) {
 	w.Header().Set("Content-Type", "application/grpc")
 	for name, values := range trailers(err) {
@@ -191,14 +189,14 @@ func refuseCall(w http.ResponseWriter, err error) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// trailers are an error as gRPC's protocol has it.
+// trailers returns an error as gRPC trailers.
 func trailers(err error) http.Header {
 	var f *failure
 	if errors.As(err, &f) {
 		err = f.Status(f.status)
 	}
 	of := status.Convert(err).Proto()
-	details, _ := proto.Marshal(of) // it was one message already
+	details, _ := proto.Marshal(of) // cannot fail: it was a message before
 	h := http.Header{}
 	h.Set("Grpc-Status", strconv.Itoa(int(of.GetCode())))
 	h.Set("Grpc-Message", url.PathEscape(of.GetMessage()))

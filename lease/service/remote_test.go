@@ -34,7 +34,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// Users that every host has beside root.
 func TestAClientOnAnotherMachineIsTheUserOfItsCertificate(t *testing.T) {
 	a := newAuthority(t)
 	b := newBench(t, "")
@@ -75,7 +74,7 @@ func TestAClientOnAnotherMachineIsTheUserOfItsCertificate(t *testing.T) {
 	if _, err := other.Drop(ctx, l.ID); !errors.As(err, &refused) || refused.Code != leases.NotFound {
 		t.Errorf("another user drops it: %v", err)
 	}
-	// On the host it is that user's, too.
+	// A local client of that user sees the lease with its local address.
 	local, err := (&server{service: b.Service}).addressed(as(l.UID), b.leases[l.ID].shown(), nil)
 	if err != nil || !strings.HasPrefix(local.GetAddress(), "unix:") || local.GetRemoteAddress() != l.Address || local.GetToken() != "" {
 		t.Errorf("%v, %v", local, err)
@@ -123,7 +122,7 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 		_ = conn.SetDeadline(time.Now().Add(await.Patience))
 		client := tls.Client(conn, c.config)
 		err = client.Handshake()
-		if err == nil { // in TLS 1.3 the server's answer comes after it
+		if err == nil { // in TLS 1.3 the server's alert comes after the handshake
 			_, _ = client.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
 			_, err = client.Read(make([]byte, 1))
 		}
@@ -145,10 +144,10 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 	if _, err := conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := io.ReadAll(conn); len(got) > 7 || errors.Is(err, os.ErrDeadlineExceeded) { // an alert
+	if got, err := io.ReadAll(conn); len(got) > 7 || errors.Is(err, os.ErrDeadlineExceeded) { // a TLS alert
 		t.Errorf("plain TCP gets %q, %v", got, err)
 	}
-	// Nor is anything but gRPC spoken.
+	// Only gRPC is served.
 	web := h.raw(h.client(one1))
 	_ = web.SetDeadline(time.Now().Add(await.Patience))
 	if _, err := web.Write([]byte("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")); err != nil {
@@ -157,13 +156,13 @@ func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
 	if got, err := io.ReadAll(web); bytes.Contains(got, []byte("200 OK")) || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("HTTP/1.1 gets %q, %v", got, err)
 	}
-	// A client does not talk to a host that somebody else has signed for.
+	// A client rejects a host certificate of another CA.
 	wrong := h.client(one1)
 	wrong.CA = stranger.path("ca.pem")
 	if _, err := h.open(wrong, "lease-1", "token"); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 		t.Errorf("a client of another CA: %v", err)
 	}
-	// Who is signed for and is nobody here is told so.
+	// A valid certificate without a user of this host is refused with the reason.
 	for _, name := range []string{"root", "", "no.such-user", one1 + "\x00x", one1 + "/../" + two2, "0", "-x", strings.Repeat("a", 64)} {
 		var refused *leases.Error
 		if _, err := h.open(h.client(name), "lease-1", "token"); !errors.As(err, &refused) || refused.Code != leases.Refused || !strings.Contains(err.Error(), "common name") {
@@ -309,7 +308,7 @@ func TestTenThousandConnectionsBeforeTheHandshakeKeepNobodyOut(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		if open = append(open, c); len(open) > 500 { // those are closed at the other end; a few stay
+		if open = append(open, c); len(open) > 500 { // most are closed by the server already
 			open[0].Close()
 			open = open[1:]
 		}
@@ -400,7 +399,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	replace(a.path("other.pem"), files.Certificate) // its key is the former one's
+	replace(a.path("other.pem"), files.Certificate) // does not match the old key
 	if between, _ := c.current(); between != first {
 		t.Error("a certificate without its key is used")
 	}
@@ -450,7 +449,7 @@ func FuzzRemoteCall(f *testing.F) {
 	f.Add(leasepb.Leases_Acquire_FullMethodName, "", "", []byte{0, 0, 0, 0, 2, 8, 1}, "application/grpc+proto")
 	f.Add("/../..", "..", "\x00", []byte{}, "")
 	s := &Service{Options: Options{Dir: f.TempDir(), Log: slog.New(slog.DiscardHandler), Enforcer: &fakeEnforcer{}}, counts: newCounts(), leases: make(map[string]*lease)}
-	s.leases["lease-1"] = &lease{record: record{ID: "lease-1", UID: alice}, serving: true} // whose broker is gone
+	s.leases["lease-1"] = &lease{record: record{ID: "lease-1", UID: alice}, serving: true} // its broker is gone
 	s.leases["lease-2"] = &lease{record: record{ID: "lease-2", UID: bob}, serving: true}
 	calls := grpc.NewServer(grpc.MaxRecvMsgSize(maxCall), grpc.UnaryInterceptor(s.answer))
 	leasepb.RegisterLeasesServer(calls, &server{service: s})

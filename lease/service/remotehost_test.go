@@ -33,12 +33,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
+// Users besides root that every host has.
 const (
 	one1 = "daemon"
 	two2 = "bin"
 )
 
-// authority signs certificates for a test.
 type authority struct {
 	t           *testing.T
 	dir         string
@@ -91,7 +91,7 @@ func (a *authority) sign(name string, c x509.Certificate, dir string) (*x509.Cer
 	return signed, key
 }
 
-// host signs a certificate of this host; client, of a user.
+// host signs a certificate for this host; client signs one for a user.
 func (a *authority) host(name string) TLSFiles {
 	a.sign(name, x509.Certificate{Subject: pkix.Name{CommonName: name}, DNSNames: []string{"*.example.org", "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}, a.dir)
 	return TLSFiles{Certificate: a.path(name + ".pem"), Key: a.path(name + ".key"), ClientCA: a.path("ca.pem")}
@@ -108,7 +108,6 @@ func (a *authority) client(name string) leases.TLS {
 	return leases.TLS{Certificate: a.path("of-" + file + ".pem"), Key: a.path("of-" + file + ".key"), CA: a.path("ca.pem")}
 }
 
-// config is a client's, of any version of TLS.
 func (a *authority) config(of leases.TLS) *tls.Config {
 	a.t.Helper()
 	cas := x509.NewCertPool()
@@ -156,7 +155,7 @@ func serveRemote(t *testing.T, s *Service, a *authority) *remoteHost {
 	return &remoteHost{Service: s, authority: a, address: "localhost:" + port}
 }
 
-// workingSession answers each request with its sequence, to who shows the token.
+// workingSession answers each request with its sequence number. It requires the token.
 type workingSession struct {
 	leasepb.UnimplementedSessionServer
 }
@@ -195,7 +194,7 @@ func (workingSession) Stats(context.Context, *leasepb.StatsRequest) (*leasepb.St
 	return &leasepb.StatsReply{Vram: 64 << 20}, nil
 }
 
-// withSessions is a service that has a lease of each of two users, whose brokers are in this process. stop kills a broker.
+// withSessions returns a service with leases of two users. Their brokers run in this process; stop ends one.
 func withSessions(t *testing.T) (h *remoteHost, stop func(id string)) {
 	t.Helper()
 	a := newAuthority(t)

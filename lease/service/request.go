@@ -17,14 +17,14 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// newID is not guessed, though nothing depends on that.
+// newID returns a random id. Nothing depends on its secrecy.
 func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return "lease-" + hex.EncodeToString(b[:])
 }
 
-// checkRequest says what is wrong with a request that is wrong on any host.
+// checkRequest checks what is invalid on any host.
 func (s *Service) checkRequest(r *leasepb.AcquireRequest) error {
 	if _, err := ttlOf(r.GetTtl()); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (s *Service) checkRequest(r *leasepb.AcquireRequest) error {
 	return nil
 }
 
-// ttlOf is how long a lease shall live; 0 is as long as the enforcer lets any slice live.
+// ttlOf returns a lease's time to live; 0 is the enforcer's maximum.
 func ttlOf(d *durationpb.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
@@ -54,7 +54,6 @@ func ttlOf(d *durationpb.Duration) (time.Duration, error) {
 	return d.AsDuration(), nil
 }
 
-// failure is a Failure as an error.
 type failure struct {
 	leasepb.Failure
 	status codes.Code
@@ -80,7 +79,7 @@ func invalid(format string, args ...any) error {
 	return failed(leasepb.Code_INVALID_REQUEST, "", format, args...)
 }
 
-// refusal is what the enforcer, or something on this host, said no by.
+// refusal converts an error of the enforcer or of this host to a failure.
 func refusal(err error) error {
 	var ours *failure
 	if errors.As(err, &ours) {
@@ -102,7 +101,7 @@ func refusal(err error) error {
 		f.status = codes.Unavailable
 	case api.CodeQuotaExceeded:
 		f.status = codes.ResourceExhausted
-		if theirs.Requested > 0 { // else it is not bytes that are too many
+		if theirs.Requested > 0 { // otherwise the quota is not in bytes
 			f.Requested, f.Limit, f.Current = &theirs.Requested, &theirs.Limit, &theirs.Current
 		}
 	}

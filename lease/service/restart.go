@@ -16,16 +16,16 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// A lease whose broker ends by itself gets another one: so many at once, and then one in each interval. Making a context keeps the card's
-// driver busy, and a client that faults in a loop must not do that to others.
+// Limits of broker restarts. Creating a context keeps the driver busy, and a client that faults in a loop must not slow down
+// others.
 const (
 	restartsAtOnce  = 5
 	restartInterval = 10 * time.Second
 )
 
-// mind sees to it that the lease has a broker, until it ends or the service does.
+// mind keeps a broker running until the lease or the service ends.
 func (s *Service) mind(l *lease) {
-	s.check(l.live, l) // what the enforcer told before the lease served was of none
+	s.check(l.live, l) // earlier events of the slice were ignored
 	for exited := l.exited; exited != nil; {
 		select {
 		case <-exited:
@@ -54,7 +54,7 @@ func (s *Service) mind(l *lease) {
 	}
 }
 
-// whyExited is also for a broker that the enforcer ended.
+// whyExited returns why the broker ended, also if the enforcer ended it.
 func (s *Service) whyExited(l *lease) (cause, reason string) {
 	ctx, cancel := context.WithTimeout(l.live, askTimeout)
 	defer cancel()
@@ -79,7 +79,7 @@ func (s *Service) whyExited(l *lease) (cause, reason string) {
 	return causeOther, state.String()
 }
 
-// follow starts a broker in the place of one that has ended, and returns what is closed when the new one has; nil if the lease ends first.
+// follow starts the next broker. It returns a channel closed when that exits, or nil if the lease ends first.
 func (s *Service) follow(l *lease, reason string) chan struct{} {
 	for {
 		l.mu.Lock()
@@ -107,7 +107,7 @@ func (s *Service) follow(l *lease, reason string) chan struct{} {
 	}
 }
 
-// stillGranted returns when the enforcer has said that the lease's slice is there; its error is why it is not.
+// stillGranted waits for the enforcer. It returns nil if the lease's slice exists, and otherwise why it does not.
 func (s *Service) stillGranted(l *lease) error {
 	for {
 		ctx, cancel := context.WithTimeout(l.live, askTimeout)
@@ -121,10 +121,10 @@ func (s *Service) stillGranted(l *lease) error {
 		case err == nil || errors.Is(err, api.ErrNotFound):
 			return errors.New(l.whyGone())
 		}
-		select { // an enforcer that is not there comes back
+		select { // wait for the enforcer's restart
 		case <-time.After(interval):
 		case <-l.live.Done():
-			return nil // the next step finds that
+			return nil // the caller checks live
 		}
 	}
 }
@@ -142,7 +142,6 @@ func (s *Service) endIfLive(l *lease, reason string) {
 
 var errTooOften = fmt.Errorf("its brokers ended by themselves %d times, which is as often as is accepted", broker.MaxBrokers)
 
-// startAgain starts the next broker of a lease.
 func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	l.starting.Lock()
 	defer l.starting.Unlock()
@@ -159,13 +158,13 @@ func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	if err := s.keep(l); err != nil {
 		return nil, err
 	}
-	s.cgroups.killOthers(l.ID, l.keeper.PID) // which the former one left
+	s.cgroups.killOthers(l.ID, l.keeper.PID) // left by the former broker
 	if l.Session.Number+1 >= broker.MaxBrokers {
 		return nil, errTooOften
 	}
 	l.Session.Number++
 	l.Session.Before = reason
-	// First, so that no broker ever gives handles that a former one gave.
+	// Store the number first, so that no two brokers return equal handles.
 	if err := l.put(s.dirOf(l.ID)); err != nil {
 		return nil, err
 	}
@@ -185,7 +184,7 @@ func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	return l.exited, nil
 }
 
-// keepAgain is for a lease whose keeper has ended: without one its slice would end with its broker.
+// keepAgain replaces a keeper that has ended: without one the slice would end with the broker.
 func (s *Service) keepAgain(l *lease) {
 	if l.pace.Wait(l.live) != nil {
 		return
@@ -208,14 +207,14 @@ func (s *Service) keepAgain(l *lease) {
 	}
 }
 
-// watchKeeper has mind learn that the keeper has ended.
+// watchKeeper makes unkept close when the keeper ends.
 func (s *Service) watchKeeper(l *lease) error {
 	unkept := make(chan struct{})
 	l.unkept = unkept
 	return s.deaths.Watch(l.keeper, func() { close(unkept) })
 }
 
-// keep starts the lease's keeper, unless that is alive. By it the lease's slice goes on while there is no broker.
+// keep starts the lease's keeper, unless it is alive. The keeper preserves the slice while there is no broker.
 func (s *Service) keep(l *lease) error {
 	if l.keeper != nil {
 		if l.keeper.Alive() {
@@ -229,14 +228,14 @@ func (s *Service) keep(l *lease) error {
 	if err != nil {
 		return err
 	}
-	defer w.Close() // one that is not told to stay ends
+	defer w.Close() // without broker.Stay the keeper exits
 	command := s.command(l, "--keep", []*os.File{r})
 	err = s.launch(l, command)
 	r.Close()
 	if err != nil {
 		return fmt.Errorf("start the lease's keeper: %w", err)
 	}
-	handle, err := process.Open(command.Process.Pid) // it is there: nobody has waited for it
+	handle, err := process.Open(command.Process.Pid) // it exists: Wait has not been called
 	go func() { _ = command.Wait() }()
 	if err != nil {
 		return err

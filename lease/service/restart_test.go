@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// recordOf is what the next service would find.
+// recordOf returns the record that the next service would read.
 func (b *bench) recordOf(id string) record {
 	b.t.Helper()
 	r, err := readRecord(b.dirOf(id))
@@ -44,7 +44,6 @@ func (b *bench) kill(pid int) {
 	}
 }
 
-// connects says whether somebody listens on a lease's socket.
 func (b *bench) connects(id string) bool {
 	conn, err := net.Dial("unix", filepath.Join(b.dirOf(id), sessionName))
 	if err == nil {
@@ -53,7 +52,7 @@ func (b *bench) connects(id string) bool {
 	return err == nil
 }
 
-// serves says whether the lease's newest broker does.
+// serves reports whether the lease's latest broker serves.
 func (b *bench) serves(id string) bool {
 	r := b.recordOf(id)
 	return syscall.Kill(r.PID, 0) == nil && b.shown(id).GetRestarts() == r.Session.Number && b.connects(id)
@@ -117,7 +116,8 @@ func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) 
 	}
 }
 
-// atOnce is far below restartInterval, for which a drop would wait that waited for another broker, and tenfold what it takes.
+// atOnce is ten times the duration of a drop, and far below restartInterval, which a drop would take if it waited for another
+// broker.
 const atOnce = restartInterval / 2
 
 func TestOneThatFaultsInALoopIsStartedAtAPaceAndTouchesNoOther(t *testing.T) {
@@ -178,7 +178,7 @@ func TestALeaseWhoseSliceIsGoneGetsNoOtherBroker(t *testing.T) {
 }
 
 func TestALeaseWhoseKeeperEndedGetsAnotherAndOutlivesItsBroker(t *testing.T) {
-	for _, away := range []bool{false, true} { // while no service runs, too
+	for _, away := range []bool{false, true} { // also while no service runs
 		b := newBench(t, "")
 		id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 		before := b.recordOf(id)
@@ -206,7 +206,7 @@ func TestAnEndThatAServiceBeganIsFinishedByTheNext(t *testing.T) {
 	b := newBench(t, "")
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	b.stop()
-	// It was killed when it had ended the broker.
+	// The service was killed after it had ended the broker.
 	l := b.leases[id]
 	b.mark(l, over{leasepb.Lease_ENDED, reasonDropped})
 	b.kill(l.PID)

@@ -18,13 +18,13 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// drainTimeout is how long a stopping service waits for the calls under way.
+// drainTimeout limits how long a stopping service waits for calls in progress.
 const drainTimeout = 5 * time.Second
 
-// maxCall is how large a message to the service may be, and the headers of one.
+// maxCall is the maximum size of a message, and of its headers, in bytes.
 const maxCall = 64 << 10
 
-// Serve answers on l until ctx ends.
+// Serve serves the API on l until ctx ends.
 func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	const maxStreams = 64
 	g := grpc.NewServer(grpc.Creds(&kernel{users: &s.users, by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
@@ -44,7 +44,7 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// answer makes each error one with a Failure among its details.
+// answer puts a Failure into the details of each error.
 func (s *Service) answer(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -60,13 +60,13 @@ func (s *Service) answer(ctx context.Context, request any, _ *grpc.UnaryServerIn
 	return reply, err
 }
 
-// server is the API's side of a Service.
 type server struct {
 	leasepb.UnimplementedLeasesServer
 	service *Service
 }
 
-// addressed says where a client finds an active lease. One on another machine gets the token, whose file it cannot read.
+// addressed adds the addresses of an active lease. A client on another machine also gets the token, as it cannot read the
+// file.
 func (s *server) addressed(who Peer, l *leasepb.Lease, err error) (*leasepb.Lease, error) {
 	if err != nil || l.GetState() != leasepb.Lease_ACTIVE {
 		return l, err

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package service gives users leases: it has the enforcer admit a slice for each, starts a broker in it, and ends both.
+// Package service gives users leases: it registers a slice with the enforcer for each, starts a broker in it, and ends both.
 //
-// It owns the leases' directories, their tokens, the brokers' cgroups and user ids. The enforcer owns what a lease may hold and when its
-// time is over: it ends the broker then as it ends any process of a slice, and the service clears away what is left. A broker that ends by
-// itself is followed by another one: the slice lives as long as its cgroup has a process, and so there is a second one, the keeper, that does
-// nothing. Both go on while the service is down; the next one takes them up by the lease's record.
+// The package owns the leases' directories and tokens, and the brokers' cgroups and user ids. The enforcer owns a lease's
+// quota and expiry: at the expiry it ends the broker like any process of a slice, and the service removes the rest. A broker
+// that ends by itself is replaced. As a slice exists only while its cgroup has a process, each lease has a second one, the
+// keeper, that does nothing. Broker and keeper outlive the service; the next one adopts them by the lease's record.
 //
-// It must never touch the driver, nor leave anything of a lease that it could not acquire.
+// The package must never touch the driver, nor leave anything of a lease that it failed to acquire.
 package service
 
 import (
@@ -32,7 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Enforcer is what the service asks of the host's.
+// Enforcer is the part of the enforcer's API that the service uses.
 type Enforcer interface {
 	Devices(ctx context.Context) ([]api.Device, error)
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
@@ -43,46 +43,46 @@ type Enforcer interface {
 	Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error
 }
 
-// Options of a Service. All are needed, but where another value is named.
+// Options configure a Service. All are required unless noted otherwise.
 type Options struct {
 	Enforcer Enforcer
-	Dir      string // of the leases
-	Broker   string // the program
-	Cgroup   string // the brokers' common one, below the root of each hierarchy
+	Dir      string // of the leases' directories
+	Broker   string // path of the program
+	Cgroup   string // parent of the brokers' cgroups, relative to each hierarchy's root
 	Bounds   Bounds // of each broker
 
-	FirstUID, LastUID uint32 // of brokers
+	FirstUID, LastUID uint32 // of brokers, inclusive
 	MaxLeases         int
-	MaxClients        int    // of each lease
-	CodeBytes         uint64 // that are admitted for code
+	MaxClients        int    // per lease
+	CodeBytes         uint64 // of overhead, for code
 	LoadTimeout       time.Duration
-	// Limits are what users may have, as the configuration says now.
+	// Limits returns the users' limits of the current configuration.
 	Limits func() []session.Limit
-	// Operator says whether who is in these groups has no limit, as root has none. nil: nobody but root.
+	// Operator reports whether a member of these groups has no limits, like root. nil: only root.
 	Operator func(groups []uint32) bool
 	Log      *slog.Logger
-	// TLS is for ServeRemote; nil: it is not called.
+	// TLS is required for ServeRemote.
 	TLS *TLSFiles
 }
 
 const (
-	// interval is how often expired leases are checked, and without the enforcer's events all leases.
+	// interval is the time between checks for expired leases, and of all leases while the enforcer's events are unavailable.
 	interval = time.Second
-	// startTimeout is until a broker has to serve: it makes a context, which takes seconds where a card is busy.
+	// startTimeout limits a broker's start: creating a context takes seconds on a busy device.
 	startTimeout = 60 * time.Second
-	// askTimeout is for what the enforcer answers at once.
+	// askTimeout limits requests to the enforcer.
 	askTimeout = 5 * time.Second
-	// endTimeout is until the processes of a broker that was killed have to be gone. One that the kernel holds in a system call is gone later.
+	// endTimeout limits the wait for killed processes. One blocked in a system call may end later.
 	endTimeout = 10 * time.Second
-	// exitGrace is what a broker has from SIGTERM to SIGKILL, to tell its clients.
+	// exitGrace is the time from SIGTERM to SIGKILL, for a broker to notify its clients.
 	exitGrace = 30 * time.Millisecond
-	// maxEnded is of how many leases that are over it is known why.
+	// maxEnded is the number of ended leases that are remembered.
 	maxEnded = 1024
-	// contextBytes is what a context costs on a device where no enforcer has learned it.
+	// contextBytes is the assumed size of a context on a device where the enforcer has not measured it.
 	contextBytes = 600 << 20
 )
 
-// Service has the leases of a host.
+// Service manages the leases of a host.
 type Service struct {
 	Options
 	cgroups      *cgroups
@@ -91,21 +91,21 @@ type Service struct {
 	counts       counts
 	ending       sync.WaitGroup
 	minding      sync.WaitGroup
-	live         context.Context // ends when leases are to go on without this service
+	live         context.Context // ends with the service; leases continue
 	quit         context.CancelFunc
-	remote       atomic.Pointer[door] // nil: nobody on another machine is served
+	remote       atomic.Pointer[door] // nil: clients on other machines are not served
 	users        session.HostUsers
 	changes      *session.Pace
 
 	mu       sync.Mutex // guards all below
 	leases   map[string]*lease
 	lastUID  uint32
-	ended    []*leasepb.Lease     // the oldest first
+	ended    []*leasepb.Lease     // oldest first
 	acquires map[uint32]*acquires // by user
 	logs     map[uint32]*slog.Logger
 }
 
-// New takes up the leases that a former service left, and ends those whose broker is gone.
+// New adopts the leases of a former service, and ends those without a living process.
 func New(o Options) (*Service, error) {
 	if err := checkUIDs(o.FirstUID, o.LastUID); err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func New(o Options) (*Service, error) {
 	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
 		return nil, err
 	}
-	// Nobody lists others' leases.
+	// Users must not list others' leases.
 	if err := os.Chmod(o.Dir, 0o711); err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func New(o Options) (*Service, error) {
 	return s, nil
 }
 
-// Run keeps the leases until ctx ends; then brokers go on.
+// Run manages the leases until ctx ends. Brokers continue after that.
 func (s *Service) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	watching.Go(func() { s.watch(ctx) })
@@ -165,8 +165,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// watch follows the enforcer's events and checks each lease with a slice that changed or ended. Without events it checks all leases each
-// interval.
+// watch checks each lease on an event of its slice, and all leases each interval while events are unavailable.
 func (s *Service) watch(ctx context.Context) {
 	var instance string
 	var since uint64
@@ -226,12 +225,11 @@ func (s *Service) check(ctx context.Context, l *lease) {
 	case err == nil:
 		l.lives(slice)
 	}
-	if l.isOver() { // and the enforcer does not say that it was renewed
+	if l.isOver() { // the enforcer did not report a renewal
 		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
 	}
 }
 
-// all leases that are active.
 func (s *Service) all() []*lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +243,7 @@ func (s *Service) all() []*lease {
 	return all
 }
 
-// Acquire returns when the broker serves. What fails leaves nothing behind.
+// Acquire acquires a lease, and returns when its broker serves. On failure nothing is left.
 func (s *Service) Acquire(ctx context.Context, who Peer, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
 	shown, err := s.acquire(ctx, who, r)
 	if err != nil {
@@ -296,7 +294,7 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	return shown, nil
 }
 
-// enter gives a lease its place and a user id.
+// enter adds a lease to the table, and assigns its broker's user id.
 func (s *Service) enter(l *lease) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,7 +314,7 @@ func (s *Service) enter(l *lease) error {
 	return nil
 }
 
-// Renew lets a lease live for so long from now.
+// Renew sets the remaining time of a lease.
 func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) (*leasepb.Lease, error) {
 	ttl, err := ttlOf(r.GetTtl())
 	if err != nil {
@@ -347,16 +345,16 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 	return s.show(ctx, l), nil
 }
 
-// Drop returns when the broker has ended, and its memory is free.
+// Drop ends a lease. It returns when the broker has ended and its memory is free.
 func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*leasepb.Lease, error) {
 	l, err := s.own(who, r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	return s.end(l, leasepb.Lease_ENDED, reasonDropped), nil // also if who asked is gone
+	return s.end(l, leasepb.Lease_ENDED, reasonDropped), nil // even if the caller has disconnected
 }
 
-// List has the leases of who asks; root's are all.
+// List returns the caller's active leases, or all of them for root.
 func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
 	all := slices.DeleteFunc(s.all(), func(l *lease) bool { return !who.may(l.UID) })
 	if len(all) == 0 {
@@ -374,7 +372,7 @@ func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
 	return list
 }
 
-// Show also has a lease that has ended, for a while.
+// Show returns a lease, for some time also after its end.
 func (s *Service) Show(ctx context.Context, who Peer, id string) (*leasepb.Lease, error) {
 	l, err := s.own(who, id)
 	if err == nil {
@@ -390,7 +388,7 @@ func (s *Service) Show(ctx context.Context, who Peer, id string) (*leasepb.Lease
 	return nil, err
 }
 
-// own is the active lease of that id, if it is that user's. Others' are not said to exist.
+// own returns an active lease of the user. It does not reveal whether others' leases exist.
 func (s *Service) own(who Peer, id string) (*lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -405,7 +403,7 @@ func (s *Service) own(who Peer, id string) (*lease, error) {
 	return nil, failed(leasepb.Code_NOT_FOUND, "`gpuslice lease list` lists yours", "you have no lease %.80q", id)
 }
 
-// show asks the enforcer how the lease is.
+// show returns the lease after querying the enforcer.
 func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
 	if slice, err := s.Enforcer.Slice(ctx, l.ID); err == nil && slice.Generation == l.Generation {
 		l.lives(slice)
@@ -415,7 +413,7 @@ func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
 
 func (s *Service) dirOf(id string) string { return filepath.Join(s.Dir, id) }
 
-// choose finds the device; the one with the most room if none is named.
+// choose returns the named device, or the one with the most room if name is "".
 func choose(devices []api.Device, name string) (*api.Device, error) {
 	if len(devices) == 0 {
 		return nil, failed(leasepb.Code_REFUSED, "see `gpuslice devices`", "the enforcer knows no device")

@@ -34,7 +34,7 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 		!slices.Equal(r.Quotas, []api.Quota{{Device: "GPU-b", Bytes: 696 << 20}}) || !slices.Equal(r.Visible, []string{"GPU-b"}) || r.Session {
 		t.Errorf("%+v", r)
 	}
-	// The broker has that uid alone, and is in a cgroup of its own with its bounds.
+	// The broker runs with that uid only, in its own cgroup with its limits.
 	pid := b.recordOf(l.GetId()).PID
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil || !strings.Contains(string(status), fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\nGid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d\n", r.UID)) ||
@@ -45,7 +45,7 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 	if err != nil || !strings.Contains(string(in), b.Cgroup+"/"+l.GetId()) {
 		t.Errorf("%s, %v", in, err)
 	}
-	// Its sockets and its token are the user's alone.
+	// Only the user can access sockets and token.
 	dir := b.dirOf(l.GetId())
 	for name, mode := range map[string]os.FileMode{tokenName: 0o600, sessionName: 0o600, sharedName: 0o600} {
 		info, err := os.Stat(filepath.Join(dir, name))
@@ -62,7 +62,7 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, recordName)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	// It was told what it is for.
+	// The broker received its configuration.
 	config := b.configOf(l.GetId())
 	token, err := os.ReadFile(filepath.Join(dir, tokenName))
 	if err != nil || len(config.Token) != 64 || strings.TrimSpace(string(token)) != config.Token {
@@ -89,7 +89,6 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 	}
 }
 
-// configOf asks the stand-in.
 func (b *bench) configOf(id string) broker.Config {
 	b.t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(b.dirOf(id), sessionName))
@@ -107,7 +106,7 @@ func (b *bench) configOf(id string) broker.Config {
 func TestADropTakesATenthOfASecond(t *testing.T) {
 	for _, how := range []string{"", "stubborn"} {
 		b := newBench(t, how)
-		await.Once(t, how+": a drop", time.Second, func() time.Duration { // tenfold
+		await.Once(t, how+": a drop", time.Second, func() time.Duration { // ten times its duration
 			return b.drop(b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId())
 		})
 		b.nothingIsLeft()
@@ -126,7 +125,7 @@ func TestWhatCannotBeAcquiredLeavesNothing(t *testing.T) {
 		}
 		b.nothingIsLeft()
 	}
-	// Who asks gives up.
+	// The caller disconnects.
 	b := newBench(t, "mute")
 	ctx, cancel := context.WithCancel(context.Background())
 	failed := make(chan error, 1)
@@ -143,7 +142,7 @@ func TestWhatCannotBeAcquiredLeavesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	b.nothingIsLeft()
-	// There is no broker.
+	// The broker's program does not exist.
 	b.Broker = "/no/such/program"
 	if _, err := b.Acquire(context.Background(), as(alice), &leasepb.AcquireRequest{Vram: 1 << 20}); codeOf(err) != leasepb.Code_REFUSED {
 		t.Error(err)
@@ -319,7 +318,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	b.stop()
 	for _, l := range []*leasepb.Lease{dead, orphan} {
 		b.kill(b.recordOf(l.GetId()).PID)
-		<-b.leases[l.GetId()].exited // this process still is its parent
+		<-b.leases[l.GetId()].exited // this process is still its parent
 	}
 	b.kill(b.recordOf(dead.GetId()).Keeper.PID)
 	eventually(t, "its keeper is dead", func() bool { return !b.leases[dead.GetId()].keeper.Alive() })
@@ -355,7 +354,8 @@ func TestWhatAServiceLeftThatWasKilledIsEnded(t *testing.T) {
 	l := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})
 	orphan := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})
 	b.stop()
-	// One was being acquired: its record names no broker. Of another there is a cgroup alone, and of a third an empty directory.
+	// Three leases are left: one without a broker in its record, one with only a cgroup, and one with only an empty
+	// directory.
 	lost := b.leases[l.GetId()]
 	lost.PID = 0
 	if err := lost.put(b.dirOf(l.GetId())); err != nil {
@@ -367,7 +367,7 @@ func TestWhatAServiceLeftThatWasKilledIsEnded(t *testing.T) {
 	if err := os.Mkdir(b.dirOf("lease-empty"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	b.enforcer.set(func() { clear(b.enforcer.slices) }) // as the enforcer does when a cgroup is empty
+	b.enforcer.set(func() { clear(b.enforcer.slices) }) // as the enforcer does for an empty cgroup
 	b.start()
 	b.nothingIsLeft()
 }

@@ -17,13 +17,12 @@ import (
 )
 
 const (
-	// statsTimeout is how long all brokers together have to answer: one that does not has no series in that scrape.
+	// statsTimeout limits the queries of one scrape. A broker that does not answer in time has no series in it.
 	statsTimeout = time.Second
-	// statsAtOnce is how many are asked at one time.
-	statsAtOnce = 16
+	statsAtOnce  = 16
 )
 
-// sessions shows what each active lease's broker says of its session.
+// sessions exports the statistics of each active lease's session.
 type sessions struct {
 	active func() []string // ids
 	ask    func(ctx context.Context, id string) (*leasepb.StatsReply, error)
@@ -80,7 +79,7 @@ func (s *sessions) Collect(to chan<- prometheus.Metric) {
 			defer func() { <-room }()
 			stats, err := s.ask(ctx, id)
 			if err != nil {
-				return // it has ended since, or does not answer
+				return // ended, or not answering
 			}
 			for _, m := range sessionMetrics {
 				to <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(stats)), id)
@@ -90,7 +89,6 @@ func (s *sessions) Collect(to chan<- prometheus.Metric) {
 	asked.Wait()
 }
 
-// active are the ids of the leases whose brokers serve.
 func (s *Service) active() (ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +100,7 @@ func (s *Service) active() (ids []string) {
 	return ids
 }
 
-// stats asks a lease's broker, which may answer anything, or nothing until ctx ends.
+// stats queries a lease's broker, which is untrusted.
 func (s *Service) stats(ctx context.Context, id string) (*leasepb.StatsReply, error) {
 	connection, err := grpc.NewClient("unix:"+filepath.Join(s.dirOf(id), sessionName), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -112,7 +110,8 @@ func (s *Service) stats(ctx context.Context, id string) (*leasepb.StatsReply, er
 	return leasepb.NewSessionClient(connection).Stats(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.tokenOf(id)), &leasepb.StatsRequest{})
 }
 
-// tokenOf returns the token of an active lease, from the lease's record: the user can make an open of the file block.
+// tokenOf returns the token of an active lease, from its record: opening the token file could block, since its user controls
+// it.
 func (s *Service) tokenOf(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

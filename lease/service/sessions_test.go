@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// countingSession is a broker's session that says what it has counted to who shows the token, or nothing at all.
+// countingSession is a broker's session that requires the token, and returns fixed counts or never answers.
 type countingSession struct {
 	leasepb.UnimplementedSessionServer
 	token  string
@@ -48,7 +48,7 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		// Opening it blocks: a user can do that to the file, as by a lease (fcntl(2), F_SETLEASE).
+		// Opening it blocks. A user can cause that with a file lease (fcntl(2), F_SETLEASE).
 		if err := unix.Mkfifo(filepath.Join(dir, tokenName), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -62,8 +62,8 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 		t.Cleanup(server.Stop)
 		s.leases[id] = &lease{serving: true, record: record{Session: broker.Config{Token: strings.Repeat("ab", tokenBytes)}}}
 	}
-	s.leases["begins"] = &lease{}            // has no socket yet
-	s.leases["gone"] = &lease{serving: true} // nor has this one any more
+	s.leases["begins"] = &lease{}            // no socket yet
+	s.leases["gone"] = &lease{serving: true} // no socket any more
 	var want strings.Builder
 	for i, name := range []string{"allocated_bytes", "clients", "requests_total", "failures_total", "launches_total", "launch_failures_total", "syncs_total",
 		"sync_failures_total", "frees_refused_total", "written_bytes_total", "read_bytes_total"} {

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// etc is where the host's users are; tests have another.
+// etc is replaced by tests.
 var etc = "/etc"
 
-// checkUIDs says who has an id of the range already: a user of the host, or of a container that one of them may start.
+// checkUIDs returns an error if an id of the range belongs to a user of the host, or to a user's containers.
 func checkUIDs(first, last uint32) error {
 	for _, file := range []struct {
 		name   string
@@ -53,7 +53,7 @@ func checkUIDs(first, last uint32) error {
 	return nil
 }
 
-// nextUID is one that no broker has, and no user of whom the files say nothing; the one that was used longest ago.
+// nextUID returns the least recently used id that has no broker, and is no user of a network directory.
 func nextUID(first, last, before uint32, used map[uint32]bool) (uint32, error) {
 	uid := before
 	for range last - first + 1 {

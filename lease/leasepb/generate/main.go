@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Generate compiles lease.proto in the directory above, and has protoc's plugins for Go write what follows from it. It needs no protoc.
+// Generate compiles lease.proto of the directory above, and runs protoc's Go plugins on it. It needs no protoc.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 func generate(ctx context.Context) error {
 	compiler := protocompile.Compiler{
 		Resolver:       protocompile.WithStandardImports(&protocompile.SourceResolver{}),
-		SourceInfoMode: protocompile.SourceInfoStandard, // with the comments
+		SourceInfoMode: protocompile.SourceInfoStandard, // keeps comments
 	}
 	files, err := compiler.Compile(ctx, source)
 	if err != nil {
@@ -50,7 +50,7 @@ func generate(ctx context.Context) error {
 	return nil
 }
 
-// withImports puts a file after those that it imports, as a plugin wants them.
+// withImports appends a file after its imports, as plugins require.
 func withImports(all []*descriptorpb.FileDescriptorProto, seen map[string]bool, file protoreflect.FileDescriptor) []*descriptorpb.FileDescriptorProto {
 	if seen[file.Path()] {
 		return all
