@@ -50,8 +50,8 @@ func (m *model) change(offset, size uint64, to bool) error {
 	return nil
 }
 
-// FuzzPool compares two models under one limit with their promise after each step. A step is three bytes with small numbers
-// of pages; if the first is 200 or more, 16 bytes follow with an arbitrary offset and size.
+// FuzzPool checks two models under one limit against model. A step is three bytes with small numbers of pages; if the first
+// is 200 or more, 16 bytes follow with an arbitrary offset and size.
 func FuzzPool(f *testing.F) {
 	f.Add(true, []byte{0, 0, 10, 1, 2, 3, 0, 4, 1, 3, 40, 0, 1, 0, 2})
 	f.Add(false, []byte{0, 60, 3, 4, 60, 60, 2, 61, 1, 201, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 32, 0, 0, 0, 0, 0})

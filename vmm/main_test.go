@@ -19,7 +19,7 @@ const (
 	gib = 1 << 30
 )
 
-// settle keeps a context open during all tests on a card, and waits until the memory of that context is charged to the slice.
+// settle keeps a context open during all tests on a card, and waits until the context's memory is charged to the slice.
 var settle = sync.OnceValue(func() error {
 	if os.Getenv(simulated.OnCard) == "" {
 		return nil

@@ -318,8 +318,8 @@ func (p *Pool) forget(first, n int) {
 	p.store.mapped -= n
 }
 
-// leavePages marks n mapped pages as cached but leaves the last of them mapped, up to the cache's bound. The others are
-// unmapped, and so are the oldest cached pages beyond the bound.
+// leavePages caches n mapped pages. It leaves the last of them mapped, up to the cache's bound, and releases the others and
+// the oldest cached pages beyond the bound.
 func (p *Pool) leavePages(first, n int) error {
 	s := p.store
 	room := s.room(s.mapped - n)
@@ -426,7 +426,6 @@ func (p *Pool) setBits(first, n int, mapped bool) {
 // nextMapped returns the first mapped page in [from, end), or end.
 func (p *Pool) nextMapped(from, end int) int { return p.next(from, end, 0) }
 
-// nextUnmapped returns the first unmapped page in [from, end), or end.
 func (p *Pool) nextUnmapped(from, end int) int { return p.next(from, end, ^uint64(0)) }
 
 func (p *Pool) next(from, end int, flip uint64) int {

@@ -151,8 +151,8 @@ func (s *Shared) SetLimit(limit uint64) error {
 
 // SharedStats is a snapshot of a Shared. Sizes are in bytes.
 type SharedStats struct {
-	// Limit is the maximum of physical memory, and Current its use. With a limit of its own, Current is the use of the models
-	// and the cache; otherwise of all processes that share the quota or the device.
+	// Limit is the maximum of physical memory, and Current its use: by this Shared if the limit is its own, otherwise by all
+	// processes that share the quota or the device.
 	Limit, Current uint64
 	MappedBytes    uint64
 	CachedBytes    uint64

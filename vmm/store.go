@@ -98,8 +98,8 @@ func (s *store) create(handles []cuda.Handle) (made int, err error) {
 	return made, err
 }
 
-// orGiveBack calls f until it does not fail for lack of memory. Before each retry it trims the cached pages of the device's
-// pools by the pages that f reports missing; it gives up when nothing is cached.
+// orGiveBack calls f until it does not fail for lack of memory. It trims the device's caches by the missing pages before each
+// retry, and gives up when nothing is cached.
 func (s *store) orGiveBack(f func() (missing int, err error)) error {
 	for {
 		missing, err := f()

@@ -19,9 +19,7 @@
 //   - The device's work on a range must be complete before Unmap: wait for its stream. Otherwise the driver destroys the
 //     context.
 //   - Unmapped pages are cached up to Options.Cache. They are released when a request of any pool of the Device would
-//     otherwise
-//
-// fail; Device.Trim releases all of them.
+//     otherwise fail; Device.Trim releases all of them.
 //   - All methods are safe for concurrent use. Calls for one Device are serialized.
 //
 // The package must never hold physical memory that is neither mapped nor counted as cached.

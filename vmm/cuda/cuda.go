@@ -39,7 +39,6 @@ const (
 // ErrNoDriver is returned if libcuda.so.1 cannot be opened, or lacks a function.
 var ErrNoDriver = errors.New("there is no CUDA driver")
 
-// load opens the library and initialises the driver, once per process.
 var load = sync.OnceValue(func() error {
 	var message [256]C.char
 	if missing := C.native_load(&message[0], C.size_t(len(message))); missing != nil {
