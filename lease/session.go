@@ -65,7 +65,7 @@ type Session struct {
 	followed bool             // another broker follows if this one ends
 	away     bool             // the broker has ended, and the next has not answered yet
 	launches uint64           // total
-	synced   uint64           // launches reported by a Sync
+	synced   uint64           // launches reported by a Sync, or to be reported by lost
 	lost     *leasepb.Failure // failure of launches lost with a broker
 	room     chan struct{}    // closed when there is room or the session ends; nil if no call waits
 	send     chan struct{}    // wakes sendAll
@@ -377,7 +377,7 @@ func (s *Session) ask(ctx context.Context, r *leasepb.Request) (*leasepb.Reply, 
 	return s.wait(ctx, done)
 }
 
-// Sync waits for all earlier launches. It returns the first failure since the last Sync.
+// Sync waits for all earlier launches. It returns a failure since the last Sync, if any.
 func (s *Session) Sync(ctx context.Context) error {
 	s.mutex.Lock()
 	n := s.launches

@@ -20,7 +20,7 @@ const (
 	stagePieces = 4
 )
 
-// staging is that memory. The first long transfer allocates it, and Share frees it, as it may need the room.
+// staging is that shared memory. The first long transfer allocates it, and Share frees it, as it may need the room.
 type staging struct {
 	using  sync.RWMutex // read-locked by transfers, locked to make or drop the memory
 	shared *Shared      // nil if there is none

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Harden drops privileges that serving a session does not need. Call it before the driver is loaded. It cannot be undone.
+// Harden restricts this process to what serving a session needs. Call it before the driver is loaded. It cannot be undone.
 func Harden() error {
 	for name, value := range map[string]string{
 		"CUDA_CACHE_DISABLE": "1", // no compiled code on disk

@@ -83,7 +83,7 @@ func openReserved(ordinal int, vram uint64) (*reserved, error) {
 func reserveOn(device *vmm.Device, vram uint64) (*reserved, error) {
 	page := device.PageSize()
 	size := (vram + page - 1) / page * page
-	pool, err := device.NewPool(size, vmm.Options{PageSize: size & -size}) // a large page maps as fast as a small one
+	pool, err := device.NewPool(size, vmm.Options{PageSize: size & -size}) // the largest possible: mapping time is per page
 	if err != nil {
 		return nil, err
 	}

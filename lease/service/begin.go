@@ -312,7 +312,8 @@ func environment(env []string) []string {
 	})
 }
 
-// listen creates a socket that only its owner can connect to. It atomically replaces a former broker's.
+// listen creates a socket that only its owner can connect to. It atomically replaces a former broker's, so that clients
+// always find one.
 func listen(path string, uid, gid uint32) (*os.File, error) {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -190,8 +190,8 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// hangUp closes a connection once the peer has read the alert: closing with unread input would reset the connection, and lose
-// the alert.
+// hangUp closes a connection so that the peer can still read the reason: closing with unread input would reset the
+// connection.
 func hangUp(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
@@ -300,7 +300,7 @@ func id(text string) (uint32, error) {
 	return uint32(n), err
 }
 
-// isUserName rejects names with a meaning for directory services or C, to which the name is passed.
+// isUserName accepts only names without special meaning for directory services and C, to which the name is passed.
 func isUserName(name string) bool {
 	const most = 256
 	if name == "" || len(name) > most || name[0] == '-' || strings.Trim(name, "0123456789") == "" {

@@ -229,7 +229,7 @@ func (s *Service) adopt(l *lease) bool {
 	if l.keeper, err = process.Again(l.Keeper.PID, l.Keeper.Start); err == nil {
 		err = s.watchKeeper(l)
 	}
-	if err != nil { // mind restarts it
+	if err != nil { // mind starts another keeper
 		l.unkept = make(chan struct{})
 		close(l.unkept)
 	}

@@ -61,7 +61,7 @@ type Options struct {
 	// Operator reports whether a member of these groups has no limits, like root. nil: only root.
 	Operator func(groups []uint32) bool
 	Log      *slog.Logger
-	// TLS is required for ServeRemote.
+	// TLS is required for ServeRemote, and may otherwise be nil.
 	TLS *TLSFiles
 }
 

@@ -53,7 +53,7 @@ func checkUIDs(first, last uint32) error {
 	return nil
 }
 
-// nextUID returns the least recently used id that has no broker, and is no user of a network directory.
+// nextUID returns the least recently used id that belongs to no broker and no user, including users of network directories.
 func nextUID(first, last, before uint32, used map[uint32]bool) (uint32, error) {
 	uid := before
 	for range last - first + 1 {
