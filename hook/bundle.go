@@ -19,27 +19,26 @@ import (
 
 const maxConfig = 16 << 20
 
-// Bundle is what the hook needs to know of a container's config.json.
+// Bundle holds the parts of a container's config.json that the hook uses.
 type Bundle struct {
-	Dir         string // of config.json
-	Rootfs      string // absolute
+	Dir         string // directory of config.json
+	Rootfs      string // absolute path
 	OCIVersion  string
 	Annotations map[string]string
 	Args        []string
 	GPUs        gpus.Spec
-	Masked      []string            // paths that the runtime hides after the hook
-	Seccomp     *specs.LinuxSeccomp // nil if there is none
+	Masked      []string            // paths that the runtime masks after the hook
+	Seccomp     *specs.LinuxSeccomp // nil if absent
 
-	// Own is what the command line of this run of the hook grants.
+	// Own is the grant of this run's command line.
 	Own annotations.Grant
 }
 
-// ReadBundle reads a bundle's config.json. The annotations come from there and not from the state, where the
-// OCI specification has a copy of them: the root filesystem is named only there, and one source cannot
-// contradict itself. Both are the engine's words, neither is the image's.
+// ReadBundle reads a bundle's config.json, which the engine writes. It ignores the copy of the annotations in the state: the root
+// filesystem is in config.json only, and one source cannot contradict itself.
 func ReadBundle(dir string) (Bundle, error) {
 	path := filepath.Join(dir, "config.json")
-	// Not blocking, should it be a FIFO.
+	// O_NONBLOCK: it may be a FIFO.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Bundle{}, fmt.Errorf("the bundle: %w", err)
@@ -52,7 +51,7 @@ func ReadBundle(dir string) (Bundle, error) {
 	return ParseBundle(path, text)
 }
 
-// ParseBundle is [ReadBundle] for whoever has read config.json already; path is where that is.
+// ParseBundle parses the text of a config.json; path is its location.
 func ParseBundle(path string, text []byte) (Bundle, error) {
 	var config struct {
 		OCIVersion string `json:"ociVersion"`
@@ -90,7 +89,7 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 	}, nil
 }
 
-// Request is what the container asks for; nil without an error if it is none of our business.
+// Request returns the container's request, or nil without an error if gpuslice does not apply to it.
 func (b *Bundle) Request(policy annotations.Policy) (*annotations.Request, error) {
 	grant, err := granted(slices.Concat(b.GPUs.Hooks.Prestart, b.GPUs.Hooks.CreateRuntime), b.Own)
 	if err != nil {
@@ -103,22 +102,21 @@ func (b *Bundle) Request(policy annotations.Policy) (*annotations.Request, error
 	return request, b.advise(err)
 }
 
-// sandboxKeys say that a container is only a pod's sandbox. CRI gives the pod's annotations to it too; it runs
-// nothing but pause, and must not take the quota that the pod's containers ask for.
+// sandboxKeys mark a container as the sandbox of a pod. CRI copies the pod's annotations to the sandbox, which must not take the
+// quota of the pod's containers.
 var sandboxKeys = []string{
 	"io.kubernetes.cri.container-type", // containerd
 	"io.kubernetes.cri-o.ContainerType",
 }
 
-// pauses are the command lines of sandboxes that nothing else tells from a container: cri-dockerd marks its own by a
-// label, which an engine keeps to itself, and podman its infra containers nowhere that a runtime sees.
+// pauses lists the command lines of sandboxes without another mark visible to a runtime, those of cri-dockerd and podman.
 var pauses = [][]string{
 	{"/pause"},           // Kubernetes' image
 	{"/catatonit", "-P"}, // podman's
 }
 
-// IsSandbox says whether the container says of itself that it is a pod's sandbox. Whoever may start a container can
-// write the annotation by hand, or name a program so: [gpus.Spec.Reaches] says whether it may go without a quota.
+// IsSandbox reports whether the container claims to be the sandbox of a pod, which any user can make it do. [gpus.Spec.Reaches]
+// decides whether it may run without a quota.
 func (b *Bundle) IsSandbox() bool {
 	for _, key := range sandboxKeys {
 		if b.Annotations[key] == "sandbox" {

@@ -13,17 +13,17 @@ import (
 	"github.com/gpuslice/gpuslice/hook/annotations"
 )
 
-// Name is the program's, by which its entries among a bundle's hooks are known.
+// Name is the name of the program, also in a bundle's hooks.
 const Name = "gpuslice-hook"
 
-// Command is a command line of gpuslice-hook.
+// Command is a parsed command line of gpuslice-hook.
 type Command struct {
 	Stage, Config, Report, Timing string
 	Grant                         annotations.Grant
 }
 
-// ParseCommand does without package flag, which would print several lines where a runtime shows one. A command line that is not one has no
-// stage.
+// ParseCommand parses a command line. For an invalid one it returns an empty Stage. It avoids package flag, which prints several
+// lines, since a runtime shows only one.
 func ParseCommand(args []string) Command {
 	c := Command{Config: api.DefaultConfig}
 	pool := ""
@@ -41,9 +41,9 @@ func ParseCommand(args []string) Command {
 	return c
 }
 
-// granted is what the hooks of a bundle give the container, all together: a claim's CDI device brings a hook, and a container may have
-// several claims. Each run of the hook finds the same, so the first registers the container with all of it. What is in a bundle's hooks
-// is run by root, so it is root's word as is a command line; own is that of this run, should the bundle not have it.
+// granted returns the union of the grants in the bundle's hooks and of own, the grant of this run. A container may have several
+// claims, and each claim's CDI device adds a hook. The first run registers the container with all of them. Root runs the hooks of
+// a bundle, so they are as trusted as a command line.
 func granted(hooks []specs.Hook, own annotations.Grant) (g annotations.Grant, err error) {
 	all := []annotations.Grant{own}
 	for _, h := range hooks {

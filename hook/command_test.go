@@ -30,7 +30,7 @@ func TestACommandLineGrantsPools(t *testing.T) {
 	}
 }
 
-// claimed is a bundle as containerd makes it of a container with claims: each argument is the command line of a hook.
+// claimed returns a bundle such as containerd writes for claims; each line is the command line of a hook.
 func claimed(t *testing.T, keys map[string]string, lines ...string) Bundle {
 	t.Helper()
 	var hooks []specs.Hook
@@ -79,7 +79,7 @@ func TestAClaimIsAQuotaWhateverAnnotationsAndEnvironmentSay(t *testing.T) {
 	}
 }
 
-// Hooks of the caller's that its bundle does not name, as a wrapper would add them.
+// A wrapper may add a hook that the bundle does not list.
 func TestTheHooksOwnCommandLineGrantsToo(t *testing.T) {
 	b := claimed(t, nil, "other prestart")
 	b.Own = annotations.Grant{Pools: api.PoolNames{"a"}}
@@ -97,7 +97,7 @@ func TestASliceIsTheContainersIfAnotherOfItsHooksMadeIt(t *testing.T) {
 		{api.Slice{PID: 7, Pools: api.PoolNames{"b", "a"}}, true},
 		{api.Slice{PID: 7, Pools: api.PoolNames{"a"}}, false},
 		{api.Slice{PID: 7}, false},
-		{api.Slice{PID: 8, Pools: api.PoolNames{"a", "b"}}, false}, // of a container that had the id before
+		{api.Slice{PID: 8, Pools: api.PoolNames{"a", "b"}}, false}, // of an earlier container with the same id
 	} {
 		h := &Hook{Enforcer: &fake{slice: c.slice}}
 		if is := h.again(t.Context(), state, api.PoolNames{"a", "b"}); is != c.is {

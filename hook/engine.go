@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/hook/annotations"
 )
 
-// advise says of a container without a quota how to give it one on its engine: not by an annotation where the engine passes none.
+// advise adds to ErrMissing how to set a quota on the container's engine, which may pass no annotations.
 func (b *Bundle) advise(err error) error {
 	if !errors.Is(err, annotations.ErrMissing) || !b.ofDocker() {
 		return err
@@ -33,7 +33,7 @@ func (b *Bundle) advise(err error) error {
 	return err
 }
 
-// ofDocker says whether dockerd made the container: it binds files of its own on some of /etc.
+// ofDocker reports whether dockerd created the container: it binds its files on /etc/hostname and /etc/hosts.
 func (b *Bundle) ofDocker() bool {
 	for _, m := range b.GPUs.Mounts {
 		if dockerContainers(m) != "" {
@@ -43,7 +43,7 @@ func (b *Bundle) ofDocker() bool {
 	return false
 }
 
-// dockerContainers returns Docker's directory of containers if the mount is of a file in it.
+// dockerContainers returns Docker's directory of containers if it contains the mount's source, else "".
 func dockerContainers(m specs.Mount) string {
 	containers := filepath.Dir(filepath.Dir(m.Source))
 	if m.Destination != "/etc/hostname" && m.Destination != "/etc/hosts" || filepath.Base(containers) != "containers" {
@@ -52,7 +52,8 @@ func dockerContainers(m specs.Mount) string {
 	return containers
 }
 
-// docker24 says whether the Docker that wrote the bundle is 24 or newer. It tells by the OCI version: 20.10 and 23 write 1.0.2-dev, and 24 1.1.0-rc.2.
+// docker24 reports by the OCI version whether Docker 24 or newer wrote the bundle: 20.10 and 23 write 1.0.2-dev, 24 writes
+// 1.1.0-rc.2.
 func (b *Bundle) docker24() (is, known bool) {
 	parts := strings.SplitN(b.OCIVersion, ".", 3)
 	if len(parts) != 3 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook puts a container into its slice, and takes it out again. It is run by the OCI runtime, as root and
-// in the host's namespaces, when the container's namespaces exist and its process has not started (prestart or
-// createRuntime), and once more when the container is over (poststop).
+// Package hook adds a container to its slice and removes it again. The OCI runtime runs it as root in the host's namespaces: at
+// prestart or createRuntime, before the container's process starts, and at poststop.
 //
-// It asks the enforcer for the slice and binds it into the container. It keeps no state but a record of
-// the files that it made to bind on (package roots). It must never leave a container running without the quota
-// that was asked for: at prestart every failure is final, undoes what was done, and is said in one sentence.
-// At poststop no failure is, since runc skips the poststop hooks of others after one that fails.
+// The hook requests the slice from the enforcer and binds it into the container. Its only state is a record of the mount points
+// that it created (package roots). It must never leave a container running without the requested quota: a failure at prestart is
+// final, rolled back, and reported in one sentence. A failure at poststop is only logged, since runc skips the remaining poststop
+// hooks after one fails.
 package hook
 
 import (
@@ -31,12 +30,12 @@ import (
 	"github.com/gpuslice/gpuslice/hook/roots"
 )
 
-// Enforcer is what the hook asks of the enforcer.
+// Enforcer is the part of the enforcer's API that the hook uses.
 type Enforcer interface {
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
-	// Release releases the slice id if it is of that generation, or of any if that is 0. Unless forced, it refuses while
-	// processes of the slice are alive.
+	// Release releases a slice of the given generation; 0 matches any. Unless forced, it fails while the slice has live
+	// processes.
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 }
 
@@ -44,17 +43,17 @@ type Enforcer interface {
 type Hook struct {
 	Enforcer Enforcer
 	Policy   annotations.Policy
-	Grant    annotations.Grant // by the command line
-	// Records is where package roots keeps its records; its parent exists when the enforcer runs.
+	Grant    annotations.Grant // from the command line
+	// Records is the directory of package roots. Its parent exists while the enforcer runs.
 	Records string
-	// Timing, unless nil, is told how long each part of Prestart took.
+	// Timing, if set, receives the duration of each part of Prestart.
 	Timing func(part string, took time.Duration)
 
 	deadlines Deadlines
-	wait      func() // before the enforcer is asked again; nil: it is asked once
+	wait      func() // called before each retry; nil for no retries
 }
 
-// register asks for the slice, and again as long as nothing is carried out: while the enforcer is being replaced, or makes room.
+// register requests the slice. It retries while the enforcer is being replaced or is busy: such a request had no effect.
 func (h *Hook) register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	for begun := time.Now(); ; h.wait() {
 		reply, err := h.Enforcer.Register(ctx, r)
@@ -73,10 +72,9 @@ func (h *Hook) register(ctx context.Context, r api.RegisterRequest) (api.Registe
 
 // Prestart registers the container and binds its slice.
 //
-// The order makes a kill harmless at every point: until Register answers, nothing was done. After it, the enforcer
-// sees the container's init die, since a runtime whose hook was killed creates no container, and releases the
-// slice. What was made in the root filesystem is on record before it is made, and the runtime runs the poststop hook
-// also for a container that it failed to create; mounts die with their namespace.
+// A kill is harmless at any point: the runtime then creates no container, and the enforcer releases the slice when the
+// container's init exits. Files in the root filesystem are recorded before they are created, and the runtime runs poststop after
+// such a failure too. Mounts end with their namespace.
 func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	lap := h.laps()
 	bundle, err := ReadBundle(s.Bundle)
@@ -127,7 +125,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	}
 	lap("register")
 	if err := h.bind(ctx, s, container, &bundle, reply); err != nil {
-		// Not ctx: it may be what ended.
+		// ctx may be the cause of the failure.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if _, e := h.Enforcer.Release(ctx, s.ID, reply.Slice.Generation, true); e != nil {
@@ -139,14 +137,14 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	return nil
 }
 
-// again says whether the container was registered with the same pools by another of its hooks. That one has bound its slice, too: after a hook
-// that fails no other is run.
+// again reports whether another of the container's hooks registered it with the same pools. That hook has bound the slice too,
+// since the runtime stops after a failed hook.
 func (h *Hook) again(ctx context.Context, s specs.State, pools api.PoolNames) bool {
 	has, err := h.Enforcer.Slice(ctx, s.ID)
 	return err == nil && has.PID == s.Pid && slices.Equal(slices.Sorted(slices.Values(has.Pools)), slices.Sorted(slices.Values(pools)))
 }
 
-// bind makes the places to bind on, binds, and keeps the record of what was made.
+// bind creates the mount points, binds the slice, and records what it created.
 func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, b *Bundle, reply api.RegisterReply) (err error) {
 	record, err := roots.Lock(ctx, h.Records, c.Root)
 	if err != nil {
@@ -181,8 +179,8 @@ func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, b *B
 	return nil
 }
 
-// Poststop releases the slice and removes what the hook made in the root filesystem, and in a few others whose poststop
-// never ran. It does all that it can, and its error is for a log only.
+// Poststop releases the slice and removes the hook's files from the root filesystem, and from a few roots that had no poststop.
+// It continues after errors; they are returned for the log.
 func (h *Hook) Poststop(ctx context.Context, s specs.State) error {
 	return errors.Join(h.poststop(ctx, s), h.sweep())
 }
@@ -190,7 +188,7 @@ func (h *Hook) Poststop(ctx context.Context, s specs.State) error {
 func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 	bundle, err := ReadBundle(s.Bundle)
 	if err != nil {
-		// Without the bundle there is no record either, but the slice can still go.
+		// The record cannot be found, but the slice can be released.
 		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
 	}
 	bundle.Own = h.Grant
@@ -199,18 +197,18 @@ func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 	}
 	release := func(generation uint64) error {
 		if generation == 0 && bundle.IsSandbox() {
-			return nil // it was given no slice: there are many of them, and the enforcer need not hear of each
+			return nil // it has no slice, and most sandboxes need no request to the enforcer
 		}
 		return h.release(ctx, roots.User{Slice: s.ID, Generation: generation})
 	}
 	var root unix.Stat_t
 	if err := unix.Stat(bundle.Rootfs, &root); err != nil {
-		// The engine unmounted it: nothing of ours is there any more.
+		// The engine has unmounted it, with the files of the hook.
 		return release(0)
 	}
 	record, err := roots.Find(ctx, h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
 	if errors.Is(err, os.ErrNotExist) {
-		return release(0) // no prestart, or none that got so far
+		return release(0) // prestart did not run, or wrote no record
 	}
 	if err != nil {
 		return errors.Join(err, release(0))
@@ -219,9 +217,8 @@ func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 	return errors.Join(release(user.Generation), tidy(record, bundle.Rootfs), record.Close())
 }
 
-// release releases a slice whose container is over. With a generation on record it insists: the runtime has said that
-// the container is over, and what its processes left running has no quota to draw on. Without one, which is a
-// poststop that had no prestart, the slice of that id may be another's, and goes only if it is dead.
+// release releases the slice of a stopped container. A recorded generation is released by force: processes left behind have no
+// quota. Without one, prestart has not run and the id may be another container's, so live processes keep the slice.
 func (h *Hook) release(ctx context.Context, u roots.User) error {
 	_, err := h.Enforcer.Release(ctx, u.Slice, u.Generation, u.Generation != 0)
 	if err == nil || errors.Is(err, api.ErrNotFound) || u.Generation == 0 && errors.Is(err, api.ErrRunning) {
@@ -230,7 +227,7 @@ func (h *Hook) release(ctx context.Context, u roots.User) error {
 	return fmt.Errorf("release slice %s: %w", u.Slice, err)
 }
 
-// tidy removes what was made in a root filesystem, unless another slice uses it.
+// tidy removes the files created in a root filesystem unless another slice uses it.
 func tidy(record *roots.Record, rootfs string) (err error) {
 	if len(record.Users) == 0 {
 		record.Made, err = mount.Remove(rootfs, record.Made)
@@ -238,10 +235,10 @@ func tidy(record *roots.Record, rootfs string) (err error) {
 	return errors.Join(err, record.Save())
 }
 
-// sweepAtMost is how many records of other roots a poststop looks at.
+// sweepAtMost is the number of other roots' records that a poststop checks.
 const sweepAtMost = 16
 
-// sweep removes what is on record of containers that are over and had no poststop: their runtime was killed.
+// sweep removes the files of containers without a poststop: their runtime was killed.
 func (h *Hook) sweep() error {
 	return roots.Sweep(h.Records, sweepAtMost, func(record *roots.Record) error {
 		var root unix.Stat_t
@@ -254,7 +251,7 @@ func (h *Hook) sweep() error {
 	})
 }
 
-// enforcerFailed adds what to do to an error that only says what happened.
+// enforcerFailed adds advice to an error of the enforcer.
 func enforcerFailed(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -266,7 +263,7 @@ func enforcerFailed(err error) error {
 	return err
 }
 
-// rootless says whether the hook was run in a user namespace, as engines of users do.
+// rootless reports whether the hook runs in a user namespace, as under a rootless engine.
 func rootless() bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	return err == nil && !slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})

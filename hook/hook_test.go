@@ -22,12 +22,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// fake answers what it is told to.
 type fake struct {
 	err      error
 	hang     bool
 	asked    int
-	refuses  int // unless 0, it gives a slice when it was asked so often
+	refuses  int // if set, the number of the Register call that succeeds
 	released []string
 	gen      uint64
 	force    bool
@@ -61,7 +60,7 @@ func (f *fake) Release(ctx context.Context, id string, generation uint64, force 
 	return api.Slice{}, f.err
 }
 
-// setUp makes a bundle and returns the state that names it.
+// setUp writes a bundle and returns the state that refers to it.
 func setUp(t *testing.T, annotations map[string]string) (state []byte, bundle string) {
 	t.Helper()
 	bundle = t.TempDir()
@@ -86,7 +85,7 @@ func runStage(t *testing.T, stage string, state []byte, h *Hook) (status int, sa
 	return status, stderr.String()
 }
 
-// An enforcer that is away carries nothing out, and one that is busy neither.
+// A request to an unreachable or busy enforcer has no effect, so it can be repeated.
 func TestTheEnforcerIsAskedAgainWhileItIsReplacedOrMakesRoom(t *testing.T) {
 	away := func(dir string) error {
 		_, err := client.New(filepath.Join(dir, "gpuslice.sock")).Info(t.Context())
@@ -94,7 +93,7 @@ func TestTheEnforcerIsAskedAgainWhileItIsReplacedOrMakesRoom(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		err   error
-		asked int // at least; 1 is exactly
+		asked int // minimum, or exactly 1
 	}{
 		"it is being replaced":   {away(t.TempDir()), 2},
 		"it makes room":          {api.Errorf(api.CodeBusy, "room is being made"), 2},
@@ -139,7 +138,7 @@ func TestPoststopNeverFails(t *testing.T) {
 	}
 }
 
-// TestPoststopReleasesItsOwnGenerationOnly: docker restart reuses the id, and the new slice may be there already.
+// docker restart reuses the id, and the new slice may exist already.
 func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
 	state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 	f := &fake{}
@@ -157,7 +156,6 @@ func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
 	}
 }
 
-// lock locks the record of the bundle's root filesystem.
 func lock(t *testing.T, h *Hook, bundle string) *roots.Record {
 	t.Helper()
 	var root unix.Stat_t
@@ -171,7 +169,7 @@ func lock(t *testing.T, h *Hook, bundle string) *roots.Record {
 	return r
 }
 
-// keep puts a user of the bundle's root filesystem on record.
+// keep records a user of the bundle's root filesystem.
 func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
 	t.Helper()
 	r := lock(t, h, bundle)
@@ -224,7 +222,7 @@ func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestASandboxThatEndsIsReleasedOnlyIfItWasGivenASlice: most were not, and one whose cgroup or root filesystem is gone cannot be asked.
+// Most sandboxes have no slice, which cannot be checked without their cgroup or root filesystem.
 func TestASandboxThatEndsIsReleasedOnlyIfItWasGivenASlice(t *testing.T) {
 	for _, key := range []string{"io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"} {
 		state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G", key: "sandbox"})
@@ -273,7 +271,7 @@ func TestAnUnknownStageIsRefused(t *testing.T) {
 	}
 }
 
-// TestWhatBlocksInTheKernelIsGivenUp: a read that never ends hears nothing of a context.
+// A blocked read ignores its context.
 func TestWhatBlocksInTheKernelIsGivenUp(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

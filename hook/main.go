@@ -12,27 +12,27 @@ import (
 	"unicode"
 )
 
-// Deadlines are how long a hook may take for all it does, a hung enforcer included, but for what it waits for. runc runs both hooks for a
-// container that it fails to create, and an engine waits for their sum. The time-outs in the bundle, which end a hook without a
-// word, are longer.
+// Deadlines limit a hook's run, except for the waits that Replaced and Busy limit. runc runs both hooks for a container that it
+// fails to create, and the engine waits for their sum. The timeouts in the bundle are longer, since they kill a hook without a
+// message.
 type Deadlines struct {
 	Prestart, Poststop time.Duration
-	// Replaced is how long prestart waits for an enforcer that was there and is not, and Busy for one that asks to be asked again, such as while it
-	// makes room. Each time that it asks it has the whole of Prestart.
+	// Replaced limits the wait for an enforcer that is being replaced, and Busy for one that returns ErrBusy, such as while it
+	// evicts. Each attempt may take all of Prestart.
 	Replaced, Busy time.Duration
 }
 
-// DefaultDeadlines are those of gpuslice-hook.
+// DefaultDeadlines are the deadlines of gpuslice-hook.
 var DefaultDeadlines = Deadlines{Prestart: 5 * time.Second, Poststop: 2 * time.Second, Replaced: 10 * time.Second, Busy: time.Minute}
 
-// askPause is between two questions.
+// askPause is the pause between two attempts to register.
 const askPause = 100 * time.Millisecond
 
 // ErrUsage is returned for a command line that names no stage.
 var ErrUsage = errors.New("usage: gpuslice-hook [--config FILE] [--pool NAME ...] [--tenant NAME] prestart|createRuntime|poststop, with the container's state on standard input")
 
-// Run runs the stage that was named on the command line, with the state on stdin, and returns the exit
-// status. It branches on the stage and never on the state's status, which runtimes set at different times.
+// Run runs a stage with the state from stdin and returns the exit status. It ignores the state's status, which runtimes set at
+// different times.
 func Run(stage string, stdin io.Reader, stderr io.Writer, deadlines Deadlines, load func() (*Hook, error)) int {
 	deadline := deadlines.Prestart
 	if stage == "poststop" {
@@ -52,7 +52,7 @@ func Run(stage string, stdin io.Reader, stderr io.Writer, deadlines Deadlines, l
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		// What blocks in the kernel, such as a file on a FUSE volume, hears nothing of ctx.
+		// A blocked system call, such as on a FUSE volume, ignores ctx.
 		select {
 		case err = <-done:
 		case <-time.After(time.Second):
@@ -64,7 +64,7 @@ func Run(stage string, stdin io.Reader, stderr io.Writer, deadlines Deadlines, l
 	}
 	fmt.Fprintln(stderr, Sentence(err))
 	if stage == "poststop" {
-		return 0 // runc stops at the first poststop hook that fails; others' would not run
+		return 0 // runc skips the remaining poststop hooks after one fails
 	}
 	return 1
 }
@@ -88,8 +88,7 @@ func run(ctx context.Context, stage string, stdin io.Reader, load func() (*Hook,
 	return h.Prestart(ctx, state)
 }
 
-// Sentence is an error as a person is shown it: one line, since an engine shows one, and nothing in it that a
-// terminal would obey.
+// Sentence formats an error as one line of about 2000 bytes at most, without control characters.
 func Sentence(err error) string {
 	const most = 2000
 	text := "gpuslice: " + strings.ReplaceAll(err.Error(), "\n", "; ")

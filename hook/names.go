@@ -15,11 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// maxEngineFile is more than an engine writes of its containers; podman has all of them in one file.
+// maxEngineFile limits an engine's file, in bytes; podman keeps one file for all containers.
 const maxEngineFile = 8 << 20
 
-// Names are what the container's engine calls it: in the annotations that the engine makes, or in the engine's own state if that is found from
-// the bundle. They are for people to read, so whatever is missing or cannot be read is left out.
+// Names returns the engine's names for the container, from annotations or from the engine's state. They are informational: a name
+// that cannot be read is omitted.
 func (b *Bundle) Names(id string) api.Names {
 	first := func(keys ...string) string {
 		for _, key := range keys {
@@ -30,7 +30,7 @@ func (b *Bundle) Names(id string) api.Names {
 		return ""
 	}
 	names := api.Names{
-		// Those of containerd's CRI, of CRI-O, and of nerdctl.
+		// containerd's CRI, CRI-O, nerdctl
 		Name:      first("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
 		Pod:       first("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
 		Namespace: first("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
@@ -42,10 +42,11 @@ func (b *Bundle) Names(id string) api.Names {
 	return names.Bounded()
 }
 
-// dockerNames are what Docker has of the container in its state, beside the files that it binds on some of the container's /etc.
+// dockerNames reads the names from Docker's state, next to the files that it binds on the container's /etc/hostname and
+// /etc/hosts.
 func (b *Bundle) dockerNames(id string) (names api.Names) {
 	for _, m := range b.GPUs.Mounts {
-		// A container that shares another one's network has that one's files.
+		// A container that shares the network of another has the other's files.
 		containers := dockerContainers(m)
 		if containers == "" {
 			continue
@@ -58,7 +59,7 @@ func (b *Bundle) dockerNames(id string) (names api.Names) {
 			continue
 		}
 		names = api.Names{Name: strings.TrimPrefix(state.Name, "/"), Image: state.Config.Image}
-		// cri-dockerd's names say all; none of their parts has an underscore.
+		// cri-dockerd encodes the names of pod and namespace; no part contains an underscore.
 		if parts := strings.Split(names.Name, "_"); len(parts) == 6 && parts[0] == "k8s" {
 			names.Name, names.Pod, names.Namespace = parts[1], parts[2], parts[3]
 		}
@@ -67,7 +68,7 @@ func (b *Bundle) dockerNames(id string) (names api.Names) {
 	return names
 }
 
-// podmanNames are what Podman's storage has of the container. The bundle is GRAPHROOT/overlay-containers/ID/userdata.
+// podmanNames reads the names from Podman's storage. The bundle is GRAPHROOT/overlay-containers/ID/userdata.
 func (b *Bundle) podmanNames(id string) (names api.Names) {
 	if filepath.Base(b.Dir) != "userdata" || filepath.Base(filepath.Dir(b.Dir)) != id {
 		return names
@@ -98,8 +99,8 @@ func (b *Bundle) podmanNames(id string) (names api.Names) {
 	return names
 }
 
-// readEngineFile reads a file of an engine that root runs. Where it is was found by words of whoever may start a container, so it is read
-// only if it is a file of root's that nobody else may write.
+// readEngineFile decodes a JSON file of a rootful engine. Users influence the path, so the file must be a regular file of root
+// that no other user may write.
 func readEngineFile(path string, into any) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -37,7 +37,6 @@ func TestNamesAreThoseOfTheEnginesAnnotations(t *testing.T) {
 	}
 }
 
-// write makes a file of an engine's.
 func write(t *testing.T, path, text string, mode os.FileMode) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

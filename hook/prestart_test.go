@@ -24,15 +24,15 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// granting is an enforcer that has a slice for each request, and notes what becomes of it.
+// granting is an enforcer that grants each request and records the releases.
 type granting struct {
 	reply    api.RegisterReply
 	asked    []api.RegisterRequest
 	released []string
 	gen      uint64
 	force    bool
-	ended    error // of the context that Release was called with
-	fails    error // of Release
+	ended    error // the error of the context passed to Release
+	fails    error // returned by Release
 	then     func()
 }
 
@@ -51,7 +51,7 @@ func (g *granting) Release(ctx context.Context, id string, generation uint64, fo
 	return api.Slice{}, g.fails
 }
 
-// container is a created container with a quota, and an enforcer that has a slice for it.
+// container returns a created container with a quota, and an enforcer that grants its slice.
 func container(t *testing.T) (h *Hook, g *granting, s specs.State) {
 	t.Helper()
 	needs.Root(t)
@@ -73,7 +73,7 @@ func container(t *testing.T) (h *Hook, g *granting, s specs.State) {
 	return h, g, specs.State{ID: "c", Bundle: bundle, Pid: init.Process.Pid}
 }
 
-// left are the files in the bundle's root filesystem and the hook's records.
+// left lists the files in the bundle's root filesystem and in the hook's records.
 func left(t *testing.T, h *Hook, bundle string) (files []string) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join(bundle, "rootfs"), h.Records} {
@@ -114,7 +114,7 @@ func TestASliceThatCannotBeBoundIsReleased(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if spoil(h, g) {
-				// Another hook has the record, and this one's time is over when it waits for that.
+				// Another hook holds the record, and the context ends during the wait for it.
 				keep(t, h, s.Bundle, roots.User{Slice: "other", Generation: 1, Dir: s.Bundle})
 				defer lock(t, h, s.Bundle).Close()
 				g.then = cancel
@@ -146,7 +146,7 @@ func TestASliceThatIsBoundIsKept(t *testing.T) {
 	if len(g.released) != 0 || len(g.asked) != 1 || g.asked[0].ID != "c" || g.asked[0].PID != s.Pid || len(parts) != 4 {
 		t.Errorf("asked %+v, released %v, parts %v", g.asked, g.released, parts)
 	}
-	if files := left(t, h, s.Bundle); len(files) != 4 { // etc, the list, the slice's directory, and the record
+	if files := left(t, h, s.Bundle); len(files) != 4 { // etc, ld.so.preload, the slice's directory, and the record
 		t.Errorf("left: %v", files)
 	}
 }
@@ -162,7 +162,7 @@ func TestAContainerWithoutAnInitIsRefused(t *testing.T) {
 	}
 }
 
-// A sandbox is one by its annotation. It is exempt from a quota only if it can reach no GPU.
+// A sandbox is exempt from a quota only if it can reach no GPU.
 func TestASandboxThatReachesAGPUHasAQuota(t *testing.T) {
 	const denied = `{"resources": {"devices": [{"allow": false, "access": "rwm"}]}}`
 	for name, c := range map[string]struct {
@@ -195,7 +195,7 @@ func TestASandboxThatReachesAGPUHasAQuota(t *testing.T) {
 	}
 }
 
-// Two containers share a root filesystem: the end of one leaves the other what it is bound on.
+// Two containers share a root filesystem: poststop of one keeps the mount points of the other.
 func TestPlacesStayAsLongAsAContainerUsesThem(t *testing.T) {
 	h, g, s := container(t)
 	if err := h.Prestart(t.Context(), s); err != nil {
@@ -219,7 +219,7 @@ func TestPlacesStayAsLongAsAContainerUsesThem(t *testing.T) {
 	}
 }
 
-// Another root filesystem has come to the path that is on record: what is in it is not the hook's.
+// A new root filesystem at the recorded path contains no files of the hook.
 func TestPlacesOfAnotherRootFilesystemStay(t *testing.T) {
 	_, bundle := setUp(t, nil)
 	h := &Hook{Records: filepath.Join(bundle, "records")}

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-const maxState = 4 << 20 // it repeats the annotations, and some engines put whole manifests there
+const maxState = 4 << 20 // the state repeats the annotations, and some engines put whole manifests there
 
-// ReadState reads and checks the state, which the runtime writes to a hook's standard input. Its status is not used: crun says "created" at a
-// moment when runc still says "creating". Nor are its annotations: see [ReadBundle].
+// ReadState reads and checks the state on a hook's standard input. Its status is not used: crun reports "created" where runc
+// reports "creating". For the annotations see [ReadBundle].
 func ReadState(r io.Reader) (specs.State, error) {
 	var s specs.State
 	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
@@ -36,7 +36,7 @@ func ReadState(r io.Reader) (specs.State, error) {
 	return s, nil
 }
 
-// decode reads one JSON value of at most limit bytes.
+// decode decodes one JSON value of at most limit bytes.
 func decode(text []byte, limit int, into any) error {
 	if len(text) > limit {
 		return fmt.Errorf("it is longer than %d MiB", limit>>20)

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package annotations turns a container's annotations into what its slice asks for.
+// Package annotations parses a container's annotations into a request for a slice, as specified in docs/use/annotations.md.
 //
-// It owns the user's contract (docs/use/annotations.md) and nothing else: it does no I/O, and knows neither
-// devices nor other slices. Whatever begins with "gpuslice." and is not understood is refused, because
-// a misspelt quota must never mean no quota. Values come from whoever may start a container, so they are
-// quoted and cut short wherever they are shown.
+// The package does no I/O, and knows neither devices nor other slices. It rejects unknown keys with the prefix "gpuslice.",
+// because a misspelt quota must never mean no quota. Users write the values, so messages quote and truncate them.
 package annotations
 
 import (
@@ -21,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// The annotations of the contract.
+// Keys of annotations, and their prefix.
 const (
 	Prefix = "gpuslice."
 	VRAM   = "gpuslice.vram"
@@ -39,23 +37,23 @@ const (
 	acceptedName = `1 to 63 letters, digits, "_", "-" and ".", beginning with a letter or a digit`
 )
 
-// ErrMissing says that a container names no quota and the operator has set none for such containers.
+// ErrMissing is returned for a container without a quota when the operator has set no default.
 var ErrMissing = errors.New("no quota")
 
-// Policy is what the operator decided for containers that name no quota.
+// Policy is the operator's configuration for containers without a quota.
 type Policy struct {
-	DefaultVRAM string // a size for them; "" is none
-	Pass        bool   // without any annotation of ours they run outside gpuslice
-	Record      bool   // what they hold is counted, and nothing is refused to them
-	AllowEnv    bool   // variables may ask for less than DefaultVRAM
+	DefaultVRAM string // default size; "" for none
+	Pass        bool   // containers without our annotations run outside gpuslice
+	Record      bool   // memory is accounted, and no limit is enforced
+	AllowEnv    bool   // variables may lower DefaultVRAM
 }
 
-// PolicyOf is the policy of a configuration: the runtime's and the hook's must be one.
+// PolicyOf returns the policy of a configuration, for both the runtime and the hook.
 func PolicyOf(c config.Runtime) Policy {
 	return Policy{DefaultVRAM: c.DefaultVRAM, Pass: c.Missing == config.MissingPass, Record: c.Missing == config.MissingRecord, AllowEnv: c.AllowEnv}
 }
 
-// Request is what a container asks for.
+// Request holds the values that a container requests.
 type Request struct {
 	Quotas []api.Quota
 	Mode   api.Mode
@@ -69,9 +67,8 @@ type Request struct {
 	Priority int
 }
 
-// Parse reads the annotations of ours among all, and our variables in the environment of the container's process, if the
-// policy allows them. A nil Request without an error means that the container is none of our business: it has no
-// annotation of ours, and the policy lets it pass.
+// Parse parses our annotations among all and, if the policy allows it, our variables in env. It returns nil without an error for
+// a container without our annotations that the policy lets pass.
 func Parse(all map[string]string, env []string, policy Policy) (*Request, error) {
 	keys := ours(all)
 	if len(keys) == 0 && policy.DefaultVRAM == "" && policy.Pass {
@@ -81,7 +78,7 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 	if err != nil {
 		return nil, err
 	}
-	// The pool's quota may be all that counts; who only records needs none.
+	// The quota of the pool may be the only one; record mode needs none.
 	if len(r.Quotas) > 0 || len(r.Pools) > 0 || r.Mode == api.Record {
 		return r, nil
 	}
@@ -95,15 +92,14 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 	return r, nil
 }
 
-// Grant is what root has given a container by the command line of its hook, as the CDI specification of a resource claim does. It is a
-// quota: neither annotations nor the operator's policy are needed, and no variable is read.
+// Grant is a quota that root grants by the command line of a container's hook, as a resource claim's CDI specification does. It
+// needs no annotations and no policy, and variables are not read.
 type Grant struct {
 	Pools  api.PoolNames
-	Tenant string // "" is that of the pools
+	Tenant string // "" for the tenant of the pools
 }
 
-// ParseGranted reads the annotations of a container that has a grant. They may ask for less, which holds beside it: a quota of the
-// container's own, or an earlier end.
+// ParseGranted parses the annotations of a container with a grant. They can only reduce it, by a smaller quota or an earlier end.
 func ParseGranted(all map[string]string, g Grant) (*Request, error) {
 	r, err := read(all, ours(all))
 	if err != nil {
@@ -137,8 +133,8 @@ func read(all map[string]string, keys []string) (*Request, error) {
 	return r, nil
 }
 
-// ours are the keys that claim to be gpuslice's, in a fixed order so that the same mistake always gives
-// the same sentence. Letter case is ignored here, and only here: "GPUSlice.vram" is a misspelt quota.
+// ours returns the keys with our prefix, sorted so that a mistake always gives the same error. It ignores case, since
+// "GPUSlice.vram" is a misspelt quota.
 func ours(all map[string]string) []string {
 	var keys []string
 	for key := range all {
@@ -150,16 +146,15 @@ func ours(all map[string]string) []string {
 	return keys
 }
 
-// entry is an annotation, or the variable that stands for one.
+// entry is an annotation or the variable that replaces it.
 type entry struct {
-	key      string // of the annotation
-	name     string // as it was written
+	key      string // key of the annotation
+	name     string // as written
 	value    string
 	variable bool
-	sizes    string // the quotas that are accepted
+	sizes    string // accepted quotas, for messages
 }
 
-// String is what a message calls it.
 func (e entry) String() string {
 	if e.variable {
 		return "variable " + shown(e.name)
@@ -167,8 +162,7 @@ func (e entry) String() string {
 	return "annotation " + shown(e.name)
 }
 
-// refused is the sentence for a bad value. A cause is added only for errors.Is: its text, about a size
-// without its annotation, would say the same again.
+// refused returns the error for an invalid value. The causes are for errors.Is only.
 func (e entry) refused(accepted string, cause ...error) error {
 	return &refusal{fmt.Sprintf("%v=%s is not accepted: %s is", e, shown(e.value), accepted), errors.Join(cause...)}
 }
@@ -223,8 +217,8 @@ func (r *Request) set(e entry) (err error) {
 	return err
 }
 
-// add appends the quota of one device. Two entries can name one device, since the letters of a UUID may be
-// written large or small; an index and a UUID that are one device are found by the enforcer, which knows them.
+// add appends the quota of one device. Two keys can name the same device, since case is ignored in a UUID. The enforcer detects
+// an index and a UUID of one device.
 func (r *Request) add(e entry, device string) error {
 	for _, q := range r.Quotas {
 		if q.Device == device {
@@ -247,7 +241,7 @@ func quota(device, value string) (api.Quota, error) {
 	return api.Quota{Device: device, Bytes: bytes, Percent: percent}, err
 }
 
-// asName reads a pool's or a tenant's name. They become labels and file names, so little is accepted.
+// asName checks the name of a pool or a tenant, which becomes a label and a file name.
 func (e entry) asName() (string, error) {
 	ok := e.value != "" && len(e.value) <= 63
 	for i := range len(e.value) {
@@ -269,10 +263,9 @@ type refusal struct {
 func (r *refusal) Error() string { return r.sentence }
 func (r *refusal) Unwrap() error { return r.cause }
 
-// shown quotes what a user wrote, in about 80 bytes and without control characters; what is cut off ends in "…".
-// A plain key stays as it was written.
+// shown quotes user input and truncates it to about 80 bytes, with "…" at the end. It leaves a plain key unquoted.
 func shown(s string) string {
-	const most = 80 // of the quoted text: a byte of s takes up to four there
+	const most = 80 // bytes of quoted text; one byte of s takes up to four
 	end := 0
 	for end < len(s) {
 		_, size := utf8.DecodeRuneInString(s[end:])

@@ -49,7 +49,7 @@ func TestABadAnnotationIsRefusedInOneSentence(t *testing.T) {
 	long := strings.Repeat("9", 1<<20)
 	for _, c := range []struct {
 		key, value string
-		says       []string // each must be in the sentence
+		says       []string // substrings of the error
 	}{
 		{"gpuslice.elastic", "yes", []string{`gpuslice.elastic="yes"`, `"true" and "false"`}},
 		{"gpuslice.priority", "1001", []string{`gpuslice.priority="1001"`, "-1000 to 1000"}},
@@ -99,7 +99,7 @@ func TestABadAnnotationIsRefusedInOneSentence(t *testing.T) {
 		{"gpuslice.vram\n", "4G", []string{`"gpuslice.vram\n" is unknown`}},
 		{"gpuslice.io/vram", "4G", []string{"gpuslice.io/vram is unknown"}},
 	} {
-		// A good quota beside it must not save a bad annotation.
+		// A valid quota must not hide the invalid annotation.
 		all := map[string]string{"gpuslice.vram.7": "1G"}
 		all[c.key] = c.value
 		got, err := Parse(all, nil, Policy{DefaultVRAM: "1G", Pass: true})

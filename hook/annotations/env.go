@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Variables of a container stand in for annotations where the engine passes none (Docker below API 1.43). An image sets variables
-// too, and config.json does not say which are the image's: so a variable may only take away from the operator's default.
+// Variables replace annotations where the engine passes none (Docker before API 1.43). Images set variables too, and config.json
+// does not tell them apart, so a variable may only lower the operator's default.
 const (
 	envPrefix = "GPUSLICE_"
 	Env       = "GPUSLICE_VRAM"
@@ -20,15 +20,15 @@ const (
 
 const (
 	acceptedShare = `a share such as "50%"`
-	// acceptedBytes is acceptedSize where the default is no share, with which a size could be compared.
+	// acceptedBytes replaces acceptedSize if the default is a size, since a share cannot be compared with it.
 	acceptedBytes = `a size such as "4G" or "4096m"`
 )
 
-// byVariable are the annotations, but those of one device, for which a variable stands: GPUSLICE_TTL for gpuslice.ttl.
+// byVariable lists the annotations with a variable: GPUSLICE_TTL replaces gpuslice.ttl. Those of a single device are omitted.
 var byVariable = []string{VRAM, Pool, Tenant, TTL, Mode, Elastic, Priority}
 
-// complete gives a request without a quota the operator's default, less what variables take away. An annotation takes precedence over its
-// variable.
+// complete applies the operator's default, lowered by the variables, to a request without a quota. An annotation takes precedence
+// over its variable.
 func (p Policy) complete(r *Request, annotated map[string]string, env []string) error {
 	variables := ourVariables(env)
 	if p.DefaultVRAM == "" {
@@ -62,8 +62,8 @@ func (p Policy) complete(r *Request, annotated map[string]string, env []string) 
 	return nil
 }
 
-// ourVariables are those that stand for annotations, and misspelt quotas. Other variables may have our prefix: of programs, and of a service
-// in Kubernetes that is called gpuslice. Of several entries the last counts, as for runc.
+// ourVariables returns the variables that replace annotations, and misspelt quotas. Others may share the prefix, such as those of
+// a Kubernetes service named gpuslice. The last of several entries counts, as in runc.
 func ourVariables(env []string) map[string]string {
 	found := map[string]string{}
 	for _, line := range env {
@@ -99,7 +99,7 @@ func (p Policy) variable(name, value string, most api.Quota) (entry, error) {
 	return e, nil
 }
 
-// takeAway sets what a variable says, if the container has no more by it.
+// takeAway applies a variable unless it would raise what the container gets.
 func (p Policy) takeAway(r *Request, e entry, most api.Quota) error {
 	more := func(accepted string) error {
 		return fmt.Errorf("%v=%s is not accepted: %s is, since an image can set a variable, which may therefore only ask for less", e, shown(e.value), accepted)
@@ -123,7 +123,7 @@ func (p Policy) takeAway(r *Request, e entry, most api.Quota) error {
 	return nil
 }
 
-// within refuses a quota by a variable that exceeds the default.
+// within rejects a quota by variable that exceeds the default.
 func (p Policy) within(asked api.Quota, e entry, most api.Quota) error {
 	reason := ""
 	switch {

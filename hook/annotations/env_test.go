@@ -85,7 +85,6 @@ func TestAVariableThatAsksForTooMuchIsRefusedInOneSentence(t *testing.T) {
 	}
 }
 
-// allowed has variables read.
 var allowed = Policy{DefaultVRAM: "8G", AllowEnv: true}
 
 func TestEachAnnotationHasAVariableThatOnlyAsksForLess(t *testing.T) {
@@ -134,7 +133,7 @@ func TestEachAnnotationHasAVariableThatOnlyAsksForLess(t *testing.T) {
 		if strings.Contains(err.Error(), "annotation") {
 			t.Errorf("%s: %q advises an annotation, which the engine may not pass", variable, err)
 		}
-		// An annotation of the quota takes precedence over all of them, and without allow_env they mean nothing.
+		// An annotation of the quota takes precedence, and without allow_env variables are ignored.
 		for _, policy := range []Policy{allowed, {DefaultVRAM: "8G"}} {
 			all := map[string]string{}
 			if policy.AllowEnv {

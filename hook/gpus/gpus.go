@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpus tells which GPUs a container sees: those whose device nodes are in its /dev when it is about to start,
-// and those that a hook of NVIDIA's is still going to add.
+// Package gpus finds the GPUs that a container sees: those with device nodes in its /dev before it starts, and those that a hook
+// of NVIDIA will add.
 //
-// It decides where a quota counts, and it is no barrier. What it reads was partly written by the image, so it never
-// believes that a container sees less than it may: what cannot be understood means all GPUs.
+// The result selects the devices on which a quota counts; it is not access control. The image wrote part of the input, so
+// anything that cannot be parsed means all GPUs.
 package gpus
 
 import (
@@ -17,22 +17,22 @@ import (
 	"github.com/gpuslice/gpuslice/hook/mount"
 )
 
-// Spec is what matters here of a config.json. Parts of no interest are left out, so that nothing in them refuses a container.
+// Spec is the part of config.json that this package uses. Errors in other parts reject no container.
 type Spec struct {
-	Env    []string // of its process
+	Env    []string // of the container's process
 	Mounts []specs.Mount
 	Hooks  Hooks
 	Linux  Linux
 }
 
-// Hooks are those that are run before the container's process starts.
+// Hooks lists the hooks that run before the container's process.
 type Hooks struct {
 	Prestart        []specs.Hook `json:"prestart"`
 	CreateRuntime   []specs.Hook `json:"createRuntime"`
 	CreateContainer []specs.Hook `json:"createContainer"`
 }
 
-// Linux is what is Linux' own.
+// Linux is the part of config.json specific to Linux.
 type Linux struct {
 	Devices   []specs.LinuxDevice `json:"devices"`
 	Resources struct {
@@ -40,8 +40,8 @@ type Linux struct {
 	} `json:"resources"`
 }
 
-// Visible names the GPUs that a container sees, for api.RegisterRequest. nil is unknown, which is all: there are
-// no device nodes (under WSL, on a Jetson board, or where the driver is simulated), or more than can be told.
+// Visible returns the names of the GPUs that a container sees, for api.RegisterRequest. It returns nil, which counts as all, if
+// they are unknown (WSL, a Jetson board, a simulated driver, a request that cannot be parsed) or more than api.MaxVisible.
 func (s *Spec) Visible(nodes mount.Nodes) []string {
 	asked := s.asked()
 	if nodes.Unclear || asked.all {
@@ -51,7 +51,7 @@ func (s *Spec) Visible(nodes mount.Nodes) []string {
 	for _, minor := range nodes.Minors {
 		names = append(names, api.VisibleMinor(minor))
 	}
-	// Some of them may be elsewhere than in /dev: docker run --device /dev/nvidia1:/gpu.
+	// A device node may be outside /dev: docker run --device /dev/nvidia1:/gpu.
 	for _, n := range s.Linux.Devices {
 		if isGPU(n) {
 			names = append(names, api.VisibleMinor(uint32(n.Minor)))
@@ -68,16 +68,16 @@ func isGPU(n specs.LinuxDevice) bool {
 	return n.Type != "b" && n.Major == mount.GPUMajor && n.Minor >= 0 && n.Minor <= mount.MaxGPUMinor
 }
 
-// Reaches says whether the container may get at a GPU. It says no only of one that has none, that is given none, and
-// whose device cgroup keeps it from every device beyond those that all containers have: it could make itself a node.
+// Reaches reports whether the container may get access to a GPU. It returns false only if the container has no node of a GPU,
+// requests none, and its device cgroup keeps it from creating one.
 func (s *Spec) Reaches(nodes mount.Nodes) bool {
 	asked := s.asked()
 	return nodes.Unclear || len(nodes.Minors) > 0 || asked.all || len(asked.names) > 0 ||
 		slices.ContainsFunc(s.Linux.Devices, isGPU) || !s.confined()
 }
 
-// confined says whether the device cgroup denies all and then allows what is harmless: the rules are taken in their order,
-// and the last that fits a device counts. An engine writes them so (runc adds the usual devices by itself).
+// confined reports whether the device cgroup denies all devices and then allows only harmless ones, as engines write it (runc
+// adds the usual devices). The last matching rule counts.
 func (s *Spec) confined() bool {
 	confined := false
 	for _, r := range s.Linux.Resources.Devices {
@@ -96,11 +96,11 @@ func isAll(r specs.LinuxDeviceCgroup) bool {
 	return every && (r.Type == "" || r.Type == "a") && open(r.Major) && open(r.Minor)
 }
 
-// open says whether a rule leaves a number open.
+// open reports whether a rule matches any number.
 func open(n *int64) bool { return n == nil || *n < 0 }
 
-// isHarmless says that what the rule allows is no GPU. A node that may be made (m) and neither read nor written is no
-// use; docker allows that for all devices.
+// isHarmless reports whether a rule gives no access to a GPU. The right to create nodes (m) alone is harmless; docker grants it
+// for all devices.
 func isHarmless(r specs.LinuxDeviceCgroup) bool {
 	if r.Access != "" && strings.Trim(r.Access, "m") == "" {
 		return true
@@ -111,7 +111,7 @@ func isHarmless(r specs.LinuxDeviceCgroup) bool {
 	switch *r.Major {
 	case 1, 5, 136: // mem, tty, pts
 		return true
-	case 10: // misc, which has WSL's dxg too
+	case 10: // misc, which includes dxg of WSL
 		return r.Minor != nil && (*r.Minor == 200 || *r.Minor == 229) // tun, fuse
 	}
 	return false

@@ -19,7 +19,7 @@ const (
 	mig = "MIG-0a1b2c3d-1111-2222-3333-444455556666"
 )
 
-// withHook is a container with a hook of NVIDIA's.
+// withHook returns a container that has a hook of NVIDIA.
 func withHook(path string, env ...string) *Spec {
 	s := &Spec{Env: env}
 	s.Hooks.Prestart = []specs.Hook{{Path: "/usr/bin/other"}, {Path: path}}
@@ -49,7 +49,7 @@ func TestWhatNVIDIAsHookIsAskedForIsVisible(t *testing.T) {
 		"none,all":                      "",
 		"none,1":                        "1 minor:9",
 		"void,1":                        "1 minor:9",
-		"0:1":                           "", // an instance that only the hook can find
+		"0:1":                           "", // an instance that only the hook can resolve
 		"GPU-0a1b":                      "",
 		"0000:01:00.0":                  "",
 		"MIG-" + gpu + "/3/0":           "",
@@ -87,7 +87,7 @@ func TestTheImagesVariableMeansNothingWithoutTheHook(t *testing.T) {
 	}
 }
 
-// An image that lies about what it sees is believed to see that in addition.
+// A variable that understates the visible GPUs only adds to the nodes.
 func TestNodesThatAreThereAlwaysCount(t *testing.T) {
 	s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1")
 	s.Linux.Devices = []specs.LinuxDevice{
@@ -126,7 +126,7 @@ func TestOtherWaysToAskTheHookAreKnown(t *testing.T) {
 	}
 }
 
-// Clients of containerd name no hook of NVIDIA's, but the program that it runs.
+// Clients of containerd configure the program behind NVIDIA's hook instead of the hook.
 func TestWhatTheProgramBehindTheHookIsAskedForIsVisible(t *testing.T) {
 	for args, want := range map[string]string{
 		"configure --device=1 --compute": "1 minor:9",
@@ -161,7 +161,7 @@ const (
 func TestOnlyWhatCannotReachAGPUGoesWithoutAQuota(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		text    string // of a config.json
+		text    string // of config.json
 		nodes   mount.Nodes
 		reaches bool
 	}{

@@ -12,39 +12,39 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// The variables and the mounts by which a container asks NVIDIA's hook for GPUs, as NVIDIA's container toolkit 1.20.1
-// reads them (internal/config/image).
+// Variables and mounts by which a container requests GPUs from NVIDIA's hook, as in NVIDIA's container toolkit 1.20.1
+// (internal/config/image).
 const (
 	visibleEnv = "NVIDIA_VISIBLE_DEVICES"
-	cudaEnv    = "CUDA_VERSION" // of an image of before there was visibleEnv
+	cudaEnv    = "CUDA_VERSION" // of images older than visibleEnv
 	requireEnv = "NVIDIA_REQUIRE_CUDA"
-	// swarmEnv begins the names that NVIDIA's documents give to the variable of the operator's choice that goes before visibleEnv
-	// (swarm-resource in the toolkit's configuration).
+	// swarmEnv is the documented prefix of an operator-defined variable that overrides visibleEnv (swarm-resource in the
+	// toolkit's configuration).
 	swarmEnv = "DOCKER_RESOURCE_"
-	// A mount of /dev/null below mountRoot asks for the device that its name is, if the toolkit is configured so.
+	// A mount of /dev/null below mountRoot requests the device of that name, if the toolkit is configured so.
 	mountRoot = "/var/run/nvidia-container-devices/"
 )
 
-// hookNames are NVIDIA's hook's. It mounts device nodes into the container, before our hook or after it. (NVIDIA's other ways,
-// CDI above all, write them into config.json, and need no hook for them.)
+// hookNames are the names of NVIDIA's hook, which mounts device nodes before or after our hook. CDI and NVIDIA's other ways write
+// them into config.json.
 var hookNames = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit"}
 
-// cliName is the program that NVIDIA's hook runs, and that containerd's clients (ctr before 2.3, nerdctl) name in a hook by
-// themselves for their --gpus: containerd oci-hook -- /usr/bin/nvidia-container-cli … configure --device=0,1 …
+// cliName is the program that NVIDIA's hook runs. For --gpus containerd's clients (ctr before 2.3, nerdctl) run it from their own
+// hook: containerd oci-hook -- /usr/bin/nvidia-container-cli … configure --device=0,1 …
 const cliName = "nvidia-container-cli"
 
-// asked is what hooks of NVIDIA's are asked for.
+// asked holds the devices requested from NVIDIA's hooks.
 type asked struct {
-	all   bool     // or what cannot be understood
+	all   bool     // also set if a request cannot be parsed
 	names []string // indices and UUIDs
 }
 
-// asked is empty without such a hook: the variable then means nothing, and most images with CUDA have it.
+// asked is empty without such a hook: most CUDA images set the variable, which then has no effect.
 func (s *Spec) asked() (a asked) {
 	byVariable := false
 	for _, stage := range [][]specs.Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
 		for _, h := range stage {
-			// Where an operator of Kubernetes installs it, a script of that name runs a program with ".real" added.
+			// The script of that name from NVIDIA's operator for Kubernetes runs the program with the suffix ".real".
 			byVariable = byVariable || slices.Contains(hookNames, strings.TrimSuffix(path.Base(h.Path), ".real"))
 			a.arguments(h.Args)
 		}
@@ -56,7 +56,7 @@ func (s *Spec) asked() (a asked) {
 	return a
 }
 
-// arguments reads those of a hook that runs cliName, which is anywhere among them.
+// arguments parses the arguments of a hook that runs cliName.
 func (a *asked) arguments(args []string) {
 	at := slices.IndexFunc(args, func(arg string) bool { return path.Base(arg) == cliName })
 	if at < 0 {
@@ -65,7 +65,7 @@ func (a *asked) arguments(args []string) {
 	for _, arg := range args[at:] {
 		if value, ok := strings.CutPrefix(arg, "--device="); ok {
 			a.list(value)
-		} else if arg == "--device" || strings.HasPrefix(arg, "-d") { // which nobody writes
+		} else if arg == "--device" || strings.HasPrefix(arg, "-d") { // not used by known clients
 			a.all = true
 		}
 	}
@@ -76,7 +76,7 @@ func (a *asked) variables(env []string) {
 	var cuda, require string
 	for _, entry := range env {
 		name, v, _ := strings.Cut(entry, "=")
-		switch { // of several entries the last counts
+		switch { // the last of several entries counts
 		case name == visibleEnv:
 			value, set = v, true
 		case name == cudaEnv:
@@ -109,12 +109,12 @@ func (a *asked) mounts(mounts []specs.Mount) {
 	}
 }
 
-// list reads a list as NVIDIA_VISIBLE_DEVICES has it. Versions of the toolkit differ in what "none" or "void" among
-// others means; here they add nothing, and the others count.
+// list parses a list such as NVIDIA_VISIBLE_DEVICES. In a longer list "none" and "void" add nothing; versions of the toolkit
+// disagree.
 func (a *asked) list(value string) {
 	for name := range strings.SplitSeq(value, ",") {
 		name = strings.TrimSpace(name)
-		// A name of CDI: vendor.example/gpu=NAME. What is named in another class is not known.
+		// A CDI name: vendor.example/gpu=NAME. Other classes are unknown.
 		if kind, device, ok := strings.Cut(name, "="); ok {
 			if name = device; !strings.HasSuffix(kind, "/gpu") {
 				name = "?"
@@ -124,8 +124,7 @@ func (a *asked) list(value string) {
 		case "", "none", "void":
 			continue
 		}
-		// "all"; and the forms that are understood by the hook only: a UUID that is cut short, a PCI address, "0:1" for the
-		// second MIG instance of the first GPU.
+		// "all", and forms that only the hook resolves: an abbreviated UUID, a PCI address, "0:1" for a GPU's MIG instance.
 		device, ok := api.DeviceName(name)
 		if !ok {
 			a.all = true

@@ -14,12 +14,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// bindName is what becomes api.ContainerDir, inside a slice's directory.
+// bindName is the directory within the slice's directory that becomes api.ContainerDir.
 const bindName = "bind"
 
-// Source is what to bind, on the host.
+// Source lists what to bind, by paths on the host.
 type Source struct {
-	Dir     string // the slice's directory: "bind" in it is bound, ld.so.preload is written to it
+	Dir     string // the slice's directory: Bind binds "bind" in it and writes ld.so.preload to it
 	Library string // the interceptor
 }
 
@@ -28,11 +28,10 @@ const (
 	dataOnly = readOnly | unix.MOUNT_ATTR_NOEXEC
 )
 
-// Bind binds all of src into the container, or nothing. Inspect and Make come first.
+// Bind binds all of src into the container, or nothing. Call Inspect and Make first.
 //
-// The library goes before the preload file: at no moment does one name the other while it is not there, which
-// would have the loader complain in every process. Read-only, nosuid and nodev are set before a
-// mount is attached, so there is no moment without them either.
+// It binds the library before the preload file: if that names a missing library, the loader prints an error in every process.
+// Mounts are read-only, nosuid and nodev before they are attached.
 func (c *Container) Bind(src Source) error {
 	if c.etc == nil || c.preload == nil || c.dir == nil {
 		return errors.New("bind before the places were made")
@@ -73,8 +72,7 @@ func (c *Container) Bind(src Source) error {
 	})
 }
 
-// clone makes a detached copy of a mount on the host, to be attached in the container. It must be called
-// from the host's namespace: the kernel copies only mounts of the caller's.
+// clone returns a detached copy of a mount on the host. The kernel copies only mounts of the caller's namespace.
 func clone(path string, kind uint32, attrs uint64) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -90,7 +88,7 @@ func clone(path string, kind uint32, attrs uint64) (int, error) {
 	return fd, nil
 }
 
-// check refuses what some user of the container could not load: the loader would go on without it.
+// check rejects files that some user of the container could not load, since the loader would continue without them.
 func check(fd int, kind uint32, attrs uint64) error {
 	var stat unix.Stat_t
 	var fs unix.Statfs_t
@@ -112,8 +110,7 @@ func check(fd int, kind uint32, attrs uint64) error {
 	return nil
 }
 
-// clonePreload writes the container's ld.so.preload beside what is bound, where the container cannot reach it, and
-// clones it.
+// clonePreload writes the container's ld.so.preload to the slice's directory, outside the container's reach, and clones it.
 func (c *Container) clonePreload(dir string) (int, error) {
 	path := filepath.Join(dir, preloadName)
 	text := append([]byte(c.preloadLines()), c.entries...)
@@ -123,7 +120,7 @@ func (c *Container) clonePreload(dir string) (int, error) {
 	return clone(path, unix.S_IFREG, dataOnly)
 }
 
-// write makes the file, which must not exist.
+// write creates a file that must not exist.
 func write(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
@@ -137,8 +134,7 @@ func attach(tree, onto int) error {
 	return unix.MoveMount(tree, "", onto, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// attachLibrary binds the library on the placeholder that the enforcer left in the slice's directory, so that
-// the image needs one place less.
+// attachLibrary binds the library on the enforcer's placeholder in the slice's directory, which saves a mount point in the image.
 func attachLibrary(library, dir int) error {
 	place, err := openObject(dir, api.LibraryName, unix.O_NOFOLLOW, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_XDEV)
 	if err != nil {
@@ -151,8 +147,8 @@ func attachLibrary(library, dir int) error {
 	return nil
 }
 
-// detach takes a mount out of the container again, with what is bound in it. umount2(2) knows only paths, so
-// the descriptor's is used, from a working directory that is this thread's own.
+// detach unmounts a tree in the container. umount2(2) takes only paths, so it uses that of the descriptor, relative to the
+// thread's working directory.
 func (c *Container) detach(tree int) error {
 	if err := unix.Fchdir(c.procfds); err != nil {
 		return fmt.Errorf("undo: %w", err)

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// created is a process in a mount namespace of its own, with a root filesystem to bind into, as a runtime leaves it to its hooks.
+// created starts a process in its own mount namespace and returns it with a root filesystem, as a runtime does for hooks.
 func created(t *testing.T) (c *Container, rootfs string, src Source) {
 	t.Helper()
 	needs.Root(t)
@@ -48,7 +48,7 @@ func namespaceOf(t *testing.T, c *Container) string {
 	return name
 }
 
-// shared has the slice's directory on a mount that hands on what is mounted below it, as the host's /run may be.
+// shared moves the slice's directory to a shared mount, as the host's /run may be.
 func shared(t *testing.T, src *Source) {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,6 @@ func shared(t *testing.T, src *Source) {
 	src.Dir = dir
 }
 
-// prepare makes the places to bind on.
 func prepare(t *testing.T, c *Container) {
 	t.Helper()
 	do(t, c.Inspect())
@@ -66,7 +65,7 @@ func prepare(t *testing.T, c *Container) {
 	do(t, err)
 }
 
-// bound are the mounts below the root filesystem, in the container, with their options.
+// bound returns the options of the container's mounts below the root filesystem, by path.
 func bound(t *testing.T, c *Container) map[string]string {
 	t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", c.pid))
@@ -85,7 +84,7 @@ func bound(t *testing.T, c *Container) map[string]string {
 	return all
 }
 
-// The bound mounts are read-only and private, without setuid programs and devices. Only the interceptor can be executed.
+// The mounts are read-only and private, without setuid programs and devices. Only the interceptor is executable.
 func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
 	for name, has32 := range map[string]bool{"64-bit programs": false, "32-bit programs": true} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +184,7 @@ func TestTheRootFilesystemIsTheContainersOwn(t *testing.T) {
 	}
 }
 
-// The image's ld.so.preload is not read where it leads out of the root filesystem, is no file, or is too long.
+// The image's ld.so.preload is not read if it leads out of the root filesystem, is not a file, or is too long.
 func TestAPlaceThatIsNotTheImagesOwnIsRefused(t *testing.T) {
 	for name, lay := range map[string]func(root string) error{
 		"ld.so.preload is a directory": func(root string) error { return os.MkdirAll(filepath.Join(root, preloadPath), 0o755) },
@@ -208,7 +207,7 @@ func TestAPlaceThatIsNotTheImagesOwnIsRefused(t *testing.T) {
 	}
 }
 
-// So many threads at once that all idle ones are among them, the first one too.
+// This many threads use all idle ones, including the first.
 func TestTheFirstThreadEntersNoContainer(t *testing.T) {
 	const count = 64
 	threads, stay := make(chan int), make(chan struct{})

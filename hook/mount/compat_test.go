@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// What the loader makes of it is tested in real containers, test/e2e/platforms_test.go.
+// test/e2e/platforms_test.go tests the library with the loader of real containers.
 func TestTheLibraryFor32BitProgramsHasASonameAndNoCode(t *testing.T) {
 	const soname = "/.gpuslice/libgpuslice.so"
 	file, err := elf.NewFile(bytes.NewReader(emptyLibrary32(soname)))
@@ -39,7 +39,7 @@ func TestTheLibraryFor32BitProgramsHasASonameAndNoCode(t *testing.T) {
 	}
 }
 
-// The quota rests on the plain line: no name that the loader makes up may stand in its place.
+// The quota depends on the plain line, so it must be present and last.
 func TestThePlainLineIsThereWhateverTheImageHas(t *testing.T) {
 	plain := filepath.Join(api.ContainerDir, api.LibraryName)
 	for has32, want := range map[bool]int{false: 1, true: 2} {

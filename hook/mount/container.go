@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mount binds a slice into a container that has been created and not yet started: the slice's
-// directory on /.gpuslice, the interceptor on a file in it, and an /etc/ld.so.preload that names it.
+// Package mount binds a slice into a created container: the slice's directory on /.gpuslice, the interceptor on a file in it, and
+// an /etc/ld.so.preload that names it. It binds all or nothing; [Remove] removes the mount points.
 //
-// It owns what happens inside the container's mount namespace and root filesystem, and takes both for hostile:
-// the image chose every name there. No path of the image is followed out of its root, nothing is opened
-// for reading before it is known to be a regular file. It binds all or nothing, and what it made to bind on can be removed
-// again by [Remove].
+// It treats the container's mount namespace and root filesystem as hostile, since the image chose every name there: it follows no
+// path out of the root, and reads only regular files.
 //
-// What is bound on, and the whole way there, is on the root filesystem's own mount. Who has a volume elsewhere, a user of
-// the host or another container, can remove its files, and the kernel then drops what is bound on them in every other
-// mount namespace. Nor is anything created in a volume, which may be a directory of the host.
+// The mount points and their parents are on the root filesystem's own mount. In a volume another container or a user of the host
+// could remove a file, which drops the mounts on it in all other mount namespaces. A volume may also be a directory of the host.
 //
 // It needs Linux 5.12, for mount_setattr(2).
 package mount
@@ -23,19 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileID names a file or directory, by whatever path and in whatever mount namespace it is seen.
+// FileID identifies a file or directory independently of path and mount namespace.
 type FileID struct {
 	Dev   uint64 `json:"dev"`
 	Inode uint64 `json:"inode"`
 }
 
-// Container is a container's mount namespace and its root filesystem in there. It is not safe for use by
-// several goroutines.
+// Container is a container's mount namespace and root filesystem. It is not safe for concurrent use.
 type Container struct {
-	Root FileID // of its root directory: containers that run on one directory share it
+	Root FileID // ID of the root directory; containers on the same directory share it
 
 	pid     int
-	rootfs  string // as the runtime names it
+	rootfs  string // path that the runtime uses
 	ns      *namespace
 	root    *object
 	procfds int // this process's /proc/self/fd, opened on the host
@@ -47,9 +43,9 @@ type Container struct {
 	has32   bool    // the image has 32-bit programs
 }
 
-// Open enters the mount namespace of the container whose init is pid and finds its root filesystem there.
-// At this point of a container's life the namespace still has the host's tree, so rootfs is the path
-// that the host knows; what runc and crun bound on it is seen only inside.
+// Open enters the mount namespace of process pid and opens the container's root filesystem there. rootfs is a path of the host:
+// before the container starts, its namespace still has the host's tree. The mounts that runc and crun add are visible only
+// inside.
 func Open(pid int, rootfs string) (*Container, error) {
 	procfds, err := unix.Open("/proc/self/fd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -88,7 +84,7 @@ func (c *Container) openRoot() error {
 	return nil
 }
 
-// refuseCovered is asked on the host. runc 1.1 mounts a volume on "/" over the root filesystem: what is seen inside is the volume.
+// refuseCovered rejects a mount over the root filesystem, as runc 1.1 makes for a volume on "/". It runs on the host.
 func (c *Container) refuseCovered() error {
 	var host unix.Stat_t
 	if err := unix.Stat(c.rootfs, &host); err != nil {
@@ -101,7 +97,7 @@ func (c *Container) refuseCovered() error {
 	return nil
 }
 
-// Close leaves the namespace. What is bound stays bound.
+// Close leaves the namespace. Bound mounts remain.
 func (c *Container) Close() {
 	for _, o := range []*object{c.root, c.etc, c.preload, c.dir} {
 		o.close()
@@ -110,29 +106,28 @@ func (c *Container) Close() {
 	c.ns.leave()
 }
 
-// reopen opens for reading what an O_PATH descriptor stands for, which the caller knows to be a regular
-// file. /proc/self/fd was opened on the host: the container's namespace may have something else there.
+// reopen opens a regular file or directory for reading. It uses the host's /proc/self/fd, since the container's may be replaced.
 func (c *Container) reopen(o *object) (int, error) {
 	return unix.Openat(c.procfds, strconv.Itoa(o.fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
 
-// object is a file that was found, held by an O_PATH descriptor: it cannot be exchanged for another,
-// and holding it has no effect on it, be it a FIFO or a device.
+// object is a file held by an O_PATH descriptor. It cannot be replaced, and opening it has no side effects even for a FIFO or a
+// device.
 type object struct {
 	fd   int
 	stat unix.Statx_t
 }
 
-// maxOpens bounds how often a file is opened that is moved or mounted over at the same time.
+// maxOpens limits the attempts to open a file while it is moved or mounted over.
 const maxOpens = 128
 
-// openat2 is a variable for tests.
+// openat2 is replaced in tests.
 var openat2 = unix.Openat2
 
 func openObject(at int, path string, flags, resolve uint64) (*object, error) {
 	var fd int
 	err := error(unix.EAGAIN)
-	// With RESOLVE_IN_ROOT a rename or mount anywhere on the host may end the call with EAGAIN: openat2(2) says to try again.
+	// With RESOLVE_IN_ROOT a concurrent rename or mount on the host may cause EAGAIN, and openat2(2) says to retry.
 	for tries := 0; (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) && tries < maxOpens; tries++ {
 		fd, err = openat2(at, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve})
 	}
@@ -167,7 +162,7 @@ func (o *object) isDir() bool     { return o.stat.Mode&unix.S_IFMT == unix.S_IFD
 func (o *object) isLink() bool    { return o.stat.Mode&unix.S_IFMT == unix.S_IFLNK }
 func (o *object) isRegular() bool { return o.stat.Mode&unix.S_IFMT == unix.S_IFREG }
 
-// kind names what is there instead of what was expected.
+// kind returns the type of the file for messages.
 func (o *object) kind() string {
 	switch o.stat.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
@@ -184,7 +179,7 @@ func (o *object) kind() string {
 	return "a regular file"
 }
 
-// explain adds what an error number alone does not tell.
+// explain adds the required kernel version to ENOSYS.
 func explain(err error) error {
 	if errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("%w: gpuslice needs Linux 5.12 or newer", err)

@@ -12,24 +12,24 @@ import (
 )
 
 const (
-	// GPUMajor is the major number of NVIDIA's device nodes (Linux' devices.txt).
+	// GPUMajor is the major number of NVIDIA's device nodes (devices.txt in Linux).
 	GPUMajor = 195
-	// MaxGPUMinor is the last minor number that is a GPU's; /dev/nvidiactl is 255, and nvidia-modeset 254.
+	// MaxGPUMinor is the highest minor number of a GPU; 254 is nvidia-modeset, 255 is nvidiactl.
 	MaxGPUMinor = 247
 )
 
-// maxNodes is the most entries of a /dev that are looked at. The real one of a large host has some hundreds.
+// maxNodes limits the entries of a /dev that are read. A large host has some hundreds.
 const maxNodes = 8192
 
-// Nodes are the device nodes of GPUs in a container's /dev.
+// Nodes lists the device nodes of GPUs in a container's /dev.
 type Nodes struct {
 	Minors []uint32 // in no order
-	// Unclear says that there may be others: the node of WSL, which shows all GPUs of the host, or a /dev that cannot be read.
+	// Unclear is set if there may be others: the node of WSL gives access to all GPUs, or /dev cannot be read.
 	Unclear bool
 }
 
-// GPUs looks for the nodes of GPUs in the container's /dev, by their numbers and not by their names: a node may have been
-// given another one. The runtime has made them before it runs hooks.
+// GPUs returns the device nodes of GPUs in the container's /dev, which the runtime creates before it runs hooks. It identifies
+// them by number, since a node may have any name.
 func (c *Container) GPUs() (nodes Nodes) {
 	err := c.ns.do(func() error {
 		dev, err := openObject(c.root.fd, "dev", unix.O_DIRECTORY, inRoot)

@@ -21,22 +21,21 @@ const (
 	preloadPath = etcPath + "/" + preloadName
 )
 
-// dirName is the slice's directory, directly under the container's root: an init that mounts a tmpfs over /run
-// or /tmp, as systemd does, does not hide it.
+// dirName is the slice's directory in the container. It is in the root because systemd and other inits mount a tmpfs on /run or
+// /tmp.
 var dirName = strings.TrimPrefix(api.ContainerDir, "/")
 
-// maxPreload is the most that an image's ld.so.preload may hold. Real ones have a line or two.
+// maxPreload limits the image's ld.so.preload, in bytes. Real ones have a line or two.
 const maxPreload = 64 << 10
 
 const (
-	// inRoot follows the image's symbolic links as the container will, with its root as the end of every "..".
+	// inRoot resolves the image's symbolic links as the container will: ".." never leaves its root.
 	inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
-	// onRoot is the same, and fails (EXDEV) where any part of the way is on another mount than the root's own.
+	// onRoot is inRoot, but fails with EXDEV if the path crosses another mount.
 	onRoot = inRoot | unix.RESOLVE_NO_XDEV
 )
 
-// Inspect looks at the two places where something is to be bound and reads the image's own ld.so.preload.
-// It changes nothing.
+// Inspect checks the mount points and reads the image's ld.so.preload. It changes nothing.
 func (c *Container) Inspect() error {
 	return c.ns.do(func() error {
 		if err := c.inspectDir(); err != nil {
@@ -68,7 +67,7 @@ func (c *Container) inspectPreload() (err error) {
 	c.etc, err = openObject(c.root.fd, etcPath, unix.O_DIRECTORY, onRoot)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		// An image without /etc, built from nothing; or a link that leads nowhere.
+		// An image built from scratch has no /etc; or /etc is a dangling link.
 		return c.refuseDangling(c.root, etcPath, "/"+etcPath)
 	case errors.Is(err, unix.EXDEV):
 		return c.onAnotherMount()
@@ -80,7 +79,7 @@ func (c *Container) inspectPreload() (err error) {
 			"run chmod a+x on it in the image", etcPath, mode, preloadPath)
 	}
 
-	// The whole path again from the root, since the file itself may be a link with ".." in it.
+	// Resolve the whole path from the root, since the file may be a link that contains "..".
 	c.preload, err = openObject(c.root.fd, preloadPath, 0, onRoot)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -96,8 +95,8 @@ func (c *Container) inspectPreload() (err error) {
 	return c.readPreload()
 }
 
-// refuseDangling tells a file that is missing from a link whose end is missing. Nothing can be bound on the latter,
-// and making its end would let the image choose where.
+// refuseDangling accepts a missing file and rejects a dangling link, since creating its target would let the image choose the
+// place.
 func (c *Container) refuseDangling(at *object, name, shown string) error {
 	link, err := openObject(at.fd, name, unix.O_NOFOLLOW, unix.RESOLVE_BENEATH)
 	if errors.Is(err, unix.ENOENT) {
@@ -110,13 +109,13 @@ func (c *Container) refuseDangling(at *object, name, shown string) error {
 	return fmt.Errorf("%s in the image is %s to nothing in its root filesystem: make it a regular file or remove it", shown, link.kind())
 }
 
-// onAnotherMount is the refusal of a preload file that is not on the root's own mount.
+// onAnotherMount returns the error for a preload file that is not on the root's own mount.
 func (c *Container) onAnotherMount() error {
 	way := "leads through a mount"
 	for _, path := range []string{etcPath, preloadPath} {
 		o, err := openObject(c.root.fd, path, 0, inRoot)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
-			continue // there is none behind that mount, or only what is not followed from here
+			continue // absent, or behind links that are not followed here
 		}
 		if err != nil {
 			return fmt.Errorf("/%s in the container: %w", path, explain(err))
@@ -130,7 +129,7 @@ func (c *Container) onAnotherMount() error {
 		"mount nothing there (other files and directories in /%s may be mounted)", preloadPath, way, etcPath)
 }
 
-// mountPoint says where in the container the mount of o is.
+// mountPoint returns the path in the container of the mount of o.
 func (c *Container) mountPoint(o *object) string {
 	const unknown = "an unknown place"
 	file, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", c.pid))

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// maxLinks is how many symbolic links the kernel follows in a path.
+// maxLinks is the kernel's limit of symbolic links in a path.
 const maxLinks = 40
 
 var (
@@ -23,7 +23,7 @@ var (
 	errVolume  = errors.New("it leads into a volume, where others can make a link to any place")
 )
 
-// RefuseMasked refuses paths that hide what Bind has bound: the runtime masks them (maskedPaths in config.json) after the hook.
+// RefuseMasked rejects paths that would hide the bound files when the runtime masks them after the hook.
 func (c *Container) RefuseMasked(paths []string) error {
 	return c.ns.do(func() error {
 		preload, _, err := c.walk(preloadPath)
@@ -51,10 +51,10 @@ func (c *Container) RefuseMasked(paths []string) error {
 	})
 }
 
-// walk returns the places in the namespace that a path of the container leads through, links included, from the root to its end; nil if
-// there is nothing at its end. volume says that it is looked up in a mount that is neither the root's own nor the kernel's.
+// walk returns the places that a path of the container passes through, links included, from the root to its end, or nil if the
+// end is missing. volume is set if the path leads through a mount other than the root's, procfs and sysfs.
 func (c *Container) walk(name string) (way []string, volume bool, err error) {
-	dir, names := "/", []string{"."} // dir has no link
+	dir, names := "/", []string{"."} // dir contains no links
 	names = append(names, strings.Split(name, "/")...)
 	in := c.root
 	for links := 0; len(names) > 0; names = names[1:] {
@@ -98,7 +98,7 @@ func (c *Container) walk(name string) (way []string, volume bool, err error) {
 	return way, volume, nil
 }
 
-// refuseNumber refuses a number that is missing in /proc: a process may have it by the time that the runtime masks.
+// refuseNumber rejects a missing number in /proc: it may be a process when the runtime masks the path.
 func refuseNumber(in *object, name string) error {
 	if _, err := strconv.Atoi(name); err == nil && isOf(in, unix.PROC_SUPER_MAGIC) {
 		return errProcess
@@ -106,7 +106,7 @@ func refuseNumber(in *object, name string) error {
 	return nil
 }
 
-// isOf says whether an object is of one of these kinds of file systems.
+// isOf reports whether an object is on a file system of one of these types.
 func isOf(o *object, kinds ...int64) bool {
 	var fs unix.Statfs_t
 	return unix.Fstatfs(o.fd, &fs) == nil && slices.Contains(kinds, fs.Type)

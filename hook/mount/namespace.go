@@ -10,13 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespace runs functions in a container's mount namespace, on a thread of its own, while the rest of the
-// program stays on the host.
+// namespace runs functions in a container's mount namespace on a dedicated thread, while the rest of the program stays on the
+// host.
 //
-// setns(2) refuses a mount namespace to a thread that shares its root and working directory, hence
-// unshare(CLONE_FS). The thread is never unlocked: Go then ends it rather than give it to another goroutine, which
-// would find itself in the container. Descriptors are the process's, so what is opened on one side
-// can be used on the other.
+// setns(2) needs a thread that shares no root and working directory, hence unshare(CLONE_FS). The thread stays locked, so Go ends
+// it instead of reusing it. Descriptors are valid on both sides.
 type namespace struct {
 	calls chan func()
 }
@@ -59,7 +57,7 @@ func enter(pid int) (*namespace, error) {
 	return ns, nil
 }
 
-// onOwnThread starts f on a thread that no other goroutine gets: not the process's first, which /proc/self shows and Go never ends.
+// onOwnThread starts f on a dedicated thread, but not the process's first, which /proc/self shows and Go never ends.
 func onOwnThread(f func()) {
 	go func() {
 		runtime.LockOSThread()
@@ -78,7 +76,6 @@ func onOwnThread(f func()) {
 	}()
 }
 
-// do runs f in the namespace and waits for it.
 func (ns *namespace) do(f func() error) error {
 	done := make(chan error)
 	ns.calls <- func() { done <- f() }

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is a file or directory that was made in a root filesystem to be bound on.
+// Place is a mount point created in a root filesystem.
 type Place struct {
-	Path   string `json:"path"` // from the root, without a leading slash
-	FileID        // zero until it is made
+	Path   string `json:"path"` // relative to the root
+	FileID        // zero until it is created
 }
 
-// Missing are the places that Make will make, in its order.
+// Missing returns the places that Make will create, in order.
 func (c *Container) Missing() []Place {
 	var missing []Place
 	if c.etc == nil {
@@ -31,7 +31,7 @@ func (c *Container) Missing() []Place {
 	return missing
 }
 
-// Make makes what is missing, and returns what it made, also if it fails halfway.
+// Make creates the missing places. It returns the created ones even if it fails.
 func (c *Container) Make() ([]Place, error) {
 	var made []Place
 	err := c.ns.do(func() error {
@@ -51,8 +51,7 @@ func (c *Container) Make() ([]Place, error) {
 	return made, err
 }
 
-// make makes one place and keeps it. What it names did not exist, so a symbolic link that is there now, or
-// anything else, is not followed but an error.
+// make creates one place and keeps it open. It fails if a file or symbolic link has appeared there.
 func (c *Container) make(name string) (*object, error) {
 	at, into, base := c.root.fd, &c.dir, path.Base(name)
 	switch name {
@@ -76,14 +75,11 @@ func (c *Container) make(name string) (*object, error) {
 	return *into, err
 }
 
-// Remove removes from a root filesystem the places that were made in it, if they are still what they were: the same
-// file or directory, and empty. It is called on the host when the container is over, and whatever the container
-// did to its root meanwhile, nothing but an empty file of that inode can go. A place that was about to be made when
-// the hook was killed has no inode on record; it goes if no symbolic link leads to it, since it was
-// absent before. It returns what it left there.
+// Remove removes created places that are still the same empty file or directory, and returns those that it could not remove. It
+// runs on the host after the container has stopped. A place without a recorded inode, after a kill, is removed unless a symbolic
+// link leads to it.
 //
-// No other container may be using the root: removing what something is bound on in another mount
-// namespace unbinds it there.
+// No other container may use the root: removing a mount point unmounts it in every mount namespace.
 func Remove(rootfs string, made []Place) (left []Place, err error) {
 	root, err := openObject(unix.AT_FDCWD, rootfs, unix.O_DIRECTORY, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -123,7 +119,7 @@ func remove(root *object, p Place) error {
 	case known && o.isDir():
 		err = unix.Unlinkat(parent.fd, path.Base(p.Path), unix.AT_REMOVEDIR)
 		if errors.Is(err, unix.ENOTEMPTY) {
-			err = nil // the container's now
+			err = nil // in use by the container
 		}
 	case known && o.isRegular() && o.stat.Size == 0:
 		err = unix.Unlinkat(parent.fd, path.Base(p.Path), 0)
@@ -131,8 +127,7 @@ func remove(root *object, p Place) error {
 	return gone(err)
 }
 
-// gone takes an error that means that there is nothing of ours to remove for success: the container removed or
-// replaced it.
+// gone treats an error as success if the container has removed or replaced the place.
 func gone(err error) error {
 	for _, e := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV} {
 		if errors.Is(err, e) {

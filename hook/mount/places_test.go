@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What needs a container is tested with real ones in test/hook.
+// test/hook tests with real containers.
 
 func idOf(t *testing.T, path string) FileID {
 	t.Helper()
@@ -35,8 +35,8 @@ func do(t *testing.T, errs ...error) {
 func TestRemoveRemovesWhatWasMadeAndNothingElse(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		after func(t *testing.T, root string) // what the container did
-		known bool                            // the inode is on record
+		after func(t *testing.T, root string) // changes by the container
+		known bool                            // the inode is recorded
 		gone  bool
 	}{
 		{"untouched", func(*testing.T, string) {}, true, true},

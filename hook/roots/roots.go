@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package roots remembers what was made in root filesystems, and which slices use each of them.
+// Package roots records the files that hooks created in each root filesystem, and the slices that use it.
 //
-// The files that a hook makes to bind on are to be removed when the container is over, but removing a file unbinds
-// what is bound on it in every other mount namespace. Engines give each container a root of its own; with plain
-// runc, or podman run --rootfs, two containers can share one, and the end of the first would then take
-// the interceptor out of the second without a word. So there is one record per root directory, under a lock,
-// and only the last user removes. It is kept in the run directory, which a reboot empties. It must never touch a root
-// itself: what is removed there is package mount's to decide.
+// Removing a mount point unmounts it in all mount namespaces, and two containers of plain runc or podman run --rootfs can share a
+// root. The last user of a root therefore removes the files: otherwise the end of one container would unbind the interceptor in
+// another. The records are in the run directory, which a reboot empties. This package never touches a root itself; package mount
+// removes the files.
 package roots
 
 import (
@@ -28,26 +26,25 @@ import (
 	"github.com/gpuslice/gpuslice/hook/mount"
 )
 
-// User is a slice whose container runs on a root.
+// User is a slice with a container that runs on a root.
 type User struct {
 	Slice      string `json:"slice"`
 	Generation uint64 `json:"generation"`
-	// Dir is the slice's directory, which the enforcer removes when it releases the slice, however that came about:
-	// a User without it is over, though its poststop hook never ran.
+	// Dir is the slice's directory. The enforcer removes it with the slice, so a User without it has ended, even without a
+	// poststop.
 	Dir string `json:"dir"`
 }
 
-// Record is what is known about one root while it is locked.
+// Record is the locked record of one root.
 type Record struct {
 	Made  []mount.Place `json:"made,omitempty"`
 	Users []User        `json:"users,omitempty"`
-	Root  string        `json:"root,omitempty"` // where the root was seen last
+	Root  string        `json:"root,omitempty"` // last known path of the root
 
 	file *os.File
 }
 
-// Lock locks the record of root in dir, and makes it if there is none. It waits for another hook that is at work on
-// the same root, until ctx is done.
+// Lock locks the record of root in dir and creates it if absent. It waits for other hooks until ctx is done.
 func Lock(ctx context.Context, dir string, root mount.FileID) (*Record, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("the hook's records: %w", err)
@@ -55,7 +52,7 @@ func Lock(ctx context.Context, dir string, root mount.FileID) (*Record, error) {
 	return lockFile(ctx, dir, root, os.O_CREATE)
 }
 
-// Find is Lock for a record that exists; without one, its error is fs.ErrNotExist.
+// Find is like Lock, but returns fs.ErrNotExist if there is no record.
 func Find(ctx context.Context, dir string, root mount.FileID) (*Record, error) {
 	return lockFile(ctx, dir, root, 0)
 }
@@ -71,7 +68,7 @@ func lockFile(ctx context.Context, dir string, root mount.FileID, create int) (*
 			file.Close()
 			return nil, fmt.Errorf("lock the record %s: %w", path, err)
 		}
-		// The last user may have removed it between open and lock.
+		// The last user may have removed the file between open and lock.
 		if here, err := os.Lstat(path); err != nil || !same(file, here) {
 			file.Close()
 			continue
@@ -85,7 +82,7 @@ func same(file *os.File, here fs.FileInfo) bool {
 	return err == nil && os.SameFile(there, here)
 }
 
-// flock asks again and again rather than wait in the kernel, where a hook could not be called back.
+// flock polls the lock: a wait in the kernel cannot be cancelled.
 func flock(ctx context.Context, file *os.File) error {
 	for {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -100,11 +97,11 @@ func flock(ctx context.Context, file *os.File) error {
 	}
 }
 
-// load reads what the file holds. A file that makes no sense is taken for an empty one: the worst that can
-// follow is that two empty files stay in a root filesystem.
+// load decodes the file and drops the users without a slice. An invalid file counts as empty: at worst two empty files remain in
+// a root.
 func load(file *os.File) (*Record, error) {
 	r := &Record{file: file}
-	// The first value only: Save may have been killed before it cut off what was longer before.
+	// Decode the first value only, since a killed Save may leave the end of the previous text.
 	if err := json.NewDecoder(io.LimitReader(file, 1<<20)).Decode(r); err != nil {
 		r.Made, r.Users, r.Root = nil, nil, ""
 	}
@@ -115,7 +112,7 @@ func load(file *os.File) (*Record, error) {
 	return r, nil
 }
 
-// Of is the root that the record is about; a zero FileID if its name was meddled with.
+// Of returns the root of the record, or a zero FileID if the name of the file is invalid.
 func (r *Record) Of() (id mount.FileID) {
 	if _, err := fmt.Sscanf(filepath.Base(r.file.Name()), "%x-%x.json", &id.Dev, &id.Inode); err != nil {
 		return mount.FileID{}
@@ -123,9 +120,8 @@ func (r *Record) Of() (id mount.FileID) {
 	return id
 }
 
-// Sweep gives records without a user, locked, to over, which empties and saves them: those of containers whose runtime was
-// killed, so that no poststop hook ran for them. It looks at most records of all that there are, those on which another hook
-// is at work left out, so that a host with very many containers pays no more for each than one with a few.
+// Sweep calls over with locked records that have no user, left by runtimes killed before poststop; over empties and saves them.
+// It checks up to most records, to bound the cost on a host with many containers, and skips those locked by other hooks.
 func Sweep(dir string, most int, over func(*Record) error) error {
 	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
@@ -135,7 +131,7 @@ func Sweep(dir string, most int, over func(*Record) error) error {
 	for _, i := range rand.Perm(len(names))[:min(most, len(names))] {
 		file, err := os.OpenFile(names[i], os.O_RDWR|unix.O_NOFOLLOW, 0)
 		if err != nil {
-			continue // its last user removed it
+			continue // removed by its last user
 		}
 		here, err := os.Lstat(names[i])
 		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || err != nil || !same(file, here) {
@@ -151,13 +147,13 @@ func Sweep(dir string, most int, over func(*Record) error) error {
 	return errors.Join(errs...)
 }
 
-// Join enters a user; one of the same id is over, since it is that id's container that is being made.
+// Join adds a user and replaces one with the same id, which has ended.
 func (r *Record) Join(u User) {
 	r.Leave(u.Slice)
 	r.Users = append(r.Users, u)
 }
 
-// Leave strikes a user out and returns it; its Generation is zero if there was none.
+// Leave removes a user and returns it, or a User with Generation 0 if absent.
 func (r *Record) Leave(slice string) User {
 	i := slices.IndexFunc(r.Users, func(u User) bool { return u.Slice == slice })
 	if i < 0 {
@@ -168,7 +164,7 @@ func (r *Record) Leave(slice string) User {
 	return u
 }
 
-// Save writes the record, which stays locked.
+// Save writes the record and keeps it locked.
 func (r *Record) Save() error {
 	text, err := json.Marshal(r)
 	if err == nil {
@@ -183,7 +179,7 @@ func (r *Record) Save() error {
 	return nil
 }
 
-// Close unlocks the record, and removes it if it says nothing.
+// Close unlocks the record, and removes it if it is empty.
 func (r *Record) Close() error {
 	var err error
 	if len(r.Made) == 0 && len(r.Users) == 0 {

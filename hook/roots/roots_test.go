@@ -57,7 +57,7 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 		t.Errorf("left twice: %+v", u)
 	}
 	r.Made = nil
-	save(t, r) // of a user alone
+	save(t, r) // one user and no file
 	if r = lock(t, dir); !reflect.DeepEqual(r.Users, want[:1]) {
 		t.Errorf("got %+v", r)
 	}
@@ -72,7 +72,7 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	}
 }
 
-// An unreadable directory of a user may belong to a slice.
+// A directory that cannot be read may still belong to a slice.
 func TestAUserWhoseSliceIsGoneIsForgottenAndNoOther(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), filepath.Join(t.TempDir(), "slice")
 	unknown := User{Slice: "b", Generation: 2, Dir: "/dev/null/slice"} // ENOTDIR
@@ -107,7 +107,7 @@ func TestADamagedRecordIsTakenForAnEmptyOne(t *testing.T) {
 	}
 }
 
-// TestAKilledSaveLeavesTheNewRecord: the text was written, and what was longer before not yet cut off.
+// The new, shorter text is written, and the file is not yet truncated.
 func TestAKilledSaveLeavesTheNewRecord(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"users":[{"slice":"a","generation":1,"dir":"/"}]}"generation":1,"dir":"/x"}]}`
@@ -139,7 +139,7 @@ func TestOneHookAtATime(t *testing.T) {
 	if _, err := Lock(ctx, dir, root); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("locked twice: %v", err)
 	}
-	r.Close() // removes it
+	r.Close() // removes the record
 
 	var group sync.WaitGroup
 	var inside, most int
@@ -219,7 +219,7 @@ func TestRecordsOfKilledHooksAreSweptAwayAndNoOthers(t *testing.T) {
 	}
 }
 
-// opened counts the descriptors that this process has of a file.
+// opened counts this process's descriptors of a file.
 func opened(t *testing.T, path string) (n int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")
@@ -234,7 +234,7 @@ func opened(t *testing.T, path string) (n int) {
 	return n
 }
 
-// A hook waits for a record that its last user removes: the hook gets the next one.
+// The last user removes the record while another hook waits for its lock.
 func TestARecordThatWasReplacedMeanwhileIsNotTaken(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "records")
 	first := lock(t, dir)
