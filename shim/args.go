@@ -11,20 +11,20 @@ import (
 	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
-// Args is what the runtime needs to know of a command line that is the low-level runtime's.
+// Args holds the parts of a low-level runtime's command line that the shim needs.
 type Args struct {
-	Verb   string // the first word that is neither a flag nor a flag's value; "" if there is none
-	Bundle string // --bundle; "" if it is not given
-	Config string // crun's --config: another file than the bundle's config.json
+	Verb   string // the first known verb, "" if absent
+	Bundle string // --bundle, "" if absent
+	Config string // crun's --config, which replaces the bundle's config.json
 	Log    string // --log
 }
 
-// Creates says whether the verb makes a container.
+// Creates reports whether the verb creates a container.
 func (a Args) Creates() bool {
 	return a.Verb == "create" || a.Verb == "run" || a.Verb == "restore"
 }
 
-// BundleDir is the absolute path of the bundle of which a container is to be made; "" if none is.
+// BundleDir returns the absolute path of the bundle of a container to create, or "" for other verbs.
 func (a Args) BundleDir() (string, error) {
 	if !a.Creates() {
 		return "", nil
@@ -39,20 +39,18 @@ func (a Args) BundleDir() (string, error) {
 	return dir, nil
 }
 
-// withValue are the flags whose next word is their value, in runc and in crun, before and after the verb. A flag
-// of neither is taken for one without: then its value may be taken for the verb, which is why
-// a word that is no verb at all does not end the search.
+// withValue lists the flags of runc and crun that take the next word as their value, before or after the verb. An unknown flag
+// counts as one without a value. Its value is then skipped, unless it equals a verb.
 var withValue = strings.Fields(`
 	root log log-format log-level criu rootless cgroup-manager
 	bundle b config f console-socket pid-file preserve-fds pidfd-socket
 	image-path work-path parent-path manage-cgroups-mode empty-ns lsm-profile lsm-mount-context status-fd page-server`)
 
-// verbs are those of runc and crun.
 var verbs = strings.Fields(`
 	checkpoint create delete events exec features help init kill list mounts pause ps restore resume run
 	spec start state update version`)
 
-// ParseArgs reads the words after the program's name as runc and crun do.
+// ParseArgs parses the words after the program's name as runc and crun do.
 func ParseArgs(words []string) Args {
 	var a Args
 	for len(words) > 0 {
@@ -65,7 +63,7 @@ func ParseArgs(words []string) Args {
 			if a.Verb == "" && slices.Contains(verbs, word) {
 				a.Verb = word
 				if !a.Creates() {
-					break // what follows may be any program's words
+					break // the rest may be the command line of another program
 				}
 			}
 			continue
@@ -86,7 +84,7 @@ func ParseArgs(words []string) Args {
 	return a
 }
 
-// valueOf finds the value of a flag without "=": the next word, or the rest of this one (crun's -bDIR).
+// valueOf returns the value of a flag without "=": the next word, or the rest of word (crun's -bDIR).
 func valueOf(word, name string, words []string) (string, string, []string) {
 	switch {
 	case slices.Contains(withValue, name):

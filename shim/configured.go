@@ -12,15 +12,14 @@ import (
 	"github.com/gpuslice/gpuslice/hook/annotations"
 )
 
-// RuntimeName is our OCI runtime's program.
+// RuntimeName is the file name of gpuslice's OCI runtime.
 const RuntimeName = "gpuslice-runtime"
 
-// configEnv names another configuration file. It is the engine's environment, never the container's.
+// configEnv overrides the path of the configuration in the engine's environment.
 const configEnv = "GPUSLICE_CONFIG"
 
-// Configured is how the running program, one of ours, prepares containers, and the low-level runtime that it hands
-// them to: as the configuration says, and for what is not there the machine. creates says whether a container is to be
-// made: a spoilt configuration keeps nobody from stopping or deleting one.
+// Configured returns the Runtime of the running program. Defaults for this machine complete the configuration. An invalid
+// configuration is an error only if creates is set, since it must not keep containers from being stopped and deleted.
 func Configured(creates bool) (*Runtime, error) {
 	file := cmp.Or(os.Getenv(configEnv), api.DefaultConfig)
 	cfg, err := config.Load(file)

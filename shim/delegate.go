@@ -16,21 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reportName is a file in the bundle to which the hook writes its sentence.
+// reportName is the file in the bundle to which the hook writes its error.
 const reportName = ".gpuslice-error"
 
-// hidesHooks says whether a runtime throws away what its hooks write. crun does (it opens /dev/null for them unless an
-// annotation of its own names a file), and would leave the operator with "exit code: 1".
+// hidesHooks reports whether a runtime discards the output of its hooks and shows only "exit code: 1". crun does, unless an
+// annotation of its own names a file.
 func hidesHooks(runtime string) bool {
 	return strings.Contains(filepath.Base(runtime), "crun")
 }
 
-// listenPID is in the environment of a runtime that gets sockets by systemd's protocol: runc takes them only if it has that
-// pid, and so has to be executed.
+// listenPID is set for a runtime that receives sockets from systemd. runc accepts them only with that pid, so it must be executed
+// in this process.
 const listenPID = "LISTEN_PID"
 
-// Delegate has the low-level runtime carry out a command line. It returns only if that cannot be executed, or was
-// waited for because it makes a container of bundle; then with its exit status, and what the hook says.
+// Delegate executes the low-level runtime in place of this process, and returns only if that fails. If the runtime creates a
+// container from bundle and the hook reports errors to a file, Delegate waits for the runtime instead and returns its exit status
+// and the hook's error.
 func (r *Runtime) Delegate(args []string, bundle string) (status int, err error) {
 	env := append(os.Environ(), ActiveEnv+"=1")
 	if r.reports && bundle != "" {
@@ -44,11 +45,11 @@ func (r *Runtime) Delegate(args []string, bundle string) (status int, err error)
 	return 1, fmt.Errorf("execute %s: %w", r.Low, err)
 }
 
-// wait runs the runtime as a child, with all that is open here, and returns its exit status. The container's init is not our
-// child but becomes the engine's, as if the runtime had been executed: its parent exits before we do, and we are no subreaper.
+// wait runs the runtime as a child and returns its exit status. The container's init becomes a child of the engine as usual: this
+// process, which is no subreaper, outlives the runtime.
 func wait(runtime string, args, env []string) (status int, err error) {
-	// What an engine sends us is for the runtime. SIGKILL cannot be passed on: the kernel kills the child when
-	// the thread that started it ends, hence the lock.
+	// Forward the engine's signals. SIGKILL cannot be forwarded: the kernel kills the child when the thread that started it ends,
+	// hence the lock.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	signals := make(chan os.Signal, 16)
@@ -79,7 +80,7 @@ func wait(runtime string, args, env []string) (status int, err error) {
 	return status, nil
 }
 
-// HookSaid is what the hook had to say about the container that could not be made of bundle; nil if that was nothing.
+// HookSaid returns the error that the hook reported for bundle, or nil.
 func (r *Runtime) HookSaid(bundle string) error {
 	if !r.reports {
 		return nil
@@ -87,7 +88,7 @@ func (r *Runtime) HookSaid(bundle string) error {
 	path := filepath.Join(bundle, reportName)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil // the runtime failed without us
+		return nil // the hook reported nothing
 	}
 	defer file.Close()
 	defer os.Remove(path)

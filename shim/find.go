@@ -13,20 +13,20 @@ import (
 	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
-// defaultPath is searched after PATH, which an engine started by hand may have without the sbin directories.
+// defaultPath is searched after PATH, which may lack the sbin directories if an engine was started by hand.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// ActiveEnv is in the environment of the low-level runtime. If it comes back to us, two runtimes each have the other
-// for their low-level one (nvidia-container-runtime → gpuslice-runtime → nvidia-container-runtime), and the
-// chain would go on until the engine gives up. Containers do not see it: theirs is what config.json says.
+// ActiveEnv is set for the low-level runtime. If gpuslice-runtime finds it set, two runtimes wrap each other
+// (nvidia-container-runtime → gpuslice-runtime → nvidia-container-runtime). Containers do not see it: their environment is in
+// config.json.
 const ActiveEnv = "GPUSLICE_RUNTIME_ACTIVE"
 
-// ErrLoop is returned when the runtime was executed by itself.
+// ErrLoop is returned when gpuslice-runtime was started by itself.
 var ErrLoop = errors.New("gpuslice-runtime was started by the runtime that it started itself: " +
 	"of two runtimes that wrap each other, one must name runc (runtimes in the [runtime] section of gpuslice's configuration, or that of the other)")
 
-// findRuntime finds the first of names, which are looked up in path, or absolute. It passes over the programs ours,
-// by whatever name they are found: an operator may have put one in the place of runc.
+// findRuntime returns the first executable of names, absolute or in path. It skips the programs ours under any name: an operator
+// may have replaced runc by one of them.
 func findRuntime(names []string, path string, ours ...string) (string, error) {
 	var passed []os.FileInfo
 	for _, program := range ours {
@@ -46,10 +46,10 @@ func findRuntime(names []string, path string, ours ...string) (string, error) {
 		strings.Join(names, ", "), path)
 }
 
-// findHook finds our hook: beside the running program, or in path. "" means nowhere.
+// findHook returns the path of the hook, or "". See findBeside.
 func findHook(self, path string) string { return findBeside(spec.HookName, self, path) }
 
-// findBeside finds one of gpuslice's programs: beside self, the running one, or in path. "" means nowhere.
+// findBeside looks up one of gpuslice's programs beside the running program self and in path. It returns "" if absent.
 func findBeside(name, self, path string) string {
 	for _, candidate := range append([]string{filepath.Join(filepath.Dir(self), name)}, candidates(name, path)...) {
 		if _, ok := executable(candidate); ok && filepath.IsAbs(candidate) {
@@ -59,8 +59,7 @@ func findBeside(name, self, path string) string {
 	return ""
 }
 
-// candidates are the places of a program. Unlike exec.LookPath's they leave nothing out that is ours: the search
-// goes on behind a file that is not wanted.
+// candidates returns the possible paths of a program. Unlike exec.LookPath it returns all, since the caller may reject some.
 func candidates(name, path string) []string {
 	if filepath.IsAbs(name) {
 		return []string{name}

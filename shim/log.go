@@ -15,8 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/hook"
 )
 
-// Report says err on stderr and in the file that the engine named by --log, where docker and containerd look
-// for the last line of level error to show it.
+// Report writes err to stderr and to the file that the engine named by --log. docker and containerd show its last line of level
+// error.
 func Report(err error, log string, stderr io.Writer) {
 	sentence := hook.Sentence(err)
 	fmt.Fprintln(stderr, sentence)
@@ -31,7 +31,7 @@ func Report(err error, log string, stderr io.Writer) {
 	if err != nil {
 		return
 	}
-	// Not blocking, should nobody read a FIFO. There is nowhere else to say that it cannot be written.
+	// O_NONBLOCK: it may be a FIFO without a reader. A failure cannot be reported anywhere.
 	file, err := os.OpenFile(strings.TrimPrefix(log, "file:"), os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK, 0o644)
 	if err != nil {
 		return

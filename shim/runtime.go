@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shim is what stands between an engine and the low-level OCI runtime: it adds gpuslice's hooks to the bundle
-// of a container that is about to be made, and leaves all else to runc, crun or nvidia-container-runtime. As
-// gpuslice-runtime it becomes that one by execve(2), so that the engine talks to it from then on; while a container is made
-// it waits for it, so as to say in one sentence what runc would wrap, and crun not show. As containerd's shim
-// (package shim/containerd) it is a shim of that one.
+// Package shim runs between an engine and the low-level OCI runtime: runc, crun or nvidia-container-runtime. It adds gpuslice's
+// hooks to the bundle before a container is created. Then gpuslice-runtime replaces itself by the low-level runtime with
+// execve(2), or waits for it to report the hook's error in one sentence, which runc wraps and crun hides. Package shim/containerd
+// is the same for containerd's shim.
 //
-// It never changes an argument, and of a bundle nothing but the hooks. Whatever the annotations ask for is
-// checked here already, because what this program says is what an engine shows; what a hook says arrives
-// wrapped in the runtime's words.
+// It changes no argument, and nothing but the hooks of a bundle. It checks the annotations as the hook does, since engines show
+// its errors unwrapped.
 package shim
 
 import (
@@ -24,30 +22,29 @@ import (
 	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
-// hookTimeout is the seconds after which the low-level runtime ends a hook. The hook ends itself before
-// ([hook.DefaultDeadlines]), with a sentence instead of a signal.
+// hookTimeout is the time in seconds after which the low-level runtime kills a hook. The hook's own deadlines
+// ([hook.DefaultDeadlines]) are shorter, so that it can report an error.
 const hookTimeout = 90
 
-// hookEnv is all the environment that a hook gets. It is set explicitly because a runtime gives a hook without one
-// its own, and runc 1.1.5 gave the image's to some: LD_PRELOAD of an image must not reach a program
-// that root runs on the host.
+// hookEnv is the whole environment of a hook. Without one a runtime passes its own, and runc 1.1.5 passed the image's to some
+// hooks: an image's LD_PRELOAD must not reach a program of root on the host.
 //
-// A hook lives for milliseconds and does one thing at a time: with one processor for Go it ends about a millisecond sooner.
+// With a single processor for Go the hook ends about a millisecond sooner.
 var hookEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"}
 
-// Runtime edits bundles, and names the program that takes them.
+// Runtime edits bundles and names the low-level runtime that runs them.
 type Runtime struct {
 	Policy   annotations.Policy
-	HookPath string // absolute; "" if it was not found
-	Config   string // the configuration that the hook is to read; "" is the default's place
+	HookPath string // absolute; "" if not found
+	Config   string // the hook's configuration; "" for the default path
 	Low      string // absolute path of the low-level runtime
 
-	reports bool // the hook writes what it has to say to a file, and who made the container says it in place of Low
+	reports bool // the hook reports errors to a file, and its caller shows them
 }
 
-// Prepare edits the bundle of config, of which the low-level runtime is about to make a container: what is judged is what is
-// edited, should the file change meanwhile. A container that the operator lets pass is left alone. Whether a pod's
-// sandbox may go without a quota is for the hook to say: here its devices are not there yet.
+// Prepare edits the bundle of config before the low-level runtime creates a container from it. It checks the text that it edits,
+// since the file may change. It skips a container that the policy lets pass. The hook decides whether a pod's sandbox needs a
+// quota, by its devices, which do not exist yet.
 func (r *Runtime) Prepare(config *spec.File) error {
 	dir := filepath.Dir(config.Path)
 	if r.reports {

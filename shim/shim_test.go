@@ -32,7 +32,7 @@ func TestArgumentsAreReadAsRuncAndCrunReadThem(t *testing.T) {
 		{"--log /l exec c create --bundle /b", Args{Verb: "exec", Log: "/l"}},
 		{"exec --process create c", Args{Verb: "exec"}},
 		{"state create", Args{Verb: "state"}},
-		// A flag that is not known, with a value that is no verb: the container must still get its quota.
+		// The container must get its quota in spite of an unknown flag with a value that is no verb.
 		{"--future value create --bundle /b c", Args{Verb: "create", Bundle: "/b"}},
 		{"--future create --bundle /b c", Args{Verb: "create", Bundle: "/b"}},
 		{"create --config /x c", Args{Verb: "create", Config: "/x"}},
@@ -102,7 +102,7 @@ func TestTheHookBesideTheRuntimeIsPreferred(t *testing.T) {
 func TestWhatIsJudgedIsWhatIsEdited(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, spec.FileName)
-	for want, texts := range map[string][2]string{ // what is read, and what stands there when it is judged
+	for want, texts := range map[string][2]string{ // the text that is read, and the text in the file afterwards
 		"gpuslice.vram": {`{"root": {"path": "r"}, "annotations": {"gpuslice.vram": "1G"}}`, `{"root": {"path": "r"}}`},
 		"left alone":    {`{"root": {"path": "r"}}`, `{"left alone": {}}`},
 	} {
@@ -145,5 +145,5 @@ func TestAnErrorIsOneLineOnStderrAndInTheLog(t *testing.T) {
 		strings.Count(got, "\n") != 2 {
 		t.Errorf("log: %q", got)
 	}
-	Report(errors.New("x"), filepath.Join(log, "not", "there"), &stderr) // goes to stderr at least
+	Report(errors.New("x"), filepath.Join(log, "not", "there"), &stderr) // written to stderr at least
 }

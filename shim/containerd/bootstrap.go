@@ -4,15 +4,15 @@ package containerd
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// bootstrapParams is what is needed here of containerd.runtime.bootstrap.v1.BootstrapParams
-// (api/runtime/bootstrap/v1/bootstrap.proto). The Go package with it is of an API in which the interfaces that containerd 1.7
-// implements have more methods than it has, so the two cannot be linked into one program.
+// bootstrapParams holds the required fields of containerd.runtime.bootstrap.v1.BootstrapParams
+// (api/runtime/bootstrap/v1/bootstrap.proto). Its Go package cannot be linked with containerd 1.7, since its version of the API
+// has larger interfaces.
 type bootstrapParams struct {
 	id, namespace string
-	extensions    [][]byte // google.protobuf.Any each
+	extensions    [][]byte // each a google.protobuf.Any
 }
 
-// The numbers of the fields.
+// Field numbers.
 const (
 	bootstrapID        = 1
 	bootstrapNamespace = 2
@@ -41,7 +41,7 @@ func parseBootstrap(message []byte) (bootstrapParams, error) {
 	return p, err
 }
 
-// eachBytes calls f with each field of message that is a string, bytes, or a message itself.
+// eachBytes calls f with each string, bytes or message field of message.
 func eachBytes(message []byte, f func(protowire.Number, []byte) error) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)

@@ -18,15 +18,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// featuresType is how containerd names the features of an OCI runtime (containerd 2, core/runtime/typeurl.go).
+// featuresType is containerd's type URL for the features of an OCI runtime (containerd 2, core/runtime/typeurl.go).
 const featuresType = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
 
-// featuresTimeout is much longer than a runtime takes to tell its features.
+// featuresTimeout limits the features command, which normally takes milliseconds.
 const featuresTimeout = 10 * time.Second
 
-// writeInfo answers -info, by which containerd 2 asks what a runtime can do: the options as they were understood, and
-// the features of the low-level runtime. Of these containerd needs to know whether it can map the ids of
-// mounts, without which it starts no pod in a user namespace.
+// writeInfo answers -info, by which containerd 2 queries a runtime, with the parsed options and the features of the low-level
+// runtime. containerd starts no pod in a user namespace without the feature of ID-mapped mounts.
 func writeInfo(ctx context.Context, find configured, stdin io.Reader, stdout io.Writer) error {
 	input, err := readInput(stdin)
 	if err != nil {
@@ -49,7 +48,7 @@ func writeInfo(ctx context.Context, find configured, stdin io.Reader, stdout io.
 		Version: &types.RuntimeVersion{Version: api.Version},
 		Options: understood,
 	}
-	// A low-level runtime without such a command is as good as one without features: containerd goes on.
+	// Without features containerd continues as if there were none.
 	if low, err := find(false); err == nil {
 		if text, err := features(ctx, low.Low); err == nil {
 			answer.Features = &anypb.Any{TypeUrl: featuresType, Value: text}
@@ -63,7 +62,7 @@ func writeInfo(ctx context.Context, find configured, stdin io.Reader, stdout io.
 	return err
 }
 
-// features are those of the low-level runtime in its own words, which need not be all known here.
+// features returns the features of the low-level runtime as JSON, which may have unknown members.
 func features(ctx context.Context, runtime string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, featuresTimeout)
 	defer cancel()

@@ -23,30 +23,27 @@ import (
 )
 
 const (
-	// The types of options that are understood. Types are compared without what stands before the last "/".
+	// Accepted types of options, compared without the part up to the last "/".
 	runcType    = "containerd.runc.v1.Options"
 	generalType = "runtimeoptions.v1.Options"
 	createType  = "containerd.linux.runc.CreateOptions"
 
-	// maxOptions is the size in bytes of a TOML text. containerd's is a part of its configuration.
+	// maxOptions limits a TOML text, in bytes.
 	maxOptions = 64 << 10
 )
 
-// understand returns runc's options for what a caller sent:
+// understand returns runc's options for the options that a caller sent:
 //
 //   - nothing (ctr, nerdctl, docker run --runtime io.containerd.gpuslice.v1): the defaults;
-//   - containerd.runc.v1.Options: themselves. Fields that are not known here, of a newer containerd, mean
-//     nothing, as to runc's own shim of that age;
-//   - runtimeoptions.v1.Options, which CRI and dockerd send to every runtime but runc's: runc's options in TOML, as they
-//     stand in an engine's configuration, in the file ConfigPath or else in ConfigBody. A key that is not known is refused: an
-//     operator wrote it (containerd adds none), and expects something of it. dockerd, and CRI in containerd 1.6, pass
-//     only ConfigPath on and lose all else in silence; see impliesSystemd;
-//   - containerd.linux.runc.CreateOptions, which clients of containerd 1.x send to every runtime but runc's for a container in a
-//     user namespace (ctr run --uidmap), to say whose its pipes are: the shim of containerd 1.1 took these.
+//   - containerd.runc.v1.Options: unchanged. Unknown fields of a newer containerd have no effect, as in runc's shim;
+//   - runtimeoptions.v1.Options, which CRI and dockerd send to other runtimes than runc's: runc's options in TOML, from
+//     the file ConfigPath or else from ConfigBody. An unknown key is an error, since an operator wrote it (containerd
+//     adds none). dockerd, and CRI in containerd 1.6, pass on ConfigPath only; see impliesSystemd;
+//   - containerd.linux.runc.CreateOptions, which clients of containerd 1.x send to other runtimes than runc's for a
+//     container in a user namespace (ctr run --uidmap), to set the owner of its pipes.
 //
-// BinaryName may name gpuslice-runtime, for which runc's shim would need it, and is left out then. Another program is refused:
-// it would either be ignored, or run the container without a quota. The low-level runtime is named in gpuslice's own
-// configuration.
+// BinaryName may name gpuslice-runtime, as runc's shim requires, and is cleared then. Another program is an error: it would be
+// ignored or run the container without a quota. gpuslice's own configuration names the low-level runtime.
 func understand(sent *anypb.Any) (*options.Options, error) {
 	runc, err := decode(sent)
 	if err != nil {
@@ -61,7 +58,6 @@ func understand(sent *anypb.Any) (*options.Options, error) {
 	return runc, nil
 }
 
-// pack makes of options what a caller sends.
 func pack(runc *options.Options) (*anypb.Any, error) {
 	value, err := proto.Marshal(runc)
 	if err != nil {
@@ -117,7 +113,7 @@ func decodeGeneral(general *runtimeoptions.Options) (*options.Options, error) {
 	return parse(text, fmt.Sprintf("the runtime's options in %.256q", general.ConfigPath))
 }
 
-// checkType judges TypeUrl, which says what is in the text. Runc's options have no name of their own there.
+// checkType checks TypeUrl, the type of the text. runc's options have no type of their own in TOML.
 func checkType(url string) error {
 	if name := typeName(url); name != "" && name != runcType {
 		return fmt.Errorf("the runtime's options name TypeUrl %.256q, which is not understood: leave it out", url)
@@ -125,16 +121,16 @@ func checkType(url string) error {
 	return nil
 }
 
-// parse reads runc's options in TOML. where is for errors.
+// parse parses runc's options in TOML. where names the source in errors.
 func parse(text []byte, where string) (*options.Options, error) {
 	if len(text) > maxOptions {
 		return nil, fmt.Errorf("%s are larger than %s", where, api.FormatSize(maxOptions))
 	}
 	all := struct {
 		*options.Options
-		CriuPath   string // of containerd 1.x, in each default configuration; runc looks for criu in PATH since 1.1
-		TypeURL    string // of runtimeoptions: containerd makes the body of all that stands in the section
-		ConfigPath string // likewise, and empty: else it would be what is read
+		CriuPath   string // in containerd 1.x's default configuration; since 1.1 runc finds criu in PATH
+		TypeURL    string // of runtimeoptions: containerd sends the whole section
+		ConfigPath string // likewise, and empty: otherwise the file would be read
 	}{Options: new(options.Options)}
 	known, err := toml.Decode(string(text), &all)
 	if err != nil {
@@ -145,7 +141,7 @@ func parse(text []byte, where string) (*options.Options, error) {
 		return nil, fmt.Errorf("%s have no key %.256q: they are runc's, %s", where, unknown[0].String(), keys())
 	}
 	seen := make(map[string]bool)
-	for _, key := range known.Keys() { // in any case, as containerd reads them: which of two would it be?
+	for _, key := range known.Keys() { // containerd ignores case, so the value of a duplicate is ambiguous
 		folded := strings.ToLower(key.String())
 		if seen[folded] {
 			return nil, fmt.Errorf("%s have the key %.256q twice", where, key.String())
@@ -158,7 +154,6 @@ func parse(text []byte, where string) (*options.Options, error) {
 	return all.Options, checkType(all.TypeURL)
 }
 
-// keys are those of runc's options, for a sentence.
 func keys() string {
 	var names []string
 	fields := new(options.Options).ProtoReflect().Descriptor().Fields()
@@ -172,12 +167,12 @@ func keys() string {
 	return strings.Join(names, ", ")
 }
 
-// readFile reads the file that a client of containerd named: whoever may do that is root.
+// readFile reads a file named by a client of containerd, that is by root.
 func readFile(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("%.256q is not absolute", path)
 	}
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // nobody may write into a FIFO
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO may have no writer
 	if err != nil {
 		return nil, err
 	}
@@ -192,9 +187,8 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxOptions+1))
 }
 
-// startOptions finds the options in what containerd writes to `start`: nothing, the options (1.x to 2.2), or
-// since 2.3 BootstrapParams, of which they are one extension among others. Those of no known type mean nothing here:
-// they need not be options, and those that a container is created with are judged again then.
+// startOptions returns the options from containerd's input to `start`: nothing, the options (1.x to 2.2), or BootstrapParams with
+// the options as an extension (since 2.3). It ignores extensions of unknown types; Create checks the container's options again.
 func startOptions(input []byte, id, namespace string) (*anypb.Any, error) {
 	params, err := parseBootstrap(input)
 	if err != nil || params.id != id || params.namespace != namespace {
@@ -213,7 +207,6 @@ func startOptions(input []byte, id, namespace string) (*anypb.Any, error) {
 	return nil, nil
 }
 
-// anyOptions reads the options themselves.
 func anyOptions(input []byte) (*anypb.Any, error) {
 	sent := new(anypb.Any)
 	if err := proto.Unmarshal(input, sent); err != nil {

@@ -21,7 +21,7 @@ import (
 	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
 
-// send is what a caller sends. prefix is what some write before a type.
+// send encodes options as a caller does. prefix precedes the type.
 func send(t testing.TB, prefix string, m proto.Message) *anypb.Any {
 	t.Helper()
 	value, err := proto.Marshal(m)
@@ -35,7 +35,7 @@ func body(text string) *runtimeoptions.Options {
 	return &runtimeoptions.Options{ConfigBody: []byte(text)}
 }
 
-// What containerd writes into ConfigBody for a section as it stands in its own default configuration.
+// containerd's ConfigBody for a section of its default configuration.
 const (
 	bodyOf16 = `BinaryName = ""
 CriuImagePath = ""
@@ -162,7 +162,7 @@ func TestOptionsThatAreNotUnderstoodAreRefusedInOneSentence(t *testing.T) {
 	}
 }
 
-// bootstrapOf is what containerd 2.3 and later write to a shim that is started.
+// bootstrapOf returns the input that containerd 2.3 and later write to a new shim.
 func bootstrapOf(t *testing.T, id, namespace string, extensions ...*anypb.Any) []byte {
 	t.Helper()
 	var m []byte
@@ -261,7 +261,7 @@ func FuzzStart(f *testing.F) {
 	f.Add([]byte("\n\x1acontainerd.runc.v1.Options\x12\x02H\x01"))
 	f.Fuzz(func(t *testing.T, input []byte) {
 		found, err := startOptions(input, "c1", "ns")
-		if err != nil || typeName(found.GetTypeUrl()) == generalType { // which may name a file
+		if err != nil || typeName(found.GetTypeUrl()) == generalType { // it may name a file
 			return
 		}
 		got, err := understand(found)

@@ -17,14 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch is where a mount namespace of our own has its mounts. It is short, since all layers' paths must fit
-// into one page, and what is hidden by it no root filesystem is made of.
+// scratch is the mount point for layers in the thread's mount namespace. It is short, since the paths of all layers must fit into
+// one page, and hides only files that no root filesystem uses.
 const scratch = "/sys"
 
-// mountRemapped mounts a root filesystem whose owners are to be mapped into a user namespace, which containerd 2 asks for by
-// the options uidmap and gidmap, and says whether it did. Package mount of containerd 1.7 does not know them, and
-// the kernel, to which it would hand them on, refuses them. It is not to be mounted again then; containerd unmounts it with
-// the bundle, whatever mounted it.
+// mountRemapped mounts a root filesystem with its owners mapped into a user namespace and reports whether it did. containerd 2
+// requests that by the options uidmap and gidmap, unknown to package mount of containerd 1.7. containerd unmounts it with the
+// bundle.
 func mountRemapped(rootfs []*types.Mount, bundle string) (bool, error) {
 	if len(rootfs) != 1 {
 		return false, nil
@@ -49,7 +48,7 @@ func mountRemapped(rootfs []*types.Mount, bundle string) (bool, error) {
 	return true, nil
 }
 
-// takeOption returns the options without that which begins with prefix, and its value.
+// takeOption removes the option with prefix and returns its value.
 func takeOption(options []string, prefix string) (rest []string, value string) {
 	rest = slices.DeleteFunc(slices.Clone(options), func(option string) bool {
 		after, ok := strings.CutPrefix(option, prefix)
@@ -61,28 +60,27 @@ func takeOption(options []string, prefix string) (rest []string, value string) {
 	return rest, value
 }
 
-// remap returns a mount, not attached anywhere, with its owners mapped.
+// remap returns a detached mount with its owners mapped.
 //
-// Overlays cannot be mapped, but their layers can, and must then be attached to be named in an option. That is done in a
-// mount namespace of a thread, so that nothing is left of it wherever the shim is killed, and nobody else sees the layers.
+// An overlay cannot be mapped, but its layers can, if they are attached. remap attaches them in the mount namespace of a thread,
+// where others do not see them and they end with the shim.
 func remap(m mount.Mount, uids, gids string) (tree int, err error) {
 	onThread(func() { tree, err = remapHere(m, uids, gids) })
 	return tree, err
 }
 
-// onThread runs f on a thread that ends with it. That cannot be the first one: the runtime does not end it, and
-// /proc/self would show its namespaces ever after.
+// onThread runs f on a new thread that ends with it, but not on the process's first, which Go never ends and /proc/self shows.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			onThread(f) // on another, since this one is locked and waits
+			onThread(f) // on another thread, since this one is locked and waits
 			runtime.UnlockOSThread()
 			return
 		}
-		f() // and is never unlocked
+		f() // the thread stays locked, so Go ends it
 	}()
 	<-done
 }
@@ -137,7 +135,7 @@ func remapHere(m mount.Mount, uids, gids string) (int, error) {
 	return tree, os.NewSyscallError("open_tree", err)
 }
 
-// mapped clones what is mounted at path, with its owners mapped as in a user namespace.
+// mapped clones the mount at path with its owners mapped as in a user namespace.
 func mapped(path string, users *os.File, attributes uint64) (int, error) {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -153,7 +151,7 @@ func mapped(path string, users *os.File, attributes uint64) (int, error) {
 	return tree, nil
 }
 
-// userNamespace makes a user namespace with these mappings, in which nothing runs.
+// userNamespace creates a user namespace with these mappings and no process.
 func userNamespace(uids, gids string) (*os.File, error) {
 	uidMappings, err := parseMappings(uids)
 	if err != nil {
@@ -163,7 +161,7 @@ func userNamespace(uids, gids string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A process that is stopped before its first instruction, since its tracer is this thread.
+	// Tracing stops the child before its first instruction.
 	process, err := os.StartProcess("/proc/self/exe", []string{program}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uidMappings, GidMappings: gidMappings,
 		Ptrace: true, Pdeathsig: unix.SIGKILL,
@@ -173,11 +171,11 @@ func userNamespace(uids, gids string) (*os.File, error) {
 	}
 	users, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", process.Pid))
 	_ = process.Kill()
-	_, _ = process.Wait() // the shim's reaper may have been here first
+	_, _ = process.Wait() // the shim's reaper may have waited already
 	return users, err
 }
 
-// parseMappings reads "INSIDE:OUTSIDE:SIZE,…".
+// parseMappings parses "INSIDE:OUTSIDE:SIZE,…".
 func parseMappings(text string) (mappings []syscall.SysProcIDMap, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		numbers := strings.Split(part, ":")

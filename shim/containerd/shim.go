@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package containerd is the containerd runtime io.containerd.gpuslice.v1: containerd's own shim for runc, which prepares each
-// bundle as gpuslice-runtime does before the low-level runtime sees it. So a container, and each pod, gets exactly what it gets
-// from io.containerd.runc.v2, and a client names it without an option: `ctr run --runtime io.containerd.gpuslice.v1`.
-// A container that runc's shim starts by gpuslice-runtime costs one more execution of a program for each
-// thing that is done with it; here there is none.
+// bundle as gpuslice-runtime does. Containers and pods get the same as from io.containerd.runc.v2, and clients need no option:
+// `ctr run --runtime io.containerd.gpuslice.v1`. With gpuslice-runtime under runc's shim each operation would execute one more
+// program.
 //
-// It owns what runc's shim cannot do: it understands the options that a caller sends to a runtime which is not
-// runc's ([understand]), and it answers what containerd 2 asks of a newer shim. It looks at no container: annotations
-// and hooks are the business of package shim, slices that of the hook.
+// The package parses the options that callers send to other runtimes than runc's ([understand]) and answers the queries of
+// containerd 2. Annotations and hooks belong to package shim, slices to the hook.
 //
-// It is built on containerd 1.7, whose shims containerd 1.6 to 2.x all run; one built on 2.x does not serve 1.x.
+// It uses containerd 1.7: containerd 1.6 to 2.x run its shims, while 1.x does not run a shim of 2.x.
 package containerd
 
 import (
@@ -24,7 +22,7 @@ import (
 	"github.com/containerd/containerd/plugin"
 	"github.com/containerd/containerd/runtime/v2/runc"
 	"github.com/containerd/containerd/runtime/v2/runc/manager"
-	_ "github.com/containerd/containerd/runtime/v2/runc/pause" // pods that the shim itself is asked to sandbox
+	_ "github.com/containerd/containerd/runtime/v2/runc/pause" // pods that use the shim as their sandbox
 	"github.com/containerd/containerd/runtime/v2/shim"
 	"google.golang.org/protobuf/proto"
 
@@ -33,17 +31,17 @@ import (
 )
 
 const (
-	// Name is the runtime's; containerd makes the program's of its last two words.
+	// Name is the name of the runtime. containerd derives the program's from its last two words.
 	Name    = "io.containerd.gpuslice.v1"
 	program = "containerd-shim-gpuslice-v1"
 )
 
-// maxInput is what is read of standard input: [maxOptions] and what containerd adds.
+// maxInput limits standard input, in bytes: [maxOptions] and containerd's additions.
 const maxInput = 1 << 20
 
-// Main is the program. It returns the exit status, if containerd's package does not exit itself.
+// Main runs the program and returns its exit status, unless containerd's package exits itself.
 func Main(args []string) int {
-	// Package shim of containerd 1.7 knows no -info, and would tell its own version. Neither comes with other flags.
+	// Package shim of containerd 1.7 has no -info and would print its own version. Neither comes with other flags.
 	if len(args) == 1 {
 		switch args[0] {
 		case "-v", "--v", "-version", "--version":
@@ -66,17 +64,16 @@ func report(err error) int {
 	return 0
 }
 
-// configured is [gpuslice.Configured], or what a test has in its place.
+// configured is [gpuslice.Configured] or a test's replacement.
 type configured func(creates bool) (*gpuslice.Runtime, error)
 
-// shimManager starts a shim, and cleans up after one that died.
+// shimManager starts shims and cleans up after dead ones.
 type shimManager struct {
 	shim.Manager
 	find configured
 }
 
-// Start refuses options that are not understood before there is anything to clean up, and hands the
-// rest on: runc's shim is put into ShimCgroup here.
+// Start rejects invalid options before anything exists. runc's manager does the rest and moves the shim to ShimCgroup.
 func (m *shimManager) Start(ctx context.Context, id string, opts shim.StartOpts) (string, error) {
 	namespace, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
@@ -107,16 +104,15 @@ func (m *shimManager) Start(ctx context.Context, id string, opts shim.StartOpts)
 		return "", err
 	}
 	go func() {
-		_, _ = w.Write(text) // the reader sees what is missing
+		_, _ = w.Write(text) // on an error the reader sees a truncated message
 		w.Close()
 	}()
-	os.Stdin = r // where the manager of runc's shim reads
+	os.Stdin = r // read by the manager of runc's shim
 	return m.Manager.Start(ctx, id, opts)
 }
 
-// Stop is what containerd runs when a shim died: it deletes the container by the low-level runtime that the bundle's file
-// names. If the shim died before it wrote that, or the runtime was moved since, the one that is found now takes its
-// place; else what was mounted would stay, and so would the container's processes.
+// Stop deletes the container of a dead shim, at containerd's request, by the low-level runtime recorded in the bundle. If the
+// record or the runtime is missing, it uses the configured one: otherwise the container's mounts and processes would remain.
 func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	cwd, err := os.Getwd()
 	if err != nil {
@@ -128,7 +124,7 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 		_, err = os.Stat(recorded)
 	}
 	if err != nil {
-		low := "runc" // if it cannot be run either, runc's manager warns, and cleans up all else
+		low := "runc" // if it cannot be run, runc's manager warns and cleans up the rest
 		if found, err := m.find(false); err == nil {
 			low = found.Low
 		}

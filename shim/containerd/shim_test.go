@@ -30,7 +30,7 @@ import (
 	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
 
-// standIn writes a program in the place of the low-level runtime.
+// standIn writes a program that replaces the low-level runtime.
 func standIn(t *testing.T, script string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runc")
@@ -50,7 +50,6 @@ const low = "/opt/runc"
 
 func nowhere(bool) (*gpuslice.Runtime, error) { return nil, errors.New("lost") }
 
-// bundleOf makes a bundle with a configuration, and returns its directory.
 func bundleOf(t *testing.T, config string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -60,7 +59,6 @@ func bundleOf(t *testing.T, config string) string {
 	return dir
 }
 
-// tasks is runc's service as far as a test needs it.
 type tasks struct {
 	taskapi.TaskService
 	created []*taskapi.CreateTaskRequest
@@ -119,7 +117,7 @@ func TestWhatIsWrongWithAContainerIsSaidBeforeAnythingIsMade(t *testing.T) {
 	}
 }
 
-// A caller that cannot say which manager of cgroups it means has written it into the container.
+// If options are missing, the container's cgroup path shows the caller's manager of cgroups.
 func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 	const systemd = "kubepods-pod1.slice:cri-containerd:c1"
 	for _, c := range []struct {
@@ -129,7 +127,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 	}{
 		{nil, systemd, true},
 		{nil, "system.slice:nerdctl:c1", true},
-		{send(t, "", &runtimeoptions.Options{}), systemd, true}, // containerd 1.6, whatever its configuration says
+		{send(t, "", &runtimeoptions.Options{}), systemd, true}, // containerd 1.6, with any configuration
 		{nil, "", false},
 		{nil, "/kubepods/pod1/c1", false},
 		{nil, "/system.slice/a:b:c1", false},
@@ -252,7 +250,7 @@ func TestADeadShimIsCleanedUpAfterWithoutARuntime(t *testing.T) {
 	}
 }
 
-// The hook and the runtime run several times for each container that starts; the shim stays while it runs.
+// Hook and runtime run several times per container start and must stay small.
 func TestOnlyTheShimIsBuiltOnContainerd(t *testing.T) {
 	needs := func(program string) []string {
 		t.Helper()
@@ -283,7 +281,7 @@ func TestOnlyTheShimIsBuiltOnContainerd(t *testing.T) {
 			}
 		}
 	}
-	// containerd has had these messages in two places. Linked together, they would be registered twice, at which a program ends.
+	// containerd has had these messages in two packages. A program that links both panics.
 	all := needs(program)
 	for _, messages := range []string{"runc/options", "runtimeoptions"} {
 		if found := of(all, messages); len(found) != 1 {

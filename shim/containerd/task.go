@@ -24,13 +24,13 @@ import (
 	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
-// service is runc's shim: it serves the containers of one pod, or one container.
+// service serves the containers of one pod, or one container, by runc's service.
 type service struct {
 	taskapi.TaskService
 	find configured
 }
 
-// taskPlugin is in the place of the package runc/task/plugin, which registers runc's service as it is.
+// taskPlugin replaces package runc/task/plugin, which registers runc's service unchanged.
 func taskPlugin(find configured) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugin.TTRPCPlugin,
@@ -54,14 +54,14 @@ func taskPlugin(find configured) *plugin.Registration {
 	}
 }
 
-// RegisterTTRPC is how package shim recognises a service.
+// RegisterTTRPC registers the service. Package shim requires this method.
 func (s *service) RegisterTTRPC(server *ttrpc.Server) error {
 	taskapi.RegisterTaskService(server, s)
 	return nil
 }
 
-// Create makes a container with the options that its caller means, by the low-level runtime. runc's service writes both into
-// the bundle, from where [shimManager.Stop] has them when the shim is dead.
+// Create creates a container with the caller's options and the low-level runtime. runc's service records both in the bundle for
+// [shimManager.Stop].
 func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	low, err := s.prepare(r)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	return made, err
 }
 
-// prepare edits the bundle, and replaces the options that were sent by those for runc's service.
+// prepare edits the bundle and converts the caller's options to those of runc's service.
 func (s *service) prepare(r *taskapi.CreateTaskRequest) (*gpuslice.Runtime, error) {
 	runc, err := understand(r.Options)
 	if err != nil {
@@ -106,16 +106,15 @@ func (s *service) prepare(r *taskapi.CreateTaskRequest) (*gpuslice.Runtime, erro
 	if r.Options, err = pack(runc); err != nil {
 		return nil, err
 	}
-	// For the low-level runtime, should it be one that starts gpuslice-runtime.
+	// For a low-level runtime that wraps gpuslice-runtime.
 	if err := os.Setenv(gpuslice.ActiveEnv, "1"); err != nil {
 		return nil, err
 	}
 	return low, low.Prepare(config)
 }
 
-// saysNothing is about a caller that could not say SystemdCgroup: one without options (nerdctl sends none to a
-// runtime that is not runc's), whose options were lost on the way (containerd 1.6, dockerd), or containerd for a container
-// in a user namespace: if the runtime has no options it makes some up, to say whose the container's pipes are.
+// saysNothing reports whether the caller could not set SystemdCgroup: it sent no options (nerdctl), they were lost (containerd
+// 1.6, dockerd), or containerd made them up to set the owner of a container's pipes in a user namespace.
 func saysNothing(sent *anypb.Any) bool {
 	if name := typeName(sent.GetTypeUrl()); name != runcType && name != createType {
 		return len(sent.GetValue()) == 0
@@ -128,9 +127,8 @@ func saysNothing(sent *anypb.Any) bool {
 	return proto.Size(runc) == 0
 }
 
-// impliesSystemd says whether the container's cgroup is written as only systemd's manager of cgroups takes it,
-// "kubepods-pod1.slice:cri-containerd:ID". The other manager would make a directory of that name at the root, beside
-// the limits of the slice, and nobody means that.
+// impliesSystemd reports whether the container's cgroup path is in the form of systemd, "kubepods-pod1.slice:cri-containerd:ID".
+// The other manager of cgroups would create a cgroup of that name outside the limits of the slice.
 func impliesSystemd(config *spec.File) (bool, error) {
 	var container struct {
 		Linux struct {

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileName is the configuration's name in a bundle.
+// FileName is the name of the configuration in a bundle.
 const FileName = "config.json"
 
-// maxSize bounds what is read; real ones have some 10 to 100 KiB.
+// maxSize limits the configuration, in bytes; real ones have 10 to 100 KiB.
 const maxSize = 16 << 20
 
-// File is a bundle's config.json as it was read.
+// File is a bundle's config.json as read.
 type File struct {
 	Path string
 	Text []byte
@@ -27,8 +27,7 @@ type File struct {
 	info os.FileInfo
 }
 
-// Read reads the config.json of a bundle, which must be a regular file and no link to one: it will be replaced,
-// and a link would be replaced in the place of what it leads to.
+// Read reads the config.json of a bundle. It must be a regular file: Replace would replace a link rather than its target.
 func Read(bundle string) (*File, error) {
 	f := &File{Path: filepath.Join(bundle, FileName)}
 	file, err := os.OpenFile(f.Path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -54,9 +53,8 @@ func Read(bundle string) (*File, error) {
 	return f, nil
 }
 
-// Replace replaces the file at once, with the mode and the owner of the one that was read. The new one is written beside
-// it under a name that nobody can know beforehand, so that nothing that lies there is opened; a
-// reader sees the old text or the new one, and a kill leaves the old.
+// Replace replaces the file atomically and keeps its mode and owner. The new file gets an unpredictable name in the same
+// directory, so that no existing file is opened.
 func (f *File) Replace(text []byte) (err error) {
 	file, err := os.CreateTemp(filepath.Dir(f.Path), "."+FileName+".gpuslice-*")
 	if err != nil {
@@ -66,7 +64,7 @@ func (f *File) Replace(text []byte) (err error) {
 	_, err = file.Write(text)
 	err = errors.Join(err,
 		file.Chown(int(owner.Uid), int(owner.Gid)),
-		file.Chmod(f.info.Mode().Perm()), // after Chown, which clears bits
+		file.Chmod(f.info.Mode().Perm()), // after Chown, which clears mode bits
 		file.Close())
 	if err == nil {
 		err = os.Rename(file.Name(), f.Path)

@@ -49,7 +49,7 @@ func TestAReplacementThatFailsLeavesNoFile(t *testing.T) {
 	if err := os.Remove(f.Path); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(f.Path, 0o700); err != nil { // a file does not replace a directory
+	if err := os.Mkdir(f.Path, 0o700); err != nil { // a rename cannot replace a directory
 		t.Fatal(err)
 	}
 	if err := f.Replace([]byte("new")); err == nil {

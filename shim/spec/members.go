@@ -9,12 +9,10 @@ import (
 	"strings"
 )
 
-// span is a value's place in a text.
 type span struct{ start, end int }
 
-// find finds the value of the member key of the JSON object that text is. A key that is there twice is an
-// error, and so is one in other letter case: encoding/json, with which runc reads the same text, takes the last
-// of them whatever its case, so that a second "hooks" would undo the first.
+// find returns the position of the value of key in the JSON object text. A duplicate key is an error, also in other letter case:
+// encoding/json in runc takes the last one in any case, so a second "hooks" would override the first.
 func find(text []byte, key string) (value span, found bool, err error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
@@ -41,12 +39,12 @@ func find(text []byte, key string) (value span, found bool, err error) {
 	return value, found, nil
 }
 
-// splice is text with what is at s replaced. It never writes into text.
+// splice returns text with s replaced. It never modifies text.
 func splice(text []byte, s span, by []byte) []byte {
 	return bytes.Join([][]byte{text[:s.start], by, text[s.end:]}, nil)
 }
 
-// set replaces the value of a member, or adds the member as the object's first.
+// set replaces the value of a member, or adds it as the first member.
 func set(object []byte, key string, value []byte) ([]byte, error) {
 	at, found, err := find(object, key)
 	if err != nil {
@@ -63,7 +61,7 @@ func set(object []byte, key string, value []byte) ([]byte, error) {
 	return splice(object, span{open, open}, member), nil
 }
 
-// insert adds an element to an array, as its first or as its last. Nothing, and null, are empty arrays.
+// insert adds an element at the start or the end of an array. An empty text or null is an empty array.
 func insert(array, element []byte, first bool) ([]byte, error) {
 	var elements []json.RawMessage
 	if len(array) > 0 {

@@ -2,9 +2,8 @@
 
 // Package spec adds gpuslice's hooks to the text of a bundle's config.json.
 //
-// It edits the text and not a decoded copy of it: what this program's idea of the OCI specification does not
-// know, a number of 20 digits, the order of members and the engine's own spacing survive byte for byte. It never
-// removes anything.
+// It edits the text instead of a decoded copy, so unknown members, large numbers, the order of members and the spacing stay byte
+// for byte. It never removes anything.
 package spec
 
 import (
@@ -17,27 +16,25 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// HookName is the file name by which a hook of ours is known.
+// HookName is the file name of gpuslice's hook.
 const HookName = "gpuslice-hook"
 
-// The stages at which our hook is run.
+// Stages of the hook.
 //
-// Prestart and not createRuntime, although the specification calls it deprecated: both are run at the same moment,
-// but a runtime that does not know createRuntime ignores it without a word, and the container would
-// run without a quota. Every version of every runtime knows prestart.
+// It runs at prestart although the specification deprecates it. createRuntime runs at the same moment, but a runtime that does
+// not know it ignores it silently, and the container would run without a quota.
 const (
 	Prestart = "prestart"
-	// CreateRuntime is only looked for: an engine's hooks.d may have our hook there already.
+	// CreateRuntime is only searched: an engine's hooks.d may have added the hook there.
 	CreateRuntime = "createRuntime"
 	Poststop      = "poststop"
 )
 
-// ErrNotObject is returned for a text that is not one JSON object.
+// ErrNotObject is returned for a text that is not a JSON object.
 var ErrNotObject = errors.New("not a JSON object")
 
-// AddHooks returns config with the two hooks added, and config itself if it has them already. Ours comes last
-// at prestart, where its failure then costs nothing, and first at poststop, since runc stops at the first hook there
-// that fails.
+// AddHooks returns config with both hooks added, or unchanged if it has them already. The hook comes last at prestart, after
+// hooks that may fail, and first at poststop, where runc stops at the first failed hook.
 func AddHooks(config []byte, prestart, poststop specs.Hook) ([]byte, error) {
 	if !json.Valid(config) {
 		var v any
@@ -68,7 +65,7 @@ func AddHooks(config []byte, prestart, poststop specs.Hook) ([]byte, error) {
 	return set(config, "hooks", edited)
 }
 
-// has says whether a stage has a hook of ours. A list that cannot be read has none; add says what is wrong with it.
+// has reports whether a stage contains the hook. It returns false for an invalid list; add returns the error.
 func has(hooks []byte, stage string) bool {
 	at, found, err := find(hooks, stage)
 	if err != nil || !found {

@@ -63,8 +63,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// checkEdit holds for every edit: it is JSON, editing it again changes nothing, poststop begins with ours, and without
-// ours it is what it was.
+// checkEdit checks an edit: the result is JSON, a second edit changes nothing, poststop begins with the hook, and without the
+// hooks it equals the input.
 func checkEdit(t *testing.T, in, out []byte) {
 	t.Helper()
 	if again, err := AddHooks(out, ourPrestart, ourPoststop); err != nil || !bytes.Equal(again, out) {
@@ -117,7 +117,7 @@ func FuzzAddHooks(f *testing.F) {
 		}
 		var v map[string]any
 		if json.Unmarshal(in, &v) != nil {
-			return // a number that no float64 can hold
+			return // a number outside the range of float64
 		}
 		checkEdit(t, in, out)
 		var edited struct {
