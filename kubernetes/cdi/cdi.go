@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cdi writes the specifications by which a container runtime gives a container what a claim promises it: the GPU, and the OCI
-// hook that puts the container into the claim's pool. A claim has one file, which appears whole or not at all and also
-// says whose it is, so that a driver that starts knows what the one before it has prepared.
+// Package cdi writes the CDI specifications of claims. They add the GPU to the container, and the OCI hook that adds the
+// container to the claim's pool. Each claim has one file, which is replaced atomically and names the claim, so that a restarted
+// driver finds the claims prepared before.
 //
-// The arguments of the hook come from these files, which only root writes: nothing that a pod says reaches them.
+// The hook's arguments come from these files. Only root writes them, without any input from pods.
 package cdi
 
 import (
@@ -21,20 +21,21 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Kind is that of the devices that this driver writes.
+// Kind is the CDI kind of this driver's devices.
 const Kind = "gpuslice.io/vram"
 
 const (
-	prefix = "gpuslice.io-" // of the names of files
+	prefix = "gpuslice.io-" // of file names
 	suffix = ".json"
 
 	namespaceKey, nameKey, uidKey = "gpuslice.io/namespace", "gpuslice.io/name", "gpuslice.io/uid"
 )
 
-// hookSeconds is longer than the hook itself waits for the enforcer: no room is made for a claim at that time.
+// hookSeconds is the hook's timeout. It exceeds the hook's waits for the enforcer, except that for an eviction, which no claim
+// needs at that time.
 const hookSeconds = 30
 
-// Claim is whose a file is.
+// Claim identifies the claim of a file.
 type Claim struct {
 	Namespace, Name string
 	UID             types.UID
@@ -42,22 +43,22 @@ type Claim struct {
 
 func (c Claim) String() string { return c.Namespace + "/" + c.Name }
 
-// Share is what one request of a claim has.
+// Share describes one request of a claim.
 type Share struct {
-	Pool string // of the enforcer; also the device's name
-	GPUs []GPU  // that no specification of NVIDIA's brings
+	Pool string // the enforcer's pool; also the name of the CDI device
+	GPUs []GPU  // GPUs without a device in NVIDIA's specification
 }
 
-// DeviceID names the CDI device of a pool.
+// DeviceID returns the CDI name of a pool's device.
 func DeviceID(pool string) string { return Kind + "=" + pool }
 
 // Writer writes the files of claims.
 type Writer struct {
 	Dir  string
-	Hook string // the hook's path on the host
-	// Config is the configuration of gpuslice on the host.
+	Hook string // path on the host
+	// Config is the path of gpuslice's configuration on the host.
 	Config string
-	// Libraries is the directory on the host with the driver's libraries, for hosts without NVIDIA's specification; "" if the images have them.
+	// Libraries is the directory of the driver's libraries on a host without NVIDIA's specification; "" if images contain them.
 	Libraries string
 }
 
@@ -65,14 +66,14 @@ func (w *Writer) file(uid types.UID) string {
 	return filepath.Join(w.Dir, prefix+string(uid)+suffix)
 }
 
-// Write writes a claim's file, or the same once more.
+// Write writes or replaces a claim's file.
 func (w *Writer) Write(c Claim, shares []Share) error {
 	spec := specs.Spec{Kind: Kind, Annotations: map[string]string{namespaceKey: c.Namespace, nameKey: c.Name, uidKey: string(c.UID)}}
 	for _, s := range shares {
 		edits := specs.ContainerEdits{Hooks: []*specs.Hook{w.hook(s.Pool, "prestart"), w.hook(s.Pool, "poststop")}}
 		if len(s.GPUs) > 0 {
 			edits.DeviceNodes, edits.Mounts = nodes(s.GPUs), w.libraries()
-			// NVIDIA's runtime, where it is the default one, shall add nothing of its own.
+			// Keeps NVIDIA's runtime from adding devices, if it is the default one.
 			edits.Env = []string{"NVIDIA_VISIBLE_DEVICES=void"}
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: s.Pool, ContainerEdits: edits})
@@ -99,7 +100,7 @@ func (w *Writer) hook(pool, stage string) *specs.Hook {
 	seconds := hookSeconds
 	return &specs.Hook{
 		HookName: stage, Path: w.Hook, Args: []string{"gpuslice-hook", "--config", w.Config, "--pool", pool, stage}, Timeout: &seconds,
-		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"}, // without any a runtime may hand on the image's
+		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"}, // without it a runtime may pass on the image's
 	}
 }
 
@@ -114,8 +115,8 @@ func (w *Writer) Remove(uid types.UID) error {
 	return errors.Join(all...)
 }
 
-// List lists the claims that have a file. One with invalid content counts by its name, and has no namespace and name. A failed read is an
-// error: the claim may be in use.
+// List lists the claims with a file. For invalid content it returns only the UID, from the file's name. A failed read is an
+// error, since the claim may be in use.
 func (w *Writer) List() ([]Claim, error) {
 	entries, err := os.ReadDir(w.Dir)
 	if err != nil {

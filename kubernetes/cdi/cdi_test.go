@@ -19,7 +19,7 @@ var claim = Claim{Namespace: "team", Name: "train", UID: "0a1b2c3d-1111-2222-333
 
 func TestAClaimsFileIsOneThatARuntimeReads(t *testing.T) {
 	w := &Writer{Dir: t.TempDir(), Hook: "/usr/local/bin/gpuslice-hook", Config: "/etc/gpuslice/config.toml", Libraries: "/opt/nvidia"}
-	for range 2 { // the same once more is no error
+	for range 2 { // writing the same file again is no error
 		if err := w.Write(claim, []Share{{Pool: "dra-x-0"}, {Pool: "dra-x-1", GPUs: []GPU{{UUID: "GPU-1", Minor: 3}}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestARuntimeThatReadsAClaimsFileKeepsTheOldText(t *testing.T) {
 
 func TestAClaimWhoseFileCannotBeReadIsNotListedAsNameless(t *testing.T) {
 	w := &Writer{Dir: t.TempDir()}
-	if err := os.Symlink(filepath.Base(w.file(claim.UID)), w.file(claim.UID)); err != nil { // to itself: opening it fails
+	if err := os.Symlink(filepath.Base(w.file(claim.UID)), w.file(claim.UID)); err != nil { // a link to itself, which cannot be opened
 		t.Fatal(err)
 	}
 	if got, err := w.List(); !errors.Is(err, syscall.ELOOP) {

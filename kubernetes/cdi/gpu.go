@@ -13,30 +13,29 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// GPU is a device of the host.
+// GPU is a GPU of the host.
 type GPU struct {
 	UUID  string
-	Index int // NVML's
-	Minor int // of /dev/nvidiaN; -1 if that is not known
+	Index int // in NVML
+	Minor int // of /dev/nvidiaN; -1 if unknown
 }
 
-// nvidia is the kind of the devices in NVIDIA's specification.
+// nvidia is the kind of devices in NVIDIA's specification.
 const nvidia = "nvidia.com/gpu"
 
-// inContainer is where images for CUDA look for libraries that the host brings.
+// inContainer is the directory in which CUDA images expect the host's libraries.
 const inContainer = "/usr/local/nvidia/lib64"
 
-// Host finds the GPUs among the specifications on the host.
+// Host finds GPUs in the CDI specifications of the host.
 type Host struct {
-	Dirs []string // of specifications: those that the container runtime reads
+	Dirs []string // directories of specifications that the container runtime reads
 }
 
-// Device names the device by which NVIDIA's specification brings a GPU: by UUID, or by index as nvidia-ctk names them unless it is told
-// otherwise. It is "" where there is none.
+// Device returns the CDI name of a GPU in NVIDIA's specification, by UUID or by index (nvidia-ctk's default), or "" if absent.
 func (h *Host) Device(gpu GPU) string {
 	names := []string{gpu.UUID, strconv.Itoa(gpu.Index)}
 	for _, dir := range h.Dirs {
-		entries, _ := os.ReadDir(dir) // what is not there has no devices
+		entries, _ := os.ReadDir(dir) // a missing directory has no devices
 		for _, e := range entries {
 			if ext := filepath.Ext(e.Name()); strings.HasPrefix(e.Name(), prefix) || ext != ".json" && ext != ".yaml" {
 				continue
@@ -55,7 +54,7 @@ func (h *Host) Device(gpu GPU) string {
 	return ""
 }
 
-// Direct says why a GPU cannot be given without NVIDIA's specification.
+// Direct returns an error if a GPU needs NVIDIA's specification.
 func (gpu GPU) Direct() error {
 	switch {
 	case strings.HasPrefix(gpu.UUID, "MIG-"):
@@ -66,7 +65,7 @@ func (gpu GPU) Direct() error {
 	return nil
 }
 
-// nodes are what CUDA opens. The runtime finds their numbers on the host.
+// nodes returns the device nodes that CUDA opens. The runtime finds their numbers on the host.
 func nodes(gpus []GPU) []*specs.DeviceNode {
 	paths := []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 	for _, gpu := range gpus {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claim prepares the claims of a node, and takes back what has none. It implements the calls of the kubelet.
+// Package claim prepares the claims of a node for the kubelet and collects abandoned ones.
 //
-// Each request of a claim becomes a pool of the enforcer, which holds the request's quota on each of its devices, however many
-// containers and pods share it. A claim's state is its CDI specification and its pools, and nothing else: the file is written before the
-// first pool and removed after the last, so whatever a killed driver left is found by the file or by a pool that no file names. Every
-// call may be made again, and concludes the same.
+// Each request of a claim becomes a pool of the enforcer with the request's quota on each device, shared by all its containers
+// and pods. The state of a claim is its CDI specification and its pools. The file is written before the first pool and removed
+// after the last, so the remains of a killed driver have a file or are pools without one. All calls are idempotent.
 package claim
 
 import (
@@ -28,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// Enforcer is what is asked of it.
+// Enforcer is the part of the enforcer's API that Preparer uses.
 type Enforcer interface {
 	Devices(ctx context.Context) ([]api.Device, error)
 	Pools(ctx context.Context) ([]api.Pool, error)
@@ -36,17 +35,17 @@ type Enforcer interface {
 	DeletePool(ctx context.Context, name string) (api.Pool, error)
 }
 
-// Times are how long things take. Tests have shorter ones.
+// Times are the timeouts of a Preparer. Tests use shorter ones.
 type Times struct {
-	Prepare   time.Duration // how long Prepare tries what may pass: the kubelet itself would only try again a minute later
-	Unprepare time.Duration // how long Unprepare waits for members to end
-	Retry     time.Duration // between two tries
+	Prepare   time.Duration // limit of Prepare's retries; the kubelet retries only after a minute
+	Unprepare time.Duration // limit of Unprepare's wait for members to end
+	Retry     time.Duration // pause between two attempts
 }
 
-// DefaultTimes are well below the kubelet's 45 seconds for a call.
+// DefaultTimes are well below the kubelet's timeout of 45 seconds for a call.
 var DefaultTimes = Times{Prepare: 30 * time.Second, Unprepare: 10 * time.Second, Retry: 250 * time.Millisecond}
 
-// Preparer prepares claims. Its methods may be called by several goroutines; those for one claim wait for each other.
+// Preparer prepares claims. It is safe for concurrent use; calls for the same claim are serialized.
 type Preparer struct {
 	Enforcer Enforcer
 	Writer   *cdi.Writer
@@ -57,19 +56,18 @@ type Preparer struct {
 	turns turns
 }
 
-// share is one request of a claim on its devices.
 type share struct {
 	pool    string
 	request api.PoolRequest
 	results []resourceapi.DeviceRequestAllocationResult
 }
 
-// PoolName names the pool of a claim's nth request.
+// PoolName returns the name of the pool of a claim's nth request.
 func PoolName(uid types.UID, n int) string {
 	return fmt.Sprintf("%s%s-%d", inventory.PoolPrefix, uid, n)
 }
 
-// PoolOf names the pool of a claim's request; "" if nothing of this driver was allocated for it.
+// PoolOf returns the name of the pool of a claim's request, or "" if the request has no device of this driver.
 func PoolOf(c *resourceapi.ResourceClaim, request string) string {
 	var before []string
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -84,17 +82,17 @@ func PoolOf(c *resourceapi.ResourceClaim, request string) string {
 	return ""
 }
 
-// ClaimOf is the claim whose pool it is; "" if it is none's.
+// ClaimOf returns the UID of the claim that owns a pool, or "".
 func ClaimOf(pool string) types.UID {
 	rest, ours := strings.CutPrefix(pool, inventory.PoolPrefix)
 	end := strings.LastIndexByte(rest, '-')
-	if !ours || end != 36 { // as long as a UID is
+	if !ours || end != 36 { // the length of a UID
 		return ""
 	}
 	return types.UID(rest[:end])
 }
 
-// shares are what a claim has of this driver, a request each, in the order of the allocation's results.
+// shares returns a claim's requests for this driver, in the order of the allocation's results.
 func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 	var all []share
 	index := make(map[string]int)
@@ -103,7 +101,8 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 			continue
 		}
 		if r.AdminAccess != nil && *r.AdminAccess {
-			// The scheduler counts it nowhere, and says the whole device as consumed: a pool of that would be taken from others.
+			// The scheduler does not count it and reports the whole device as consumed: such a pool would take memory from other
+			// claims.
 			return nil, fmt.Errorf("request %s asks for adminAccess, which is not accepted: a device of %s is a quota, and there is none to watch over", r.Request, config.Driver)
 		}
 		i, known := index[r.Request]
@@ -134,7 +133,7 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 	return all, nil
 }
 
-// add adds a device, of which a request that counts several may have several shares.
+// add adds a device. A request with a count may have several shares of one device.
 func (s *share) add(r resourceapi.DeviceRequestAllocationResult, bytes uint64) {
 	s.results = append(s.results, r)
 	uuid := inventory.UUID(r.Device)
@@ -184,7 +183,7 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	return devices, nil
 }
 
-// devices are what the kubelet is told, and what is written for the runtime.
+// devices returns the devices for the kubelet and for the CDI specification.
 func (p *Preparer) devices(all []share, known []api.Device) (devices []kubeletplugin.Device, files []cdi.Share, err error) {
 	for _, s := range all {
 		file := cdi.Share{Pool: s.pool}
@@ -210,7 +209,7 @@ func (p *Preparer) devices(all []share, known []api.Device) (devices []kubeletpl
 					file.GPUs = append(file.GPUs, gpu)
 				}
 			}
-			if i == 0 { // once, however many devices the request has: a runtime runs the hook as often as it is named
+			if i == 0 { // a runtime runs the hook for each mention, so name it once per request
 				d.CDIDeviceIDs = append(d.CDIDeviceIDs, cdi.DeviceID(s.pool))
 			}
 			devices = append(devices, d)
@@ -220,8 +219,8 @@ func (p *Preparer) devices(all []share, known []api.Device) (devices []kubeletpl
 	return devices, files, nil
 }
 
-// ensure makes a pool, or finds it. One of the same name that is of another allocation of the claim is made anew while nobody is in it. An
-// operator may have changed the quotas of one that is in use: that stays.
+// ensure creates a pool or keeps one in use, with quotas that an operator may have changed. It replaces an unused one, which may
+// be of an earlier allocation of the claim.
 func (p *Preparer) ensure(ctx context.Context, s share) error {
 	_, err := p.Enforcer.CreatePool(ctx, s.pool, s.request)
 	if !errors.Is(err, api.ErrExists) {
@@ -233,7 +232,7 @@ func (p *Preparer) ensure(ctx context.Context, s share) error {
 	}
 	n := slices.IndexFunc(pools, func(pool api.Pool) bool { return pool.Name == s.pool })
 	if n < 0 {
-		return api.ErrRunning // it went meanwhile
+		return api.ErrRunning // deleted in between
 	}
 	if pool := pools[n]; len(pool.Members) > 0 || pool.ProcessCount > 0 {
 		if on(pool.Quotas, s.request.Quotas) {
@@ -248,14 +247,14 @@ func (p *Preparer) ensure(ctx context.Context, s share) error {
 	return err
 }
 
-// on says whether both have quotas on the same devices.
+// on reports whether a and b have quotas on the same devices.
 func on(a, b []api.Quota) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(q api.Quota) bool {
 		return !slices.ContainsFunc(b, func(other api.Quota) bool { return other.Device == q.Device })
 	})
 }
 
-// Unprepare takes back what Prepare gave. While the enforcer is away the pools are left to Collect: a pod shall end nevertheless.
+// Unprepare reverts Prepare. While the enforcer is unreachable it leaves the pools to Collect, so that the pod can end.
 func (p *Preparer) Unprepare(ctx context.Context, uid types.UID) error {
 	give, err := p.turns.take(ctx, uid)
 	if err != nil {
@@ -273,7 +272,6 @@ func (p *Preparer) Unprepare(ctx context.Context, uid types.UID) error {
 	return p.Writer.Remove(uid)
 }
 
-// drop deletes a claim's pools.
 func (p *Preparer) drop(ctx context.Context, uid types.UID) error {
 	pools, err := p.Enforcer.Pools(ctx)
 	if err != nil {
@@ -291,28 +289,28 @@ func (p *Preparer) drop(ctx context.Context, uid types.UID) error {
 	return errors.Join(all...)
 }
 
-// passing says whether an error of Prepare may pass: the enforcer is being restarted or its disk is full, or a claim that ended still holds its
-// memory.
+// passing reports whether an error of Prepare may be temporary: the enforcer is restarting or busy, its disk is full, or an ended
+// claim still holds memory.
 func passing(err error) bool {
 	var e *api.Error
 	return errors.Is(err, api.ErrUnreachable) || errors.Is(err, api.ErrQuotaExceeded) || errors.Is(err, api.ErrRunning) ||
 		errors.As(err, &e) && (e.Code == api.CodeBusy || e.Code == api.CodeStorage)
 }
 
-// members says whether a pool's members may end soon.
+// members reports whether an error may end with the pool's members.
 func members(err error) bool {
 	return errors.Is(err, api.ErrRunning)
 }
 
-// retry tries until it succeeds, fails in a way that does not pass, or ctx ends; then its error is the last one.
+// retry calls try until it succeeds, fails permanently, or ctx ends; then it returns the last error before the end.
 func (p *Preparer) retry(ctx context.Context, passes func(error) bool, try func() error) error {
 	var last error
 	end, limited := ctx.Deadline()
 	for {
 		err := try()
-		// A call that was cut short by the end of the time may return before ctx says so itself.
+		// A call may fail by the deadline before ctx.Err is set.
 		if last != nil && (ctx.Err() != nil || limited && !time.Now().Before(end)) {
-			return last // and not that the time was over
+			return last // rather than the timeout
 		}
 		if err == nil || !passes(err) {
 			return err
@@ -326,7 +324,7 @@ func (p *Preparer) retry(ctx context.Context, passes func(error) bool, try func(
 	}
 }
 
-// sentence says what the kubelet shows as the pod's event. That gpusliced does not answer, where, and what to do, err says itself.
+// sentence adds context to an error for the pod's event. ErrUnreachable itself names the socket and what to do.
 func sentence(err error) error {
 	if errors.Is(err, api.ErrUnreachable) {
 		return fmt.Errorf("no claim of %s can be prepared on this node: %w", config.Driver, err)
@@ -334,7 +332,7 @@ func sentence(err error) error {
 	return err
 }
 
-// turns order what is done for one claim.
+// turns serializes the calls for each claim.
 type turns struct {
 	mu    sync.Mutex
 	taken map[types.UID]*turn

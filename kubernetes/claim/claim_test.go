@@ -36,7 +36,7 @@ const (
 	uid = types.UID("0a1b2c3d-1111-2222-3333-444455556666")
 )
 
-// node is a gpusliced with two simulated cards, and a driver's part of the host.
+// node is gpusliced with two simulated cards, and a Preparer.
 type node struct {
 	*testhost.Host
 	*Preparer
@@ -101,7 +101,7 @@ func TestEachRequestOfAClaimIsAPoolWithItsQuota(t *testing.T) {
 	c := claimOf(uid, result{"small", n.devices[0], 2 * gib}, result{"large/first", n.devices[0], 6 * gib}, result{"many", n.devices[0], gib},
 		result{"many", n.devices[0], gib}, result{"many", n.devices[1], gib})
 	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: "net", Driver: "other.io"})
-	for range 2 { // the kubelet asks again after a restart
+	for range 2 { // the kubelet repeats calls after a restart
 		devices, err := n.Prepare(t.Context(), c)
 		if err != nil || len(devices) != 5 {
 			t.Fatalf("got %+v, %v", devices, err)
@@ -196,7 +196,7 @@ func TestWhatCannotBePreparedIsRefusedInASentence(t *testing.T) {
 	}
 }
 
-// over is a context whose time is over, and that does not say so yet.
+// over is a context past its deadline with Err still nil.
 type over struct{ context.Context }
 
 func (over) Deadline() (time.Time, bool) { return time.Now(), true }
@@ -281,7 +281,7 @@ func TestOnlyWhatHasNoClaimIsCollected(t *testing.T) {
 		t.Error("the API server is away, and nothing is said of it")
 	}
 	kept(1)
-	again := c.DeepCopy() // another claim of that name
+	again := c.DeepCopy() // another claim of the same name
 	again.UID = "2a1b2c3d-1111-2222-3333-444455556666"
 	n.Must(n.Collect(t.Context(), func(context.Context, string, string) (*resourceapi.ResourceClaim, error) { return again, nil }))
 	kept(0)

@@ -15,11 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
 )
 
-// Claims finds one by its name.
+// Claims returns a claim by its name.
 type Claims func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
 
-// Collect takes back what has no claim any more: a driver was killed between two steps, the kubelet was down when a pod was deleted by
-// force, or the enforcer was away when a claim was given back. What containers still use stays.
+// Collect removes the files and pools of claims that no longer exist or have no pod: the driver was killed between two steps, the
+// kubelet was down when a pod was force-deleted, or the enforcer was unreachable during Unprepare. It keeps pools in use.
 func (p *Preparer) Collect(ctx context.Context, find Claims) error {
 	files, err := p.Writer.List()
 	if err != nil {
@@ -50,13 +50,13 @@ func (p *Preparer) Collect(ctx context.Context, find Claims) error {
 			continue
 		}
 		has[uid] = true
-		// Without a file there was no Prepare since the last boot that succeeded.
+		// Without a file no Prepare has succeeded since the last boot.
 		all = append(all, p.collect(ctx, uid, func() (bool, error) { return p.written(uid) }))
 	}
 	return errors.Join(all...)
 }
 
-// collect takes back what a claim has, unless it is used after all: a Prepare may have come before.
+// collect removes a claim's file and pools unless a Prepare has run in between.
 func (p *Preparer) collect(ctx context.Context, uid types.UID, used func() (bool, error)) error {
 	give, err := p.turns.take(ctx, uid)
 	if err != nil {
@@ -86,7 +86,7 @@ func (p *Preparer) written(uid types.UID) (bool, error) {
 	return false, err
 }
 
-// inUse says whether a claim is still there, allocated, and reserved for a pod.
+// inUse reports whether a claim exists, is allocated, and is reserved for a pod.
 func inUse(ctx context.Context, find Claims, c cdi.Claim) (bool, error) {
 	if c.Name == "" {
 		return false, nil

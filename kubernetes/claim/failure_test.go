@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
 )
 
-// pools is an enforcer that has pools, and does what a test says at a call.
+// pools is an enforcer that holds pools and fails as a test requests.
 type pools struct {
 	has    map[string]api.Pool
 	listed func() error // called by Pools
@@ -55,7 +55,7 @@ func (p *pools) DeletePool(_ context.Context, name string) (api.Pool, error) {
 	return pool, nil
 }
 
-// prepared has the claim's file and its pool.
+// prepared returns a Preparer with the file and the pool of one claim.
 func prepared(t *testing.T) (*Preparer, *pools) {
 	t.Helper()
 	p := &pools{has: map[string]api.Pool{PoolName(uid, 0): {Name: PoolName(uid, 0)}}}
@@ -75,7 +75,7 @@ func TestAnAPIServerThatFailsHasNothingCollected(t *testing.T) {
 		"internal": apierrors.NewInternalError(errors.New("etcd")), "gone": apierrors.NewResourceExpired("old"),
 		"unavailable": apierrors.NewServiceUnavailable("down"), "server timeout": apierrors.NewServerTimeout(what, "get", 1),
 	} {
-		for _, answers := range [][]error{{failure}, {gone, failure}} { // it may fail when a claim that seemed gone is looked up again
+		for _, answers := range [][]error{{failure}, {gone, failure}} { // the second lookup of a missing claim may fail too
 			preparer, p := prepared(t)
 			asked := 0
 			err := preparer.Collect(t.Context(), func(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
@@ -113,7 +113,7 @@ func TestAPoolIsKeptWhileItsFileCannotBeLookedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.listed = func() error {
-		_ = os.Remove(preparer.Writer.Dir) // a second call finds none
+		_ = os.Remove(preparer.Writer.Dir) // the second lookup fails
 		return nil
 	}
 	if err := preparer.Collect(t.Context(), nothing); !errors.Is(err, os.ErrNotExist) || len(p.has) != 1 {

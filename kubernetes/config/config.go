@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config reads the opaque configuration that a device class or a claim may carry for this driver. It knows what may be said
-// and by whom, and does no I/O.
+// Package config parses this driver's opaque configuration in a device class or a claim, and checks the fields that each of them
+// may set. It does no I/O.
 package config
 
 import (
@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// Driver is the driver's name in Kubernetes' API.
+	// Driver is the name of the driver in Kubernetes' API.
 	Driver = "gpuslice.io"
 
 	apiVersion = "gpuslice.io/v1"
@@ -29,13 +29,12 @@ const (
 
 // Request is the configuration of one request of a claim.
 type Request struct {
-	Tenant   string        // who its memory counts for
-	TTL      time.Duration // how long each of its containers may have it; 0 is for ever
-	Elastic  bool          // its memory may be moved aside while its containers are idle
-	Priority int           // of an elastic one
+	Tenant   string        // tenant charged for its memory
+	TTL      time.Duration // limit per container; 0 for none
+	Elastic  bool          // its memory may be evicted while its containers are idle
+	Priority int           // for elastic requests
 }
 
-// parameters are what is written.
 type parameters struct {
 	APIVersion string  `json:"apiVersion"`
 	Kind       string  `json:"kind"`
@@ -46,8 +45,8 @@ type parameters struct {
 	Priority   *int    `json:"priority"`
 }
 
-// Of is the configuration of a request of an allocated claim. The class's comes first, and what the claim says goes in its place. Its
-// errors are sentences for who wrote the claim.
+// Of returns the configuration of a request of an allocated claim. The claim's values override the class's. Errors are sentences
+// for the author of the claim.
 func Of(claim *resourceapi.ResourceClaim, request string) (Request, error) {
 	r := Request{Tenant: claim.Namespace}
 	for _, c := range claim.Status.Allocation.Devices.Config {
@@ -65,7 +64,7 @@ func Of(claim *resourceapi.ResourceClaim, request string) (Request, error) {
 	return r, nil
 }
 
-// concerns says whether a configuration for these requests is for this one, which may be a subrequest.
+// concerns reports whether a configuration for requests applies to request, which may be a subrequest.
 func concerns(requests []string, request string) bool {
 	parent, _, _ := strings.Cut(request, "/")
 	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, parent)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy has no code: it tests the script by which an image puts gpuslice on a node.
+// Package deploy contains only tests, of the script that installs gpuslice on a node from an image.
 package deploy
 
 import (
@@ -11,13 +11,12 @@ import (
 	"testing"
 )
 
-// node is one whose directories are the test's.
 type node struct {
 	*testing.T
 	image, host, driver string
 }
 
-// newNode has an image as the Containerfile makes it, but for its place, and no driver.
+// newNode returns a node without a driver, and an image as the Containerfile builds it.
 func newNode(t *testing.T) *node {
 	n := &node{t, t.TempDir(), filepath.Join(t.TempDir(), "opt"), t.TempDir()}
 	for name, content := range map[string]string{
@@ -54,7 +53,7 @@ func (n *node) install() {
 	}
 }
 
-// newest is the library that new containers have, and all are those that the node has.
+// newest returns the library for new containers, and all libraries on the node.
 func (n *node) newest() (newest string, all []string) {
 	n.Helper()
 	newest, err := filepath.EvalSymlinks(filepath.Join(n.host, "lib", "libgpuslice.so"))
@@ -91,7 +90,7 @@ func TestAnUpgradeLeavesWhatRunsItsHookAndLibrary(t *testing.T) {
 	n.write(filepath.Join(n.driver, "usr/lib64/libnvidia-ml.so.1"), "")
 	n.install()
 	old, _ := n.newest()
-	hook, err := os.Open(filepath.Join(n.host, "bin/gpuslice-hook")) // as one that runs
+	hook, err := os.Open(filepath.Join(n.host, "bin/gpuslice-hook")) // as a running hook
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +107,7 @@ func TestAnUpgradeLeavesWhatRunsItsHookAndLibrary(t *testing.T) {
 	defer end()
 	n.write(filepath.Join(n.image, "libgpuslice.so"), "library 2")
 	n.write(filepath.Join(n.image, "gpuslice-hook"), "hook 2, longer")
-	for range 2 { // what was the newest stays until the next time in any case
+	for range 2 { // the previous newest one stays until the next upgrade
 		n.install()
 		if newest, all := n.newest(); newest == old || !slices.Contains(all, old) {
 			t.Errorf("after an upgrade new containers have %s, and %v are there; one that runs has %s", newest, all, old)

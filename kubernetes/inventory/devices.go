@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory tells the scheduler which GPUs a node has, and how much memory of each claims may have. It reads the enforcer, and
-// writes ResourceSlices at a bounded rate; it grants nothing.
+// Package inventory publishes a node's GPUs and the memory available to claims as ResourceSlices, at a bounded rate. It only
+// reads from the enforcer.
 package inventory
 
 import (
@@ -21,44 +21,43 @@ import (
 )
 
 const (
-	// Memory is the capacity that claims ask for.
+	// Memory is the name of the capacity that claims request.
 	Memory = "memory"
-	// Elastic is the attribute of the devices that are for elastic claims: true; of the others it is false.
+	// Elastic is the attribute that is true on devices for elastic claims and false on others.
 	Elastic = "elastic"
-	// PoolPrefix begins the names of the enforcer's pools that are claims'.
+	// PoolPrefix begins the names of the enforcer's pools that belong to claims.
 	PoolPrefix = "dra-"
 
-	// MinMemory is the least that a request may have: less than a CUDA context takes is of no use.
+	// MinMemory is the minimum of a request, in bytes. Less does not suffice for a CUDA context.
 	MinMemory = 64 * step
 	step      = 1 << 20
 )
 
-// Taints of devices for which no claim can be prepared now. NoSchedule leaves the pods that run alone.
+// Taints of devices on which no claim can be prepared now. NoSchedule does not affect running pods.
 const (
 	TaintUnreachable = "gpuslice.io/unreachable" // the enforcer does not answer
-	TaintUnhealthy   = "gpuslice.io/unhealthy"   // it can grant nothing on the device
+	TaintUnhealthy   = "gpuslice.io/unhealthy"   // the enforcer can grant nothing on the device
 )
 
-// DeviceName is a device's name in Kubernetes.
+// DeviceName returns the name of a device in Kubernetes.
 func DeviceName(uuid string) string { return strings.ToLower(uuid) }
 
-// elasticPrefix begins the name of the device that is a card's for elastic claims.
 const elasticPrefix = "elastic-"
 
-// ElasticName is a device's name in Kubernetes for elastic claims, whose capacity is another.
+// ElasticName returns the name of a card's device for elastic claims, which has its own capacity.
 func ElasticName(uuid string) string { return elasticPrefix + DeviceName(uuid) }
 
-// IsElastic says whether it is a device for elastic claims.
+// IsElastic reports whether name is that of a device for elastic claims.
 func IsElastic(name string) bool { return strings.HasPrefix(name, elasticPrefix) }
 
-// UUID is the device of that name.
+// UUID returns the UUID of the device with the given name.
 func UUID(name string) string {
 	kind, rest, _ := strings.Cut(strings.TrimPrefix(name, elasticPrefix), "-")
 	return strings.ToUpper(kind) + "-" + rest
 }
 
-// Host is what the enforcer says of the host. Each part is of its own moment: what is published of a device comes from Devices alone, since a
-// pool that is created between two answers would be neither free nor a claim's.
+// Host is the state of the host as reported by the enforcer. The parts are read at different times, so capacities use Devices
+// alone: a pool created in between would be neither free nor a claim's.
 type Host struct {
 	Driver  string // version of NVIDIA's driver
 	Devices []api.Device
@@ -66,8 +65,8 @@ type Host struct {
 	Health  api.Health
 }
 
-// Of is what is published of a host: the fullest device first, since the scheduler takes the first that fits. With elastic there is a second device
-// for each card, for elastic claims, and of these the emptiest comes first: those who share a card take turns.
+// Of returns the devices to publish for a host, the fullest first, since the scheduler takes the first that fits. With elastic
+// each card also has a device for elastic claims, the emptiest first, since containers that share a card take turns.
 func Of(h Host, elastic bool) []resourceapi.Device {
 	devices := slices.DeleteFunc(slices.Clone(h.Devices), func(d api.Device) bool { return d.Free == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int {
@@ -75,7 +74,7 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 	})
 	var all []resourceapi.Device
 	for _, d := range devices {
-		// Claims' memory is the scheduler's to count; what others have, in slices and beside them, is not there for claims.
+		// The scheduler counts the memory of claims itself; memory used by others is not available.
 		has := *d.Free + claimed(d.Pools)
 		if d.Elastic != nil {
 			has += d.Elastic.Idle / coarse * coarse
@@ -95,7 +94,7 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 	return all
 }
 
-// entry is a device of so many bytes, of which a request may have most; none if that is too little for any.
+// entry returns a device with a total and a maximum per request in bytes, or none if the maximum is below MinMemory.
 func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.Device {
 	if most < MinMemory {
 		return nil
@@ -111,16 +110,16 @@ func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.
 	return []resourceapi.Device{device}
 }
 
-// coarse is to how many bytes what comes and goes is rounded: what programs take and give back by the mebibyte shall not be a write each time.
+// coarse is the step in bytes to which varying amounts are rounded, to save writes.
 const coarse = 256 << 20
 
-// outside is what programs in no slice hold beyond the reserve, which is theirs, rounded up.
+// outside returns the memory of programs outside slices above the reserve, rounded up.
 func outside(d api.Device) uint64 {
 	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
 }
 
-// capacity is so many bytes, of which a request may have most, and each mebibyte of that. A policy's bounds beyond the value would have the API
-// server refuse the whole slice.
+// capacity returns a total and a maximum per request in bytes, in steps of a mebibyte. The API server rejects a ResourceSlice
+// with a bound above the value.
 func capacity(bytes, most uint64) resourceapi.DeviceCapacity {
 	quantity := func(bytes uint64) *resource.Quantity {
 		return resource.NewQuantity(int64(bytes/step*step), resource.BinarySI)
@@ -131,7 +130,6 @@ func capacity(bytes, most uint64) resourceapi.DeviceCapacity {
 	}}
 }
 
-// claimed is the bytes of claims' pools.
 func claimed(pools map[string]uint64) (bytes uint64) {
 	for name, has := range pools {
 		if strings.HasPrefix(name, PoolPrefix) {
@@ -141,7 +139,7 @@ func claimed(pools map[string]uint64) (bytes uint64) {
 	return bytes
 }
 
-// Unhealthy says why no claim can be prepared on a device; "" if one can.
+// Unhealthy returns why no claim can be prepared on a device, or "".
 func Unhealthy(h api.Health, uuid string) string {
 	for _, c := range h.Checks {
 		if !c.OK && c.For != "" && (c.Device == "" || c.Device == uuid) {
@@ -151,7 +149,7 @@ func Unhealthy(h api.Health, uuid string) string {
 	return ""
 }
 
-// attributes have the names that NVIDIA's driver gives them, so that selectors work with both.
+// attributes returns a device's attributes, named as by NVIDIA's driver so that selectors work with both.
 func attributes(driver string, d api.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	kind, _, _ := strings.Cut(DeviceName(d.UUID), "-")
@@ -179,7 +177,7 @@ func attributes(driver string, d api.Device) map[resourceapi.QualifiedName]resou
 	return all
 }
 
-// semantic is a version as Kubernetes compares it: three numbers without leading zeros. It is "" of what is no version.
+// semantic converts a version to three numbers without leading zeros, the form that Kubernetes compares, or "" for other text.
 func semantic(version string) string {
 	parts := strings.SplitN(version, ".", 3)
 	numbers := [3]uint64{}
@@ -193,7 +191,7 @@ func semantic(version string) string {
 	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
 }
 
-// architecture is NVIDIA's name for a compute capability.
+// architecture returns NVIDIA's name for a compute capability, or "".
 func architecture(capability string) string {
 	var major, minor int
 	if n, _ := fmt.Sscanf(capability, "%d.%d", &major, &minor); n != 2 {
@@ -220,10 +218,9 @@ func architecture(capability string) string {
 	return ""
 }
 
-// maxPerSlice is how many devices a ResourceSlice may have whose devices have taints or are shared.
+// maxPerSlice is the maximum number of devices in a ResourceSlice with taints or shared devices.
 const maxPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// resources are the devices of a node as the API wants them.
 func resources(node string, devices []resourceapi.Device) resourceslice.DriverResources {
 	var pool resourceslice.Pool
 	for part := range slices.Chunk(devices, maxPerSlice) {
@@ -235,7 +232,7 @@ func resources(node string, devices []resourceapi.Device) resourceslice.DriverRe
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
 }
 
-// unreachable is what was published of a host whose enforcer has gone: no new pod waits for a claim that nobody prepares.
+// unreachable returns the published devices with a taint, so that new pods do not wait for claims that cannot be prepared.
 func unreachable(published []resourceapi.Device) []resourceapi.Device {
 	tainted := slices.Clone(published)
 	for i := range tainted {

@@ -18,18 +18,18 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Times are how long things take. Tests have shorter ones.
+// Times are the intervals of a Publisher. Tests use shorter ones.
 type Times struct {
-	Poll    time.Duration // how often the enforcer is asked though it told of nothing
-	Write   time.Duration // the least between two writes: thousands of pods that start and end are one write
-	Order   time.Duration // likewise, before a write of another order alone: that is what claims change, and is only a preference
-	Timeout time.Duration // without an answer for so long, the enforcer is away
+	Poll    time.Duration // interval of requests to the enforcer without events
+	Write   time.Duration // minimum between two writes, which then cover thousands of pods
+	Order   time.Duration // minimum before a write of the order alone, which is a preference
+	Timeout time.Duration // time without an answer until the enforcer counts as unreachable
 }
 
-// DefaultTimes bound a node's writes to twelve a minute, and those of pods that start and end to two.
+// DefaultTimes limit a node's writes to twelve a minute, and those due to pods to two.
 var DefaultTimes = Times{Poll: 10 * time.Second, Write: 5 * time.Second, Order: 30 * time.Second, Timeout: 3 * time.Second}
 
-// Enforcer is what is asked of it.
+// Enforcer is the part of the enforcer's API that Publisher uses.
 type Enforcer interface {
 	Info(ctx context.Context) (api.Info, error)
 	Devices(ctx context.Context) ([]api.Device, error)
@@ -38,30 +38,30 @@ type Enforcer interface {
 	Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error
 }
 
-// Publisher keeps a node's ResourceSlices as the enforcer has its devices.
+// Publisher keeps a node's ResourceSlices up to date with the enforcer's devices.
 type Publisher struct {
 	Enforcer Enforcer
 	Node     string
-	Elastic  bool // there are devices for elastic claims
+	Elastic  bool // publish devices for elastic claims
 	Times    Times
 	Log      *slog.Logger
-	// Publish writes what there is now, in place of what was.
+	// Publish replaces the published resources.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
-	// Heard is called with each answer of the enforcer: it is asked here for all who want to know.
+	// Heard receives each answer of the enforcer, for all other parts of the driver.
 	Heard func(Host)
-	// Reached is called when the enforcer answers that did not before, and Away when it does not any more.
+	// Reached is called when the enforcer starts to answer, Away when it stops.
 	Reached, Away func()
-	// Event is called with each of the enforcer's events.
+	// Event receives the enforcer's events.
 	Event func(api.Event)
 	// Written is called after each write.
 	Written func()
 
 	published []resourceapi.Device
-	last      Host        // as the enforcer said
-	another   atomic.Bool // the enforcer may be another one
+	last      Host        // last answers of the enforcer
+	another   atomic.Bool // the enforcer may have been replaced
 }
 
-// Run publishes until ctx ends. before is what an earlier driver had published, for a start while the enforcer is away.
+// Run publishes until ctx ends. before lists the devices that an earlier driver published, for a start without the enforcer.
 func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 	p.published = before
 	changed := make(chan struct{}, 1)
@@ -69,12 +69,12 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 
 	var (
 		reached   bool
-		answered  = time.Now() // when the enforcer did, last
+		answered  = time.Now() // of the last answer
 		written   time.Time
-		compared  time.Time // when there was something to write, last
+		compared  time.Time // of the last difference found
 		timer     = time.NewTimer(0)
 		published = false // by this driver
-		soon      = false // the enforcer is asked because of an event
+		soon      = false // a request is due because of an event
 	)
 	defer timer.Stop()
 	for {
@@ -84,7 +84,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		case <-changed:
 			if !soon {
 				soon = true
-				timer.Reset(max(p.Times.Write/20, p.Times.Write-time.Since(compared))) // what happens until then is the same answer
+				timer.Reset(max(p.Times.Write/20, p.Times.Write-time.Since(compared))) // one request covers the events until then
 			}
 			continue
 		case <-timer.C:
@@ -127,7 +127,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		}
 		compared = time.Now()
 		if wait := least - compared.Sub(written); wait > 0 {
-			timer.Reset(min(wait, next)) // until then it may be another change
+			timer.Reset(min(wait, next)) // it may change again until then
 			continue
 		}
 		if err := p.Publish(ctx, resources(p.Node, devices)); err != nil {
@@ -141,7 +141,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 	}
 }
 
-// reordered says whether nothing but the order is different.
+// reordered reports whether a and b differ only in order.
 func reordered(a, b []resourceapi.Device) bool {
 	byName := func(all []resourceapi.Device) []resourceapi.Device {
 		return slices.SortedFunc(slices.Values(all), func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
@@ -149,7 +149,6 @@ func reordered(a, b []resourceapi.Device) bool {
 	return equality.Semantic.DeepEqual(byName(a), byName(b))
 }
 
-// ask asks for all of a host.
 func (p *Publisher) ask(ctx context.Context) (Host, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.Times.Timeout)
 	defer cancel()
@@ -173,7 +172,7 @@ func (p *Publisher) ask(ctx context.Context) (Host, error) {
 	return *h, err
 }
 
-// follow says when something happened that may change what is free.
+// follow signals changed when an event may have changed the free memory.
 func (p *Publisher) follow(ctx context.Context, changed chan<- struct{}) {
 	var instance string
 	var since uint64

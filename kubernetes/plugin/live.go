@@ -15,14 +15,14 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Live answers a pod's gRPC liveness probe: it asks the driver's own sockets what the kubelet would. Whether the enforcer answers is no part
-// of it: a restart of the driver would not help.
+// Live answers a pod's gRPC liveness probe by calling the driver's own sockets as the kubelet does. It ignores the enforcer,
+// since restarting the driver would not help.
 type Live struct {
 	health.UnimplementedHealthServer
 	registrar, plugin *grpc.ClientConn
 }
 
-// NewLive is for the sockets at these paths. It does no I/O.
+// NewLive returns a Live for the sockets at these paths. It does no I/O.
 func NewLive(registrar, plugin string) (*Live, error) {
 	l := &Live{}
 	var err error

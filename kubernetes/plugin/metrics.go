@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Metrics of the driver. What claims hold, the enforcer shows.
+// Metrics are the driver's metrics. The enforcer exports the memory of claims.
 type Metrics struct {
 	prepare   *prometheus.HistogramVec
 	unprepare *prometheus.CounterVec
@@ -17,7 +17,7 @@ type Metrics struct {
 	reached   prometheus.Gauge
 }
 
-// NewMetrics registers them.
+// NewMetrics registers the metrics.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	f := promauto.With(r)
 	return &Metrics{
@@ -48,7 +48,7 @@ func (m *Metrics) unprepared(err error) { m.unprepare.WithLabelValues(yes(err)).
 // Written counts a write of the node's ResourceSlices.
 func (m *Metrics) Written() { m.written.Inc() }
 
-// Reached notes whether the enforcer answers.
+// Reached records whether the enforcer answers.
 func (m *Metrics) Reached(is bool) {
 	m.reached.Set(0)
 	if is {

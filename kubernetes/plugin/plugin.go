@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is what the kubelet talks to: it carries the calls of Kubernetes' helper to the packages that do the work, and says
-// what came of them: in metrics, on the claim, and on the pods. None of that can make a call fail.
+// Package plugin serves the kubelet: it passes the calls of Kubernetes' helper to the packages that implement them, and reports
+// results in metrics, on the claim and on pods. A failure to report never fails a call.
 package plugin
 
 import (
@@ -31,17 +31,17 @@ type Plugin struct {
 	Status   *Status
 	Metrics  *Metrics
 	Log      *slog.Logger
-	// Fatal is called with an error that trying again does not mend.
+	// Fatal is called with a permanent error.
 	Fatal func(error)
 
 	mu     sync.Mutex
-	health *kubeletplugin.DeviceHealthReport // nil while the enforcer is away
-	newer  chan struct{}                     // closed when there is another
+	health *kubeletplugin.DeviceHealthReport // nil while the enforcer is unreachable
+	newer  chan struct{}                     // closed when health changes
 }
 
 var _ kubeletplugin.DRAPlugin = (*Plugin)(nil)
 
-// PrepareResourceClaims prepares all claims at once: one that waits for the enforcer delays no other.
+// PrepareResourceClaims prepares the claims concurrently: a claim waiting for the enforcer delays no other.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	var mu sync.Mutex
@@ -67,7 +67,7 @@ func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return results, nil
 }
 
-// UnprepareResourceClaims gives claims back.
+// UnprepareResourceClaims unprepares the claims concurrently.
 func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	var mu sync.Mutex
@@ -86,7 +86,7 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return results, nil
 }
 
-// HandleError hears of what goes on in the background.
+// HandleError logs recoverable errors of background work and passes others to Fatal.
 func (p *Plugin) HandleError(_ context.Context, err error, msg string) {
 	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		p.Log.Warn(msg, "err", err)
@@ -95,10 +95,10 @@ func (p *Plugin) HandleError(_ context.Context, err error, msg string) {
 	p.Fatal(err)
 }
 
-// healthEvery is the least time between two reports. The kubelet takes a device's health for unknown after half a minute without one.
+// healthEvery is the minimum time between two reports. Without one for half a minute the kubelet sets the health to unknown.
 const healthEvery = 5 * time.Second
 
-// Heard takes what the enforcer says of the host. It is asked once for all who want to know.
+// Heard stores a state of the enforcer for the health reports and for Status.
 func (p *Plugin) Heard(h inventory.Host) {
 	report := &kubeletplugin.DeviceHealthReport{}
 	for _, d := range h.Devices {
@@ -118,7 +118,7 @@ func (p *Plugin) Heard(h inventory.Host) {
 	p.Status.heard(h.Pools)
 }
 
-// Away notes that the enforcer does not answer any more.
+// Away records that the enforcer has stopped answering.
 func (p *Plugin) Away() { p.set(nil) }
 
 func (p *Plugin) set(health *kubeletplugin.DeviceHealthReport) {
@@ -131,7 +131,7 @@ func (p *Plugin) set(health *kubeletplugin.DeviceHealthReport) {
 	}
 }
 
-// latest is the newest report, and is told by a channel that there is another.
+// latest returns the newest report, and a channel that is closed when there is another.
 func (p *Plugin) latest() (health *kubeletplugin.DeviceHealthReport, newer <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +141,8 @@ func (p *Plugin) latest() (health *kubeletplugin.DeviceHealthReport, newer <-cha
 	return p.health, p.newer
 }
 
-// WatchHealthStatus tells the kubelet, which tells it on pods. Of an enforcer that is away nothing is told: health then becomes unknown.
+// WatchHealthStatus sends health reports to the kubelet, which shows them on pods. Without the enforcer it sends none, and health
+// becomes unknown.
 func (p *Plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	for {
 		report, newer := p.latest()

@@ -52,11 +52,11 @@ func allocated() *resourceapi.ResourceClaim {
 	return c
 }
 
-// work is what the plugin carries calls to.
+// work is a fake of the packages behind the plugin.
 type work struct {
 	prepare func(context.Context) error
-	held    atomic.Uint64 // by the claim's pool
-	asked   atomic.Int32  // for the pools
+	held    atomic.Uint64 // bytes in the claim's pool
+	asked   atomic.Int32  // calls of Pools
 }
 
 func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
@@ -72,13 +72,13 @@ func (w *work) Pools(context.Context) ([]api.Pool, error) {
 	}, nil
 }
 
-// says has a plugin hear what the enforcer says.
+// says passes an answer of the enforcer to the plugin.
 func (w *work) says(p *Plugin, health api.Health) {
 	pools, _ := w.Pools(context.Background())
 	p.Heard(inventory.Host{Devices: []api.Device{{UUID: uuid}}, Pools: pools, Health: health})
 }
 
-// kubelet is the other end of the plugin's sockets.
+// kubelet is a client of the plugin's sockets.
 type kubelet struct {
 	dra.DRAPluginClient
 	health drahealth.DRAResourceHealthClient
@@ -90,7 +90,7 @@ type kubelet struct {
 
 func start(t *testing.T, w *work) *kubelet {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 		return c != nil && c.Status == metav1.ConditionFalse && c.Message == "the card is full"
 	})
 	time.Sleep(2 * k.status.UsedEvery)
-	w.says(k.plugin, api.Health{}) // there is a pool of it
+	w.says(k.plugin, api.Health{}) // its pool exists
 	await.Quiet(t, "a claim that was refused is ready", 10*k.status.UsedEvery, func() bool { return k.ready().Status != metav1.ConditionFalse })
 	w.prepare = func(context.Context) error { return nil }
 	if got := k.prepare(t); got.Error != "" || len(got.Devices) != 1 || got.Devices[0].CdiDeviceIds[0] != "gpuslice.io/vram=x" {
@@ -191,7 +191,7 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 	k.prepare(t)
 	eventually(t, "the claim is ready", func() bool { return k.ready() != nil })
 	since := k.ready().LastTransitionTime
-	time.Sleep(time.Until(since.Add(time.Second))) // such times are whole seconds
+	time.Sleep(time.Until(since.Add(time.Second))) // transition times are whole seconds
 	w.held.Store(2*gib - 1)
 	w.says(k.plugin, api.Health{})
 	eventually(t, "the claim uses 2Gi", func() bool { return k.says(t) == said{"4Gi", "2Gi", uuid} })
@@ -217,9 +217,9 @@ func TestWhatClaimsUseIsWrittenOneAfterTheOtherAndNotForALittle(t *testing.T) {
 	var f figures
 	steps := []struct {
 		first, second uint64
-		want          []types.UID // those that are written, one after the other, in any order
+		want          []types.UID // written one after the other, in any order
 	}{
-		{0, 0, []types.UID{uid, other}}, // what a driver before this one wrote is not known
+		{0, 0, []types.UID{uid, other}}, // the figures of an earlier driver are unknown
 		{0, 1, []types.UID{other}},
 		{0, gib - 1, nil},
 		{0, gib + 1, []types.UID{other}},

@@ -29,25 +29,25 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// Status writes what became of claims where people look: on the claim, and as events of pods whose programs are refused memory. It
-// writes what is newest, at a bounded rate; what cannot be written is dropped, and logged.
+// Status writes the results for claims where users see them: on the claim, and as events of pods that are refused memory. It
+// writes the latest state at a bounded rate, and logs and drops failed writes.
 type Status struct {
 	Kube   kubernetes.Interface
 	Node   string
 	Log    *slog.Logger
-	Claims func(types.UID) (namespace, name string, found bool) // prepared on this node
-	Every  time.Duration                                        // between two rounds of writes
-	// Pools are the enforcer's. It is asked when a claim was prepared.
+	Claims func(types.UID) (namespace, name string, found bool) // by UID, if prepared on this node
+	Every  time.Duration                                        // minimum between two rounds of writes
+	// Pools returns the enforcer's pools. It is called after a claim is prepared.
 	Pools func(context.Context) ([]api.Pool, error)
-	// UsedEvery is the least time between two writes of what a claim uses: one claim's each time.
+	// UsedEvery is the minimum time between two writes of usage; each covers one claim.
 	UsedEvery time.Duration
 
 	mu      sync.Mutex
-	wake    chan struct{} // has one when there is something to write
+	wake    chan struct{} // receives when there is something to write
 	pending map[types.UID]prepared
-	refused map[types.UID]api.Event // the newest of each claim
+	refused map[types.UID]api.Event // the latest of each claim
 	told    map[types.UID]time.Time
-	pools   []api.Pool // as the enforcer said last, if nobody has read it yet
+	pools   []api.Pool // the latest from the enforcer, nil once read
 }
 
 type prepared struct {
@@ -55,13 +55,13 @@ type prepared struct {
 	err   error
 }
 
-// maxPending bounds what is remembered while the API server is away.
+// maxPending limits the claims remembered while the API server is unreachable.
 const maxPending = 1024
 
-// eventsEvery is the least time between two events about one claim.
+// eventsEvery is the minimum time between two events about one claim.
 const eventsEvery = 5 * time.Minute
 
-// Prepared notes what came of a Prepare.
+// Prepared records the result of a Prepare.
 func (s *Status) Prepared(c *resourceapi.ResourceClaim, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *Status) Prepared(c *resourceapi.ResourceClaim, err error) {
 	}
 }
 
-// Refused notes that memory was refused to a process of a claim.
+// Refused records that a process of a claim was refused memory.
 func (s *Status) Refused(uid types.UID, e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,6 @@ func (s *Status) Refused(uid types.UID, e api.Event) {
 	s.something()
 }
 
-// heard notes the enforcer's pools.
 func (s *Status) heard(pools []api.Pool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +98,7 @@ func (s *Status) heard(pools []api.Pool) {
 	}
 }
 
-// something says that there may be something to write. The lock is held.
+// something wakes Run. The caller holds the lock.
 func (s *Status) something() {
 	select {
 	case s.waker() <- struct{}{}:
@@ -117,7 +116,7 @@ func (s *Status) waker() chan struct{} {
 // Run writes until ctx ends.
 func (s *Status) Run(ctx context.Context) {
 	var f figures
-	var used time.Time // when what a claim uses was last looked at
+	var used time.Time // time of the last check of usage
 	s.mu.Lock()
 	wake := s.waker()
 	s.mu.Unlock()
@@ -127,7 +126,7 @@ func (s *Status) Run(ctx context.Context) {
 			return
 		case <-wake:
 		}
-		select { // what happens until then is written with it
+		select { // collect further changes for the same round
 		case <-ctx.Done():
 			return
 		case <-time.After(s.Every):
@@ -142,12 +141,12 @@ func (s *Status) Run(ctx context.Context) {
 			s.told[uid] = time.Now()
 		}
 		s.mu.Unlock()
-		if len(pending) > 0 { // whose pools are newer
+		if len(pending) > 0 { // read their new pools
 			pools = s.ask(ctx)
 		}
 		if pools != nil {
 			f.read(pools)
-		} else { // nothing is said of them
+		} else { // no usage is known
 			f.pools = nil
 		}
 		due := pools != nil && time.Since(used) >= s.UsedEvery
@@ -173,7 +172,7 @@ func (s *Status) Run(ctx context.Context) {
 	}
 }
 
-// ask asks the enforcer for its pools. If it does not answer soon, nothing is said of them.
+// ask returns the enforcer's pools, or nil without a timely answer.
 func (s *Status) ask(ctx context.Context) []api.Pool {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -184,13 +183,13 @@ func (s *Status) ask(ctx context.Context) []api.Pool {
 	return pools
 }
 
-// use writes what one claim uses, if one is due.
+// use writes the usage of one claim, if one is due.
 func (s *Status) use(ctx context.Context, f *figures) error {
 	uid := f.due()
 	if uid == "" {
 		return nil
 	}
-	f.wrote(uid) // or not: then it is the others' turn first
+	f.wrote(uid) // even if the write fails, so that the others come first
 	namespace, name, found := s.Claims(uid)
 	if !found {
 		return nil
@@ -201,7 +200,7 @@ func (s *Status) use(ctx context.Context, f *figures) error {
 	}
 	if err == nil {
 		if was := condition(c); c.UID != uid || c.Status.Allocation == nil || was == nil || was.Status != metav1.ConditionTrue {
-			return nil // a claim that was refused may have pools of its first requests
+			return nil // a refused claim may have pools of its first requests
 		}
 		err = s.write(ctx, prepared{claim: c}, f)
 	}
@@ -217,14 +216,14 @@ func (s *Status) get(ctx context.Context, namespace, name string) (*resourceapi.
 	return s.Kube.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// said is what a device's status says in data. Sizes are quantities of Kubernetes.
+// said is the data of a device's status. Sizes are quantities of Kubernetes.
 type said struct {
-	Granted string `json:"granted"`        // as the claim asked for it
-	Used    string `json:"used,omitempty"` // by all that share the request, on this device
+	Granted string `json:"granted"`        // as requested by the claim
+	Used    string `json:"used,omitempty"` // on this device, by all users of the request
 	UUID    string `json:"uuid"`
 }
 
-// condition is what a claim's status says of whether it is ready; nil if it says nothing.
+// condition returns the Ready condition of a claim, or nil.
 func condition(c *resourceapi.ResourceClaim) *metav1.Condition {
 	for _, d := range c.Status.Devices {
 		for i := range d.Conditions {
@@ -236,7 +235,7 @@ func condition(c *resourceapi.ResourceClaim) *metav1.Condition {
 	return nil
 }
 
-// ready is a claim's new condition. It keeps the time since when it is so.
+// ready returns a claim's new Ready condition. It keeps the transition time if the status is unchanged.
 func ready(c *resourceapi.ResourceClaim, err error) *metaapply.ConditionApplyConfiguration {
 	is, reason, message := metav1.ConditionTrue, "Prepared", "the quota is in force on the node"
 	if err != nil {
@@ -280,7 +279,7 @@ func (s *Status) write(ctx context.Context, p prepared, f *figures) error {
 	return err
 }
 
-// tell writes an event on the pods that have the claim.
+// tell creates an event on the pods that use the claim.
 func (s *Status) tell(ctx context.Context, uid types.UID, e api.Event) error {
 	namespace, name, found := s.Claims(uid)
 	if !found {

@@ -13,23 +13,23 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// figures are what the pools of claims hold, and what of that their statuses say.
+// figures holds the usage of claims' pools and the usage last written to their statuses.
 type figures struct {
 	held    map[types.UID]held
 	written map[types.UID]figure
 	pools   map[string]api.Pool
 }
 
-// held is what all pools of a claim have together, in bytes.
+// held is the sum over all pools of a claim, in bytes.
 type held struct{ limit, used uint64 }
 
-// figure is a claim's use as it was written.
+// figure is the usage of a claim as last written.
 type figure struct {
 	used uint64
 	at   time.Time
 }
 
-// read takes the enforcer's pools. What is known of claims that have none is forgotten.
+// read replaces the pools and drops claims without one.
 func (f *figures) read(pools []api.Pool) {
 	written := f.written
 	f.held, f.written, f.pools = make(map[types.UID]held), make(map[types.UID]figure), make(map[string]api.Pool)
@@ -51,7 +51,8 @@ func (f *figures) read(pools []api.Pool) {
 	}
 }
 
-// due is the claim whose status says for the longest time what is not so any more: by a sixteenth of its quota, or whether it uses any.
+// due returns the claim with the oldest outdated status, or "". A status is outdated if usage changed by a sixteenth of the
+// quota, or from or to zero.
 func (f *figures) due() (uid types.UID) {
 	var oldest time.Time
 	for id, h := range f.held {
@@ -64,14 +65,14 @@ func (f *figures) due() (uid types.UID) {
 	return uid
 }
 
-// wrote notes that a claim's status says what it holds now.
+// wrote records that a claim's status shows its current usage.
 func (f *figures) wrote(uid types.UID) {
 	if h, has := f.held[uid]; has {
 		f.written[uid] = figure{h.used, time.Now()}
 	}
 }
 
-// of is what all that share a request hold on the device of one of its results, in bytes.
+// of returns the bytes used by all users of a request on the device of one of its results.
 func (f *figures) of(c *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) (used uint64, known bool) {
 	uuid := inventory.UUID(r.Device)
 	for _, d := range f.pools[claim.PoolOf(c, r.Request)].Devices {

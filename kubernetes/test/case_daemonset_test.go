@@ -22,17 +22,17 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 )
 
-// What the pods of the overlay "daemonset" have on their node, and leave there.
+// Directories of the overlay "daemonset" on the node.
 const (
 	hostDir  = "/opt/gpuslice"
 	runDir   = "/run/gpuslice"
 	stateDir = "/var/lib/gpuslice"
 )
 
-// hostNVML is one of the places where the pods look for NVIDIA's library on their node.
+// hostNVML is one of the paths at which the pods look for NVIDIA's library.
 const hostNVML = "/opt/nvidia/lib64/libnvidia-ml.so.1"
 
-// overlay is a kustomization as a cluster's operator writes it. The patch is the test's: the simulated cards' memory is a file.
+// overlay is an operator's kustomization, with a patch for the simulated cards: their memory is a file.
 const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources:
@@ -49,7 +49,7 @@ patches:
     - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: FAKECUDA_DEVICES, value: "2"}}
 `
 
-// inPods has gpusliced and the driver in the pods of the overlay "daemonset" for a case, and not as processes of the test.
+// inPods runs a case with gpusliced and the driver in pods instead of processes of the test.
 func inPods(run func(n *node)) func(n *node) {
 	return func(n *node) {
 		was := n.Client
@@ -70,7 +70,6 @@ func inPods(run func(n *node)) func(n *node) {
 	}
 }
 
-// deploy applies the overlay with images of a version.
 func (n *node) deploy(version string) {
 	n.t.Helper()
 	wd, err := os.Getwd()
@@ -82,7 +81,7 @@ func (n *node) deploy(version string) {
 	n.Must(err)
 }
 
-// rolledOut waits until every pod of the DaemonSets is ready and of the newest version.
+// rolledOut waits until all pods of the DaemonSets are ready and updated.
 func (n *node) rolledOut() {
 	n.t.Helper()
 	for _, name := range []string{"gpusliced", "gpuslice-dra"} {
@@ -94,7 +93,7 @@ func (n *node) rolledOut() {
 	}
 }
 
-// undeploy removes the DaemonSets and leaves the rest, which is there for all cases.
+// undeploy removes the DaemonSets. It keeps the objects that all cases share.
 func (n *node) undeploy() {
 	n.t.Helper()
 	_, err := n.plane.Kubectl("", "--namespace=gpuslice", "delete", "daemonset", "--all", "--cascade=foreground")
@@ -108,7 +107,7 @@ func (n *node) undeploy() {
 	})
 }
 
-// images makes both images. The library of the second version is another file: without what a debugger needs.
+// images builds both images. The library of the second version has no debug information, so it differs.
 func (n *node) images(version string) {
 	n.t.Helper()
 	instead := make(map[string]string)
@@ -122,14 +121,14 @@ func (n *node) images(version string) {
 	}
 }
 
-// driverComes puts the simulated driver's library on the node.
+// driverComes installs the simulated driver's library on the node.
 func (n *node) driverComes() {
 	n.t.Helper()
 	n.Must(os.MkdirAll(filepath.Dir(hostNVML), 0o755))
 	n.sh("cp", filepath.Join(n.Bin, "fakecuda", "libnvidia-ml.so.1"), hostNVML)
 }
 
-// libraries are those that the node has, by the names of their directories.
+// libraries lists the node's libraries by the names of their directories.
 func (n *node) libraries() (names []string) {
 	n.t.Helper()
 	found, err := filepath.Glob(filepath.Join(hostDir, "lib", "*-*", api.LibraryName))
@@ -140,7 +139,7 @@ func (n *node) libraries() (names []string) {
 	return names
 }
 
-// library is the one that a pod has, likewise.
+// library returns the library that a pod has bound, likewise.
 func (n *node) library(pod string) string {
 	n.t.Helper()
 	out, err := n.exec(pod, "a", "/bin/grep", " "+api.ContainerDir+"/"+api.LibraryName+" ", "/proc/self/mountinfo")
@@ -152,7 +151,7 @@ func (n *node) library(pod string) string {
 	return filepath.Base(filepath.Dir(words[3]))
 }
 
-// quotaInPods: a node that has nothing but NVIDIA's driver, which comes last, gets all that it needs by the pods.
+// quotaInPods starts with an empty node and adds NVIDIA's driver: the pods install everything else.
 func quotaInPods(n *node) {
 	n.images("1")
 	n.deploy("1")
@@ -189,7 +188,7 @@ func quotaInPods(n *node) {
 	n.keeps("one", before, slice, library)
 }
 
-// upgradedInPods: both DaemonSets are given images of another version while a pod runs.
+// upgradedInPods updates both DaemonSets to another version while a pod runs.
 func upgradedInPods(n *node) {
 	n.driverComes()
 	n.images("1")
@@ -239,7 +238,6 @@ func upgradedInPods(n *node) {
 	n.sees("comes", "a", 4*gib)
 }
 
-// status is that of a pod's one container.
 func (n *node) status(pod string) corev1.ContainerStatus {
 	n.t.Helper()
 	p, err := n.getPod(pod)
@@ -247,7 +245,6 @@ func (n *node) status(pod string) corev1.ContainerStatus {
 	return p.Status.ContainerStatuses[0]
 }
 
-// slice is that of a pod's one container.
 func (n *node) slice(pod string) api.Slice {
 	n.t.Helper()
 	all := n.Slices()
@@ -258,7 +255,7 @@ func (n *node) slice(pod string) api.Slice {
 	return all[i]
 }
 
-// keeps fails unless a pod has the container, the slice and the library that it had, and its quota.
+// keeps fails unless a pod still has its container, slice, library and quota.
 func (n *node) keeps(pod string, was corev1.ContainerStatus, had api.Slice, library string) {
 	n.t.Helper()
 	if is := n.status(pod); is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {

@@ -23,7 +23,6 @@ func elasticRequest(name, memory string) resourceapi.DeviceRequest {
 	return r
 }
 
-// poolOf is the pool of a pod's one request.
 func (n *node) poolOf(pod string) api.Pool {
 	n.t.Helper()
 	c, err := n.claimOf(pod)
@@ -33,7 +32,7 @@ func (n *node) poolOf(pod string) api.Pool {
 	return pool
 }
 
-// elasticClaims: three pods, each with two thirds of a card, on two cards. An ordinary claim beside them is not touched.
+// elasticClaims runs three pods with two thirds of a card each on two cards, beside an ordinary claim.
 func elasticClaims(n *node) {
 	size := n.memory() / 3 * 2 / mib
 	n.template("elastic", elasticRequest("gpu", fmt.Sprint(size, "Mi")))
@@ -59,7 +58,7 @@ func elasticClaims(n *node) {
 	}
 	for range 2 {
 		for _, name := range pods {
-			n.sees(name, "a", size*mib) // which brings it back
+			n.sees(name, "a", size*mib) // brings it back
 			devices, err := n.Client.Devices(context.Background())
 			n.Must(err)
 			for _, d := range devices {
@@ -72,7 +71,7 @@ func elasticClaims(n *node) {
 	n.sees("ordinary", "a", 4*gib)
 }
 
-// elasticOrNot: what class and device say is one.
+// elasticOrNot: class and device must agree about elastic.
 func elasticOrNot(n *node) {
 	says := func(elastic bool) []resourceapi.DeviceClaimConfiguration {
 		return []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{

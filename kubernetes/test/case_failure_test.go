@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// killedInPrepare: the driver prepares a claim, for which it waits for gpusliced, and is killed.
+// killedInPrepare kills the driver while it prepares a claim and waits for gpusliced.
 func killedInPrepare(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.Signal(unix.SIGSTOP)
@@ -40,7 +40,7 @@ func killedInPrepare(n *node) {
 	n.sees("late", "a", 4*gib)
 }
 
-// enforcerAway: its devices are tainted so that nothing new comes and what runs stays.
+// enforcerAway: new pods wait and running ones stay, since the devices are tainted.
 func enforcerAway(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("stays", []string{"vram"}, container("a", hog(2*gib), "vram")))
@@ -50,7 +50,7 @@ func enforcerAway(n *node) {
 	n.tainted(true)
 	n.create(n.pod("waits", []string{"vram"}, container("a", sleep, "vram")))
 	n.told("waits", "cannot allocate all claims")
-	for range 60 { // a controller that would delete the pod that runs has the time to
+	for range 60 { // enough time for a controller that would delete the running pod
 		p, err := n.getPod("stays")
 		if err != nil || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
 			n.t.Fatalf("the pod that ran: %+v, %v", p.Status, err)
@@ -66,7 +66,7 @@ func enforcerAway(n *node) {
 	n.refused("stays", "a", 2*gib)
 }
 
-// tainted waits until the devices are, all of them and NoSchedule, or are not.
+// tainted waits until all devices have the NoSchedule taint, or none has one.
 func (n *node) tainted(want bool) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("the devices are tainted: %t", want), func() error {
@@ -84,7 +84,7 @@ func (n *node) tainted(want bool) {
 	})
 }
 
-// deletedByForce: while the kubelet is down the scheduler gives away what a pod still has.
+// deletedByForce: while the kubelet is down the scheduler allocates memory that a deleted pod still uses.
 func deletedByForce(n *node) {
 	n.template("vram", request("gpu", "60Gi"))
 	for _, name := range []string{"other", "gone"} {
@@ -106,7 +106,7 @@ func deletedByForce(n *node) {
 	n.wrote("next", "a", holds(50*gib, 60*gib))
 }
 
-// drained: pods leave a node as `kubectl drain` has them leave, and come back to it.
+// drained: pods leave with `kubectl drain` and return after `kubectl uncordon`.
 func drained(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("leaves", []string{"vram"}, container("a", hog(2*gib), "vram")))

@@ -16,16 +16,16 @@ import (
 
 const quickstartFile = "docs/use/kubernetes.md"
 
-// manifest is what the document has people write to a file before the commands.
+// manifest matches the file that the document tells users to write.
 var manifest = regexp.MustCompile("(?s)in `(vram.yaml)`:\n\n```yaml\n(.*?)```")
 
-// standIns are programs of the image that the document names.
+// standIns replace programs of the document's image.
 var standIns = map[string]string{
 	"python":     "exec /demo/cuda_hog 2147483648",
 	"nvidia-smi": `set -- $(/demo/cuda_hog 0); echo "$(($4 / 1048576)) MiB"`,
 }
 
-// quickstart types what the document has people type, and sees what it says that they see.
+// quickstart runs the document's commands and checks their output.
 func quickstart(n *node) {
 	text, err := os.ReadFile(filepath.Join("../..", quickstartFile))
 	n.Must(err)
@@ -61,7 +61,7 @@ func quickstart(n *node) {
 	n.refused("train", "train", 3*gib)
 }
 
-// pytorch makes an image of that name, with stand-ins for what the document has of it.
+// pytorch builds the document's image with stand-ins for its programs.
 func (n *node) pytorch(ref string) {
 	n.t.Helper()
 	bin, layer := n.in("pytorch", "usr", "bin"), n.in("pytorch.tar")

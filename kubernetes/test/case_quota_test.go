@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// oneClaim: plain runc, no RuntimeClass, no annotation.
+// oneClaim uses plain runc, without RuntimeClass and annotation.
 func oneClaim(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("one", []string{"vram"}, container("a", hog(2*gib), "vram")))
@@ -54,7 +54,7 @@ func twoPodsShare(n *node) {
 	n.wrote("first", "a", holds(5*gib, 8*gib))
 	n.start(n.pod("second", []string{"vram=shared"}, container("a", sleep, "vram")))
 	n.refused("second", "a", 5*gib)
-	n.delete("first") // the claim stays: it has a pod
+	n.delete("first") // the claim stays, since it has a pod
 	out, err := n.exec("second", "a", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 5368709120 || true")
 	if err != nil || !strings.Contains(out, holds(5*gib, 8*gib)) {
 		n.t.Errorf("when the first pod is gone: %q, %v", out, err)
@@ -69,12 +69,12 @@ func twoRequestsInTwoContainers(n *node) {
 	n.refused("split", "a", 2*gib)
 }
 
-// onDevice is a program on the nth of the cards that the simulated driver shows.
+// onDevice runs a command on the nth card of the simulated driver.
 func onDevice(index int, command ...string) []string {
 	return append([]string{"/usr/bin/env", fmt.Sprint("CUDA_VISIBLE_DEVICES=", index)}, command...)
 }
 
-// seesEach fails unless a container has so much on each of the two cards.
+// seesEach fails unless a container has the quota on both cards.
 func (n *node) seesEach(pod, container string, quota uint64) {
 	n.t.Helper()
 	for i := range 2 {
@@ -86,13 +86,13 @@ func (n *node) seesEach(pod, container string, quota uint64) {
 }
 
 func twoRequestsInAContainer(n *node) {
-	n.template("vram", request("one", "60Gi"), request("other", "60Gi")) // no card has both
+	n.template("vram", request("one", "60Gi"), request("other", "60Gi")) // too large for one card
 	n.start(n.pod("both", []string{"vram"}, container("a", sleep, "vram")))
 	n.seesEach("both", "a", 60*gib)
 }
 
 func twoClaimsInAContainer(n *node) {
-	for _, name := range []string{"one", "other"} { // no card has both
+	for _, name := range []string{"one", "other"} { // too large for one card
 		n.template(name, request("gpu", "60Gi"))
 	}
 	n.start(n.pod("both", []string{"one", "other"}, container("a", sleep, "one", "other")))
@@ -106,7 +106,7 @@ func twoRequestsOnOneCard(n *node) {
 }
 
 func severalGPUs(n *node) {
-	r := request("gpus", "50Gi") // no card has both
+	r := request("gpus", "50Gi") // too large for one card
 	r.Exactly.Count = 2
 	n.template("vram", r)
 	n.start(n.pod("many", []string{"vram"}, container("a", sleep, "vram")))
@@ -147,7 +147,7 @@ func wholeCard(n *node) {
 	}
 }
 
-// memory is what claims may have of an empty card.
+// memory returns the bytes of an empty card available to claims.
 func (n *node) memory() uint64 {
 	n.t.Helper()
 	var whole int64

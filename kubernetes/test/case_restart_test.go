@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
 )
 
-// restarts kills every daemon in turn. What runs stays as it is, and what comes after finds a node as before.
+// restarts kills each daemon in turn. Running pods stay, and new ones start as before.
 func restarts(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("stays", []string{"vram"}, container("a", hog(2*gib), "vram")))
@@ -69,7 +69,6 @@ func restarts(n *node) {
 	}
 }
 
-// hookRefuses: a container whose hook fails does not start.
 func hookRefuses(n *node) {
 	good, err := os.ReadFile(n.Config())
 	n.Must(err)
@@ -87,8 +86,7 @@ func hookRefuses(n *node) {
 	n.sees("accepted", "a", 4*gib)
 }
 
-// hookHangs: what hangs while a container is made is given up, by the hook if it is the enforcer and by the runtime if it is the hook
-// itself, and the container starts when it is mended.
+// hookHangs: the hook gives up on a hung enforcer, the runtime on a hung hook. The container starts once that is fixed.
 func hookHangs(n *node) {
 	n.claim("shared", request("gpu", "4Gi"))
 	n.start(n.pod("first", []string{"vram=shared"}, container("a", sleep, "vram"))) // the claim is prepared
@@ -113,7 +111,7 @@ func hookHangs(n *node) {
 	n.sees("without-hook", "a", 4*gib)
 }
 
-// setHook puts a script in the place of the hook; with none it is the hook again.
+// setHook replaces the hook by a script; "" restores it.
 func (n *node) setHook(script string) {
 	n.t.Helper()
 	file := n.hook()
@@ -125,7 +123,7 @@ func (n *node) setHook(script string) {
 	}
 }
 
-// startedAgain: an init container, a sidecar and a container that ends again and again share the claim's quota.
+// startedAgain: an init container, a sidecar and a container that restarts share the claim's quota.
 func startedAgain(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	p := n.pod("again", []string{"vram"}, container("a", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 1"}, "vram"))
@@ -148,7 +146,7 @@ func startedAgain(n *node) {
 	n.refused("again", "s", 4*gib)
 }
 
-// oddSize: a size that is no whole number of MiB is the next larger one.
+// oddSize: a size is rounded up to the next MiB.
 func oddSize(n *node) {
 	n.template("vram", request("gpu", "1500M"))
 	n.start(n.pod("odd", []string{"vram"}, container("a", sleep, "vram")))

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/usage"
 )
 
-// stages are what happens until a pod's program runs, in this order. A plain pod has those without a claim.
+// stages lists the steps until a pod's program runs, in order. A plain pod has only those without a claim.
 var stages = []struct {
 	name  string
 	claim bool
@@ -38,8 +38,8 @@ var stages = []struct {
 	{"the program runs", false},
 }
 
-// startTimes compares how long pods take until their program runs: it writes when. The stages before are seen by whoever watches the API
-// server, and the enforcer's events say when it made a pool and a slice.
+// startTimes compares the start times of pods with and without a claim. The program prints the time; the times of earlier stages
+// come from watches of the API server and from the enforcer's events.
 func startTimes(n *node) {
 	n.template("vram", request("gpu", "2Gi"))
 	times := make(map[string][]time.Duration) // by kind, and by stage and kind
@@ -90,10 +90,10 @@ func startTimes(n *node) {
 	}
 }
 
-// sight is when the API server told that a pod was bound, and its claim made and allocated.
+// sight holds the times at which a pod was bound, and its claim created and allocated.
 type sight struct{ bound, made, allocated time.Time }
 
-// watch watches a pod and the claim that is made for it until the returned function is called.
+// watch watches a pod and its generated claim until seen is called.
 func (n *node) watch(pod string) (seen func() sight) {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -130,7 +130,7 @@ func (n *node) watch(pod string) (seen func() sight) {
 	}
 }
 
-// stages are when a pod had those before the last.
+// stages returns the times of a pod's stages before the last.
 func (n *node) stages(s sight, pod string, claimed bool) []time.Time {
 	n.t.Helper()
 	at := []time.Time{s.made, s.allocated, s.bound, {}, {}}
@@ -151,10 +151,10 @@ func (n *node) stages(s sight, pod string, claimed bool) []time.Time {
 	return at
 }
 
-// parts are those of a process's memory: its own, and of its program's file, which is the kernel's to take back.
+// parts matches a process's anonymous memory and its file pages, which the kernel can reclaim.
 var parts = regexp.MustCompile(`Rss(Anon|File):.*`)
 
-// driverCosts: what it has in memory, and computes while nothing happens.
+// driverCosts measures the driver's resident memory and its CPU time while idle.
 func driverCosts(n *node) {
 	const watched = 20 * time.Second
 	before := n.driverUses()

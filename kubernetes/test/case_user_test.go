@@ -55,7 +55,7 @@ func namespaceBounds(n *node) {
 	}
 }
 
-// forged is what a pod can write to have more, or another's.
+// forged lists annotations by which a pod may try to get more memory, or another's.
 var forged = map[string]string{
 	"cdi.k8s.io/x": "nvidia.com/gpu=1", "cdi.k8s.io/y": "gpuslice.io/vram=x", "gpuslice.vram": "40G", "gpuslice.pool": "other",
 }
@@ -84,7 +84,7 @@ func runtimeClass(n *node) {
 		p.Spec.RuntimeClassName = ptr.To("gpuslice")
 		p.Annotations = map[string]string{key: value}
 		n.create(p)
-		// As docs/use/kubernetes.md has it.
+		// As documented in docs/use/kubernetes.md.
 		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
 	}
 	c, err := n.claimOf("both")
@@ -96,7 +96,7 @@ func runtimeClass(n *node) {
 	n.told("stranger", fmt.Sprintf("there is no pool dra-%s-0", c.UID))
 }
 
-// runtimeClassBeside: of claim and annotation the smaller holds.
+// runtimeClassBeside: the smaller of claim and annotation applies.
 func runtimeClassBeside(n *node) {
 	_, err := n.plane.Kubectl("", "apply", "-f", "../deploy/aliases/runtimeclass.yaml")
 	n.Must(err)
@@ -114,8 +114,8 @@ func runtimeClassBeside(n *node) {
 	n.refused("smaller", "a", gib+gib/2)
 }
 
-// fromElsewhere: pods as HAMi and NVIDIA's toolkit have them, init containers and sidecars too. No device plugin is here: the cards' driver
-// comes by volumes.
+// fromElsewhere runs pods written for HAMi and NVIDIA's toolkit, with init containers and sidecars. Volumes replace the device
+// plugin.
 func fromElsewhere(n *node) {
 	_, err := n.plane.Kubectl("", "apply", "-k", "../deploy/aliases")
 	n.Must(err)
@@ -146,7 +146,7 @@ func fromElsewhere(n *node) {
 		n.wrote(name, "before", holds(gib, 2*gib))
 		n.wrote(name, "main", holds(gib, 2*gib))
 		n.refused(name, "main", gib)
-		out, err := n.exec(name, "beside", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824 || true") // each by itself
+		out, err := n.exec(name, "beside", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824 || true") // each separately
 		if err != nil || !strings.Contains(out, holds(gib, 2*gib)) {
 			n.t.Errorf("the sidecar of pod %s: %q, %v", name, out, err)
 		}
@@ -154,7 +154,7 @@ func fromElsewhere(n *node) {
 	}
 }
 
-// withCards gives a pod's containers what NVIDIA's toolkit would.
+// withCards adds the files that NVIDIA's toolkit would.
 func (n *node) withCards(p *corev1.Pod) {
 	for name, dir := range map[string]string{"fakecuda": filepath.Join(n.Bin, "fakecuda"), "fake": n.in("fake"), "demo": filepath.Join(n.Bin, "demo")} {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
@@ -169,7 +169,6 @@ func (n *node) withCards(p *corev1.Pod) {
 	}
 }
 
-// label sets one of the case's namespace.
 func (n *node) label(key, value string) {
 	n.t.Helper()
 	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
@@ -177,7 +176,7 @@ func (n *node) label(key, value string) {
 	n.Must(err)
 }
 
-// adminAccess: a device is a quota, and there is none to watch over.
+// adminAccess is rejected: a device is a quota and cannot be monitored.
 func adminAccess(n *node) {
 	n.label("resource.kubernetes.io/admin-access", "true")
 	r := request("gpu", "")
@@ -187,7 +186,6 @@ func adminAccess(n *node) {
 	n.told("admin", "asks for adminAccess, which is not accepted")
 }
 
-// configured is a request with a configuration of this driver.
 func (n *node) configured(parameters map[string]string, r resourceapi.DeviceRequest) resourceapi.DeviceClaim {
 	n.t.Helper()
 	parameters["apiVersion"], parameters["kind"] = "gpuslice.io/v1", "ClaimConfig"
@@ -201,7 +199,7 @@ func (n *node) configured(parameters map[string]string, r resourceapi.DeviceRequ
 	}
 }
 
-// ttl: each container has its time from its own start.
+// ttl: each container's time begins at its start.
 func ttl(n *node) {
 	n.Must(n.tryTemplate("vram", n.configured(map[string]string{"ttl": "10s"}, request("gpu", "2Gi"))))
 	n.start(n.pod("short", []string{"vram"}, container("a", hog(gib), "vram")))
@@ -215,7 +213,7 @@ func ttl(n *node) {
 	})
 }
 
-// refusedConfiguration: by the policy when it is written, and by the driver if it was written before the policy was there.
+// refusedConfiguration is rejected by the policy, and by the driver if it was written before the policy.
 func refusedConfiguration(n *node) {
 	configured := n.configured(map[string]string{"ttl": "soon"}, request("gpu", "2Gi"))
 	if err := n.tryTemplate("vram", configured); err == nil || !strings.Contains(err.Error(), "a ttl from 1s to 876000h is accepted") {

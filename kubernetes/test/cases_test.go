@@ -6,7 +6,7 @@ package test
 
 import "testing"
 
-// cases are tried one after the other on one node.
+// cases run one after the other on the same node.
 var cases = []struct {
 	name string
 	run  func(n *node)
@@ -45,7 +45,7 @@ var cases = []struct {
 	{"an upgrade of gpusliced and driver in pods leaves what runs as it is", inPods(upgradedInPods)},
 	{"a pod with a claim starts as a plain one does", startTimes},
 	{"the driver is small and idle", driverCosts},
-	// From here on the node has CRI-O.
+	// The following cases run with CRI-O.
 	{"under CRI-O one claim is a quota that its pod keeps", underCRIO(oneClaim)},
 	{"under CRI-O two containers share the quota of a claim", underCRIO(twoContainersShare)},
 	{"under CRI-O a container has two requests on two cards", underCRIO(twoRequestsInAContainer)},

@@ -19,7 +19,7 @@ import (
 
 const crioSocket = "/run/crio/crio.sock"
 
-// underCRIO is a case on a node with CRI-O, which it has from the first of them on.
+// underCRIO runs a case with CRI-O. The first such case changes the node's runtime.
 func underCRIO(run func(n *node)) func(n *node) {
 	return func(n *node) {
 		if n.crio == nil {
@@ -29,7 +29,6 @@ func underCRIO(run func(n *node)) func(n *node) {
 	}
 }
 
-// becomeCRIO gives the kubelet another runtime, as who drains a node and changes it does.
 func (n *node) becomeCRIO() {
 	n.t.Helper()
 	n.kubelet.Stop(unix.SIGTERM)
@@ -69,7 +68,8 @@ func (n *node) becomeCRIO() {
 	n.kubelet.Start()
 }
 
-// hideHugetlb: with cgroups of version 1 CRI-O takes a controller that the kernel has for one that is mounted, and the kubelet sets limits of huge pages.
+// hideHugetlb hides a controller: with cgroup v1 CRI-O assumes that all controllers of the kernel are mounted, and the kubelet
+// sets limits of huge pages.
 func (n *node) hideHugetlb() {
 	n.t.Helper()
 	const file = "/proc/cgroups"

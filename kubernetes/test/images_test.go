@@ -16,17 +16,16 @@ import (
 
 const containerfile = "../deploy/Containerfile"
 
-// stage is one of the Containerfile's images.
 type stage struct {
 	base       string
-	copies     [][]string // sources, below the project's root, and the directory in the image
+	copies     [][]string // sources below the project's root, and the directory in the image
 	entrypoint []string
 }
 
-// bases are what the suite has for the images that a Containerfile begins with. An empty one begins with nothing.
+// bases maps a Containerfile's base images to the suite's archives; "" is an empty image.
 var bases = map[string]string{"debian:bookworm-slim": "debian.tar", "scratch": ""}
 
-// imageStages reads the Containerfile. An instruction that it has besides those that are there today is to be understood here first.
+// imageStages parses the Containerfile. It knows only the instructions used there.
 func (n *node) imageStages() map[string]*stage {
 	n.t.Helper()
 	text, err := os.ReadFile(containerfile)
@@ -50,7 +49,7 @@ func (n *node) imageStages() map[string]*stage {
 	return all
 }
 
-// build makes an image as the Containerfile says. Of its files those named come from elsewhere.
+// build builds an image of the Containerfile. instead replaces some of its files.
 func (n *node) build(target, ref string, instead map[string]string) {
 	n.t.Helper()
 	s := n.imageStages()[target]

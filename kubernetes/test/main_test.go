@@ -22,8 +22,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// The suite is three processes of one program. The first makes the namespaces and is the one that is left when they end: whatever ends the
-// suite, the kernel kills what runs there, and the mounts and interfaces are gone. The second is the namespaces' init. The third tests.
+// The suite runs as three processes of one program. The first creates the namespaces and stays outside. The second is their init:
+// when it ends, the kernel kills all processes there and removes mounts and interfaces. The third runs the tests.
 const (
 	roleVariable = "GPUSLICE_CLUSTER_ROLE"
 	roleInit     = "init"
@@ -31,12 +31,12 @@ const (
 	dirVariable  = "GPUSLICE_CLUSTER_DIR"
 )
 
-// dirPrefix begins the directory of a suite, which has all that it writes. The first process's id follows. Its last element also names the
-// cgroup of its pods.
+// dirPrefix begins the directory of a suite's files; the first process's ID follows. Its last element also names the pods'
+// cgroup.
 const dirPrefix = "/tmp/gpuslice-cluster-"
 
-// The node's addresses, both on the loopback interface: its own, for which a kubelet takes none of a loopback network, and that of the API
-// server's service, where pods look for it.
+// Addresses of the node on the loopback interface: its own, which must not be one of a loopback network for the kubelet, and that
+// of the API server's service.
 const (
 	nodeAddress    = "192.0.2.1"
 	serviceAddress = "10.96.0.1"
@@ -65,13 +65,13 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// enclose runs the suite in namespaces of its own, and removes what it left outside of them.
+// enclose runs the suite in new namespaces and removes its remains outside of them.
 func enclose() (status int, err error) {
 	old, err := filepath.Glob(dirPrefix + "*")
 	if err != nil {
 		return 0, err
 	}
-	for _, dir := range old { // of a suite that was killed
+	for _, dir := range old { // of a killed suite
 		if pid, err := strconv.Atoi(strings.TrimPrefix(dir, dirPrefix)); err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			if err := sweep(dir); err != nil {
 				return 0, err
@@ -110,7 +110,7 @@ func enclose() (status int, err error) {
 	return 0, err
 }
 
-// beInit prepares the namespaces, starts the tests, and waits for all whose parents have ended.
+// beInit prepares the namespaces, starts the tests, and reaps orphaned processes.
 func beInit() (int, error) {
 	if err := prepare(os.Getenv(dirVariable)); err != nil {
 		return 0, err
@@ -137,8 +137,8 @@ func beInit() (int, error) {
 	}
 }
 
-// prepare makes a host of its own of the namespaces: what is written below /etc, /opt, /run, /tmp and /var is written there, and what the
-// kubelet would set in the kernel is a file.
+// prepare makes the namespaces a separate host: /etc, /opt, /run, /tmp and /var are private, and the kernel settings that the
+// kubelet changes are files.
 func prepare(dir string) error {
 	mount := func(source, target, kind string, flags uintptr, data string) error {
 		if err := unix.Mount(source, target, kind, flags, data); err != nil {
@@ -148,7 +148,7 @@ func prepare(dir string) error {
 	}
 	all := []error{
 		mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-		mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""), // as systemd has it: what is mounted later is seen in pods that have a host path
+		mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""), // as with systemd, so that pods with a host path see later mounts
 		mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		mount("none", "/mnt", "tmpfs", 0, ""),
 		mount("none", "/run", "tmpfs", 0, "mode=755"),
@@ -168,14 +168,14 @@ func prepare(dir string) error {
 		return errors.Join(append(all, err)...)
 	}
 	for _, needed := range []string{wd, os.Getenv("HOME"), os.Getenv("XDG_CACHE_HOME"), os.Getenv("GPUSLICE_ENGINES")} {
-		if strings.HasPrefix(needed, "/tmp/") { // then the project itself is there, or the programs of the cluster are
+		if strings.HasPrefix(needed, "/tmp/") { // needed below /tmp, so /tmp is not replaced
 			return errors.Join(all...)
 		}
 	}
 	return errors.Join(append(all, mount(filepath.Join(dir, "tmp"), "/tmp", "", unix.MS_BIND, ""), os.Chmod("/tmp", 0o1777))...)
 }
 
-// network has the one interface that a network namespace begins with.
+// network configures the loopback interface, the only one.
 func network() error {
 	for _, words := range []string{"link set lo up", "address add " + nodeAddress + "/32 dev lo", "address add " + serviceAddress + "/32 dev lo"} {
 		if out, err := exec.Command("ip", strings.Fields(words)...).CombinedOutput(); err != nil {
@@ -185,7 +185,7 @@ func network() error {
 	return nil
 }
 
-// hierarchies are the roots of all cgroups: of version 2, and of version 1 where there is one.
+// hierarchies returns the roots of cgroup version 2, or else of version 1.
 func hierarchies() (roots []string) {
 	for _, pattern := range []string{"/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/*/cgroup.procs"} {
 		files, _ := filepath.Glob(pattern)
@@ -199,14 +199,13 @@ func hierarchies() (roots []string) {
 	return roots
 }
 
-// makeCgroups makes the one that has the pods, in each hierarchy.
 func makeCgroups(name string) error {
 	for _, root := range hierarchies() {
 		dir := filepath.Join(root, name)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in version 1, and nothing can run then
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in version 1, so that no process can run
 			text, err := os.ReadFile(filepath.Join(root, file))
 			if err != nil || len(strings.TrimSpace(string(text))) == 0 {
 				continue
@@ -219,7 +218,7 @@ func makeCgroups(name string) error {
 	return nil
 }
 
-// sweep removes a suite's directory and cgroups. Whoever was there has been killed.
+// sweep removes the directory and the cgroups of a suite that has ended.
 func sweep(dir string) error {
 	for _, root := range hierarchies() {
 		var all []string
@@ -238,7 +237,7 @@ func sweep(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeCgroup waits for the kernel, which takes a while for those whom it killed.
+// removeCgroup removes a cgroup. It retries while killed processes remain.
 func removeCgroup(dir string) error {
 	for deadline := time.Now().Add(testhost.Patience); ; time.Sleep(20 * time.Millisecond) {
 		err := os.Remove(dir)

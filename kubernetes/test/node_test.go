@@ -2,11 +2,11 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package test tries the driver in a real cluster of one node: etcd, API server, scheduler, controller manager, kubelet, containerd and
-// runc, with gpusliced on two simulated cards. `make test-kubernetes` runs it; test/engines/build.sh builds the programs.
+// Package test runs the driver in a real cluster of one node: etcd, API server, scheduler, controller manager, kubelet,
+// containerd and runc, with gpusliced on two simulated cards. `make test-kubernetes` runs it; test/engines/build.sh builds the
+// programs.
 //
-// A case is a function and a line in the table in cases_test.go. It has a namespace of its own, and leaves no pool, slice or CDI
-// specification.
+// A case is a function and a line in cases_test.go. It has its own namespace and leaves no pool, slice or CDI specification.
 package test
 
 import (
@@ -38,21 +38,20 @@ import (
 
 const nodeName = "node-a"
 
-// patience is how long something may take that Kubernetes does by itself: it tries some things again only after a minute.
+// patience limits waits for Kubernetes, which retries some operations after a minute.
 const patience = 2 * time.Minute
 
-// node is a cluster with its one node.
 type node struct {
-	*testhost.Host // the node's: its Client is the enforcer's
+	*testhost.Host // of the node; its Client is the enforcer's
 	plane          *cluster.Cluster
-	kube           kubernetes.Interface // the admin's
+	kube           kubernetes.Interface // for the admin
 	suite          *testing.T
 	t              *testing.T // of the case
-	engines        string     // the directory of built programs
+	engines        string     // directory of the built programs
 	ns             string     // of the case
 
 	containerd, kubelet, driver *cluster.Daemon
-	crio                        *cluster.Daemon // nil: the kubelet has containerd
+	crio                        *cluster.Daemon // nil if the kubelet uses containerd
 }
 
 func newNode(t *testing.T) *node {
@@ -75,20 +74,17 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// hook is where the driver has the hook.
 func (n *node) hook() string { return n.in("gpuslice-hook") }
 
-// in is a path below the suite's directory.
 func (n *node) in(parts ...string) string {
 	return filepath.Join(append([]string{n.Dir}, parts...)...)
 }
 
-// engine is the path of a built program.
 func (n *node) engine(parts ...string) string {
 	return filepath.Join(append([]string{n.engines}, parts...)...)
 }
 
-// manifests applies what users apply, but for the DaemonSet: the driver is a process of the test.
+// manifests applies the base without the DaemonSet: the driver is a process of the test.
 func (n *node) manifests() {
 	n.t.Helper()
 	out, err := n.plane.Kubectl("", "kustomize", "../deploy/base")
@@ -151,7 +147,7 @@ root = %q
 	n.image(imageRef("pause"), n.engine("images", "busybox.tar"), testhost.ImageConfig{Cmd: []string{"/bin/sleep", "1000000"}})
 }
 
-// podNetwork is a network plugin: it leads a pod to its node, which has the API server, and the node to its pods.
+// podNetwork installs a network plugin that connects pods with their node, where the API server runs.
 func (n *node) podNetwork() {
 	n.t.Helper()
 	n.write("/etc/cni/net.d/pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "pods"}]}`)
@@ -178,12 +174,12 @@ else
 fi
 echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}], "ips": [{"interface": 0, "address": "'$address'"}]}'
 `
-	for _, name := range []string{"loopback", "pods"} { // a runtime asks the first for a pod's loopback interface
+	for _, name := range []string{"loopback", "pods"} { // runtimes use "loopback" for a pod's loopback interface
 		n.Must(os.Chmod(n.write("/opt/cni/bin/"+name, plugin, nodeAddress), 0o755))
 	}
 }
 
-// image has containerd know an image of one layer.
+// image imports an image of one layer into containerd.
 func (n *node) image(ref, layer string, runs testhost.ImageConfig) {
 	n.t.Helper()
 	file := n.in("image.tar")
@@ -194,7 +190,6 @@ func (n *node) image(ref, layer string, runs testhost.ImageConfig) {
 	n.Must(os.Remove(file))
 }
 
-// run starts a daemon that ends with the suite.
 func (n *node) run(d *cluster.Daemon) {
 	n.t.Helper()
 	d.Start()
@@ -207,7 +202,7 @@ const (
 )
 
 func (n *node) ctr(args ...string) ([]byte, error) {
-	if _, err := os.Stat(containerdSocket); err != nil { // it would wait ten seconds
+	if _, err := os.Stat(containerdSocket); err != nil { // it would wait for ten seconds
 		return nil, err
 	}
 	return exec.Command(n.engine("containerd-2", "ctr"), args...).CombinedOutput()
@@ -263,8 +258,7 @@ func dialTCP(address string) error {
 	return conn.Close()
 }
 
-// nvidia is the CDI specification that NVIDIA's tool writes, for the simulated driver, which is told by a variable what it would see by the
-// device nodes.
+// nvidia writes NVIDIA's CDI specification for the simulated driver, which finds its GPUs by a variable instead of device nodes.
 func (n *node) nvidia() {
 	n.t.Helper()
 	type object = map[string]any
@@ -297,7 +291,7 @@ func (n *node) nvidia() {
 	n.write("/etc/cdi/nvidia.json", "%s", spec)
 }
 
-// startDriver starts the driver as its account, whose token is the node's: it may write what is the node's only.
+// startDriver starts the driver with a token bound to the node, which permits writes for this node only.
 func (n *node) startDriver() {
 	n.t.Helper()
 	ctx := context.Background()
@@ -333,7 +327,6 @@ func (n *node) resourceSlices() []resourceapi.ResourceSlice {
 	return list.Items
 }
 
-// eventually waits for what Kubernetes does by itself.
 func (n *node) eventually(what string, is func() error) {
 	n.t.Helper()
 	var err error
@@ -345,7 +338,7 @@ func (n *node) eventually(what string, is func() error) {
 	n.t.Fatalf("after %v it is still not so that %s: %v", patience, what, err)
 }
 
-// left is what claims have on the node.
+// left returns an error if claims have pools, slices or specifications on the node.
 func (n *node) left() error {
 	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
@@ -373,7 +366,7 @@ func (n *node) left() error {
 	return nil
 }
 
-// of is the node for one case, in a namespace of its own.
+// of prepares the node for one case, with a new namespace.
 func (n *node) of(t *testing.T) {
 	t.Helper()
 	n.t, n.T = t, t

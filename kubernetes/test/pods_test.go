@@ -25,7 +25,7 @@ const (
 	gib   = 1 << 30
 )
 
-// quantities are those of a request; none, if it names no memory.
+// quantities returns the memory of a request, or nil if memory is "".
 func quantities(memory string) *resourceapi.CapacityRequirements {
 	if memory == "" {
 		return nil
@@ -37,7 +37,6 @@ func request(name, memory string) resourceapi.DeviceRequest {
 	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: quantities(memory)}}
 }
 
-// template makes a ResourceClaimTemplate.
 func (n *node) template(name string, requests ...resourceapi.DeviceRequest) {
 	n.t.Helper()
 	n.Must(n.tryTemplate(name, resourceapi.DeviceClaim{Requests: requests}))
@@ -51,7 +50,6 @@ func (n *node) tryTemplate(name string, devices resourceapi.DeviceClaim) error {
 	return err
 }
 
-// claim makes a ResourceClaim, for several pods.
 func (n *node) claim(name string, requests ...resourceapi.DeviceRequest) {
 	n.t.Helper()
 	n.Must(n.tryClaim(name, requests...))
@@ -64,15 +62,14 @@ func (n *node) tryClaim(name string, requests ...resourceapi.DeviceRequest) erro
 	return err
 }
 
-// hog is the command that takes memory and keeps it.
+// hog is a command that allocates device memory and keeps it.
 func hog(bytes int64) []string {
 	return []string{"/demo/cuda_hog", fmt.Sprint(bytes)}
 }
 
-// sleep is the command that takes none.
 var sleep = []string{"/bin/sleep", "3600"}
 
-// container is one whose claims are the pod's, "claim" or "claim/request".
+// container returns a container with claims of its pod, each "claim" or "claim/request".
 func container(name string, command []string, claims ...string) corev1.Container {
 	c := corev1.Container{Name: name, Image: imageRef("debian"), ImagePullPolicy: corev1.PullNever, Command: command}
 	for _, claim := range claims {
@@ -82,7 +79,7 @@ func container(name string, command []string, claims ...string) corev1.Container
 	return c
 }
 
-// pod is one whose containers use claims. Each claim is that of a template of the same name, or "name=claim" one that is there.
+// pod returns a pod with claims: "name" from the template of that name, or "name=claim" for an existing one.
 func (n *node) pod(name string, claims []string, containers ...corev1.Container) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
 		HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: ptr.To[int64](1),
@@ -101,7 +98,6 @@ func (n *node) pod(name string, claims []string, containers ...corev1.Container)
 	return p
 }
 
-// create makes a pod.
 func (n *node) create(p *corev1.Pod) {
 	n.t.Helper()
 	_, err := n.kube.CoreV1().Pods(n.ns).Create(context.Background(), p, metav1.CreateOptions{})
@@ -112,7 +108,6 @@ func (n *node) getPod(name string) (*corev1.Pod, error) {
 	return n.kube.CoreV1().Pods(n.ns).Get(context.Background(), name, metav1.GetOptions{})
 }
 
-// running waits until all containers of a pod run.
 func (n *node) running(name string) {
 	n.t.Helper()
 	n.eventually("pod "+name+" runs", func() error {
@@ -132,7 +127,7 @@ func (n *node) running(name string) {
 	})
 }
 
-// ended waits until a container of a pod did not start, and the pod's status says why with all of the words.
+// ended waits until a container of a pod failed to start with a message that contains all words.
 func (n *node) ended(name string, words ...string) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("pod %s says %q", name, words), func() error {
@@ -151,14 +146,12 @@ func (n *node) ended(name string, words ...string) {
 	})
 }
 
-// start makes a pod and waits until it runs.
 func (n *node) start(p *corev1.Pod) {
 	n.t.Helper()
 	n.create(p)
 	n.running(p.Name)
 }
 
-// delete deletes a pod and waits until it is gone.
 func (n *node) delete(name string) {
 	n.t.Helper()
 	n.Must(n.kube.CoreV1().Pods(n.ns).Delete(context.Background(), name, metav1.DeleteOptions{}))
@@ -179,7 +172,7 @@ func (n *node) gone(name string) {
 	})
 }
 
-// events are what `kubectl describe` shows of a pod.
+// events returns the events that `kubectl describe` shows for a pod.
 func (n *node) events(pod string) string {
 	list, err := n.kube.CoreV1().Events(n.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 	if err != nil {
@@ -192,7 +185,7 @@ func (n *node) events(pod string) string {
 	return strings.Join(all, "; ")
 }
 
-// told waits until an event of a pod has a text.
+// told waits until an event of a pod contains text.
 func (n *node) told(pod, text string) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("pod %s is told %q", pod, text), func() error {
@@ -203,13 +196,12 @@ func (n *node) told(pod, text string) {
 	})
 }
 
-// logs are what a container has written.
 func (n *node) logs(pod, container string) (string, error) {
 	text, err := n.kube.CoreV1().Pods(n.ns).GetLogs(pod, &corev1.PodLogOptions{Container: container}).DoRaw(context.Background())
 	return string(text), err
 }
 
-// wrote waits until a container has written a text.
+// wrote waits until the output of a container contains text.
 func (n *node) wrote(pod, container, text string) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("%s of pod %s has written %q", container, pod, text), func() error {
@@ -221,12 +213,11 @@ func (n *node) wrote(pod, container, text string) {
 	})
 }
 
-// exec runs a command in a container and returns what it wrote.
 func (n *node) exec(pod, container string, command ...string) (string, error) {
 	return n.plane.Kubectl("", append([]string{"--namespace=" + n.ns, "exec", pod, "--container=" + container, "--"}, command...)...)
 }
 
-// health waits until a pod's status says so of its claim's devices.
+// health waits until a pod's status reports the health of its devices as want.
 func (n *node) health(pod string, want corev1.ResourceHealthStatus) {
 	n.t.Helper()
 	n.eventually(fmt.Sprintf("the devices of pod %s are %s", pod, want), func() error {
@@ -245,10 +236,10 @@ func (n *node) health(pod string, want corev1.ResourceHealthStatus) {
 	})
 }
 
-// holds is the line of a program that has taken memory and sees a quota.
+// holds is hog's output.
 func holds(bytes, quota uint64) string { return fmt.Sprintf("holds %d of %d", bytes, quota) }
 
-// sees fails unless a program in a container sees a card of that size.
+// sees fails unless a container sees a card of that size.
 func (n *node) sees(pod, container string, quota uint64) {
 	n.t.Helper()
 	out, err := n.exec(pod, container, hog(0)...)
@@ -257,7 +248,7 @@ func (n *node) sees(pod, container string, quota uint64) {
 	}
 }
 
-// refused fails unless a program in a container is refused so much memory.
+// refused fails unless a container is refused that much memory.
 func (n *node) refused(pod, container string, bytes int64) {
 	n.t.Helper()
 	out, err := n.exec(pod, container, hog(bytes)...)
@@ -266,7 +257,6 @@ func (n *node) refused(pod, container string, bytes int64) {
 	}
 }
 
-// claimOf is the one claim of a pod.
 func (n *node) claimOf(pod string) (*resourceapi.ResourceClaim, error) {
 	p, err := n.getPod(pod)
 	if err != nil || len(p.Status.ResourceClaimStatuses) != 1 {
@@ -275,7 +265,7 @@ func (n *node) claimOf(pod string) (*resourceapi.ResourceClaim, error) {
 	return n.kube.ResourceV1().ResourceClaims(n.ns).Get(context.Background(), *p.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
 }
 
-// used is what the pool of a claim's nth request has and uses of its first device.
+// used returns the limit and the usage of a claim's nth request on its first device.
 func (n *node) used(pod string, index int) (limit, used uint64) {
 	n.t.Helper()
 	c, err := n.claimOf(pod)
@@ -285,14 +275,14 @@ func (n *node) used(pod string, index int) (limit, used uint64) {
 	return pool.Devices[0].Limit, pool.Devices[0].Used
 }
 
-// clean ends what a case began, and fails unless nothing is left of it on the node.
+// clean deletes the case's pods and namespace. It fails if claims have left something on the node.
 func (n *node) clean() {
 	n.t.Helper()
 	n.empty()
 	n.Must(n.kube.CoreV1().Namespaces().Delete(context.Background(), n.ns, metav1.DeleteOptions{}))
 }
 
-// empty ends the case's pods.
+// empty deletes the case's pods and waits until the node has nothing of claims.
 func (n *node) empty() {
 	n.t.Helper()
 	ctx := context.Background()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-dra is gpuslice's driver for Kubernetes' dynamic resource allocation, one on each node: docs/use/kubernetes.md.
+// Gpuslice-dra is gpuslice's driver for Kubernetes' dynamic resource allocation. One runs on each node: docs/use/kubernetes.md.
 package main
 
 import (
@@ -42,11 +42,11 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/plugin"
 )
 
-// collectEvery is how often claims are looked for that went without being given back. There is hardly ever one.
+// collectEvery is the interval of the search for abandoned claims.
 const collectEvery = 30 * time.Minute
 
-// usedEvery bounds the writes of what claims use: a node's kubelet renews its lease as often. It is less than the time between two
-// questions to the enforcer, which give the figures.
+// usedEvery is the minimum time between writes of claims' usage, about as often as a kubelet renews its node's lease. It is less
+// than the interval at which the enforcer is polled for the figures.
 const usedEvery = 8 * time.Second
 
 type options struct {
@@ -177,7 +177,6 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	return nil
 }
 
-// published are the devices that an earlier driver told the scheduler of.
 func published(ctx context.Context, kube kubernetes.Interface, node string) (devices []resourceapi.Device, err error) {
 	list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + node + "," + resourceapi.ResourceSliceSelectorDriver + "=" + config.Driver,
@@ -191,10 +190,10 @@ func published(ctx context.Context, kube kubernetes.Interface, node string) (dev
 	return devices, nil
 }
 
-// preparedHere finds the claim of a UID by its file.
+// preparedHere returns a function that finds a prepared claim's namespace and name by UID.
 func preparedHere(w *cdi.Writer) func(types.UID) (string, string, bool) {
 	return func(uid types.UID) (string, string, bool) {
-		claims, _ := w.List() // what cannot be listed is not found
+		claims, _ := w.List() // a claim that cannot be listed is not found
 		i := slices.IndexFunc(claims, func(c cdi.Claim) bool { return c.UID == uid && c.Name != "" })
 		if i < 0 {
 			return "", "", false
@@ -203,7 +202,6 @@ func preparedHere(w *cdi.Writer) func(types.UID) (string, string, bool) {
 	}
 }
 
-// serve opens the addresses that were asked for.
 func serve(ctx context.Context, o options, registry, data string, numbers *prometheus.Registry, fail context.CancelCauseFunc) error {
 	if o.live != "" {
 		l, err := net.Listen("tcp", o.live)

@@ -2,7 +2,8 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chart holds the Helm chart to the kustomizations that it is made from, by the real kustomize, Helm and API server.
+// Package chart compares the Helm chart with the kustomizations from which it is generated, with the real kustomize, Helm and API
+// server.
 package chart
 
 import (
@@ -26,7 +27,7 @@ import (
 
 const deploy = "../../deploy/"
 
-// run runs one of the programs in $PATH or of test/engines/build.sh's helm, and returns what it printed.
+// run runs a program from test/engines/build.sh's helm, or from $PATH, and returns its output.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := command(t, name, args...).Output()
@@ -41,11 +42,11 @@ func run(t *testing.T, name string, args ...string) string {
 func command(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(tools(t), name), args...)
-	cmd.Env = []string{"HOME=" + t.TempDir()} // caches and settings are not the user's
+	cmd.Env = []string{"HOME=" + t.TempDir()} // keep the user's caches and settings out
 	return cmd
 }
 
-// tools is the directory of helm and kustomize.
+// tools returns the directory of helm and kustomize.
 func tools(t *testing.T) string {
 	t.Helper()
 	return filepath.Join(cluster.Engines(t, "helm"), "helm")
@@ -81,10 +82,10 @@ func texts(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// digest is what kustomize and the chart add to a ConfigMap's name, each in its way.
+// digest matches a ConfigMap name with the suffix of kustomize or of the chart.
 var digest = regexp.MustCompile(`gpuslice-config-[0-9a-z]{10}`)
 
-// objects are those of several YAML documents, by kind and name.
+// objects parses YAML documents into objects by kind and name.
 func objects(t *testing.T, text string) map[string]any {
 	t.Helper()
 	all := make(map[string]any)
@@ -112,7 +113,7 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
-// TestTheChartGivesWhatTheKustomizationsGive for each of the ways to deploy. The namespace is Helm's affair.
+// Helm creates the namespace itself.
 func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 	for name, c := range map[string]struct {
 		kustomizations, values []string
@@ -134,7 +135,7 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 				maps.Copy(want, objects(t, run(t, "kustomize", "build", k)))
 			}
 			delete(want, "Namespace gpuslice")
-			if c.kustomizations[0] == "base" { // which leaves the driver's default
+			if c.kustomizations[0] == "base" { // base leaves the driver's default
 				addArgument(t, want["DaemonSet gpuslice-dra"], "--hook=/usr/local/bin/gpuslice-hook")
 			}
 			args := []string{"template", "release", deploy + "chart", "--namespace=gpuslice"}
@@ -156,7 +157,7 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 	}
 }
 
-// elastic is a directory with a kustomization of one of those that there are, with elastic claims.
+// elastic returns a directory with a kustomization that adds elastic claims to an existing one.
 func elastic(t *testing.T, base string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -193,7 +194,7 @@ func text(t *testing.T, o any) string {
 	return string(text)
 }
 
-// values are all of the chart's, each another than the default.
+// values sets each value of the chart to another than its default.
 const values = `
 images: {driver: registry.test/driver:1, gpusliced: registry.test/gpusliced:1}
 imagePullSecrets: [{name: pull}]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster starts Kubernetes' real control plane for tests: etcd, the API server, and if wanted the scheduler and the controller
-// manager, which test/engines/build.sh has built. They listen on 127.0.0.1 at ports of their own, unless told otherwise, and end with the
-// test or its process.
+// Package cluster starts Kubernetes' real control plane for tests: etcd, the API server, and optionally the scheduler and the
+// controller manager, built by test/engines/build.sh. They listen on free ports of 127.0.0.1 by default, and end with the test or
+// its process.
 package cluster
 
 import (
@@ -36,42 +36,42 @@ import (
 // Cluster is a control plane.
 type Cluster struct {
 	T      testing.TB
-	Dir    string               // of its own, below /tmp
-	Admin  *rest.Config         // of a member of system:masters
-	Client kubernetes.Interface // the admin's
+	Dir    string               // directory of its files
+	Admin  *rest.Config         // as a member of system:masters
+	Client kubernetes.Interface // for Admin
 
 	programs string
 	url      string
 	daemons  map[string]*Daemon
 }
 
-// Options of a cluster.
+// Options configure a cluster.
 type Options struct {
-	Dir        string   // where its files go; a new one that goes with the test, if it is empty
-	Address    string   // the API server's; one of 127.0.0.1, if it is empty
-	Controlled bool     // with scheduler and controller manager, and admission that has ServiceAccounts
-	Users      []User   // beside the admin
-	APIServer  []string // more of its flags
-	Scheduler  []string // likewise
-	Controller []string // likewise, of the controller manager
+	Dir        string   // directory of its files; if empty, a new one that is removed with the test
+	Address    string   // address of the API server; if empty, a free one of 127.0.0.1
+	Controlled bool     // with scheduler, controller manager, and the ServiceAccount admission plugin
+	Users      []User   // in addition to the admin
+	APIServer  []string // additional flags
+	Scheduler  []string // additional flags
+	Controller []string // additional flags of the controller manager
 }
 
-// User may call the API server with a token, as what its groups make of it.
+// User may call the API server with a token, with the rights of its groups.
 type User struct {
 	Name, Token string
 	Groups      []string
 }
 
-// startTime is how long a program may take to answer: on a machine with other work much longer than the second that it needs.
+// startTime limits a program's start. It takes a second, but much longer on a busy machine.
 const startTime = 2 * time.Minute
 
-// Programs is the directory of test/engines/build.sh's kubernetes, beside which are its others. It is built, if it is not there.
+// Programs returns the directory of test/engines/build.sh's kubernetes. It builds that and names, if absent.
 func Programs(t testing.TB, names ...string) string {
 	t.Helper()
 	return filepath.Join(Engines(t, append([]string{"kubernetes"}, names...)...), "kubernetes")
 }
 
-// Engines is the directory of what test/engines/build.sh builds. What is named is built, if it is not there.
+// Engines returns the directory in which test/engines/build.sh builds programs. It builds names, if absent.
 func Engines(t testing.TB, names ...string) string {
 	t.Helper()
 	root, err := os.Getwd()
@@ -98,7 +98,7 @@ func Engines(t testing.TB, names ...string) string {
 	return lines[len(lines)-1]
 }
 
-// Start starts a control plane, and returns when it answers.
+// Start starts a control plane and waits until it answers.
 func Start(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	c := &Cluster{T: t, Dir: o.Dir, programs: Programs(t), daemons: make(map[string]*Daemon)}
@@ -128,13 +128,12 @@ func (c *Cluster) path(parts ...string) string {
 	return filepath.Join(append([]string{c.Dir}, parts...)...)
 }
 
-// Program is the path of one of Kubernetes' programs.
+// Program returns the path of one of Kubernetes' programs.
 func (c *Cluster) Program(name string) string { return filepath.Join(c.programs, name) }
 
-// Daemon is one that the cluster has, by its program's name.
+// Daemon returns a daemon of the cluster by the name of its program.
 func (c *Cluster) Daemon(name string) *Daemon { return c.daemons[name] }
 
-// run starts a daemon that the cluster has from now on.
 func (c *Cluster) run(name string, ready func() error, args ...string) {
 	c.T.Helper()
 	d := &Daemon{T: c.T, Name: name, Ready: ready, Command: append([]string{c.Program(name)}, args...), Dir: c.Dir}
@@ -181,7 +180,7 @@ func (c *Cluster) startAPIServer(o Options) {
 		"--enable-admission-plugins=NodeRestriction", "--token-auth-file=" + c.path("certs", "tokens.csv"), "--allow-privileged=true",
 		"--kubelet-preferred-address-types=InternalIP",
 	}
-	if !o.Controlled { // nobody makes the accounts that pods have
+	if !o.Controlled { // without the controller no accounts are created
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	c.run("kube-apiserver", func() error {
@@ -207,12 +206,12 @@ func (c *Cluster) startControllers(o Options) {
 	}
 }
 
-// Config is how the owner of a token calls the API server.
+// Config returns a configuration to call the API server with a token.
 func (c *Cluster) Config(token string) *rest.Config {
 	return &rest.Config{Host: c.url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
 }
 
-// Kubeconfig writes a file of that name for programs that call the API server with a token, and returns its path.
+// Kubeconfig writes the kubeconfig file name with a token and returns its path.
 func (c *Cluster) Kubeconfig(name, token string) string {
 	c.T.Helper()
 	file := c.path(name + ".kubeconfig")
@@ -225,7 +224,7 @@ func (c *Cluster) Kubeconfig(name, token string) string {
 	return file
 }
 
-// Kubectl runs kubectl as the admin, with the text on its standard input.
+// Kubectl runs kubectl as the admin.
 func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
 	c.T.Helper()
 	cmd := exec.Command(c.Program("kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig("kubectl", c.Admin.BearerToken),
@@ -239,25 +238,25 @@ func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Daemon is a program that runs until it is ended. It does not outlive the test's process.
+// Daemon is a program that runs until stopped. It does not outlive the test's process.
 type Daemon struct {
 	T       testing.TB
 	Name    string
 	Command []string
 	Dir     string
-	Env     []string     // nil: the test's
-	Ready   func() error // whether it answers
+	Env     []string     // nil for the test's
+	Ready   func() error // returns nil if the daemon answers
 	Log     testhost.Output
 
 	command *exec.Cmd
 }
 
-// Start starts it, and returns when it answers.
+// Start starts the daemon and waits until it answers.
 func (d *Daemon) Start() {
 	d.T.Helper()
 	d.command = exec.Command(d.Command[0], d.Command[1:]...)
 	d.command.Dir, d.command.Env, d.command.Stdout, d.command.Stderr = d.Dir, d.Env, &d.Log, &d.Log
-	d.command.WaitDelay = time.Second // what it started holds its output open
+	d.command.WaitDelay = time.Second // its children hold the output open
 	d.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := d.command.Start(); err != nil {
 		d.T.Fatal(err)
@@ -271,17 +270,17 @@ func (d *Daemon) Start() {
 	}
 }
 
-// exited says whether a child has, and nobody has waited for it yet.
+// exited reports whether a child has exited and was not waited for.
 func exited(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, found := strings.Cut(string(text), ") ")
 	return err != nil || found && strings.HasPrefix(state, "Z")
 }
 
-// PID is the process's, while it runs.
+// PID returns the process ID of the running daemon.
 func (d *Daemon) PID() int { return d.command.Process.Pid }
 
-// Stop ends it by a signal, and by SIGKILL if that takes too long.
+// Stop stops the daemon with a signal, and with SIGKILL after a timeout.
 func (d *Daemon) Stop(sig os.Signal) {
 	if d.command == nil {
 		return
@@ -290,7 +289,7 @@ func (d *Daemon) Stop(sig os.Signal) {
 	d.command = nil
 }
 
-// End stops it at the test's end, and says what it said, if the test failed.
+// End stops the daemon. If the test failed, it logs the end of the daemon's output.
 func (d *Daemon) End() {
 	d.Stop(syscall.SIGTERM)
 	if d.T.Failed() {
@@ -303,7 +302,6 @@ func (d *Daemon) tail() string {
 	return text[max(0, len(text)-10000):]
 }
 
-// freeAddress has a port that nobody has now.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kubelet plays the API server, the kubelet and a container runtime's CDI for one gpuslice-dra, on a machine where there is no cluster:
+// Kubelet replaces the API server, the kubelet and a container runtime's CDI for one gpuslice-dra, without a cluster:
 //
 //	kubelet DIR GPUSLICE-DRA FLAG…
 //
-// starts the driver with its files below DIR and obeys lines of JSON on its standard input, with one line of answer each, until it is
-// closed. test/gpu/kubernetes.py runs it.
+// It starts the driver with its files below DIR, reads commands as lines of JSON from standard input, and answers each with one
+// line. test/gpu/kubernetes.py runs it.
 package main
 
 import (
@@ -51,10 +51,10 @@ const (
 	patience  = time.Minute
 )
 
-// order is a line of the input: one of prepare and unprepare, which name a claim, and inject, which names an OCI configuration.
+// order is a command: prepare or unprepare with the name of a claim, or inject with the path of an OCI configuration.
 type order struct {
 	Prepare, Unprepare, Inject string
-	Bytes                      int64    // of the claim, on the first device that is published
+	Bytes                      int64    // of the claim, on the first published device
 	IDs                        []string // of CDI devices
 }
 
@@ -145,7 +145,7 @@ func (k *kubelet) obey(o order) ([]string, error) {
 	return nil, errors.New("neither prepare nor unprepare nor inject")
 }
 
-// prepare makes a claim, allocates it as the scheduler would, and has the driver prepare it.
+// prepare creates a claim, allocates it as the scheduler does, and has the driver prepare it.
 func (k *kubelet) prepare(ctx context.Context, name string, bytes int64) ([]string, error) {
 	device, err := k.first(ctx)
 	if err != nil {
@@ -221,7 +221,7 @@ func (k *kubelet) inject(file string, ids []string) error {
 	return os.WriteFile(file, text, 0o644)
 }
 
-// server has as much of Kubernetes' API as the driver needs to publish devices and to read claims. What it lacks the driver logs.
+// server implements the part of Kubernetes' API that the driver needs. The driver logs failed calls of the rest.
 type server struct {
 	mu     sync.Mutex
 	slices map[string]*resourceapi.ResourceSlice
@@ -268,12 +268,12 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("GET "+slices, func(w http.ResponseWriter, r *http.Request) {
 		switch q := r.URL.Query(); {
 		case q.Get("sendInitialEvents") != "":
-			refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // then the client lists
+			refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid) // makes the client list instead
 		case strings.HasPrefix(q.Get("watch"), "t") || q.Get("watch") == "1":
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done() // nobody but the driver writes slices, and it knows what it wrote
+			<-r.Context().Done() // only the driver writes slices, so there are no other events
 		default:
 			s.list(w)
 		}
@@ -310,7 +310,7 @@ func (s *server) write(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return
 	}
-	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // clients write protocol buffers
+	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // clients send protocol buffers
 	slice, ok := object.(*resourceapi.ResourceSlice)
 	if err != nil || !ok {
 		refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
@@ -330,7 +330,7 @@ func (s *server) write(w http.ResponseWriter, r *http.Request) {
 
 func send(w http.ResponseWriter, object any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(object) // a client that has gone asks again
+	_ = json.NewEncoder(w).Encode(object) // a disconnected client retries
 }
 
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {

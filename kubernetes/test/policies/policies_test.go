@@ -2,7 +2,7 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policies tries the admission policies and the rights of kubernetes/deploy on a real API server.
+// Package policies tests the admission policies and the rights of kubernetes/deploy on a real API server.
 package policies
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
 )
 
-// inForce is how long a policy may take to be in force after it was written; it takes a second.
+// inForce limits the time until a new policy is in force; it takes a second.
 const inForce = 2 * time.Minute
 
 type site struct {
@@ -43,7 +43,7 @@ func (s site) must(err error) {
 	}
 }
 
-// until waits for a condition that the API server comes to by itself.
+// until waits for a condition that the API server reaches by itself.
 func (s site) until(what string, condition func() error) {
 	s.Helper()
 	deadline := time.Now().Add(inForce)
@@ -61,7 +61,7 @@ func (s site) namespace(name string, labels map[string]string) {
 	s.must(err)
 }
 
-// claim writes a claim, dry, and returns what was made of it.
+// claim creates a claim as a dry run and returns the admitted one.
 func (s site) claim(namespace, name, devices string) (*resourceapi.ResourceClaim, error) {
 	s.Helper()
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -76,7 +76,6 @@ func (s site) template(namespace, devices string) (*resourceapi.ResourceClaimTem
 	return s.Client.ResourceV1().ResourceClaimTemplates(namespace).Create(s.Context(), c, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
-// refused checks that it was, in these words.
 func refused(err error, words string) error {
 	switch {
 	case err == nil:
@@ -94,7 +93,6 @@ func request(memory string) string {
 	return `{requests: [{name: gpu, exactly: {deviceClassName: vram.gpuslice.io, capacity: {requests: {memory: ` + memory + `}}}}]}`
 }
 
-// TestPolicies has one API server for all.
 func TestPolicies(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{})
 	for _, dir := range []string{"base", "aliases"} {
@@ -159,7 +157,6 @@ func bounds(s site) {
 	})
 }
 
-// wrong reports an error and goes on.
 func (s site) wrong(err error, of string) {
 	s.Helper()
 	if err != nil {
@@ -211,7 +208,7 @@ func defaults(s site) {
 	s.wrong(refused(err, words), "a template")
 }
 
-// configuration compares the policy with what the driver says of the same.
+// configuration compares the policy with the driver's own check.
 func configuration(s site) {
 	const head = `"apiVersion":"gpuslice.io/v1","kind":"ClaimConfig"`
 	opaque := func(text string) resourceapi.DeviceConfiguration {
@@ -242,7 +239,7 @@ func configuration(s site) {
 		`{` + head + `,"elastic":null,"priority":null}`:             "",
 		`{` + head + `,"elastic":"true"}`:                           "elastic is true or false",
 		`{` + head + `,"elastic":1}`:                                "elastic is true or false",
-		`{` + head + `,"priority":-5}`:                              "", // and of a claim: below
+		`{` + head + `,"priority":-5}`:                              "", // different for a claim: below
 		`{` + head + `,"priority":-1001}`:                           "a priority from -1000 to 1000 is accepted",
 		`{` + head + `,"priority":1.5}`:                             "a priority from -1000 to 1000 is accepted",
 		`{` + head + `,"priority":"5"}`:                             "a priority from -1000 to 1000 is accepted",
@@ -270,7 +267,7 @@ func configuration(s site) {
 		`{` + head + `,"ttl":"99999d"}`:                             "a ttl from 1s to 876000h is accepted",
 		`{` + head + `,"ttl":"0d"}`:                                 "a ttl from 1s to 876000h is accepted",
 		`{` + head + `,"ttl":"d"}`:                                  "a ttl from 1s to 876000h is accepted",
-		`{` + head + `,"tenant":"physics"}`:                         "", // and of a claim: below
+		`{` + head + `,"tenant":"physics"}`:                         "", // different for a claim: below
 		`{` + head + `,"tenant":"a b"}`:                             "a tenant has 1 to 63 letters",
 		`{` + head + `,"tenant":""}`:                                "a tenant has 1 to 63 letters",
 		`{` + head + `,"tenant":"` + strings.Repeat("x", 64) + `"}`: "a tenant has 1 to 63 letters",
@@ -306,7 +303,7 @@ func configuration(s site) {
 	s.wrong(err, "another driver's")
 }
 
-// pod writes one of a namespace, dry, and returns what was made of it.
+// pod creates a pod as a dry run and returns the admitted one.
 func (s site) pod(namespace, text string) (*corev1.Pod, error) {
 	s.Helper()
 	p := &corev1.Pod{}
@@ -323,7 +320,7 @@ func (s site) pod(namespace, text string) (*corev1.Pod, error) {
 
 const gpumem = `spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}}}]}`
 
-// enabled is a namespace where pods are translated, or refused: those are two policies, of which one may be in force before the other.
+// enabled creates a namespace in which pods are translated or rejected. It waits for the two policies separately.
 func (s site) enabled(name string) {
 	s.Helper()
 	s.namespace(name, map[string]string{"gpuslice.io/aliases": "enabled"})
@@ -407,7 +404,7 @@ spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`: "the po
 spec: {runtimeClassName: gpuslice, containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "3000"}]}]}`: "the pod's annotations gpuslice.vram say something else",
 		`spec: {resourceClaims: [{name: vram, resourceClaimName: vram}], containers: [{resources: {limits: {nvidia.com/gpumem: 3000}, claims: [{name: vram}]}}]}`: "GPU memory is asked for in two ways",
 	} {
-		// The class must be there for the policy to be asked.
+		// The API server looks up the RuntimeClass before it calls the policy.
 		if strings.Contains(text, "nvidia, ") {
 			_, err := s.Kubectl(`{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}`, "apply", "-f", "-")
 			s.must(err)
@@ -423,7 +420,7 @@ spec: {runtimeClassName: gpuslice, containers: [{env: [{name: NVIDIA_GPU_MEMORY_
 	}
 }
 
-// aliasesInDebugging: a container that comes to a pod later is in the slice that the pod's annotation says.
+// aliasesInDebugging: a debug container belongs to the slice that the pod's annotation names.
 func aliasesInDebugging(s site) {
 	s.enabled("elsewhere-debugged")
 	pods := s.Client.CoreV1().Pods("elsewhere-debugged")
@@ -453,7 +450,7 @@ func aliasesInDebugging(s site) {
 
 const account = "system:serviceaccount:gpuslice:gpuslice-dra"
 
-// as is the driver on a node, as its token makes it; "" for one whose token names no node.
+// as returns a client with the rights of the driver on a node, or without a node for "".
 func (s site) as(node string) kubernetes.Interface {
 	s.Helper()
 	c := rest.CopyConfig(s.Admin)
@@ -499,7 +496,7 @@ func ownNode(s site) {
 	s.wrong(own.Delete(ctx, mine.Name, metav1.DeleteOptions{}), "its own")
 }
 
-// rights asks the authorizer for everything that the driver might do.
+// rights queries the authorizer about everything that the driver might do.
 func rights(s site) {
 	may := func(group, resource, sub, name, namespace, verb string) bool {
 		s.Helper()
@@ -550,7 +547,7 @@ func rights(s site) {
 	}
 }
 
-// claimStatus: the API server itself holds a driver to the claims of its own node.
+// claimStatus: the API server itself limits a driver to the claims of its own node.
 func claimStatus(s site) {
 	ctx := context.WithoutCancel(s.Context())
 	s.namespace("status", nil)

@@ -16,21 +16,21 @@ import (
 
 const (
 	gib = 1 << 30
-	// cardBytes is what may be given of each simulated card: an H100's 81,559 MiB less a reserve.
+	// cardBytes is the memory of a card available to claims: an H100's 81,559 MiB less a reserve.
 	cardBytes    = 79 * gib
 	cardsPerNode = 8
 )
 
-// grant is what an allocation gives of one card.
+// grant is the memory of one card in an allocation.
 type grant struct {
-	device string // its name in Kubernetes
+	device string // the device's name in Kubernetes
 	bytes  uint64
 }
 
-// cards are a node's, with the pools on them: an enforcer in memory, as package inventory asks it.
+// cards holds the cards and pools of a node. It implements package inventory's Enforcer.
 type cards struct {
 	mu     sync.Mutex
-	cards  []api.Device // Free is of its own for each answer
+	cards  []api.Device // Free is copied for each answer
 	free   map[string]uint64
 	pools  map[string]api.Pool
 	events chan api.Event
@@ -50,7 +50,7 @@ func newCards(node int) *cards {
 	return c
 }
 
-// prepare makes a claim's pools. It refuses what a card does not have.
+// prepare creates a claim's pools, if the cards have enough free memory.
 func (c *cards) prepare(claim string, grants []grant) error {
 	c.mu.Lock()
 	for i, g := range grants {
@@ -68,7 +68,6 @@ func (c *cards) prepare(claim string, grants []grant) error {
 	return nil
 }
 
-// unprepare takes a claim's pools back.
 func (c *cards) unprepare(claim string, grants []grant) {
 	c.mu.Lock()
 	for i, g := range grants {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scale tries the driver's part of a large cluster: the real etcd, API server, scheduler and controller manager, with nodes that
-// are simulated in one process. It shows that no card is ever given more than it has, how long pods wait, how well cards are packed by the
-// order in which devices are published, and how often ResourceSlices are written while pods start and end.
+// Package scale tests the driver's part of a large cluster: real etcd, API server, scheduler and controller manager, with nodes
+// simulated in one process. It checks that no card is overcommitted, and measures how long pods wait, how well the order of
+// published devices packs the cards, and how often ResourceSlices are written.
 //
-// A node is what the cluster sees of one: a Node with its lease, pods that become Running and Succeeded, claims that are prepared by
-// accounting on cards in memory, and ResourceSlices that package inventory publishes. It must never decide what is published or write a
-// ResourceSlice by other means than the driver's own, and it is no part of CI: a run takes minutes. `make scale` runs it.
+// A simulated node has a Node with a lease, pods that become Running and Succeeded, claims prepared on cards in memory, and
+// ResourceSlices. Only the driver's own code, package inventory, may publish these. A run takes minutes and is not part of CI.
+// `make scale` runs it.
 package scale

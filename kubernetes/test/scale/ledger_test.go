@@ -16,23 +16,21 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// card is one in the cluster.
 type card struct{ node, device string }
 
-// ledger adds up what allocations give of each card. It is told of every change of a claim in the order in which the API server made them,
-// so that no instant is left out.
+// ledger sums the allocations of each card. It receives all changes of claims in order, so it sees every state.
 type ledger struct {
 	claims map[string]map[card]uint64 // by UID
 	cards  map[card]uint64
-	most   uint64   // that a card ever had to give at once, bytes
-	over   []string // each time that a card had to give more than it has
+	most   uint64   // maximum of a card at any time, bytes
+	over   []string // each time that a card was overcommitted
 }
 
 func newLedger() *ledger {
 	return &ledger{claims: make(map[string]map[card]uint64), cards: make(map[card]uint64)}
 }
 
-// set is told what a claim has now: nothing, once it is not allocated or gone.
+// set records a claim's allocation, which is empty if the claim is gone or not allocated.
 func (l *ledger) set(uid, version string, has map[card]uint64) {
 	for c, bytes := range l.claims[uid] {
 		l.cards[c] -= bytes
@@ -54,7 +52,7 @@ func (l *ledger) set(uid, version string, has map[card]uint64) {
 	}
 }
 
-// allocated is what a claim's allocation gives.
+// allocated returns a claim's allocation by card.
 func allocated(claim *resourceapi.ResourceClaim) map[card]uint64 {
 	if claim.Status.Allocation == nil {
 		return nil
@@ -69,14 +67,14 @@ func allocated(claim *resourceapi.ResourceClaim) map[card]uint64 {
 	return has
 }
 
-// packing says on how many cards claims are, and on how many they could be.
+// packing compares the number of cards in use with lower numbers.
 type packing struct {
 	Claims  int     `json:"claims"`
-	Load    float64 `json:"load"`     // of all cards' memory
+	Load    float64 `json:"load"`     // fraction of all memory
 	Touched int     `json:"touched"`  // cards with a claim
-	OnNodes int     `json:"on_nodes"` // that best-fit decreasing touches, if each claim stays on its node
-	Best    int     `json:"best"`     // that best-fit decreasing touches in the cluster
-	Least   int     `json:"least"`    // below which no packing can be
+	OnNodes int     `json:"on_nodes"` // cards used by best-fit decreasing, with each claim on its node
+	Best    int     `json:"best"`     // cards used by best-fit decreasing in the cluster
+	Least   int     `json:"least"`    // lower bound of any packing
 }
 
 func (l *ledger) packing(cards int) packing {
@@ -99,7 +97,8 @@ func (l *ledger) packing(cards int) packing {
 	return p
 }
 
-// bestFitDecreasing is on how many cards it puts claims of these sizes: the largest first, each where least is left over.
+// bestFitDecreasing returns the number of cards for claims of these sizes, if each, the largest first, goes to the card with the
+// least memory left.
 func bestFitDecreasing(sizes []uint64) int {
 	sizes = slices.Clone(sizes)
 	slices.SortFunc(sizes, func(a, b uint64) int { return cmp.Compare(b, a) })
@@ -117,7 +116,7 @@ func bestFitDecreasing(sizes []uint64) int {
 	return len(free)
 }
 
-// leastCards is a number of cards below which claims of these sizes fit in no way: they have so many bytes, and no two above a half share one.
+// leastCards returns a lower bound of the cards for claims of these sizes, by their sum, and by the claims above half a card.
 func leastCards(sizes []uint64) int {
 	var sum uint64
 	var large int
@@ -134,7 +133,7 @@ func TestTheLedgerSeesACardThatIsOverForOneInstant(t *testing.T) {
 	l := newLedger()
 	a := card{"n", "gpu-0"}
 	l.set("1", "10", map[card]uint64{a: 60 * gib})
-	l.set("1", "11", map[card]uint64{a: 60 * gib}) // changed otherwise: it counts once
+	l.set("1", "11", map[card]uint64{a: 60 * gib}) // another change of the same allocation counts once
 	l.set("2", "12", map[card]uint64{{"n", "gpu-1"}: 60 * gib})
 	if len(l.over) != 0 {
 		t.Fatalf("no card is over: %v", l.over)
@@ -157,9 +156,9 @@ func TestBestFitDecreasingIsNeverBelowTheBound(t *testing.T) {
 		{nil, 0, 0},
 		{[]uint64{79}, 1, 1},
 		{[]uint64{10, 40, 39, 69}, 2, 2},
-		{[]uint64{40, 40, 40}, 3, 3},                 // by the halves
-		{[]uint64{50, 18, 30, 30, 28}, 2, 2},         // it finds what first fit in this order would not
-		{[]uint64{27, 27, 27, 27, 27, 27, 27}, 4, 3}, // two to a card, which bytes alone do not say
+		{[]uint64{40, 40, 40}, 3, 3},                 // by the number above a half
+		{[]uint64{50, 18, 30, 30, 28}, 2, 2},         // better than first fit in this order
+		{[]uint64{27, 27, 27, 27, 27, 27, 27}, 4, 3}, // two on each card, although the sum allows fewer cards
 	} {
 		for i := range c.sizes {
 			c.sizes[i] *= gib

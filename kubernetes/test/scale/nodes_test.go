@@ -26,20 +26,19 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
-// A kubelet renews its lease as often, and its node is not ready any more so long after the last time.
+// Interval of a kubelet's lease, and the time after which a node without one is not ready.
 const (
 	leaseEvery = 10 * time.Second
 	leaseTime  = 40 * time.Second
 )
 
-// node is a simulated one: its cards, and the driver's publisher over them.
 type node struct {
 	*cards
 	name  string
 	lease *coordination.Lease
 }
 
-// addNodes makes the nodes and starts their publishers and leases. It returns when all have published.
+// addNodes creates the nodes with publishers and leases, and waits until all have published.
 func (r *run) addNodes() {
 	r.T.Helper()
 	r.nodes = make(map[string]*node)
@@ -70,7 +69,7 @@ func (r *run) addNodes() {
 	})
 }
 
-// register is what a kubelet does when it starts.
+// register creates a node as a kubelet does at its start.
 func (r *run) register(n *node) error {
 	has := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("128"), corev1.ResourceMemory: resource.MustParse("2Ti"), corev1.ResourcePods: resource.MustParse("110"),
@@ -111,7 +110,7 @@ func (r *run) keepLease(n *node, first time.Duration) {
 	}
 }
 
-// publish runs the driver's publisher, whose writes the same controller makes as in the driver.
+// publish runs the driver's publisher with the controller that the driver uses.
 func (r *run) publish(n *node) {
 	var controller *resourceslice.Controller
 	p := &inventory.Publisher{
@@ -139,7 +138,7 @@ func (r *run) publish(n *node) {
 	}
 }
 
-// plain is the order of a driver that has none: the GPUs as the host numbers them.
+// plain sorts the devices by the host's index, as a driver without its own order does.
 func plain(p resourceslice.Pool) {
 	for _, s := range p.Slices {
 		slices.SortFunc(s.Devices, func(a, b resourceapi.Device) int {
@@ -148,7 +147,7 @@ func plain(p resourceslice.Pool) {
 	}
 }
 
-// written are the writes of ResourceSlices that the API server made.
+// written records the API server's writes of ResourceSlices.
 type written struct {
 	mu  sync.Mutex
 	all []time.Time
@@ -168,7 +167,6 @@ func (w *written) count() (writes, nodes int) {
 	return len(w.all), len(w.of)
 }
 
-// mostOfANode is how many writes a node ever made within a minute.
 func (w *written) mostOfANode() (most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -27,22 +27,21 @@ import (
 
 const namespace = "scale"
 
-// sizes are those of claims, in GiB, of which each is as likely as another.
+// sizes are the sizes of claims in GiB.
 var sizes = []int{2, 4, 6, 8, 10, 12, 16, 20, 24, 40}
 
 func template(size int) string { return fmt.Sprintf("vram-%dgi", size) }
 
-// pod is one that the run made.
 type pod struct {
 	name    string
 	created time.Time
 	bound   time.Time
 	node    *node
-	claim   string // its UID
+	claim   string // UID
 	grants  []grant
 }
 
-// pods are those that the run made and that have not ended.
+// pods holds the pods of the run that have not ended.
 type pods struct {
 	mu      sync.Mutex
 	made    int
@@ -72,7 +71,7 @@ func (r *run) addTemplates() {
 	})
 }
 
-// create makes the next pod, with a claim of a size of chance.
+// create creates the next pod with a claim of random size.
 func (r *run) create(chance *rand.Rand) {
 	size := sizes[chance.IntN(len(sizes))]
 	r.pods.mu.Lock()
@@ -98,7 +97,7 @@ func (r *run) create(chance *rand.Rand) {
 	})
 }
 
-// watchPods is the kubelets': a pod that is bound starts.
+// watchPods starts bound pods, as kubelets do.
 func (r *run) watchPods() {
 	r.T.Helper()
 	seen := func(object any) {
@@ -138,7 +137,7 @@ func (r *run) bound(object *corev1.Pod) {
 	})
 }
 
-// start is what the kubelet and the driver do with a pod that was bound.
+// start does the part of the kubelet and the driver for a bound pod.
 func (r *run) start(p *pod, claims []corev1.PodResourceClaimStatus) error {
 	if len(claims) != 1 || claims[0].ResourceClaimName == nil {
 		return fmt.Errorf("it was bound without a claim: %+v", claims)
@@ -184,7 +183,7 @@ func (r *run) phase(p *pod, phase corev1.PodPhase) error {
 	return err
 }
 
-// end ends one of the pods that run, by chance. It says whether there was one.
+// end ends a random running pod. It returns false if there is none.
 func (r *run) end(chance *rand.Rand) bool {
 	r.pods.mu.Lock()
 	defer r.pods.mu.Unlock()
@@ -197,7 +196,7 @@ func (r *run) end(chance *rand.Rand) bool {
 	delete(r.pods.all, p.name)
 	r.count(func(c *counts) { c.ended++ })
 	r.background.Go(func() {
-		// As the kubelet has it: the claim is given back before the pod is told to have ended.
+		// The kubelet too unprepares claims before the pod's phase is Succeeded.
 		p.node.unprepare(p.claim, p.grants)
 		err := r.phase(p, corev1.PodSucceeded)
 		if err == nil {

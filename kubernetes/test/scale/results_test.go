@@ -14,7 +14,6 @@ import (
 	"time"
 )
 
-// results are what a run says.
 type results struct {
 	Date       string `json:"date"`
 	Machine    string `json:"machine"`
@@ -29,27 +28,26 @@ type results struct {
 	Fill  part `json:"fill"`
 	Churn part `json:"churn"`
 
-	Over          int              `json:"over"`             // times that a card had to give more than it has
-	Most          float64          `json:"most"`             // of a card, that was given of one at once
-	WritesOfANode int              `json:"writes_of_a_node"` // of ResourceSlices within a minute, the most
+	Over          int              `json:"over"`             // times that a card was overcommitted
+	Most          float64          `json:"most"`             // maximum allocated fraction of a card
+	WritesOfANode int              `json:"writes_of_a_node"` // maximum number of ResourceSlice writes within a minute
 	Faults        int              `json:"faults"`
 	Usage         map[string]usage `json:"usage"`
 	Samples       []sample         `json:"samples"`
 }
 
-// part is one part of a run.
+// part holds the results of one part of a run.
 type part struct {
 	Seconds   float64 `json:"seconds"`
 	Bound     int     `json:"bound"` // pods
 	Ended     int     `json:"ended"`
-	PerSecond float64 `json:"per_second"` // pods that were bound
-	Median    float64 `json:"median_ms"`  // from a pod's making to its binding
+	PerSecond float64 `json:"per_second"` // pods bound per second
+	Median    float64 `json:"median_ms"`  // from creation to binding of a pod
 	P99       float64 `json:"p99_ms"`
 	Writes    int     `json:"writes"` // of ResourceSlices
 	Packing   packing `json:"packing"`
 }
 
-// sample is a moment.
 type sample struct {
 	Seconds float64 `json:"seconds"`
 	Bound   int     `json:"bound"`
@@ -57,7 +55,6 @@ type sample struct {
 	packing
 }
 
-// usage is what a program used until the end.
 type usage struct {
 	CPU float64 `json:"cpu_seconds"`
 	RSS float64 `json:"rss_mib"`
@@ -73,7 +70,7 @@ func (r *run) results() results {
 	}
 }
 
-// machine says what the run had.
+// machine describes the machine of the run.
 func machine() string {
 	model, memory := "unknown processor", 0
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -87,7 +84,6 @@ func machine() string {
 	return fmt.Sprintf("%d CPUs of %s, %d GiB", runtime.NumCPU(), model, memory>>20)
 }
 
-// part does one part of the run and says what came of it.
 func (r *run) part(do func(*rand.Rand)) (p part) {
 	r.T.Helper()
 	r.count(func(c *counts) { *c = counts{} })
@@ -105,7 +101,7 @@ func (r *run) part(do func(*rand.Rand)) (p part) {
 	return p
 }
 
-// sample looks now and then, until what it returns is called.
+// sample takes samples until stop is called.
 func (r *run) sample(begin time.Time, into *results) (stop func()) {
 	ended, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -115,7 +111,7 @@ func (r *run) sample(begin time.Time, into *results) (stop func()) {
 			s := sample{Seconds: time.Since(begin).Seconds()}
 			s.Writes, _ = r.slices.count()
 			r.count(func(c *counts) {
-				if c.bound < last { // the other part has begun
+				if c.bound < last { // the second part has begun
 					bound, last = bound+last, 0
 				}
 				last = c.bound
@@ -132,7 +128,7 @@ func (r *run) sample(begin time.Time, into *results) (stop func()) {
 	return func() { close(ended); <-done }
 }
 
-// usage reads what the programs used, and this one.
+// usage records the usage of the cluster's programs and of this process.
 func (r *run) usage(into *results) {
 	into.Usage["simulated nodes"] = used(os.Getpid())
 	for _, name := range []string{"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"} {

@@ -45,7 +45,6 @@ var (
 	out      = flag.String("out", "", "`FILE` for the results, as JSON; below the directory of this package, unless its path begins with /")
 )
 
-// run is a cluster at work.
 type run struct {
 	*cluster.Cluster
 	ctx        context.Context
@@ -54,16 +53,15 @@ type run struct {
 	slices     written
 	pods       pods
 
-	mu     sync.Mutex // of what follows
+	mu     sync.Mutex // protects the fields below
 	ledger *ledger
 	counts counts
 	faults []string
 }
 
-// counts are of one part of the run.
 type counts struct {
 	waiting, bound, ended int
-	waits                 []time.Duration // from a pod's making to its binding
+	waits                 []time.Duration // from creation to binding of a pod
 }
 
 func (r *run) count(f func(*counts)) {
@@ -72,7 +70,7 @@ func (r *run) count(f func(*counts)) {
 	f(&r.counts)
 }
 
-// fault is something that must not happen. The run goes on, and fails.
+// fault records a violation. The run continues and fails at its end.
 func (r *run) fault(format string, args ...any) {
 	if r.ctx.Err() != nil {
 		return
@@ -102,7 +100,7 @@ func (r *run) eventually(what string, limit time.Duration, is func() error) {
 	}
 }
 
-// each does so with all, so many at once.
+// each calls do for all elements, up to at of them concurrently.
 func each[T any](all []T, at int, do func(T)) {
 	var group sync.WaitGroup
 	turns := make(chan struct{}, at)
@@ -113,7 +111,7 @@ func each[T any](all []T, at int, do func(T)) {
 	group.Wait()
 }
 
-// schedulerConfig is the scheduler's default but for how nodes are scored, and for how fast it may call the API server.
+// schedulerConfig writes the scheduler's default configuration with another scoring of nodes and more API calls.
 func schedulerConfig(t *testing.T, dir string) string {
 	t.Helper()
 	file := filepath.Join(dir, "scheduler.yaml")
@@ -186,7 +184,7 @@ func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
 	}
 	r.mu.Unlock()
 	results.WritesOfANode = r.slices.mostOfANode()
-	if results.WritesOfANode > 13 { // twelve, and what arrived here a little sooner than it was written
+	if results.WritesOfANode > 13 { // twelve, and one received early
 		t.Errorf("a node wrote its ResourceSlice %d times within a minute: at most 12 are promised", results.WritesOfANode)
 	}
 	text, err := json.MarshalIndent(results, "", " ")
@@ -198,7 +196,7 @@ func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
 	}
 }
 
-// fill makes pods until there are as many as wanted. Some wait at each moment, and so the scheduler always has work.
+// fill creates the wanted number of pods. Some always wait, to keep the scheduler busy.
 func (r *run) fill(chance *rand.Rand) {
 	deadline := time.Now().Add(*limit)
 	for made := 0; made < *claims && time.Now().Before(deadline); {
@@ -229,7 +227,6 @@ func (r *run) waiting() (n int) {
 	return n
 }
 
-// allBound waits until no pod waits.
 func (r *run) allBound() {
 	r.T.Helper()
 	r.eventually("all pods are bound", 2*time.Minute, func() error {
@@ -240,7 +237,7 @@ func (r *run) allBound() {
 	})
 }
 
-// watchEach calls with every change from now on, in the order in which they were made.
+// watchEach calls each for every change from version on, in order.
 func (r *run) watchEach(version string, from cache.WatchFuncWithContext, each func(watch.Event)) {
 	r.T.Helper()
 	w, err := toolswatch.NewRetryWatcherWithContext(r.ctx, version, &cache.ListWatch{WatchFuncWithContext: from})
@@ -288,7 +285,7 @@ func (r *run) watchSlices() {
 	})
 }
 
-// compareWithAList compares the ledger of the changes with what the API server has, once both rest.
+// compareWithAList compares the ledger with a list from the API server once neither changes.
 func (r *run) compareWithAList() {
 	r.T.Helper()
 	r.eventually("the ledger is what the API server lists", time.Minute, func() error {
@@ -309,7 +306,6 @@ func (r *run) compareWithAList() {
 	})
 }
 
-// median and the like of waits, in milliseconds.
 func quantile(waits []time.Duration, q float64) float64 {
 	if len(waits) == 0 {
 		return 0
