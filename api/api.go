@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api is what the enforcer and those who talk to it say to one another: the types of the
-// control API, its errors, and the places where things are. It is imported by programs that run several
-// times per container start, so it depends on the standard library only, and never does I/O.
+// Package api defines the control API between the enforcer and its clients: types, errors and default paths. Programs that
+// run several times per container start import it, so it depends on the standard library only, and never does I/O.
 package api
 
 import (
@@ -13,10 +12,10 @@ import (
 	"time"
 )
 
-// Version is the version of gpuslice; set by the linker.
+// Version is the version of gpuslice, set by the linker.
 var Version = "0.0.0-dev"
 
-// Where things are on a host, unless the configuration says otherwise.
+// Default paths on a host; the configuration can set others.
 const (
 	DefaultSocket  = "/run/gpuslice/gpuslice.sock"
 	DefaultRunDir  = "/run/gpuslice"
@@ -24,150 +23,151 @@ const (
 	DefaultConfig  = "/etc/gpuslice/config.toml"
 	DefaultLibrary = "/usr/local/lib/gpuslice/libgpuslice.so"
 
-	// ContainerDir is where the hook binds a slice's directory in the container, read-only.
+	// ContainerDir is the read-only bind mount of a slice's directory in the container.
 	ContainerDir = "/.gpuslice"
-	// LibraryName is the interceptor's name in that directory.
+	// LibraryName is the name of the interceptor in ContainerDir.
 	LibraryName = "libgpuslice.so"
-	// PreloadName is the file in a slice's directory that the hook binds on the container's own of that name in /etc.
+	// PreloadName is the file in a slice's directory that the hook binds over /etc/ld.so.preload of the container.
 	PreloadName = "ld.so.preload"
-	// AttachSocketName is the attach socket's name in that directory, and ElasticName that of a file beside it of an elastic slice.
+	// AttachSocketName is the name of the attach socket in ContainerDir. An elastic slice also has the file ElasticName
+	// there.
 	AttachSocketName = "attach.sock"
 	ElasticName      = "elastic"
-	// DirEnv names that directory for processes of a session outside containers.
+	// DirEnv is set in processes of a session to the slice's directory on the host.
 	DirEnv = "GPUSLICE_DIR"
-	// SessionEnv tells processes of a session its slice's id.
+	// SessionEnv is set in processes of a session to the slice's id.
 	SessionEnv = "GPUSLICE_SESSION"
 )
 
-// AllDevices as a Quota's Device means every device that has no quota of its own.
+// AllDevices, as Quota.Device, means every device that has no quota of its own.
 const AllDevices = "*"
 
-// Mode says what happens to a request that does not fit.
+// Mode is the treatment of a request that exceeds a limit.
 type Mode string
 
 const (
-	Enforce Mode = "enforce" // it is refused
-	Record  Mode = "record"  // it is counted and shown, never refused
+	Enforce Mode = "enforce" // it is rejected
+	Record  Mode = "record"  // it is counted and shown, never rejected
 )
 
-// Quota is the bytes of VRAM that a slice may keep on one device.
-// Exactly one of Bytes and Percent is set.
+// Quota limits the VRAM that a slice may hold on one device. Exactly one of Bytes and Percent is set.
 type Quota struct {
 	Device  string `json:"device"`            // a UUID, an index (turned into a UUID by the enforcer), or AllDevices
 	Bytes   uint64 `json:"bytes,omitempty"`   // > 0
-	Percent uint32 `json:"percent,omitempty"` // of that device's memory, 1 to 100
+	Percent uint32 `json:"percent,omitempty"` // of the device's memory, 1 to 100
 }
 
-// RegisterRequest asks for a slice. Exactly one of Cgroup (a container) and Session (a
-// `gpuslice run`) says who its processes are.
+// RegisterRequest asks for a slice. Its processes are those of PID's cgroup, or, with Session, PID and its descendants.
 type RegisterRequest struct {
 	ID string `json:"id"` // see CheckID
-	// Quotas may be empty in a pool: then the pool's counts. In record mode what none covers is counted on as a whole.
+	// Quotas may be empty for a member of a pool, which then draws on the pool's quota alone, and in record mode, which
+	// counts all devices.
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
-	// Pools are those of which it becomes a member. No two may have quotas on one device.
+	// Pools are the pools that the slice joins. No two of them may have quotas on one device.
 	Pools PoolNames `json:"pool,omitempty"`
-	// ByGrant: root named the pools, such as by the CDI specification of a resource claim. An annotation, a variable, or a label did not.
+	// ByGrant is true if root named the pools, for example in the CDI specification of a resource claim, rather than an
+	// annotation, a variable or a label.
 	ByGrant bool   `json:"by_grant,omitempty"`
 	Tenant  string `json:"tenant,omitempty"`
-	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
-	// it is over nothing more is granted to the slice's processes, and they are ended.
+	// TTL is the slice's time to live in nanoseconds; 0 is unlimited, or the enforcer's maximum. When the slice expires,
+	// its processes get no more memory and are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
-	// Visible are the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes; the
-	// enforcer turns them into UUIDs. A quota on all devices counts on these, and one on any other device is refused. It
-	// is where quotas count and no barrier: a process that uses another device nevertheless has the quota there, too.
-	// Empty is unknown, which is all; and so is what a user without privileges says, whose limit would else not hold for the others.
+	// Visible lists the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes. The
+	// enforcer turns them into UUIDs. A quota on AllDevices counts on these devices; a quota on any other device is
+	// rejected. The list is no barrier: a process that uses another device has the quota there, too. An empty list stands
+	// for all devices. The list of an unprivileged user is ignored, since that user's limit has to hold on the other
+	// devices as well.
 	Visible []string `json:"visible,omitempty"`
 
-	// Elastic: its memory may be moved to host memory while it is idle, and comes back with its next CUDA call. Its quotas count for
-	// admission while it is on its devices. Priority is who goes last: MinPriority to MaxPriority; 0 without Elastic.
+	// Elastic allows the enforcer to move the slice's memory to host memory while the slice is idle; it returns with the
+	// next CUDA call. The quotas count for admission while the slice is on its devices. Slices of lower Priority are
+	// evicted first; it is MinPriority to MaxPriority, and 0 without Elastic.
 	Elastic  bool `json:"elastic,omitempty"`
 	Priority int  `json:"priority,omitempty"`
 
-	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.
-	// The slice's cgroup is read from the kernel, from this pid, never from the request.
+	// PID is the container's init, or the session's first process, in the enforcer's pid namespace. The enforcer reads the
+	// slice's cgroup from the kernel by this pid, never from the request.
 	PID int `json:"pid"`
-	// Container is the container's id as its engine shows it; "" for a session.
+	// Container is the container's id in its engine; "" for a session.
 	Container string `json:"container,omitempty"`
 	Names
-	// Session is true if the slice's processes are PID and its descendants (PID is
-	// a subreaper), rather than all processes of PID's cgroup.
+	// Session limits the slice to PID, which is a subreaper, and its descendants. Without it, all processes of PID's cgroup
+	// belong to the slice.
 	Session bool `json:"session,omitempty"`
-	// UID and GID own a session's attach directory, and that of a slice for a user; ignored for a container.
+	// UID and GID own the attach directory of a session, or of a slice with For; ignored for a container.
 	UID uint32 `json:"uid,omitempty"`
 	GID uint32 `json:"gid,omitempty"`
 
-	// For is the user for whom root asks: it is his limit that holds, and he sees, renews and releases the slice as his own session.
-	// The slice's processes are those of PID's cgroup, and run on the host with UID and GID.
+	// For is the user that root registers the slice for. That user's limit applies, and the user can see, renew and release
+	// the slice. Its processes are those of PID's cgroup; they run on the host with UID and GID.
 	For *User `json:"for,omitempty"`
 }
 
-// User is a user of the host, as the kernel reported him to root.
+// User is a user of the host, as the kernel reported it to root.
 type User struct {
 	UID    uint32   `json:"uid"` // 0 has no limit
 	Groups []uint32 `json:"groups,omitempty"`
-	// Remote is the address of another machine from which he asks, for the audit log.
+	// Remote is the address of the machine that the user asks from, for the audit log.
 	Remote string `json:"remote,omitempty"`
 }
 
-// OnHost says whether the slice's processes find its directory by its path on the host, and not bound into a container.
+// OnHost reports whether the slice's processes use its directory at the host path, without a bind mount in a container.
 func (r *RegisterRequest) OnHost() bool { return r.Session || r.For != nil }
 
-// RegisterReply is what the hook needs to bind the slice into the container.
+// RegisterReply holds what the hook needs to bind the slice into the container.
 type RegisterReply struct {
 	Slice Slice `json:"slice"`
-	// Dir is the slice's directory on the host. It holds "bind", which becomes ContainerDir (the attach
-	// socket, and an empty LibraryName to bind the library on), and is
-	// where the hook writes the container's PreloadName.
+	// Dir is the slice's directory on the host. The hook writes the container's PreloadName into it. Its subdirectory
+	// "bind" becomes ContainerDir, with the attach socket and an empty LibraryName as mount point for the library.
 	Dir string `json:"dir"`
 	// Library is the installed interceptor on the host; its path names its version.
 	Library string `json:"library"`
 }
 
-// State of a slice.
+// State is the state of a slice or pool.
 type State string
 
 const (
 	Active   State = "active"
-	Released State = "released" // in answers to Release, and as long as processes of it are alive
-	Damaged  State = "damaged"  // its ledger was overwritten, or could not be taken up again; nothing more is charged
-	Frozen   State = "frozen"   // a process holds memory past the ledger; nothing more is charged until that is gone
-	// Suspended: the memory of its processes is in host memory until it is resumed; nothing of it is on a device. Suspending and Resuming are
-	// on the way.
+	Released State = "released" // in answers to Release, and while processes of it are alive
+	Damaged  State = "damaged"  // its ledger was overwritten, or could not be restored; nothing more is charged
+	Frozen   State = "frozen"   // a process holds memory past the ledger; nothing more is charged until that ends
+	// A Suspended slice has all its memory in host memory until it is resumed. Suspending and Resuming are transitions.
 	Suspending State = "suspending"
 	Suspended  State = "suspended"
 	Resuming   State = "resuming"
-	// Evicted: the same of an elastic slice, which comes back with its next CUDA call.
+	// An Evicted slice is elastic, and has all its memory in host memory until its next CUDA call.
 	Evicting  State = "evicting"
 	Evicted   State = "evicted"
 	Returning State = "returning"
-	Expired   State = "expired" // its time is over; nothing more is charged, and its processes are being ended
+	Expired   State = "expired" // its time to live is over; nothing more is charged, and its processes are being ended
 )
 
-// Slice as the enforcer shows it.
+// Slice is a slice as the enforcer shows it.
 type Slice struct {
 	ID         string    `json:"id"`
-	Generation uint64    `json:"generation"` // differs between two slices of one id
+	Generation uint64    `json:"generation"` // tells slices with the same id apart
 	State      State     `json:"state"`
-	Reason     string    `json:"reason,omitempty"` // why it is not active
+	Reason     string    `json:"reason,omitempty"` // why State is not Active
 	Mode       Mode      `json:"mode"`
-	Pools      PoolNames `json:"pool,omitempty"` // of which it is a member
+	Pools      PoolNames `json:"pool,omitempty"` // that the slice is a member of
 	Tenant     string    `json:"tenant,omitempty"`
-	Quotas     []Quota   `json:"quotas"` // by UUID, or AllDevices; none of a pool's member that draws on the pool's alone
+	Quotas     []Quota   `json:"quotas"` // by UUID, or AllDevices; empty if only the quotas of pools apply
 	Container  string    `json:"container,omitempty"`
 	Names
-	PoolLabels   []string      `json:"pool_labels,omitempty"` // of its pools that have one, such as a claim's namespace/name
+	PoolLabels   []string      `json:"pool_labels,omitempty"` // labels of its pools, such as a claim's namespace/name
 	Session      bool          `json:"session,omitempty"`
 	PID          int           `json:"pid"`
 	Cgroup       string        `json:"cgroup,omitempty"`
 	Created      time.Time     `json:"created"`
-	TTL          time.Duration `json:"ttl,omitempty"`       // how long it was to live when that was said last
-	Expires      *time.Time    `json:"expires,omitempty"`   // by the host's clock as it is now; nil for never
-	Remaining    time.Duration `json:"remaining,omitempty"` // until then; 0 if that was, or is never
+	TTL          time.Duration `json:"ttl,omitempty"`       // as set last
+	Expires      *time.Time    `json:"expires,omitempty"`   // by the current clock of the host; nil for never
+	Remaining    time.Duration `json:"remaining,omitempty"` // until Expires; 0 if expired, or without Expires
 	Devices      []DeviceUse   `json:"devices"`
 	Processes    []Process     `json:"processes,omitempty"` // only in GET /v1/slices/{id}
 	ProcessCount int           `json:"process_count"`
-	Elastic      *Elastic      `json:"elastic,omitempty"` // nil of a slice that stays where it is
+	Elastic      *Elastic      `json:"elastic,omitempty"` // nil if not elastic
 	Refusal      *Refusal      `json:"refusal,omitempty"` // the last; only in GET /v1/slices/{id}
 }
 
@@ -177,141 +177,142 @@ const (
 	MaxPriority = 1000
 )
 
-// Elastic is how an elastic slice fares. Counts and times are of this enforcer, since its start.
+// Elastic is the elastic state of a slice. Counts and times begin with the enforcer's start.
 type Elastic struct {
 	Priority  int           `json:"priority"`
 	Evictions uint64        `json:"evictions"`
-	Waited    time.Duration `json:"waited"`             // for its return, in nanoseconds, what it waits now included
-	Waits     *time.Time    `json:"waits,omitempty"`    // since when processes of it wait; nil if none does
-	Idle      time.Duration `json:"idle"`               // since its last call; 0 if one is under way
-	Obstacle  string        `json:"obstacle,omitempty"` // why it could not be moved, or not be brought back, when that was tried last
+	Waited    time.Duration `json:"waited"`             // for returns, in nanoseconds, including a current wait
+	Waits     *time.Time    `json:"waits,omitempty"`    // start of the current wait; nil if no process waits
+	Idle      time.Duration `json:"idle"`               // since its last call; 0 during a call
+	Obstacle  string        `json:"obstacle,omitempty"` // why the last eviction or return failed
 }
 
-// DeviceUse is what a slice holds on one device. Sizes in bytes.
+// DeviceUse is a slice's use of one device. Sizes in bytes.
 type DeviceUse struct {
 	Device      string `json:"device"` // UUID
 	Index       int    `json:"index"`  // NVML's, -1 without NVML
 	Name        string `json:"name,omitempty"`
-	Pool        string `json:"pool,omitempty"` // on whose quota it draws there
-	Limit       uint64 `json:"limit"`          // 0 in record mode, and where the slice can be given nothing
-	Used        uint64 `json:"used"`           // asked for by programs
-	Overhead    uint64 `json:"overhead"`       // held by the driver beyond that: contexts, modules
-	Peak        uint64 `json:"peak"`           // of used + overhead
+	Pool        string `json:"pool,omitempty"` // whose quota applies on this device
+	Limit       uint64 `json:"limit"`          // 0 in record mode, and if nothing can be granted
+	Used        uint64 `json:"used"`           // requested by programs
+	Overhead    uint64 `json:"overhead"`       // held by the driver beyond Used: contexts, modules
+	Peak        uint64 `json:"peak"`           // of Used + Overhead
 	Allocations uint64 `json:"allocations"`
 	Refusals    uint64 `json:"refusals"`
-	Recovered   uint64 `json:"recovered"` // given back for dead processes
-	Suspended   uint64 `json:"suspended"` // in host memory until the slice is resumed; not of Used and Overhead
+	Recovered   uint64 `json:"recovered"` // released for exited processes
+	Suspended   uint64 `json:"suspended"` // in host memory until the slice is resumed; not in Used and Overhead
 
 	Enforcement Enforcement `json:"enforcement"` // Native or Intercept
-	Bypass      uint64      `json:"bypass"`      // of Overhead, held past the ledger by processes that were found to
+	Bypass      uint64      `json:"bypass"`      // part of Overhead that processes hold past the ledger
 }
 
-// Process of a slice that has attached, or that driver truth found.
+// Process is a process of a slice that attached, or that driver truth found.
 type Process struct {
 	PID      int          `json:"pid"`               // in the enforcer's pid namespace
 	Command  string       `json:"command,omitempty"` // its name, which it can choose
 	Attached bool         `json:"attached"`
-	Bypass   string       `json:"bypass,omitempty"` // how it holds memory past the ledger: BypassUnattached or BypassExcess
+	Bypass   string       `json:"bypass,omitempty"` // BypassUnattached or BypassExcess if it holds memory past the ledger
 	Devices  []ProcessUse `json:"devices"`
 }
 
-// ProcessUse is what a process holds on one device. Sizes in bytes.
+// ProcessUse is a process's use of one device. Sizes in bytes.
 type ProcessUse struct {
 	Device    string  `json:"device"`
 	Used      uint64  `json:"used"`
 	Overhead  uint64  `json:"overhead"`
-	Suspended uint64  `json:"suspended,omitempty"` // in host memory until the slice is resumed; not of Used and Overhead
+	Suspended uint64  `json:"suspended,omitempty"` // in host memory until the slice is resumed; not in Used and Overhead
 	Driver    *uint64 `json:"driver,omitempty"`    // driver truth; nil if unknown
-	Busy      *uint32 `json:"busy,omitempty"`      // percent of the last second in which its kernels ran; nil if the driver does not say
+	Busy      *uint32 `json:"busy,omitempty"`      // percent of the last second in which its kernels ran; nil if unknown
 }
 
-// Device of the host, as driver truth shows it.
+// Device is a device of the host, as driver truth shows it.
 type Device struct {
 	UUID    string `json:"uuid"`
 	Index   int    `json:"index"`
 	Name    string `json:"name"`
 	Total   uint64 `json:"total"`   // bytes
-	Reserve uint64 `json:"reserve"` // bytes of it that are nobody's quota
-	Quotas  uint64 `json:"quotas"`  // what was given of it, bytes: slices' quotas, and what released ones still hold
-	// Free is the bytes that may still be given; nil without driver truth, since nobody knows how much there is.
+	Reserve uint64 `json:"reserve"` // bytes that are never granted
+	Quotas  uint64 `json:"quotas"`  // bytes granted to slices, and those that released slices still hold
+	// Free is the bytes that can still be granted; nil without driver truth.
 	Free *uint64 `json:"free,omitempty"`
-	// Suspended is the bytes that suspended slices held of it, which are in host memory.
+	// Suspended is the bytes of this device's memory that suspended slices have in host memory.
 	Suspended uint64 `json:"suspended"`
-	Slices    int    `json:"slices"` // to how many it was given
-	// Pools is the bytes granted to each pool that is not elastic, by name. It is of the same moment as Quotas and Free.
+	Slices    int    `json:"slices"` // number of slices with a quota on it
+	// Pools is the bytes granted to each pool that is not elastic, by name, at the same moment as Quotas and Free.
 	Pools   map[string]uint64 `json:"pools,omitempty"`
-	Context uint64            `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
-	// Elastic is nil where slices cannot be elastic.
+	Context uint64            `json:"context"` // measured cost of a process's first context, bytes; 0 if unknown
+	// Elastic is nil if slices cannot be elastic on this device.
 	Elastic *ElasticDevice `json:"elastic,omitempty"`
-	// Of a MIG instance these three are its GPU's; absent if NVML does not say.
-	Minor             *int   `json:"minor,omitempty"`              // of the device node /dev/nvidiaN
+	// For a MIG instance, the next three fields describe its GPU. They are absent if NVML does not report them.
+	Minor             *int   `json:"minor,omitempty"`              // N of the device node /dev/nvidiaN
 	PCI               string `json:"pci,omitempty"`                // address, such as "0000:3b:00.0"
 	ComputeCapability string `json:"compute_capability,omitempty"` // such as "9.0"
 
-	// Used is the bytes that are in use, by whomever, the driver's own included; nil if the driver has not said that of late. Of that
-	// OutsideCount processes of no slice hold OutsideUsed; Outside are those that hold most, at most 64.
+	// Used is the bytes in use by all processes and the driver; nil without a recent report. OutsideCount processes of no
+	// slice hold OutsideUsed of them; Outside lists the largest, at most 64.
 	Used         *uint64          `json:"used,omitempty"`
 	OutsideUsed  uint64           `json:"outside_used"`
 	OutsideCount int              `json:"outside_count"`
 	Outside      []OutsideProcess `json:"outside,omitempty"`
 
 	Enforcement       Enforcement `json:"enforcement"`        // Native or Intercept
-	EnforcementReason string      `json:"enforcement_reason"` // why it is that one
+	EnforcementReason string      `json:"enforcement_reason"` // why Enforcement has this value
 }
 
-// ElasticDevice is how a device stands with elastic slices and pools. Sizes in bytes.
+// ElasticDevice is the use of a device by elastic slices and pools. Sizes in bytes.
 type ElasticDevice struct {
-	Promised uint64 `json:"promised"` // their quotas together, wherever they are
-	Free     uint64 `json:"free"`     // how much more may be promised
-	Most     uint64 `json:"most"`     // to one of them
-	// Pools is the bytes promised to each elastic pool, by name. It is of the same moment as Promised and Free.
+	Promised uint64 `json:"promised"` // sum of their quotas, including evicted ones
+	Free     uint64 `json:"free"`     // that can still be promised
+	Most     uint64 `json:"most"`     // that one slice or pool can be promised
+	// Pools is the bytes promised to each elastic pool, by name, at the same moment as Promised.
 	Pools map[string]uint64 `json:"pools,omitempty"`
-	// Idle is what was given to those that are on the device, and have been idle for IdleAfter: who is refused room has them moved aside.
+	// Idle is the bytes granted to those that are on the device and idle for at least IdleAfter. They are evicted when
+	// another slice needs the room.
 	Idle uint64 `json:"idle"`
 }
 
-// IdleAfter is how long an elastic slice makes no call before it counts as idle on its devices.
+// IdleAfter is the time without a call after which an elastic slice counts as idle.
 const IdleAfter = time.Minute
 
 // OutsideProcess is a process of no slice that uses a device.
 type OutsideProcess struct {
 	PID     int     `json:"pid"`               // in the enforcer's pid namespace
 	Command string  `json:"command,omitempty"` // its name, which it can choose
-	Bytes   *uint64 `json:"bytes,omitempty"`   // what the driver holds for it; nil if the driver does not say
+	Bytes   *uint64 `json:"bytes,omitempty"`   // memory that the driver holds for it; nil if unknown
 }
 
-// Info is GET /v1/info.
+// Info is the answer to GET /v1/info.
 type Info struct {
 	Version string `json:"version"`
 	Driver  string `json:"driver,omitempty"` // NVML's driver version
-	Truth   string `json:"truth"`            // "nvml", or why there is none
-	// Enforcement is what the configuration says of it; what came of that, each Device has.
+	Truth   string `json:"truth"`            // "nvml", or why driver truth is absent
+	// Enforcement is the configured value; Device.Enforcement is the effective one.
 	Enforcement Enforcement `json:"enforcement"`
 	BootID      string      `json:"boot_id"`
 	PID         int         `json:"pid"`
-	Instance    string      `json:"instance,omitempty"` // of its events; another one after each start
+	Instance    string      `json:"instance,omitempty"` // identifies the series of events; changes with each start
 }
 
-// Code of an Error, stable across versions.
+// Code classifies an Error. Codes are stable across versions.
 type Code string
 
 const (
 	CodeBadRequest    Code = "bad_request"    // 400
 	CodeNotFound      Code = "not_found"      // 404: no such slice, or no such path
-	CodeMethod        Code = "bad_method"     // 405: the path has not that method
+	CodeMethod        Code = "bad_method"     // 405: the path does not have that method
 	CodeExists        Code = "exists"         // 409: an active slice has that id
 	CodeRunning       Code = "running"        // 409: its processes are alive
-	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have not that much left
-	CodeTooLarge      Code = "too_large"      // 413: the request is
+	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have too little memory left
+	CodeTooLarge      Code = "too_large"      // 413: the request is too large
 	CodeNoDevice      Code = "no_device"      // 400: no such device
-	CodeExpired       Code = "expired"        // 409: its time is over
-	CodeForbidden     Code = "forbidden"      // 403: not for this user
-	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, makes room, or as many ask, follow or have joined as may
-	CodeStorage       Code = "storage"        // 500: a disk refused a write of the enforcer: ask again when the operator has made room
+	CodeExpired       Code = "expired"        // 409: the slice has expired
+	CodeForbidden     Code = "forbidden"      // 403: not allowed for this user
+	CodeBusy          Code = "busy"           // 503: try later: stopping, making room, or too many requests, followers or joined processes
+	CodeStorage       Code = "storage"        // 500: a disk rejected a write: try again when the operator has made room
 	CodeInternal      Code = "internal"       // 500
 )
 
-// Error is the body of every answer that is not 2xx.
+// Error is the body of every answer with a status other than 2xx.
 type Error struct {
 	Code      Code   `json:"code"`
 	Message   string `json:"message"` // one sentence: what, why, what to do
@@ -323,7 +324,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// MarshalJSON shows all three figures of a refusal that has any, also those that are 0.
+// MarshalJSON writes Requested, Limit and Current if Requested is set, zeros included.
 func (e *Error) MarshalJSON() ([]byte, error) {
 	type plain Error
 	if e.Requested == 0 {
@@ -337,7 +338,7 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	}{(*plain)(e), e.Requested, e.Limit, e.Current})
 }
 
-// Is makes errors.Is(err, ErrNotFound) work across the API: two Errors are the same if their codes are.
+// Is reports whether target is an *Error with the same code, so that errors.Is(err, ErrNotFound) works across the API.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code
@@ -348,7 +349,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// From returns the Error in err's tree. Any other error gets CodeStorage if a disk has refused a write, else CodeInternal.
+// From returns the *Error in err's tree. Without one it returns CodeStorage if a disk rejected a write, else CodeInternal.
 func From(err error) *Error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e
@@ -361,7 +362,7 @@ func From(err error) *Error {
 	return Errorf(CodeInternal, "%s", err.Error())
 }
 
-// Sentinels for errors.Is.
+// Sentinels for errors.Is; only the code is compared.
 var (
 	ErrBadRequest    = &Error{Code: CodeBadRequest, Message: "bad request"}
 	ErrNotFound      = &Error{Code: CodeNotFound, Message: "no such slice"}
@@ -374,10 +375,11 @@ var (
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
 )
 
-// ErrUnreachable is returned by the client when nobody answers on the enforcer's socket.
+// ErrUnreachable is returned by the client if the enforcer's socket does not answer.
 var ErrUnreachable = errors.New("the enforcer does not answer")
 
-// CheckID says whether id can name a slice: 1 to 255 of letters, digits, and "_.+-", not beginning with a dot.
+// CheckID checks the id of a slice: 1 to 255 letters, digits, and "_.+-", not beginning with a dot. Its error is an *Error
+// with CodeBadRequest.
 func CheckID(id string) error {
 	if id == "" || len(id) > 255 {
 		return Errorf(CodeBadRequest, "slice id has %d characters: 1 to 255 are accepted", len(id))

@@ -123,7 +123,7 @@ func FuzzCheckID(f *testing.F) {
 	})
 }
 
-// As it was when a slice could be in one pool at most, and in what such an enforcer has stored.
+// A single pool is a string: older versions allowed one pool only, and stored records have that form.
 func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
 	for text, names := range map[string]PoolNames{`{"pool":"a"}`: {"a"}, `{"pool":["a","b"]}`: {"a", "b"}, `{}`: nil} {
 		type holder struct {

@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// What a slice's time may be: at least a second, since no clock of a person is finer, and at most what
-// added to any clock stays far from its end.
+// MinTTL and MaxTTL bound a time to live. MaxTTL is small enough to be added to any clock without overflow.
 const (
 	MinTTL = time.Second
 	MaxTTL = 100 * 365 * 24 * time.Hour
 )
 
-// ChangeRequest is what is to be different about a slice that runs. What it does not name stays as it is.
+// ChangeRequest changes an active slice. Fields that are not set keep their values.
 type ChangeRequest struct {
-	// Quotas each go in place of the slice's quota on the same device: AllDevices in place of the one that the slice has
-	// on all. A device that had none of its own has one from then on.
+	// Quotas replace the slice's quotas on the same devices, or on AllDevices. On a device without its own quota they add
+	// one.
 	Quotas []Quota `json:"quotas,omitempty"`
-	// Drop are devices on which the slice's own quota goes: that on AllDevices counts there from then on.
+	// Drop removes the slice's own quotas on these devices, where the quota on AllDevices then applies.
 	Drop []string `json:"drop,omitempty"`
-	// TTL is how long the slice lives from now, in nanoseconds; 0 is for ever.
+	// TTL is the time to live from now, in nanoseconds; 0 is unlimited.
 	TTL *time.Duration `json:"ttl,omitempty"`
 }
 
-// Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
+// Validate checks what does not depend on the host. Its error is an *Error with CodeBadRequest.
 func (r *ChangeRequest) Validate() error {
 	if len(r.Quotas)+len(r.Drop) == 0 && r.TTL == nil {
 		return Errorf(CodeBadRequest, "the request changes nothing: quotas, drop and ttl are accepted")
@@ -51,12 +50,12 @@ func (r *ChangeRequest) Validate() error {
 	return validateQuotas(r.Quotas)
 }
 
-// RenewRequest says how long a slice lives from now.
+// RenewRequest sets a slice's time to live, counted from now.
 type RenewRequest struct {
-	TTL *time.Duration `json:"ttl"` // in nanoseconds; 0 is for ever, and nil is an oversight
+	TTL *time.Duration `json:"ttl"` // in nanoseconds; 0 is unlimited, nil is an error
 }
 
-// Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
+// Validate returns an *Error with CodeBadRequest if TTL is missing or out of range.
 func (r *RenewRequest) Validate() error {
 	if r.TTL == nil {
 		return Errorf(CodeBadRequest, "the request says no ttl: a duration in nanoseconds is accepted, or 0 for ever")
@@ -64,7 +63,7 @@ func (r *RenewRequest) Validate() error {
 	return checkTTL(*r.TTL)
 }
 
-// checkTTL accepts 0, which is for ever.
+// checkTTL accepts MinTTL to MaxTTL, and 0 for unlimited.
 func checkTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < MinTTL || ttl > MaxTTL) {
 		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s up to %s is, and 0 for ever", ttl, MinTTL, FormatTTL(MaxTTL))
@@ -72,7 +71,7 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// ParseDuration is time.ParseDuration for people, who count in days, too: "7d", "1d12h". A day has 24 hours.
+// ParseDuration parses a duration as time.ParseDuration does, and days of 24 hours, too: "7d", "1d12h".
 func ParseDuration(s string) (time.Duration, error) {
 	days, rest, found := strings.Cut(s, "d")
 	if !found {
@@ -91,7 +90,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	return time.Duration(n)*24*time.Hour + more, nil
 }
 
-// ParseTTL reads what a person writes for how long a slice lives: a duration, or "never" or 0 for one that does not end.
+// ParseTTL parses a time to live: a duration from MinTTL to MaxTTL, or "never" or "0", for which it returns 0.
 func ParseTTL(s string) (time.Duration, error) {
 	if s == "never" || s == "0" {
 		return 0, nil
@@ -104,7 +103,7 @@ func ParseTTL(s string) (time.Duration, error) {
 	return ttl, nil
 }
 
-// FormatTTL writes a duration for people, to the second, without units that are zero at its end ("1h30m", "45s").
+// FormatTTL formats a duration, rounded to seconds, without trailing zero units ("1h30m", "45s").
 func FormatTTL(d time.Duration) string {
 	seconds := int64(d.Round(time.Second) / time.Second)
 	if seconds <= 0 {

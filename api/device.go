@@ -7,25 +7,25 @@ import (
 	"strings"
 )
 
-// MaxVisible is more devices than a container sees (16 GPUs, each with 7 MIG instances), and bounds a request.
+// MaxVisible bounds RegisterRequest.Visible: 16 GPUs of 7 MIG instances each are fewer.
 const MaxVisible = 128
 
-// minorPrefix is before the number of a device node in RegisterRequest.Visible.
+// minorPrefix precedes a minor number in RegisterRequest.Visible.
 const minorPrefix = "minor:"
 
-// VisibleMinor names the GPU of the device node /dev/nvidiaN in RegisterRequest.Visible. Minor numbers and NVML's
-// indices differ on some hosts.
+// VisibleMinor names the GPU of the device node /dev/nvidiaN for RegisterRequest.Visible. On some hosts minor numbers and
+// NVML's indices differ.
 func VisibleMinor(minor uint32) string { return minorPrefix + strconv.FormatUint(uint64(minor), 10) }
 
-// ParseMinor reads what VisibleMinor made.
+// ParseMinor parses a name made by VisibleMinor.
 func ParseMinor(name string) (minor int, ok bool) {
 	digits, ok := strings.CutPrefix(name, minorPrefix)
-	n, err := strconv.ParseUint(digits, 10, 8) // the driver has minors below 248 for GPUs
+	n, err := strconv.ParseUint(digits, 10, 8) // the driver uses minors below 248 for GPUs
 	return int(n), ok && err == nil && strconv.FormatUint(n, 10) == digits
 }
 
-// DeviceName reads an index from 0 to 1023, or a UUID, whose hexadecimal digits NVML writes small. It says whether s is one
-// of the two; neither has to exist.
+// DeviceName returns s in NVML's form if it is an index from 0 to 1023, or a UUID (NVML writes hexadecimal digits in lower
+// case). Otherwise it returns false. The device need not exist.
 func DeviceName(s string) (string, bool) {
 	if n, err := strconv.ParseUint(s, 10, 10); err == nil {
 		return s, strconv.FormatUint(n, 10) == s // not "+1", "007"

@@ -2,14 +2,15 @@
 
 package api
 
-// Enforcement says who refuses what passes a limit on a device.
+// Enforcement is the mechanism that enforces limits on a device.
 type Enforcement string
 
 const (
-	// Native is the interceptor first, and the driver for processes that have gone around it: it limits the slice's cgroup.
+	// Native is the interceptor and the driver's limit on the slice's cgroup, which also holds for processes that bypass
+	// the interceptor.
 	Native Enforcement = "native"
-	// Intercept is the interceptor alone, with driver truth behind it.
+	// Intercept is the interceptor alone, checked against driver truth.
 	Intercept Enforcement = "intercept"
-	// Auto is, in a configuration, Native on each device where it was seen to work, and Intercept on the others.
+	// Auto, in a configuration, is Native on devices where it was seen to work, and Intercept on the others.
 	Auto Enforcement = "auto"
 )

@@ -4,32 +4,32 @@ package api
 
 import "time"
 
-// Health is GET /v1/health: whether the enforcer makes progress, and whether it gives slices.
+// Health is the answer to GET /v1/health.
 type Health struct {
-	Live   bool    `json:"live"`   // false: it hangs, and a restart is the way out
-	Ready  bool    `json:"ready"`  // false: a container that asks for a slice now will hardly get one
-	Checks []Check `json:"checks"` // what this was concluded from
+	Live   bool    `json:"live"`   // false: the enforcer hangs and needs a restart
+	Ready  bool    `json:"ready"`  // false: registering a slice would probably fail now
+	Checks []Check `json:"checks"` // the results behind Live and Ready
 }
 
-// What a Check is needed for.
+// Values of Check.For.
 const (
-	ForLive  = "live" // and so for being ready
+	ForLive  = "live" // required for Live, and so for Ready
 	ForReady = "ready"
 )
 
-// Check is one thing that was checked.
+// Check is the result of one check.
 type Check struct {
 	Name   string `json:"name"`
-	Device string `json:"device,omitempty"` // UUID, if it is about one
+	Device string `json:"device,omitempty"` // UUID, if the check is about one device
 	OK     bool   `json:"ok"`
-	For    string `json:"for,omitempty"` // ForLive, ForReady, or "": the enforcer does its work without it
-	// Age is for how long there was no progress.
+	For    string `json:"for,omitempty"` // ForLive, ForReady, or "": not required
+	// Age is the time without progress.
 	Age      time.Duration `json:"age"`
-	Failures uint64        `json:"failures,omitempty"` // since the enforcer began
-	Message  string        `json:"message,omitempty"`  // what is wrong, in a sentence
+	Failures uint64        `json:"failures,omitempty"` // since the enforcer's start
+	Message  string        `json:"message,omitempty"`  // what is wrong, in one sentence
 }
 
-// Conclude fills in what follows from the checks.
+// Conclude sets Live and Ready from the checks.
 func (h *Health) Conclude() {
 	h.Live, h.Ready = true, true
 	for _, c := range h.Checks {

@@ -9,19 +9,19 @@ import (
 	"unicode/utf8"
 )
 
-// Names are what an engine says of a container, for people: as it was when the container began. They come from whoever may start one, so
-// they are no identity: two slices can have the same. Each is printable, and of MaxName bytes at most.
+// Names are the names that an engine gave a container at its start. They are for display only: every user with access to
+// the engine can choose them, and two slices can have the same. Each is printable, and at most MaxName bytes long.
 type Names struct {
-	Name      string `json:"name,omitempty"`      // the container's
-	Pod       string `json:"pod,omitempty"`       // its pod's
-	Namespace string `json:"namespace,omitempty"` // the pod's
-	Image     string `json:"image,omitempty"`     // as it was asked for
+	Name      string `json:"name,omitempty"`      // of the container
+	Pod       string `json:"pod,omitempty"`       // of its pod
+	Namespace string `json:"namespace,omitempty"` // of the pod
+	Image     string `json:"image,omitempty"`     // as requested
 }
 
-// MaxName is how many bytes one of Names has at most.
+// MaxName is the maximum length of each of Names, in bytes.
 const MaxName = 256
 
-// Path is the container's name with those of its pod and namespace before it, as far as they are known: namespace/pod/container.
+// Path returns namespace/pod/container, without the parts that are unknown.
 func (n Names) Path() string {
 	var parts []string
 	for _, part := range []string{n.Namespace, n.Pod, n.Name} {
@@ -32,7 +32,7 @@ func (n Names) Path() string {
 	return strings.Join(parts, "/")
 }
 
-// Bounded are the names as they are accepted: what cannot be printed is escaped, and what is too long is cut.
+// Bounded returns the names with unprintable characters escaped, cut to MaxName bytes.
 func (n Names) Bounded() Names {
 	for _, text := range n.all() {
 		*text = bounded(*text)
@@ -42,7 +42,7 @@ func (n Names) Bounded() Names {
 
 func bounded(text string) string {
 	const gap = "…"
-	escaped := Plain(text[:min(len(text), MaxName+utf8.UTFMax)]) // the rest would be cut in any case
+	escaped := Plain(text[:min(len(text), MaxName+utf8.UTFMax)]) // the rest would be cut off anyway
 	if len(escaped) <= MaxName {
 		return escaped
 	}
@@ -60,7 +60,7 @@ func (n Names) checkNames() error {
 	return nil
 }
 
-// Plain is a stranger's text with what a terminal would take for more than text escaped.
+// Plain returns text with unprintable characters and invalid UTF-8 escaped, so that it is safe to print on a terminal.
 func Plain(text string) string {
 	var b strings.Builder
 	for i, r := range text {

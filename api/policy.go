@@ -2,44 +2,47 @@
 
 package api
 
-// Action is what is done about a process that holds memory past the ledger: as the operator's policy has it, or less
-// where the policy asks for more than there is reason for.
+// Action is the response to a process that holds memory past the ledger. It is the one of the operator's policy, or a
+// milder one if the evidence does not justify that.
 type Action string
 
 const (
-	Log    Action = "log"    // it is named, and what it holds is charged to its slice
-	Refuse Action = "refuse" // nothing more is granted to its slice, until it is gone
-	Kill   Action = "kill"   // it is killed
+	Log    Action = "log"    // report the process, and charge its memory to its slice
+	Refuse Action = "refuse" // grant the slice nothing more until the process exits
+	Kill   Action = "kill"   // kill the process
 )
 
-// Scope of Kill.
+// Scope is the scope of Kill.
 type Scope string
 
 const (
-	ScopeProcess Scope = "process" // the process that was found
+	ScopeProcess Scope = "process" // the offending process
 	ScopeSlice   Scope = "slice"   // all processes of its slice
 )
 
-// How memory can be held past the ledger.
+// Ways to hold memory past the ledger.
 const (
-	// BypassUnattached is a process that holds memory and never attached: it has no interceptor, or goes around it.
+	// BypassUnattached is a process that holds memory and never attached: it has no interceptor, or bypasses it.
 	BypassUnattached = "unattached"
-	// BypassExcess is a process that attached, and holds more beyond its charges than the driver takes for itself.
+	// BypassExcess is an attached process that holds more memory than its charges and the driver's own overhead explain.
 	BypassExcess = "excess"
-	// BypassOverwritten is a slice or a pool whose page holds what no honest process writes. Who wrote it nobody can tell.
+	// BypassOverwritten is a slice or a pool with values in its page that the interceptor never writes. The process that
+	// wrote them cannot be determined.
 	BypassOverwritten = "overwritten"
 )
 
-// Preload is where a process of a container that never attached has the file that would have loaded the interceptor.
+// Preload is where the preload file of the interceptor is for a container's process that never attached.
 type Preload string
 
 const (
-	// PreloadBound is at /etc/ld.so.preload: the program is without the interceptor by itself (static, or linked with musl), or goes around it.
+	// PreloadBound: the file is at /etc/ld.so.preload. The program does not load it (static, or linked with musl), or
+	// bypasses the interceptor.
 	PreloadBound Preload = "bound"
-	// PreloadMoved is elsewhere in the process's root: /etc was renamed. It is at the end of the link in an image whose /etc is one.
+	// PreloadMoved: the file is elsewhere in the process's root, as /etc was renamed or is a link in the image.
 	PreloadMoved Preload = "moved"
-	// PreloadCovered is below what was mounted over /etc afterwards.
+	// PreloadCovered: a later mount over /etc hides the file.
 	PreloadCovered Preload = "covered"
-	// PreloadNone is nowhere in the process's root: the process is in a chroot, or the file was unmounted, or removed from outside.
+	// PreloadNone: the file is not in the process's root. The process is in a chroot, or the file was unmounted, or removed
+	// from outside.
 	PreloadNone Preload = "none"
 )

@@ -10,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPools is how many pools a host has at most: each has a page of memory, and on each device some series among the metrics. It is two
-// requests of claims for each pod of the largest node that Kubernetes' providers have, with 500 pods.
+// MaxPools is the maximum number of pools on a host. Each has a page of memory, and some metrics series per device. It
+// allows two requests of claims for each pod of the largest nodes of Kubernetes providers, which run 500 pods.
 const MaxPools = 1024
 
-// MaxPoolsOfSlice is of how many pools a slice is a member at most: one for each device that it can have.
+// MaxPoolsOfSlice is the maximum number of pools of a slice: one for each device that it can have.
 const MaxPoolsOfSlice = 16
 
-// PoolNames are the pools of a slice. One alone is a string in JSON, as it was when a slice could have no more; several are a list.
+// PoolNames are the names of a slice's pools. In JSON a single name is a string, as in older versions; several are a list.
 type PoolNames []string
 
 // MarshalJSON implements json.Marshaler.
@@ -41,10 +41,10 @@ func (n *PoolNames) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*[]string)(n))
 }
 
-// String is the names as people read them.
+// String returns the names separated by commas.
 func (n PoolNames) String() string { return strings.Join(n, ", ") }
 
-// Pool is a named group of slices under one common quota, as the enforcer shows it.
+// Pool is a named group of slices under a common quota, as the enforcer shows it.
 type Pool struct {
 	Name         string        `json:"name"`
 	Quotas       []Quota       `json:"quotas"` // by UUID, or AllDevices
@@ -54,50 +54,51 @@ type Pool struct {
 	Elastic      bool          `json:"elastic,omitempty"`
 	Priority     int           `json:"priority,omitempty"`
 	ByGrant      bool          `json:"by_grant,omitempty"` // annotations cannot name it
-	State        State         `json:"state"`              // Active, or Damaged: then its members get nothing more; of an elastic one Evicted while nobody is on its devices
-	Reason       string        `json:"reason,omitempty"`   // why it is not active
+	State        State         `json:"state"`              // Active; Damaged: nothing more is granted; Evicted: no member on a device
+	Reason       string        `json:"reason,omitempty"`   // why State is not Active
 	Created      time.Time     `json:"created"`
 	Devices      []PoolUse     `json:"devices"`
-	Members      []string      `json:"members"`       // ids of the slices that are in it, ordered
-	ProcessCount int           `json:"process_count"` // that have attached, and live
+	Members      []string      `json:"members"`       // ids of its slices, sorted
+	ProcessCount int           `json:"process_count"` // attached and alive
 }
 
-// PoolUse is what all members of a pool together hold on one device. Sizes in bytes.
+// PoolUse is the use of one device by all members of a pool together. Sizes in bytes.
 type PoolUse struct {
 	Device    string `json:"device"` // UUID
 	Index     int    `json:"index"`  // NVML's, -1 without NVML
 	Name      string `json:"name,omitempty"`
 	Limit     uint64 `json:"limit"`
-	Used      uint64 `json:"used"`      // asked for by programs
-	Overhead  uint64 `json:"overhead"`  // held by the driver beyond that
-	Peak      uint64 `json:"peak"`      // of used + overhead
-	Refusals  uint64 `json:"refusals"`  // by the pool's limit; those by a member's own are the member's
-	Recovered uint64 `json:"recovered"` // given back for dead processes
+	Used      uint64 `json:"used"`      // requested by programs
+	Overhead  uint64 `json:"overhead"`  // held by the driver beyond Used
+	Peak      uint64 `json:"peak"`      // of Used + Overhead
+	Refusals  uint64 `json:"refusals"`  // by the pool's limit; excludes those by a member's own limit
+	Recovered uint64 `json:"recovered"` // released for exited processes
 }
 
-// PoolRequest says what a new pool is, or which quotas of one are to be different: each goes in place of the pool's quota on the same
-// device, and all else about a pool stays as it was created.
+// PoolRequest creates a pool, or changes the quotas of an existing one on the devices that it names. All other properties
+// of a pool are fixed at its creation.
 type PoolRequest struct {
 	Quotas []Quota `json:"quotas"`
-	// Tenant is whose the pool is: its quotas are within the tenant's bounds, and its members are this tenant's. "" is of an operator's
-	// pool, which no tenant's bound holds for, and whose members may be anybody's.
+	// Tenant owns the pool: the pool's quotas count against the tenant's bounds, and its members have to be of this tenant.
+	// "" is a pool of the operator, without a tenant's bound, for members of any tenant.
 	Tenant string `json:"tenant,omitempty"`
-	// TTL is how long each member lives that does not ask for less; 0 is for ever.
+	// TTL is the maximum time to live of each member; 0 is unlimited.
 	TTL time.Duration `json:"ttl,omitempty"`
-	// Label says to people what the pool is for, such as the claim namespace/name.
+	// Label says for display what the pool is for, such as the claim's namespace/name.
 	Label string `json:"label,omitempty"`
-	// Elastic: its members are elastic slices, of this priority, and the pool counts for admission while one of them is on its devices.
+	// Elastic makes all members elastic slices of this priority. The pool counts for admission while a member is on its
+	// devices.
 	Elastic  bool `json:"elastic,omitempty"`
 	Priority int  `json:"priority,omitempty"`
-	// ByGrant: a slice becomes a member only if its request says so, too. A pool of a resource claim has it, since an annotation of another
+	// ByGrant restricts the pool to requests with ByGrant. Pools of resource claims set it, since an annotation of another
 	// pod could name the pool.
 	ByGrant bool `json:"by_grant,omitempty"`
 }
 
-// maxLabel has room for a namespace and a name of Kubernetes.
+// maxLabel fits a namespace and a name of Kubernetes.
 const maxLabel = 320
 
-// Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
+// Validate checks what does not depend on the host. Its error is an *Error with CodeBadRequest.
 func (r *PoolRequest) Validate() error {
 	if r.Tenant != "" {
 		if err := CheckTenant(r.Tenant); err != nil {
@@ -116,11 +117,11 @@ func (r *PoolRequest) Validate() error {
 	return validateQuotas(r.Quotas)
 }
 
-// CheckPoolName says whether a pool can have that name: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter
-// or a digit.
+// CheckPoolName checks the name of a pool: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter or a digit.
+// Its error is an *Error with CodeBadRequest.
 func CheckPoolName(name string) error { return checkName("pool", name) }
 
-// CheckTenant says the same of a tenant.
+// CheckTenant checks the name of a tenant as CheckPoolName does.
 func CheckTenant(name string) error { return checkName("tenant", name) }
 
 func checkName(what, name string) error {

@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// DefaultSessionSocket is where users without privileges ask for sessions, if the operator lets any.
+	// DefaultSessionSocket is the socket for sessions of unprivileged users, if the operator allows any.
 	DefaultSessionSocket = "/run/gpuslice/session.sock"
-	// TokenName is the file with a session's token in its directory (RegisterReply.Dir), for the session's user alone.
+	// TokenName is the file with a session's token in RegisterReply.Dir. Only the session's user can read it.
 	TokenName = "token"
-	// TokenEnv names that file for the session's processes.
+	// TokenEnv is set in the session's processes to the path of that file.
 	TokenEnv = "GPUSLICE_TOKEN_FILE"
 )
 
-// tokenBytes is how many random bytes a token is of.
+// tokenBytes is the number of random bytes of a token.
 const tokenBytes = 32
 
-// Token is a session's secret, in hexadecimal: a process that shows it may join a process to the session, renew and release it. It is
-// printed by no format and no log; what has to have it converts it to a string.
+// Token is a session's secret, in hexadecimal. It entitles a process to join processes to the session, and to renew and
+// release it. Formats and logs never print it; convert it to a string to get the value.
 type Token string
 
 const hidden = "(a token)"
@@ -32,20 +32,19 @@ func (Token) String() string       { return hidden }
 func (Token) GoString() string     { return hidden }
 func (Token) LogValue() slog.Value { return slog.StringValue(hidden) }
 
-// Bytes is what the token is of; false if it is none.
+// Bytes returns the decoded token, or false if it is not valid.
 func (t Token) Bytes() ([]byte, bool) {
 	b, err := hex.DecodeString(string(t))
 	return b, err == nil && len(b) == tokenBytes
 }
 
-// JoinRequest asks for a process to be of a session from now on, with all that descend from it. Whoever asks shows the
-// session's token with it.
+// JoinRequest adds a process and its later descendants to a session. The request has to carry the session's token.
 type JoinRequest struct {
-	// PID is that of the asking process, or of a descendant, in the enforcer's pid namespace.
+	// PID is the requesting process or a descendant of it, in the enforcer's pid namespace.
 	PID int `json:"pid"`
 }
 
-// Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
+// Validate checks PID. Its error is an *Error with CodeBadRequest.
 func (r *JoinRequest) Validate() error {
 	if r.PID <= 0 {
 		return Errorf(CodeBadRequest, "pid %d is not one: that of the process that joins the session is needed", r.PID)
@@ -53,8 +52,8 @@ func (r *JoinRequest) Validate() error {
 	return nil
 }
 
-// UserSessionID is the id of a session that a user without privileges begins by a name: it begins with the user's number, so that
-// nobody takes the id of a container that somebody is about to start. An id that it made stays as it is.
+// UserSessionID returns the slice id of an unprivileged user's session. It begins with the uid, so that a user cannot take
+// the id of a container that is about to start. It leaves an id that it returned before unchanged.
 func UserSessionID(uid uint32, name string) string {
 	prefix := "u" + strconv.FormatUint(uint64(uid), 10) + "-"
 	if strings.HasPrefix(name, prefix) {
@@ -65,26 +64,26 @@ func UserSessionID(uid uint32, name string) string {
 
 type tokenKey struct{}
 
-// WithToken makes a context for questions with which a token is shown.
+// WithToken returns a context that adds the token to requests.
 func WithToken(ctx context.Context, t Token) context.Context {
 	return context.WithValue(ctx, tokenKey{}, t)
 }
 
-// TokenOf is the token that is shown with a question; "" if none is.
+// TokenOf returns the token of ctx, or "" if it has none.
 func TokenOf(ctx context.Context) Token {
 	t, _ := ctx.Value(tokenKey{}).(Token)
 	return t
 }
 
-// FormatTokenFile is what the file of that name has: the session's id and its token.
+// FormatTokenFile returns the content of a token file: the session's id and token.
 func FormatTokenFile(id string, token []byte) string {
 	return id + " " + hex.EncodeToString(token) + "\n"
 }
 
-// MaxTokenFile is how long it can be.
+// MaxTokenFile is the maximum size of a token file in bytes.
 const MaxTokenFile = 255 + 1 + 2*tokenBytes + 1
 
-// ParseTokenFile reads it. Its error does not say what was there instead.
+// ParseTokenFile parses the content of a token file. Its error does not reveal the content.
 func ParseTokenFile(text string) (id string, t Token, err error) {
 	id, rest, _ := strings.Cut(strings.TrimSuffix(text, "\n"), " ")
 	t = Token(rest)

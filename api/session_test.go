@@ -22,7 +22,7 @@ func TestATokenIsNotPrinted(t *testing.T) {
 		fmt.Fprintf(&log, verb, token)
 		fmt.Fprintf(&log, verb, struct{ T Token }{token})
 	}
-	// JSON of a structure is what a program writes that means to.
+	// The JSON of a structure contains the token: programs need it in the request.
 	text := strings.ReplaceAll(log.String(), `"in":["`+secret+`"]`, "")
 	if strings.Contains(text, secret) {
 		t.Errorf("it is in %s", text)
@@ -53,7 +53,7 @@ func TestAUsersSessionHasAnIDThatBeginsWithTheUser(t *testing.T) {
 	}{
 		{5001, "train", "u5001-train"},
 		{5001, "u5001-train", "u5001-train"},
-		{5001, "u500-train", "u5001-u500-train"}, // another user's
+		{5001, "u500-train", "u5001-u500-train"}, // of another user
 		{0, "run-1", "u0-run-1"},
 		{1<<32 - 1, "a", "u4294967295-a"},
 	} {

@@ -7,14 +7,13 @@ import (
 	"math/bits"
 )
 
-// Share is a part of a device's memory, as a person writes it: a size, or whole percentages. At most one of the two is
-// set; if neither is, nothing was written.
+// Share is a part of a device's memory: a size or a percentage. At most one field is set; the zero Share means unset.
 type Share struct {
 	Bytes   uint64
 	Percent uint32 // 1 to 100
 }
 
-// ParseShare reads what ParseQuota does; "" is the Share that IsZero.
+// ParseShare parses s as ParseQuota does, and "" as the zero Share.
 func ParseShare(s string) (Share, error) {
 	if s == "" {
 		return Share{}, nil
@@ -23,10 +22,10 @@ func ParseShare(s string) (Share, error) {
 	return Share{Bytes: bytes, Percent: percent}, err
 }
 
-// IsZero says whether nothing was written.
+// IsZero reports whether the share is unset.
 func (s Share) IsZero() bool { return s == Share{} }
 
-// Of is the share of a device of total bytes, rounded down. A size is itself, however large the device is.
+// Of returns the share of a device with total bytes, rounded down. A size is returned as it is, even if it exceeds total.
 func (s Share) Of(total uint64) uint64 {
 	if s.Percent == 0 {
 		return s.Bytes

@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// MaxSize is the largest size that is accepted: what `docker run --memory` can express as well. All sizes of a ledger
-// added up stay far below 2^64, where "no limit" is.
+// MaxSize is the largest accepted size in bytes; `docker run --memory` has the same maximum. Sums of a ledger's sizes stay
+// far below 2^64, which means "no limit".
 const MaxSize = math.MaxInt64
 
-// bytesAlone is from where on a number without a unit is bytes, as programs write them: below, somebody has forgotten the unit.
+// bytesAlone is the smallest number that may lack a unit. Below it the unit was probably forgotten.
 const bytesAlone = 1 << 20
 
 const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296 is accepted (units k, m, g, t, p are powers of 1024)"
 
-// ParseSize reads a number of bytes as `docker run --memory` does: digits, and a unit of k, m, g, t or p in either
-// case, which may be followed by b, ib or (as Kubernetes writes it) i, in powers of two; or b, for bytes. Decimals are accepted if
-// the result is a whole number of bytes (1.5G). A number alone is bytes, if it is a MiB or more: who writes 500 does not
-// mean 500 bytes. Nothing else is accepted: no sign, no space, no zero.
+// ParseSize parses a size in bytes as `docker run --memory` does: digits, and a unit k, m, g, t or p in either case,
+// optionally followed by b, ib or (as in Kubernetes) i. Units are powers of 1024; b is bytes. Decimals are accepted if the
+// result is a whole number of bytes (1.5G). A number without a unit is bytes, and has to be at least 1 MiB. Signs, spaces
+// and zero are rejected. Its error is an *Error with CodeBadRequest.
 func ParseSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, "bBiIkKmMgGtTpP")
 	shift, ok := unitShift(s[len(number):])
@@ -43,7 +43,7 @@ func ParseSize(s string) (uint64, error) {
 		if !ok {
 			return 0, sizeError(s, "is not a whole number of bytes")
 		}
-		n += b // below one unit, so below MaxSize with the rest: n is a multiple of the unit
+		n += b // stays below MaxSize: b is less than a unit, n a multiple of it
 	}
 	if n == 0 {
 		return 0, sizeError(s, "is no memory at all")
@@ -51,7 +51,7 @@ func ParseSize(s string) (uint64, error) {
 	return n, nil
 }
 
-// meant says what somebody probably did who wrote the number n and no unit.
+// meant returns a hint for the number n, which lacks a unit.
 func meant(s string, n uint64) string {
 	if n < 128 {
 		return fmt.Sprintf("%sG or %sm was probably meant, and %sb would be bytes", s, s, s)
@@ -59,8 +59,8 @@ func meant(s string, n uint64) string {
 	return fmt.Sprintf("%sm was probably meant, and %sb would be bytes", s, s)
 }
 
-// fractionBytes is 0.part units of 2^shift bytes, if that is whole; exact, since a quota that was rounded is not
-// the one that was asked for.
+// fractionBytes returns 0.part units of 2^shift bytes, or false if that is not a whole number. It is exact: a quota is
+// never rounded.
 func fractionBytes(part string, shift uint) (uint64, bool) {
 	if len(part) > 19 { // 10^19 is the last power of ten below 2^64
 		return 0, false
@@ -103,8 +103,8 @@ func sizeError(s, what string) error {
 	return Errorf(CodeBadRequest, "%.80q %s: %s", s, what, sizesAccepted)
 }
 
-// ParseQuota reads what a person writes for a quota: a size, or a share of the device such as 50%, from 1% to
-// 100%. Exactly one of bytes and percent is set if err is nil.
+// ParseQuota parses a quota: a size as ParseSize does, or a percentage of the device from 1% to 100%. If err is nil,
+// exactly one of bytes and percent is set. Its error is an *Error with CodeBadRequest.
 func ParseQuota(s string) (bytes uint64, percent uint32, err error) {
 	if share, ok := strings.CutSuffix(s, "%"); ok {
 		n, err := strconv.ParseUint(share, 10, 32)
@@ -120,8 +120,8 @@ func ParseQuota(s string) (bytes uint64, percent uint32, err error) {
 	return bytes, 0, nil
 }
 
-// FormatSize writes bytes for people: exact where a short form is ("4GiB", "1.5GiB"), else with two
-// decimals ("3.73GiB").
+// FormatSize formats bytes in binary units: exact if two decimals suffice ("4GiB", "1.5GiB"), else rounded to two decimals
+// ("3.73GiB").
 func FormatSize(bytes uint64) string {
 	unit := (bits.Len64(bytes|1) - 1) / 10
 	if unit == 0 {

@@ -102,12 +102,11 @@ func FuzzParseSize(f *testing.F) {
 		if again, err := ParseSize(strconv.FormatUint(n, 10) + "b"); err != nil || again != n {
 			t.Errorf("%q is %d, which is read as %d, %v", s, n, again, err)
 		}
-		// What docker's own reader makes of it, which does not know Kubernetes' Gi; it goes through a float64, so it is exact
-		// below 2^53 only.
+		// Docker's parser has no Gi unit, and uses a float64, which is exact below 2^53 only.
 		if docker, err := units.RAMInBytes(strings.TrimRight(s, "iI")); n < 1<<53 && (err != nil || uint64(docker) != n) {
 			t.Errorf("%q is %d, for docker %d, %v", s, n, docker, err)
 		}
-		// What people are shown is within a half percent, and can be read again if it is whole.
+		// FormatSize rounds by at most half a percent.
 		if shown, err := ParseSize(FormatSize(n)); err == nil {
 			if d := int64(shown) - int64(n); d > int64(n/200) || -d > int64(n/200) {
 				t.Errorf("%d is shown as %s", n, FormatSize(n))

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// MaxQuotas is more devices than a host has, and bounds what one request can ask the enforcer to do.
+// MaxQuotas bounds the quotas of one request; a host has fewer devices.
 const MaxQuotas = 64
 
-// Validate says what is wrong with a request that could be wrong on any host: whether its devices exist, and its
-// process lives, is for the enforcer to find out. Its error is an *Error with CodeBadRequest.
+// Validate checks what does not depend on the host; the enforcer checks devices and the process. Its error is an *Error
+// with CodeBadRequest.
 func (r *RegisterRequest) Validate() error {
 	if err := CheckID(r.ID); err != nil {
 		return err
@@ -73,7 +73,7 @@ func checkPriority(elastic bool, priority int) error {
 	return nil
 }
 
-// CheckElastic says why such a slice cannot be elastic.
+// CheckElastic returns an *Error with CodeBadRequest if the slice cannot be elastic.
 func (r *RegisterRequest) CheckElastic() error {
 	if err := checkPriority(r.Elastic, r.Priority); err != nil {
 		return err
@@ -143,7 +143,7 @@ func validateQuotas(quotas []Quota) error {
 	return nil
 }
 
-// Status is the HTTP status that goes with a code.
+// Status returns the HTTP status of the code.
 func (c Code) Status() int {
 	switch c {
 	case CodeBadRequest, CodeNoDevice:
@@ -164,7 +164,7 @@ func (c Code) Status() int {
 	return 500
 }
 
-// Codes are all codes that there are.
+// Codes returns all codes.
 func Codes() []Code {
 	return []Code{
 		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeExpired, CodeForbidden, CodeBusy, CodeStorage, CodeInternal,

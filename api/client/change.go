@@ -11,18 +11,18 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Change gives a slice that runs other quotas, or other time: all that the request says, or nothing.
+// Change changes the quotas or the time to live of an active slice. It applies all of r or nothing.
 func (c *Client) Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
 	return c.change(ctx, "PATCH", id, "", r)
 }
 
-// Renew extends or shortens the time to live of a slice. Of one whose time is over the error is api.ErrExpired.
+// Renew extends or shortens the time to live of a slice. The error is api.ErrExpired if the slice has expired.
 func (c *Client) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	return c.change(ctx, "POST", id, "/renew", r)
 }
 
 func (c *Client) change(ctx context.Context, method, id, verb string, request any) (api.Slice, error) {
-	if err := api.CheckID(id); err != nil { // so that it needs no escaping
+	if err := api.CheckID(id); err != nil { // needs no escaping then
 		return api.Slice{}, err
 	}
 	body, err := json.Marshal(request)
@@ -32,16 +32,18 @@ func (c *Client) change(ctx context.Context, method, id, verb string, request an
 	return do[api.Slice](ctx, c, method, "/v1/slices/"+id+verb, body, maxOne)
 }
 
-// MoveTimeout is for how long Suspend and Resume wait for the answer: tens of gigabytes take minutes, and one waits for the other.
+// MoveTimeout is the time that Suspend and Resume wait for the answer. Tens of gigabytes take minutes, and moves run one
+// after another.
 const MoveTimeout = time.Hour
 
-// Suspend moves what the slice's processes hold on their devices to host memory: of all of them, or of none and says why. It returns when that is
-// done.
+// Suspend moves all device memory of the slice's processes to host memory, or none and returns an error. It returns when
+// the move is complete.
 func (c *Client) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return c.move(ctx, id, "/suspend")
 }
 
-// Resume brings it back. If there is no room the error is api.ErrQuotaExceeded, and the slice stays as it is.
+// Resume moves the memory of a suspended slice back to its devices. If there is too little room, the error is
+// api.ErrQuotaExceeded, and the slice stays suspended.
 func (c *Client) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return c.move(ctx, id, "/resume")
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package client asks the enforcer over its control socket.
+// Package client sends requests to the enforcer over its control socket.
 //
-// It is imported by the hook, which an OCI runtime starts twice per container: it depends on
-// the standard library and package api only, and not on net/http. (A stripped program that does nothing but one
-// request has 6.0 MB with net/http and 2.4 MB without, and with it starts half a millisecond later.) So it
-// speaks the little HTTP that one request needs: HTTP/1.0, one connection each, the answer ends with the connection.
+// An OCI runtime starts the hook, which imports this package, twice per container. So the package depends on the standard
+// library and package api only, and not on net/http. (A stripped program that sends one request has 6.0 MB with net/http
+// and 2.4 MB without, and with it starts half a millisecond later.) It implements the subset of HTTP that it needs:
+// HTTP/1.0, one connection per request, and the end of the connection ends the answer.
 //
-// It must never retry a request that may have been carried out, nor wait without an end, but for events that are
-// followed.
+// The package must never retry a request that may have been carried out, and never wait without a timeout, except for events.
 package client
 
 import (
@@ -23,20 +22,20 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// DefaultTimeout is how long a request may take if its context has no deadline. An engine
-// waits for the hook, so an answer that never comes must become an error.
+// DefaultTimeout limits a request if its context has no deadline. An engine waits for the hook, so a missing answer has to
+// become an error.
 const DefaultTimeout = 10 * time.Second
 
-// Client asks the enforcer that listens on a socket. It holds no connection, and may be used by several goroutines.
+// Client sends requests to the enforcer on one socket. It holds no connection, and is safe for concurrent use.
 //
-// Its errors are an *api.Error, to be told apart with errors.Is and the sentinels of package api, if the enforcer
-// refused; they wrap api.ErrUnreachable if nobody answers. After a timeout it is not known whether the request was
-// carried out: to release again is harmless, to register again is refused with api.ErrExists.
+// Its errors are an *api.Error if the enforcer rejected the request; compare them to the sentinels of package api by
+// errors.Is. They wrap api.ErrUnreachable if the enforcer did not answer. After a timeout the request may have been carried
+// out: a repeated Release is harmless, a repeated Register fails with api.ErrExists.
 type Client struct {
 	socket string
 }
 
-// New returns a Client for a socket; "" is api.DefaultSocket. It does no I/O.
+// New returns a Client for socket, or for api.DefaultSocket if it is "". It does no I/O.
 func New(socket string) *Client {
 	if socket == "" {
 		socket = api.DefaultSocket
@@ -44,19 +43,19 @@ func New(socket string) *Client {
 	return &Client{socket: socket}
 }
 
-// Info asks who answers.
+// Info returns the enforcer's versions and settings.
 func (c *Client) Info(ctx context.Context) (api.Info, error) {
 	return do[api.Info](ctx, c, "GET", "/v1/info", nil, maxOne)
 }
 
-// Register asks for a slice.
+// Register registers a slice.
 func (c *Client) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	body, err := json.Marshal(r)
 	if err != nil {
 		return api.RegisterReply{}, fmt.Errorf("encode the request: %w", err)
 	}
 	reply, err := do[api.RegisterReply](ctx, c, "POST", "/v1/slices", body, maxOne)
-	// While gpuslice is upgraded an enforcer may answer that knows no names yet, and has carried out nothing then.
+	// During an upgrade an old enforcer without support for names may answer. It has not carried out the request then.
 	if r.Names != (api.Names{}) && errors.Is(err, api.ErrBadRequest) && strings.Contains(err.Error(), "unknown field") {
 		r.Names = api.Names{}
 		return c.Register(ctx, r)
@@ -64,27 +63,27 @@ func (c *Client) Register(ctx context.Context, r api.RegisterRequest) (api.Regis
 	return reply, err
 }
 
-// Release gives a slice back: that of that generation, or whatever generation it has if that is 0. With force, even
-// if its processes are alive.
+// Release releases the slice with this generation, or any if generation is 0. With force it does so even if processes of
+// the slice are alive.
 func (c *Client) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
-	if err := api.CheckID(id); err != nil { // so that it needs no escaping
+	if err := api.CheckID(id); err != nil { // needs no escaping then
 		return api.Slice{}, err
 	}
 	path := "/v1/slices/" + id + "?generation=" + strconv.FormatUint(generation, 10) + "&force=" + strconv.FormatBool(force)
 	return do[api.Slice](ctx, c, "DELETE", path, nil, maxOne)
 }
 
-// Slices lists the active slices, without their processes.
+// Slices returns the active slices, without their processes.
 func (c *Client) Slices(ctx context.Context) ([]api.Slice, error) {
 	return do[[]api.Slice](ctx, c, "GET", "/v1/slices", nil, maxList)
 }
 
-// Released lists the slices that were released while processes were alive, with these.
+// Released returns the released slices that still have live processes, with these processes.
 func (c *Client) Released(ctx context.Context) ([]api.Slice, error) {
 	return do[[]api.Slice](ctx, c, "GET", "/v1/slices?released=true", nil, maxList)
 }
 
-// Slice asks for one slice, with its processes.
+// Slice returns one slice, with its processes.
 func (c *Client) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
@@ -92,17 +91,17 @@ func (c *Client) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return do[api.Slice](ctx, c, "GET", "/v1/slices/"+id, nil, maxList)
 }
 
-// Health says whether the enforcer makes progress. (That it answers at all is not the whole of it.)
+// Health reports whether the enforcer makes progress. A hanging enforcer can still answer.
 func (c *Client) Health(ctx context.Context) (api.Health, error) {
 	return do[api.Health](ctx, c, "GET", "/v1/health", nil, maxOne)
 }
 
-// History lists what slices needed that run, and of late ran.
+// History returns the memory needs of active and recently ended slices.
 func (c *Client) History(ctx context.Context) ([]api.Run, error) {
 	return do[[]api.Run](ctx, c, "GET", "/v1/history", nil, maxList)
 }
 
-// Devices lists the host's devices.
+// Devices returns the host's devices.
 func (c *Client) Devices(ctx context.Context) ([]api.Device, error) {
 	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil, maxList)
 }

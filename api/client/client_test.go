@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 )
 
-// service answers what the test put in.
+// service returns the values that the test has set.
 type service struct {
 	slice   api.Slice
 	pool    api.Pool
@@ -110,7 +110,7 @@ func (s *service) Events(ctx context.Context, instance string, since uint64, wai
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func socketPath(t *testing.T) string {
 	return dir + "/s.sock"
 }
 
-// enforcer serves s, with the real server.
+// enforcer serves s with the real server.
 func enforcer(t *testing.T, s server.Service) *Client {
 	t.Helper()
 	path := socketPath(t)
@@ -181,7 +181,7 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	equal("history", runs, []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, err)
 }
 
-// Whoever answers in the enforcer's place does not fill the memory of who asks.
+// A program that answers instead of the enforcer must not fill the client's memory.
 func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 	path := socketPath(t)
 	l, err := net.Listen("unix", path)
@@ -220,7 +220,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
 			t.Errorf("%s: %v", what, err)
 		}
-		// What the kernel keeps for a reader that is gone is beyond it.
+		// The socket's buffers can take more than the client reads.
 		if n := <-sent; n > ask.most+4<<20 {
 			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
 		}
@@ -287,7 +287,7 @@ func TestNobodyThereSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// answering accepts one connection after the other, and answers each with what f writes.
+// answering accepts connections one by one, and answers each with f.
 func answering(t *testing.T, f func(net.Conn)) *Client {
 	t.Helper()
 	path := socketPath(t)
@@ -428,7 +428,7 @@ func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
 			}
 			text, _ := io.ReadAll(r.Body)
 			status, answer := "201 Created", `{"slice": {"id": "c1"}, "dir": "/d"}`
-			if bodies <- string(text); strings.Contains(string(text), `"image"`) { // as the release before answers
+			if bodies <- string(text); strings.Contains(string(text), `"image"`) { // as the previous release answers
 				status, answer = "400 Bad Request", `{"code":"bad_request","message":"the request cannot be read: unknown field \"image\""}`
 			}
 			_, _ = fmt.Fprintf(conn, "HTTP/1.0 %s\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)

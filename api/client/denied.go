@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// DeniedError says that the kernel keeps this user from the socket. The enforcer may well answer others.
+// DeniedError reports that the caller has no permission to use the socket. The enforcer may be running.
 type DeniedError struct {
 	Socket string
 	Err    error
@@ -22,7 +22,7 @@ func (e *DeniedError) Error() string {
 
 func (e *DeniedError) Unwrap() error { return e.Err }
 
-// JoinGroup says how else than as root one may use a socket.
+// JoinGroup returns advice on using the socket without root.
 func JoinGroup(socket string) string {
 	group := groupOf(socket)
 	if group == "" {
@@ -33,7 +33,8 @@ func JoinGroup(socket string) string {
 
 const without = "[[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced"
 
-// groupOf is the group that may use a socket; "" if none may, or nobody knows. Package os/user would be linked into the hook.
+// groupOf returns the group that may use a socket, or "" if there is none or it is unknown. It avoids package os/user,
+// which would be linked into the hook.
 func groupOf(socket string) string {
 	var s syscall.Stat_t
 	if syscall.Stat(socket, &s) != nil || s.Gid == 0 || s.Mode&syscall.S_IWGRP == 0 {

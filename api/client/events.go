@@ -18,13 +18,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// maxLine is how long an event, or a line of an answer's head, may be.
+// maxLine is the maximum length of an event, or of a line of an answer's head, in bytes.
 const maxLine = 64 << 10
 
-// Events calls each with the events after number since of that instance, or of the enforcer that answers if instance is empty, the
-// oldest first; what is missing is told as api.EventMissed. With follow it goes on with those that happen
-// from then on, until ctx ends, each returns an error, or the enforcer ends, which wraps api.ErrUnreachable. It waits
-// for events as long as it takes, and for the head of the answer as any other question does.
+// Events calls each with the events after number since, the oldest first. The number belongs to instance, or to the current
+// enforcer if instance is empty; events that are no longer stored are reported as api.EventMissed. With follow it waits for
+// further events until ctx ends, each returns an error, or the enforcer ends; the last error wraps api.ErrUnreachable. It
+// waits for events without a timeout, but not for the head of the answer.
 func (c *Client) Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error {
 	path := "/v1/events?since=" + strconv.FormatUint(since, 10) + "&follow=" + strconv.FormatBool(follow)
 	if instance != "" {
@@ -78,7 +78,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	return nil
 }
 
-// head reads up to the empty line before the body.
+// head reads the lines up to the empty one before the body.
 func head(lines *bufio.Scanner) (status int, err error) {
 	if !lines.Scan() {
 		return 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF)

@@ -22,15 +22,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 )
 
-// What is read of an answer, at most: a process that answers in the enforcer's place must not fill the memory of an OCI
-// hook. A slice on 16 devices is shown in 4 KiB, so one fits many times, and a list holds some thousands, or all
-// processes that a slice can have.
+// Bounds on the size of an answer in bytes: a program that answers instead of the enforcer must not fill the memory of an
+// OCI hook. A slice on 16 devices takes 4 KiB; maxList is enough for thousands of slices, or for all processes of a slice.
 const (
 	maxOne  = 1 << 20
 	maxList = 16 << 20
 )
 
-// do sends one request and decodes the answer, of most bytes at most, into a T.
+// do sends one request and decodes the answer, of at most most bytes, into a T.
 func do[T any](ctx context.Context, c *Client, method, path string, body []byte, most int64) (T, error) {
 	var result T
 	status, answer, err := c.exchange(ctx, method, path, body, most)
@@ -46,7 +45,7 @@ func do[T any](ctx context.Context, c *Client, method, path string, body []byte,
 	return result, nil
 }
 
-// refusal turns an error's body back into the error.
+// refusal decodes the body of an error answer.
 func refusal(status int, body []byte) error {
 	var e api.Error
 	if json.Unmarshal(body, &e) != nil || e.Code == "" {
@@ -58,7 +57,7 @@ func refusal(status int, body []byte) error {
 func (c *Client) exchange(ctx context.Context, method, path string, body []byte, most int64) (status int, answer []byte, err error) {
 	what := method + " " + path
 	var all bytes.Buffer
-	all.Grow(8 << 10) // a list is some ten times that, and the buffer doubles
+	all.Grow(8 << 10) // a list has about ten times that, and the buffer doubles
 	if err := c.send(ctx, what, request(ctx, method, path, "1.0", body), &all, most); err != nil {
 		return 0, nil, err
 	}
@@ -69,16 +68,18 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	return status, answer, nil
 }
 
-// answer is one of several: its body is in the buffer that was read into.
+// answer is one of several answers; body points into the common buffer.
 type answer struct {
 	status int
 	body   []byte
 }
 
-// maxSeveral is how many questions are sent before an answer is read: they must find room in the kernel, or both sides would wait.
+// maxSeveral is the number of requests sent before an answer is read. They have to fit into the socket's buffers, or both
+// sides would wait.
 const maxSeveral = 128
 
-// several asks for all of the paths, over one connection for many of them, and reads into all. Each path has an answer then.
+// several sends a GET for each path, in groups over one connection, and reads the answers into all. On success there is one
+// answer per path.
 func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer) (answers []answer, err error) {
 	all.Reset()
 	for some := range slices.Chunk(paths, maxSeveral) {
@@ -86,7 +87,7 @@ func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer)
 		for _, path := range some[:len(some)-1] {
 			requests = append(requests, request(ctx, "GET", path, "1.1", nil)...)
 		}
-		requests = append(requests, request(ctx, "GET", some[len(some)-1], "1.0", nil)...) // whereupon the enforcer hangs up
+		requests = append(requests, request(ctx, "GET", some[len(some)-1], "1.0", nil)...) // then the enforcer closes the connection
 		begin := all.Len()
 		if err := c.send(ctx, "GET "+some[0], requests, all, maxList); err != nil {
 			return nil, err
@@ -95,7 +96,7 @@ func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer)
 		for _, path := range some {
 			var a answer
 			if a.status, a.body, rest, err = next(rest); err != nil {
-				// Who refuses the connection answers once.
+				// A rejected connection gets a single answer.
 				if n := len(answers); n > 0 && answers[n-1].status/100 != 2 {
 					return nil, refusal(answers[n-1].status, answers[n-1].body)
 				}
@@ -110,7 +111,7 @@ func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer)
 	return answers, nil
 }
 
-// send sends what is asked, and appends to all what is answered until the enforcer hangs up, of most bytes at most.
+// send sends requests, and appends the answers to all until the enforcer closes the connection, at most most bytes.
 func (c *Client) send(ctx context.Context, what string, requests []byte, all *bytes.Buffer, most int64) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -122,8 +123,8 @@ func (c *Client) send(ctx context.Context, what string, requests []byte, all *by
 		return err
 	}
 	defer hangUp()
-	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
-	// worth more than the broken pipe.
+	// An enforcer that rejects early (too many connections, too large) answers and closes. Its answer is more useful than
+	// the broken pipe.
 	_, writeErr := conn.Write(requests)
 	n, err := all.ReadFrom(io.LimitReader(conn, most+1))
 	switch {
@@ -139,8 +140,7 @@ func (c *Client) send(ctx context.Context, what string, requests []byte, all *by
 	return nil
 }
 
-// dial connects, as soon as there is room for it in the kernel's queue: others may have filled it. When ctx ends, what is being written or
-// read ends too.
+// dial connects, and retries while the kernel's queue is full. Reads and writes fail when ctx ends.
 func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err error) {
 	var dialer net.Dialer
 	conn, err = dialer.DialContext(ctx, "unix", c.socket)
@@ -157,7 +157,7 @@ func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err er
 	}, nil
 }
 
-// request is what is sent. A token goes along that ctx has; what is none could be more than one header.
+// request returns the bytes of a request. It adds the token of ctx if that is valid; an invalid one could inject headers.
 func request(ctx context.Context, method, path, version string, body []byte) []byte {
 	var r bytes.Buffer
 	fmt.Fprintf(&r, "%s %s HTTP/%s\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, version, api.Version)
@@ -176,7 +176,7 @@ func request(ctx context.Context, method, path, version string, body []byte) []b
 
 var errNotHTTP = errors.New("the answer is not the enforcer's")
 
-// parse takes an answer apart. A body that is shorter than announced is an error: the enforcer died in the middle.
+// parse parses one answer. A body shorter than announced is an error, since the enforcer died while writing it.
 func parse(raw []byte) (status int, body []byte, err error) {
 	status, body, rest, err := next(raw)
 	if err == nil && len(rest) > 0 {
@@ -185,7 +185,8 @@ func parse(raw []byte) (status int, body []byte, err error) {
 	return status, body, err
 }
 
-// next is parse for the first one of several; rest are the others. One that does not say how long it is has no others after it.
+// next parses the first of several answers and returns the remaining bytes as rest. An answer without a length extends to
+// the end.
 func next(raw []byte) (status int, body, rest []byte, err error) {
 	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
 	first, headers, _ := strings.Cut(string(head), "\r\n")
@@ -210,7 +211,7 @@ func next(raw []byte) (status int, body, rest []byte, err error) {
 	return status, body, nil, nil
 }
 
-// unreachable says what to do when nobody answers.
+// unreachable returns an error with advice for an enforcer that does not answer.
 func (c *Client) unreachable(err error) error {
 	what := "why is in " + advice.Log("gpusliced")
 	switch {
@@ -219,7 +220,7 @@ func (c *Client) unreachable(err error) error {
 		if _, never := os.Lstat(filepath.Dir(c.socket)); never == nil {
 			return awayError{fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)}
 		}
-	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // it may well answer others
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // the enforcer may be running
 		return &DeniedError{Socket: c.socket, Err: err}
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%w on %s: %w", api.ErrUnreachable, c.socket, err)
@@ -227,16 +228,16 @@ func (c *Client) unreachable(err error) error {
 	return fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)
 }
 
-// awayError is of an enforcer that is not there, and was: it may be being replaced.
+// awayError marks an enforcer that ran earlier, and is perhaps being replaced.
 type awayError struct{ error }
 
 func (e awayError) Unwrap() error { return e.error }
 
-// MayReturn says of an error that nothing was carried out, since the enforcer is not there; but it was, since the host's boot, and may
-// be being replaced.
+// MayReturn reports whether err means that the enforcer is not running, but ran since the host's boot, as during an
+// upgrade. The request was not carried out then.
 func MayReturn(err error) bool { return errors.As(err, new(awayError)) }
 
-// cause is what err says beyond that a socket, which the sentence names already, could not be used.
+// cause returns err without the parts that name the socket.
 func cause(err error) error {
 	var call *net.OpError
 	if errors.As(err, &call) {

@@ -10,9 +10,9 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Join makes a process one of a session's. The session's token is shown: it is in ctx (api.WithToken).
+// Join adds a process to a session. ctx has to carry the session's token (api.WithToken).
 func (c *Client) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
-	if err := api.CheckID(id); err != nil { // so that it needs no escaping
+	if err := api.CheckID(id); err != nil { // needs no escaping then
 		return api.RegisterReply{}, err
 	}
 	body, err := json.Marshal(r)

@@ -18,7 +18,7 @@ func TestATokenIsShownWithEachQuestion(t *testing.T) {
 	if _, err := c.Join(api.WithToken(context.Background(), token), "s1", api.JoinRequest{PID: 7}); err != nil || s.token != token || s.joined != 7 {
 		t.Errorf("%v, %q, %d", err, string(s.token), s.joined)
 	}
-	// What is no token is not sent: it could be more than one header.
+	// Invalid tokens are not sent: they could inject headers.
 	for _, wrong := range []api.Token{"", "x\r\nX-Evil: 1", token + "\r\n", token[:10]} {
 		s.token = ""
 		if _, err := c.Join(api.WithToken(context.Background(), wrong), "s1", api.JoinRequest{PID: 7}); err != nil || s.token != "" {

@@ -10,30 +10,31 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Pools lists the pools, by name.
+// Pools returns the pools, sorted by name.
 func (c *Client) Pools(ctx context.Context) ([]api.Pool, error) {
 	return do[[]api.Pool](ctx, c, "GET", "/v1/pools", nil, maxList)
 }
 
-// Pool asks for one pool.
+// Pool returns one pool.
 func (c *Client) Pool(ctx context.Context, name string) (api.Pool, error) {
-	if err := api.CheckPoolName(name); err != nil { // so that it needs no escaping
+	if err := api.CheckPoolName(name); err != nil { // needs no escaping then
 		return api.Pool{}, err
 	}
 	return do[api.Pool](ctx, c, "GET", "/v1/pools/"+name, nil, maxList)
 }
 
-// CreatePool makes a pool; or finds it, if it was created by the same request. Of another one of that name the error is api.ErrExists.
+// CreatePool creates a pool, or returns the existing one if it was created by the same request. If another pool has the
+// name, the error is api.ErrExists.
 func (c *Client) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	return c.askPool(ctx, "PUT", name, &r)
 }
 
-// SetPool changes quotas of a pool: each goes in place of that on the same device.
+// SetPool replaces a pool's quotas on the devices that r names.
 func (c *Client) SetPool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	return c.askPool(ctx, "PATCH", name, &r)
 }
 
-// DeletePool ends a pool. Of one that has members the error is api.ErrRunning.
+// DeletePool deletes a pool. If the pool has members, the error is api.ErrRunning.
 func (c *Client) DeletePool(ctx context.Context, name string) (api.Pool, error) {
 	return c.askPool(ctx, "DELETE", name, nil)
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Watcher is for who looks each second: all that he asks at one time goes over one connection, and what is answered as it was before is not
-// decoded again. It may be used by several goroutines.
+// Watcher reads the enforcer's state periodically. It sends the requests of a Look over one connection, and decodes only
+// those parts of the answers that have changed. It is safe for concurrent use.
 type Watcher struct {
 	client *Client
 
-	mu      sync.Mutex // guards the others
+	mu      sync.Mutex // guards the fields below
 	raw     bytes.Buffer
 	slices  list[api.Slice]
 	devices list[api.Device]
@@ -26,12 +26,12 @@ type Watcher struct {
 	version uint64
 }
 
-// Standing is how things stand at one time. It is nobody's to change: the next one may share what it has.
+// Standing is the state at one time. It is read-only: later ones may share its values.
 type Standing struct {
 	Slices  []api.Slice          // without their processes
-	Devices []api.Device         // nil for who may not see them
-	Details map[string]api.Slice // by id: those that were asked for and exist, with their processes
-	Version uint64               // another one, and not 0, if anything else is
+	Devices []api.Device         // nil if the caller may not see them
+	Details map[string]api.Slice // by id: the requested slices that exist, with their processes
+	Version uint64               // never 0; changes with any other field
 }
 
 // Watch returns a Watcher. It does no I/O.
@@ -39,7 +39,7 @@ func (c *Client) Watch() *Watcher {
 	return &Watcher{client: c, details: make(map[string]*told[api.Slice])}
 }
 
-// Look asks how things stand, with the processes of those slices.
+// Look returns the current state, with the processes of the slices ids.
 func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
 	paths := []string{"/v1/slices", "/v1/devices"}
 	for _, id := range ids {
@@ -71,7 +71,7 @@ func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
 		one := was[id]
 		if one == nil || one.text != string(answer.body) {
 			one, err = decode[api.Slice](answer)
-			if errors.Is(err, api.ErrNotFound) { // it has ended meanwhile
+			if errors.Is(err, api.ErrNotFound) { // it has ended since
 				continue
 			}
 			if err != nil {
@@ -88,7 +88,7 @@ func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
 	return s, nil
 }
 
-// told is a value as it was told.
+// told is a decoded value and its text.
 type told[T any] struct {
 	text  string
 	value T
@@ -102,14 +102,14 @@ func decode[T any](a answer) (*told[T], error) {
 	return t, json.Unmarshal(a.body, &t.value)
 }
 
-// list is one that was told, and its elements by their texts.
+// list is a decoded list; by has its elements by text.
 type list[T any] struct {
 	text []byte
 	all  []T
 	by   map[string]*told[T]
 }
 
-// take takes a new answer; version counts if it is another one.
+// take decodes a new answer, and increments version if the answer has changed.
 func (l *list[T]) take(a answer, version *uint64) error {
 	if a.status/100 != 2 {
 		return refusal(a.status, a.body)
@@ -139,10 +139,11 @@ func (l *list[T]) take(a answer, version *uint64) error {
 
 var errNoList = errors.New("it is no list")
 
-// space is JSON's.
+// space is the set of white space in JSON.
 const space = " \t\r\n"
 
-// elements are those of a JSON array, as they are written there: whether each is JSON is for who decodes it, and then all of the array is.
+// elements returns the elements of a JSON array as texts. It does not check them: if each element decodes as JSON, the
+// array is valid.
 func elements(array []byte) (all [][]byte, err error) {
 	array = bytes.Trim(array, space)
 	if len(array) < 2 || array[0] != '[' || array[len(array)-1] != ']' {

@@ -21,12 +21,12 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 )
 
-// crowd has several slices, and says what it was asked for.
+// crowd has several slices, and records the requests.
 type crowd struct {
 	service
 	slices  []api.Slice
 	devices []api.Device
-	denied  bool // devices are
+	denied  bool // access to devices is forbidden
 	missing string
 	asked   []string
 }
@@ -66,7 +66,7 @@ func newCrowd(n int) *crowd {
 	return c
 }
 
-// counting counts the connections that it accepts.
+// counting counts accepted connections.
 type counting struct {
 	net.Listener
 	accepted atomic.Int64
@@ -80,7 +80,7 @@ func (c *counting) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// counted is enforcer for who counts connections.
+// counted is enforcer with a counting listener.
 func counted(t *testing.T, s server.Service) (*Client, *counting) {
 	t.Helper()
 	path := socketPath(t)
@@ -191,7 +191,7 @@ func TestALookIsOneConnection(t *testing.T) {
 	}
 }
 
-// What did not change takes neither memory nor, much, time: a slice's text is as long as all that is made of it.
+// An unchanged answer costs no memory and little time.
 func TestWhatIsAsItWasIsNotDecodedAgain(t *testing.T) {
 	body := func(slices []api.Slice) answer {
 		text, err := json.Marshal(slices)
@@ -248,7 +248,7 @@ func TestAnswersThatAreCutOffAreNoLook(t *testing.T) {
 	}
 }
 
-// What is split is what encoding/json would.
+// The elements are those that encoding/json finds.
 func FuzzElements(f *testing.F) {
 	for _, text := range []string{`[]`, ` [ ] `, `[1]`, `[{"a":"]},[{\\\""},[1,2],"x,y"]`, `[1,]`, `[,1]`, `[1]2]`, `{}`, ``, `[`, `["]`, `["\"]`, `[[]`, "\v[1]", "[1]\u00a0", `[1}{,2]`} {
 		f.Add([]byte(text))

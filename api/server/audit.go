@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// note is what becomes of a request that is to be recorded, as the handlers find it out. What was asked for is noted once it has been
-// validated, which bounds it.
+// note collects facts about a request for its audit record. Handlers set the request's values after validation, which
+// bounds their size.
 type note struct {
 	share       audit.Share
 	slice, pool string
@@ -27,12 +27,12 @@ type note struct {
 	mode        api.Mode
 	force       bool
 	refusal     *api.Error
-	hidden      bool // it is another's, which who asked is not told
+	hidden      bool // the slice exists, but belongs to another user
 }
 
 type noteKey struct{}
 
-// noteOf is the note of a request; one that nobody reads if it is not to be recorded.
+// noteOf returns the note of a request. If the request is not recorded, it returns an unused one.
 func noteOf(r *http.Request) *note { return noteIn(r.Context()) }
 
 func noteIn(ctx context.Context) *note {
@@ -42,8 +42,8 @@ func noteIn(ctx context.Context) *note {
 	return &note{}
 }
 
-// AuditWith makes put be called for each request for a change, once it is known what became of it. It must be called before
-// Serve, and put must not wait.
+// AuditWith calls put for each request for a change, when its result is known. It must be called before Serve. put must not
+// block.
 func (s *Server) AuditWith(put func(audit.Entry)) {
 	s.http.Handler = audited(s.http.Handler, s.share, put)
 }
@@ -57,7 +57,7 @@ func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.H
 		n := &note{share: share}
 		r = r.WithContext(context.WithValue(r.Context(), noteKey{}, n))
 		next.ServeHTTP(w, r)
-		// The mux has said in r which route it was. What has none changes nothing.
+		// The mux has stored the route in r. Without a route nothing was changed.
 		if method, _, ok := strings.Cut(r.Pattern, " "); !ok || method != r.Method {
 			return
 		}
@@ -70,7 +70,7 @@ func (n *note) entry(r *http.Request) audit.Entry {
 		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Names: n.names, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
 		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Remote: n.remote, Share: n.share,
 	}
-	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
+	// A name from the path is recorded if it is valid; otherwise the error message has it, shortened.
 	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {
 		e.Slice = id
 	}
@@ -78,13 +78,13 @@ func (n *note) entry(r *http.Request) audit.Entry {
 		e.Pool = name
 	}
 	if p, known := PeerOf(r.Context()); known {
-		// It waits for its answer, which is sent when this returns, so it is still the one that has this pid.
+		// The process waits for the answer, which is sent after this, so the pid has not been reused.
 		e.PID, e.UID, e.Command = p.PID, &p.UID, process.Name(p.PID)
 	}
 	if n.refusal != nil {
 		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
 		if e.Code == api.CodeNotFound && !n.hidden && e.Operation == "DELETE /v1/slices/{id}" {
-			e.Result = audit.Gone // a container's runtime says so at its end, whether or not its slice has ended by itself
+			e.Result = audit.Gone // a runtime releases a container's slice at its end, even if that has ended already
 		}
 		if e.Device, e.Requested = n.refusal.Device, n.refusal.Requested; e.Requested > 0 {
 			e.Bytes, e.Limit, e.Used = e.Requested, &n.refusal.Limit, &n.refusal.Current

@@ -48,14 +48,14 @@ func renew(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	return s.Renew(r.Context(), id, request)
 }
 
-// moved answers once the memory of a slice is in host memory, or back: that takes as long as it takes.
+// moved answers when the move to or from host memory is complete, without a timeout.
 func moved(move func(Service, context.Context, string) (api.Slice, error)) handleFunc {
 	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 		id, err := sliceID(r)
 		if err != nil {
 			return nil, err
 		}
-		if err := endReadDeadline(w, r); err != nil { // a client that hangs up does not end it either
+		if err := endReadDeadline(w, r); err != nil { // disconnecting does not cancel the move either
 			return nil, err
 		}
 		control := http.NewResponseController(w)
@@ -66,12 +66,13 @@ func moved(move func(Service, context.Context, string) (api.Slice, error)) handl
 	}
 }
 
-// endReadDeadline lets an answer take longer than a request may, once the request's body has arrived: net/http reads what is
-// left of a body before it answers, and without a deadline would wait forever for one that was announced and is never sent.
+// endReadDeadline reads the request's body, and then removes the read deadline, so that the answer can take longer. It must
+// read the body first: net/http reads the rest of a body before it answers, and would wait forever for a body that never
+// arrives.
 func endReadDeadline(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		return unreadable(err)
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // a handler without a socket has none
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // fails in a handler without a socket
 	return nil
 }

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// What an operator is told about the two sockets is what holds: docs/operate/bounds.md has a table of it, of which the third column is
-// package attach's.
+// The limits are those of the table in docs/operate/bounds.md. Its third column belongs to package attach.
 func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 	document, err := os.ReadFile("../../docs/operate/bounds.md")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 // eventsType is the media type of JSON lines.
 const eventsType = "application/x-ndjson"
 
-// stream is an answer that goes on: events, one in each line. It holds one batch of them at a time, so one who
-// reads slowly costs that; and it writes from its own goroutine, so that costs time to nobody else.
+// stream is an answer of events, one per line. It holds one batch at a time and writes from its own goroutine, so a slow
+// reader costs one batch of memory, and delays no other.
 type stream struct {
 	service  Service
 	follow   bool
@@ -33,13 +33,13 @@ func events(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if follow { // a follower has nothing more to say; the end of its connection is seen without a deadline
+	if follow { // a follower sends nothing more; its disconnect is seen without a deadline
 		if err := endReadDeadline(w, r); err != nil {
 			return nil, err
 		}
 	}
 	instance := r.URL.Query().Get("instance")
-	// The first ones now, while an error can still be said.
+	// Read the first batch before the head is written, as an error can still be reported.
 	batch, err := s.Events(r.Context(), instance, since, false)
 	return &stream{service: s, follow: follow, batch: batch, instance: instance, since: since}, err
 }
@@ -49,23 +49,23 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	w.Header().Set("Content-Type", eventsType)
 	w.WriteHeader(status)
 	for {
-		if s.follow { // of this batch; without follow the whole answer has it
+		if s.follow { // for each batch when following, else for the whole answer
 			_ = control.SetWriteDeadline(time.Now().Add(timeout(r)))
 		}
 		if s.send(w) != nil || control.Flush() != nil {
-			return // gone, or too slow
+			return // disconnected, or too slow
 		}
 		if !s.follow && len(s.batch) == 0 {
 			return
 		}
 		var err error
 		if s.batch, err = s.service.Events(r.Context(), s.instance, s.since, s.follow); err != nil {
-			return // the answer has begun: its end is all that can be said
+			return // the head is sent: ending the answer is the only way to report an error
 		}
 	}
 }
 
-// timeout is how long the server waits for a client that takes no answer.
+// timeout returns the server's write timeout.
 func timeout(r *http.Request) time.Duration {
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
 		return s.WriteTimeout

@@ -27,7 +27,6 @@ func withEvents(n, kept int) *fakeService {
 	return f
 }
 
-// next reads one event.
 func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	t.Helper()
 	if !lines.Scan() {
@@ -40,7 +39,7 @@ func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	return e
 }
 
-// answer is what came back; its body is closed when the test ends.
+// answer is an HTTP answer. The end of the test closes its body.
 type answer struct {
 	status int
 	kind   string
@@ -137,8 +136,8 @@ func TestFollowersEndWithTheEnforcer(t *testing.T) {
 	}
 }
 
-// One who follows and reads nothing keeps neither those who append waiting nor those who ask, and those who follow
-// leave room for the others' connections.
+// A follower that reads nothing delays neither writers of events nor other requests. Followers leave connections for other
+// clients.
 func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	path, f := socketPath(t), withEvents(1, 64)
 	start(t, f, path)
@@ -159,7 +158,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 		}
 	}
 	long := strings.Repeat("x", 1000)
-	for range 2000 { // more than the sockets take
+	for range 2000 { // more than the sockets buffer
 		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
 	r := get(t, path, "/v1/events?follow=true")

@@ -20,18 +20,18 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// handleFunc returns what is answered: a value, or a stream.
+// handleFunc handles a request. It returns the value to encode, or a stream.
 type handleFunc func(Service, http.ResponseWriter, *http.Request) (any, error)
 
-// route is one verb of the API; status is that of what is answered.
+// route is one operation of the API. status is the status of its success.
 type route struct {
 	method, path string
 	status       int
-	query        []string // the parameters that are known
+	query        []string // accepted query parameters
 	handle       handleFunc
 }
 
-// routes are all there are, in the order of openapi.yaml.
+// routes are all operations, in the order of openapi.yaml.
 var routes = []route{
 	{"GET", "/v1/info", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Info(r.Context())
@@ -81,7 +81,7 @@ var routes = []route{
 	}},
 }
 
-// Handler is the API without a socket.
+// Handler returns the handler of the control API.
 func Handler(service Service, log *slog.Logger) http.Handler { return handler(routes, service, log) }
 
 func handler(routes []route, service Service, log *slog.Logger) http.Handler {
@@ -110,7 +110,7 @@ func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 			}
 		})
 	}
-	// The mux's own 404 and 405 are plain text: a client must find JSON in every answer.
+	// The mux's own 404 and 405 are plain text; clients expect JSON.
 	for path, allowed := range methods {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -126,7 +126,7 @@ func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 				fail(w, r, log, api.Errorf(api.CodeInternal, "the enforcer failed: its log says why"))
 			}
 		}()
-		// The mux redirects an unclean path, in HTML; here it is one that does not exist. And "*" has no path.
+		// The mux would redirect an unclean path, in HTML; here such a path does not exist. "*" has no path.
 		if r.URL.Path == "" || r.URL.Path[0] != '/' || path.Clean(r.URL.Path) != r.URL.Path {
 			fail(w, r, log, noPath(r))
 			return
@@ -137,7 +137,7 @@ func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 }
 
 func (route *route) answer(service Service, w http.ResponseWriter, r *http.Request) (any, error) {
-	// URL.Query drops what it cannot read, and a generation that was dropped would be any generation.
+	// URL.Query ignores invalid parameters; an ignored generation would match any generation.
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, api.Errorf(api.CodeBadRequest, "the query cannot be read: %.200s", err.Error())
@@ -184,7 +184,7 @@ func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	return s.Release(r.Context(), id, generation, force)
 }
 
-// number of the query; 0 if it is not there.
+// number returns a numeric query parameter, or 0 if absent.
 func number(r *http.Request, name, accepted string) (uint64, error) {
 	query := r.URL.Query()
 	if !query.Has(name) {
@@ -197,7 +197,7 @@ func number(r *http.Request, name, accepted string) (uint64, error) {
 	return n, nil
 }
 
-// boolean of the query; false if it is not there.
+// boolean returns a boolean query parameter, or false if absent.
 func boolean(r *http.Request, name string) (bool, error) {
 	query := r.URL.Query()
 	if !query.Has(name) {
@@ -215,7 +215,7 @@ func sliceID(r *http.Request) (string, error) {
 	return id, api.CheckID(id)
 }
 
-// decode reads one JSON value with known fields only: a misspelt quota must not mean no quota.
+// decode decodes one JSON value and rejects unknown fields: a misspelt quota must not mean no quota.
 func decode(body io.Reader, into any) error {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
@@ -237,7 +237,7 @@ func decode(body io.Reader, into any) error {
 	return unreadable(err)
 }
 
-// unreadable returns the error for a request with an unreadable body.
+// unreadable returns the error for a body that cannot be read or decoded.
 func unreadable(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
@@ -246,7 +246,7 @@ func unreadable(err error) error {
 	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// inJSON is what a Go type of the API takes.
+// inJSON names the JSON form of a Go type.
 func inJSON(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
@@ -263,7 +263,7 @@ func inJSON(t reflect.Type) string {
 	return "an object"
 }
 
-// list is never null in JSON.
+// list returns l, or an empty list if it is nil, since nil is null in JSON.
 func list[T any](l []T) []T {
 	if l == nil {
 		return []T{}
@@ -289,11 +289,11 @@ func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
 
 func write(w http.ResponseWriter, status int, answer any) {
 	b, err := json.Marshal(answer)
-	if err != nil { // a type of ours that cannot be encoded: a bug
+	if err != nil { // a type that cannot be encoded: a bug
 		status, b = http.StatusInternalServerError, []byte(`{"code":"internal","message":"the answer cannot be encoded"}`)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1)) // a client tells by it that it has all
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1)) // lets a client detect a truncated answer
 	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n')) // if the client is gone there is nobody to tell
+	_, _ = w.Write(append(b, '\n')) // fails if the client has disconnected
 }

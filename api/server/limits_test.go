@@ -28,8 +28,8 @@ import (
 
 const nobody = 65534
 
-// crowd is this program as another: it opens connections, as many as it can, says how many stayed open, and holds them until
-// its input ends.
+// crowd is set in a copy of this program that runs as another user. It opens as many connections as it can, prints how many
+// stayed open, and holds them until its input ends.
 const crowd = "GPUSLICE_CROWD"
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func holdMany(path string) {
 		}
 		conns = append(conns, conn)
 	}
-	// Who was turned away was told so; the last ones may have to wait for that.
+	// Rejected connections get an answer, which may take some time.
 	expected, _ := strconv.Atoi(os.Getenv(crowd + "_OPEN"))
 	open, busy := conns, 0
 	for deadline := time.Now().Add(await.Patience); len(open) > expected && time.Now().Before(deadline); {
@@ -86,7 +86,7 @@ func holdMany(path string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// serveWith serves on a socket that is everybody's, with these limits.
+// serveWith serves on a socket open to all users, with these limits.
 func serveWith(t *testing.T, s Service, l limits) (path string) {
 	t.Helper()
 	return serveHandler(t, Handler(s, quiet()), l)
@@ -121,7 +121,7 @@ func answers200(t *testing.T, path string) {
 	}
 }
 
-// asNobody makes a copy of this program that nobody can run.
+// asNobody returns a command that runs a copy of this program as user nobody.
 func asNobody(t *testing.T, env ...string) *exec.Cmd {
 	t.Helper()
 	needs.Root(t)
@@ -156,7 +156,7 @@ func openFiles(t *testing.T) int {
 
 func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	l := controlLimits
-	l.header = time.Minute // they are not thrown out while this looks
+	l.header = time.Minute // keeps them open during the test
 	path := serveWith(t, &fakeService{}, l)
 	const connections = 10_000
 	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.each))
@@ -173,7 +173,7 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { in.Close(); _ = child.Wait() }()
-	answers200(t, path) // in the middle of it
+	answers200(t, path) // answered during the slow request
 	said, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 	path := serveWith(t, &fakeService{}, userLimits)
 	program := asNobody(t)
 	for range 3 {
-		for deadline := time.Now().Add(await.Patience); ; { // the ends of those before are seen in their own time
+		for deadline := time.Now().Add(await.Patience); ; { // earlier connections take time to close
 			child := exec.Command(program.Path)
 			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
 			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
@@ -218,7 +218,7 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 	l := controlLimits
 	l.header, l.read, l.idle = 50*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
-	l.all = 1 // each finds the place of the one before free again
+	l.all = 1 // each needs the place of the previous one
 	f := withEvents(1, 1)
 	path := serveWith(t, f, l)
 	head := "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
@@ -253,7 +253,7 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 	}
 }
 
-// drip writes a byte at a time until nobody reads.
+// drip writes one byte at a time until the reader disconnects.
 func drip(w io.Writer, text string) {
 	for i := range text {
 		if _, err := io.WriteString(w, text[i:i+1]); err != nil {
@@ -284,7 +284,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	l := controlLimits
 	l.write = 50 * time.Millisecond
 	path := serveWith(t, f, l)
-	for range maxStreams { // there is no place for another
+	for range maxStreams { // no place is left
 		conn, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -296,12 +296,12 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 		}
 	}
 	long := strings.Repeat("x", 1000)
-	for range 4000 { // more than their sockets take
+	for range 4000 { // more than their sockets buffer
 		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 		r, err := httpClient(path).Head("http://gpuslice/v1/events")
-		if err == nil { // else it was too slow itself
+		if err == nil { // else the follower was too slow
 			r.Body.Close()
 			if r.StatusCode == 200 {
 				return
@@ -313,7 +313,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	}
 }
 
-// Who connects and hangs up as often as he can costs no more than to accept so many, and others are answered meanwhile.
+// A user that connects and disconnects as fast as possible is accepted at a bounded pace, and other users are answered.
 func TestUsersAreAcceptedAtABoundedPace(t *testing.T) {
 	const connects = "GPUSLICE_CONNECTS"
 	if path := os.Getenv(connects); path != "" {

@@ -19,11 +19,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
-// ErrInUse says that somebody answers on the socket already.
+// ErrInUse means that another program listens on the socket.
 var ErrInUse = errors.New("another daemon answers on it")
 
-// Listen makes the control socket, for root and group; for the caller's user alone if group is "". A socket that is
-// left from an enforcer that died is replaced, one that somebody answers on is not.
+// Listen creates the control socket, for root and group, or for the caller's user alone if group is "". It replaces a stale
+// socket, and returns ErrInUse if a program listens on it.
 func Listen(path, group string) (net.Listener, error) {
 	gid := -1
 	mode := os.FileMode(0o600)
@@ -37,7 +37,7 @@ func Listen(path, group string) (net.Listener, error) {
 	return listenFor(path, gid, mode)
 }
 
-// ListenForUsers makes the users' socket, to which everybody may connect.
+// ListenForUsers creates the users' socket, open to all users.
 func ListenForUsers(path string) (net.Listener, error) {
 	l, err := listenFor(path, -1, 0o666)
 	if err != nil {
@@ -53,7 +53,7 @@ func ListenForUsers(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// usersQueue is how many wait in the kernel to be accepted: no more than are accepted in about a second.
+// usersQueue is the length of the users' accept queue: about as many as are accepted in a second.
 const usersQueue = 128
 
 func groupID(group string) (int, error) {
@@ -80,15 +80,15 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	if err := vacant(path); err != nil {
 		return nil, err
 	}
-	// The socket is renamed to path once it has its owner and mode. No path is removed, which another process may just have taken.
+	// The socket is renamed to path once it has its owner and mode. Removing path first could delete the socket of another
+	// process.
 	temporary := fmt.Sprintf("%s%d", firstName(path), os.Getpid())
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		// Linux gives the file the mode of the socket's own inode. A umask would do the same for every
-		// file that any thread makes meanwhile.
+		// Linux gives the file the mode of the socket's inode. A umask would affect the files of all other threads, too.
 		failed := c.Control(func(fd uintptr) {
 			err = errors.Join(unix.Fchmod(int(fd), 0o600), unixsocket.RefuseDescriptors(int(fd)))
 		})
@@ -98,7 +98,7 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // its name is not that of the file any more
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // the file has another name by then
 	if gid >= 0 {
 		err = os.Chown(temporary, -1, gid)
 	}
@@ -114,12 +114,13 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	return l, nil
 }
 
-// firstName is the name under which the socket at path is made, up to the process's number. The kernel keeps showing that name.
+// firstName returns the prefix of the temporary name of the socket at path; the process's pid follows. The kernel keeps
+// reporting the temporary name.
 func firstName(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".")
 }
 
-// MadeAs says whether a socket of this name was made to be the one at path.
+// MadeAs reports whether name is a temporary name of the socket at path.
 func MadeAs(name, path string) bool {
 	number, is := strings.CutPrefix(name, firstName(path))
 	_, err := strconv.ParseUint(number, 10, 32)
@@ -137,7 +138,7 @@ func RemoveStale(path string) error {
 	return nil
 }
 
-// vacant says why path cannot be replaced: by nothing, or by a socket that nobody answers on, it can.
+// vacant returns nil if path does not exist or is a stale socket, else the reason why it cannot be replaced.
 func vacant(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -157,5 +158,5 @@ func vacant(path string) error {
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return nil
 	}
-	return err // a full queue (EAGAIN) is an answer as well
+	return err // a full queue (EAGAIN) means that it is in use
 }

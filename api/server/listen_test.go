@@ -56,7 +56,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) { sendDescriptor(t, path, unixsocket.Refuses()) })
-		// As before Linux 6.16: they are let go of when the message is read.
+		// As before Linux 6.16: reading the message closes the descriptors.
 		raw, err := l.(*net.UnixListener).SyscallConn()
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 	}
 }
 
-// sendDescriptor sends one end of a pipe along with a request, and looks whether anybody has it in the end.
+// sendDescriptor sends one end of a pipe along with a request, and checks whether it gets closed.
 func sendDescriptor(t *testing.T, path string, refused bool) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -111,7 +111,7 @@ func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	if _, err := Listen(path, ""); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
-	first.Close() // as after a SIGKILL the file stays
+	first.Close() // the file stays, as after SIGKILL
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("the test is about a file that stays: %v", err)
 	}
@@ -204,7 +204,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	first.Close()
-	first.Close() // twice frees one place
+	first.Close() // the second Close must not free another place
 	if err := <-second; err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func loadDocument(t *testing.T) document {
 	return d
 }
 
-// operations are those of the document, by "GET /path".
+// operations returns the operations of the document by "GET /path".
 func (d document) operations(t *testing.T) map[string]operation {
 	t.Helper()
 	operations := make(map[string]operation)
@@ -102,7 +102,7 @@ func (d document) response(t *testing.T, r response) response {
 	return named
 }
 
-// answers are the Go types of what each operation takes and gives.
+// answers has the Go types of requests and answers by operation.
 var answers = map[string]struct{ request, reply reflect.Type }{
 	"GET /v1/info":           {nil, reflect.TypeFor[api.Info]()},
 	"GET /v1/slices":         {nil, reflect.TypeFor[[]api.Slice]()},
@@ -123,7 +123,7 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"DELETE /v1/pools/{name}": {nil, reflect.TypeFor[api.Pool]()},
 	"GET /v1/devices":         {nil, reflect.TypeFor[[]api.Device]()},
 	"GET /v1/history":         {nil, reflect.TypeFor[[]api.Run]()},
-	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()}, // one in each line
+	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()}, // one per line
 	"GET /v1/health":          {nil, reflect.TypeFor[api.Health]()},
 }
 
@@ -165,7 +165,7 @@ func TestEveryRouteIsDescribedAndEveryDescriptionHasARoute(t *testing.T) {
 	}
 }
 
-// checkStatuses holds the statuses of an operation against the codes that they stand for.
+// checkStatuses compares the statuses of an operation with the codes that they stand for.
 func (d document) checkStatuses(t *testing.T, name string, o operation, success int) {
 	t.Helper()
 	for status, r := range o.Responses {
@@ -185,7 +185,7 @@ func (d document) checkStatuses(t *testing.T, name string, o operation, success 
 			}
 		}
 	}
-	// Anything can be asked wrongly, fail, or come when too many ask or the enforcer stops.
+	// Any request can be malformed, fail, or exceed a limit.
 	must := []string{strconv.Itoa(success), "400", "500", "503"}
 	if len(o.RequestBody.Content) > 0 {
 		must = append(must, "413")
@@ -253,7 +253,7 @@ func TestEveryTypeIsDescribed(t *testing.T) {
 	}
 }
 
-// checkStruct holds a schema's properties against a struct's fields, in both directions.
+// checkStruct compares a schema's properties with a struct's fields, in both directions.
 func (d document) checkStruct(t *testing.T, g reflect.Type) {
 	t.Helper()
 	s, ok := d.Components.Schemas[g.Name()]
@@ -287,7 +287,7 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 	}
 }
 
-// enums are the words that a Go type of text can have.
+// enums has the values of each Go string type of the API.
 var enums = map[reflect.Type][]string{
 	reflect.TypeFor[api.Mode]():      {string(api.Enforce), string(api.Record)},
 	reflect.TypeFor[api.EventKind](): eventKinds(),

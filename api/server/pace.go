@@ -13,18 +13,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// paceBurst is how many seconds' requests a user has at once.
+// paceBurst is the number of seconds of requests that a user may send at once.
 const paceBurst = 8
 
-// paced has a user wait who asks for more than perSecond KiB of requests, head and body, whatever they are and on however many
-// connections: to read 64 KiB of JSON takes up to 5 ms of a processor. Who waits keeps his place, so that others are no later.
+// paced delays the requests of a user beyond perSecond KiB, heads and bodies of all connections together: reading 64 KiB of
+// JSON takes up to 5 ms of a processor. A delayed request keeps its connection, so it does not delay other users.
 func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	if perSecond == 0 {
 		return next
 	}
 	burst := int(paceBurst * perSecond)
 	var mu sync.Mutex
-	by := make(map[uint32]*rate.Limiter) // of those who asked lately
+	by := make(map[uint32]*rate.Limiter) // of recent users
 	of := func(uid uint32) *rate.Limiter {
 		mu.Lock()
 		defer mu.Unlock()
@@ -46,13 +46,14 @@ func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	})
 }
 
-// perRequest is the KiB that each request counts as, beside its body: to accept a connection and answer takes some 300 µs.
+// perRequest is the KiB charged for a request in addition to its body: accepting a connection and answering takes about 300
+// µs.
 const perRequest = 8
 
-// kibibytes that a request counts as, of which no more is read than may be.
+// kibibytes returns the KiB charged for a request. A body counts as maxBody at most, since no more is read.
 func kibibytes(r *http.Request) int {
 	body := r.ContentLength
-	if body < 0 || body > maxBody { // it does not say, or it will be refused
+	if body < 0 || body > maxBody { // the length is unknown, or the body will be rejected
 		body = maxBody
 	}
 	return perRequest + int((body+1<<10-1)>>10)

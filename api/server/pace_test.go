@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// countedService counts what it is asked, in KiB of requests.
+// countedService counts the KiB of requests.
 type countedService struct {
 	fakeService
 	served atomic.Int64
@@ -34,7 +34,7 @@ func (c *countedService) Register(context.Context, api.RegisterRequest) (api.Reg
 	return api.RegisterReply{}, nil
 }
 
-// Whatever a user asks, and on however many connections: he takes a small part of a processor, and others wait for nothing.
+// One user's requests take a small part of a processor, and delay no others.
 func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_FAST"
 	if path := os.Getenv(asks); path != "" {
@@ -74,13 +74,13 @@ func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 	}
 }
 
-// askForEver asks on all connections that a user may have, small things and large ones, until the input ends.
+// askForEver sends small and large requests on all connections that a user may have, until the input ends.
 func askForEver(path string) {
 	large := goodRequest + strings.Repeat(" ", maxBody-len(goodRequest))
 	for i := range userLimits.each {
 		go func() {
 			for {
-				client := httpClient(path) // and a connection of its own for some
+				client := httpClient(path) // some get a connection of their own
 				for range 16 {
 					var answer *http.Response
 					var err error

@@ -14,12 +14,12 @@ import (
 
 // Peer is the process that connected, as the kernel reports it.
 type Peer struct {
-	PID   int    // a hint for logs: it may have ended since, and the pid be another's; 0 if it cannot be seen from here
-	Start uint64 // with PID, the process that connected (process.Again); 0 if it had ended by the time that it was asked for
+	PID   int    // for logs only: the process may have exited and the pid be reused; 0 if not visible from here
+	Start uint64 // with PID identifies the process (process.Again); 0 if it had exited before it was read
 	UID   uint32
 	GID   uint32
 
-	counts uint32 // the user whose place it has, and whose pace
+	counts uint32 // user charged with its connection and pace
 }
 
 type (
@@ -27,13 +27,14 @@ type (
 	groupsKey struct{}
 )
 
-// PeerOf returns the process that asks, for the context that a Service is called with; false if that is not known.
+// PeerOf returns the requesting process from the context of a Service's call, or false if unknown.
 func PeerOf(ctx context.Context) (Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(Peer)
 	return p, ok
 }
 
-// GroupsOf returns the groups of the process that asks, when it connected: its own, and then those that it is in beside.
+// GroupsOf returns the groups that the requesting process had when it connected: its gid first, then the supplementary
+// groups.
 func GroupsOf(ctx context.Context) []uint32 {
 	groups, _ := ctx.Value(groupsKey{}).([]uint32)
 	return groups
@@ -44,7 +45,7 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	if !known {
 		return ctx
 	}
-	// At once: an older kernel names the process by its pid alone.
+	// First, as an older kernel identifies the process by pid only.
 	if process, err := askKernel(conn, unixsocket.Identify); err == nil {
 		p.Start = process.Start
 		process.Close()
@@ -52,7 +53,7 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	if c, ok := conn.(*limitedConn); ok {
 		p.counts = c.counts
 	}
-	groups, _ := askKernel(conn, unixsocket.Groups) // before Linux 4.13 nobody says: its own is known
+	groups, _ := askKernel(conn, unixsocket.Groups) // unknown before Linux 4.13: only the gid then
 	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))
 	return context.WithValue(ctx, peerKey{}, p)
 }
@@ -67,7 +68,7 @@ func peerOf(conn net.Conn) (Peer, bool) {
 	return Peer{PID: int(credentials.Pid), UID: credentials.Uid, GID: credentials.Gid}, true
 }
 
-// askKernel asks the kernel about a connection.
+// askKernel calls question with the descriptor of a connection.
 func askKernel[T any](conn net.Conn, question func(fd int) (T, error)) (answer T, failed error) {
 	if c, ok := conn.(*limitedConn); ok {
 		conn = c.Conn

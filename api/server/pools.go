@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// PoolService is the part of Service that pools have.
+// PoolService has the methods of Service for pools.
 type PoolService interface {
 	Pools(ctx context.Context) ([]api.Pool, error)
 	Pool(ctx context.Context, name string) (api.Pool, error)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server puts the enforcer's control API on a Unix socket: HTTP and JSON, described in
-// api/openapi.yaml, which a test holds against what is here.
+// Package server serves the enforcer's control API on a Unix socket: HTTP and JSON, as in api/openapi.yaml, which a test
+// compares with the code.
 //
-// It owns the wire: routes, limits, decoding, statuses, the socket file. It decides nothing about slices, which
-// is for the Service behind it, and must never let a request, however malformed, slow or large, get in
-// the way of others. Who may ask is decided by the socket's mode alone, but for the users' socket (users.go); who asks
-// is in Peer.
+// It owns routes, limits, decoding, statuses and the socket file. The Service behind it makes all decisions about slices.
+// It must never let a request, however malformed, slow or large, delay others. The socket's mode decides about access,
+// except on the users' socket (users.go). Peer describes the requesting process.
 package server
 
 import (
@@ -21,55 +20,54 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/audit"
 )
 
-// Service is what the handlers call. An *api.Error is answered as it is, and any other error as
-// api.CodeInternal.
+// Service carries out the requests. The handlers answer an *api.Error as it is, and any other error as api.From does.
 type Service interface {
 	Info(ctx context.Context) (api.Info, error)
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
-	// Release gives back a slice of that generation; 0 is any. With force, even if its processes are alive.
+	// Release releases the slice with this generation; 0 matches any. With force, even if its processes are alive.
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 	Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error)
 	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
-	// Suspend moves the memory of a slice to host memory, and Resume back.
+	// Suspend moves the memory of a slice to host memory, Resume back.
 	Suspend(ctx context.Context, id string) (api.Slice, error)
 	Resume(ctx context.Context, id string) (api.Slice, error)
-	// Join makes a process one of a session's, by the session's token, which is in ctx (api.TokenOf).
+	// Join adds a process to a session. ctx carries the session's token (api.TokenOf).
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
-	// Released are those that were released while processes were alive.
+	// Released returns the released slices that still have live processes.
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	PoolService
 	Devices(ctx context.Context) ([]api.Device, error)
-	// History is what slices needed that run, and of late ran.
+	// History returns the memory needs of active and recently ended slices.
 	History(ctx context.Context) ([]api.Run, error)
-	// Health waits for nothing.
+	// Health must not block.
 	Health(ctx context.Context) (api.Health, error)
-	// Events are some of those after number since, the oldest first; with wait one at least, or an error when there
-	// will be none.
+	// Events returns some events after number since, the oldest first. With wait it returns at least one, or an error if
+	// there will be none.
 	Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error)
 }
 
 const (
 	maxBody   = 64 << 10
-	maxHeader = 16 << 10 // the line of the request and all headers, with what is between them
-	// headerSlop is what net/http reads of a head beyond its MaxHeaderBytes.
+	maxHeader = 16 << 10 // request line, headers and separators
+	// headerSlop is the bytes that net/http reads beyond its MaxHeaderBytes.
 	headerSlop = 4 << 10
-	// maxStreams is how many of them may be told events: the hook's must find room.
+	// maxStreams limits the connections that follow events, to leave room for those of the hook.
 	maxStreams = 32
-	// drainTimeout is how long a stopping enforcer waits for the requests under way.
+	// drainTimeout limits the wait for open requests when the enforcer stops.
 	drainTimeout = 5 * time.Second
 )
 
-// Server answers the control API.
+// Server serves the control API.
 type Server struct {
 	http   *http.Server
-	share  audit.Share // of what is recorded, unless more is known of who asks
+	share  audit.Share // of audit records, unless the user determines it
 	limits limits
 	log    *slog.Logger
 }
 
-// New returns a Server for service.
+// New returns a Server of the control socket for service.
 func New(service Service, log *slog.Logger) *Server {
 	return newServer(Handler(service, log), controlLimits, log)
 }
@@ -91,7 +89,7 @@ func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 	}
 }
 
-// Serve answers on l until ctx ends, then lets the requests under way finish, and returns nil.
+// Serve serves on l until ctx ends, then lets open requests finish, and returns nil.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {

@@ -24,7 +24,7 @@ import (
 // fakeService records the calls, and answers each with err.
 type fakeService struct {
 	err   error
-	may   error // of who asks, on the users' socket
+	may   error // result of May for the users' socket
 	panic bool
 
 	registered api.RegisterRequest
@@ -37,7 +37,7 @@ type fakeService struct {
 	token      api.Token
 	pid        int
 	moved      []string
-	takes      time.Duration // to move a slice
+	takes      time.Duration // duration of a move
 	log        *event.Log    // nil: there are no events
 }
 
@@ -64,7 +64,7 @@ func (f *fakeService) Change(_ context.Context, id string, r api.ChangeRequest) 
 	return api.Slice{ID: id}, f.err
 }
 
-// May is the answer may, of somebody with a limit if it is none.
+// May returns the field may. Without an error the user has a limit.
 func (f *fakeService) May(_ context.Context, id string) (bool, error) { return f.may == nil, f.may }
 
 func (f *fakeService) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
@@ -126,7 +126,7 @@ func (f *fakeService) Events(ctx context.Context, instance string, since uint64,
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// ask sends one request to the handlers, and makes sure that the answer is JSON.
+// ask sends one request to the handlers, and checks that the answer is JSON.
 func ask(t *testing.T, s Service, method, target, body string) (int, []byte) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -284,7 +284,7 @@ func start(t *testing.T, s Service, path string) (stop func() error) {
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}

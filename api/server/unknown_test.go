@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A peer without credentials must not pass for root.
+// A peer without credentials must not count as root.
 func TestARequestOfAnUnknownPeerIsPaced(t *testing.T) {
 	served := 0
 	handler := paced(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }), perRequest)

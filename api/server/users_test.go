@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/audit"
 )
 
-// askUsers sends one request to the users' handlers, with a token if it is not "".
+// askUsers sends one request to the users' handlers, with a token if given.
 func askUsers(t *testing.T, s UserService, method, target, body string, token ...string) (int, api.Error) {
 	t.Helper()
 	w, r := httptest.NewRecorder(), httptest.NewRequest(method, target, strings.NewReader(body))
@@ -97,9 +97,9 @@ func FuzzUsers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, target, authorization string, body []byte) {
 		r, err := http.NewRequest(method, "http://gpuslice", strings.NewReader(string(body)))
 		if err != nil {
-			return // no method: no request
+			return // no valid request
 		}
-		// As a parser of requests might leave it, and worse.
+		// Set directly, to include values that a parser would reject.
 		r.URL.Path, r.URL.RawQuery, _ = strings.Cut(target, "?")
 		r.Header.Set("Authorization", authorization)
 		s, w := &fakeService{}, httptest.NewRecorder()
@@ -116,7 +116,7 @@ func FuzzUsers(f *testing.F) {
 	})
 }
 
-// FuzzRequests is the same for the control socket.
+// FuzzRequests does the same for the control socket.
 func FuzzRequests(f *testing.F) {
 	f.Add("POST", "/v1/slices", []byte(goodRequest))
 	f.Add("PATCH", "/v1/slices/s1", []byte(`{"quotas":[{"device":"*","bytes":1}],"ttl":0}`))
@@ -127,7 +127,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, target string, body []byte) {
 		r, err := http.NewRequest(method, "http://gpuslice", strings.NewReader(string(body)))
 		if err != nil {
-			return // no method: no request
+			return // no valid request
 		}
 		r.URL.Path, r.URL.RawQuery, _ = strings.Cut(target, "?")
 		s, w := &fakeService{}, httptest.NewRecorder()
@@ -141,7 +141,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// The bodies here never come: who waits for one is hung up on after five seconds.
+// The bodies never arrive: waiting for one would end after five seconds.
 func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
 	f := &fakeService{may: api.Errorf(api.CodeForbidden, "not you")}
 	a := newAuditor(t, NewForUsers(f, quiet()))
