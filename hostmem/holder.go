@@ -23,19 +23,19 @@ import (
 )
 
 const (
-	// holderWord is a holder's first argument; after it come how long it lives without use, and how many cgroups it is to enter.
+	// holderWord is the first argument of a holder. The idle time and the number of cgroups to enter follow.
 	holderWord = "host-memory-holder"
-	// readyFD is where it says that it listens, or why not. The cgroups' files follow.
+	// readyFD is the descriptor to report readiness or an error on. The cgroups' files follow.
 	readyFD = 3
-	// SocketName is of the socket, in its working directory.
+	// SocketName is the name of the socket in the working directory.
 	SocketName = "holder.sock"
 	isReady    = "ready"
 )
 
-// IsHolder says whether a program was started with these arguments to be one.
+// IsHolder reports whether args start the program as holder.
 func IsHolder(args []string) bool { return len(args) == 4 && args[1] == holderWord }
 
-// Hold is the whole of such a program. It returns the code to exit with.
+// Hold runs the holder, and returns the exit code.
 func Hold(args []string) int {
 	ready := os.NewFile(readyFD, "ready")
 	h, listener, err := begin(args)
@@ -49,14 +49,14 @@ func Hold(args []string) int {
 	return 0
 }
 
-// holder is what the process has.
+// holder is the state of the process.
 type holder struct {
-	idle time.Duration // it ends when it has held nothing, with nobody connected, for so long
+	idle time.Duration // the holder ends after holding nothing, without connections, for this time
 	end  func()
 
 	deaths *process.Watcher
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	files map[Process]*file
 	conns int
 }
@@ -65,7 +65,7 @@ type holder struct {
 type file struct {
 	process *process.Handle
 
-	mu sync.Mutex // held while it is worked on
+	mu sync.Mutex // held during operations
 	fd int        // -1 once the process has ended
 }
 
@@ -78,14 +78,15 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	for i := range cgroups { // before anything is held
+	for i := range cgroups { // before any memory is allocated
 		procs := os.NewFile(uintptr(readyFD+1+i), "cgroup.procs")
 		if _, err := procs.WriteString("0"); err != nil {
 			return nil, nil, fmt.Errorf("enter the cgroup: %w", err)
 		}
 		procs.Close()
 	}
-	// If the cgroup has no room after all, as the enforcer found it to have, that is to be an error and not this process's end. It takes CAP_SYS_RESOURCE.
+	// If the cgroup lacks room in spite of the enforcer's check, the allocation has to fail, and not kill this process.
+	// This needs CAP_SYS_RESOURCE.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 	unix.Umask(0o177)
@@ -104,12 +105,12 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 		return nil, nil, err
 	}
 	l := listener.(*net.UnixListener)
-	l.SetUnlinkOnClose(false) // it may be another one's by then
+	l.SetUnlinkOnClose(false) // the path may belong to another holder by then
 	h.end = sync.OnceFunc(func() { _ = l.Close() })
 	return h, l, nil
 }
 
-// serve until it has been idle.
+// serve accepts connections until the holder was idle for long enough.
 func (h *holder) serve(listener *net.UnixListener) {
 	go h.endIdle()
 	for {
@@ -118,7 +119,7 @@ func (h *holder) serve(listener *net.UnixListener) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			time.Sleep(100 * time.Millisecond) // want of descriptors
+			time.Sleep(100 * time.Millisecond) // out of descriptors
 		default:
 			go h.hear(conn)
 		}
@@ -184,7 +185,7 @@ func (h *holder) count(n int) {
 	h.conns += n
 }
 
-// do answers with a descriptor of the caller's, if it is not -1.
+// do carries out a request. The caller has to close fd unless it is -1.
 func (h *holder) do(r request) (charged uint64, fd int, err error) {
 	fd = -1
 	if r.op == opBytes && r.of == (Process{}) {
@@ -212,7 +213,7 @@ func (h *holder) do(r request) (charged uint64, fd int, err error) {
 	return f.charged(), fd, err
 }
 
-// of is a process's file, which is made where it is to grow; nil if there is none.
+// of returns the file of a process, or nil. It creates the file for opGrow.
 func (h *holder) of(r request) (*file, error) {
 	h.mu.Lock()
 	f := h.files[r.of]
@@ -232,7 +233,7 @@ func (h *holder) of(r request) (*file, error) {
 	f = &file{process: p, fd: fd}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if other := h.files[r.of]; other != nil { // it came meanwhile
+	if other := h.files[r.of]; other != nil { // created concurrently
 		p.Close()
 		unix.Close(fd)
 		return other, nil
@@ -246,7 +247,7 @@ func (h *holder) of(r request) (*file, error) {
 	return f, nil
 }
 
-// forget empties the file of a process that has ended: another one may have it still, to which that process gave it.
+// forget empties and closes the file of a process that has ended. Other processes may still have its descriptor.
 func (h *holder) forget(of Process, f *file) {
 	h.mu.Lock()
 	delete(h.files, of)
@@ -260,7 +261,7 @@ func (h *holder) forget(of Process, f *file) {
 	f.fd = -1
 }
 
-// charged is how much all processes have.
+// charged returns the bytes of all processes.
 func (h *holder) charged() (sum uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -270,7 +271,8 @@ func (h *holder) charged() (sum uint64) {
 	return sum
 }
 
-// charged is how much of the file there is; by whomever it was touched first, so at least what is charged to the holder.
+// charged returns the allocated bytes of the file. Fewer may be charged to the holder, if another process touched some
+// first.
 func (f *file) charged() uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(f.fd, &st) != nil {
@@ -280,7 +282,7 @@ func (f *file) charged() uint64 {
 	return uint64(st.Blocks) * block
 }
 
-// newFile has its size for good, and nobody can seal it otherwise.
+// newFile returns a memfd of fixed size, sealed against any change of its seals.
 func newFile(size uint64) (int, error) {
 	const flags, noexecSeal = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING, 8 // MFD_NOEXEC_SEAL, Linux 6.3
 	fd, err := unix.MemfdCreate("gpuslice-host", flags|noexecSeal)
@@ -301,8 +303,8 @@ func newFile(size uint64) (int, error) {
 	return fd, nil
 }
 
-// grow has all of a range charged to this process's cgroup, or nothing of it: what was allocated is undone where that fails, even if this process is
-// killed for it. Where shmem gives huge pages to who asks, it is mapped, so advised and touched instead.
+// grow has a range charged to this process's cgroup, all or nothing: a failure undoes the allocation, even if this process
+// gets killed. Where shmem gives huge pages on madvise only, it maps, advises and touches the range instead.
 func grow(fd int, from, to uint64) error {
 	if from == to {
 		return nil
@@ -311,7 +313,7 @@ func grow(fd int, from, to uint64) error {
 	if enabled, _ := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled"); bytes.Contains(enabled, []byte("[advise]")) {
 		err = populate(fd, from, to)
 	}
-	if errors.Is(err, unix.EINVAL) { // before Linux 5.14 that cannot be asked for
+	if errors.Is(err, unix.EINVAL) { // not supported before Linux 5.14
 		err = ignoringEINTR(func() error { return unix.Fallocate(fd, 0, int64(from), int64(to-from)) })
 	}
 	if err != nil {
@@ -331,7 +333,7 @@ func populate(fd int, from, to uint64) error {
 	return ignoringEINTR(func() error { return unix.Madvise(memory, populateWrite) })
 }
 
-// punch gives back a range, to the end of the file at most.
+// punch releases a range, up to the end of the file at most.
 func punch(fd int, from, to uint64) error {
 	if from == to {
 		return nil
@@ -341,7 +343,7 @@ func punch(fd int, from, to uint64) error {
 	})
 }
 
-// ignoringEINTR goes on where the signal was that Go's runtime sends to its own threads.
+// ignoringEINTR repeats do after signals that Go's runtime sends to its threads.
 func ignoringEINTR(do func() error) (err error) {
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		err = do()

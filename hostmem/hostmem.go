@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostmem has host memory of processes that move their memory themselves charged to a cgroup that the operator chose, and not to their own.
+// Package hostmem charges the host memory of processes that move their own memory to a cgroup chosen by the operator,
+// instead of their own.
 //
-// The kernel charges a page of a memfd to who touches it first. So a small process, the holder, is in that cgroup: it makes one memfd for each process
-// that asks the enforcer for host memory, and touches what the enforcer grants. The process maps it and keeps no descriptor. The holder outlives the
-// enforcer, which finds it again by its socket in the run directory; if the holder dies, what was granted stays mapped where it is, and another one is
-// started for what is asked for next. A memfd is of one process for good, and emptied once that has ended.
+// The kernel charges a page of a memfd to the process that touches it first. So a small process in that cgroup, the holder,
+// creates one memfd for each process with granted host memory, and touches the granted pages. The process maps the memfd
+// and keeps no descriptor. The holder outlives the enforcer, which finds it again by its socket in
+// the run directory. If the holder dies, granted memory stays mapped and charged, and the next request starts another
+// holder. A memfd always belongs to the same process, and is emptied when that has ended.
 //
-// The enforcer decides who gets how much (Keeper is its side). The holder serves nobody but its own user, root, reads nothing that another process wrote,
-// and never touches a byte of what it holds.
+// The enforcer decides about grants; Keeper is its side. The holder serves its own user, root, only. It reads no data of
+// other processes, and never touches the contents of the memory it holds.
 package hostmem
 
 import (
@@ -21,37 +23,37 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Step is what all sizes and offsets here are multiples of.
+// Step is the unit of all sizes and offsets of this package, in bytes.
 const Step = ledger.HostStep
 
-// Up rounds up to whole steps.
+// Up rounds up to a multiple of Step.
 func Up(bytes uint64) uint64 { return (bytes + Step - 1) / Step * Step }
 
-// Process tells one process from all others of this boot.
+// Process identifies a process uniquely within a boot.
 type Process struct {
 	PID   int
 	Start uint64
 }
 
-// op is what the enforcer asks of the holder.
+// op is an operation of the holder.
 type op uint32
 
 const (
-	opGrow  op = 1 + iota // have `from` to `to` of the process's memfd, of `size` bytes, charged; answered with its descriptor
-	opTrim                // give back `from` to `to` of it
-	opBytes               // say how much of it is charged; of all, for pid 0
+	opGrow  op = 1 + iota // charge the bytes `from` to `to` of the process's memfd, of `size` bytes; the answer has its descriptor
+	opTrim                // release the bytes `from` to `to`
+	opBytes               // report the charged bytes; of all processes for pid 0
 )
 
-// maxSize is more than a device has.
+// maxSize is larger than any device's memory.
 const maxSize = 1 << 46
 
 const (
-	magic       = 0x31485347 // "GSH1": another layout has another number
+	magic       = 0x31485347 // "GSH1": changes with the layout
 	requestSize = 48
 	replySize   = 16
 )
 
-// request is one message to the holder, in a connection of SOCK_SEQPACKET.
+// request is one message to the holder, on a connection of SOCK_SEQPACKET.
 type request struct {
 	op             op
 	of             Process
@@ -93,10 +95,10 @@ func decodeRequest(b []byte) (r request, err error) {
 	return r, nil
 }
 
-// reply is the holder's answer; the descriptor comes with it.
+// reply is the holder's answer. A descriptor may accompany it.
 type reply struct {
-	failed unix.Errno // 0: it did what it was asked to
-	bytes  uint64     // that are charged now
+	failed unix.Errno // 0 on success
+	bytes  uint64     // charged now
 }
 
 func (r reply) encode() []byte {

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// TestMain makes this program the holder, too, and a peer of another user.
+// TestMain also runs this program as the holder, and as a peer of another user.
 func TestMain(m *testing.M) {
 	if IsHolder(os.Args) {
 		os.Exit(Hold(os.Args))
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 const mib = 1 << 20
 
-// place is a run directory and a cgroup for a test; the holder ends soon after it is of no use.
+// place returns a run directory and a cgroup for a test. The holder ends shortly after its last use.
 func place(t *testing.T) Options {
 	t.Helper()
 	needs.Root(t)
@@ -56,7 +56,7 @@ func place(t *testing.T) Options {
 	charged, err := makeCgroup(places[0], true)
 	if err != nil {
 		_ = os.Remove(places[0].Dir())
-		t.Skip(err) // the v2 hierarchy of a host whose memory controller is in a v1 one that is not mounted
+		t.Skip(err) // the memory controller is in a v1 hierarchy that is not mounted
 	}
 	charged.Close()
 	t.Cleanup(func() {
@@ -79,7 +79,7 @@ func (o Options) keeper(t *testing.T) *Keeper {
 	return k
 }
 
-// other is a process that does nothing.
+// other starts a process that does nothing.
 func other(t *testing.T) (p Process, end func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -115,7 +115,7 @@ func (k *Keeper) mustGrow(t *testing.T, p Process, from, to uint64) *os.File {
 	return file
 }
 
-// near says whether n is what is wanted, and at most what a holder takes itself beside.
+// near reports whether n is want, plus at most the holder's own memory.
 func near(n, want uint64) bool { return n >= want && n < want+32*mib }
 
 func (k *Keeper) used(t *testing.T) uint64 {
@@ -154,7 +154,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	if k.has(t, a) != 3*Step || k.has(t, b) != Step || k.has(t, Process{}) != 4*Step || !near(k.used(t), 4*Step) {
 		t.Errorf("%d and %d of %d, %d used", k.has(t, a), k.has(t, b), k.has(t, Process{}), k.used(t))
 	}
-	// Nobody gets another's, and none can be made larger, smaller or sealed.
+	// Each process gets its own memfd, of fixed size and seals.
 	var one, two unix.Stat_t
 	must(t, errors.Join(unix.Fstat(int(file.Fd()), &one), unix.Fstat(int(otherFile.Fd()), &two)))
 	if one.Ino == two.Ino || one.Size != 16*Step {
@@ -172,13 +172,13 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	if k.has(t, a) != Step || !near(k.used(t), 2*Step) {
 		t.Errorf("%d, %d used", k.has(t, a), k.used(t))
 	}
-	// What was given back is empty when it is had again.
+	// Released memory is empty when granted again.
 	file = k.mustGrow(t, a, Step, 2*Step)
 	end := make([]byte, 1)
 	if _, err := file.ReadAt(end, 2*Step-1); err != nil || end[0] != 0 {
 		t.Errorf("%v %v", end, err)
 	}
-	// A process that has ended leaves nothing, although somebody has its descriptor.
+	// A process that has ended leaves no memory, even if another one has its descriptor.
 	endA()
 	eventually(t, "it is forgotten", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
 	if _, err := k.Grow(a, 16*Step, 0, Step); !errors.Is(err, unix.ESRCH) {
@@ -229,7 +229,7 @@ func TestAHolderThatIsOfNoUseEnds(t *testing.T) {
 	eventually(t, "it ends", ended)
 }
 
-// What was granted is where it was, and is charged there.
+// Granted memory stays in place, and charged there.
 func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	k := place(t).keeper(t)
 	p, _ := other(t)
@@ -254,8 +254,8 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return near(k.used(t), Step) })
 }
 
-// The enforcer asks before whether there is room. If another one in the cgroup takes it meanwhile, the kernel may end the holder (it does not where that may
-// have itself spared, which takes CAP_SYS_RESOURCE), and nothing else.
+// The enforcer checks for room first. If another process takes it concurrently, the kernel may end the holder, unless that
+// could exempt itself with CAP_SYS_RESOURCE; it ends nothing else.
 func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
@@ -288,14 +288,14 @@ func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
 	good := o.Cgroup
 	o.Cgroup = good + "/cgroup.procs"
 	k := o.keeper(t)
-	for range 2 { // the second time by what is remembered
+	for range 2 { // the second time from the cache
 		if _, err := k.PID(); err == nil || !strings.Contains(err.Error(), o.Cgroup) {
 			t.Errorf("%v", err)
 		}
 	}
 	host, err := cgroup.Open("/proc")
 	must(t, err)
-	places, err := host.Named(good) // for the test's end
+	places, err := host.Named(good) // for the end of the test
 	must(t, err)
 	for _, p := range places {
 		_ = os.MkdirAll(p.Dir(), 0o755)
@@ -319,7 +319,7 @@ func TestAHolderOfAnotherCgroupIsNotTaken(t *testing.T) {
 	}
 }
 
-// intrude is a process of another user that has found a way to the socket.
+// intrude runs as another user, with access to the socket.
 func intrude(dir string) int {
 	if _, _, err := dial(dir); err == nil {
 		fmt.Println("the peer is taken for one's own")
@@ -339,7 +339,7 @@ func intrude(dir string) int {
 
 func TestAnotherUserIsNotHeard(t *testing.T) {
 	o := place(t)
-	dir, err := os.MkdirTemp("", "gs-") // which others may enter
+	dir, err := os.MkdirTemp("", "gs-") // accessible to other users
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	o.RunDir = dir
@@ -415,7 +415,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// As where shmem gives huge pages to who asks.
+// As on hosts where shmem gives huge pages on madvise only.
 func TestMemoryIsTouchedToHaveIt(t *testing.T) {
 	fd, err := newFile(2 * Step)
 	must(t, err)

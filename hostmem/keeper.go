@@ -26,40 +26,41 @@ import (
 )
 
 const (
-	// idle is how long a holder lives that holds nothing once its enforcer is gone.
+	// idle is the default of Options.Idle.
 	idle = time.Minute
-	// patience is for one answer: shorter than that of the process for which it is asked (ASK_SECONDS in attach_client.h).
+	// patience limits the wait for one answer. It is shorter than the timeout of the process that needs the memory
+	// (ASK_SECONDS in attach_client.h).
 	patience = 4 * time.Second
-	// tryPace is how long nothing is tried again that failed.
+	// tryPace is the minimum time between a failure and the next attempt.
 	tryPace = time.Second
 )
 
-// Options of a Keeper.
+// Options configure a Keeper.
 type Options struct {
-	RunDir string // where the holder's socket is; only root may write there
-	Cgroup string // below the root of the hierarchy that has the memory controller
+	RunDir string // directory of the holder's socket; only root may write there
+	Cgroup string // relative to the root of the hierarchy with the memory controller
 	Log    *slog.Logger
-	// Idle is how long a holder lives that is of no use; 0 is a minute.
+	// Idle is the time after which an unused holder ends; 0 is a minute.
 	Idle time.Duration
 }
 
-// Keeper is the enforcer's side: it finds the holder, or starts one. Its methods may be called by several goroutines, wait for one another, and may take
-// as long as patience.
+// Keeper is the enforcer's side: it finds the holder, or starts one. It is safe for concurrent use; calls run one at a
+// time, and can take as long as patience.
 type Keeper struct {
 	options Options
 	host    *cgroup.Host
 
-	turn *guard.Turn // guards what follows
-	// conn is kept: as long as it is there the holder lives.
+	turn *guard.Turn // guards the fields below
+	// conn stays open: the holder does not end while it is.
 	conn   *net.UnixConn
 	pid    int
-	failed error // why there was none
+	failed error // error of the last attempt to get a connection
 	again  time.Time
 
-	said atomic.Pointer[error] // failed, for who does not wait
+	said atomic.Pointer[error] // copy of failed, readable without waiting
 }
 
-// New does not start anything yet.
+// New returns a Keeper. It starts no holder yet.
 func New(o Options) (*Keeper, error) {
 	if o.Idle == 0 {
 		o.Idle = idle
@@ -71,16 +72,16 @@ func New(o Options) (*Keeper, error) {
 	return &Keeper{options: o, host: host, turn: guard.NewTurn()}, nil
 }
 
-// Begin finds the holder, or starts one: then it is fresh, and knows nothing of what a former one held.
+// Begin finds the holder, or starts one. A started one is fresh: it knows none of the memory of an earlier holder.
 func (k *Keeper) Begin() (fresh bool, err error) {
 	k.turn.Wait()
 	defer k.turn.Give()
 	return k.connect()
 }
 
-// PID is the holder's, whose cgroup bears what is granted.
+// PID returns the pid of the holder; granted memory is charged to its cgroup.
 func (k *Keeper) PID() (int, error) {
-	if _, err := k.ask(request{op: opBytes}); err != nil { // it lives
+	if _, err := k.ask(request{op: opBytes}); err != nil { // it is alive
 		return 0, err
 	}
 	k.turn.Wait()
@@ -88,7 +89,8 @@ func (k *Keeper) PID() (int, error) {
 	return k.pid, nil
 }
 
-// Grow has a range of a process's memory charged, and returns its descriptor. size is what the process may ever have.
+// Grow has a range of a process's memory charged, and returns the descriptor of its memfd. size is the maximum that the
+// process can ever get.
 func (k *Keeper) Grow(p Process, size, from, to uint64) (*os.File, error) {
 	a, err := k.ask(request{op: opGrow, of: p, size: size, from: from, to: to})
 	if err == nil && a.file == nil {
@@ -97,19 +99,19 @@ func (k *Keeper) Grow(p Process, size, from, to uint64) (*os.File, error) {
 	return a.file, err
 }
 
-// Trim gives back a range, which nobody uses.
+// Trim releases a range that is no longer used.
 func (k *Keeper) Trim(p Process, from, to uint64) error {
 	_, err := k.ask(request{op: opTrim, of: p, from: from, to: to})
 	return err
 }
 
-// Bytes is how much a process has; of all, the zero Process.
+// Bytes returns the charged bytes of a process, or of all for the zero Process.
 func (k *Keeper) Bytes(p Process) (uint64, error) {
 	a, err := k.ask(request{op: opBytes, of: p})
 	return a.bytes, err
 }
 
-// Used is how much is charged to the cgroup.
+// Used returns the bytes charged to the cgroup.
 func (k *Keeper) Used() (uint64, error) {
 	places, err := k.host.Named(k.options.Cgroup)
 	if err != nil {
@@ -119,7 +121,7 @@ func (k *Keeper) Used() (uint64, error) {
 	return bytes, err
 }
 
-// Err is why there was none when it was needed last; nil if there was. It waits for nothing.
+// Err returns the error of the last attempt to reach the holder, or nil. It does not block.
 func (k *Keeper) Err() error {
 	if err := k.said.Load(); err != nil {
 		return *err
@@ -127,7 +129,7 @@ func (k *Keeper) Err() error {
 	return nil
 }
 
-// Close leaves the holder to the next enforcer.
+// Close disconnects from the holder, which stays for the next enforcer.
 func (k *Keeper) Close() error {
 	k.turn.Wait()
 	defer k.turn.Give()
@@ -140,7 +142,7 @@ type answered struct {
 	file *os.File
 }
 
-// ask once more if the holder has died: each request may be done twice.
+// ask repeats the request once if the holder has died, so every operation has to be idempotent.
 func (k *Keeper) ask(r request) (a answered, err error) {
 	guard.MayWait("the holder of host memory")
 	k.turn.Wait()
@@ -215,7 +217,7 @@ func (k *Keeper) hangUp() {
 	}
 }
 
-// connect is called in the turn.
+// connect requires the turn.
 func (k *Keeper) connect() (fresh bool, err error) {
 	if k.conn != nil {
 		return false, nil
@@ -245,7 +247,7 @@ func (k *Keeper) find() (fresh bool, err error) {
 			k.conn, k.pid = conn, pid
 			return false, nil
 		}
-		conn.Close() // the configuration or the program was another: it ends once nobody uses what it holds
+		conn.Close() // it has another configuration or version, and ends when its memory is no longer used
 	}
 	if err := k.start(places); err != nil {
 		return false, err
@@ -259,9 +261,10 @@ func (k *Keeper) find() (fresh bool, err error) {
 	return true, nil
 }
 
-// dial checks that who listens is of this process's user: the directory is nobody else's.
+// dial connects to the holder, and checks that the peer runs as this process's user. Only that user may write to the
+// directory.
 func dial(dir string) (*net.UnixConn, int, error) {
-	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // the address of a Unix socket has 108 bytes
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // the address of a Unix socket has only 108 bytes
 	if err != nil {
 		return nil, 0, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
@@ -281,7 +284,7 @@ func dial(dir string) (*net.UnixConn, int, error) {
 	return conn, int(peer.Pid), nil
 }
 
-// start makes the cgroup if it is not there, and a holder that enters it.
+// start creates the cgroup if needed, and starts a holder that enters it.
 func (k *Keeper) start(places []cgroup.Path) error {
 	var files []*os.File
 	defer func() {
@@ -302,14 +305,14 @@ func (k *Keeper) start(places []cgroup.Path) error {
 		}
 		files = append(files, procs)
 	}
-	// Nothing of this process's is left to it but the environment.
+	// The holder inherits only the environment.
 	cmd := exec.Command("/proc/self/exe", holderWord, k.options.Idle.String(), strconv.Itoa(len(places)))
 	cmd.Args[0], cmd.Dir, cmd.ExtraFiles = os.Args[0], k.options.RunDir, files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the holder: %w", err)
 	}
-	go func() { _ = cmd.Wait() }() // it outlives this process, or is no zombie of it
+	go func() { _ = cmd.Wait() }() // reaps it if it ends first; otherwise it outlives this process
 	tell.Close()
 	_ = ready.SetReadDeadline(time.Now().Add(patience))
 	said, err := io.ReadAll(io.LimitReader(ready, 1000))
@@ -320,7 +323,7 @@ func (k *Keeper) start(places []cgroup.Path) error {
 	return nil
 }
 
-// makeCgroup makes one where there is none, and touches nothing that is there. It returns the file by which one enters.
+// makeCgroup creates the cgroup if it is missing, and changes no existing one. It returns the file used to enter it.
 func makeCgroup(p cgroup.Path, charged bool) (*os.File, error) {
 	dir := p.Mount
 	for _, name := range strings.Split(strings.Trim(p.Rel, "/"), "/") {
@@ -344,7 +347,7 @@ func makeCgroup(p cgroup.Path, charged bool) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "cgroup.procs"), os.O_WRONLY, 0)
 }
 
-// handDown has a cgroup give its children the memory controller, if it has it itself.
+// handDown enables the memory controller for the children of a cgroup that has it.
 func handDown(dir string) error {
 	read := func(name string) []string {
 		text, _ := os.ReadFile(filepath.Join(dir, name))

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package audit keeps a record of who asked for what and what became of it: a file of JSON lines, one Entry in each.
+// Package audit records requests for changes, and events, in a file of JSON lines, one Entry per line.
 //
-// It owns that file and those that it was rotated into. What it promises: the recorder of an entry never
-// waits for it, whatever the disk does; what could not be written is counted, and the file itself says how many entries are
-// missing, in the place where they are. What waits for the disk is bounded in bytes, and no user rotates away what others
-// did (Share). It must never stop the enforcer, nor decide anything.
+// It owns that file and its rotated predecessors. The recorder of an entry never waits for the disk. Entries that could not
+// be written are counted, and a marker in the file says how many are missing at that place. The queue for the disk is
+// bounded in bytes. No user can cause others' entries to be rotated away (Share). The package must never stop the enforcer,
+// and makes no decisions.
 //
-// An entry that was written survives the enforcer's death. It does not survive the machine's for sure: nothing is
-// synced, since a sync for each entry would let anybody who can cause entries keep the disk busy.
+// A written entry survives the enforcer's death, but perhaps not the machine's: nothing is synced, since a sync per entry
+// would let every source of entries keep the disk busy.
 package audit
 
 import (
@@ -21,49 +21,49 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Kinds of entries beside those of events.
+// Kinds of entries in addition to those of events.
 const (
-	KindRequest = "request" // somebody asked for a change on a control socket
+	KindRequest = "request" // a request for a change on a control socket
 	KindDropped = "dropped" // Count entries are missing here
-	KindEvents  = "events"  // Count of what happened to who is the Cause is not listed: it was too much in a minute
+	KindEvents  = "events"  // Count events of the source in Cause are not listed, as there were too many in a minute
 )
 
-// Results of what was asked for.
+// Results of requests.
 const (
 	OK      = "ok"
 	Refused = "refused"
-	Gone    = "gone" // a slice was to be released that is not there any more, or never was: nobody was refused anything
+	Gone    = "gone" // the slice to be released did not exist; not an error
 )
 
-// Entry is one line. PID, UID and Command are of the process that the entry is about: of a request, the one that asked.
-// The other fields of an event are as api.Event has them; of a request that was refused, Requested, Limit and Used are
-// the refusal's. What was refused has Operation and Bytes: those of an event are its Call and Requested.
+// Entry is one line. PID, UID and Command describe the requesting process, or the process that the event is about. The
+// other fields of an event are those of api.Event. For a rejected request, Requested, Limit and Used are those of the
+// error. For a rejected allocation, Operation and Bytes are the Call and Requested of the event.
 type Entry struct {
 	api.Event
-	Seq uint64 `json:"seq,omitempty"` // of the event, if it is one
+	Seq uint64 `json:"seq,omitempty"` // of the event
 
 	Result    string      `json:"result,omitempty"`    // OK, Refused or Gone
-	Code      api.Code    `json:"code,omitempty"`      // why it was not OK
-	Message   string      `json:"message,omitempty"`   // the same in a sentence
-	Operation string      `json:"operation,omitempty"` // what was asked for, as openapi.yaml names it: "POST /v1/slices"; of an event the Call
-	UID       *uint32     `json:"uid,omitempty"`       // by the kernel's word; absent if it is not known
-	Remote    string      `json:"remote,omitempty"`    // where another machine's user asked from, by the word of who asked for him
-	Quotas    []api.Quota `json:"quotas,omitempty"`    // that were asked for
-	Mode      api.Mode    `json:"mode,omitempty"`      // of a slice that was asked for
-	Force     bool        `json:"force,omitempty"`     // a slice was to be released even if its processes are alive
+	Code      api.Code    `json:"code,omitempty"`      // of the error
+	Message   string      `json:"message,omitempty"`   // of the error, one sentence
+	Operation string      `json:"operation,omitempty"` // operation in openapi.yaml, such as "POST /v1/slices"; Call of an event
+	UID       *uint32     `json:"uid,omitempty"`       // reported by the kernel; absent if unknown
+	Remote    string      `json:"remote,omitempty"`    // address of a user on another machine, as claimed by the requesting process
+	Quotas    []api.Quota `json:"quotas,omitempty"`    // as requested
+	Mode      api.Mode    `json:"mode,omitempty"`      // of the requested slice
+	Force     bool        `json:"force,omitempty"`     // the release was to ignore live processes
 
-	Share  Share  `json:"-"` // of the file and of the queue
-	source string // of an event, if its Share is that
+	Share  Share  `json:"-"` // quota of the file and of the queue that the entry counts against
+	source string // of an event with ShareSource
 }
 
-// Of is the entry of an event.
+// Of returns the entry of an event.
 func Of(e api.Event) Entry {
 	entry := Entry{Event: e, Seq: e.Seq, Result: OK}
 	switch e.Kind {
 	case api.EventRefused, api.EventDenied:
 		entry.Result = Refused
 		entry.Operation, entry.Bytes = e.Call, e.Requested
-		if e.Device != "" { // else it was not for want of memory
+		if e.Device != "" { // else memory was not the reason
 			entry.Code = api.CodeQuotaExceeded
 		}
 	case api.EventAttachRefused:
@@ -72,50 +72,50 @@ func Of(e api.Event) Entry {
 	return entry
 }
 
-// Options of a Writer. Except for File, Keep and MaxSize, the zero value is a default.
+// Options configure a Writer. A zero value is a default, except for File, Keep and MaxSize.
 type Options struct {
 	File    string
-	MaxSize int64         // bytes: a file that would become larger is rotated
-	MaxAge  time.Duration // since its first entry: one that becomes older is rotated; 0 is never
-	Keep    int           // rotated files that are kept; 0 is none
-	GID     int           // whom a new file can be read by, beside its owner; below 1: nobody
+	MaxSize int64         // bytes: rotate before the file exceeds it
+	MaxAge  time.Duration // since the first entry: rotate at this age; 0 is never
+	Keep    int           // number of rotated files to keep; 0 is none
+	GID     int           // group that may read new files; below 1: none
 	Log     *slog.Logger
 	Now     func() time.Time
-	Retry   time.Duration // between two checks of a file that cannot be written, and at the age of one that can; a second
+	Retry   time.Duration // interval of checks of the file: for recovery after a failure, and of its age; default a second
 }
 
 const (
-	// maxQueued and maxQueuedBytes are how many entries may wait for the disk, and as many more that are being written. Those of the users'
-	// socket are half of them at most.
+	// maxQueued and maxQueuedBytes limit the entries that wait for the disk, and again those being written. Entries of the
+	// users' socket may take half of each.
 	maxQueued, maxQueuedBytes = 4096, 4 << 20
-	// maxText is how long a text of an entry is, in bytes. Ids and names are shorter.
+	// maxText limits each text of an entry, in bytes. Ids and names are shorter.
 	maxText = 1024
-	// closeTimeout is for the disk when the Writer is closed.
+	// closeTimeout limits the wait for the disk in Close.
 	closeTimeout = 3 * time.Second
 )
 
-// Writer writes entries, in the order in which they were put. Its methods may be called by any number of goroutines.
+// Writer writes entries in the order of Put. It is safe for concurrent use.
 type Writer struct {
 	options Options
 
-	// Of the one goroutine that writes.
+	// Used by the writing goroutine only.
 	file    file
-	lost    line // the marker of those that could not be written
-	resting bool // the file failed, and is not tried before the next tick
+	lost    line // marker of entries that could not be written
+	resting bool // the file failed, and is not tried again before the next tick
 
 	written, dropped atomic.Uint64
 
 	mu       sync.Mutex
 	queue    queue
 	shares   shares
-	dropping bool // entries are being dropped, and the log has it
+	dropping bool // entries are being dropped, and this was logged
 	closed   bool
 
 	wake  chan struct{}
 	ended chan struct{}
 }
 
-// Open returns a Writer to the file. That the file cannot be written is no error: it may be, later.
+// Open starts a Writer to the file. It succeeds even if the file cannot be written yet.
 func Open(o Options) *Writer {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -131,22 +131,22 @@ func Open(o Options) *Writer {
 	return w
 }
 
-// line is an entry as the file will have it: nothing of a request is kept longer than it takes to make that.
+// line is an encoded entry. The request itself is not kept.
 type line struct {
 	text    []byte
 	time    time.Time
-	dropped uint64 // it is the marker of so many entries that are not there, and why is their cause; else 0
+	dropped uint64 // number of missing entries that this marker stands for, with the reason why; 0 for an entry
 	why     string
 }
 
-// queue is what waits for the disk: lines within the limits, and a marker behind a line where others were dropped.
+// queue holds the lines that wait for the disk. A marker stands for the lines dropped after its predecessor.
 type queue struct {
 	lines []line
-	count int // markers not counted
+	count int // without markers
 	bytes int
 }
 
-// add says whether there was room. Markers are no more than lines.
+// add appends l, or counts it as dropped and returns false if the queue is full. There are never more markers than lines.
 func (q *queue) add(l line, share Share) bool {
 	part := 1
 	if share == ShareUser || share == ShareStranger {
@@ -166,7 +166,7 @@ func (q *queue) add(l line, share Share) bool {
 
 const slow = "the disk is too slow"
 
-// Put records an entry, and gives it the time of now if it has none. It never waits.
+// Put records an entry, and sets its time if it has none. It never blocks.
 func (w *Writer) Put(e Entry) {
 	if e.Time.IsZero() {
 		e.Time = w.options.Now().UTC()
@@ -191,13 +191,13 @@ func makeLine(e Entry) line {
 		*text = (*text)[:min(len(*text), maxText)]
 	}
 	text, err := json.Marshal(e)
-	if err != nil { // a type of ours that cannot be encoded: a bug
+	if err != nil { // a type that cannot be encoded: a bug
 		text, _ = json.Marshal(missing(1, e.Time, err.Error()))
 	}
 	return line{text: append(text, '\n'), time: e.Time}
 }
 
-// add is called with mu held, as addAll is.
+// add appends to the queue; mu is held, also for addAll.
 func (w *Writer) add(l line, share Share) {
 	if w.closed {
 		w.dropped.Add(1)
@@ -213,7 +213,7 @@ func (w *Writer) addAll(entries []Entry) {
 	}
 }
 
-// Event records an event of a source: a container, a user with all of his sessions, or "" for the operator.
+// Event records an event of a source: a container, a user with all sessions of theirs, or "" for the operator.
 func (w *Writer) Event(of string, e api.Event) {
 	entry := Of(e)
 	if of != "" {
@@ -222,17 +222,17 @@ func (w *Writer) Event(of string, e api.Event) {
 	w.Put(entry)
 }
 
-// Counts are how many entries were written and how many were dropped, markers not counted.
+// Counts returns the numbers of written and dropped entries, without markers.
 func (w *Writer) Counts() (written, dropped uint64) { return w.written.Load(), w.dropped.Load() }
 
-// Dropping says whether entries are being dropped now.
+// Dropping reports whether entries are being dropped now.
 func (w *Writer) Dropping() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.dropping
 }
 
-// Close writes what waits, for no longer than a few seconds, and ends the Writer.
+// Close writes the queued entries, for a few seconds at most, and stops the Writer.
 func (w *Writer) Close() {
 	now := w.options.Now().UTC()
 	w.mu.Lock()
@@ -252,13 +252,13 @@ func (w *Writer) Close() {
 	}
 }
 
-// missing is the marker of entries that are not there.
+// missing returns the marker of missing entries.
 func missing(count uint64, at time.Time, why string) Entry {
 	return Entry{Event: api.Event{Kind: KindDropped, Time: at, Count: count, Cause: why}}
 }
 
-// sayDropping says in the log that entries are being dropped, once until that ends. Called with mu held; the log is
-// another's, and may be a pipe that nobody reads.
+// sayDropping logs once that entries are being dropped. mu is held, so another goroutine writes the log, which may be a
+// pipe without a reader.
 func (w *Writer) sayDropping(why string) {
 	if !w.dropping {
 		w.dropping = true
@@ -266,13 +266,13 @@ func (w *Writer) sayDropping(why string) {
 	}
 }
 
-// run writes what is put, until Close.
+// run writes queued entries until Close.
 func (w *Writer) run() {
 	defer close(w.ended)
 	defer w.file.close()
 	ticker := time.NewTicker(w.options.Retry)
 	defer ticker.Stop()
-	if err := w.file.ready(); err != nil { // it is said before an entry is lost
+	if err := w.file.ready(); err != nil { // logged before an entry is lost
 		w.fails(w.options.Now().UTC(), err)
 	}
 	for {
@@ -306,8 +306,8 @@ func (w *Writer) run() {
 	}
 }
 
-// write writes an entry, or counts it as lost. After a failure all are lost until the next tick: a disk that fails
-// takes its time for each.
+// write writes an entry, or counts it as lost. After a failure all are lost until the next tick, as each attempt on a
+// failing disk can take long.
 func (w *Writer) write(l line) {
 	if l.dropped > 0 {
 		if w.lost.dropped == 0 {
@@ -331,7 +331,7 @@ func (w *Writer) write(l line) {
 	w.dropped.Add(1)
 }
 
-// writeLost writes the marker of what was lost, if anything was, and says whether the file takes more.
+// writeLost writes the marker of lost entries, if any, and reports whether the file accepts more.
 func (w *Writer) writeLost() bool {
 	if w.lost.dropped == 0 {
 		return true
@@ -355,7 +355,7 @@ func (w *Writer) fails(at time.Time, err error) {
 	w.sayDropping(err.Error())
 }
 
-// goesOn says so in the log when nothing is dropped any more.
+// goesOn logs that entries are no longer dropped.
 func (w *Writer) goesOn() {
 	if w.resting || !w.Dropping() || w.file.ready() != nil {
 		return

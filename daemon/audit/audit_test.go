@@ -22,7 +22,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// said is a log that a test reads.
 type said struct{ testhost.Output }
 
 func (s *said) count(text string) int { return strings.Count(s.String(), text) }
@@ -32,7 +31,7 @@ const (
 	ends   = "is written again"
 )
 
-// writer is a Writer to audit.jsonl in dir, which looks again every millisecond.
+// writer returns a Writer to audit.jsonl in dir, which checks the file every millisecond.
 func writer(t *testing.T, dir string, change func(*Options)) (*Writer, *said) {
 	t.Helper()
 	log := &said{}
@@ -52,7 +51,7 @@ func entry(n int) Entry {
 	return Of(api.Event{Kind: api.EventRefused, Slice: fmt.Sprint("s", n), Time: time.Unix(1e9, 0).UTC(), Requested: 7})
 }
 
-// read parses each line of the files, in their order.
+// read parses the lines of the files in order.
 func read(t *testing.T, files ...string) []Entry {
 	t.Helper()
 	var all []Entry
@@ -74,7 +73,7 @@ func read(t *testing.T, files ...string) []Entry {
 	return all
 }
 
-// files are those of an audit log, the oldest first.
+// files returns the files of an audit log, the oldest first.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, "audit.jsonl.*"))
@@ -84,7 +83,7 @@ func files(t *testing.T, dir string) []string {
 	return append(names, filepath.Join(dir, "audit.jsonl"))
 }
 
-// accounted says how many entries there are, and how many the markers among them say are missing.
+// accounted counts the entries, and those that the markers report as missing.
 func accounted(all []Entry) (there, missing int) {
 	for _, e := range all {
 		if e.Kind == KindDropped {
@@ -110,10 +109,10 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	w, _ := writer(t, dir, nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	w.Event("c1", api.Event{Seq: 9, Time: at, Kind: api.EventRefused, Slice: "c1", Generation: 3, Tenant: "physics", PID: 7, Command: "python",
-		Device: "GPU-1", Count: 2, Call: "cuMemAlloc", Requested: 100, Limit: new(uint64(50)), Used: new(uint64(0)), Overhead: new(uint64(5))}) // 0 is known
+		Device: "GPU-1", Count: 2, Call: "cuMemAlloc", Requested: 100, Limit: new(uint64(50)), Used: new(uint64(0)), Overhead: new(uint64(5))})
 	w.Event("c1", api.Event{Seq: 10, Time: at, Kind: api.EventFreed, Slice: "c1", Device: "GPU-1", Bytes: 20})
 	w.Event("c1", api.Event{Seq: 11, Time: at, Kind: api.EventDenied, Slice: "c1", Device: "GPU-1", Requested: 30})
-	w.Event("c1", api.Event{Seq: 12, Time: at, Kind: api.EventDenied, Pool: "llm", Cause: "why"}) // which had no memory to ask for
+	w.Event("c1", api.Event{Seq: 12, Time: at, Kind: api.EventDenied, Pool: "llm", Cause: "why"}) // not for lack of memory
 	uid := uint32(0)
 	w.Put(Entry{Event: api.Event{Time: at, Kind: KindRequest, Slice: "c2", PID: 8}, UID: &uid, Operation: "POST /v1/slices",
 		Result: Refused, Code: api.CodeExists, Message: "it exists", Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}})
@@ -154,7 +153,7 @@ func TestAFileGoesOnWhereAnEarlierEnforcerStopped(t *testing.T) {
 	w, _ := writer(t, dir, nil)
 	w.Put(entry(1))
 	w.Close()
-	// It was killed, and the machine with it, within a line.
+	// As after the death of the machine while it wrote a line.
 	f, err := os.OpenFile(filepath.Join(dir, "audit.jsonl"), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +200,7 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, info.Size(), err)
 		}
 	}
-	next := make(map[string]int) // each goroutine's entries are in its order
+	next := make(map[string]int) // entries of each goroutine stay in order
 	there, missing := accounted(read(t, names...))
 	for _, e := range read(t, names...) {
 		if e.Kind != KindDropped && e.PID <= next[e.Slice] {
@@ -209,7 +208,7 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 		}
 		next[e.Slice] = e.PID
 	}
-	if there != writers*each || missing != 0 { // fewer than the queue takes
+	if there != writers*each || missing != 0 { // fewer than the queue holds
 		t.Errorf("%d entries, %d missing", there, missing)
 	}
 }
@@ -255,7 +254,7 @@ func TestAFileThatIsOldIsRotatedThoughNothingHappens(t *testing.T) {
 	if names := files(t, dir); len(names) != 1 {
 		t.Errorf("rotated before its time: %q", names)
 	}
-	w = open() // the age is the first entry's, not that of the enforcer
+	w = open() // the age counts from the first entry, not from the start
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 3}})
 	eventually(t, "the entry is written", w.wrote(1))
 	pass(20 * time.Minute)
@@ -283,7 +282,7 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 	if a, b := read(t, name+"-moved"), read(t, name); len(a) != 1 || len(b) != 1 || b[0].Slice != "s2" {
 		t.Errorf("%+v, %+v", a, b)
 	}
-	if err := os.Rename(name, name+"-again"); err != nil { // and with its "create"
+	if err := os.Rename(name, name+"-again"); err != nil { // with its "create"
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
@@ -291,7 +290,7 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 	}
 	w.Put(entry(3))
 	eventually(t, "the third is written", w.wrote(3))
-	if err := os.Truncate(name, 0); err != nil { // and with its "copytruncate"
+	if err := os.Truncate(name, 0); err != nil { // with its "copytruncate"
 		t.Fatal(err)
 	}
 	w.Put(entry(4))

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// small is a file system of 64 KiB.
+// small mounts a file system of 64 KiB.
 func small(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
@@ -26,8 +26,8 @@ func small(t *testing.T) string {
 	return dir
 }
 
-// whole checks that each of n entries is in the files or is said to be missing there, and that the log has
-// said once that they are dropped and once that this has ended.
+// whole checks that each of n entries is in the files or counted as missing there, and that the start and the end of the
+// dropping were logged once each.
 func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
 	t.Helper()
 	eventually(t, "the log says that entries are written again", func() bool { return log.count(ends) == 1 })
@@ -52,11 +52,11 @@ func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
 		}
 		w.Put(entry(n))
 		if n%100 == 0 {
-			time.Sleep(time.Millisecond) // it is the disk that shall be too small, not the queue
+			time.Sleep(time.Millisecond) // keeps the queue short: only the disk is to be full
 		}
 	}
 	eventually(t, "all were tried", func() bool { written, dropped := w.Counts(); return written+dropped == uint64(n) })
-	// At each look whether there is room a part of a line is there, until it is cut off again: only whole ones are counted here.
+	// Each check of the disk writes part of a line and cuts it off again, so count whole lines only.
 	text, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
 	if there := bytes.Count(text, []byte("\n")); err != nil || there < 100 {
 		t.Errorf("%d entries were written, %v", there, err)
@@ -73,7 +73,7 @@ func TestAReadOnlyDiskStopsNobody(t *testing.T) {
 	w, log := writer(t, dir, nil)
 	w.Put(entry(0))
 	eventually(t, "the first is written", w.wrote(1))
-	// Nobody may have a file open for writing when a file system becomes read-only: so it is closed by being moved.
+	// A file system can become read-only only if no file is open for writing. Moving the file closes it.
 	name := filepath.Join(dir, "audit.jsonl")
 	if err := os.Rename(name, name+".000001"); err != nil {
 		t.Fatal(err)
@@ -88,14 +88,14 @@ func TestAReadOnlyDiskStopsNobody(t *testing.T) {
 	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=64k"); err != nil {
 		t.Fatal(err)
 	}
-	// The marker does not wait for another entry.
+	// The marker is written without a further entry.
 	whole(t, w, log, dir, 50)
 }
 
 func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	w, log := writer(t, dir, nil)
-	w.Put(entry(0)) // it was never there
+	w.Put(entry(0)) // the file never existed
 	eventually(t, "entries are dropped", func() bool { _, dropped := w.Counts(); return dropped == 1 })
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -120,13 +120,13 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 	}
 }
 
-// hanging is a Writer that has written one entry, on a disk that hangs until goesOn.
+// hanging returns a Writer that has written one entry, on a disk that hangs until goesOn is called.
 func hanging(t *testing.T, dir string) (w *Writer, log *said, goesOn func()) {
 	t.Helper()
 	var hang sync.Mutex
 	w, log = writer(t, dir, func(o *Options) {
 		o.MaxAge = time.Hour
-		// Of entries that have a time it is the writer alone who asks for it.
+		// Entries have a time already, so only the writing goroutine calls Now.
 		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
 	})
 	w.Put(entry(0))
@@ -151,7 +151,7 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 	}
 	goesOn()
 	whole(t, w, log, dir, most)
-	// The marker is where the missing ones were: each entry before it is older, and each after it newer.
+	// The marker is at the place of the missing entries: older entries precede it, newer ones follow.
 	all := read(t, files(t, dir)...)
 	if last := all[len(all)-1]; last.Kind != KindDropped {
 		t.Errorf("the last is %+v", last)
@@ -192,7 +192,7 @@ func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 	if err := os.WriteFile(name, nil, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount(name, name, "", syscall.MS_BIND, ""); err != nil { // one that is mounted cannot be renamed
+	if err := syscall.Mount(name, name, "", syscall.MS_BIND, ""); err != nil { // a mount point cannot be renamed
 		t.Fatal(err)
 	}
 	unmount := sync.OnceFunc(func() { _ = syscall.Unmount(name, syscall.MNT_DETACH) })
@@ -206,7 +206,7 @@ func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 		t.Errorf("%d entries; the log: %s", len(all), log.String())
 	}
 	unmount()
-	time.Sleep(2 * time.Millisecond) // until it is tried again
+	time.Sleep(2 * time.Millisecond) // until the next attempt
 	w.Put(entry(20))
 	w.Close()
 	if names := files(t, dir); len(names) != 2 || len(read(t, names[0])) != 20 || len(read(t, names[1])) != 1 {

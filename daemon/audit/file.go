@@ -16,20 +16,20 @@ import (
 	"time"
 )
 
-// file is the audit file. A rotated one has the same name and a number behind it, which grows: the highest is the newest.
-// A number and not a time, so that a clock that was set back does not make the newest file the first to be deleted. One
-// rename is all that a rotation is, so there is no moment at which an entry is in no file or in two.
+// file is the audit file. A rotated file has the same name and a number appended; the highest is the newest. It is a number
+// and not a time, since after a clock was set back the newest file would be deleted first. Rotation is a single rename, so
+// each entry is in exactly one file at all times.
 //
-// Another program may rotate it too, or move it away: that is seen, and a new file begun, before the next entry.
+// Another program may rotate or move the file, too. That is noticed before the next entry, and a new file begun.
 type file struct {
 	options Options
-	open    *os.File  // nil: not yet, or not any more
+	open    *os.File  // nil if not open
 	size    int64     // bytes
-	begun   time.Time // of the first entry
-	again   time.Time // when a rotation that failed is tried again; zero if none did
+	begun   time.Time // time of the first entry
+	again   time.Time // time of the next attempt to rotate; zero if the last one succeeded
 }
 
-// write appends an entry's line, which is of that time: all of it, or nothing.
+// write appends an entry's line with the time at: all of it, or nothing.
 func (f *file) write(line []byte, at time.Time) error {
 	if err := f.ready(); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (f *file) write(line []byte, at time.Time) error {
 		f.size += int64(n)
 		return nil
 	}
-	if n > 0 { // half a line is none
+	if n > 0 { // remove the partial line
 		if cut := f.open.Truncate(f.size); cut != nil {
 			err = errors.Join(err, cut)
 		}
@@ -56,7 +56,7 @@ func (f *file) write(line []byte, at time.Time) error {
 	return err
 }
 
-// ready makes sure that the open file is the one that has the name, and knows its size.
+// ready ensures that the open file is the one at the path, and updates its size.
 func (f *file) ready() error {
 	if f.still() {
 		return nil
@@ -64,8 +64,8 @@ func (f *file) ready() error {
 	return f.begin()
 }
 
-// still says whether a file is open that still has the name, and learns its size: it may have been emptied. One that was moved
-// away or deleted is closed.
+// still reports whether the open file is still the one at the path, and updates its size, as it may have been truncated. It
+// closes a file that was moved or deleted.
 func (f *file) still() bool {
 	if f.open == nil {
 		return false
@@ -80,17 +80,17 @@ func (f *file) still() bool {
 	return true
 }
 
-// begin opens the file, or makes it.
+// begin opens or creates the file.
 func (f *file) begin() error {
-	// NONBLOCK: opening a FIFO would wait for its other end. NOFOLLOW: a user who may write in the directory must not
-	// choose another file to be written to.
+	// NONBLOCK: opening a FIFO would wait for its other end. NOFOLLOW: a user with write access to the directory must not
+	// redirect the log to another file.
 	const how = os.O_WRONLY | os.O_APPEND | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 	open, err := os.OpenFile(f.options.File, how|os.O_CREATE|os.O_EXCL, 0o640)
 	if err == nil {
 		if f.options.GID > 0 {
 			err = open.Chown(-1, f.options.GID)
 		}
-		err = errors.Join(err, open.Chmod(0o640)) // whatever the umask is
+		err = errors.Join(err, open.Chmod(0o640)) // independent of the umask
 		if err != nil {
 			open.Close()
 			return errors.Join(err, os.Remove(f.options.File))
@@ -120,7 +120,7 @@ func (f *file) begin() error {
 	return nil
 }
 
-// endLine makes sure that the file ends with a whole line: the enforcer, or the machine, may have died within one.
+// endLine removes a partial last line, left by the death of the enforcer or the machine.
 func (f *file) endLine() error {
 	if f.size == 0 {
 		return nil
@@ -142,7 +142,7 @@ func (f *file) endLine() error {
 	return err
 }
 
-// firstTime is the time of the file's first entry; otherwise if that cannot be read.
+// firstTime returns the time of the file's first entry, or otherwise if that cannot be read.
 func firstTime(path string, otherwise time.Time) time.Time {
 	read, err := os.Open(path)
 	if err != nil {
@@ -161,15 +161,15 @@ func (f *file) old() bool {
 	return f.options.MaxAge > 0 && f.options.Now().Sub(f.begun) >= f.options.MaxAge
 }
 
-// check is for a file that nothing is written to: it is rotated too when it is old, and let go of when it was moved away.
+// check rotates an old file, and closes a moved one, without a new entry.
 func (f *file) check() {
 	if f.still() && f.size > 0 && f.old() {
-		_ = f.rotate() // what becomes of the next entry is said with that
+		_ = f.rotate() // the next write reports the error
 	}
 }
 
-// rotate gives the file its number and begins another. If it cannot be renamed it is kept, and grows: a directory, or a
-// file, that may not be changed but appended to is how some protect their evidence.
+// rotate renames the file to the next number and begins another. A file that cannot be renamed is kept, and grows: some
+// operators make the directory or the file append-only to protect their evidence.
 func (f *file) rotate() error {
 	now := f.options.Now()
 	if now.Before(f.again) {
@@ -202,10 +202,10 @@ func (f *file) rotate() error {
 	return f.begin()
 }
 
-// numbered is the name of a rotated file; as many digits as let a shell list them in their order.
+// numbered returns the name of a rotated file, with enough digits for shells to sort the names.
 func (f *file) numbered(n int) string { return fmt.Sprintf("%s.%06d", f.options.File, n) }
 
-// rotated are the numbers of the rotated files, the oldest first.
+// rotated returns the numbers of the rotated files, the oldest first.
 func (f *file) rotated() ([]int, error) {
 	entries, err := os.ReadDir(filepath.Dir(f.options.File))
 	if err != nil {

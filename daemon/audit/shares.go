@@ -8,50 +8,52 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Share is whose part of the log an entry takes. What is asked on the users' socket, and what happens to a slice, is listed as long as it
-// fits the user's or the slice's part of the minute; the rest is counted, in one entry a minute for each of them and each result. So nobody
-// rotates away what others did.
+// Share is the budget of the log that an entry counts against. Requests on the users' socket and events of slices are
+// listed within a budget per minute of the user or the source. The rest is counted in one entry a minute for each of them
+// and each result. So no user can cause others' entries to be rotated away.
 type Share int
 
 const (
-	ShareHost     Share = iota // of the operator's socket, and events of pools: all is listed
-	ShareUser                  // of the users' socket, of who may ask for something there
-	ShareStranger              // of the users' socket, of one for whom there is no limit
-	ShareSource                // an event, of who causes it: a container, or a user with all of his sessions
+	ShareHost     Share = iota // the operator's socket, and events of pools: unlimited
+	ShareUser                  // the users' socket: a user with a limit
+	ShareStranger              // the users' socket: a user without one
+	ShareSource                // events of a source: a container, or a user with all sessions
 )
 
 const (
 	shareWindow = time.Minute
-	// grantedBytes are listed of what one user or source was granted, or happened to it, some two hundred entries; refusedBytes of what it was
-	// refused; strangerBytes of what a stranger was, and strangersBytes of what all of those were together.
+	// Budgets in bytes a minute. Each user or source has grantedBytes, some two hundred entries, for what it was granted
+	// and its events, and refusedBytes for its rejections. A stranger has strangerBytes, all strangers together
+	// strangersBytes.
 	grantedBytes, refusedBytes, strangerBytes, strangersBytes = 64 << 10, 16 << 10, 4 << 10, 16 << 10
-	// maxAskers is how many are counted one by one.
+	// maxAskers limits the number of separate counters.
 	maxAskers = 1024
 )
 
-// shares are what was listed in a minute, and what was not.
+// shares has the listed and the omitted entries of the current minute.
 type shares struct {
 	begun     time.Time
-	of        map[asker]*share  // those of whom something was listed
-	events    map[asker]*share  // the same of events: no more than have slices
-	strangers int               // bytes that were listed of them all
-	others    map[string]uint64 // left out by result, of those who are not in of
+	of        map[asker]*share  // by user, with entries listed
+	events    map[asker]*share  // by source; bounded by the number of slices
+	strangers int               // bytes listed of all strangers
+	others    map[string]uint64 // omitted entries of users not in of, by result
 }
 
-// asker is a user, or a source of events, and what became of it: refusals leave the place of what was granted to it.
+// asker is a user or a source of events, and a result. Rejections have a budget of their own, so they use up none of that
+// of the granted requests.
 type asker struct {
 	uid    uint32
 	source string
-	result string // OK, or Refused
+	result string // OK or Refused
 }
 
 type share struct {
-	bytes int    // that were listed
-	left  uint64 // requests that were not, or what happened
-	slice string // of all events that were not; "" if they are several
+	bytes int    // listed
+	left  uint64 // requests or events that were omitted
+	slice string // of all omitted events; "" if there are several
 }
 
-// lists says whether an entry of so many bytes is listed, and counts it if it is not.
+// lists reports whether an entry of the given size is to be listed, and counts it otherwise.
 func (s *shares) lists(e Entry, bytes int) bool {
 	if e.Share == ShareSource {
 		return s.listsEvent(e, bytes)
@@ -118,13 +120,13 @@ func limitOf(result string) int {
 	return refusedBytes
 }
 
-// over says whether the minute is over. A clock that was set back ends it, too.
+// over reports whether the minute is over. A clock that was set back ends it, too.
 func (s *shares) over(now time.Time) bool {
 	passed := now.Sub(s.begun)
 	return passed < 0 || passed >= shareWindow
 }
 
-// end begins another minute, and returns what was left out in this one.
+// end begins another minute, and returns the entries for the omitted ones of the last.
 func (s *shares) end(now time.Time) []Entry {
 	var entries []Entry
 	for who, its := range s.of {
@@ -149,7 +151,7 @@ func (s *shares) end(now time.Time) []Entry {
 
 const notListed = "these are not listed one by one: they were too many in a minute"
 
-// leftOut is the entry of a user's requests that are not listed; of several users' if uid is nil.
+// leftOut returns the entry for omitted requests of a user, or of several users if uid is nil.
 func leftOut(at time.Time, uid *uint32, result string, count uint64) Entry {
 	return Entry{
 		Event: api.Event{Kind: KindRequest, Time: at, Count: count}, Result: result, UID: uid, Share: ShareUser,

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// refusal is what a user without rights was answered.
+// refusal returns the entry of a rejected request of a user without rights.
 func refusal(uid uint32, share Share, at time.Time) Entry {
 	return Entry{Event: api.Event{Kind: KindRequest, Time: at, PID: 7, Command: "sh"}, UID: &uid, Share: share, Operation: "POST /v1/slices",
 		Result: Refused, Code: api.CodeForbidden, Message: strings.Repeat("x", 200)}
@@ -45,7 +45,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 		return len(w.shares.of) == 0
 	})
 	minute()
-	w.Close() // which counts what was left out in the minute that goes on
+	w.Close() // writes the counts of the current minute
 	listed, bytes, recorded, counts, roots := map[asker]int{}, map[asker]int{}, map[asker]int{}, map[asker]int{}, 0
 	others := asker{uid: 100, result: Refused}
 	for _, e := range read(t, w.options.File) {
@@ -97,7 +97,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 	}
 }
 
-// A container that has itself refused memory all the time, and gives back some all the time, is counted; and the log has all of the others'.
+// Constant rejections and releases of one container are counted, and all entries of the others are listed.
 func TestNoSlicesEventsFillTheFile(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	w, _ := writer(t, t.TempDir(), func(o *Options) { o.Now = func() time.Time { return now } })
@@ -170,7 +170,7 @@ func TestManyUsersCostNoMoreThanTheirShare(t *testing.T) {
 	}
 }
 
-// What one asks for waits for a disk that hangs in bounded memory, and in the users' half of the queue: root's place is free.
+// A hanging disk costs bounded memory, and users get half of the queue: the other half is left for root.
 func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 	dir := t.TempDir()
 	w, log, goesOn := hanging(t, dir)
@@ -179,7 +179,7 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 	for i := range 64 {
 		users.Quotas = append(users.Quotas, api.Quota{Device: fmt.Sprint("GPU-", i), Percent: 5})
 	}
-	for n := range 3000 { // so few of each user that all of them fit his share
+	for n := range 3000 { // few enough per user to be within its budget
 		users.UID = new(uint32(n % 500))
 		w.Put(users)
 	}

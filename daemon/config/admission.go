@@ -11,26 +11,26 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Admission is how much of the devices may be given away.
+// Admission is the section [admission]: how much of the devices may be granted.
 type Admission struct {
-	// Overcommit is how often each byte may be given, to thousandths; 1 to MostOvercommit.
+	// Overcommit is how many times each byte may be granted, to thousandths; 1 to MostOvercommit.
 	Overcommit float64 `toml:"overcommit"`
 	Reserve    Bytes   `toml:"reserve"`
 	MaxVRAM    Share   `toml:"max_vram"`
 }
 
-// MostOvercommit is for hosts on which the quotas only have to keep slices from one another, and may add up to anything.
+// MostOvercommit is for hosts on which quotas only separate slices, and may add up to any sum.
 const MostOvercommit = 1000
 
-// DefaultTenant is whose section holds for tenants that have none.
+// DefaultTenant is the name of the section for tenants without one.
 const DefaultTenant = "default"
 
-// Tenant is what all slices of a tenant may have together.
+// Tenant limits all slices of a tenant together.
 type Tenant struct {
 	MaxVRAM Share `toml:"max_vram"`
 }
 
-// Bytes is a number of bytes, which may be 0.
+// Bytes is a size in bytes, or 0.
 type Bytes uint64
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -46,7 +46,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 
 func (b Bytes) String() string { return api.FormatSize(uint64(b)) }
 
-// Share is a size or a part of a device; "" is none.
+// Share is a size or a percentage of a device; "" is none.
 type Share struct{ api.Share }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -55,11 +55,11 @@ func (s *Share) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Thousandths is the overcommit as the enforcer counts it.
+// Thousandths returns the overcommit in thousandths.
 func (a *Admission) Thousandths() uint64 { return uint64(math.Round(a.Overcommit * 1000)) }
 
 func (a *Admission) check() error {
-	// Written so that what is no number is not accepted either.
+	// The form of the condition also rejects NaN.
 	if !(a.Overcommit >= 1 && a.Overcommit <= MostOvercommit) {
 		return fmt.Errorf("admission.overcommit = %v: 1.0 to %d.0 are accepted; to give less than there is, set reserve", a.Overcommit, MostOvercommit)
 	}

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Audit is where it is recorded who asked for what.
+// Audit is the section [audit].
 type Audit struct {
-	File    string   `toml:"file"` // "" is nowhere
+	File    string   `toml:"file"` // "" disables the audit log
 	MaxSize Size     `toml:"max_size"`
 	MaxAge  Duration `toml:"max_age"`
 	Keep    int      `toml:"keep"`

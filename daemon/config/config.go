@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer,
-// gpuslice-runtime and gpuslice-leased share. configs/config.toml documents every key.
+// Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer, gpuslice-runtime and
+// gpuslice-leased share. configs/config.toml documents every key.
 //
-// It owns the keys, their defaults and what is accepted for each. A key that is not known is refused, with its line: a
-// misspelt limit must not mean no limit. It must never read anything but the file: no environment variable
-// changes what an operator wrote.
+// It owns the keys, their defaults and their accepted values. It rejects an unknown key, with its line: a misspelt limit
+// must not mean no limit. It must never read anything but the file: no environment variable changes the configuration.
 package config
 
 import (
@@ -42,7 +41,7 @@ type Config struct {
 	Leases    Leases            `toml:"leases"`
 }
 
-// Enforcer is what gpusliced reads.
+// Enforcer is the section [enforcer], read by gpusliced.
 type Enforcer struct {
 	Socket          string        `toml:"socket"`
 	RunDir          string        `toml:"run_dir"`
@@ -61,7 +60,7 @@ type Enforcer struct {
 	Enforcement api.Enforcement `toml:"enforcement"`
 }
 
-// Runtime is what gpuslice-runtime and the hook read.
+// Runtime is the section [runtime], read by gpuslice-runtime and the hook.
 type Runtime struct {
 	Runtimes    []string `toml:"runtimes"`
 	Missing     string   `toml:"missing"`
@@ -69,17 +68,17 @@ type Runtime struct {
 	AllowEnv    bool     `toml:"allow_env"`
 }
 
-// What the keys with a choice accept.
+// Accepted values of keys with a choice.
 const (
-	NVMLAuto = "auto" // driver truth if there is NVML
+	NVMLAuto = "auto" // driver truth if NVML is available
 	NVMLOff  = "off"
 
 	MissingRefuse = "refuse" // a container without a quota is not created
-	MissingPass   = "pass"   // it runs as if gpuslice were not there
-	MissingRecord = "record" // what it holds is counted and shown, and nothing is refused to it
+	MissingPass   = "pass"   // it runs without gpuslice
+	MissingRecord = "record" // its memory is counted and shown, but not limited
 )
 
-// Size is a number of bytes, written as api.ParseSize reads it.
+// Size is a size in bytes, parsed by api.ParseSize.
 type Size uint64
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -91,7 +90,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 
 func (s Size) String() string { return api.FormatSize(uint64(s)) }
 
-// Duration is one that may be written in days.
+// Duration is a duration that may be written in days.
 type Duration time.Duration
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -104,8 +103,8 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// libraryOf returns the interceptor of the same installation: PREFIX/lib/gpuslice beside PREFIX/bin, as in packages. Without one it returns that
-// of `make install`.
+// libraryOf returns the interceptor of the same installation, PREFIX/lib/gpuslice next to PREFIX/bin, as in packages. If it
+// does not exist, it returns that of `make install`.
 func libraryOf(executable func() (string, error)) string {
 	if path, err := executable(); err == nil {
 		library := filepath.Join(filepath.Dir(filepath.Dir(path)), "lib/gpuslice/libgpuslice.so")
@@ -116,7 +115,7 @@ func libraryOf(executable func() (string, error)) string {
 	return api.DefaultLibrary
 }
 
-// Default is the configuration of a host that has no file.
+// Default returns the configuration without a file.
 func Default() Config {
 	return Config{
 		Enforcer: Enforcer{
@@ -149,8 +148,8 @@ func Default() Config {
 	}
 }
 
-// Load reads the file; what it does not set is as in Default, and so is everything if there is no file at the place where one is
-// searched. Any other was named, and one that is not there is an error: a misspelt name must not mean no limit.
+// Load reads the file; keys that it does not set have the values of Default. A missing file is an error, except at the
+// default path: a misspelt name must not mean no limit.
 func Load(path string) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
@@ -166,8 +165,8 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// Runtimes are the low-level runtimes that a file names which Load refuses, or the defaults if not even they can be read. A
-// file that was spoilt while containers run must not keep an engine from stopping and deleting them.
+// Runtimes returns the low-level runtimes in a file that Load rejects, or the defaults if these cannot be read either. A
+// broken file must not keep an engine from stopping and deleting containers.
 func Runtimes(path string) []string {
 	var c struct {
 		Runtime struct {
@@ -195,7 +194,8 @@ func parse(text string, c *Config) error {
 	return c.check()
 }
 
-// whereIs says where the file may have a key that it has in no section, or else where all keys are.
+// whereIs names the sections that accept a key which the file has outside of them, or else says where all keys are
+// documented.
 func whereIs(key toml.Key) string {
 	var has []string
 	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
@@ -222,7 +222,7 @@ func message(e toml.ParseError) string {
 	return strings.TrimPrefix(e.Error(), "toml: ")
 }
 
-// Of a value of the wrong type the library says what it is called in the library.
+// The library's error for a value of the wrong type names Go types.
 var (
 	incompatible = regexp.MustCompile(`^toml: line (\d+) \(last key "(.+)"\): incompatible types: TOML value has type \S+; destination has type (\w+)`)
 	inWords      = map[string]string{
@@ -231,7 +231,7 @@ var (
 	}
 )
 
-// wrongType says what is accepted in the place of a value of another type.
+// wrongType rewrites that error to name what is accepted.
 func wrongType(err error) error {
 	m := incompatible.FindStringSubmatch(err.Error())
 	if m == nil || inWords[m[3]] == "" {
@@ -240,7 +240,7 @@ func wrongType(err error) error {
 	return fmt.Errorf("line %s: %s: %s is accepted", m[1], m[2], inWords[m[3]])
 }
 
-// lineOf finds the line that sets key, as "line 7: "; "" if it is set in a form that is not searched (an inline table).
+// lineOf returns the line that sets key, as "line 7: ", or "" if it is not found (an inline table).
 func lineOf(text string, key toml.Key) string {
 	table := ""
 	number := 0
@@ -267,7 +267,7 @@ func lineOf(text string, key toml.Key) string {
 	return ""
 }
 
-// check says which value is not accepted, and what is.
+// check returns an error that names the first rejected value and what is accepted.
 func (c *Config) check() error {
 	e, r := &c.Enforcer, &c.Runtime
 	for _, p := range []struct{ key, path string }{
@@ -340,11 +340,11 @@ func (c *Config) check() error {
 	return checkTenants(c.Tenants)
 }
 
-// maxSocket leaves room, in the 107 bytes that the kernel has for a socket's path, for the name under which one is made: with a dot before
-// it and a process's number behind it.
+// maxSocket leaves room in the kernel's 107 bytes for the temporary name of a socket: a dot before the name and a pid after
+// it.
 const maxSocket = 98
 
-// checkSockets refuses paths of sockets that are too long, or that two sockets have.
+// checkSockets rejects socket paths that are too long, or equal.
 func (c *Config) checkSockets() error {
 	taken := make(map[string]string)
 	for _, s := range []struct{ key, path string }{
@@ -364,12 +364,12 @@ func (c *Config) checkSockets() error {
 	return nil
 }
 
-// isPath says whether a path is absolute, and may be a file's.
+// isPath reports whether path is absolute and can name a file.
 func isPath(path string) bool { return filepath.IsAbs(path) && !strings.Contains(path, "\x00") }
 
 var hostName = regexp.MustCompile(`^[0-9A-Za-z._:%-]*$`)
 
-// checkAddress refuses what cannot be listened on; "" is no address.
+// checkAddress rejects addresses that cannot be listened on; "" is no address.
 func checkAddress(key, address string) error {
 	if address == "" {
 		return nil

@@ -30,7 +30,8 @@ func load(t *testing.T, text string) (Config, error) {
 	return Load(path)
 }
 
-// sections are those of the shipped file, each as it reads once the "#" of its lines is gone. One in double brackets is an example.
+// sections returns the sections of the shipped file with the "#" of their lines removed. A section in double brackets is an
+// example.
 func sections(t *testing.T) (defaults, examples []string) {
 	t.Helper()
 	text, err := os.ReadFile(shipped)
@@ -76,7 +77,7 @@ func TestTheShippedFileIsTheDefaults(t *testing.T) {
 	}
 }
 
-// documented are the blocks of TOML in the documents that are parts of this file, not of another program's.
+// documented returns the TOML blocks in the documents that belong to this file, not to another program's.
 func documented(t *testing.T) (blocks []string) {
 	t.Helper()
 	block := regexp.MustCompile("(?ms)^```toml\n(.*?)^```")
@@ -142,7 +143,7 @@ func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 	}
 	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
 		fields, path := table.Type, []string{table.Tag.Get("toml")}
-		if fields.Kind() == reflect.Map { // sections with names of their own; one stands for all
+		if fields.Kind() == reflect.Map { // sections with arbitrary names; one stands for all
 			fields, path = fields.Elem(), append(path, DefaultTenant)
 		}
 		for _, field := range reflect.VisibleFields(fields) {

@@ -11,31 +11,32 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Elastic is how slices are moved between devices and host memory.
+// Elastic is the section [elastic]: moves between devices and host memory.
 type Elastic struct {
-	// Overcommit is how often each byte of a device may be promised to elastic slices together, to thousandths; 1 to MostOvercommit.
+	// Overcommit is how many times each byte of a device may be promised to elastic slices, to thousandths; 1 to
+	// MostOvercommit.
 	Overcommit  float64       `toml:"overcommit"`
-	Remap       bool          `toml:"remap"` // processes move their memory themselves where they can
+	Remap       bool          `toml:"remap"` // processes move their own memory where possible
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
-	Patience    time.Duration `toml:"patience"`     // a slice that its processes keep on a device for so long, while others wait, is ended; 0 is never
-	MaxPriority int           `toml:"max_priority"` // of containers and of users' sessions
-	// HostCgroup is the cgroup to which host memory is charged of processes that move their memory themselves, below the root of its hierarchy; "" is
-	// each process's own.
+	Patience    time.Duration `toml:"patience"`     // end a slice that its processes keep on a device for longer while others wait; 0 is never
+	MaxPriority int           `toml:"max_priority"` // for containers and users' sessions
+	// HostCgroup is the cgroup charged for the host memory of processes that move their own memory, relative to the root of
+	// its hierarchy; "" is each process's own.
 	HostCgroup string `toml:"host_cgroup"`
-	HostMemory Bytes  `toml:"host_memory"` // of all evicted slices together, and what others keep; 0 is as much as there is
+	HostMemory Bytes  `toml:"host_memory"` // limit of all evicted slices together, and left to others; 0 is all memory
 }
 
 func defaultElastic() Elastic {
 	return Elastic{Overcommit: 4, Remap: true, MinResident: 2 * time.Second, Quantum: 30 * time.Second, Patience: 5 * time.Minute}
 }
 
-// Thousandths is the overcommit as the enforcer counts it.
+// Thousandths returns the overcommit in thousandths.
 func (e *Elastic) Thousandths() uint64 { return uint64(math.Round(e.Overcommit * 1000)) }
 
 func (e *Elastic) check() error {
 	switch {
-	// Written so that what is no number is not accepted either.
+	// The form of the condition also rejects NaN.
 	case !(e.Overcommit >= 1 && e.Overcommit <= MostOvercommit):
 		return fmt.Errorf("elastic.overcommit = %v: 1.0 to %d.0 are accepted", e.Overcommit, MostOvercommit)
 	case e.MinResident < 0 || e.MinResident > time.Hour:

@@ -9,13 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Expiry is what becomes of slices whose time is over, and what time they may have.
+// Expiry is the section [expiry]: the treatment of expired slices, and the maximum time to live.
 type Expiry struct {
 	Grace  time.Duration `toml:"grace"`
 	MaxTTL TTL           `toml:"max_ttl"`
 }
 
-// TTL is a duration, written as a container's ttl is; 0, written "", is none.
+// TTL is a time to live, written as that of a container; "" is 0, no limit.
 type TTL time.Duration
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -33,7 +33,7 @@ func (t *TTL) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check says which value is not accepted, and what is.
+// check returns an error that names the first rejected value and what is accepted.
 func (e *Expiry) check() error {
 	if e.Grace < 100*time.Millisecond || e.Grace > time.Hour {
 		return fmt.Errorf("expiry.grace = %q: \"100ms\" to \"1h\" are accepted", e.Grace)

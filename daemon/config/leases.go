@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Leases is what gpuslice-leased reads, beside what Enforcer says of the control socket.
+// Leases is the section [leases], read by gpuslice-leased together with the control socket's path in Enforcer.
 type Leases struct {
 	Socket         string        `toml:"socket"`
 	Dir            string        `toml:"dir"`
@@ -39,7 +39,7 @@ func defaultLeases() Leases {
 	}
 }
 
-// UIDs is a range of user ids, both ends included, written "2000000000-2000065535".
+// UIDs is an inclusive range of user ids, written "2000000000-2000065535".
 type UIDs struct{ First, Last uint32 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -56,14 +56,14 @@ func (u *UIDs) UnmarshalText(text []byte) error {
 
 func (u UIDs) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
 
-// Bounds of keys, which docs and messages name.
+// Bounds of keys, named in documents and messages.
 const (
 	maxLeases  = 10000
 	maxClients = 1024
 	maxPIDs    = 1 << 20
 )
 
-// check says which value is not accepted, and what is.
+// check returns an error that names the first rejected value and what is accepted.
 func (l *Leases) check() error {
 	for _, p := range []struct{ key, path string }{{"socket", l.Socket}, {"dir", l.Dir}} {
 		if !isPath(p.path) {
@@ -97,7 +97,7 @@ func (l *Leases) check() error {
 	return nil
 }
 
-// checkTLS: all of it or none.
+// checkTLS requires all keys of TLS or none.
 func (l *Leases) checkTLS() error {
 	files := []struct{ key, path string }{{"tls_certificate", l.TLSCertificate}, {"tls_key", l.TLSKey}, {"tls_client_ca", l.TLSClientCA}}
 	for _, f := range files {

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Policy is what gpusliced does about processes that hold memory past the ledger.
+// Policy is the section [policy]: the response to processes that hold memory past the ledger.
 type Policy struct {
 	Bypass    api.Action `toml:"bypass"`
 	Scope     api.Scope  `toml:"scope"`
@@ -18,12 +18,12 @@ type Policy struct {
 	BypassGrace time.Duration `toml:"bypass_grace"`
 }
 
-// The allowance is argued for in docs/evidence/security.md.
+// docs/evidence/security.md gives the reasons for the allowance.
 func defaultPolicy() Policy {
 	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
 }
 
-// check says which value is not accepted, and what is.
+// check returns an error that names the first rejected value and what is accepted.
 func (p *Policy) check() error {
 	switch {
 	case !oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)):

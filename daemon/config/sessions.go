@@ -9,30 +9,30 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// Sessions is what users who may not use the control socket can have.
+// Sessions is the section [sessions]: limits of users without access to the control socket.
 type Sessions struct {
 	Socket string         `toml:"socket"`
 	Limits []SessionLimit `toml:"limits"`
 }
 
-// SessionLimit is what the sessions of each user that it is for may have together.
+// SessionLimit limits the sessions of each matching user together.
 type SessionLimit struct {
-	User        string `toml:"user"`  // a name or a number; exactly one of User and Group is set
-	Group       string `toml:"group"` // one that the user is in
+	User        string `toml:"user"`  // name or number; exactly one of User and Group is set
+	Group       string `toml:"group"` // one of the user's groups
 	MaxVRAM     Share  `toml:"max_vram"`
 	MaxSessions int    `toml:"max_sessions"` // 0 is DefaultMaxSessions
 }
 
 const (
-	// DefaultMaxSessions is that of a limit that says none: each session costs the enforcer descriptors and memory.
+	// DefaultMaxSessions applies to limits without max_sessions: each session costs the enforcer descriptors and memory.
 	DefaultMaxSessions = 16
 	maxSessions        = 10000
 )
 
-// Serve says whether there is to be a socket: one that nobody may use is of no use.
+// Serve reports whether the users' socket is needed, that is, whether any user may use it.
 func (s *Sessions) Serve() bool { return s.Socket != "" && len(s.Limits) > 0 }
 
-// ForUsers returns the limits as the daemons apply them.
+// ForUsers returns the limits in the form of package session.
 func (s *Sessions) ForUsers() []session.Limit {
 	limits := make([]session.Limit, 0, len(s.Limits))
 	for _, l := range s.Limits {

@@ -12,14 +12,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// figure is a metric of a holder on a device, of which Use is what the API shows.
+// figure is a metric of a holder on a device; value reads it from the API's type.
 type figure[Use any] struct {
 	name, help string
 	kind       prometheus.ValueType
 	value      func(Use) uint64
 }
 
-// describeAll makes the descriptions of figures, whose names begin alike and whose labels are the holder and the device.
+// describeAll returns the descriptions of figures with the prefix holder and the labels holder and device.
 func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.Desc {
 	descs := make([]*prometheus.Desc, len(figures))
 	for i, f := range figures {
@@ -28,7 +28,7 @@ func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.De
 	return descs
 }
 
-// perDevice are the metrics of a slice on a device.
+// perDevice has the metrics of a slice on a device.
 var perDevice = []figure[api.DeviceUse]{
 	{"limit_bytes", "VRAM that the slice may keep on the device; absent if nothing is refused.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Limit }},
@@ -85,7 +85,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	defer cancel()
 	slices, err := c.slices.Slices(ctx)
 	if err != nil {
-		// The scrape fails, visibly: figures that are missing must not be taken for figures that are 0.
+		// Fail the whole scrape: missing figures must not look like zeros.
 		c.log.Error("slices cannot be shown to Prometheus", "err", err)
 		metrics <- prometheus.NewInvalidMetric(slicesDesc, err)
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// counting knows how many of its connections are open, and were at most.
+// counting counts its open connections, and their maximum.
 type counting struct {
 	net.Listener
 	mu         sync.Mutex
@@ -48,7 +48,8 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// Nobody tells on a TCP address who asks: all together have few connections, and each that ends is the next one's.
+// On a TCP address the peer's user is unknown: all peers share a few connections, and each that ends is free for the next
+// peer.
 func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -60,7 +61,7 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	go func() { done <- New(two(), quiet()).Serve(ctx, c) }()
 	var served atomic.Int64
 	var all sync.WaitGroup
-	full := make(chan struct{}) // as many are served as may be, and stay until then
+	full := make(chan struct{}) // all connections are in use until it closes
 	for range 4 * maxConnections {
 		conn, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
@@ -89,7 +90,7 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	}
 }
 
-// asked counts how often it is asked.
+// asked counts the calls.
 type asked struct {
 	from  Slices
 	times atomic.Int64

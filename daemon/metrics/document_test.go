@@ -62,7 +62,7 @@ func full() *Metrics {
 	return m
 }
 
-// described are the names that are exported on some host.
+// described returns all names that can be exported.
 func described(t *testing.T, m *Metrics) []string {
 	t.Helper()
 	descs := make(chan *prometheus.Desc)
@@ -135,7 +135,8 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 	t.Errorf("%s has\n%s\nand the metrics are\n%s\n`go test ./daemon/metrics -update` writes it", document, written, table.String())
 }
 
-// mayBeLabels are those of which a host has few values, the ids of slices and pools, which are bounded, and what one series of each slice says of it.
+// mayBeLabels are the labels with few values, the bounded ids of slices and pools, and those that describe a slice in one
+// series each.
 var mayBeLabels = []string{"image", "namespace", "pod", "label", "slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {

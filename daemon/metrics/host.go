@@ -15,12 +15,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Host is where the figures of the devices and of the enforcer itself come from.
+// Host provides the figures of the devices and of the enforcer.
 type Host interface {
-	GivenDevices(ctx context.Context) ([]api.Device, error) // waits for nothing
-	Health(ctx context.Context) (api.Health, error)         // waits for nothing
-	Lag() time.Duration                                     // how long after its time the last regular check of all slices ended
-	HostMemory() (bytes uint64, known bool)                 // charged to the cgroup of the operator's choice; waits for nothing
+	GivenDevices(ctx context.Context) ([]api.Device, error) // does not block
+	Health(ctx context.Context) (api.Health, error)         // does not block
+	Lag() time.Duration                                     // delay of the end of the last regular check of all slices
+	HostMemory() (bytes uint64, known bool)                 // charged to the configured cgroup; does not block
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -120,14 +120,14 @@ func one(is bool) float64 {
 	return 0
 }
 
-// Watch shows a host's devices and its enforcer's health too, the health on /healthz and /readyz as well. It must be
-// called before Handler.
+// Watch adds metrics of a host's devices and the enforcer's health, and serves the health on /healthz and /readyz. It must
+// be called before Handler.
 func (m *Metrics) Watch(h Host, log *slog.Logger) {
 	m.host = h
 	m.registry.MustRegister(&host{h, log})
 }
 
-// probe answers 200 if it is so, and else 503; why is in the body, as GET /v1/health has it.
+// probe answers 200 if is returns true, else 503, with the body of GET /v1/health.
 func (m *Metrics) probe(is func(api.Health) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		health, err := m.host.Health(r.Context())
@@ -135,6 +135,6 @@ func (m *Metrics) probe(is func(api.Health) bool) http.HandlerFunc {
 		if err != nil || !is(health) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		_ = json.NewEncoder(w).Encode(health) // if the client is gone there is nobody to tell
+		_ = json.NewEncoder(w).Encode(health) // fails if the client has disconnected
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// unwell is a host of which a check fails.
+// unwell is a host with a failed check.
 type unwell struct {
 	all
 	check api.Check

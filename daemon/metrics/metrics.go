@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics shows the slices to Prometheus.
+// Package metrics exports the slices to Prometheus.
 //
-// It owns the metrics' names, which are a promise to the authors of dashboards: base units, and _total on
-// counters alone. It reads slices when it is scraped and keeps nothing of them: a slice that is released is gone from
-// the next scrape. It must never make the enforcer slower than one reading of the slices per scrape.
+// It owns the metrics' names, which are stable for the authors of dashboards: base units, and _total on counters only. It
+// reads the slices for each scrape and caches nothing: a released slice is absent from the next scrape. It must never cost
+// the enforcer more than one reading of the slices per scrape.
 package metrics
 
 import (
@@ -24,21 +24,21 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Slices is where the figures come from.
+// Slices provides the figures of the slices.
 type Slices interface {
 	Slices(ctx context.Context) ([]api.Slice, error)
 }
 
-// scrapeTimeout is how long a scrape waits for the slices; Prometheus itself waits 10 s.
+// scrapeTimeout limits the reading of the slices; Prometheus itself waits 10 s.
 const scrapeTimeout = 5 * time.Second
 
-// What whoever reaches the address may take, all together: nobody tells there who asks. Others wait.
+// Limits of all clients together, since a TCP peer's user is unknown. Further clients wait.
 const (
 	maxConnections                  = 32
 	scrapesPerSecond, scrapesAtOnce = 4, 16
 )
 
-// Metrics is what the enforcer counts by itself. Its methods may be called by several goroutines.
+// Metrics has the counters of the enforcer. It is safe for concurrent use.
 type Metrics struct {
 	registry  *prometheus.Registry
 	registers *prometheus.CounterVec
@@ -46,13 +46,13 @@ type Metrics struct {
 	releases  *prometheus.CounterVec
 	attaches  *prometheus.CounterVec
 	told      told
-	host      Host                             // nil: none
-	audit     func() (written, dropped uint64) // nil: there is no audit log
+	host      Host                             // may be nil
+	audit     func() (written, dropped uint64) // nil without an audit log
 	bypasses  *prometheus.CounterVec
 	joins     *prometheus.CounterVec
 }
 
-// New returns Metrics that show slices.
+// New returns Metrics for slices.
 func New(slices Slices, log *slog.Logger) *Metrics {
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
@@ -87,13 +87,12 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 	return m
 }
 
-// counters are one for each value of a label.
+// counters returns a counter for each value of a label.
 func counters(name, label, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 }
 
-// begin makes the counters be there before anything is counted: one that is seen first when something has happened shows no
-// increase.
+// begin creates the counters with value 0: a counter that begins with 1 shows no increase.
 func (m *Metrics) begin() {
 	m.registers.WithLabelValues("ok")
 	for _, code := range api.Codes() {
@@ -113,7 +112,7 @@ func (m *Metrics) begin() {
 	}
 }
 
-// Registered counts a request for a slice and how long it took; code is "" if it was given.
+// Registered counts a request for a slice and its duration; code is "" on success.
 func (m *Metrics) Registered(code api.Code, took time.Duration) {
 	m.register.Observe(took.Seconds())
 	if code == "" {
@@ -122,19 +121,19 @@ func (m *Metrics) Registered(code api.Code, took time.Duration) {
 	m.registers.WithLabelValues(string(code)).Inc()
 }
 
-// Released counts a release. The cause is one of few words, such as "asked" or "cgroup empty": each makes a series.
+// Released counts a release. The cause is one of a fixed set, such as "asked" or "cgroup empty", as each makes a series.
 func (m *Metrics) Released(cause string) { m.releases.WithLabelValues(cause).Inc() }
 
-// Attached counts a process that asked for a place in a ledger. The result is one of few words, such as "ok".
+// Attached counts a process's attach. The result is one of a fixed set, such as "ok".
 func (m *Metrics) Attached(result string) { m.attaches.WithLabelValues(result).Inc() }
 
-// Bypassed counts what was found to be held past the ledger, by what is done about it.
+// Bypassed counts memory found past the ledger, by the enforcer's action.
 func (m *Metrics) Bypassed(action string) { m.bypasses.WithLabelValues(action).Inc() }
 
-// Joined counts a session's token that was shown. The result is one of few words, such as "ok".
+// Joined counts a use of a session's token. The result is one of a fixed set, such as "ok".
 func (m *Metrics) Joined(result string) { m.joins.WithLabelValues(result).Inc() }
 
-// Handler answers /metrics; /healthz and /readyz if a host is watched; and nothing else.
+// Handler serves /metrics, and, after Watch, /healthz and /readyz.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", Page(m.registry))
@@ -145,22 +144,23 @@ func (m *Metrics) Handler() http.Handler {
 	return mux
 }
 
-// Page shows a registry to Prometheus, at a bounded pace.
+// Page serves a registry to Prometheus, at a bounded rate.
 func Page(registry *prometheus.Registry) http.Handler {
 	pace, next := rate.NewLimiter(scrapesPerSecond, scrapesAtOnce), promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if pace.Wait(r.Context()) == nil { // else who asked is gone
+		if pace.Wait(r.Context()) == nil { // else the client has disconnected
 			next.ServeHTTP(w, r)
 		}
 	})
 }
 
-// Serve answers on the listener, which it closes, until ctx ends, and then returns nil.
+// Serve serves on listener until ctx ends, then closes it and returns nil.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	return Serve(ctx, listener, m.Handler())
 }
 
-// Serve answers by the handler, on few connections at a time, until ctx ends, and then returns nil. It closes the listener.
+// Serve serves handler on listener, with a few connections at a time, until ctx ends; then it closes the listener and
+// returns nil.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
 		Handler:           handler,
@@ -170,7 +170,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	err := server.Serve(netutil.LimitListener(listener, maxConnections))
 	if !stop() {
-		return nil // it was ctx
+		return nil // ctx ended
 	}
 	return err
 }

@@ -89,7 +89,7 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 		`gpuslice_register_duration_seconds_bucket{le="0.005"} 2`,
 		`gpuslice_releases_total{cause="asked"} 1`,
 		`gpuslice_attaches_total{result="ok"} 1`,
-		// What has not happened yet is there, too: else the first time would show no increase.
+		// Counters exist before the first event, which otherwise would show no increase.
 		`gpuslice_session_tokens_total{result="ok"} 0`, `gpuslice_session_tokens_total{result="wrong_token"} 0`,
 		`gpuslice_session_tokens_total{result="limited"} 0`, `gpuslice_session_tokens_total{result="refused"} 0`,
 		`gpuslice_releases_total{cause="expired"} 0`, `gpuslice_releases_total{cause="ended"} 0`,

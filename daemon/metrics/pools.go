@@ -11,12 +11,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Pools is where the figures of pools come from. There are api.MaxPools at most, and so many series.
+// Pools provides the figures of pools, at most api.MaxPools.
 type Pools interface {
 	Pools(ctx context.Context) ([]api.Pool, error)
 }
 
-// perPoolDevice are the metrics of a pool on a device.
+// perPoolDevice has the metrics of a pool on a device.
 var perPoolDevice = []figure[api.PoolUse]{
 	{"limit_bytes", "VRAM that the pool's members may keep on the device together.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Limit }},

@@ -12,14 +12,15 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Whoever starts containers chooses their tenants' names, and how many slices there are: each would be series of its own in
-// every scrape. So both are bounded, by an order in which nobody's series comes and goes because of others who are newer.
+// Users with access to an engine choose the tenants' names and the number of slices, and each adds series to every scrape.
+// So both are bounded, in an order in which new ones do not displace the series of older ones.
 const (
-	// maxTenants is how many have series of their own: the first by name. The rest is summed under otherTenants.
+	// maxTenants is the number of tenants with series of their own, the first by name. The others are summed under
+	// otherTenants.
 	maxTenants   = 100
 	otherTenants = "other"
-	// maxSlices is how many have series of their own: the oldest. The others are in the sums of their tenant and of the
-	// devices, and are not summed by themselves, since a counter must not fall when one of them ends.
+	// maxSlices is the number of slices with series of their own, the oldest. The others count in the sums of tenants and
+	// devices only. They have no common series, as a counter must not fall when a slice ends.
 	maxSlices = 1000
 )
 
@@ -34,12 +35,12 @@ var (
 	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantMaxDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
 )
 
-// Bounds are what the configuration lets each tenant have: bytes, by the UUID of each device on which it has a bound.
+// Bounds provides the configured limits of a tenant in bytes, by the UUIDs of the devices that have one.
 type Bounds interface {
 	TenantBounds(tenant string) map[string]uint64
 }
 
-// listed are the slices that have series of their own.
+// listed returns the slices with series of their own.
 func listed(all []api.Slice) []api.Slice {
 	if len(all) <= maxSlices {
 		return all
@@ -49,14 +50,14 @@ func listed(all []api.Slice) []api.Slice {
 	return all[:maxSlices]
 }
 
-// tenantUse is what the slices and pools of a tenant have, on each device.
+// tenantUse is the use of each device by a tenant's slices and pools.
 type tenantUse struct {
 	slices  int
 	devices map[string]*api.DeviceUse
 }
 
-// byTenant adds slices and pools up, for each tenant that has series of its own, and for all others. A pool without a tenant is the
-// operator's.
+// byTenant sums up slices and pools for each tenant with series of its own, and for all others. Pools without a tenant are
+// the operator's, and count for no tenant.
 func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
 	names := make(map[string]bool)
 	for _, s := range all {
@@ -67,7 +68,7 @@ func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
 			names[p.Tenant] = true
 		}
 	}
-	delete(names, otherTenants) // who is named so is not told from them
+	delete(names, otherTenants) // a tenant of this name counts among the others
 	own := slices.Sorted(maps.Keys(names))
 	own = own[:min(len(own), maxTenants)]
 	uses := make(map[string]*tenantUse)
@@ -94,7 +95,7 @@ func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
 	return uses
 }
 
-// on is never nil.
+// on returns the use of device; never nil.
 func (u *tenantUse) on(device string) *api.DeviceUse {
 	if u.devices[device] == nil {
 		u.devices[device] = &api.DeviceUse{}
@@ -114,11 +115,11 @@ func (u *tenantUse) add(s api.Slice) {
 	}
 }
 
-// collectTenants shows what each tenant has, and what it may have; bounds may be nil.
+// collectTenants exports the use and the limits of each tenant; bounds may be nil.
 func collectTenants(all []api.Slice, pools []api.Pool, bounds Bounds, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	for name, u := range byTenant(all, pools) {
 		gauge(tenantSlicesDesc, float64(u.slices), name)
-		if bounds != nil && name != otherTenants { // each of those has its own
+		if bounds != nil && name != otherTenants { // the others have no common limit
 			for device, bytes := range bounds.TenantBounds(name) {
 				gauge(tenantMaxDesc, float64(bytes), name, device)
 			}

@@ -22,7 +22,7 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	_, text := scrape(t, New(host, quiet()))
 	for _, line := range []string{
 		`gpuslice_tenant_slices{tenant="physics"} 4`, `gpuslice_tenant_slices{tenant=""} 1`,
-		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 230`, // a pool's own, and not what its members may of it,
+		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 230`, // a pool's quota counts once, without its members',
 		`gpuslice_tenant_limit_bytes{device="GPU-2",tenant="physics"} 30`,
 		`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} 161`,
 		`gpuslice_tenant_overhead_bytes{device="GPU-1",tenant="physics"} 9`,
@@ -39,8 +39,8 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	}
 }
 
-// bounded is a host whose configuration bounds one tenant, and the rest of the tenants that are too many; with a pool of the
-// operator's, and one of that tenant.
+// bounded is a host with one tenant in the configuration, and more tenants than can have series. It has a pool of the
+// operator, and one of that tenant.
 type bounded struct{ *fixed }
 
 func (bounded) Pools(context.Context) ([]api.Pool, error) {
@@ -56,7 +56,7 @@ func (bounded) TenantBounds(tenant string) map[string]uint64 {
 
 func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 	var all []api.Slice
-	for _, i := range []int{7, 149, 3, 0} { // in whatever order they come
+	for _, i := range []int{7, 149, 3, 0} { // in any order
 		for n := range 150 {
 			name := fmt.Sprintf("t%03d", (n+i)%150)
 			all = append(all, api.Slice{ID: fmt.Sprint(len(all)), Tenant: name, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1, Limit: 2}}})

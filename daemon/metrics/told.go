@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// told counts events. What it counts goes on when a slice is released, whose own figures are then gone.
+// told counts events. Unlike the figures of a slice, these counters stay when a slice is released.
 type told struct {
 	events      *prometheus.CounterVec
 	allocations prometheus.Counter
@@ -33,8 +33,8 @@ func newTold() told {
 		}),
 	}
 	for _, kind := range api.EventKinds() {
-		if kind != api.EventMissed { // which is no event of the enforcer
-			t.events.WithLabelValues(string(kind)) // a counter that begins when something happens shows no increase
+		if kind != api.EventMissed { // not an event of the enforcer
+			t.events.WithLabelValues(string(kind)) // a counter that begins with 1 shows no increase
 		}
 	}
 	return t
@@ -51,13 +51,13 @@ func (m *Metrics) Told(e api.Event) {
 	}
 }
 
-// Allocated counts allocations of processes.
+// Allocated adds n allocations.
 func (m *Metrics) Allocated(n uint64) { m.told.allocations.Add(float64(n)) }
 
-// Audit shows how many entries were written into the audit log, and how many dropped. It must be called before Handler.
+// Audit exports the numbers of written and dropped audit entries. It must be called before Handler.
 func (m *Metrics) Audit(counts func() (written, dropped uint64)) { m.audit = counts }
 
-// auditCounters are 0 if there is no audit log.
+// auditCounters returns counters that are 0 without an audit log.
 func (m *Metrics) auditCounters() []prometheus.Collector {
 	counter := func(name, help string, value func(written, dropped uint64) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
