@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Containerd-shim-gpuslice-v1 is containerd's runtime io.containerd.gpuslice.v1: see package containerd.
+// Containerd-shim-gpuslice-v1 is containerd's runtime io.containerd.gpuslice.v1; see package containerd.
 package main
 
 import (

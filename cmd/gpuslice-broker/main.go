@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuslice-broker serves one lease's GPU session. The lease service starts it; by hand it serves one in any slice.
+// Command gpuslice-broker serves one lease's GPU session. The lease service starts it; started by hand it serves a session
+// in any slice.
 package main
 
 import (
@@ -120,9 +121,9 @@ func run(args []string) (int, error) {
 	return byHand(o.directory, o.config)
 }
 
-// service is configured by descriptors, and says on one whether it serves.
+// service reads its configuration from a descriptor, and reports on another whether it serves.
 func service() (int, error) {
-	signal.Ignore(unix.SIGPIPE) // what it writes is read by a lease service that it outlives
+	signal.Ignore(unix.SIGPIPE) // its output goes to the lease service, which may end first
 	config, err := broker.ReadConfig(os.NewFile(broker.ConfigFD, "configuration"))
 	if err != nil {
 		return broker.ExitUsage, err
@@ -144,7 +145,7 @@ func service() (int, error) {
 	return serve(b, sessions, shared)
 }
 
-// keep keeps a lease's cgroup, and so its slice, while the lease has no broker.
+// keep keeps a lease's cgroup, and so its slice, alive while the lease has no broker.
 func keep() error {
 	told, err := io.ReadAll(os.NewFile(broker.ConfigFD, "configuration"))
 	if err != nil || string(told) != broker.Stay {
@@ -155,11 +156,11 @@ func keep() error {
 		return err
 	}
 	for {
-		_ = unix.Pause() // a signal ends it, or is none of its business
+		_ = unix.Pause() // returns after a handled signal
 	}
 }
 
-// again executes this program with the environment that the dynamic loader has to see.
+// again executes this program again, with the environment that the dynamic loader needs.
 func again(config broker.Config) error {
 	environment := append(os.Environ(), config.Environment...)
 	config.Environment = nil
@@ -184,7 +185,7 @@ func inherited() (sessions, shared net.Listener, err error) {
 	return sessions, shared, nil
 }
 
-// tell says to the lease service whether the broker serves.
+// tell reports to the lease service whether the broker serves.
 func tell(ready *os.File, failure error) error {
 	var line broker.Ready
 	if failure != nil {
@@ -209,7 +210,7 @@ func byHand(directory string, config broker.Config) (int, error) {
 	if err != nil {
 		return broker.ExitFailed, err
 	}
-	defer sessions.Close() // which removes its file: the next broker can listen there
+	defer sessions.Close() // removes the socket's file, so that the next broker can listen there
 	shared, err := net.Listen("unix", filepath.Join(directory, "shared.sock"))
 	if err != nil {
 		return broker.ExitFailed, err

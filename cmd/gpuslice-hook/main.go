@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-hook is run by the OCI runtime for each container: see package hook. It takes nothing from its
-// environment, which some runtimes fill from the image.
+// Gpuslice-hook is run by the OCI runtime for each container; see package hook. It ignores its environment, which some
+// runtimes fill from the image.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 		fmt.Println("gpuslice-hook", api.Version)
 		return
 	}
-	unix.Umask(0o022) // not the engine's: the container's users read what is made
+	unix.Umask(0o022) // independent of the engine's: the container's users have to read the files
 	stderr := io.Writer(os.Stderr)
 	if c.Report != "" {
 		stderr = report(c.Report)
@@ -37,8 +37,8 @@ func main() {
 
 type command struct{ hook.Command }
 
-// report is a file that is made when there is something to say. gpuslice-runtime reads it, and says it in place of the low-level runtime,
-// which would wrap it or throw it away.
+// report is a file that is created on the first write. gpuslice-runtime reads it and prints it itself, since the low-level
+// runtime would wrap or drop the text.
 type report string
 
 func (r report) Write(text []byte) (int, error) {

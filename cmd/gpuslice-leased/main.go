@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuslice-leased is the lease service: it gives users slices of a GPU for a time, each with a broker that works in it for them.
+// Command gpuslice-leased is the lease service: it gives users slices of a GPU for a limited time, each with a broker that
+// runs their GPU sessions.
 package main
 
 import (
@@ -55,7 +56,7 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("wrong usage") // which has been said
+var errUsage = errors.New("wrong usage") // printed already
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("gpuslice-leased", flag.ContinueOnError)
@@ -100,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, c, limits(*file, c), *broker, log)
 }
 
-// beside is a program that is installed where this one is.
+// beside returns the path of a program in the directory of this one.
 func beside(name string) (string, error) {
 	own, err := os.Executable()
 	if err != nil {
@@ -113,8 +114,8 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-// limits are those of the file, which is read again for each question: gpusliced may have been started again with others. A file that
-// cannot be read leaves the last ones that could in force.
+// limits returns a function that reads the current limits of the file, as gpusliced may have been restarted with others. If
+// the file cannot be read, the last limits stay in force.
 func limits(file string, c config.Config) func() []session.Limit {
 	var last atomic.Pointer[[]session.Limit]
 	all := c.Sessions.ForUsers()
@@ -130,7 +131,7 @@ func limits(file string, c config.Config) func() []session.Limit {
 
 func serve(ctx context.Context, c config.Config, limits func() []session.Limit, broker string, log *slog.Logger) error {
 	l := c.Leases
-	var scraped net.Listener // before anything else is begun: the address may be another's
+	var scraped net.Listener // first, as the address may be in use
 	if l.MetricsAddress != "" {
 		var err error
 		if scraped, err = net.Listen("tcp", l.MetricsAddress); err != nil {
@@ -148,7 +149,7 @@ func serve(ctx context.Context, c config.Config, limits func() []session.Limit, 
 		defer remote.Close()
 		files = &service.TLSFiles{Certificate: l.TLSCertificate, Key: l.TLSKey, ClientCA: l.TLSClientCA}
 	}
-	// First, so that nobody else has the leases. Who asks before they are taken up waits.
+	// First, so that no other process can serve the leases. Clients wait until the leases are restored.
 	if err := os.MkdirAll(filepath.Dir(l.Socket), 0o755); err != nil {
 		return err
 	}
@@ -168,7 +169,7 @@ func serve(ctx context.Context, c config.Config, limits func() []session.Limit, 
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	// Each ends when ctx does; the first that fails ends the others.
+	// Each task ends with ctx; the first that fails ends the others.
 	tasks := []func() error{
 		func() error { return s.Run(ctx) },
 		func() error { return s.Serve(ctx, listener) },
@@ -196,14 +197,15 @@ func serve(ctx context.Context, c config.Config, limits func() []session.Limit, 
 	return errors.Join(errs...)
 }
 
-// notify tells systemd how far the service is, if it asked (sd_notify(3)).
+// notify reports the service's state to systemd (sd_notify(3)), if run by it.
 func notify(log *slog.Logger, state string) {
 	if _, err := systemd.SdNotify(false, state); err != nil {
 		log.Warn("tell systemd the service's state", "err", err)
 	}
 }
 
-// mayWrite says whether who is in these groups may use the enforcer's control socket: for them no limit holds there, and so none here.
+// mayWrite returns a function that reports whether a user with these groups may use the enforcer's control socket. No
+// limits apply there, and so none here.
 func mayWrite(socket string) func([]uint32) bool {
 	return func(groups []uint32) bool {
 		info, err := os.Stat(socket)

@@ -45,6 +45,6 @@ func TestLimitsAreThoseOfTheFileAsItStands(t *testing.T) {
 		if all := limits(); len(all) != 1 || all[0].User != "a" || all[0].MaxSessions != config.DefaultMaxSessions {
 			t.Errorf("%+v", all)
 		}
-		write("[[sessions.li") // it is being written
+		write("[[sessions.li") // partly written
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-runtime is an OCI runtime: it prepares the bundle and has runc do the rest. See package shim.
+// Gpuslice-runtime is an OCI runtime: it prepares the bundle and runs runc for the rest. See package shim.
 package main
 
 import (
@@ -19,7 +19,7 @@ func main() {
 	os.Exit(status)
 }
 
-// run returns only if it did not become the low-level runtime.
+// run executes the low-level runtime in place of this process, or returns an error.
 func run(args shim.Args) (status int, err error) {
 	if os.Getenv(shim.ActiveEnv) != "" {
 		return 1, shim.ErrLoop

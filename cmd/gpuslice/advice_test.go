@@ -27,20 +27,21 @@ var (
 	singleQuote = regexp.MustCompile(`'[^']*'`)
 	assignment  = regexp.MustCompile(`^[A-Z_]+=`)
 
-	// otherWord is a key of the configuration, a flag's value, a header, or a command that is known only when the program runs.
+	// otherWord matches a key of the configuration, a flag's value, a header, or a command with parts known at run time
+	// only.
 	otherWord = regexp.MustCompile(`^([a-z]+(_[a-z]+)*|[A-Z:]+|X --help|[a-z]+: .*)$`)
 
-	// known are programs of others that messages and documents name.
+	// known are programs of other projects that messages and documents name.
 	known = []string{
 		"apt-get", "chmod", "dnf", "groupadd", "journalctl", "ldconfig", "make", "modprobe", "nerdctl", "nvidia-ctk", "nvidia-smi",
 		"podman", "sh", "systemctl", "usermod", ".ci/run",
 	}
-	// forRoot are commands that other users are refused, or that show them less.
+	// forRoot matches commands that need root, or show more to root.
 	forRoot = regexp.MustCompile(`^(apt-get|chmod|dnf|groupadd|journalctl|modprobe|usermod|make (un)?install|systemctl (start|restart|reload|enable|stop)|` +
 		`nvidia-ctk .*--output=/|gpusliced|gpuslice-leased)\b`)
 )
 
-// literal evaluates text that a program prints; what is known only when it runs is "X".
+// literal evaluates text that a program prints; parts known at run time only are "X".
 func literal(e ast.Expr) (text string, has bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -76,7 +77,7 @@ func literal(e ast.Expr) (text string, has bool) {
 	return "X", false
 }
 
-// messagesOf are the texts of a Go file's messages.
+// messagesOf returns the texts of a Go file's messages.
 func messagesOf(t *testing.T, path string) (texts []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -97,7 +98,7 @@ func messagesOf(t *testing.T, path string) (texts []string) {
 	return texts
 }
 
-// advised are the commands that programs and documents print, by where they do.
+// advised returns the commands that programs and documents print, by their places.
 func advised(t *testing.T) (messages, documents map[string][]string) {
 	t.Helper()
 	const root = "../.."
@@ -135,7 +136,7 @@ func advised(t *testing.T) (messages, documents map[string][]string) {
 	return messages, documents
 }
 
-// typedBy is the command without sudo and without what is assigned in front of it.
+// typedBy returns the command without sudo and leading assignments.
 func typedBy(command string) (rest string, sudo bool) {
 	words := strings.Fields(command)
 	for len(words) > 0 && (words[0] == "sudo" || assignment.MatchString(words[0])) {
@@ -145,7 +146,7 @@ func typedBy(command string) (rest string, sudo bool) {
 	return strings.Join(words, " "), sudo
 }
 
-// fault says why a command fails as it is printed; "" if nothing is seen.
+// fault returns the reason why a command fails as printed, or "".
 func fault(command string, message bool, ours []string) string {
 	if out, err := exec.Command("bash", "-n", "-c", command).CombinedOutput(); err != nil {
 		return "bash: " + string(out)
@@ -167,7 +168,7 @@ func fault(command string, message bool, ours []string) string {
 	return ""
 }
 
-// A command that is printed can be typed as it stands.
+// A printed command can be typed as it is.
 func TestCommandsThatAreAdvisedCanBeTyped(t *testing.T) {
 	var ours []string
 	for _, pattern := range []string{"../*", "../../kubernetes/cmd/*"} {

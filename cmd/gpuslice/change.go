@@ -73,10 +73,11 @@ refused, like when a slice begins.
 	}
 }
 
-// everyDevice is what a person writes for the quota on all devices and each that a device has of its own.
+// everyDevice is the value of --device for a quota on all devices that also replaces those of single devices.
 const everyDevice = "all"
 
-// inPlaceOfAll is what makes q the only quota of whoever has these: those of single devices go, or become the same where none is on all.
+// inPlaceOfAll returns the changes that make q the only quota of a slice or pool with the quotas has. Quotas of single
+// devices are dropped, or set to q if there is none on all devices.
 func inPlaceOfAll(has []api.Quota, q api.Quota) (quotas []api.Quota, drop []string) {
 	onAll := func(q api.Quota) bool { return q.Device == api.AllDevices }
 	if q.Device = api.AllDevices; len(has) == 0 || slices.ContainsFunc(has, onAll) {
@@ -95,7 +96,7 @@ func inPlaceOfAll(has []api.Quota, q api.Quota) (quotas []api.Quota, drop []stri
 	return quotas, drop
 }
 
-// noteOwn says which devices a quota on all of them did not change.
+// noteOwn names the devices that a quota on all devices did not change.
 func noteOwn(c *cli.Context, has, asked []api.Quota) {
 	if !slices.ContainsFunc(asked, func(q api.Quota) bool { return q.Device == api.AllDevices }) || len(has) < 2 {
 		return
@@ -165,7 +166,7 @@ A slice whose time is over is not renewed.
 	}
 }
 
-// changeSlice changes the slice that id is, or begins, and prints what it is then.
+// changeSlice changes the slice that id names, and prints its new state.
 func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
 	slice, err := named(c, id, show.Names, change)
 	if err != nil {
@@ -177,7 +178,6 @@ func changeSlice(c *cli.Context, id string, change func(context.Context, *client
 	return show.Slices(c.App.Writer, []api.Slice{slice}, false)
 }
 
-// quotaFlags reads --vram and --device.
 func quotaFlags(c *cli.Context) ([]api.Quota, error) {
 	bytes, percent, err := api.ParseQuota(c.String("vram"))
 	if err != nil {

@@ -20,19 +20,19 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// connect returns a client of the host's enforcer; nothing is sent before its first question.
+// connect returns a client of the host's enforcer. It does no I/O.
 func connect(c *cli.Context) *client.Client {
 	return client.New(socket(c))
 }
 
-// socket is the one on which this user asks the host's enforcer.
+// socket returns the socket on which this user can reach the host's enforcer.
 func socket(c *cli.Context) string {
 	socket, _ := sockets(c, api.DefaultConfig)
 	return socket
 }
 
-// sockets returns the control socket, or that for users if this user may use no other. Where flags and variables name none, they are those of
-// gpusliced's configuration.
+// sockets returns the control socket, or the users' socket if this user may use only that. Without flags and variables it
+// takes them from gpusliced's configuration.
 func sockets(c *cli.Context, configuration string) (socket string, forUsers bool) {
 	if c.IsSet("socket") {
 		return c.String("socket"), false
@@ -42,7 +42,7 @@ func sockets(c *cli.Context, configuration string) (socket string, forUsers bool
 	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
 }
 
-// socketOf returns the socket that a flag or its variable names, or else the one of a configuration that its daemon starts with.
+// socketOf returns the socket of a flag or its variable, else that of the configuration.
 func socketOf(c *cli.Context, flag, configuration string, configured func(config.Config) string) string {
 	if !c.IsSet(flag) {
 		if file, err := config.Load(configuration); err == nil {
@@ -52,8 +52,8 @@ func socketOf(c *cli.Context, flag, configuration string, configured func(config
 	return c.String(flag)
 }
 
-// choose returns the control socket, or the users' socket if only that may be used. A users' socket of a former gpusliced is not chosen
-// where the control socket says more.
+// choose returns the control socket, or the users' socket if only that may be used. It skips a users' socket that refuses
+// connections if the control socket is missing or served: a former gpusliced has left it.
 func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
 	_, err := os.Lstat(control)
 	if may(control) || !may(users) || refuses(users) && (errors.Is(err, fs.ErrNotExist) || listens(control)) {
@@ -62,7 +62,7 @@ func choose(control, users string, may func(path string) bool) (socket string, f
 	return users, true
 }
 
-// refuses says whether no program listens on a socket.
+// refuses reports whether no program listens on the socket at path.
 func refuses(path string) bool {
 	conn, err := net.Dial("unix", path)
 	if err == nil {
@@ -71,7 +71,7 @@ func refuses(path string) bool {
 	return errors.Is(err, unix.ECONNREFUSED)
 }
 
-// listens reports whether a gpusliced of this network namespace listens on a socket. All users may read that.
+// listens reports whether a gpusliced of this network namespace listens at path. /proc/net/unix is readable for all users.
 func listens(path string) bool {
 	const acceptsConnections, flags, name = "00010000", 3, 7
 	known, err := os.ReadFile("/proc/net/unix")
@@ -87,7 +87,7 @@ func listens(path string) bool {
 	return false
 }
 
-// showToken makes each question of this program show the token that --token names.
+// showToken adds the token of --token to each request of this program.
 func showToken(c *cli.Context) error {
 	if !c.IsSet("token") {
 		return nil
@@ -100,8 +100,8 @@ func showToken(c *cli.Context) error {
 	return nil
 }
 
-// readToken reads a session's id and token from a file, or from a descriptor if its number is given: so a token can be handed
-// on to who may not read the file, and is in no list of processes and no environment.
+// readToken reads a session's id and token from a file, or from a descriptor if its number is given. With a descriptor, a
+// user without access to the file can get the token, and it appears in no list of processes and no environment.
 func readToken(from string) (id string, token api.Token, err error) {
 	if from == "" {
 		return "", "", errors.New("a file with a session's token is accepted, or the number of a descriptor that is open for one")

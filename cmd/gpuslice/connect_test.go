@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 )
 
-// shortDir returns a directory for sockets: t.TempDir may be too long for their paths.
+// shortDir returns a directory for sockets. t.TempDir may be too long for their paths.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs")

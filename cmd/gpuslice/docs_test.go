@@ -15,7 +15,7 @@ import (
 
 var podmanRuntime = regexp.MustCompile(`podman .*--runtime[= ](\S+)`)
 
-// Commands that documents print have the verbs and flags that there are. What they do is not done here.
+// The verbs and flags of commands in the documents exist. The commands are parsed and not run.
 func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
 	blocks, err := doccommands.Read("../..")
 	if err != nil {
@@ -24,7 +24,7 @@ func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
 	tried := 0
 	for _, b := range blocks {
 		for _, c := range b.Commands {
-			// Podman takes the name of a runtime that its configuration has, or a path.
+			// Podman accepts the name of a configured runtime, or a path.
 			if m := podmanRuntime.FindStringSubmatch(c.Text); m != nil && m[1] != "gpuslice" && !strings.HasPrefix(m[1], "/") {
 				t.Errorf("%s: %s: Podman knows no runtime %s", b, c.Text, m[1])
 			}
@@ -47,12 +47,12 @@ func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
 	}
 }
 
-// parseOnly has commands accept their words and do nothing.
+// parseOnly makes commands parse their arguments and do nothing.
 func parseOnly(commands []*cli.Command) {
 	for _, c := range commands {
 		parseOnly(c.Subcommands)
 		if len(c.Subcommands) > 0 {
-			continue // what is left is a word that is no command
+			continue // the remaining word is no command
 		}
 		if c.Name == "run" {
 			c.Action = func(*cli.Context) error { return nil }

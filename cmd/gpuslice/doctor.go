@@ -80,7 +80,7 @@ skipped for other users, and says so; sudo gpuslice doctor makes them all.
 	}
 }
 
-// lookPath finds a program that engines run, in PATH or where root's has more directories than other users'.
+// lookPath finds a program in PATH, or in the directories that only root's PATH has.
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
@@ -94,7 +94,7 @@ func lookPath(name string) (string, error) {
 	return path, err
 }
 
-// enginesHere are the engines below a root, and how they are configured: a dry run has nothing to do where all is as it is to be.
+// enginesHere returns the engines below root and the state of their configuration, found by a dry run of install.
 func enginesHere(root string) []doctor.Engine {
 	host, err := engines.NewHost(root, place.New().Program)
 	if err != nil {
@@ -111,7 +111,7 @@ func enginesHere(root string) []doctor.Engine {
 		e.Err, e.Reload = err, registers.Restart
 		e.Default = err == nil && defaultErr == nil && asDefault.State == engines.Nothing
 		e.Registered = e.Default || err == nil && registers.State == engines.Nothing
-		if root == "/" { // nothing runs in an image
+		if root == "/" { // an image has no running programs
 			if e.Registered {
 				e.Stale, e.Err = engines.Stale(host, name, askEngine)
 			}
@@ -124,14 +124,14 @@ func enginesHere(root string) []doctor.Engine {
 	return found
 }
 
-// askEngine runs an engine's client, which may wait for a daemon that hangs.
+// askEngine runs an engine's client with a timeout, as its daemon may hang.
 func askEngine(program string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return exec.CommandContext(ctx, program, args...).Output()
 }
 
-// runtimeVersion returns the first line that an OCI runtime says of itself.
+// runtimeVersion returns the first line of an OCI runtime's --version.
 func runtimeVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
 )
 
-// forSessions is the enforcer on the users' socket, which knows who it is, and nothing else.
+// forSessions is the enforcer on the users' socket. It answers Info only.
 type forSessions struct{ server.UserService }
 
 func (forSessions) Info(context.Context) (api.Info, error) {
@@ -29,7 +29,7 @@ func TestTheDoctorNamesTheSocketThatItAsked(t *testing.T) {
 	if _, err := os.Stat(api.DefaultSocket); err == nil || os.Getenv("GPUSLICE_SOCKET") != "" {
 		t.Skip("this host has a control socket, which goes before the users'")
 	}
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}

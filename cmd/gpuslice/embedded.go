@@ -16,8 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// embedded starts an enforcer in this process, for one session of this user. stop ends it and removes
-// its files.
+// embedded starts an enforcer in this process, for one session of this user. stop ends it and removes its files.
 func embedded(ctx context.Context) (session.Enforcer, func(), error) {
 	dir, err := privateDir()
 	if err != nil {
@@ -56,7 +55,7 @@ func embedded(ctx context.Context) (session.Enforcer, func(), error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = e.Run(ctx) // its error would be one of closing what is thrown away below
+		_ = e.Run(ctx) // only closing could fail, and the files are removed below
 	}()
 	return e, func() {
 		cancel()
@@ -66,8 +65,8 @@ func embedded(ctx context.Context) (session.Enforcer, func(), error) {
 	}, nil
 }
 
-// privateDir is in the user's runtime directory if there is one: a socket's path has room for 108 bytes, and
-// TMPDIR may be long.
+// privateDir creates a directory in the user's runtime directory if there is one: a socket's path is limited to 108 bytes,
+// and TMPDIR may be long.
 func privateDir() (string, error) {
 	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/tmp"} {
 		if parent == "" {
@@ -80,7 +79,7 @@ func privateDir() (string, error) {
 	return os.MkdirTemp("", "gpuslice-")
 }
 
-// nvmlDevices asks NVML without an enforcer.
+// nvmlDevices reads the devices from NVML, without an enforcer.
 func nvmlDevices() ([]api.Device, error) {
 	nvml, err := driver.Open()
 	if err != nil {

@@ -95,22 +95,22 @@ started; then whoever has most of them loses the oldest for each new one.
 	}
 }
 
-// reconnect is how often a follower tries to find an enforcer that is restarted.
+// reconnect is the interval of attempts to reach a restarting enforcer.
 const reconnect = 250 * time.Millisecond
 
-// printer prints events.
 type printer struct {
 	c     *cli.Context
 	id    string
 	from  time.Time
 	keep  func(api.Event) bool
 	line  table.Printer[api.Event] // nil: for people
-	last  position                 // of the last event that was told, or after which to begin
-	told  bool                     // there was one
-	shown bool                     // one concerned who asked
+	last  position                 // position of the last event, or the one to begin after
+	told  bool                     // at least one event was received
+	shown bool                     // at least one event matched
 }
 
-// run prints the events that are kept, or the last of them, and those that follow, through restarts of the enforcer until ctx ends.
+// run prints the matching events, or the last n of them, and with --follow later ones, through restarts of the enforcer
+// until ctx ends.
 func (p *printer) run(ctx context.Context) error {
 	if n := p.c.Int("n"); n > 0 {
 		var tail []api.Event
@@ -136,7 +136,7 @@ func (p *printer) run(ctx context.Context) error {
 		p.told = p.told || told
 		switch {
 		case ctx.Err() != nil && errors.Is(err, context.Canceled), ctx.Err() != nil && waiting:
-			return nil // that is how one ends to follow
+			return nil // interrupting is how following ends
 		case !p.c.Bool("follow") || !p.told || !errors.Is(err, api.ErrUnreachable):
 			return err
 		case !waiting:
@@ -151,7 +151,7 @@ func (p *printer) run(ctx context.Context) error {
 	}
 }
 
-// each calls do with the events after the last one that concern who asked.
+// each calls do with the matching events after the last position.
 func (p *printer) each(ctx context.Context, follow bool, do func(api.Event) error) error {
 	return connect(p.c).Events(ctx, p.last.instance, p.last.seq, follow, func(e api.Event) error {
 		if !p.told && p.last.instance == "" && e.Seq <= p.last.seq {
@@ -174,14 +174,13 @@ func (p *printer) put(e api.Event) error {
 	return show.Event(p.c.App.Writer, e, p.c.Bool("no-trunc"))
 }
 
-// position is an event's: its number, and whose number that is.
+// position is an event's number and the enforcer that numbered it.
 type position struct {
-	instance string // empty: the enforcer's that answers
+	instance string // empty: the current enforcer's
 	seq      uint64
 }
 
-// since reads what a person writes for the place to begin at: the number of an event, or how long ago. One of after and from
-// is its zero value.
+// since parses --since: the number of an event, or a duration before now. It sets either after or from.
 func since(text string, now time.Time) (after position, from time.Time, err error) {
 	if text == "" {
 		return position{}, time.Time{}, nil
@@ -200,8 +199,8 @@ func since(text string, now time.Time) (after position, from time.Time, err erro
 	return position{}, now.Add(-ago), nil
 }
 
-// concerns says whether an event is of a slice that id begins, or of the pool that has that name, and not of before from. What
-// was missed may have been, unless it is known to be of another slice.
+// concerns reports whether an event is of a slice that id names, or of the pool id, and not before from. Missed events
+// match, unless they are known to be of another slice.
 func concerns(e api.Event, id string, from time.Time) bool {
 	unknown := e.Kind == api.EventMissed && e.Slice == ""
 	return !e.Time.Before(from) && (unknown || id == "" || e.Pool == id || show.Names(id, show.Named{ID: e.Slice, Container: e.Container, Names: e.Names}) < show.NotMeant)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 )
 
-// told is a host's enforcer that knows events, and nothing else.
+// told is an enforcer that serves events only.
 type told struct {
 	server.Service
 	log *event.Log
@@ -34,7 +34,7 @@ func (h told) Events(ctx context.Context, instance string, since uint64, wait bo
 	return h.log.Since(instance, since, 100), nil
 }
 
-// serve makes a host on which these happened, and returns its socket.
+// serve starts an enforcer with these events, and returns its socket.
 func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 	t.Helper()
 	h := told{log: event.NewLog(64)}
@@ -42,14 +42,14 @@ func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 		h.log.Append(e.Slice, e)
 	}
 	socket := listen(t, h)
-	t.Cleanup(h.log.Close) // before the server's end, which waits for who follows
+	t.Cleanup(h.log.Close) // before the server stops, since it waits for followers
 	return h.log, socket
 }
 
-// listen serves a host's enforcer, and returns its socket.
+// listen serves service on a new socket, and returns its path.
 func listen(t *testing.T, service server.Service) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func listen(t *testing.T, service server.Service) string {
 	return socket
 }
 
-// serveAt serves a host's enforcer on a socket, until end is called.
+// serveAt serves on a socket until end is called.
 func serveAt(t *testing.T, socket string, service server.Service) (end func()) {
 	t.Helper()
 	l, err := server.Listen(socket, "")
@@ -105,7 +105,7 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		"-n 1 abc":           "2",
 		"-n 9":               "1 2 3 4 5",
 		"--since 1d -n 3":    "3 4 5",
-		"--since 100000":     "1 2 3 4 5",   // an earlier enforcer's
+		"--since 100000":     "1 2 3 4 5",   // of an earlier enforcer
 		"--since 5f0c2a91:3": "0 1 2 3 4 5", // a missed event comes first
 		"--since 1h30m xy":   "3 5",
 		"abc --since 10m":    "2",
@@ -187,9 +187,9 @@ func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) 
 		"nope":         `no such event of "nope" is kept`,
 		"--since 1 ab": "",
 		"--since 2 ab": "",
-		"--since 2":    "", // there is none after it
+		"--since 2":    "", // there is no later event
 		"--since 3":    "gpusliced has not come to event 3",
-		"--since 0a:3": "", // the first event says so
+		"--since 0a:3": "", // the first event reports it
 	} {
 		var said bytes.Buffer
 		app := newApp()
@@ -222,7 +222,7 @@ func TestFollowingWaitsForAnEnforcerThatEnded(t *testing.T) {
 	}
 }
 
-// waits cancels once it was written what it waits for.
+// waits cancels once the text has been written.
 type waits struct {
 	bytes.Buffer
 	cancel context.CancelFunc

@@ -11,25 +11,25 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// helpWidth is how long a line of help is at most.
+// helpWidth is the maximum length of a line of help.
 const helpWidth = 80
 
-// printHelp prints a command's help in lines that fit a terminal. What the library wraps, it wraps before it knows the columns.
+// printHelp prints a command's help, wrapped for a terminal. The library wraps before it knows the columns.
 func printHelp(out io.Writer, template string, data any) {
 	var help bytes.Buffer
 	cli.HelpPrinterCustom(&help, template, data, nil)
 	_, _ = io.WriteString(out, wrapHelp(help.String()))
 }
 
-// flagText is a flag in a list of flags. That a flag without a value is off unless it is given need not be said.
+// flagText formats a flag in a list. It omits the default of boolean flags, which is always false.
 func flagText(stringer cli.FlagStringFunc) cli.FlagStringFunc {
 	return func(f cli.Flag) string {
 		return strings.TrimSuffix(strings.TrimRight(stringer(f), " "), " (default: false)")
 	}
 }
 
-// wrapHelp fills the paragraphs of a description anew, and wraps the lists of flags and commands below their second column. Examples, which are
-// indented further, stay as they are.
+// wrapHelp wraps the paragraphs of a description, and the lists of flags and commands below their second column. Examples,
+// which are indented further, stay unchanged.
 func wrapHelp(text string) string {
 	var out strings.Builder
 	var paragraph []string
@@ -76,7 +76,7 @@ func wrapHelp(text string) string {
 	return out.String()
 }
 
-// fill writes words in lines of which the first begins with lead, and the others with indent.
+// fill writes text in lines; the first begins with lead, the others with indent.
 func fill(out *strings.Builder, lead, indent, text string) {
 	line := lead
 	empty := true

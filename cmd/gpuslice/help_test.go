@@ -53,7 +53,7 @@ func TestACommandThatTakesNothingRefusesArguments(t *testing.T) {
 	}
 }
 
-// Whom nobody answers reads each thing once: where, why, and what to do.
+// The message names the socket, the reason and the remedy once each.
 func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
 	none := t.TempDir() + "/none"
 	nobody := " does not answer on " + none + " (no such file or directory): "
@@ -70,7 +70,7 @@ func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
 	}
 }
 
-// --limit is what gslice calls it.
+// gslice names this flag --limit.
 func TestEveryCommandThatTakesASizeTakesItAsALimitToo(t *testing.T) {
 	tried := 0
 	var try func(below []*cli.Command)

@@ -74,7 +74,7 @@ func uninstallCommand() *cli.Command {
 	}
 }
 
-// leftOutOfInstall says why `all` does not mean an engine; "" if it does.
+// leftOutOfInstall returns the reason why `all` does not include an engine, or "".
 func leftOutOfInstall(h engines.Host, name string) string {
 	present, why, err := engines.Present(h, name)
 	if err == nil && !present {
@@ -83,7 +83,7 @@ func leftOutOfInstall(h engines.Host, name string) string {
 	return ""
 }
 
-// installEngine also says so if the engine passes no annotations, which is then what people would try first.
+// installEngine also notes if the engine passes no annotations, since users would try these first.
 func installEngine(h engines.Host, name string, o engines.Options) (engines.Result, error) {
 	r, err := engines.Install(h, name, o)
 	if err != nil || h.Root != "/" { // the programs of an image are not run
@@ -97,7 +97,7 @@ func installEngine(h engines.Host, name string, o engines.Options) (engines.Resu
 
 type engineAction func(engines.Host, string, engines.Options) (engines.Result, error)
 
-// forEngines acts on each engine that the command line names. One that fails does not keep the others from their turn.
+// forEngines acts on each engine of the command line, and continues after a failure.
 func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
 	usage := usageError(exitUsage)
 	names, err := words(c)
@@ -140,7 +140,7 @@ func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, str
 		return err
 	}
 	if failed {
-		return &session.Error{Code: 1} // why is said already
+		return &session.Error{Code: 1} // printed already
 	}
 	return nil
 }
@@ -175,8 +175,9 @@ func checkEngines(c *cli.Context, names []string, everything bool) error {
 	return nil
 }
 
-// trailingFlags returns the arguments that are not flags. The library stops looking for flags at the first of those;
-// here people write `install docker --dry-run`. All behind -- are arguments. After an error without words there is nothing more to do.
+// trailingFlags returns the arguments that are not flags. It also parses flags after the first argument, as in `install
+// docker --dry-run`, where the library stops. All arguments after -- count as arguments. An error without text means that
+// the command is done.
 func trailingFlags(c *cli.Context) ([]string, error) {
 	var names []string
 	for args := c.Args().Slice(); len(args) > 0; args = args[1:] {
@@ -201,7 +202,7 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 			}
 			value = args[0]
 		}
-		// The library keeps a value for each name of a flag, and the first is the one that is read.
+		// The library reads the value of a flag's first name only.
 		if err := c.Set(c.Command.Flags[i].Names()[0], value); err != nil {
 			return nil, fmt.Errorf("invalid value %q for flag -%s: %w", value, flag, err)
 		}
@@ -213,7 +214,7 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 	return names, nil
 }
 
-// words is trailingFlags with the error of a wrong command line.
+// words is trailingFlags, with errors as usage errors.
 func words(c *cli.Context) ([]string, error) {
 	words, err := trailingFlags(c)
 	if err != nil && err.Error() != "" {
@@ -222,7 +223,7 @@ func words(c *cli.Context) ([]string, error) {
 	return words, err
 }
 
-// arguments returns the words that are not flags, of which there must be n; wanted is the error if there are not.
+// arguments returns the words that are not flags. If there are not exactly n, it returns the error wanted.
 func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	words, err := words(c)
 	if err != nil {
@@ -237,7 +238,7 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	return words, nil
 }
 
-// printResults prints what was done for a person. In a dry run standard output has the diff alone, which patch(1) takes.
+// printResults prints the results as text. In a dry run standard output has only the diff, for patch(1).
 func printResults(c *cli.Context, results []engines.Result, dry bool) {
 	said := c.App.Writer
 	if dry {

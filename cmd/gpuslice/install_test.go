@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
 )
 
-// cliRun runs the CLI, and returns what it says and its exit code.
+// cliRun runs the CLI, and returns its output and exit code.
 func cliRun(args ...string) (stdout, stderr string, code int) {
 	var out, errOut bytes.Buffer
 	app := newApp()
@@ -39,7 +39,7 @@ func imageWith(t *testing.T, daemon string) string {
 
 func TestADryRunPrintsNothingButTheDiffToStandardOutput(t *testing.T) {
 	root := imageWith(t, "{}\n")
-	out, said, code := cliRun("install", "docker", "--dry-run", "--root", root) // flags after the engine, as people write it
+	out, said, code := cliRun("install", "docker", "--dry-run", "--root", root) // flags after the engine, as people write them
 	if code != 0 || !strings.HasPrefix(out, "--- /etc/docker/daemon.json\n+++ /etc/docker/daemon.json\n@@ -1 +1,7 @@\n-{}\n+{\n") {
 		t.Errorf("%d: %s", code, out)
 	}
@@ -122,7 +122,7 @@ func TestAnOldDockerIsSaidToHaveNoAnnotations(t *testing.T) {
 	if _, said, code := cliRun("install", "docker", "--dry-run", "--config", file); code != 0 || !strings.Contains(said, want) {
 		t.Errorf("%d: %s", code, said)
 	}
-	// The programs of this machine say nothing of an image's.
+	// The programs of this machine are irrelevant for an image.
 	if _, said, code := cliRun("install", "docker", "--dry-run", "--root", t.TempDir()); code != 0 || strings.Contains(said, "--annotation") {
 		t.Errorf("%d: %s", code, said)
 	}

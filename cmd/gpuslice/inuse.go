@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// inUseCommand is for whoever removes the programs: `make uninstall` and the packages ask it first.
+// inUseCommand returns the command that `make uninstall` and the packages run before they remove the programs.
 func inUseCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "in-use",
@@ -33,7 +33,7 @@ func inUseCommand() *cli.Command {
 			}
 			cfg, err := config.Load(c.String("config"))
 			if err != nil {
-				cfg, err = config.Default(), nil // whoever removes the programs need not mend it before
+				cfg, err = config.Default(), nil // an invalid configuration does not block the removal
 			}
 			host := inuse.Host{Proc: "/proc", RunDir: cfg.Enforcer.RunDir, StateDir: cfg.Enforcer.StateDir}
 			uses := host.Daemon()
@@ -47,7 +47,7 @@ func inUseCommand() *cli.Command {
 			if c.Bool("force") {
 				return nil
 			}
-			return &session.Error{Code: 1} // why is said already
+			return &session.Error{Code: 1} // printed already
 		},
 	}
 }

@@ -264,7 +264,7 @@ func printLeases(c *cli.Context, all []*lease.Lease) error {
 	return leaseTable().Print(c.App.Writer, all, true)
 }
 
-// leaseTable lists leases; root, who sees those of all users, sees whose each is.
+// leaseTable lists leases. For root, which sees those of all users, it has a column for the user.
 func leaseTable() *table.Table[*lease.Lease] {
 	sized := func(head, field string, of func(*lease.Lease) uint64) table.Column[*lease.Lease] {
 		return table.Column[*lease.Lease]{Head: head, Field: field, Number: of, Text: func(l *lease.Lease) string { return api.FormatSize(of(l)) }}
@@ -304,7 +304,7 @@ func leaseTable() *table.Table[*lease.Lease] {
 	}
 }
 
-// expiry is when a lease ends, for a person.
+// expiry formats the time until a lease ends.
 func expiry(l *lease.Lease) string {
 	if l.Expires == nil {
 		return "never"

@@ -44,7 +44,7 @@ for what they hold, and gets nothing more. TENANT and EXPIRES are there if a sli
 	}
 }
 
-// holders are all slices to which something of a device counts: those that were released while processes were alive are the last.
+// holders returns all slices that count on a device: the active ones, and then the released ones with live processes.
 func holders(ctx context.Context, enforcer *client.Client) ([]api.Slice, error) {
 	active, err := enforcer.Slices(ctx)
 	if err != nil {
@@ -54,7 +54,7 @@ func holders(ctx context.Context, enforcer *client.Client) ([]api.Slice, error) 
 	return append(active, released...), err
 }
 
-// alreadyJSONFlag is of commands that print nothing else, for who asks all of them for it.
+// alreadyJSONFlag accepts --json for commands that always print JSON.
 var alreadyJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as is done without it"}
 
 func inspectCommand() *cli.Command {
@@ -93,7 +93,7 @@ NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone ha
 	}
 }
 
-// findReleased finds a slice that was released while processes were alive.
+// findReleased finds a released slice with live processes.
 func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 	released, err := connect(c).Released(c.Context)
 	if err != nil {
@@ -107,11 +107,11 @@ func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 	return released[i], true
 }
 
-// named has do ask the enforcer about the slice that id is, or that it names (show.Names or show.Means).
+// named calls do with id, or with the id of the slice that it names by means (show.Names or show.Means).
 func named(c *cli.Context, id string, means func(string, show.Named) show.Meaning, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
 	enforcer := connect(c)
 	var none error
-	if api.CheckID(id) == nil { // else it can be a name, or as a table shows it
+	if api.CheckID(id) == nil { // else it can be a name, or an id as tables show it
 		slice, err := do(c.Context, enforcer, id)
 		if !errors.Is(err, api.ErrNotFound) {
 			return slice, err
@@ -124,7 +124,7 @@ func named(c *cli.Context, id string, means func(string, show.Named) show.Meanin
 	}
 	whole, err := show.Find(all, id, means)
 	if errors.Is(err, api.ErrNotFound) && none != nil {
-		return api.Slice{}, none // in the words of the enforcer, which knows whose it is not
+		return api.Slice{}, none // use the enforcer's error, which considers access rights
 	}
 	if err != nil {
 		return api.Slice{}, err

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 )
 
-// holds is a host's enforcer that has these slices, and does with one of them what it is asked to.
+// holds is an enforcer with these slices. It carries out requests for one of them.
 type holds struct {
 	server.Service
 	all []api.Slice
@@ -88,13 +88,14 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 			t.Errorf("%s of none: %d, %s", command[0], code, said)
 		}
 	}
-	// job-1 has ended; whoever ends it again does not mean job-10.
+	// job-1 has ended: releasing it again must not release job-10.
 	if _, said, code := cliRun("--socket", socket, "release", "--force", "job-1"); code != 1 || !strings.HasPrefix(said, "there is no slice job-1:") {
 		t.Errorf("%d, %s", code, said)
 	}
 }
 
-// What an engine calls a container is accepted by each command that takes an ID; what two have in common is answered with both.
+// Each command with an ID accepts the names that an engine gives a container. A name of two containers gives an error with
+// both.
 func TestEveryCommandThatTakesAnIDTakesTheNamesOfAContainer(t *testing.T) {
 	const id, other = "0123456789ab", "fedcba987654"
 	in := func(id, pod string) api.Slice {
@@ -115,7 +116,7 @@ func TestEveryCommandThatTakesAnIDTakesTheNamesOfAContainer(t *testing.T) {
 		socket := socket
 		switch {
 		case strings.HasPrefix(command, "release"):
-			names = names[:3] // it wants the container itself
+			names = names[:3] // it requires the container itself
 		case strings.HasPrefix(command, "events"):
 			socket = eventsSocket
 		}
@@ -128,7 +129,7 @@ func TestEveryCommandThatTakesAnIDTakesTheNamesOfAContainer(t *testing.T) {
 			}
 		}
 		out, said, code := ask("main")
-		if strings.HasPrefix(command, "events") { // they are of both
+		if strings.HasPrefix(command, "events") { // it shows both
 			said, code = out, 1
 		}
 		if code != 1 || !strings.Contains(said, id) || !strings.Contains(said, other) {

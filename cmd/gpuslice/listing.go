@@ -22,14 +22,14 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// listHelp is the end of the description of each command that lists.
+// listHelp ends the description of each command that lists.
 const listHelp = `
 
 --filter chooses rows: of one key any value may hold, of several keys all must. --format is a Go template as
 Docker has them, of one row ({{.%s}}); "table" before it adds a heading, and json is a line of JSON for each.
 JSON and YAML are the control API's, and only tables shorten. NO_COLOR=1 turns colours off.`
 
-// listFlags are those of a command that lists.
+// listFlags returns the flags of a command that lists.
 func listFlags[R any](t *table.Table[R]) []cli.Flag {
 	var fields []string
 	for _, c := range t.Columns {
@@ -46,7 +46,7 @@ func listFlags[R any](t *table.Table[R]) []cli.Flag {
 	}
 }
 
-// filterWords are what a shell offers behind --filter.
+// filterWords returns the completions of --filter.
 func filterWords(keys []string) (words []string) {
 	for _, key := range keys {
 		words = append(words, key+"=")
@@ -54,7 +54,7 @@ func filterWords(keys []string) (words []string) {
 	return words
 }
 
-// sortWords are what a shell offers behind --sort.
+// sortWords returns the completions of --sort.
 func sortWords(keys []string) (words []string) {
 	for _, key := range keys {
 		words = append(words, key, "-"+key)
@@ -62,7 +62,7 @@ func sortWords(keys []string) (words []string) {
 	return words
 }
 
-// watchFlags are those of one that can list again and again.
+// watchFlags returns the flags of a command that can repeat its list.
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "list anew every second, or as --every says, until interrupted"},
@@ -70,7 +70,7 @@ func watchFlags() []cli.Flag {
 	}
 }
 
-// list prints what ask returns, as the flags of listFlags say. What is wrong with them is said before anybody is asked.
+// list prints the result of ask according to listFlags. It checks the flags before it calls ask.
 func list[R any](c *cli.Context, t *table.Table[R], ask func(context.Context) ([]R, error)) error {
 	o := table.Options{
 		Whole: c.Bool("no-trunc"), Quiet: c.Bool("quiet"), Format: c.String("format"), Output: c.String("output"),
@@ -108,7 +108,7 @@ func list[R any](c *cli.Context, t *table.Table[R], ask func(context.Context) ([
 	return once(c.Context, c.App.Writer)
 }
 
-// watch has once print again and again: over what was printed before on a terminal, and below that elsewhere. It goes on through
+// watch calls once repeatedly. On a terminal it overwrites the previous output, elsewhere it appends. It continues through
 // restarts of the enforcer.
 func watch(c *cli.Context, once func(ctx context.Context, out io.Writer) error) error {
 	every := c.Duration("every")
@@ -124,7 +124,7 @@ func watch(c *cli.Context, once func(ctx context.Context, out io.Writer) error) 
 		err := once(ctx, &out)
 		switch {
 		case ctx.Err() != nil:
-			return nil // that is how one ends to watch
+			return nil // interrupting is how watching ends
 		case err != nil && (first || !errors.Is(err, api.ErrUnreachable)):
 			return err
 		case err != nil && said == nil:
@@ -143,7 +143,7 @@ func watch(c *cli.Context, once func(ctx context.Context, out io.Writer) error) 
 	}
 }
 
-// put prints one of several lists. A terminal has it from its top, as much as there is room for.
+// put prints one of several lists. On a terminal it prints from the top, as much as fits.
 func put(out io.Writer, text string, first bool) error {
 	size := terminalSize(out)
 	if size == nil {
@@ -168,7 +168,7 @@ func put(out io.Writer, text string, first bool) error {
 	return err
 }
 
-// terminalSize is that of the terminal that out is; nil if it is none.
+// terminalSize returns the size of the terminal out, or nil if it is none.
 func terminalSize(out io.Writer) *unix.Winsize {
 	f, ok := out.(interface{ Fd() uintptr })
 	if !ok {

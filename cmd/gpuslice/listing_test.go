@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// asProgram in the environment makes the test the program itself, which tests that need a process start.
+// asProgram, set in the environment, makes the test binary run the program, for tests that need a process.
 const asProgram = "GPUSLICE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ const (
 	cardB = "GPU-9b2c3d4e-0000-1111-2222-333344445555"
 )
 
-// crowd are slices of two tenants on two devices.
+// crowd returns slices of two tenants on two devices.
 func crowd() []api.Slice {
 	on := func(device string, index int, used, limit uint64) api.DeviceUse {
 		return api.DeviceUse{Device: device, Index: index, Used: used << 30, Limit: limit << 30, Peak: 9 << 30}
@@ -105,7 +105,7 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// JSON has one meaning, in whichever way it is asked for; YAML is the same.
+// JSON is the same for all flags that select it, and YAML has the same content.
 func TestJSONAndYAMLOfAListAreTheControlAPIs(t *testing.T) {
 	socket := listen(t, holds{all: crowd()})
 	shown := func(args ...string) string {
@@ -144,7 +144,7 @@ func TestJSONAndYAMLOfAListAreTheControlAPIs(t *testing.T) {
 	}
 }
 
-// lists is a host on which there is one of each thing.
+// lists is a host with one of each object.
 type lists struct {
 	holds
 }
@@ -201,7 +201,7 @@ func TestPoolsAndLeasesAreEndedByTheNameThatIsTyped(t *testing.T) {
 	}
 }
 
-// program is the command line as a process.
+// program returns a command that runs the CLI as a process.
 func program(env []string, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	if err != nil {
@@ -261,7 +261,7 @@ func TestTopThatIsPipedIsTablesOnce(t *testing.T) {
 }
 
 func TestTheTerminalIsAskedNothing(t *testing.T) {
-	command := program([]string{"TERM=xterm-256color", "CI="}, "--version") // which has no colours
+	command := program([]string{"TERM=xterm-256color", "CI="}, "--version") // --version has no colours
 	terminal, err := pty.Start(command)
 	if err != nil {
 		t.Skip("no terminal: ", err)
@@ -273,10 +273,10 @@ func TestTheTerminalIsAskedNothing(t *testing.T) {
 	}
 }
 
-// shared is what somebody reads while another one writes.
+// shared is a buffer for concurrent writing and reading.
 type shared struct{ testhost.Output }
 
-// has waits until the text is there so many times.
+// has waits until text has occurred times times.
 func (s *shared) has(t *testing.T, text string, times int) string {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice runs commands with a quota of VRAM, and shows which slices a host has and whether it is ready.
+// Gpuslice runs commands with a quota of VRAM, shows the slices of a host, and checks whether the host is ready.
 package main
 
 import (
@@ -26,7 +26,7 @@ func main() {
 	fail(newApp().Run(os.Args), 1)
 }
 
-// execRuntime becomes gpuslice-runtime; it returns only if that fails.
+// execRuntime executes gpuslice-runtime in place of this process, or returns an error.
 func execRuntime() error {
 	path, err := place.New().Program("gpuslice-runtime")
 	if err != nil {
@@ -36,7 +36,7 @@ func execRuntime() error {
 	return fmt.Errorf("run %s: %w", path, err)
 }
 
-// fail ends the program: with err's own exit code if it has one, with code if not, and with 0 if err is nil.
+// fail exits with 0 if err is nil, else with err's own exit code, or code if it has none.
 func fail(err error, code int) {
 	if err == nil {
 		os.Exit(0)
@@ -47,14 +47,14 @@ func fail(err error, code int) {
 	os.Exit(exitCode(err, code))
 }
 
-// exitCode is err's own code, or else that of other errors.
+// exitCode returns err's own exit code, or others if it has none.
 func exitCode(err error, others int) int {
 	var own *session.Error
 	var help cli.ExitCoder
 	switch {
 	case errors.As(err, &own):
 		return own.Code
-	case errors.As(err, &help): // the library's: there is no such command to help with
+	case errors.As(err, &help): // of the library: help for an unknown command
 		return exitUsage
 	}
 	return others
@@ -71,7 +71,7 @@ Anything else gets one from gpuslice run:
 Run as an OCI runtime, with a global flag of one (gpuslice --root DIR create …), it hands over to
 gpuslice-runtime: nerdctl needs this.`
 
-func init() { // they are variables of the whole program
+func init() { // they are global variables
 	cli.VersionPrinter = func(c *cli.Context) { fmt.Fprintln(c.App.Writer, "gpuslice", api.Version) }
 	cli.HelpPrinter = printHelp
 	cli.FlagStringer = flagText(cli.FlagStringer)
@@ -111,15 +111,16 @@ func newApp() *cli.App {
 	}
 }
 
-// exitUsage is for a command line that is wrong. Those of run have session.ExitFailed: its command's own codes are no others' to give.
+// exitUsage is the exit code for a wrong command line. For run it is session.ExitFailed, since the other codes belong to
+// the command.
 const exitUsage = 2
 
-// misuse is an error of the command line.
+// misuse returns an error of the command line.
 func misuse(format string, args ...any) error {
 	return &session.Error{Code: exitUsage, Err: fmt.Errorf(format, args...)}
 }
 
-// asMisuse is err as one of the command line; nil if it is nil.
+// asMisuse returns err as an error of the command line, or nil.
 func asMisuse(err error) error {
 	if err == nil {
 		return nil
@@ -143,13 +144,13 @@ func usageError(code int) cli.OnUsageErrorFunc {
 	}
 }
 
-// What package flag says of a command line, which has one dash before all names.
+// Beginnings of package flag's errors, which have one dash before all names.
 const (
 	unknownFlag      = "flag provided but not defined: "
 	flagWithoutValue = "flag needs an argument: "
 )
 
-// dashed is a flag's name as people type it.
+// dashed returns a flag's name with its dashes.
 func dashed(name string) string {
 	if len(name) == 1 {
 		return "-" + name
@@ -157,7 +158,7 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// takesNothing refuses arguments of a command that has none.
+// takesNothing rejects arguments.
 func takesNothing(c *cli.Context) error {
 	if !c.Args().Present() {
 		return nil
@@ -165,7 +166,7 @@ func takesNothing(c *cli.Context) error {
 	return misuse("%s takes no argument, and %q is one (see `%s --help`)", strings.TrimPrefix(c.Command.HelpName, "gpuslice "), c.Args().First(), c.Command.HelpName)
 }
 
-// noCommand says that there is no such command below path, and which was probably meant.
+// noCommand returns an error for an unknown command below path, with a suggestion.
 func noCommand(path, word string, below []*cli.Command) error {
 	help := "`" + strings.TrimSpace("gpuslice "+path) + " --help` lists them"
 	near := ""
@@ -183,10 +184,10 @@ func noCommand(path, word string, below []*cli.Command) error {
 	return misuse("there is no command %q: %s", strings.TrimSpace(path+" "+word), help)
 }
 
-// similar says whether somebody who meant one word may have typed the other.
+// similar reports whether one word may be a misspelling of the other.
 func similar(a, b string) bool { return b != "" && distance(a, b) <= 1+len(a)/4 }
 
-// distance is how many letters are to be put in, left out or changed to make a word of the other (Levenshtein).
+// distance returns the number of insertions, deletions and changes of letters between two words (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -207,9 +208,9 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// versions are what version prints as JSON.
+// versions is the JSON of the command version.
 type versions struct {
-	Version  string    `json:"version"`            // this program's
+	Version  string    `json:"version"`            // of this program
 	Enforcer *api.Info `json:"enforcer,omitempty"` // nil if it does not answer
 }
 

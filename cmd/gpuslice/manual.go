@@ -38,7 +38,7 @@ something fails on this host, and 1 of install and uninstall that an engine coul
 run ends with its command's exit code, or 128 + n if signal n killed it; with 127 if there is no such command, 126 if it cannot
 be run, and 125 if gpuslice failed or the words after run are wrong; what is wrong before them is 2.`
 
-// manCommand is for the installation, which has it print gpuslice(1).
+// manCommand returns the command that prints gpuslice(1) for the installation.
 func manCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "man",

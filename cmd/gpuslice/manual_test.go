@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// printed is what the program prints for these arguments.
+// printed returns the output of the program.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -24,8 +24,8 @@ func printed(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// The shells' harnesses: each is given the completion's file and a command line, and prints what the shell offers for
-// its last word, one in a line; a line "(files)" for files.
+// The shells' harnesses take the completion's file and a command line. They print the completions of its last word, one per
+// line, and "(files)" for files.
 var shells = map[string]string{
 	"bash": `
 source "$1"
@@ -42,8 +42,8 @@ printf '%s\n' "${COMPREPLY[@]}"`,
 source $argv[1]
 complete -C $argv[2] | string replace -r '\t.*' ''`,
 
-	// Zsh completes in its line editor alone, which wants a terminal. There compadd is replaced by one that prints what it is
-	// given, and _files by one that says so.
+	// Zsh completes only in its line editor, which needs a terminal. Replacements of compadd and _files print their
+	// arguments.
 	"zsh": `
 zmodload zsh/zpty
 export ZDOTDIR=/nonexistent
@@ -62,16 +62,16 @@ const zshHook = `unset zle_bracketed_paste; bindkey '^I' complete-word; ` +
 	`compadd() { local -a hits; if [[ ${@[1,(i)(-|--)]} == *-(O|A|D)\ * ]]; then builtin compadd "$@"; return; fi; ` +
 	`builtin compadd -A hits "$@"; builtin compadd "$@"; (( $#hits )) && print -rl -- $hits; }`
 
-// The names by which the shells find them.
+// The file names that the shells expect.
 var completionFiles = map[string]string{"bash": "gpuslice", "zsh": "_gpuslice", "fish": "gpuslice.fish"}
 
-// shellHome is a directory with all that offered needs of one shell.
+// shellHome returns a directory with the files that offered needs for a shell.
 func shellHome(t *testing.T, shell string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
-		// It stands for the program, which is asked for slices.
+		// A replacement of the program, called for slices.
 		"bin/gpuslice": "#!/bin/sh\n[ \"$1\" = ps ] && printf 'slice-1 web\\nslice-2 $(touch\\040made)\\nslice-3 `touch\\040made`\\nslice-3 \\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
@@ -85,7 +85,7 @@ func shellHome(t *testing.T, shell string) string {
 	return dir
 }
 
-// offered is what a shell offers for the last word of a command line.
+// offered returns a shell's completions of the last word of a command line.
 func offered(t *testing.T, dir, shell, line string) []string {
 	t.Helper()
 	command := exec.Command(shell, filepath.Join(dir, "harness"), filepath.Join(dir, completionFiles[shell]), line)
@@ -94,7 +94,7 @@ func offered(t *testing.T, dir, shell, line string) []string {
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.Output()
-	if err != nil && shell != "fish" { // which fails if it offers nothing
+	if err != nil && shell != "fish" { // fish fails without completions
 		t.Fatalf("%s %q: %v: %s%s", shell, line, err, out, stderr.Bytes())
 	}
 	if stderr.Len() > 0 {
@@ -111,9 +111,9 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
 				t.Skipf("needs %s: test/deps.sh --ci", shell)
 			}
-			dir := shellHome(t, shell) // before t.Parallel: two apps at once are nothing for the package cli
+			dir := shellHome(t, shell) // before t.Parallel: package cli does not support two apps at once
 			t.Parallel()
-			for _, row := range []struct{ line, want, not, but string }{ // but: a shell that has it otherwise
+			for _, row := range []struct{ line, want, not, but string }{ // but: a shell with another result
 				{line: "gpuslice ", want: "run ps inspect events doctor completion version help", not: "man"},
 				{line: "gpuslice ru", want: "run", not: "ps"},
 				{line: "gpuslice --so", want: "--socket", not: "--vram"},
@@ -176,7 +176,7 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 	}
 }
 
-// What is typed behind `gpuslice run --` is somebody's command: it must not run because a tab was pressed.
+// The words after `gpuslice run --` are a user's command, which completion must not run.
 func TestCompletingDoesNotRunTheCommand(t *testing.T) {
 	made := filepath.Join(t.TempDir(), "made")
 	for shell := range shells {

@@ -167,7 +167,7 @@ func poolDeleteCommand() *cli.Command {
 	}
 }
 
-// changePool creates a pool, or sets its quota, and prints what it is then.
+// changePool creates a pool, or sets its quota, and prints its new state.
 func changePool(c *cli.Context, verb string) error {
 	name, err := poolName(c, verb)
 	if err != nil {
@@ -216,7 +216,7 @@ func changePool(c *cli.Context, verb string) error {
 	return show.Pools(c.App.Writer, []api.Pool{pool}, false)
 }
 
-// poolName is the one argument, before or after the flags.
+// poolName returns the only argument, before or after the flags.
 func poolName(c *cli.Context, verb string) (string, error) {
 	words, err := arguments(c, 1, "pool "+verb+" takes one POOL: `gpuslice pool list` lists them")
 	if err != nil {

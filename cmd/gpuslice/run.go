@@ -75,7 +75,7 @@ func runCommand() *cli.Command {
 		Action: func(c *cli.Context) error {
 			code, err := run(c)
 			if err == nil && code != 0 {
-				return &session.Error{Code: code} // the command has said what it had to
+				return &session.Error{Code: code} // the command has printed its own errors
 			}
 			return err
 		},
@@ -121,7 +121,7 @@ func run(c *cli.Context) (int, error) {
 			}
 		},
 		Released: func(slice api.Slice) {
-			if slice.Reason != "" && !c.Bool("quiet") { // the command did not end by itself, or was refused everything
+			if slice.Reason != "" && !c.Bool("quiet") { // the slice expired, or every request was rejected
 				fmt.Fprintf(os.Stderr, "gpuslice: slice %s: %s\n", slice.ID, slice.Reason)
 			}
 		},
@@ -129,7 +129,7 @@ func run(c *cli.Context) (int, error) {
 	return s.Run(c.Context)
 }
 
-// quotaOf is what the command may hold, in words.
+// quotaOf describes the limit of the command.
 func quotaOf(c *cli.Context) string {
 	pool := c.String("pool")
 	switch {
@@ -158,7 +158,7 @@ func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 	return id, token, nil
 }
 
-// sessionRequest reads the flags.
+// sessionRequest reads the flags of a new session.
 func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	r := api.RegisterRequest{
 		ID:      c.String("name"),
@@ -210,8 +210,8 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 
 const inThisProcess = "enforcer in this process"
 
-// chooseEnforcer returns the host's enforcer if it answers, and else starts one in this process. which says
-// so to a person; stop ends what was started.
+// chooseEnforcer returns the host's enforcer if it answers; otherwise it starts one in this process. which describes it;
+// stop ends one that it started.
 func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, stop func(), err error) {
 	if c.Bool("embedded") {
 		enforcer, stop, err = embedded(c.Context)
@@ -228,10 +228,10 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 		return nil, "", nil, fmt.Errorf("--pool: the host's enforcer keeps the pools: %w", err)
 	}
 	if c.IsSet("socket") {
-		return nil, "", nil, err // who names an enforcer means that one
+		return nil, "", nil, err // no fallback if the user names an enforcer
 	}
 	if c.IsSet("join") {
-		return nil, "", nil, err // an enforcer of its own has nothing that could be joined
+		return nil, "", nil, err // a new enforcer has no session to join
 	}
 	if c.Bool("require-host") {
 		return nil, "", nil, fmt.Errorf("--require-host: %w", err)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
 )
 
-// minEvery is the least time between two refreshes.
+// minEvery is the minimum interval of refreshes.
 const minEvery = 100 * time.Millisecond
 
 func topCommand() *cli.Command {
@@ -56,7 +56,7 @@ terminal, it is printed once, as tables.
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
-			if _, err := ask(ctx, nil); err != nil { // before the screen is taken
+			if _, err := ask(ctx, nil); err != nil { // before the screen changes
 				return err
 			}
 			return top.Run(ctx, os.Stdin, c.App.Writer, ask, every)
@@ -64,7 +64,7 @@ terminal, it is printed once, as tables.
 	}
 }
 
-// snapshot asks the enforcer how things stand. A user without privileges sees no devices.
+// snapshot returns the enforcer's state. An unprivileged user sees no devices.
 func snapshot(ctx context.Context, enforcer *client.Watcher, open []string) (top.Snapshot, error) {
 	s, err := enforcer.Look(ctx, open...)
 	return top.Snapshot{Devices: s.Devices, Slices: s.Slices, Details: s.Details, Version: s.Version}, err

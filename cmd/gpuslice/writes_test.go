@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// writesInPlace are the calls that may write a file without renaming it, by file. Other files are written beside and renamed.
+// writesInPlace counts, by file, the calls that may write a file without a rename. All other files are written under a
+// temporary name and renamed.
 var writesInPlace = map[string]int{
 	"interceptor/tools/digest/main.go": 1, // generates source code
 	"lease/leasepb/generate/main.go":   1, // generates source code
@@ -22,7 +23,7 @@ var writesInPlace = map[string]int{
 	"hostmem/keeper.go":                1, // files of cgroups
 	"enforcer/native/backend.go":       1, // files of cgroups
 	"kubernetes/cdi/cdi.go":            1, // a private file, renamed by Write
-	"cmd/gpuslice-broker/main.go":      1, // a broker that was started by hand, before it serves
+	"cmd/gpuslice-broker/main.go":      1, // a broker started by hand, before it serves
 }
 
 var writes = regexp.MustCompile(`\bos\.(WriteFile|Create)\(`)

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// openAudit begins the audit log; nil if there shall be none.
+// openAudit starts the audit log; nil if it is disabled.
 func openAudit(c config.Config, log *slog.Logger) *audit.Writer {
 	if c.Audit.File == "" {
 		return nil
@@ -35,15 +35,15 @@ func openAudit(c config.Config, log *slog.Logger) *audit.Writer {
 	return audit.Open(o)
 }
 
-// checks are what the enforcer's health depends on that is not the enforcer's: that its control socket is still the one at that
-// path, and that the audit log is written.
+// checks are the checks of the enforcer's health outside of the enforcer: its control socket is still at its path, and the
+// audit log can be written.
 type checks struct {
 	socket string
-	stat   syscall.Stat_t // of the socket, when it was made
+	stat   syscall.Stat_t // of the socket at its creation
 	record *audit.Writer
 }
 
-// made notes the socket that there is now.
+// made records the current socket.
 func (c *checks) made(socket string) error {
 	c.socket = socket
 	if err := syscall.Stat(socket, &c.stat); err != nil {
@@ -56,7 +56,7 @@ func (c *checks) check() []api.Check {
 	socket := api.Check{Name: "socket", For: api.ForReady, OK: true}
 	var now syscall.Stat_t
 	switch err := syscall.Stat(c.socket, &now); {
-	case c.socket == "": // not yet
+	case c.socket == "": // not yet created
 		socket.OK, socket.Message = false, "the control socket is not there yet"
 	case err != nil:
 		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s is gone: restart gpusliced (%v)", c.socket, err)
@@ -75,9 +75,8 @@ func (c *checks) check() []api.Check {
 	return all
 }
 
-// watchdog tells systemd that the service lives (WatchdogSec= in the unit), for as long as it is so, until ctx ends. If it is not
-// so any more systemd ends the service by SIGABRT, of which Go says in the log what each goroutine does, and
-// starts it anew.
+// watchdog notifies systemd's watchdog (WatchdogSec= in the unit) while healthy reports Live, until ctx ends. Otherwise
+// systemd ends the service by SIGABRT, at which Go logs the stacks of the goroutines, and restarts it.
 func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) {
 	allowed, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
@@ -86,7 +85,7 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 	if allowed == 0 {
 		return
 	}
-	ticker := time.NewTicker(max(time.Millisecond, allowed/3)) // one that comes late is no reason to be killed
+	ticker := time.NewTicker(max(time.Millisecond, allowed/3)) // a late tick must not end the service
 	defer ticker.Stop()
 	hangs := false
 	for {
@@ -105,7 +104,7 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 	}
 }
 
-// wrong is what keeps the enforcer from being live.
+// wrong returns the reasons why the enforcer is not live.
 func wrong(h api.Health) string {
 	var said []string
 	for _, c := range h.Checks {

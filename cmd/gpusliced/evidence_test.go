@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// notifications is systemd, for as long as the test runs.
+// notifications replaces systemd during the test.
 func notifications(t *testing.T, dir string) (hear func(patience time.Duration) string) {
 	t.Helper()
 	path := filepath.Join(dir, "notify")
@@ -91,7 +91,7 @@ func TestTheWatchdogIsFedOnlyWhileTheEnforcerMakesProgress(t *testing.T) {
 	<-asked
 	fed()
 	hangs.Store(true)
-	for range 4 { // that many times it would have been due
+	for range 4 { // due several times
 		<-asked
 	}
 	if got := hear(50 * time.Millisecond); got != "" {
@@ -181,7 +181,7 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 	}
 }
 
-// audited returns in short what the audit log says, all of which is of the slice s1 and was asked for by this process.
+// audited returns the entries of the audit log in short form. All have to be of the slice s1 and requested by this process.
 func audited(t *testing.T, file string) (said []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -215,7 +215,7 @@ func TestASocketThatIsGoneOrAnothersIsNotReady(t *testing.T) {
 	var c checks
 	for _, step := range []struct {
 		do   func() error
-		says string // "": nothing is wrong
+		says string // "": no error
 	}{
 		{func() error { return nil }, "not there yet"},
 		{func() error { return c.made(socket) }, ""},

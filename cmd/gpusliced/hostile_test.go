@@ -27,15 +27,15 @@ import (
 )
 
 const (
-	asks  = "GPUSLICE_TEST_ASKS"       // this program is a user's, and this the users' socket
-	times = "GPUSLICE_TEST_TIMES"      // how many requests it makes
-	with  = "GPUSLICE_TEST_BODY_BYTES" // of what size
+	asks  = "GPUSLICE_TEST_ASKS"       // path of the users' socket: run as one of its users
+	times = "GPUSLICE_TEST_TIMES"      // number of requests
+	with  = "GPUSLICE_TEST_BODY_BYTES" // their size
 )
 
-// Users that each host has. There is a limit for the latter.
+// Users that exist on each host. The latter has a limit.
 const stranger, limited = 65534, 8
 
-// flood asks on the users' socket as fast as it can, for what is refused.
+// flood sends requests that are rejected to the users' socket, as fast as it can.
 func flood(socket string) {
 	var n, size int
 	_, _ = fmt.Sscan(os.Getenv(times), &n)
@@ -63,7 +63,7 @@ func flood(socket string) {
 					panic(err)
 				}
 				answer, err := client.Do(request)
-				if err != nil { // the connection is closed as it may be
+				if err != nil { // the server may close the connection
 					continue
 				}
 				_, _ = io.Copy(io.Discard, answer.Body)
@@ -78,7 +78,7 @@ func flood(socket string) {
 	fmt.Println(answered.Load(), "refused")
 }
 
-// usersProgram is this program where every user can run it.
+// usersProgram returns a copy of this program that every user can run.
 func usersProgram(t *testing.T) string {
 	t.Helper()
 	program, err := os.ReadFile(os.Args[0])
@@ -93,7 +93,7 @@ func usersProgram(t *testing.T) string {
 	return copied
 }
 
-// floodAs makes another user flood the users' socket, and returns how many of its requests were refused.
+// floodAs runs flood as another user, and returns the number of rejected requests.
 func floodAs(t *testing.T, program string, uid uint32, socket string, n, size int) (refused int) {
 	t.Helper()
 	cmd := exec.Command(program, "-test.run=^"+t.Name()+"$")
@@ -107,7 +107,7 @@ func floodAs(t *testing.T, program string, uid uint32, socket string, n, size in
 	return refused
 }
 
-// crowded is a daemon for users, with a small audit log.
+// crowded is a daemon with a users' socket and a small audit log.
 func crowded(t *testing.T) *daemon {
 	t.Helper()
 	d := newDaemon(t, fmt.Sprintf("[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n"+
@@ -119,7 +119,7 @@ func crowded(t *testing.T) *daemon {
 	return d
 }
 
-// entries are what is left of the audit log, the oldest first.
+// entries returns the remaining entries of the audit log, the oldest first.
 func (d *daemon) entries() (all []audit.Entry) {
 	d.t.Helper()
 	names, err := filepath.Glob(d.path("audit.jsonl.*"))
@@ -183,7 +183,8 @@ func TestNoUserRotatesAwayWhatOthersDid(t *testing.T) {
 	if !root {
 		t.Error("what root asked for is not in the audit log any more")
 	}
-	// A request whose answer did not reach the user is recorded, too. Of strangers without an entry nobody knows which it was.
+	// A request is recorded even if its answer did not reach the user. Strangers beyond the listed ones are counted without
+	// their uid.
 	missing := -nameless
 	for uid, n := range refused {
 		if recorded[uid] > 0 && recorded[uid] < n || uid == limited && recorded[uid] == 0 {
@@ -202,7 +203,7 @@ func TestWhatUsersAskForDoesNotInflateTheEnforcer(t *testing.T) {
 		return
 	}
 	program := usersProgram(t)
-	runtime.GC() // of what it was copied with
+	runtime.GC() // frees the copy of the program
 	d := crowded(t)
 	stop := d.begin()
 	ctx, cancel := context.WithCancel(context.Background())

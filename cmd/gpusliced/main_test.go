@@ -64,7 +64,7 @@ func TestItRefusesWhatTheDoctorRefuses(t *testing.T) {
 	}
 }
 
-// A user would take it for that of a daemon that is down.
+// A stale socket would suggest a daemon that is down.
 func TestASocketForUsersThatIsNotServedIsRemoved(t *testing.T) {
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"\"\n[sessions]\nsocket = \"DIR/users.sock\"\n")
 	left, err := server.ListenForUsers(d.path("users.sock"))
@@ -113,7 +113,7 @@ func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
 	}
 	stop()
 
-	// An address that is another's: it is never said to be ready.
+	// If an address is in use, the daemon must never report to be ready.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -128,16 +128,16 @@ func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
-// daemon is this program in a directory of its own.
+// daemon runs this program in a directory of its own.
 type daemon struct {
 	t     *testing.T
 	dir   string
 	words []string
-	hear  func(patience time.Duration) string // what it tells systemd
+	hear  func(patience time.Duration) string // notifications to systemd
 	log   testhost.Output
 }
 
-// newDaemon has not begun yet. In its configuration DIR is its directory.
+// newDaemon returns a daemon that is not started. In its configuration DIR stands for its directory.
 func newDaemon(t *testing.T, config string) *daemon {
 	t.Helper()
 	needs.Root(t)
@@ -156,7 +156,7 @@ func (d *daemon) path(name string) string { return filepath.Join(d.dir, name) }
 
 func (d *daemon) client() *client.Client { return client.New(d.path("control.sock")) }
 
-// begin returns when it is ready. stop asks it to end, and returns when it has.
+// begin starts it and returns when it is ready. stop ends it and waits.
 func (d *daemon) begin(words ...string) (stop func()) {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -174,7 +174,7 @@ func (d *daemon) begin(words ...string) (stop func()) {
 	}
 }
 
-// has says whether one line of a log has all of these.
+// has reports whether a line of a log contains all words.
 func has(log *testhost.Output, words ...string) bool {
 	for line := range strings.Lines(log.String()) {
 		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {

@@ -10,7 +10,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notify tells systemd how far the service is, if it asked (sd_notify(3)).
+// notify reports the service's state to systemd (sd_notify(3)), if run by it.
 func notify(log *slog.Logger, state string) {
 	if _, err := systemd.SdNotify(false, state); err != nil {
 		log.Warn("tell systemd the service's state", "err", err)

@@ -16,13 +16,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 )
 
-// serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
+// serveUsers creates the users' socket and returns the function that serves it, or nil if the configuration allows users no
+// sessions.
 func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {
 	if !c.Serve() {
 		if c.Socket == "" {
 			return nil, nil
 		}
-		// A socket that a former gpusliced left refuses connections, as if no gpusliced ran.
+		// A stale socket of an earlier gpusliced would refuse connections, as if gpusliced were not running.
 		if err := server.RemoveStale(c.Socket); err != nil {
 			log.Warn("a socket for users that is not served cannot be removed", "socket", c.Socket, "err", err)
 		}

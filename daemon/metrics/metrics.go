@@ -92,7 +92,7 @@ func counters(name, label, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 }
 
-// begin creates the counters with value 0: a counter that begins with 1 shows no increase.
+// begin creates the counters with value 0: Prometheus sees no increase of one that starts at 1.
 func (m *Metrics) begin() {
 	m.registers.WithLabelValues("ok")
 	for _, code := range api.Codes() {

@@ -34,7 +34,7 @@ func newTold() told {
 	}
 	for _, kind := range api.EventKinds() {
 		if kind != api.EventMissed { // not an event of the enforcer
-			t.events.WithLabelValues(string(kind)) // a counter that begins with 1 shows no increase
+			t.events.WithLabelValues(string(kind)) // Prometheus sees no increase of a counter that starts at 1
 		}
 	}
 	return t

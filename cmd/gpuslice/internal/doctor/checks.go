@@ -28,7 +28,7 @@ func (h Host) exists(name string) bool {
 	return err == nil
 }
 
-// driver looks for libcuda.so.1 where the loader would, without loading it: that would start the driver.
+// driver looks for libcuda.so.1 in the loader's directories. It does not load it, which would start the driver.
 func (h Host) driver(add adder) {
 	dirs := append(filepath.SplitList(h.Env("LD_LIBRARY_PATH")), h.loaderDirs()...)
 	for _, dir := range dirs {
@@ -65,7 +65,7 @@ func (h Host) kernelModule() string {
 	return ""
 }
 
-// loaderDirs are ld.so.conf's directories and the built-in ones.
+// loaderDirs returns the directories of ld.so.conf and the built-in ones.
 func (h Host) loaderDirs() []string {
 	dirs := h.loaderConf("/etc/ld.so.conf", 0)
 	for _, lib := range []string{"/lib", "/usr/lib", "/lib64", "/usr/lib64"} {
@@ -107,8 +107,8 @@ func (h Host) loaderConf(name string, depth int) []string {
 	return dirs
 }
 
-// config reads the configuration as gpusliced does when it starts: one that runs has what the file said then, which is no
-// longer in force after the next start if the file was spoilt since.
+// config reads the configuration as gpusliced does at its start. A running one may still use an older file, and fail at its
+// next start.
 func (h Host) config(add adder) {
 	if h.Config == api.DefaultConfig && !h.exists(h.Config) {
 		add("config", OK, "there is no "+h.Config+": the defaults hold", "")
@@ -140,7 +140,8 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	}
 }
 
-// devices asks the enforcer, if it tells of devices where we may ask it, and else NVML, which knows of no quota.
+// devices checks the devices reported by the enforcer, or by NVML, which knows no quotas, if this user cannot get them from
+// the enforcer.
 func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) {
 	var devices []api.Device
 	var err error
@@ -176,7 +177,7 @@ func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) 
 		if d.Index < 0 { // a MIG instance
 			name = d.UUID
 		}
-		if told { // else nobody enforces anything, or nobody says so
+		if told { // else the enforcement is unknown
 			add("enforce", OK, fmt.Sprintf("%s: %s, since %s", name, d.Enforcement, d.EnforcementReason), "")
 		}
 	}
@@ -247,7 +248,7 @@ func (h Host) programs(add adder) {
 	}
 }
 
-// newestGlibc is the newest symbol version that the interceptor may need: images have old ones.
+// newestGlibc is the newest glibc symbol version that the interceptor may need, as images can have an old glibc.
 const newestGlibc = "2.17"
 
 func (h Host) library(add adder) {
@@ -289,7 +290,7 @@ func (h Host) library(add adder) {
 	add("library", OK, fmt.Sprintf("%s, glibc %s or newer", path, newest), "")
 }
 
-// newer compares dotted numbers.
+// newer compares dotted version numbers.
 func newer(a, b string) bool {
 	x, y := strings.Split(a, "."), strings.Split(b, ".")
 	for i := range max(len(x), len(y)) {
@@ -307,8 +308,8 @@ func newer(a, b string) bool {
 	return false
 }
 
-// preload: the hook writes a container's own ld.so.preload. In the host's, the interceptor would be in
-// every process of the machine, and without its file none would start quietly.
+// preload checks the host's ld.so.preload. It must not name the interceptor, which belongs into containers only: every
+// process of the host would load it, and print an error if the file were missing.
 func (h Host) preload(add adder) {
 	text, err := os.ReadFile(h.path("/etc/ld.so.preload"))
 	switch {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor looks at a host and says what gpuslice needs and has not. It only reads; every finding that
-// is not well says what to do about it.
+// Package doctor checks whether a host meets the requirements of gpuslice. It only reads. Every finding that is not OK has
+// advice.
 package doctor
 
 import (
@@ -15,14 +15,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Level of a finding.
+// Level is the level of a finding.
 type Level string
 
 const (
 	OK   Level = "ok"
-	Skip Level = "skip" // not checked; Message says why
-	Warn Level = "warn" // works, but not as an operator may expect
-	Fail Level = "fail" // something that gpuslice is for does not work
+	Skip Level = "skip" // not checked; Message has the reason
+	Warn Level = "warn" // works, but perhaps not as expected
+	Fail Level = "fail" // a function of gpuslice does not work
 )
 
 // Finding is one line of the report.
@@ -30,50 +30,50 @@ type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	Do      string `json:"do,omitempty"` // what to do; set if Level is Warn or Fail, or if another user can make the check
+	Do      string `json:"do,omitempty"` // advice; set if Level is Warn or Fail, or if another user can make the check
 }
 
-// Enforcer is what the doctor asks the host's enforcer.
+// Enforcer has the methods of the host's enforcer that the doctor needs.
 type Enforcer interface {
 	Info(ctx context.Context) (api.Info, error)
 	Devices(ctx context.Context) ([]api.Device, error)
 	Health(ctx context.Context) (api.Health, error)
 }
 
-// Host is what the doctor looks at.
+// Host is the host to check.
 type Host struct {
 	Root     string // "/", or a tree for tests
-	User     int    // who checks; 0 is root
+	User     int    // uid of the caller; 0 is root
 	Env      func(name string) string
-	Config   string // the configuration file of gpusliced
+	Config   string // configuration file of gpusliced
 	Socket   string
-	Sessions bool // Socket is the one for users, on which the enforcer tells of sessions alone
+	Sessions bool // Socket is the users' socket, which shows sessions only
 	Enforcer Enforcer
-	// Devices reads driver truth without the enforcer.
+	// Devices reads the devices without the enforcer.
 	Devices func() ([]api.Device, error)
 	Library func() (string, error)
 	Program func(name string) (string, error)
 	// RuntimeVersion returns the first line of `path --version`.
 	RuntimeVersion func(ctx context.Context, path string) (string, error)
 	LookPath       func(name string) (string, error)
-	// Engines are those on this machine; nil if nobody asks.
+	// Engines returns the engines on this machine; nil skips the check.
 	Engines func() []Engine
 }
 
-// Engine is how a container engine's configuration stands.
+// Engine is the state of a container engine's configuration.
 type Engine struct {
 	Name       string
-	Registered bool   // it knows the runtime gpuslice
-	Default    bool   // and gives it to containers that name none
-	Reload     string // the command that makes a change of its configuration count; "" if none is needed
-	Stale      string // the same command, if it runs and has not read what registers the runtime; "" if not, or if that is not known
+	Registered bool   // the runtime gpuslice is registered
+	Default    bool   // and is the default runtime
+	Reload     string // command that applies a change of the configuration; "" if none is needed
+	Stale      string // the same command, if the engine runs with an older configuration; "" if not, or unknown
 	Err        error  // its configuration cannot be read, or is not understood
 
-	Unannotated string // why it passes no annotations, and what stands for them; "" if it does, or if that is not known
-	Variables   string // what makes gpuslice read that; "" if it does
+	Unannotated string // why it passes no annotations, and the alternative; "" if it does, or unknown
+	Variables   string // what makes gpuslice read the alternative; "" if it does already
 }
 
-// Check makes every check, in the order in which one depends on another.
+// Check makes all checks, in the order of their dependencies.
 func (h Host) Check(ctx context.Context) []Finding {
 	var findings []Finding
 	add := func(check string, level Level, message, do string) {
@@ -104,12 +104,12 @@ func (h Host) Check(ctx context.Context) []Finding {
 	return findings
 }
 
-// asRoot makes every check.
+// asRoot is the advice for checks that need root.
 const asRoot = "`sudo gpuslice doctor` makes this check"
 
 type adder func(check string, level Level, message, do string)
 
-// denied reports the check as skipped if err says that this user may not make it.
+// denied reports whether err is a lack of permission, and adds the check as skipped then.
 func (add adder) denied(check, message string, err error) bool {
 	if !errors.Is(err, fs.ErrPermission) {
 		return false
@@ -118,7 +118,7 @@ func (add adder) denied(check, message string, err error) bool {
 	return true
 }
 
-// Failed says whether any finding is a failure.
+// Failed reports whether any finding is a failure.
 func Failed(findings []Finding) bool {
 	for _, f := range findings {
 		if f.Level == Fail {
@@ -128,7 +128,7 @@ func Failed(findings []Finding) bool {
 	return false
 }
 
-// Print writes the findings for a person.
+// Print writes the findings as text.
 func Print(out io.Writer, findings []Finding) error {
 	for _, f := range findings {
 		if _, err := fmt.Fprintf(out, "%-5s %-10s %s\n", f.Level, f.Check, f.Message); err != nil {

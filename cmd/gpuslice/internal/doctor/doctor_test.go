@@ -51,7 +51,7 @@ func put(t *testing.T, root, name, text string) {
 	}
 }
 
-// healthy is a host on which all is well.
+// healthy is a host without defects.
 func healthy(t *testing.T) Host {
 	t.Helper()
 	root := t.TempDir()
@@ -74,7 +74,7 @@ func healthy(t *testing.T) Host {
 		Socket:   "/run/x.sock",
 		Enforcer: fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}},
 		Devices:  func() ([]api.Device, error) { return nil, errors.New("not to be asked") },
-		// Any ELF file of this machine; the glibc that it needs is not tested with it.
+		// Any ELF file of this machine; its need of glibc is not tested.
 		Library: func() (string, error) { return filepath.EvalSymlinks(sh) },
 		Program: func(name string) (string, error) { return filepath.Join(root, "bin", name), nil },
 		RuntimeVersion: func(context.Context, string) (string, error) {
@@ -124,7 +124,7 @@ func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	gid := os.Getgid()
-	if gid == 0 { // whose group is nobody beside root
+	if gid == 0 { // no user but root is in that group
 		gid = 1
 		if err := os.Chown(socket, 0, gid); err != nil {
 			t.Fatal(err)
@@ -162,7 +162,7 @@ func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
 	}
 }
 
-// A user's rights are nothing that the host lacks.
+// A lack of permission is no defect of the host.
 func TestACheckThatOnlyRootCanMakeIsNoDefect(t *testing.T) {
 	denied := &fs.PathError{Op: "open", Path: "/x", Err: syscall.EACCES}
 	for check, deny := range map[string]func(h *Host){
@@ -188,14 +188,14 @@ func TestACheckThatOnlyRootCanMakeIsNoDefect(t *testing.T) {
 			t.Errorf("%s: %+v", check, got)
 		}
 		for _, f := range findings {
-			if f.Level == Fail && f.Check != "library" { // that is any file
+			if f.Level == Fail && f.Check != "library" { // any file serves as library here
 				t.Errorf("%s: %+v", check, f)
 			}
 		}
 	}
 }
 
-// TestItRefusesWhatTheDoctorRefuses in cmd/gpusliced has the other half.
+// TestItRefusesWhatTheDoctorRefuses in cmd/gpusliced tests the other direction.
 func TestWhatTheDaemonRefusesIsNamedInItsWords(t *testing.T) {
 	for text := range badconfig.Files {
 		h := healthy(t)

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// engines looks at the configuration of each engine, and at how they give a GPU to a container.
+// engines checks the configuration of each engine, and how containers get a GPU.
 func (h Host) engines(add adder) {
 	if h.Engines == nil {
 		return
@@ -37,7 +37,7 @@ func (h Host) engines(add adder) {
 	}
 }
 
-// unannotated says what to do with an engine to which a quota cannot be given as the documents have it first.
+// unannotated gives advice for an engine that does not pass annotations.
 func unannotated(e Engine, add adder) {
 	switch {
 	case e.Unannotated == "":
@@ -48,7 +48,7 @@ func unannotated(e Engine, add adder) {
 	}
 }
 
-// toolkit looks for what gives a container the driver and the devices.
+// toolkit looks for a component that gives containers the driver and the devices.
 func (h Host) toolkit(add adder) {
 	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
 		for _, pattern := range []string{"*nvidia*.yaml", "*nvidia*.json"} {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 )
 
-// health says what the enforcer finds wrong with itself. One that cannot say so is older, and enforcer has said that.
+// health reports the enforcer's own failed checks. An older enforcer has none; the check of the version reports that.
 func (h Host) health(ctx context.Context, add adder) {
 	health, err := h.Enforcer.Health(ctx)
 	if err != nil {

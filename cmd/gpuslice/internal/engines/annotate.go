@@ -11,19 +11,19 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// Docker has `--annotation` from version 24 and API 1.43 on. The API of a client is at most that of its daemon.
+// Docker has `--annotation` since version 24 and API 1.43. A client's API is at most that of its daemon.
 const (
 	annotatingVersion = 24
 	annotatingAPI     = 43
 )
 
-// Unannotated says how to give a quota with an engine that passes no annotations.
+// Unannotated explains how to set a quota with an engine that passes no annotations.
 type Unannotated struct {
-	Why string // the engine, its version, and what its users write in place of the annotation
-	Do  string // what makes gpuslice read that; "" if it does
+	Why string // the engine, its version, and the alternative to the annotation
+	Do  string // what makes gpuslice read the alternative; "" if it does already
 }
 
-// Note is both in one line.
+// Note returns both in one line.
 func (u Unannotated) Note() string {
 	if u.Do == "" {
 		return u.Why
@@ -31,13 +31,13 @@ func (u Unannotated) Note() string {
 	return Warning + u.Why + "; to have gpuslice read it, " + u.Do
 }
 
-// CannotAnnotate returns how to do without annotations; nil if the engine passes them, or if that is not known. ask runs a program, and
-// returns what it prints. It runs those of this machine, so h must not be an image.
+// CannotAnnotate returns the alternative to annotations, or nil if the engine passes them or that is unknown. ask runs a
+// program of this machine and returns its output, so h must not be an image.
 func CannotAnnotate(h Host, engineName string, ask func(program string, args ...string) ([]byte, error)) *Unannotated {
 	if engineName != (docker{}).name() {
 		return nil
 	}
-	// Without a daemon the command fails, and prints its own version nevertheless.
+	// Without a daemon the command fails, but prints its own version.
 	said, _ := ask("docker", "version", "--format", "{{.Client.APIVersion}}")
 	version := strings.TrimSpace(string(said))
 	switch minor, isAPI := strings.CutPrefix(version, "1."); {
@@ -61,7 +61,7 @@ func CannotAnnotate(h Host, engineName string, ask func(program string, args ...
 	return u
 }
 
-// isOldDocker says whether a version is one of Docker's before annotations: 1 to 23. Moby has numbers of its own, from 2 on.
+// isOldDocker reports whether version is one of Docker before annotations: 1 to 23. Moby's own numbers begin with 2.
 func isOldDocker(version string) bool {
 	major, _, _ := strings.Cut(version, ".")
 	return isBelow(major, annotatingVersion) && (major == "1" || !isBelow(major, 17))

@@ -14,15 +14,15 @@ func TestAnEngineWithoutAnnotationsIsFound(t *testing.T) {
 	for _, c := range []struct {
 		engine, dockerd, client string
 		running                 bool
-		version                 string // that is named; "" if the engine passes annotations, as far as is known
+		version                 string // named in the note; "" if the engine passes annotations, or that is unknown
 	}{
 		{"docker", "20.10.24+dfsg1", "1.41\n", true, "Docker 20.10.24+dfsg1"},
 		{"docker", "20.10.24+dfsg1", "1.41\n", false, "Docker 20.10.24+dfsg1"},
 		{"docker", "23.0.6", "1.42\n", true, "Docker 23.0.6"},
 		{"docker", "1.13.1", "", false, "Docker 1.13.1"},
-		{"docker", "20.10.24", "1.48\n", false, "Docker 20.10.24"},        // a new command without a daemon
-		{"docker", "", "1.41\n", true, "Docker with API 1.41"},            // a new command with an old daemon elsewhere
-		{"docker", "28.0.1", "1.41\n", true, "Docker with API 1.41"},      // an old command
+		{"docker", "20.10.24", "1.48\n", false, "Docker 20.10.24"},        // a new client without a daemon
+		{"docker", "", "1.41\n", true, "Docker with API 1.41"},            // a new client with an old daemon elsewhere
+		{"docker", "28.0.1", "1.41\n", true, "Docker with API 1.41"},      // an old client
 		{"docker", "2.0.0-beta.24", "1.41", true, "Docker with API 1.41"}, // moby's own numbers
 		{"docker", "2.0.0-beta.24", "1.56\n", true, ""},
 		{"docker", "24.0.0", "1.43\n", true, ""},
@@ -54,7 +54,7 @@ func TestItIsSaidWhetherVariablesAreRead(t *testing.T) {
 		{"", "warning: Docker 20.10.24 has no --annotation, which 24 has: -e GPUSLICE_VRAM=4G stands for it; to have gpuslice read it, set default_vram, " +
 			`such as "8G", and allow_env = true under [runtime] in /etc/gpuslice/config.toml`, true},
 		{"[runtime]\ndefault_vram = \"8G\"\n", "warning: ", true},
-		{"[runtime]\nallow_env = true\n", "warning: ", true}, // which is refused
+		{"[runtime]\nallow_env = true\n", "warning: ", true}, // rejected
 		{"[runtime]\ndefault_vram = \"6G\"\nallow_env = true\n", `Docker 20.10.24 has no --annotation, which 24 has: -e GPUSLICE_VRAM=4G stands for it, up to default_vram = "6G"`, false},
 	} {
 		w := newWorld(t)

@@ -13,16 +13,15 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// containerd needs a configuration for CRI alone: ctr, nerdctl and Docker name the shim or the runtime themselves.
+// containerd needs a configuration for CRI only: ctr, nerdctl and Docker name the shim or the runtime themselves.
 //
-// Its file is edited, and no drop-in is written, because which drop-ins count depends on the version:
-//   - 1.x (services/server/config: mergeConfig) merges maps by keys and then replaces the whole section of a plugin by that of the file
-//     that is loaded last. A drop-in with one runtime would take all else from the CRI plugin, its SystemdCgroup first.
-//   - 2.x (cmd/containerd/server/config: mergeConfig) merges sections deeply, but reads only what imports names, which a
-//     configuration need not have; that of the default is for a host without any file, where none is read.
+// The entry is added to containerd's own file, as the effect of drop-ins depends on the version. 1.x
+// (services/server/config: mergeConfig) merges maps by keys, and then takes each plugin's section as a whole from the file
+// loaded last. A drop-in with one runtime would drop all other settings of the CRI plugin, such as SystemdCgroup. 2.x
+// (cmd/containerd/server/config: mergeConfig) merges sections deeply, but reads only files listed in imports, which a
+// configuration may lack; the default imports apply only on a host without any configuration.
 //
-// So the entry goes where the section stands that counts: into the main file, or under 1.x into the last import that has
-// one.
+// So the entry belongs into the effective section: that of the main file, or for 1.x that of the last import with one.
 type containerd struct{}
 
 const (
@@ -30,12 +29,13 @@ const (
 	shimType       = "io.containerd.gpuslice.v1"
 	runcType       = "io.containerd.runc.v2"
 
-	// largestVersion of the configuration that is known: containerd 2.4 has 4, which moved nothing of what is edited here.
+	// largestVersion is the newest known version of the configuration. containerd 2.4 has 4, which left the sections edited
+	// here in place.
 	largestVersion = 4
-	// newVersion is the version of a file that is made. Where there is none, containerd takes its own newest (1.x: 2; 2.x: 3 or 4),
-	// and each reads those below, and refuses those above.
+	// newVersion is the version of a new file. Without one containerd assumes its own newest (1.x: 2; 2.x: 3 or 4). Each
+	// containerd reads older versions, and rejects newer ones.
 	newVersion = 2
-	// maxImports bounds the files that are read.
+	// maxImports limits the number of files to read.
 	maxImports = 100
 )
 
@@ -44,7 +44,7 @@ func (containerd) programs() []string { return []string{"containerd"} }
 func (containerd) files() []string    { return []string{containerdFile} }
 func (containerd) restart() string    { return "systemctl restart containerd" }
 
-// criSection is where the CRI plugin has its runtimes.
+// criSection returns the path of the CRI plugin's section with the runtimes.
 func criSection(version int64) []string {
 	switch version {
 	case 1:
@@ -55,7 +55,7 @@ func criSection(version int64) []string {
 	return []string{"plugins", "io.containerd.cri.v1.runtime"}
 }
 
-// loaded is a file that containerd reads, as it would be without us.
+// loaded is a file that containerd reads, without our entries.
 type loaded struct {
 	file    string
 	version int64
@@ -64,7 +64,8 @@ type loaded struct {
 
 func (l loaded) section() map[string]any { return conf.Tables(l.decoded, criSection(l.version)...) }
 
-// plan copies the default runtime's settings, in which SystemdCgroup is what a cluster depends on, but for what says which program it is.
+// plan copies the settings of the default runtime, except for those that select the program. A cluster depends on its
+// SystemdCgroup.
 func (c containerd) plan(v *view, o Options) (plan, error) {
 	var p plan
 	file := cmp.Or(o.File, containerdFile)
@@ -96,7 +97,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		if l.file == target.file {
 			continue
 		}
-		// Under 1.x a section that is replaced says nothing.
+		// In 1.x a section that is replaced has no effect.
 		if existing, there := conf.Lookup(l.section(), "containerd", "runtimes", name); there && l.version > 2 {
 			kept, err := v.judge(l.file, existing, serves)
 			if err != nil {
@@ -112,8 +113,8 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		return p, err
 	}
 	if implied && e.kept == "" {
-		// The runtimes of a file replace those that containerd 1.x has by itself (its decoder makes a new map), and then
-		// the CRI plugin finds its default one gone and does not start.
+		// In 1.x the runtimes of a file replace the built-in ones, as its decoder makes a new map. Then the CRI plugin
+		// would not start, for lack of its default runtime.
 		key := append(runtimes[:len(runtimes):len(runtimes)], "runc")
 		if e.text, err = conf.TOML.Add(e.text, key, conf.Table{{Key: "runtime_type", Value: runcType}}); err != nil {
 			return p, fmt.Errorf("%s: %w", e.file, err)
@@ -136,11 +137,12 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 	return p, nil
 }
 
-// shimEntry returns what the runtime is to be, and the program that it names.
+// shimEntry returns the entry of the runtime, and the program that it names.
 //
-// It is our shim, unless the default runtime has options. Those reach runc's own shim only, which is then told to run
-// gpuslice-runtime: to any other, containerd 1.6 hands on TypeUrl and ConfigPath and silently drops the rest, SystemdCgroup too
-// (pkg/cri/server/helpers.go: generateRuntimeOptions); and containerd 2 starts no pod in a user namespace by another that has any.
+// It names our shim, unless the default runtime has options: then it names runc's own shim, with gpuslice-runtime as its
+// binary. To any other shim, containerd 1.6 passes only TypeUrl and ConfigPath and silently drops the rest, including
+// SystemdCgroup (pkg/cri/server/helpers.go: generateRuntimeOptions). containerd 2 starts no pod in a user namespace if
+// another shim has options.
 func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string) {
 	options := inherited(conf.Tables(base, "options"), "BinaryName")
 	if program = v.Shim; len(options) > 0 {
@@ -149,7 +151,7 @@ func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string)
 		entry = append(entry, conf.Pair{Key: "runtime_type", Value: runcType})
 	} else {
 		entry = append(entry, conf.Pair{Key: "runtime_type", Value: shimType})
-		if !slices.Contains(systemPath, path.Dir(program)) { // containerd finds it in its PATH, which systemd sets
+		if !slices.Contains(systemPath, path.Dir(program)) { // else containerd finds it in the PATH set by systemd
 			entry = append(entry, conf.Pair{Key: "runtime_path", Value: program})
 		}
 	}
@@ -164,7 +166,7 @@ func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string)
 	return entry, program
 }
 
-// annotations are ours, and those that the default runtime lets through.
+// annotations returns our annotations and those that the default runtime passes.
 func annotations(base any) []any {
 	list := []any{"gpuslice.*"}
 	others, _ := base.([]any)
@@ -176,7 +178,7 @@ func annotations(base any) []any {
 	return list
 }
 
-// serves says why a runtime that somebody else named gpuslice does not do what ours would; "" if it does.
+// serves returns the reason why an existing runtime gpuslice does not do the same as ours, or "".
 func serves(existing any) string {
 	table, _ := existing.(map[string]any)
 	byType := table["runtime_type"] == shimType
@@ -187,7 +189,7 @@ func serves(existing any) string {
 		list, _ := table[key].([]any)
 		ours := func(pattern any) bool {
 			text, _ := pattern.(string)
-			matches, err := path.Match(text, "gpuslice.vram") // as containerd does it
+			matches, err := path.Match(text, "gpuslice.vram") // as containerd does
 			return err == nil && matches
 		}
 		if !slices.ContainsFunc(list, ours) {
@@ -197,7 +199,7 @@ func serves(existing any) string {
 	return ""
 }
 
-// load reads the main file and what it imports, in containerd's order.
+// load reads the main file and its imports, in containerd's order.
 func (containerd) load(v *view, main string) ([]loaded, error) {
 	var files []loaded
 	seen := make(map[string]bool)
@@ -245,7 +247,7 @@ func (containerd) load(v *view, main string) ([]loaded, error) {
 	return files, nil
 }
 
-// resolveImports returns the files that a list of imports means: patterns, and paths relative to the file.
+// resolveImports returns the files that a list of imports matches: patterns, and paths relative to the file.
 func resolveImports(t tree, file string, imports any) ([]string, error) {
 	var all []string
 	list, _ := imports.([]any)
@@ -281,9 +283,9 @@ func resolveImports(t tree, file string, imports any) ([]string, error) {
 	return all, nil
 }
 
-func containsMeta(pattern string) bool { return strings.Contains(pattern, "*") } // as containerd does it
+func containsMeta(pattern string) bool { return strings.Contains(pattern, "*") } // as containerd does
 
-// effective returns the file that the entry belongs into, and the CRI plugin's section as containerd has it in the end.
+// effective returns the file that the entry belongs into, and the CRI plugin's effective section.
 func effective(files []loaded) (loaded, map[string]any) {
 	target := files[0]
 	if target.version > 2 {
@@ -301,7 +303,7 @@ func effective(files []loaded) (loaded, map[string]any) {
 	return target, target.section()
 }
 
-// merge returns a with b on top of it.
+// merge returns a copy of a, overridden by b.
 func merge(a, b map[string]any) map[string]any {
 	merged := maps.Clone(a)
 	if merged == nil {
@@ -319,15 +321,15 @@ func merge(a, b map[string]any) map[string]any {
 	return merged
 }
 
-// defaultRuntime returns the settings of the runtime that containers have by default, as far as they are runc's: those of another shim
-// mean nothing to ours. implied says that the file names no runtime at all, and the one meant is built in.
+// defaultRuntime returns the settings of the default runtime if it is runc's: those of another shim do not apply to ours.
+// implied is true if the file names no runtime, so the default one is built in.
 func defaultRuntime(cri map[string]any, version int64) (base map[string]any, implied bool) {
 	runtimes := conf.Tables(cri, "runtimes")
 	defaultName, _ := cri["default_runtime_name"].(string)
 	if defaultName == "" {
 		defaultName = "runc"
 	}
-	old := conf.Tables(cri, "default_runtime") // 1.x has it take precedence
+	old := conf.Tables(cri, "default_runtime") // 1.x prefers it
 	if kind, _ := old["runtime_type"].(string); version <= 2 && kind != "" {
 		base = old
 	} else {
@@ -340,7 +342,7 @@ func defaultRuntime(cri map[string]any, version int64) (base map[string]any, imp
 	return base, implied
 }
 
-// disabled says whether the configuration that is there switches the CRI plugin off.
+// disabled reports whether the existing configuration disables the CRI plugin.
 func (c containerd) disabled(t tree) bool {
 	files, err := c.load(&view{Host: Host{Root: string(t)}, record: &record{}}, containerdFile)
 	return err == nil && c.isDisabled(files)

@@ -9,12 +9,12 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// crio reads drop-ins after its file, in the order of their paths, each on top of the configuration so far
-// (pkg/config/config.go: UpdateFromDropInFile): a runtime that is there in two files is that of the later
-// one as a whole, and the others stay.
+// crio reads its file and then drop-ins in the order of their paths, each on top of the configuration so far
+// (pkg/config/config.go: UpdateFromDropInFile). A runtime in several files has the settings of the last file only; others
+// stay.
 //
-// Annotations need no permission: CRI-O copies all of the pod's and of the container's into config.json
-// (internal/factory/container: SpecAddAnnotations), but for those of its own that allowed_annotations does not list.
+// Annotations need no permission: CRI-O copies those of the pod and the container into config.json
+// (internal/factory/container: SpecAddAnnotations), except its own ones that allowed_annotations does not list.
 type crio struct{}
 
 const (
@@ -29,8 +29,8 @@ func (crio) restart() string    { return "systemctl restart crio" }
 
 func crioRuntime(name string) []string { return []string{"crio", "runtime", "runtimes", name} }
 
-// plan gives the runtime what the default one has: its monitor above all, since the packages of CRI-O bring one that is not in PATH.
-// A default runtime that is a virtual machine's has nothing that would fit.
+// plan copies the settings of the default runtime, above all its monitor, since CRI-O's packages bring one outside of PATH.
+// It copies nothing from a default runtime for virtual machines.
 func (c crio) plan(v *view, o Options) (plan, error) {
 	var p plan
 	file := cmp.Or(o.File, crioDropIn)
@@ -40,7 +40,7 @@ func (c crio) plan(v *view, o Options) (plan, error) {
 	}
 	named, _ := others.last("crio", "runtime", "default_runtime")
 	defaultName, _ := named.(string)
-	if defaultName == "" { // CRI-O's own is crun, and was runc before 1.31
+	if defaultName == "" { // CRI-O's own default is crun, and was runc before 1.31
 		defaultName = "crun"
 		if _, where := others.last(crioRuntime(defaultName)...); where == "" {
 			defaultName = "runc"
@@ -83,7 +83,7 @@ func (c crio) plan(v *view, o Options) (plan, error) {
 	return p, ours.setDefault("crio", "runtime", "default_runtime")
 }
 
-// crioFiles are the files that CRI-O reads beside the drop-in, in its order.
+// crioFiles returns the files that CRI-O reads besides the drop-in, in its order.
 func crioFiles(t tree, dropIn string) ([]string, error) {
 	all := []string{path.Join(path.Dir(path.Dir(dropIn)), path.Base(crioFile))}
 	files, err := t.list(path.Dir(dropIn), true)

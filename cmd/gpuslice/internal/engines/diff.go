@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// around is the lines that a diff shows around a change.
+// around is the number of context lines of a diff.
 const around = 3
 
-// diff returns what patch(1) makes after of before with; "" if they are the same.
+// diff returns a patch(1) from before to after, or "" if they are equal.
 func diff(file string, before []byte, existed bool, after []byte, exists bool) string {
 	if existed == exists && string(before) == string(after) {
 		return ""
@@ -53,8 +53,8 @@ type diffLine struct {
 	text string
 }
 
-// place is where a hunk is in one of the two texts: the line, and how many, as diff -u writes it. before are the lines
-// before the hunk, of which those with the sign other are not in that text.
+// place formats a hunk's start and length in one of the two texts as diff -u does. before are the lines before the hunk;
+// those with the sign other are not in that text.
 func place(before []diffLine, other byte, lines int) string {
 	at := 0
 	for _, l := range before {
@@ -71,8 +71,8 @@ func place(before []diffLine, other byte, lines int) string {
 	return fmt.Sprintf("%d,%d", at, lines)
 }
 
-// compare returns the lines of both texts in one sequence. What is the same at the start and the end is left aside; of the rest the
-// longest common subsequence is found in a table, or, if that would be large, it is all taken for changed.
+// compare returns the lines of both texts in one sequence. It skips the common start and end, and finds the longest common
+// subsequence of the rest in a table. If that would be too large, all of the rest counts as changed.
 func compare(a, b []string) []diffLine {
 	start := 0
 	for start < len(a) && start < len(b) && a[start] == b[start] {
@@ -134,7 +134,7 @@ func compareMiddle(a, b []string) []diffLine {
 	return lines
 }
 
-// hunks returns the parts of lines that are shown, as pairs of start and end.
+// hunks returns the ranges of lines to show, as pairs of start and end.
 func hunks(lines []diffLine) [][2]int {
 	var all [][2]int
 	for i, l := range lines {

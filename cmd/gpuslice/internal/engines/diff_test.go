@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// apply does what patch(1) does, and trusts neither the numbers in a hunk nor the lines that it takes for given.
+// apply works as patch(1), but checks all numbers and context lines.
 func apply(t *testing.T, text []byte, patch string) []byte {
 	t.Helper()
 	old := slices.Collect(strings.Lines(string(text)))
@@ -52,7 +52,7 @@ func apply(t *testing.T, text []byte, patch string) []byte {
 	return []byte(strings.Join(append(made, old[at:]...), ""))
 }
 
-// header reads "@@ -START,LINES +START,LINES @@", and returns how many lines are before the hunk.
+// header parses "@@ -START,LINES +START,LINES @@", and returns the number of lines before the hunk.
 func header(t *testing.T, line string) (before, oldLines, newLines int) {
 	t.Helper()
 	var place [2]string

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// docker has one file and no drop-ins. dockerd takes a missing or empty file for an empty object
-// (daemon/config/config.go: getConflictFreeConfiguration), and reads runtimes again when it is told to reload.
+// docker has one file and no drop-ins. dockerd treats a missing or empty file as an empty object (daemon/config/config.go:
+// getConflictFreeConfiguration), and reads runtimes again on a reload.
 type docker struct{}
 
 const dockerFile = "/etc/docker/daemon.json"
@@ -27,10 +27,10 @@ func (docker) programs() []string { return []string{"dockerd"} }
 func (docker) files() []string    { return []string{dockerFile} }
 func (docker) restart() string    { return "systemctl reload docker" }
 
-// shimVersion is the first major version of Docker whose runtimes may be shims (API 1.42).
+// shimVersion is the first major version of Docker that accepts shims as runtimes (API 1.42).
 const shimVersion = 23
 
-// dockerVersion asks a dockerd; "" if it does not tell.
+// dockerVersion returns the version of a dockerd, or "" if unknown.
 func dockerVersion(dockerd string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -43,11 +43,11 @@ func dockerVersion(dockerd string) string {
 	return strings.TrimSpace(version)
 }
 
-// entry is our shim, if this Docker takes one and containerd finds it: it starts a container with four fewer programs than
-// gpuslice-runtime, which stands before runc in each step. That, as a program by its path, every Docker takes.
+// entry returns our shim if this Docker accepts one and containerd finds it. The shim starts a container with four fewer
+// programs than gpuslice-runtime, which runs before runc in each step. Every Docker accepts gpuslice-runtime by its path.
 //
-// The runtime gets the arguments of the default one, if that is a program too. (The one that Docker brings has none, and its
-// options come from dockerd itself, which gives a shim none of them: package shim/containerd knows SystemdCgroup without.)
+// The runtime gets the arguments of the default one if that is a program, too. (Docker's built-in one has none. dockerd
+// sets its options itself, but not for a shim; package shim/containerd detects SystemdCgroup.)
 func (docker) entry(v *view, standard map[string]any) conf.Table {
 	path, _ := standard["path"].(string)
 	args, _ := standard["runtimeArgs"].([]any)

@@ -9,13 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// layers are the files that an engine reads beside our drop-in, each on top of those before it.
+// layers are the files that an engine reads besides our drop-in, each on top of the previous ones.
 type layers []struct {
 	file    string
 	decoded map[string]any
 }
 
-// layers decodes the files that beside lists, as they would be without us.
+// layers decodes the files that beside lists, without our entries.
 func (v *view) layers(beside func(t tree, dropIn string) ([]string, error), dropIn string) (layers, error) {
 	files, err := beside(v.tree(), dropIn)
 	if err != nil {
@@ -32,7 +32,7 @@ func (v *view) layers(beside func(t tree, dropIn string) ([]string, error), drop
 	return all, nil
 }
 
-// last returns what the last file with that key has there, and which that is; "" if none has it.
+// last returns the value of key in the last file that has it, and that file, or "".
 func (l layers) last(key ...string) (value any, file string) {
 	for _, layer := range slices.Backward(l) {
 		if value, there := conf.Lookup(layer.decoded, key...); there {
@@ -42,7 +42,7 @@ func (l layers) last(key ...string) (value any, file string) {
 	return nil, ""
 }
 
-// dropIn plans an entry at key in file, which is ours, unless another file has one that is kept. serves is as for judge.
+// dropIn plans an entry at key in our own file, unless an entry of another file is kept. serves is as for judge.
 func (v *view) dropIn(p *plan, e engine, file string, others layers, key []string, entry any, serves func(existing any) string) error {
 	if existing, where := others.last(key...); where != "" {
 		kept, err := v.judge(where, existing, serves)
@@ -69,8 +69,8 @@ func (v *view) dropIn(p *plan, e engine, file string, others layers, key []strin
 	return nil
 }
 
-// lastNames says where our runtime is the value of key, if the last of the files beside a drop-in that has it says so. A file that
-// cannot be read says nothing.
+// lastNames returns the file that makes our runtime the value of key, if it is the last file besides the drop-in with that
+// key. It skips unreadable files.
 func lastNames(t tree, beside func(t tree, dropIn string) ([]string, error), dropIn string, key ...string) string {
 	var all layers
 	files, _ := beside(t, dropIn)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engines tells Docker, containerd, CRI-O and Podman of the runtime gpuslice, and takes that back.
+// Package engines registers the runtime gpuslice with Docker, containerd, CRI-O and Podman, and removes it again.
 //
-// It owns one entry in the configuration of each, and a record of what it did (record.go). Where an engine reads drop-ins the
-// entry is a file of its own; where not, it is added to the engine's file, of which every other byte is kept (package
-// conf). It must never restart an engine, nor leave a configuration behind with which one does not start: what it does
-// not understand it refuses, and changes nothing.
+// It owns one entry in the configuration of each, and a record of its changes (record.go). For an engine with drop-ins the
+// entry is a file of its own; otherwise it is added to the engine's file, and every other byte is kept (package conf). It
+// must never restart an engine, and never leave a configuration that keeps one from starting. It rejects what it does not
+// understand, and changes nothing then.
 package engines
 
 import (
@@ -20,36 +20,36 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// name is what the runtime is called in every engine.
+// name is the name of the runtime in every engine.
 const name = "gpuslice"
 
-// The programs that configurations name.
+// Programs that configurations name.
 const (
 	RuntimeName = "gpuslice-runtime"
 	ShimName    = "containerd-shim-gpuslice-v1"
 	HookName    = "gpuslice-hook"
 )
 
-// Warning begins a note that something is missing.
+// Warning begins a note about something missing.
 const Warning = "warning: "
 
-// systemPath is the PATH in which systemd runs engines, and where the programs of an image are looked for.
+// systemPath is the PATH of engines run by systemd, also searched for the programs of an image.
 var systemPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// defaultDir is where programs are named that are nowhere.
+// defaultDir is the assumed directory of missing programs.
 const defaultDir = "/usr/local/bin"
 
-// Host is where engines are configured.
+// Host is a host with engines to configure.
 type Host struct {
 	Root string // "/", or the root of an image; all other paths are beneath it
-	// Where the programs are; absolute.
+	// Absolute paths of the programs.
 	Runtime, Shim, Hook string
-	// Docker is the version of the dockerd that will read what is written, "28.1.0"; "" if it is not known.
+	// Docker is the version of the dockerd that will read the configuration, such as "28.1.0"; "" if unknown.
 	Docker string
 }
 
-// NewHost returns the host whose root is root. find finds a program of gpuslice on this machine, and is not asked about
-// the programs of an image.
+// NewHost returns the host at root. find returns the path of a program of gpuslice on this machine; it is not called for an
+// image.
 func NewHost(root string, find func(program string) (string, error)) (Host, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -71,7 +71,7 @@ func NewHost(root string, find func(program string) (string, error)) (Host, erro
 	return h, nil
 }
 
-// program returns where a program is in the system's PATH, or else where it would be installed.
+// program returns the path of a program in the system's PATH, or else its standard path.
 func (h Host) program(program string) string {
 	if found, ok := h.lookPath(program); ok {
 		return found
@@ -90,7 +90,7 @@ func (h Host) lookPath(program string) (string, bool) {
 
 func (h Host) tree() tree { return tree(h.Root) }
 
-// missing returns a note if a program is not where the configuration names it.
+// missing returns a note if a program is not at the path in the configuration.
 func (h Host) missing(program string) []string {
 	if h.tree().executable(program) {
 		return nil
@@ -98,8 +98,8 @@ func (h Host) missing(program string) []string {
 	return []string{fmt.Sprintf(Warning+"%s is not there: install gpuslice before you use the runtime", program)}
 }
 
-// lowLevel returns a note on what else to do, if the runtime that an engine uses by default is neither runc nor crun of the
-// system: gpuslice-runtime would run one of those instead. runtime is as the engine's configuration names it, by path or name.
+// lowLevel returns a note if an engine's default runtime is neither runc nor crun of the system, as gpuslice-runtime would
+// run one of these instead. runtime is a path or a name, as in the engine's configuration.
 func (h Host) lowLevel(runtime string) []string {
 	dir, base := path.Split(runtime)
 	standard := base == "runc" || base == "crun"
@@ -120,34 +120,34 @@ func (h Host) lowLevel(runtime string) []string {
 		runtime, runtime, api.DefaultConfig)}
 }
 
-// Options are what an operator may say.
+// Options are the operator's choices.
 type Options struct {
-	File  string // instead of the engine's standard place; absolute, beneath the host's root
+	File  string // instead of the engine's standard file; absolute, beneath the host's root
 	Hooks bool   // Podman: also bind the hook to the annotation, under every runtime
-	// Default has every container that names no runtime be gpuslice's.
+	// Default makes gpuslice the runtime of containers that name none.
 	Default bool
-	Force   bool // replace an entry that somebody else made
+	Force   bool // replace an entry made by another program or by hand
 	DryRun  bool // change nothing
 }
 
-// engine is one that can be configured.
+// engine is an engine that can be configured.
 type engine interface {
 	name() string
-	// programs and files are those by which one knows that the engine is on a machine.
+	// programs and files indicate that the engine is installed.
 	programs() []string
 	files() []string
-	// restart is the command that makes a change count; "" if none is needed.
+	// restart returns the command that applies a change; "" if none is needed.
 	restart() string
-	// plan says what the configuration is to be.
+	// plan returns the new configuration.
 	plan(v *view, o Options) (plan, error)
-	// inUse says where in text, or elsewhere, the runtime gpuslice is made the default; "" if nowhere. An engine
-	// whose default runtime is gone does not start.
+	// inUse returns the place, in text or elsewhere, that makes gpuslice the default runtime, or "". An engine does not
+	// start without its default runtime.
 	inUse(t tree, file string, text []byte) string
 }
 
 var all = []engine{docker{}, containerd{}, crio{}, podman{}}
 
-// Names are those of all engines.
+// Names returns the names of all engines.
 func Names() []string {
 	var names []string
 	for _, e := range all {
@@ -165,7 +165,7 @@ func find(name string) (engine, error) {
 	return nil, fmt.Errorf("there is no engine %q: docker, containerd, crio, podman and all are known", name)
 }
 
-// Present says whether an engine is on the host, and if not, or if it has no use for a configuration, why it may be left out.
+// Present reports whether an engine is on the host and needs a configuration; if not, why has the reason to leave it out.
 func Present(h Host, name string) (present bool, why string, err error) {
 	e, err := find(name)
 	if err != nil {
@@ -188,30 +188,30 @@ func Present(h Host, name string) (present bool, why string, err error) {
 	return true, "", nil
 }
 
-// plan is what an engine's configuration is to be.
+// plan is the new configuration of an engine.
 type plan struct {
 	edits []edit
 	notes []string
 }
 
-// edit is what a file is to be.
+// edit is the new content of a file.
 type edit struct {
 	file   string
 	format string // of the record
 	keys   []ownKey
 	text   []byte
-	kept   string // says that an entry of somebody else does what ours would; "" if there is none
+	kept   string // note that a foreign entry does the same as ours; "" if there is none
 }
 
-// view is what an engine sees: the files as they would be without us.
+// view shows an engine the files without our entries.
 type view struct {
 	Host
 	record *record
 	force  bool
 }
 
-// read returns a file as it would be without us. Where somebody changed our entry since, it is no longer ours and stays, unless
-// it is to be replaced by force.
+// read returns a file without our entry. An entry that was changed since is no longer ours and stays, unless force replaces
+// it.
 func (v *view) read(file string) (text []byte, exists bool, err error) {
 	text, exists, err = v.tree().read(file)
 	f := v.record.file(file)
@@ -224,7 +224,7 @@ func (v *view) read(file string) (text []byte, exists bool, err error) {
 	return f.undo(text)
 }
 
-// open begins an edit of a file, and decodes it as it would be without us.
+// open begins an edit of a file, and decodes the file without our entry.
 func (v *view) open(file, format string) (edit, map[string]any, error) {
 	text, _, err := v.read(file)
 	if err != nil {
@@ -237,7 +237,7 @@ func (v *view) open(file, format string) (edit, map[string]any, error) {
 	return edit{file: file, format: format, text: text}, decoded, nil
 }
 
-// put adds an entry to the file, unless there is one already that is kept.
+// put adds an entry to the file, unless an existing one is kept.
 func (v *view) put(e *edit, key []string, value any, serves func(existing any) string) error {
 	f := formats[e.format]
 	decoded, err := f.Decode(e.text)
@@ -259,7 +259,7 @@ func (v *view) put(e *edit, key []string, value any, serves func(existing any) s
 	return nil
 }
 
-// setDefault has key of the file name our runtime, which containers get that name none.
+// setDefault sets key of the file to our runtime, as the default one.
 func (e *edit) setDefault(key ...string) error {
 	f := formats[e.format]
 	decoded, err := f.Decode(e.text)
@@ -281,7 +281,7 @@ func (e *edit) setDefault(key ...string) error {
 	return nil
 }
 
-// ofDropIn is the edit of the drop-in; nil if the entry is in another file.
+// ofDropIn returns the edit of the drop-in, or nil if the entry is in another file.
 func (p *plan) ofDropIn(file string) (*edit, error) {
 	for i := range p.edits {
 		if p.edits[i].file == file {
@@ -291,8 +291,8 @@ func (p *plan) ofDropIn(file string) (*edit, error) {
 	return nil, fmt.Errorf("the runtime gpuslice is not in %s, but was configured elsewhere: make it the default there", file)
 }
 
-// judge judges a runtime gpuslice that is in a file already. It is kept if it serves, of which kept is a note; it is replaced by
-// force, and else an error. serves says why it does not, and "" if it does.
+// judge evaluates an existing runtime gpuslice of a file. If it serves, it is kept, and kept is a note; otherwise force
+// replaces it, or it is an error. serves returns the reason why it does not serve, or "".
 func (v *view) judge(file string, existing any, serves func(existing any) string) (kept string, err error) {
 	why := serves(existing)
 	if why == "" {
@@ -304,7 +304,7 @@ func (v *view) judge(file string, existing any, serves func(existing any) string
 	return "", nil
 }
 
-// asRoot adds to an error of permission what to do about it.
+// asRoot adds advice to an error of permission.
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: run it as root", err)
@@ -312,14 +312,14 @@ func asRoot(err error) error {
 	return err
 }
 
-// isRuntime says whether a configuration's path names gpuslice-runtime.
+// isRuntime reports whether a path in a configuration names gpuslice-runtime.
 func isRuntime(named any) bool {
 	text, _ := named.(string)
 	return path.Base(text) == RuntimeName
 }
 
-// inherited returns what of an engine's default runtime counts for ours too: all that is set, but for except. An empty value
-// is each engine's default, and left out.
+// inherited returns the settings of an engine's default runtime that also apply to ours: all except those listed and empty
+// values, which are every engine's defaults.
 func inherited(from map[string]any, except ...string) map[string]any {
 	kept := make(map[string]any)
 	for key, value := range from {

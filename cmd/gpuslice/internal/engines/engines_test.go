@@ -283,7 +283,7 @@ func TestChangedSettingsOfTheDefaultRuntimeAreTakenOver(t *testing.T) {
 	}
 }
 
-// The entry that containerd 1.x needs beside ours stays where somebody came to use it.
+// The entry that containerd 1.x needs next to ours stays if another change depends on it.
 func TestADefaultRuntimeThatWasChangedStays(t *testing.T) {
 	const runc = "  runtime_type = \"io.containerd.runc.v2\"\n"
 	for _, c := range []struct{ name, more, want string }{
@@ -338,7 +338,7 @@ func TestHooksAreBoundToTheAnnotation(t *testing.T) {
 			if again := w.install("podman", Options{Hooks: true}); again.State != Nothing {
 				t.Errorf("a second time: %+v", again)
 			}
-			// Half a hook would keep Podman from starting any container: an edited one goes as a whole.
+			// An incomplete hook would keep Podman from starting any container, so an edited one is removed as a whole.
 			w.put(path.Join(c.dir, "99-gpuslice-prestart.json"), "{}")
 			if w.uninstall("podman"); !maps.Equal(before, w.files()) {
 				t.Errorf("after undoing: %v", w.files())

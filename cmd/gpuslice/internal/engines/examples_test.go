@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// The shipped examples are what is written on a host whose engines have no configuration, or have none but a version.
+// The shipped examples are the result on a host with unconfigured engines, or with only a version in the configuration.
 func TestShippedExamplesAreWhatIsWritten(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "..", "configs", "engines")
 	for _, c := range []struct{ example, engine, file, before string }{
@@ -43,7 +43,7 @@ func TestShippedExamplesAreWhatIsWritten(t *testing.T) {
 	}
 }
 
-// FuzzInstall installs into whatever text a decoder accepts, and undoes it.
+// FuzzInstall installs into any text that a decoder accepts, and undoes it.
 func FuzzInstall(f *testing.F) {
 	for _, g := range goldens() {
 		if text, err := os.ReadFile(filepath.Join("testdata", g.engine, g.input)); err == nil {

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// world is a tree in which engines are configured.
+// world is a tree with engines to configure.
 type world struct {
 	*testing.T
 	Host
@@ -55,7 +55,7 @@ func (w world) get(file string) string {
 	return string(text)
 }
 
-// files are all files beneath the root with their texts and modes, and all directories.
+// files returns all files beneath the root with their texts and modes, and all directories.
 func (w world) files() map[string]string {
 	all := make(map[string]string)
 	err := filepath.WalkDir(w.Root, func(file string, d fs.DirEntry, err error) error {
@@ -69,7 +69,7 @@ func (w world) files() map[string]string {
 		name := strings.TrimPrefix(file, w.Root)
 		switch {
 		case d.IsDir():
-			if stays := "/var/lib/gpuslice"; !strings.HasPrefix(stays, name) { // gpusliced's own
+			if stays := "/var/lib/gpuslice"; !strings.HasPrefix(stays, name) { // belongs to gpusliced
 				all[name] = info.Mode().String()
 			}
 		case d.Type()&fs.ModeSymlink != 0:
@@ -105,15 +105,15 @@ func (w world) uninstall(engine string) Result {
 	return r
 }
 
-// golden is a configuration that is found, and what becomes of it.
+// golden is an existing configuration and the expected result.
 type golden struct {
 	engine string
-	input  string // in testdata/ENGINE, put at file; "" for none
+	input  string // in testdata/ENGINE, copied to file; "" for none
 	file   string
-	output string // the file that is written; "" is file
+	output string // file that is written; "" is file
 	expect map[string]any
-	notes  []string // parts of what is said
-	root   []string // where the entry is
+	notes  []string // parts of the notes
+	root   []string // path of the entry
 }
 
 const cri2, cri3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -270,7 +270,7 @@ func TestConfigurationsThatAreFound(t *testing.T) {
 	}
 }
 
-// check holds what was written to what was there and the entry.
+// check compares the new content with the old one and the entry.
 func (g golden) check(t *testing.T, input, after []byte) {
 	t.Helper()
 	was, err := g.format().Decode(input)
@@ -285,7 +285,7 @@ func (g golden) check(t *testing.T, input, after []byte) {
 	if g.expect != nil && !conf.Equal(entry, g.expect) {
 		t.Errorf("the entry is %v, want %v", entry, g.expect)
 	}
-	// Without the entry, and what containerd 1.x needs beside it, there is what was there.
+	// Without the entry, and the one that containerd 1.x needs next to it, the content is unchanged.
 	for _, own := range [][]string{g.root, append(g.root[:len(g.root)-1:len(g.root)-1], "runc"), {"version"}} {
 		if _, there := conf.Lookup(was, own...); there {
 			continue
@@ -304,7 +304,7 @@ func (g golden) check(t *testing.T, input, after []byte) {
 	}
 }
 
-// prune leaves empty tables out.
+// prune removes empty tables.
 func prune(table map[string]any) map[string]any {
 	pruned := make(map[string]any)
 	for key, value := range table {
@@ -319,7 +319,7 @@ func prune(table map[string]any) map[string]any {
 	return pruned
 }
 
-// editedSince changes the file between the installation and its undoing.
+// editedSince changes the file between the installation and its removal.
 func (g golden) editedSince(t *testing.T, w world, input []byte) {
 	t.Helper()
 	w.install(g.engine, Options{})
@@ -346,7 +346,7 @@ func (g golden) editedSince(t *testing.T, w world, input []byte) {
 		t.Fatal(err)
 	}
 	was["of-another"] = map[string]any{"value": "x"}
-	delete(got, "version") // of a file that we made
+	delete(got, "version") // of a file that we created
 	delete(was, "version")
 	if !conf.Equal(prune(got), prune(was)) {
 		t.Errorf("after undoing it says\n%v\nwant\n%v", got, was)

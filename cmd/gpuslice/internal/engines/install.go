@@ -11,29 +11,29 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// State says what became of an engine.
+// State is the result for an engine.
 type State string
 
 const (
 	Done    State = "done"          // its configuration was changed, or would be in a dry run
-	Nothing State = "nothing to do" // it is as it is to be
-	LeftOut State = "left out"      // it is not on this machine, or has no use for it
+	Nothing State = "nothing to do" // already configured
+	LeftOut State = "left out"      // it is not on this machine, or needs no configuration
 	Failed  State = "failed"
 )
 
-// Result is what was done to an engine.
+// Result describes the changes for an engine.
 type Result struct {
 	Engine  string   `json:"engine"`
 	State   State    `json:"state"`
-	Why     string   `json:"why,omitempty"` // it was left out, or failed
-	DryRun  bool     `json:"dry_run"`       // nothing was changed: State, Changes and Restart are what would be
+	Why     string   `json:"why,omitempty"` // reason why it was left out, or failed
+	DryRun  bool     `json:"dry_run"`       // nothing was changed; State, Changes and Restart are the expected ones
 	Changes []Change `json:"changes"`
 	Notes   []string `json:"notes"`
-	// Restart is the command that makes the change count; "" if none is needed.
+	// Restart is the command that applies the change; "" if none is needed.
 	Restart string `json:"restart,omitempty"`
 }
 
-// Change is one file that was changed.
+// Change is a changed file.
 type Change struct {
 	Path string `json:"path"`
 	What string `json:"what"` // "made", "edited" or "removed"
@@ -51,8 +51,8 @@ func change(file string, before []byte, existed bool, after []byte, exists bool)
 	return c
 }
 
-// Install registers the runtime with an engine. What was there and what was written is on record before it is written, so that
-// a kill at any moment leaves what Uninstall can undo.
+// Install registers the runtime with an engine. It records the old and the new content before it writes, so Uninstall works
+// after a kill at any moment.
 func Install(h Host, engineName string, o Options) (Result, error) {
 	result, err := install(h, engineName, o)
 	if err != nil {
@@ -65,7 +65,7 @@ func nothingYet(engineName string) Result {
 	return Result{Engine: engineName, State: Nothing, Changes: []Change{}, Notes: []string{}}
 }
 
-// begin finds the engine, and what is on record of it; under the lock, if something may change.
+// begin returns the engine and its record. If something may change, it takes the lock.
 func begin(h Host, engineName string, changes bool) (e engine, rec *record, unlock func(), err error) {
 	if e, err = find(engineName); err != nil {
 		return nil, nil, nil, err
@@ -142,7 +142,7 @@ func install(h Host, engineName string, o Options) (Result, error) {
 	return r, nil
 }
 
-// says whether text says what the file is to say, in whatever words.
+// says reports whether text has the same content as the edit, in any form.
 func (e edit) says(text []byte) bool {
 	if bytes.Equal(text, e.text) {
 		return true
@@ -155,7 +155,7 @@ func (e edit) says(text []byte) bool {
 	return err == nil && conf.Equal(now, want)
 }
 
-// Uninstall undoes what Install did, and nothing else.
+// Uninstall undoes the changes of Install, and nothing else.
 func Uninstall(h Host, engineName string, o Options) (Result, error) {
 	result, err := uninstall(h, engineName, o)
 	if err != nil {
@@ -164,7 +164,7 @@ func Uninstall(h Host, engineName string, o Options) (Result, error) {
 	return result, nil
 }
 
-// undone is a file as it is to be when we are gone.
+// undone is a file and its content without our entries.
 type undone struct {
 	recordFile
 	text   []byte
@@ -173,7 +173,7 @@ type undone struct {
 
 func uninstall(h Host, engineName string, o Options) (Result, error) {
 	r := nothingYet(engineName)
-	// Without a record nothing is changed, and the lock's directory not made either.
+	// Without a record nothing changes, and the lock's directory is not created.
 	e, rec, unlock, err := begin(h, engineName, !o.DryRun && h.tree().exists(recordPath(engineName)))
 	if err != nil {
 		return r, err

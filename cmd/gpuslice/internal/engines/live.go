@@ -15,17 +15,18 @@ import (
 // userHz is the unit of times in /proc/PID/stat: 100 on every architecture that gpuslice runs on.
 const userHz = 100
 
-// Stale returns the command that makes a running engine read its configuration, if it has not done so since that was changed; "" if
-// it has, does not run, or cannot be asked. The configuration must name the runtime. ask runs a program, and returns what it prints.
+// Stale returns the command that makes a running engine read its configuration, if that has changed since the engine read
+// it. It returns "" if it has not, if the engine is not running, or if that is unknown. The configuration must name the
+// runtime. ask runs a program and returns its output.
 func Stale(h Host, engineName string, ask func(program string, args ...string) ([]byte, error)) (string, error) {
 	e, err := find(engineName)
-	if err != nil || e.restart() == "" { // Podman reads it in each command
+	if err != nil || e.restart() == "" { // Podman reads it for each command
 		return "", err
 	}
-	if engineName == (docker{}).name() { // a reload leaves no trace but what it knows then
+	if engineName == (docker{}).name() { // a reload leaves no trace except the known runtimes
 		var runtimes map[string]json.RawMessage
 		if said, err := ask("docker", "info", "--format", "{{json .Runtimes}}"); err == nil {
-			_ = json.Unmarshal(said, &runtimes) // what is no table names no runtime
+			_ = json.Unmarshal(said, &runtimes) // an invalid answer names no runtime
 		}
 		if _, known := runtimes[name]; known || len(runtimes) == 0 {
 			return "", nil
@@ -36,8 +37,8 @@ func Stale(h Host, engineName string, ask func(program string, args ...string) (
 	if err != nil || began.IsZero() {
 		return "", err
 	}
-	for _, file := range e.files() { // also directories of drop-ins, which change when one is written
-		// The time of the boot is known to the second.
+	for _, file := range e.files() { // includes directories: their times change with new drop-ins
+		// The time of boot is known to the second.
 		if info, err := os.Stat(filepath.Join(h.Root, file)); err == nil && info.ModTime().After(began.Add(time.Second)) {
 			return e.restart(), nil
 		}
@@ -45,8 +46,8 @@ func Stale(h Host, engineName string, ask func(program string, args ...string) (
 	return "", nil
 }
 
-// began returns when the process of a program that reads this file was started; zero if there is none. Docker's own containerd,
-// for one, is told of another file.
+// began returns the start time of a process of program that reads file, or zero if there is none. Docker's own containerd,
+// for example, reads another file.
 func (h Host) began(program, file string) (time.Time, error) {
 	proc := filepath.Join(h.Root, "proc")
 	found, err := filepath.Glob(filepath.Join(proc, "[0-9]*"))
@@ -66,7 +67,7 @@ func (h Host) began(program, file string) (time.Time, error) {
 	return time.Time{}, nil
 }
 
-// reads says whether a command line leaves an engine with this configuration.
+// reads reports whether an engine with these arguments reads file.
 func reads(words []string, file string) bool {
 	for i, word := range words {
 		flag, value, joined := strings.Cut(word, "=")
@@ -81,7 +82,7 @@ func reads(words []string, file string) bool {
 	return true
 }
 
-// startOf takes the 22nd field of /proc/PID/stat, which counts from the boot. The second one may contain anything.
+// startOf parses field 22 of /proc/PID/stat, which counts from boot. Field 2 may contain any characters.
 func startOf(proc, stat string) (time.Time, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {

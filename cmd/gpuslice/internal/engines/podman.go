@@ -13,9 +13,9 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// podman reads containers.conf of the distribution, then /etc/containers/containers.conf, then the drop-ins beside that
-// in the order of their names, each on top of what was before (containers/common, pkg/config/config.go: systemConfigs). It reads them
-// whenever it is run.
+// podman reads containers.conf of the distribution, then /etc/containers/containers.conf, then the drop-ins in the order of
+// their names, each on top of the previous ones (containers/common, pkg/config/config.go: systemConfigs). It reads them at
+// each start.
 type podman struct{}
 
 const (
@@ -23,7 +23,7 @@ const (
 	podmanFile   = "/etc/containers/containers.conf"
 	podmanDropIn = "/etc/containers/containers.conf.d/gpuslice.conf"
 
-	// The directories of hooks: the distribution's, which is what is read unless the configuration names others, and the host's.
+	// Directories of hooks: the distribution's, which is the default, and the host's.
 	hooksShared = "/usr/share/containers/oci/hooks.d"
 	hooksHost   = "/etc/containers/oci/hooks.d"
 )
@@ -72,8 +72,7 @@ func (e podman) plan(v *view, o Options) (plan, error) {
 	return p, nil
 }
 
-// hooksDir chooses among the directories that are read: the host's own if it is one of them, else the last, of
-// which a file takes precedence.
+// hooksDir chooses the host's own directory if Podman reads it, else the last one read, as its files take precedence.
 func hooksDir(others layers) string {
 	chosen := hooksShared
 	for _, l := range others {
@@ -88,9 +87,9 @@ func hooksDir(others layers) string {
 	return chosen
 }
 
-// hookFiles are the two that have the hook run under every runtime, for containers with an annotation of ours. They are two, since the hook is
-// told by its argument which of them it is, and a file has one command for all its stages. Their names put ours last at
-// prestart, and first at poststop, where a runtime stops at the first hook that fails.
+// hookFiles returns the two files that run the hook under every runtime, for containers with an annotation of ours. There
+// are two, since the hook gets its stage as argument, and a file has one command for all stages. Their names sort ours last
+// at prestart and first at poststop, where a runtime stops at the first hook that fails.
 func (v *view) hookFiles(dir string) ([]edit, error) {
 	var edits []edit
 	for _, stage := range []struct{ file, name string }{
@@ -104,7 +103,7 @@ func (v *view) hookFiles(dir string) ([]edit, error) {
 				{Key: "path", Value: v.Hook},
 				{Key: "args", Value: []string{HookName, stage.name}},
 				{Key: "env", Value: []string{"PATH=" + strings.Join(systemPath, ":")}},
-				{Key: "timeout", Value: json.Number("15")}, // seconds; the hook ends itself before
+				{Key: "timeout", Value: json.Number("15")}, // seconds; the hook ends itself earlier
 			}},
 			{Key: "when", Value: conf.Table{{Key: "annotations", Value: conf.Table{{Key: `^gpuslice\.`, Value: ".*"}}}}},
 			{Key: "stages", Value: []string{stage.name}},
@@ -126,7 +125,7 @@ func (v *view) hookFiles(dir string) ([]edit, error) {
 	return edits, nil
 }
 
-// podmanFiles are the files that Podman reads beside the drop-in, in its order.
+// podmanFiles returns the files that Podman reads besides the drop-in, in its order.
 func podmanFiles(t tree, dropIn string) ([]string, error) {
 	all := []string{podmanShared, path.Join(path.Dir(path.Dir(dropIn)), path.Base(podmanFile))}
 	files, err := t.list(path.Dir(dropIn), false)

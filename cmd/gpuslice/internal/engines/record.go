@@ -19,52 +19,52 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// recordDir has a file for each engine that was told of us. It is not below the state directory that the configuration may name: an
-// uninstallation must find it when the configuration is gone.
+// recordDir has a record for each configured engine. It is not below the configured state directory, so that Uninstall
+// finds it after the configuration is gone.
 const recordDir = api.DefaultState + "/install"
 
 // recordVersion is the version of the records' schema.
 const recordVersion = 1
 
-// record says what was done to an engine's configuration, so that exactly that can be undone. The texts in it may
-// have secrets (passwords of registries), so that it is root's alone.
+// record describes the changes to an engine's configuration, so that exactly these can be undone. Its texts may contain
+// secrets (passwords of registries), so only root can read it.
 type record struct {
 	Version int          `json:"version"`
 	Engine  string       `json:"engine"`
 	Files   []recordFile `json:"files"`
 }
 
-// recordFile is a file that was made or edited.
+// recordFile is a file that was created or edited.
 type recordFile struct {
 	Path    string   `json:"path"`    // beneath the host's root
 	Format  string   `json:"format"`  // see formats
-	Existed bool     `json:"existed"` // if not, we made it
-	Before  []byte   `json:"before"`  // what was there
-	After   []byte   `json:"after"`   // what we wrote
-	Keys    []ownKey `json:"keys"`    // where our entries are
-	Made    []string `json:"made"`    // the directories that we made for it, the outermost first
+	Existed bool     `json:"existed"` // if false, Install created it
+	Before  []byte   `json:"before"`  // old content
+	After   []byte   `json:"after"`   // new content
+	Keys    []ownKey `json:"keys"`    // paths of our entries
+	Made    []string `json:"made"`    // directories that Install created for it, the outermost first
 }
 
-// ownKey is the place of an entry of ours.
+// ownKey is the path of an entry of ours.
 type ownKey struct {
 	Key []string `json:"key"`
-	// Alone means that the entry is taken out only if it is as we wrote it, and nothing but it is left in its table.
+	// Alone entries are removed only if they are unchanged, and nothing else is left in their table.
 	Alone bool `json:"alone,omitempty"`
 }
 
-// The formats of files.
+// Formats of files.
 const (
 	formatTOML  = "toml"
 	formatJSON  = "json"
-	formatWhole = "whole" // JSON that is ours from end to end
+	formatWhole = "whole" // JSON that is entirely ours
 )
 
 var formats = map[string]conf.Format{formatTOML: conf.TOML, formatJSON: conf.JSON, formatWhole: conf.JSON}
 
 func recordPath(engine string) string { return path.Join(recordDir, engine+".json") }
 
-// loadRecord returns an engine's record; an empty one if there is none. A record that is not as we write them is refused:
-// what it says is written over files of the system.
+// loadRecord returns an engine's record, or an empty one. It rejects a record that Install would not write, since Uninstall
+// overwrites files of the system with its content.
 func loadRecord(t tree, engine string) (*record, error) {
 	r := &record{Version: recordVersion, Engine: engine}
 	real, err := t.resolve(recordPath(engine))
@@ -100,7 +100,7 @@ func loadRecord(t tree, engine string) (*record, error) {
 	return r, nil
 }
 
-// check holds a record to what we write.
+// check returns an error if the record is not one that Install writes.
 func (r *record) check(engine string) error {
 	if r.Version != recordVersion {
 		return fmt.Errorf("version %d is not known: use the gpuslice that wrote it", r.Version)
@@ -139,7 +139,7 @@ func (r *record) check(engine string) error {
 	return nil
 }
 
-// file returns what is recorded of a file, or nil.
+// file returns the record of a file, or nil.
 func (r *record) file(file string) *recordFile {
 	for i := range r.Files {
 		if r.Files[i].Path == file {
@@ -149,7 +149,6 @@ func (r *record) file(file string) *recordFile {
 	return nil
 }
 
-// set records a file.
 func (r *record) set(f recordFile) {
 	if old := r.file(f.Path); old != nil {
 		*old = f
@@ -158,7 +157,6 @@ func (r *record) set(f recordFile) {
 	r.Files = append(r.Files, f)
 }
 
-// drop forgets a file.
 func (r *record) drop(file string) {
 	var kept []recordFile
 	for _, f := range r.Files {
@@ -169,7 +167,7 @@ func (r *record) drop(file string) {
 	r.Files = kept
 }
 
-// save writes the record; one without files is removed, and so is its directory with the last.
+// save writes the record. It removes a record without files, and the directory after the last record.
 func (r *record) save(t tree) error {
 	if len(r.Files) == 0 {
 		return t.remove(recordPath(r.Engine), []string{recordDir})
@@ -178,7 +176,7 @@ func (r *record) save(t tree) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(real, 0o700); err != nil { // both are root's alone, as gpusliced makes them
+	if err := os.MkdirAll(real, 0o700); err != nil { // only root may read both; same mode as in gpusliced
 		return err
 	}
 	text, err := json.MarshalIndent(r, "", "  ")
@@ -188,8 +186,8 @@ func (r *record) save(t tree) error {
 	return t.write(recordPath(r.Engine), append(text, '\n'), 0o600)
 }
 
-// lock keeps other installations out until unlock is called. The directory of the records' own directory is what is locked, since
-// that is there, or can be made, whether or not there are records.
+// lock blocks other installations until unlock is called. It locks the parent of the records' directory, which exists or
+// can be created even without records.
 func lock(t tree) (unlock func(), err error) {
 	real, err := t.resolve(api.DefaultState)
 	if err != nil {
@@ -209,7 +207,7 @@ func lock(t tree) (unlock func(), err error) {
 	return func() { dir.Close() }, nil
 }
 
-// changedByHand says whether an entry of ours is in text, and other than we wrote it.
+// changedByHand reports whether text has an entry of ours that differs from what Install wrote.
 func (f *recordFile) changedByHand(text []byte) bool {
 	if bytes.Equal(text, f.After) {
 		return false
@@ -239,13 +237,13 @@ func (f *recordFile) changedByHand(text []byte) bool {
 	return false
 }
 
-// undo returns what a file that has text now is without us. If it is as we left it, that is what was there, to the
-// byte. If it was edited since, only our entries are taken out; an entry that ours replaced comes back in their place.
+// undo returns the content of a file without our entries, given its current text. If the text is unchanged since Install,
+// the result is the old content. Otherwise only our entries are removed, and entries that they replaced are restored.
 func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) {
 	if bytes.Equal(text, f.After) || f.Existed && bytes.Equal(text, f.Before) {
 		return f.Before, f.Existed, nil
 	}
-	if f.Format == formatWhole { // half of such a file would be worse than none
+	if f.Format == formatWhole { // a part of such a file would be worse than none
 		return f.Before, f.Existed, nil
 	}
 	format := formats[f.Format]
@@ -258,7 +256,7 @@ func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) 
 		return nil, false, fmt.Errorf("%s in the record: %w", f.Path, err)
 	}
 	for _, k := range f.Keys {
-		if k.Alone { // somebody set something in it, and needs it
+		if k.Alone { // an entry with later changes is in use
 			now, err := format.Decode(text)
 			if err != nil {
 				return nil, false, fmt.Errorf("%s: %w", f.Path, err)
@@ -286,7 +284,7 @@ func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) 
 	return text, true, nil
 }
 
-// takeOut takes an entry out, and then the tables above it that are empty and were not there before.
+// takeOut removes an entry, and then the tables above it that are empty and did not exist before.
 func takeOut(format conf.Format, text []byte, k ownKey, before map[string]any) ([]byte, error) {
 	for depth := len(k.Key); depth > 0; depth-- {
 		decoded, err := format.Decode(text)
@@ -314,7 +312,7 @@ func takeOut(format conf.Format, text []byte, k ownKey, before map[string]any) (
 	return text, nil
 }
 
-// onlyLinesOf says whether text has no line that after has not: what is left of a file that we made is ours too.
+// onlyLinesOf reports whether all lines of text are in after: then the rest of a file that Install created is ours, too.
 func onlyLinesOf(text, after []byte) bool {
 	ours := make(map[string]bool)
 	for line := range bytes.Lines(after) {

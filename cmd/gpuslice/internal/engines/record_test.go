@@ -96,7 +96,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// A kill between the record and the file leaves a record of what was not done.
+// A kill between record and file leaves a record of a change that was not made.
 func TestARecordOfWhatWasNotDoneIsHarmless(t *testing.T) {
 	w := newWorld(t)
 	w.put(dockerFile, "{}\n")

@@ -17,15 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSize bounds what is read; real files have some KiB.
+// maxSize limits the files to read, in bytes; real ones have a few KiB.
 const maxSize = 4 << 20
 
-// tree is a file system's root. Paths beneath it are absolute, and no symbolic link leads out of it: /etc in an
-// image must not be that of this machine.
+// tree is the root of a file system. Paths beneath it are absolute. Symbolic links do not lead out of it: /etc of an image
+// must not be /etc of this machine.
 type tree string
 
-// resolve returns the path on this machine of what file is, with every symbolic link followed. What does not
-// exist is as it is written.
+// resolve returns the real path of file on this machine, with all symbolic links resolved. Missing parts stay as they are.
 func (t tree) resolve(file string) (string, error) {
 	rest := strings.Split(path.Clean("/"+file), "/")[1:]
 	at := "/" // beneath the root, without links
@@ -38,7 +37,7 @@ func (t tree) resolve(file string) (string, error) {
 		}
 		next := path.Join(at, part)
 		target, err := os.Readlink(filepath.Join(string(t), next))
-		if err != nil { // no link, or nothing
+		if err != nil { // no link, or missing
 			at = next
 			continue
 		}
@@ -101,8 +100,7 @@ func (t tree) executable(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
 }
 
-// list returns the files in a directory and, if deep, below it, in the order of their paths; none if there is no
-// such directory.
+// list returns the files in a directory, and below it if deep, sorted by path. A missing directory is empty.
 func (t tree) list(dir string, deep bool) ([]string, error) {
 	real, err := t.resolve(dir)
 	if err != nil {
@@ -131,9 +129,9 @@ func (t tree) list(dir string, deep bool) ([]string, error) {
 	return files, nil
 }
 
-// write makes or replaces a file at once: a reader sees the old text or the new one, and a kill leaves the old. An existing
-// file keeps its mode, its owner and its extended attributes (an SELinux label); where it is a symbolic link, what
-// that leads to is replaced. Directories that are not there are made.
+// write creates or replaces a file atomically: a reader or a kill finds either the old text or the new one. An existing
+// file keeps its mode, owner and extended attributes (an SELinux label); for a symbolic link, the target is replaced.
+// Missing directories are created.
 func (t tree) write(file string, text []byte, mode fs.FileMode) error {
 	real, err := t.resolve(file)
 	if err != nil {
@@ -169,7 +167,7 @@ func (t tree) write(file string, text []byte, mode fs.FileMode) error {
 	return syncDir(dir)
 }
 
-// absent returns which of a directory and those above it do not exist, the outermost first.
+// absent returns the missing ones of a directory and its parents, the outermost first.
 func (t tree) absent(dir string) ([]string, error) {
 	real, err := t.resolve(dir)
 	if err != nil {
@@ -182,7 +180,7 @@ func (t tree) absent(dir string) ([]string, error) {
 	return append(above, dir), err
 }
 
-// remove removes a file, and then those of the directories that are empty.
+// remove removes a file, and then those of the directories made that are empty.
 func (t tree) remove(file string, made []string) error {
 	real, err := t.resolve(file)
 	if err != nil {
@@ -195,11 +193,11 @@ func (t tree) remove(file string, made []string) error {
 	return syncDir(filepath.Dir(real))
 }
 
-// removeDirs removes directories, the innermost of which comes last, as far as they are empty.
+// removeDirs removes empty directories. The innermost comes last in made.
 func (t tree) removeDirs(made []string) {
 	for _, dir := range slices.Backward(made) {
 		if real, err := t.resolve(dir); err == nil {
-			_ = syscall.Rmdir(real) // others have files in it
+			_ = syscall.Rmdir(real) // fails if it has other files
 		}
 	}
 }
@@ -213,7 +211,7 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// copyAttributes copies what extended attributes it can: a file system need not have any.
+// copyAttributes copies the extended attributes if the file system supports them.
 func copyAttributes(from, to string) {
 	names := make([]byte, 4<<10)
 	n, err := unix.Listxattr(from, names)

@@ -30,7 +30,7 @@ func TestAFileIsReadWholeOrNotAtAll(t *testing.T) {
 
 func TestAWriteThatFailsLeavesTheDirectoryAsItWas(t *testing.T) {
 	at := tree(t.TempDir())
-	if err := os.Mkdir(filepath.Join(string(at), "file"), 0o700); err != nil { // which no file replaces
+	if err := os.Mkdir(filepath.Join(string(at), "file"), 0o700); err != nil { // a directory, which write cannot replace
 		t.Fatal(err)
 	}
 	if err := at.write("/file", []byte("text"), 0o600); err == nil {

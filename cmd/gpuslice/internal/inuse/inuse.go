@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inuse finds what on a host would be left without gpuslice's programs: containers, sessions and leases with processes, and a
-// gpusliced that nobody has stopped. It asks no daemon, which may be gone; it only reads.
+// Package inuse finds users of gpuslice's programs on a host: containers, sessions and leases with processes, and a running
+// gpusliced. It only reads files, and needs no daemon.
 package inuse
 
 import (
@@ -15,23 +15,23 @@ import (
 	"strings"
 )
 
-// Use is somebody that needs the programs.
+// Use is a use of the programs.
 type Use struct {
-	What    string // for people
+	What    string // for display
 	PID     int    // its first process
 	Command string // of that process
-	End     string // the command that ends it
-	Left    string // what becomes of it if the programs go
+	End     string // command that ends it
+	Left    string // consequence for it of removing the programs
 }
 
-// Host is what is read.
+// Host has the directories to read.
 type Host struct {
-	Proc     string // where proc is mounted
+	Proc     string // mount point of proc
 	RunDir   string // the enforcer's
 	StateDir string
 }
 
-// Slices lists those that have processes.
+// Slices returns the slices with processes.
 func (h Host) Slices() ([]Use, error) {
 	dirs, err := filepath.Glob(filepath.Join(h.RunDir, "slices", "*"))
 	if err != nil {
@@ -61,7 +61,7 @@ func (h Host) Slices() ([]Use, error) {
 	return uses, nil
 }
 
-// Daemon lists the process that has the enforcer's lock. Once systemd has stopped its own that is another one.
+// Daemon returns the process with the enforcer's lock. After systemd has stopped its own, that is another one.
 func (h Host) Daemon() []Use {
 	text, err := os.ReadFile(filepath.Join(h.StateDir, "lock"))
 	pid, syntax := strconv.Atoi(strings.TrimSpace(string(text)))
@@ -71,7 +71,7 @@ func (h Host) Daemon() []Use {
 	return []Use{{What: "a daemon that systemd does not run", PID: pid, Command: "gpusliced", End: "kill " + strconv.Itoa(pid), Left: "runs on"}}
 }
 
-// pids are those of all processes, the lowest first: that of a container's first process is below its children's.
+// pids returns the pids of all processes in ascending order: a container's first process precedes its children.
 func (h Host) pids() []int {
 	entries, _ := os.ReadDir(h.Proc)
 	var pids []int
@@ -84,10 +84,10 @@ func (h Host) pids() []int {
 	return pids
 }
 
-// bound is the file of a container's process, which has its slice's directory bound; a session's has it in its environment.
+// bound is the file with the bind mount of a container's slice. A session has the slice's directory in its environment.
 const bound = "mountinfo"
 
-// mentions says in which file a process has text; "" if in none. What cannot be read has ended, or is not ours to read.
+// mentions returns the file of a process that mentions text, or "". It skips files that cannot be read.
 func (h Host) mentions(pid int, text string) string {
 	for _, file := range []string{bound, "environ", "maps"} {
 		all, err := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), file))
@@ -98,7 +98,7 @@ func (h Host) mentions(pid int, text string) string {
 	return ""
 }
 
-// mentioned does not take "/slices/a-1" for the beginning of "/slices/a-12".
+// mentioned reports whether text occurs as a whole: "/slices/a-1" does not occur in "/slices/a-12".
 func mentioned(all []byte, text string) bool {
 	for {
 		i := bytes.Index(all, []byte(text))
@@ -117,7 +117,7 @@ func (h Host) read(pid int, file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// cgroup is where a process is: the path of version 2, or the first of version 1.
+// cgroup returns the cgroup of a process: the path of version 2, or the first of version 1.
 func (h Host) cgroup(pid int) string {
 	first := ""
 	for line := range strings.Lines(h.read(pid, "cgroup")) {
@@ -135,7 +135,7 @@ func (h Host) cgroup(pid int) string {
 
 const id = `([0-9a-f]{64})`
 
-// engines are known by the cgroups that they make, in which the container's id stands.
+// engines are recognized by their cgroups, with the container's id.
 var engines = []struct {
 	name    string
 	cgroups *regexp.Regexp
@@ -150,7 +150,7 @@ var engines = []struct {
 
 var leased = regexp.MustCompile(`/gpuslice-leases/([^/]+)`)
 
-// useOf says what a process is of that has that cgroup.
+// useOf describes a process by its cgroup.
 func useOf(at string, container bool) Use {
 	if m := leased.FindStringSubmatch(at); m != nil {
 		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "goes on until its time is over"}

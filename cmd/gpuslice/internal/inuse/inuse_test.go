@@ -40,7 +40,7 @@ func TestEachUserOfTheProgramsIsNamedWithTheCommandThatEndsIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		write("X=/run/slices/"+dir+"/bind\n", h.Proc, pid, c.file)
-		write("X=/run/slices/"+dir+"/bind\n", h.Proc, "1"+pid, c.file) // another process of the same
+		write("X=/run/slices/"+dir+"/bind\n", h.Proc, "1"+pid, c.file) // another process of the same slice
 		write(c.cgroup+"\n", h.Proc, pid, "cgroup")
 		write("python\n", h.Proc, pid, "comm")
 		uses, err := h.Slices()
@@ -54,7 +54,7 @@ func TestEachUserOfTheProgramsIsNamedWithTheCommandThatEndsIt(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(h.RunDir, "slices", "aa-1234"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write("/run/slices/aa-12345\n", h.Proc, "90", "maps") // no slice that is there
+	write("/run/slices/aa-12345\n", h.Proc, "90", "maps") // a slice that does not exist
 	if uses, err := h.Slices(); err != nil || len(uses) != 9 {
 		t.Errorf("%v, %+v", err, uses)
 	}
@@ -66,7 +66,7 @@ func TestEachUserOfTheProgramsIsNamedWithTheCommandThatEndsIt(t *testing.T) {
 	if uses := h.Daemon(); len(uses) != 1 || uses[0].PID != 99 || uses[0].End != "kill 99" {
 		t.Errorf("%+v", uses)
 	}
-	write("bash\n", h.Proc, "99", "comm") // the daemon has ended, and another has its number
+	write("bash\n", h.Proc, "99", "comm") // the daemon has ended, and its pid was reused
 	if uses := h.Daemon(); uses != nil {
 		t.Errorf("%+v", uses)
 	}

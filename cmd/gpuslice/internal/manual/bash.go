@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// bashHead walks over the words before the one that is completed. It needs bash alone, not the package bash-completion, of which
-// it uses one function, for commands behind `run --`, if that is there. bash gives "--vram=4G" as three words.
+// bashHead parses the words before the one to complete. It needs only bash. For commands after `run --` it calls a function
+// of the package bash-completion, if installed. bash splits "--vram=4G" into three words.
 const bashHead = `# SPDX-License-Identifier: Apache-2.0
 # bash completion for gpuslice: made by "gpuslice completion bash".
 

@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// fishHead finds the command that the words so far belong to; behind the beginning of somebody else's command "--" is
-// added to it.
+// fishHead finds the command that the words belong to; "--" is appended to it within the user's command.
 const fishHead = `# SPDX-License-Identifier: Apache-2.0
 # fish completion for gpuslice: made by "gpuslice completion fish".
 
@@ -109,13 +108,13 @@ func fishCommand(b *strings.Builder, root, c Command) {
 		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+poolsCommand+")"))
 	case argCommand:
 		valued := append(root.flagNames(takesValue), c.flagNames(takesValue)...)
-		// The dash: what begins with two it would take for flags of its own, up to the first word that does not.
+		// The dash precedes words that begin with two dashes, which fish would parse as its own flags.
 		complete := fmt.Sprintf("(__fish_complete_subcommand --fcs-skip=%d - %s)", len(c.Path), strings.Join(valued, " "))
 		fmt.Fprintf(b, "%s -xa %s\n%s -xa %s\n", at(path), fishQuote(complete), at(path+" --"), fishQuote(complete))
 	}
 }
 
-// fishQuote quotes text for fish, which has an escape within single quotes.
+// fishQuote quotes text for fish, which has escapes within single quotes.
 func fishQuote(text string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(text) + "'"
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manual writes the manual page and the shells' completions from the definitions of the commands, so that
-// they cannot say anything else than the program. It owns how these look, and knows no command by name.
+// Package manual generates the manual page and the shells' completions from the definitions of the commands, so that they
+// match the program. It owns their form, and contains no command's name.
 //
-// The completions are tables: they do not run the program with what was typed, as those of package cli
-// do, since behind `gpuslice run --` that is somebody's command. For slices and pools alone they ask the enforcer.
+// The completions are tables. Unlike those of package cli they do not run the program with the typed words, as the words
+// after `gpuslice run --` are the user's command. They ask the enforcer for slices and pools only.
 package manual
 
 import (
@@ -14,43 +14,43 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// Command is a command as a person sees it.
+// Command is the documentation of a command.
 type Command struct {
-	Path        []string // its words, the program's name first
-	Usage       string   // in one line
+	Path        []string // name of the program, then the subcommands
+	Usage       string   // one line
 	Description string   // paragraphs; lines that begin with three spaces are examples
-	Args        string   // what stands behind the flags
+	Args        string   // arguments after the flags
 	Flags       []Flag
 	Commands    []Command // in the order of the help text
-	Exit        string    // of the program: what its exit code says, as Description
-	Aliases     []string  // its other names
-	Alias       bool      // it is one of these: shells complete it, and no page has it
+	Exit        string    // of the program: its exit codes, in the form of Description
+	Aliases     []string  // other names
+	Alias       bool      // it is such a name: completed by shells, but absent from the page
 }
 
-// Flag is one flag of a command.
+// Flag is a flag of a command.
 type Flag struct {
-	Names   []string // with their dashes, the long one first
-	Value   string   // the name of its value; "" if it takes none
+	Names   []string // with dashes, the long one first
+	Value   string   // name of the value; "" if it takes none
 	Usage   string
-	Default string // of a value, "" for none
+	Default string // "" for none
 	Env     []string
-	File    bool     // its value is a file
-	Values  []string // its value is one of these, or begins with one that ends in "="; nil for any other
+	File    bool     // the value is a file
+	Values  []string // accepted values, or prefixes that end in "="; nil for any value
 }
 
-// StringOf is a flag whose values are known: shells offer them.
+// StringOf is a flag with known values, for completion.
 type StringOf struct {
 	*cli.StringFlag
 	Values []string
 }
 
-// StringsOf is the same of one that may be repeated.
+// StringsOf is the same for a repeatable flag.
 type StringsOf struct {
 	*cli.StringSliceFlag
 	Values []string
 }
 
-// What may stand behind the flags of a command.
+// Kinds of arguments after the flags.
 type argument int
 
 const (
@@ -61,7 +61,7 @@ const (
 	argCommand
 )
 
-// Read takes the definitions from a program.
+// Read returns the definitions of a program.
 func Read(app *cli.App) Command {
 	app.Setup()
 	root := Command{Path: []string{app.Name}, Usage: app.Usage, Description: app.Description, Flags: flags(app.VisibleFlags())}
@@ -110,7 +110,7 @@ func flags(defined []cli.Flag) []Flag {
 			}
 			f.Names = append(f.Names, dashes+name)
 		}
-		// Stable: of several long names the first is the main one.
+		// Stable: the first of several long names is the main one.
 		slices.SortStableFunc(f.Names, func(a, b string) int { return min(len(b), 3) - min(len(a), 3) })
 		if doc, ok := d.(cli.DocGenerationFlag); ok {
 			f.Value, f.Usage = placeholder(doc.GetUsage())
@@ -126,7 +126,7 @@ func flags(defined []cli.Flag) []Flag {
 			f.File = d.TakesFile
 		case *cli.StringSliceFlag:
 			f.File = d.TakesFile
-			f.Default = "" // it is shown as a list
+			f.Default = "" // shown as a list
 		case StringOf:
 			f.Values = d.Values
 		case StringsOf:
@@ -142,7 +142,7 @@ func flags(defined []cli.Flag) []Flag {
 	return all
 }
 
-// placeholder takes the name of the value from a usage text: the word in backquotes, as package cli has it.
+// placeholder returns the name of the value in a usage text: the word in backquotes, as in package cli.
 func placeholder(usage string) (value, text string) {
 	before, rest, ok := strings.Cut(usage, "`")
 	if ok {
@@ -153,7 +153,7 @@ func placeholder(usage string) (value, text string) {
 	return "VALUE", usage
 }
 
-// argument says what may stand behind the flags, and which words if it is one of these.
+// argument returns the kind of the arguments, and the words if only these are accepted.
 func (c Command) argument() (argument, []string) {
 	args := strings.Trim(c.Args, "[]. …")
 	switch {
@@ -169,7 +169,7 @@ func (c Command) argument() (argument, []string) {
 	return argNone, nil
 }
 
-// walk visits a command and all below it.
+// walk calls visit for a command and all commands below it.
 func (c Command) walk(visit func(Command)) {
 	visit(c)
 	for _, sub := range c.Commands {
@@ -179,7 +179,7 @@ func (c Command) walk(visit func(Command)) {
 
 func (c Command) name() string { return c.Path[len(c.Path)-1] }
 
-// names of the flags that want says yes to.
+// flagNames returns the names of the flags selected by want.
 func (c Command) flagNames(want func(Flag) bool) []string {
 	var all []string
 	for _, f := range c.Flags {
@@ -194,9 +194,9 @@ func anyFlag(Flag) bool      { return true }
 func takesValue(f Flag) bool { return f.Value != "" }
 func takesFile(f Flag) bool  { return f.File }
 
-// slicesCommand lists the ids of the slices and the names of their containers. Without an enforcer that is none, quickly. A name may come
-// from a stranger, and bash expands what it offers: only plain ones are.
+// slicesCommand lists the ids of the slices and the names of their containers. Without an enforcer the list is empty,
+// without delay. Only plain names are offered: users choose them, and bash expands words that it offers.
 const slicesCommand = `gpuslice ps --format '{{.ID}} {{.Container}}' 2>/dev/null | tr ' ' '\n' | grep -xE '[A-Za-z0-9][A-Za-z0-9_./-]*' | sort -u`
 
-// poolsCommand lists the names of the pools, in the same way.
+// poolsCommand lists the names of the pools.
 const poolsCommand = `gpuslice pool list --quiet 2>/dev/null`

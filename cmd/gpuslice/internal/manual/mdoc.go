@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Mdoc writes the manual page of root in the language of mdoc(7). since is the date that it shows.
+// Mdoc writes the manual page of root in the language of mdoc(7). since is the date of the page.
 func Mdoc(out io.Writer, root Command, version string, since time.Time) error {
 	p := &page{}
 	p.line(".\\\" SPDX-License-Identifier: Apache-2.0")
@@ -76,7 +76,7 @@ func (p *page) command(c Command) {
 	if c.Args != "" {
 		title += " " + c.Args
 	}
-	// A list of words may be longer than a line: it may be broken behind each.
+	// Allow a line break after each word of a list.
 	p.line(".Ss " + strings.ReplaceAll(escape(title), "|", `|\:`))
 	p.text(sentence(c.Usage))
 	if len(c.Aliases) > 0 {
@@ -109,14 +109,14 @@ func (p *page) flags(flags []Flag) {
 }
 
 func (f Flag) macro(name string) string {
-	text := "Fl " + escape(name[1:]) // the macro puts a dash before it
+	text := "Fl " + escape(name[1:]) // the macro adds a dash
 	if f.Value != "" {
 		text += " Ar " + escape(f.Value)
 	}
 	return text
 }
 
-// text writes paragraphs, and what is indented by three spaces or more as it stands.
+// text writes paragraphs. Lines indented by three spaces or more stay as they are.
 func (p *page) text(text string) {
 	literal, blank := false, false
 	for line := range strings.Lines(text) {
@@ -150,10 +150,10 @@ func (p *page) text(text string) {
 	}
 }
 
-// sentenceEnd is where roff wants a new line, so that it can set the space itself.
+// sentenceEnd matches the ends of sentences, where roff needs a new line to set the space itself.
 var sentenceEnd = regexp.MustCompile(`([.:?]\)?) +([A-Z])`)
 
-// quoted shows in bold what stands in backquotes.
+// quoted sets text in backquotes in bold.
 func quoted(text string) string {
 	if strings.Count(text, "`")%2 != 0 {
 		return text
@@ -167,7 +167,7 @@ func quoted(text string) string {
 	return strings.Join(parts, "")
 }
 
-// guard keeps a line of text from being taken for a request.
+// guard protects a line of text from being parsed as a request.
 func guard(line string) string {
 	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
 		return `\&` + line
@@ -175,8 +175,8 @@ func guard(line string) string {
 	return line
 }
 
-// escape writes text so that roff shows it as it is: a dash can be copied into a shell, and what is not ASCII does not depend on
-// the reader's encoding.
+// escape escapes text for roff: dashes stay usable in a shell, and characters beyond ASCII do not depend on the reader's
+// encoding.
 func escape(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -196,7 +196,7 @@ func escape(text string) string {
 	return b.String()
 }
 
-// sentence makes one of a usage text.
+// sentence makes a sentence of a usage text.
 func sentence(text string) string {
 	if text == "" {
 		return ""

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Zsh writes the completion for zsh: a function for each command, which calls that of the next word.
+// Zsh writes the completion for zsh: one function per command, which calls that of the next word.
 func Zsh(out io.Writer, root Command) error {
 	var b strings.Builder
 	b.WriteString("#compdef gpuslice\n# SPDX-License-Identifier: Apache-2.0\n# zsh completion for gpuslice: made by \"gpuslice completion zsh\".\n\n")
 	fmt.Fprintf(&b, "_gpuslice_slices() {\n\tlocal -a slices\n\tslices=(${(f)\"$(%s)\"})\n\t_describe -t slices slice slices\n}\n\n", slicesCommand)
 	fmt.Fprintf(&b, "_gpuslice_pools() {\n\tlocal -a pools\n\tpools=(${(f)\"$(%s)\"})\n\t_describe -t pools pool pools\n}\n\n", poolsCommand)
 	root.walk(func(c Command) { zshFunction(&b, c) })
-	// The file is the function when zsh loads it by its name, and defines it when it is sourced.
+	// The file is a function when zsh autoloads it, and defines the function when it is sourced.
 	b.WriteString("if [ \"$funcstack[1]\" = _gpuslice ]; then\n\t_gpuslice \"$@\"\nelse\n\tcompdef _gpuslice gpuslice\nfi\n")
 	_, err := io.WriteString(out, b.String())
 	return err
@@ -67,7 +67,7 @@ func zshFlag(f Flag) string {
 	for _, name := range f.Names {
 		spec := name
 		if f.Value != "" && strings.HasPrefix(name, "--") {
-			spec += "=" // "--flag=value" as well as "--flag value"
+			spec += "=" // accepts "--flag=value" and "--flag value"
 		}
 		spec += "[" + strings.NewReplacer("[", `\[`, "]", `\]`).Replace(f.Usage) + "]"
 		if f.Value != "" {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oci tells a command line that was meant for an OCI runtime from one that was meant for the
-// CLI. nerdctl looks `--runtime NAME` up in PATH and runs it as a runtime; so
-// `nerdctl run --runtime gpuslice` runs `gpuslice --root … create …`.
+// Package oci distinguishes a command line for an OCI runtime from one for the CLI. nerdctl searches `--runtime NAME` in
+// PATH and runs it as a runtime, so `nerdctl run --runtime gpuslice` runs `gpuslice --root … create …`.
 //
-// It must never take a person's command for a runtime's: what is unclear is a person's.
+// The package must never take a person's command for a runtime's: an ambiguous one is a person's.
 package oci
 
 import (
@@ -12,16 +11,16 @@ import (
 	"strings"
 )
 
-// verbs are those of a runtime.
+// verbs are a runtime's verbs.
 var verbs = strings.Fields(`
 	checkpoint create delete events exec features kill list pause ps restore resume run spec start state update`)
 
-// globals are the flags that runc and crun take before the verb.
+// globals are the flags that runc and crun accept before the verb.
 var globals = strings.Fields(`
 	root log log-format log-level criu rootless cgroup-manager debug systemd-cgroup`)
 
-// ForRuntime says whether args (without the program's name) are a runtime's: engines give one of its global flags before the verb, whatever that
-// is. containerd and nerdctl ask for its features without.
+// ForRuntime reports whether args, without the program's name, are for a runtime. Engines set a global flag of the runtime
+// before every verb, except that containerd and nerdctl call `features` without one.
 func ForRuntime(args []string) bool {
 	if len(args) == 1 && args[0] == "features" {
 		return true
@@ -45,7 +44,7 @@ func ForRuntime(args []string) bool {
 // valued are the CLI's global flags with a value.
 var valued = []string{"socket", "session-socket", "token"}
 
-// IsVerb says whether a runtime has that verb, which somebody may have meant who typed it.
+// IsVerb reports whether a runtime has this verb, for advice to a person.
 func IsVerb(word string) bool { return slices.Contains(verbs, word) }
 
 // flag splits "--name=value", "--name" or "-n".

@@ -9,7 +9,7 @@ import (
 
 func TestRuntimeCommandLinesGoToTheRuntimeAndOthersStay(t *testing.T) {
 	for line, want := range map[string]bool{
-		// what containerd's shim says
+		// by containerd's shim
 		"--root /run/containerd/runc/default --log l.json --log-format json create --bundle /b --pid-file p id": true,
 		"--root /run/runc delete --force id": true,
 		"--log=l.json start id":              true,
@@ -17,7 +17,7 @@ func TestRuntimeCommandLinesGoToTheRuntimeAndOthersStay(t *testing.T) {
 		"--root /r ps --format json id":      true,
 		"--root /r resume id":                true,
 		"features":                           true,
-		// what a person types: the runtime's verbs alone are not its own
+		// by a person: a runtime's verb is not sufficient
 		"create --bundle . id":             false,
 		"state id":                         false,
 		"kill id KILL":                     false,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package place finds the other parts of gpuslice on this machine: beside the running program
-// first, so that a build directory and an installation under any prefix each use their own. It only looks, and must never run
-// what it finds.
+// Package place finds the other parts of gpuslice on this machine. It searches the running program's directory first, so
+// that a build directory and an installation under any prefix use their own parts. It must never run what it finds.
 package place
 
 import (
@@ -16,13 +15,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// ErrNotFound is returned when a part is nowhere.
+// ErrNotFound is returned for a part that is not installed.
 var ErrNotFound = errors.New("not found")
 
-// Finder looks for the parts. The zero value finds nothing beside.
+// Finder finds the parts. The zero value searches no directory of a program.
 type Finder struct {
-	Dir     string // where the running program is
-	Default string // the library of a standard installation
+	Dir     string // directory of the running program
+	Default string // library of a standard installation
 }
 
 // New returns the Finder of the running program.
@@ -34,9 +33,9 @@ func New() Finder {
 	return f
 }
 
-// Library returns the interceptor's path, and prefers preferred (what the enforcer named) if that exists.
-// Symbolic links are resolved: the path then names the version, and
-// an upgrade does not change what later processes of a running slice load.
+// Library returns the path of the interceptor. It prefers preferred, the enforcer's value, if that exists. It resolves
+// symbolic links: the path then names the version, so an upgrade does not change the library that later processes of a
+// running slice load.
 func (f Finder) Library(preferred string) (string, error) {
 	candidates := []string{preferred}
 	if f.Dir != "" {

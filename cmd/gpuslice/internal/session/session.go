@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session runs a command and all its descendants as one slice, without a container: it registers the
-// slice with an enforcer, preloads the interceptor, stands in for the command towards signals and
-// the exit code, and releases the slice when the last descendant is gone.
+// Package session runs a command and all its descendants as one slice, without a container. It registers the slice with an
+// enforcer, preloads the interceptor, forwards signals and the exit code, and releases the slice when the last descendant
+// has ended.
 //
-// It binds honest programs: a process that clears its environment leaves the slice's view, as
-// nothing but the environment carries it (docs/evidence/security.md). Containers do not have this limit.
+// It limits cooperative programs only: a process that clears its environment loses the interceptor
+// (docs/evidence/security.md). Containers do not have this limitation.
 //
-// It must never keep the command's exit code from the caller, nor a signal from the command.
+// The package must never hide the command's exit code from the caller, nor a signal from the command.
 package session
 
 import (
@@ -29,40 +29,41 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 )
 
-// Exit codes of our own, as env(1) and docker-run(1) have them.
+// Exit codes of gpuslice itself, as in env(1) and docker-run(1).
 const (
 	ExitFailed      = 125 // gpuslice itself failed
-	ExitNotRunnable = 126 // the command was found and cannot be run
+	ExitNotRunnable = 126 // the command was found, but cannot be run
 	ExitNotFound    = 127
 )
 
-// Enforcer is what a session needs of the host's enforcer, or of one in this process.
+// Enforcer has the methods of an enforcer that a session needs.
 type Enforcer interface {
 	Register(ctx context.Context, request api.RegisterRequest) (api.RegisterReply, error)
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 	Join(ctx context.Context, id string, request api.JoinRequest) (api.RegisterReply, error)
 }
 
-// Session is one command to run in a slice.
+// Session is a command to run in a slice.
 type Session struct {
 	Enforcer Enforcer
-	// Request says what the slice is; ID may be "", and PID and Session are set by Run.
+	// Request describes the slice. ID may be ""; Run sets PID and Session.
 	Request api.RegisterRequest
-	// Token is that of the session of Request.ID, which is joined; "" to begin one.
+	// Token is the token of the session Request.ID to join; "" to begin a new one.
 	Token api.Token
-	// Library returns the interceptor's path; preferred is what the enforcer named.
+	// Library returns the interceptor's path; preferred is the enforcer's value.
 	Library func(preferred string) (string, error)
-	// Devices lists the host's devices. It is called if the session is for some of them and CUDA_VISIBLE_DEVICES is set.
+	// Devices returns the host's devices. It is called if the session is limited to some of them and CUDA_VISIBLE_DEVICES
+	// is set.
 	Devices func() ([]api.Device, error)
-	// Registered, if not nil, is told of the slice before the command starts.
+	// Registered, if not nil, is called with the slice before the command starts.
 	Registered func(api.RegisterReply)
-	// Released, if not nil, is told what the slice had become, once it was released.
+	// Released, if not nil, is called with the slice's last state after its release.
 	Released func(api.Slice)
 	Command  []string
 	Env      []string
 }
 
-// Error has the exit code that gpuslice shall end with. Without an Err there is nothing to say.
+// Error carries the exit code of gpuslice. Without Err nothing is printed.
 type Error struct {
 	Code int
 	Err  error
@@ -81,8 +82,8 @@ func failed(code int, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// Run runs the command to its end, and that of its descendants, and returns its exit code: 128 + n if
-// signal n killed it. An error is always an *Error.
+// Run runs the command until it and its descendants have ended, and returns its exit code: 128 + n if signal n killed it.
+// An error is always an *Error.
 func (s *Session) Run(ctx context.Context) (code int, err error) {
 	path, err := lookPath(s.Command[0])
 	if err != nil {
@@ -94,8 +95,8 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if _, err := os.Lstat(filepath.Join(api.ContainerDir, api.AttachSocketName)); err == nil {
 		return 0, failed(ExitFailed, "this container has a slice already (%s), and all of its processes draw on that one's quota: run the command without `gpuslice run`", api.ContainerDir)
 	}
-	// Descendants whose parents die come to us and not to init: the enforcer knows a session's
-	// processes by their ancestor, and we know when the last is gone.
+	// Orphaned descendants become children of this process instead of init: the enforcer finds a session's processes by
+	// their ancestor, and this process sees the last one end.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, failed(ExitFailed, "become the reaper of the command's descendants: %w", err)
 	}
@@ -118,7 +119,8 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 		s.Registered(reply)
 	}
 	env = environment(env, library, filepath.Join(reply.Dir, "bind"), reply.Slice.ID)
-	// An enforcer in this process makes no token: nobody could show it. One that is only hidden from who joins is named.
+	// An enforcer in this process makes no token, as no process could use one. A token that a joining process cannot see is
+	// set nevertheless.
 	token := filepath.Join(reply.Dir, api.TokenName)
 	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
 		env = append(env, api.TokenEnv+"="+token)
@@ -126,7 +128,7 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	return s.start(path, env)
 }
 
-// enter makes this process one of a session, which leave ends if it began here.
+// enter adds this process to a session; leave ends the session if it began here.
 func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave func(), err error) {
 	if s.Token != "" {
 		reply, err = s.Enforcer.Join(api.WithToken(ctx, s.Token), s.Request.ID, api.JoinRequest{PID: os.Getpid()})
@@ -143,8 +145,8 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 		return err
 	})
 	return reply, func() {
-		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
-		// enforcer, which sees us end. The command's exit code is worth more than this error.
+		// This process is the only one left in the slice, hence the force. If the release fails, the enforcer releases the
+		// slice when this process ends. The error is ignored, as the command's exit code matters more.
 		was, err := s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
 		if err == nil && s.Released != nil {
 			s.Released(was)
@@ -176,14 +178,14 @@ func environment(env []string, library, dir, id string) []string {
 func (s *Session) start(path string, env []string) (int, error) {
 	signals := make(chan os.Signal, 64)
 	for _, sig := range forwarded {
-		// What is ignored (nohup) stays so: to catch it would make the command's own again.
+		// Do not catch ignored signals (nohup): the command would get the default action.
 		if !signal.Ignored(sig) {
 			signal.Notify(signals, sig)
 		}
 	}
 	defer signal.Stop(signals)
 
-	// SIGINT and the like come from the terminal to the whole group: the child stays in ours.
+	// The terminal sends SIGINT and the like to the whole process group, so the child stays in this one.
 	pid, err := spawn(path, s.Command, env)
 	if err != nil {
 		code := ExitNotRunnable

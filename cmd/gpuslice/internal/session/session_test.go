@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// The session replaces the process that it runs in, so each test runs it in a copy of the test program.
+// A session takes over its process, so each test runs it in a copy of the test program.
 const helper = "GPUSLICE_SESSION_TEST"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// recorder is an enforcer that writes down what it is asked.
+// recorder is an enforcer that records the requests.
 type recorder struct{ dir string }
 
 func (r recorder) Register(_ context.Context, q api.RegisterRequest) (api.RegisterReply, error) {
@@ -57,7 +57,7 @@ func runHelper(dir string) int {
 	s := Session{
 		Enforcer: recorder{dir},
 		Request:  api.RegisterRequest{ID: "s1"},
-		// A library that is not there would make the loader complain in every command.
+		// The loader would print an error for a missing library in every command.
 		Library: func(string) (string, error) { return "", nil },
 		Command: os.Args[1:],
 		Env:     os.Environ(),
@@ -113,7 +113,7 @@ func TestExitCodeIsTheCommandsOwn(t *testing.T) {
 
 func TestSliceIsReleasedAfterTheLastDescendant(t *testing.T) {
 	dir := t.TempDir()
-	// The command leaves an orphan, which looks whether the slice is still there when its parent is long gone.
+	// The command leaves an orphan, which checks that the slice still exists after its parent has ended.
 	cmd := command(t, dir, "sh", "-c", `(sleep 0.3; ls `+dir+` >`+dir+`/seen) & exit 4`)
 	_ = cmd.Run()
 	if got := cmd.ProcessState.ExitCode(); got != 4 {
@@ -162,7 +162,7 @@ func TestSliceHoldsNoSecondOne(t *testing.T) {
 
 func TestSignalsReachTheCommand(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGINT} {
-		if signal.Ignored(sig) { // by who runs the tests, as nohup does: then the command would ignore it, too
+		if signal.Ignored(sig) { // ignored by the parent of the tests, as by nohup: then the command would ignore it, too
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 		name := strings.TrimPrefix(unix.SignalName(sig), "SIG")
@@ -196,7 +196,7 @@ func TestAnIgnoredSIGCHLDLosesNoExitCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A shell passes on what it ignores, as do supervisors that want no zombies.
+	// A shell passes ignored signals on, as do supervisors that ignore SIGCHLD.
 	cmd := exec.Command("sh", "-c", `trap "" CHLD; exec "$0" sh -c "exit 6"`, self)
 	cmd.Env = append(os.Environ(), helper+"="+dir)
 	if err := cmd.Start(); err != nil {
@@ -220,7 +220,7 @@ func TestStandardStreamsAreTheCommandsOwn(t *testing.T) {
 	}
 }
 
-// terminal makes a pseudo-terminal; what is written to the first is typed on the second.
+// terminal creates a pseudo-terminal. Bytes written to keyboard are typed on tty.
 func terminal(t *testing.T) (keyboard, tty *os.File) {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -249,7 +249,7 @@ func TestTheTerminalIsTheCommandsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	// It counts the interrupts that one key causes; the pause is for one too many.
+	// The script counts the interrupts of one key; the pause is there to catch a second one.
 	script := `n=0; trap 'n=$((n+1))' INT; test -t 0 && test -t 1 && test -t 2 && tty >` + dir + `/tty; echo ready
 		while [ $n = 0 ]; do sleep 0.05; done; sleep 0.3; exit $((40 + n))`
 	cmd := command(t, dir, "sh", "-c", script)
@@ -336,7 +336,7 @@ func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
 	}
 }
 
-// What a profiler preloads in front of gpuslice follows the command by the C library's functions that start programs.
+// A profiler that is preloaded before gpuslice follows the command through the C library's functions that start programs.
 func TestAToolAroundTheSessionFollowsTheCommand(t *testing.T) {
 	dir := t.TempDir()
 	source, library := filepath.Join(dir, "tool.c"), filepath.Join(dir, "tool.so")
@@ -370,7 +370,7 @@ int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *
 	}
 }
 
-// Go raises its own limit of open files, which is no program's but its own.
+// Go raises its own limit of open files, which the command must not inherit.
 func TestTheCommandHasTheLimitOfOpenFilesThatItWasGiven(t *testing.T) {
 	dir := t.TempDir()
 	inner := command(t, dir, "sh", "-c", "ulimit -Sn")

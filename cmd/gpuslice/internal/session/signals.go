@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that are handed on. SIGTSTP, SIGTTIN and SIGTTOU are not caught: the
-// terminal sends them to the whole process group, and stopping with the command is right.
+// forwarded are the signals to forward. SIGTSTP, SIGTTIN and SIGTTOU are not caught: the terminal sends them to the whole
+// process group, and this process should stop with the command.
 var forwarded = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
 	unix.SIGALRM, unix.SIGCONT, unix.SIGWINCH, unix.SIGCHLD,
 }
 
-// wait forwards signals until every descendant is gone, and returns the exit code of pid.
+// wait forwards signals until every descendant has ended, and returns the exit code of pid.
 func wait(pid int, signals <-chan os.Signal) (int, error) {
 	code, running := 0, true
 	for {
-		// Reap all that is there; SIGCHLD says when to look again.
+		// Reap all exited children. The next SIGCHLD repeats this.
 		for {
 			var status unix.WaitStatus
 			child, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
@@ -48,10 +48,10 @@ func wait(pid int, signals <-chan os.Signal) (int, error) {
 			continue
 		}
 		if running {
-			_ = unix.Kill(pid, sig) // it may have died since
+			_ = unix.Kill(pid, sig) // it may have exited since
 			continue
 		}
-		// The command is gone; what it left behind has become our children.
+		// The command has ended; forward to its orphans, which are now children of this process.
 		for _, child := range children() {
 			_ = unix.Kill(child, sig)
 		}
@@ -65,8 +65,8 @@ func exitCode(status unix.WaitStatus) int {
 	return status.ExitStatus()
 }
 
-// fromTerminal says whether the command has had this signal already: what a key at the terminal
-// causes goes to each process of the foreground group, the command among them.
+// fromTerminal reports whether the command has received this signal already: the terminal sends it to each process of the
+// foreground group.
 func fromTerminal(sig syscall.Signal) bool {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
@@ -75,14 +75,14 @@ func fromTerminal(sig syscall.Signal) bool {
 	}
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		return false // no terminal: somebody sent it to us alone
+		return false // no terminal: the signal was sent to this process only
 	}
 	defer tty.Close()
 	foreground, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && foreground == unix.Getpgrp()
 }
 
-// children of this process, whichever of its threads started or adopted them.
+// children returns the children of this process, regardless of the thread that started or adopted them.
 func children() []int {
 	var pids []int
 	tasks, err := os.ReadDir("/proc/self/task")

@@ -31,9 +31,9 @@ import (
 	"unsafe"
 )
 
-// spawn starts a program with this process's descriptors, group and limits, by the C library's posix_spawn: profilers and
-// checkers (ncu, compute-sanitizer) follow a program into its children by what they preload in front of it, and see nothing of
-// Go's own system calls.
+// spawn starts a program with this process's descriptors, group and limits by the C library's posix_spawn. Profilers and
+// checkers (ncu, compute-sanitizer) follow child processes by preloaded functions of that library, and do not see Go's own
+// system calls.
 func spawn(path string, argv, env []string) (pid int, err error) {
 	file, args, variables := C.CString(path), cStrings(argv), cStrings(env)
 	defer C.free(unsafe.Pointer(file))
@@ -46,7 +46,7 @@ func spawn(path string, argv, env []string) (pid int, err error) {
 	return int(child), nil
 }
 
-// cStrings ends with a null pointer, as argv does.
+// cStrings returns list as C strings with a final null pointer, as for argv.
 func cStrings(list []string) []*C.char {
 	result := make([]*C.char, len(list)+1)
 	for i, s := range list {

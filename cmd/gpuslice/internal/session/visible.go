@@ -11,14 +11,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// CUDA shows a program the devices that visibleEnv lists, in that order; orderEnv says how its indices count.
+// CUDA shows the devices listed in visibleEnv, in that order; orderEnv defines the order of its indices.
 const (
 	visibleEnv = "CUDA_VISIBLE_DEVICES"
 	orderEnv   = "CUDA_DEVICE_ORDER"
 )
 
-// show returns env with the session's devices, and no others, visible to CUDA. They are listed by UUID, in the order of --device,
-// or in that of the caller's own CUDA_VISIBLE_DEVICES if it has one. A session on all devices leaves env as it is.
+// show returns env with only the session's devices visible to CUDA. It lists them by UUID, in the order of --device, or of
+// the caller's CUDA_VISIBLE_DEVICES if set. For a session on all devices it returns env unchanged.
 func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
 	devices := devicesOf(slice)
 	if len(devices) == 0 {
@@ -39,7 +39,7 @@ func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
 	return append(env, visibleEnv+"="+strings.Join(shown, ",")), nil
 }
 
-// devicesOf are the devices that a session is for, as UUIDs; none means all. In record mode the enforcer adds all others itself.
+// devicesOf returns the UUIDs of a session's devices; none means all. In record mode the enforcer adds all others itself.
 func devicesOf(slice *api.Slice) []string {
 	var devices []string
 	for _, q := range slice.Quotas {
@@ -53,8 +53,9 @@ func devicesOf(slice *api.Slice) []string {
 	return devices
 }
 
-// listed are the UUIDs that a value of CUDA_VISIBLE_DEVICES names, as CUDA reads it: indices and UUIDs, which may be shortened, up
-// to the first entry that names no device. The session's devices are found without a list of the host's.
+// listed returns the UUIDs of the devices in a value of CUDA_VISIBLE_DEVICES. As CUDA does, it accepts indices and UUIDs,
+// also shortened ones, up to the first entry that names no device. It can find the session's devices without a list of the
+// host's.
 func (s *Session) listed(env []string, value string, devices []string) ([]string, error) {
 	host, hostErr := s.Devices()
 	var uuids []string
@@ -81,8 +82,8 @@ func (s *Session) listed(env []string, value string, devices []string) ([]string
 	return uuids, nil
 }
 
-// sameOrder says whether CUDA's indices are NVML's. CUDA puts the fastest device first unless it is asked for the order on the bus.
-// MIG instances have no index.
+// sameOrder reports whether CUDA's indices are those of NVML. CUDA lists the fastest device first, unless orderEnv selects
+// the order on the bus. MIG instances have no index.
 func sameOrder(env []string, host []api.Device) bool {
 	if order, _ := lookup(env, orderEnv); order == "PCI_BUS_ID" {
 		return true
@@ -107,7 +108,7 @@ func ofIndex(host []api.Device, index int) string {
 	return ""
 }
 
-// ofPrefix is the one device whose UUID begins so; "" if there is none, or more than one.
+// ofPrefix returns the only device with this prefix of its UUID, or "" for none or several.
 func ofPrefix(host []api.Device, devices []string, prefix string) string {
 	if len(prefix) <= len("GPU-") {
 		return ""

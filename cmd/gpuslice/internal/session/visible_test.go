@@ -19,7 +19,7 @@ const (
 	mig1 = "MIG-22222222-0000-0000-0000-000000000001"
 )
 
-// on is a slice with quotas on devices.
+// on returns a slice with quotas on devices.
 func on(devices ...string) *api.Slice {
 	slice := &api.Slice{Mode: api.Enforce}
 	for _, device := range devices {
@@ -44,7 +44,7 @@ func TestTheSessionsDevicesAreShownToCUDA(t *testing.T) {
 		join  bool
 		order string
 		own   string
-		want  string // or the words of the error
+		want  string // or part of the error
 	}{
 		{"all devices", same, on(api.AllDevices), false, "", unset, unset},
 		{"all devices, and one's own choice", same, on(api.AllDevices), false, "", "1", "1"},

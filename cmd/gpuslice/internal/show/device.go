@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// DeviceTable lists devices, and then each process of no slice that holds memory of them.
+// DeviceTable lists devices, and then the processes of no slice that hold memory of them.
 var DeviceTable = table.Table[api.Device]{
 	ID:     func(d api.Device) string { return d.UUID },
 	Object: func(d api.Device) any { return d },
@@ -62,7 +62,7 @@ var DeviceTable = table.Table[api.Device]{
 	},
 }
 
-// someOf is a column of bytes that is there if a device has any.
+// someOf returns a column of bytes that appears if any device has some.
 func someOf(head, field string, of func(api.Device) uint64) table.Column[api.Device] {
 	return table.Column[api.Device]{Head: head, Field: field, Optional: true, Number: of, Text: func(d api.Device) string {
 		if of(d) == 0 {
@@ -72,7 +72,7 @@ func someOf(head, field string, of func(api.Device) uint64) table.Column[api.Dev
 	}}
 }
 
-// promised is the quotas of elastic slices and pools, wherever they are.
+// promised returns the quotas of elastic slices and pools, including evicted ones.
 func promised(d api.Device) uint64 {
 	if d.Elastic == nil {
 		return 0
@@ -80,7 +80,7 @@ func promised(d api.Device) uint64 {
 	return d.Elastic.Promised
 }
 
-// known is a figure that may be unknown, for sorting.
+// known returns an optional figure for sorting; 0 if unknown.
 func known(bytes *uint64) uint64 {
 	if bytes == nil {
 		return 0
@@ -88,12 +88,13 @@ func known(bytes *uint64) uint64 {
 	return *bytes
 }
 
-// Devices prints a row for each device, and then one for each process of no slice that holds memory. Long UUIDs are shortened unless whole.
+// Devices prints a row for each device, and then one for each process of no slice that holds memory. It shortens UUIDs
+// unless whole is set.
 func Devices(out io.Writer, devices []api.Device, whole bool) error {
 	return DeviceTable.Print(out, devices, whole)
 }
 
-// outside prints who uses devices outside slices; nothing if nobody does.
+// outside prints the processes of no slice that use devices, if any.
 func outside(out io.Writer, devices []api.Device, whole bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	head := "\nOutside slices:\nDEVICE\tPID\tUSED\tCOMMAND\n"
@@ -111,5 +112,5 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 	return w.Flush()
 }
 
-// Plain is a stranger's text with what a terminal would take for more than text escaped.
+// Plain escapes text of other users for a terminal, as api.Plain does.
 func Plain(text string) string { return api.Plain(text) }

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// longestKind is as wide as the longest kind of event.
+// longestKind is the width of the longest kind of event.
 const longestKind = len(api.EventAttachRefused)
 
-// EventTable says how events are chosen, and printed otherwise than as lines for people.
+// EventTable defines the fields and filters of events, for all formats except lines of text.
 var EventTable = table.Table[api.Event]{
 	ID:     position,
 	Object: func(e api.Event) any { return e },
@@ -57,11 +57,10 @@ func eventKinds() []string {
 	return all
 }
 
-// position is what `events --since` takes to begin after the event.
+// position returns the value of `events --since` to begin after the event.
 func position(e api.Event) string { return e.Instance + ":" + strconv.FormatUint(e.Seq, 10) }
 
-// Event prints one line: when, what, whose, and a sentence. The columns are of fixed width: the next event
-// may be long in coming.
+// Event prints one line: time, kind, slice, and a sentence. Its columns have a fixed width, since later events are unknown.
 func Event(out io.Writer, e api.Event, whole bool) error {
 	id := e.Slice
 	if !whole {
@@ -138,7 +137,7 @@ func sentence(e api.Event, whole bool) string {
 	}
 }
 
-// movedBytes is nothing of a slice that held nothing.
+// movedBytes returns "" for a slice that held nothing.
 func movedBytes(e api.Event, on, format string) string {
 	if e.Device == "" {
 		return ""
@@ -153,7 +152,7 @@ func missedSince(n uint64) string {
 	return fmt.Sprintf(", and so are its first %d", n)
 }
 
-// poolLimit is nothing if no device was known yet.
+// poolLimit returns "" if no device was known.
 func poolLimit(e api.Event, on string) string {
 	if e.Device == "" {
 		return ""
@@ -222,7 +221,7 @@ func bypass(e api.Event, on string) string {
 	return fmt.Sprintf("%s holds %s on %s %s; action: %s", who, api.FormatSize(e.Bytes), on, how, e.Action)
 }
 
-// without says why the loader did not load the interceptor, where it is known.
+// without says why the loader did not load the interceptor, if known.
 func without(p api.Preload) string {
 	switch p {
 	case api.PreloadMoved:
@@ -251,7 +250,7 @@ func changed(e api.Event, on string) string {
 	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, size(e.Limit), size(e.Used), size(e.Overhead), over)
 }
 
-// size is a figure that an enforcer may not have told.
+// size formats a figure that may be unknown.
 func size(bytes *uint64) string {
 	if bytes == nil {
 		return "unknown"

@@ -22,7 +22,7 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 5, Requested: 2 << 20, Limit: new(uint64(1 << 30)), Used: new(uint64(0)), Overhead: new(uint64(0)),
 		},
 		"2026-03-04 05:06:07  refused         s1            cuMemCreate of 2MiB on GPU-1b2c3d4e by process 7: limit of pool llm 1GiB, used 1GiB, overhead unknown": {
-			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 1, Requested: 2 << 20, Limit: new(uint64(1 << 30)), Used: new(uint64(1 << 30)), Pool: "llm", // of an enforcer that left out what was 0
+			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 1, Requested: 2 << 20, Limit: new(uint64(1 << 30)), Used: new(uint64(1 << 30)), Pool: "llm",
 		},
 		`2026-03-04 05:06:07  attach_refused  s1            process 7 (x\x1b[2J) got no place in the ledger: not of the slice`: {
 			Kind: api.EventAttachRefused, Slice: "s1", PID: 7, Command: "x\x1b[2J", Cause: "stranger", Count: 1,
@@ -102,7 +102,7 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 
 func TestEveryKindOfEventHasASentence(t *testing.T) {
 	for _, kind := range api.EventKinds() {
-		if kind == "recovered" { // memory of a process that ended as it should was not lost
+		if kind == "recovered" { // memory of a process that ended normally was not lost
 			t.Errorf("an event is %s", kind)
 		}
 		if got := sentence(api.Event{Kind: kind}, false); got == sentence(api.Event{Kind: "new"}, false) {

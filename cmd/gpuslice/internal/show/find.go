@@ -11,37 +11,36 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// What a person types for a slice is resolved here, and not by the enforcer: names come from strangers, so whatever changes a slice is asked
-// for by an id, which no two have.
+// Names are resolved here, and not by the enforcer. Users choose them, so every change of a slice uses its unique id.
 
-// Named is what a person can mean a slice by.
+// Named has the names that a person can use for a slice.
 type Named struct {
 	ID, Container string
 	api.Names
 	Labels []string // of its pools
 }
 
-// SliceNamed is what a slice can be meant by.
+// SliceNamed returns the names of a slice.
 func SliceNamed(s api.Slice) Named {
 	return Named{s.ID, s.Container, s.Names, s.PoolLabels}
 }
 
-// RunNamed is what a run can be meant by.
+// RunNamed returns the names of a run.
 func RunNamed(r api.Run) Named {
 	return Named{ID: r.Slice, Container: r.Container, Names: r.Names}
 }
 
-// Meaning is how well a slice fits what a person gave; the least one that any slice has counts.
+// Meaning is the quality of a match between a slice and a given name. Only the best matches count; lower is better.
 type Meaning int
 
 const (
-	byID        Meaning = iota // wholly
-	byName                     // or by the beginning of an id that an engine made, or by an id as it is shown
-	byBeginning                // of an id that a person gave
+	byID        Meaning = iota // exact
+	byName                     // or a prefix of an id made by an engine, or an id as tables show it
+	byBeginning                // of an id chosen by a person
 	NotMeant
 )
 
-// Names is for who wants to see what he names.
+// Names matches slices for display. It also accepts pods, namespaces, images, labels of pools, and prefixes.
 func Names(given string, n Named) Meaning {
 	m := Means(given, n)
 	if m < NotMeant || given == "" {
@@ -60,8 +59,8 @@ func Names(given string, n Named) Meaning {
 	return NotMeant
 }
 
-// Means is for who wants to end what he names: the container has to be named, and what a person gave is meant as it is shown, and not by its
-// beginning, since job-1, which has ended, must not mean job-10.
+// Means matches slices for changes. It needs the container's name or id, and accepts no prefix of an id chosen by a person:
+// job-1, which has ended, must not match job-10.
 func Means(given string, n Named) Meaning {
 	if given == "" {
 		return NotMeant
@@ -84,12 +83,12 @@ func Means(given string, n Named) Meaning {
 	return NotMeant
 }
 
-// begins says whether what a person gave is the beginning of an id, or what it is shown as.
+// begins reports whether given is a prefix of id, or its form in tables.
 func begins(given, id string) bool {
 	return strings.HasPrefix(id, given) || strings.Contains(given, gap) && shortID(id) == given
 }
 
-// best are the places of those that what was given means, by means (Names or Means).
+// best returns the indices of the best matches of given by means (Names or Means).
 func best(all []Named, given string, means func(string, Named) Meaning) (at []int) {
 	least := NotMeant
 	for i, n := range all {
@@ -104,7 +103,7 @@ func best(all []Named, given string, means func(string, Named) Meaning) (at []in
 	return at
 }
 
-// Find returns the id of the slice that is meant, if it is one slice.
+// Find returns the id of the matching slice. It is an error if there is none, or more than one.
 func Find(all []api.Slice, given string, means func(string, Named) Meaning) (string, error) {
 	of := make([]Named, len(all))
 	for i, s := range all {
@@ -120,7 +119,8 @@ func Find(all []api.Slice, given string, means func(string, Named) Meaning) (str
 	return "", ambiguous(of, found, given)
 }
 
-// FindRun is the last life of the slice that is meant. What runs goes before what has ended, and of what had the same name the last.
+// FindRun returns the last run of the matching slice. It prefers running slices to ended ones, and of several with the same
+// name the last.
 func FindRun(runs []api.Run, given string) (api.Run, error) {
 	of := make([]Named, len(runs))
 	for i, r := range runs {
@@ -131,7 +131,7 @@ func FindRun(runs []api.Run, given string) (api.Run, error) {
 	if len(running) > 0 {
 		found = running
 	}
-	last := make(map[string]int) // the last is the latest
+	last := make(map[string]int) // later entries overwrite earlier ones
 	var paths []string
 	for _, i := range found {
 		path := of[i].ID
@@ -156,7 +156,7 @@ func FindRun(runs []api.Run, given string) (api.Run, error) {
 	return api.Run{}, ambiguous(of, found, given)
 }
 
-// namedAtMost is how many slices an error names.
+// namedAtMost is the number of slices that an error names.
 const namedAtMost = 16
 
 func ambiguous(all []Named, found []int, given string) error {

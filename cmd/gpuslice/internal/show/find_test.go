@@ -18,8 +18,8 @@ func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
 	all := []api.Slice{
 		in("a", "train-0", "main"), in("b", "train-1", "main"), in("c", "train-1", "log"),
 		{ID: hex("d"), Names: api.Names{Name: "web"}, PoolLabels: []string{"team/claim"}},
-		{ID: hex("e"), Names: api.Names{Name: "run-1"}}, {ID: "run-1"}, {ID: "run-12"}, // a stranger called his container as a session is called
-		{ID: hex("f"), Names: api.Names{Name: strings.Repeat("d", 12)}}, // and one as the beginning of another's id
+		{ID: hex("e"), Names: api.Names{Name: "run-1"}}, {ID: "run-1"}, {ID: "run-12"}, // a container with the name of a session
+		{ID: hex("f"), Names: api.Names{Name: strings.Repeat("d", 12)}}, // with a prefix of another container's id as name
 		{ID: "web-2"},
 	}
 	for given, want := range map[string]struct{ seen, ended string }{
@@ -33,8 +33,8 @@ func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
 		"team":              {"", ""},
 		"cuda:a":            {hex("a"), ""},
 		"team/claim":        {hex("d"), ""},
-		"web":               {hex("d"), hex("d")}, // a name goes before the beginning of one that a person gave
-		"run-1":             {"run-1", "run-1"},   // an id goes before all
+		"web":               {hex("d"), hex("d")}, // a name precedes a prefix of a name chosen by a person
+		"run-1":             {"run-1", "run-1"},   // an id precedes all others
 		"dddddddddddd":      {"", ""},
 		"ddddddddddddd":     {hex("d"), hex("d")},
 		"":                  {"", ""},

@@ -15,13 +15,13 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// step is what a quota that is recommended is rounded up to.
+// step is the unit of recommended quotas, in bytes.
 const step = 64 << 20
 
-// holdersNamed is how many holders a sentence names.
+// holdersNamed is the number of holders that a sentence names.
 const holdersNamed = 4
 
-// QuotaFor is the least quota for so many bytes that a person would type.
+// QuotaFor returns the smallest recommended quota for bytes, in the form of --vram.
 func QuotaFor(bytes uint64) string {
 	mib := (bytes + step - 1) / step * (step >> 20)
 	if mib%1024 == 0 {
@@ -30,7 +30,7 @@ func QuotaFor(bytes uint64) string {
 	return strconv.FormatUint(mib, 10) + "M"
 }
 
-// Explain says in a few sentences, each on a line, why a slice was refused memory the last time.
+// Explain prints a few sentences, one per line, about a slice's last rejected request.
 func Explain(out io.Writer, run api.Run) error {
 	var b strings.Builder
 	r := run.Refusal
@@ -143,21 +143,22 @@ func unrefused(b *strings.Builder, run api.Run) {
 	b.WriteString("If a program ran out of memory all the same, the device itself was full: `gpuslice devices` shows who uses it.\n")
 }
 
-// Need is what a slice needed of a device, in all of its runs that are known. Sizes in bytes.
+// Need is the memory need of a slice, image, tenant or pool on a device, from all known runs. Sizes in bytes.
 type Need struct {
-	Of       string    `json:"of"` // the slice, image, tenant or pool
+	Of       string    `json:"of"` // name of the slice, image, tenant or pool
 	Device   string    `json:"device"`
 	Runs     int       `json:"runs"`
-	Running  int       `json:"running"` // of those
-	Last     time.Time `json:"last"`    // when the last of them began
-	Limit    uint64    `json:"limit"`   // of the last
+	Running  int       `json:"running"` // part of Runs
+	Last     time.Time `json:"last"`    // start of the last run
+	Limit    uint64    `json:"limit"`   // in the last run
 	Peak     uint64    `json:"peak"`
 	Refusals uint64    `json:"refusals"`
-	// Quota would have done for each run: it is what was held at most, or what would have let each request in that was refused.
+	// Quota would have been sufficient for each run: the highest of the peaks and of the quotas that rejected requests
+	// needed.
 	Quota uint64 `json:"quota"`
 }
 
-// Needs sums runs up by device, and by what of says of a run there; "" is left out. They are ordered by their last run, the latest first.
+// Needs sums up runs by device and by the value of of; "" is left out. The result is sorted by last run, the latest first.
 func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
 	type key struct{ of, device string }
 	needs := make(map[key]*Need)
@@ -192,7 +193,6 @@ func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
 	return sorted
 }
 
-// NeedTable lists needs.
 var NeedTable = table.Table[Need]{
 	ID:     func(n Need) string { return n.Of },
 	Key:    func(n Need) string { return n.Of + "\x00" + n.Device },
@@ -226,7 +226,7 @@ var NeedTable = table.Table[Need]{
 	},
 }
 
-// Recommend prints a row for each need. Long ids are shortened unless whole.
+// Recommend prints a row for each need. It shortens ids unless whole is set.
 func Recommend(out io.Writer, needs []Need, whole bool) error {
 	return NeedTable.Print(out, needs, whole)
 }

@@ -15,10 +15,10 @@ import (
 // PoolUse is a pool on one device.
 type PoolUse struct {
 	api.Pool
-	Use *api.PoolUse // nil if no process has used a device yet, and nothing else knows them
+	Use *api.PoolUse // nil if the devices are unknown, as no process has used one
 }
 
-// PoolRows are the rows of pools: one for each device.
+// PoolRows returns the rows of pools, one per device.
 func PoolRows(pools []api.Pool) []PoolUse {
 	var rows []PoolUse
 	for _, p := range pools {
@@ -34,7 +34,7 @@ func PoolRows(pools []api.Pool) []PoolUse {
 
 func (u PoolUse) over() bool { return u.Use != nil && u.Use.Used+u.Use.Overhead > u.Use.Limit }
 
-// ofPool is a column of a figure.
+// ofPool returns a column for a figure.
 func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) string) table.Column[PoolUse] {
 	return table.Column[PoolUse]{Head: head, Field: field, Number: func(u PoolUse) uint64 {
 		if u.Use == nil {
@@ -51,7 +51,6 @@ func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) s
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// PoolTable lists pools.
 var PoolTable = table.Table[PoolUse]{
 	ID:     func(u PoolUse) string { return u.Name },
 	Object: func(u PoolUse) any { return u.Pool },
@@ -99,7 +98,7 @@ var PoolTable = table.Table[PoolUse]{
 	},
 }
 
-// Pools prints a row for each device of each pool. UUIDs are shortened unless whole.
+// Pools prints a row for each device of each pool. It shortens UUIDs unless whole is set.
 func Pools(out io.Writer, pools []api.Pool, whole bool) error {
 	return PoolTable.Print(out, PoolRows(pools), whole)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package show prints slices, pools, devices and events for people (tables) and for programs (JSON). The JSON is that of the
-// control API, so it is as stable as the API. It must never ask anybody for more: what it prints is what it was given.
+// Package show prints slices, pools, devices and events as text (tables) and JSON. The JSON is that of the control API, and
+// as stable. It must never request data itself.
 package show
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// Short is how many characters of a container's id are shown, as docker does.
+// Short is the length of a shortened container id, as in docker.
 const Short = 12
 
-// widest is how many characters of a name that a person gave are shown: both its ends, as it may be told from others by either.
+// widest is the maximum length of a shortened name. Both of its ends are kept, as either may distinguish it.
 const widest = 40
 
 const gap = "…"
@@ -39,7 +39,7 @@ type SliceUse struct {
 	Use *api.DeviceUse // nil if no process has used a device yet
 }
 
-// SliceRows are the rows of slices: one for each device.
+// SliceRows returns the rows of slices, one per device.
 func SliceRows(all []api.Slice) []SliceUse {
 	var rows []SliceUse
 	for _, s := range all {
@@ -53,12 +53,12 @@ func SliceRows(all []api.Slice) []SliceUse {
 	return rows
 }
 
-// over says whether it holds more than its limit: that was lowered, or a process took what it was not given.
+// over reports whether the slice exceeds its limit: after a lower limit was set, or with memory past the ledger.
 func (u SliceUse) over() bool {
 	return u.Use != nil && u.Mode != api.Record && u.Use.Used+u.Use.Overhead > u.Use.Limit
 }
 
-// figure is one of a row's device; zero is of none.
+// figure returns a figure of the row's device, or 0 without one.
 func figure(of func(api.DeviceUse) uint64) func(SliceUse) uint64 {
 	return func(u SliceUse) uint64 {
 		if u.Use == nil {
@@ -68,7 +68,7 @@ func figure(of func(api.DeviceUse) uint64) func(SliceUse) uint64 {
 	}
 }
 
-// sized is a column of a figure in bytes.
+// sized returns a column for a figure in bytes.
 func sized(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
 	c.Number = figure(of)
 	c.Text = func(u SliceUse) string {
@@ -80,7 +80,7 @@ func sized(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column
 	return c
 }
 
-// counted is a column of one that is a number.
+// counted returns a column for a number.
 func counted(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
 	c = sized(c, of)
 	c.Text = func(u SliceUse) string {
@@ -92,7 +92,6 @@ func counted(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Colu
 	return c
 }
 
-// SliceTable lists slices.
 var SliceTable = table.Table[SliceUse]{
 	ID:     func(u SliceUse) string { return u.ID },
 	Key:    func(u SliceUse) string { return u.ID + " " + strconv.FormatUint(u.Generation, 10) },
@@ -188,27 +187,27 @@ func (u SliceUse) device() string {
 	return u.Use.Device
 }
 
-// mode is how a slice is enforced, also one that leaves it to the default.
+// mode returns the mode of a slice; the default is api.Enforce.
 func mode(s api.Slice) string { return string(cmp.Or(s.Mode, api.Enforce)) }
 
-// shortened is a column of names, of which tables have as much as tells them apart.
+// shortened returns a column of names, shortened in tables.
 func shortened[R any](head, field string, of func(R) string) table.Column[R] {
 	return table.Column[R]{Head: head, Field: field, Text: of, Short: func(r R) string { return shortID(of(r)) }}
 }
 
-// optional is a column that is there if it says something.
+// optional returns a column that appears only if any row has a value.
 func optional[R any](c table.Column[R]) table.Column[R] {
 	c.Optional = true
 	return c
 }
 
-// wide is a column of wide tables.
+// wide returns a column of wide tables.
 func wide[R any](c table.Column[R]) table.Column[R] {
 	c.Wide = true
 	return c
 }
 
-// deviceIs says whether a person who wrote value means a device: by its index, its UUID or that's beginning, or as tables show it.
+// deviceIs reports whether value names a device: by index, by UUID or its prefix, or as tables show it.
 func deviceIs(value, uuid string, index int) bool {
 	switch {
 	case value == "" || uuid == "":
@@ -216,16 +215,16 @@ func deviceIs(value, uuid string, index int) bool {
 	case index >= 0 && value == strconv.Itoa(index), value == numbered(uuid, index, false):
 		return true
 	}
-	_, err := strconv.Atoi(value) // an index is no beginning
+	_, err := strconv.Atoi(value) // an index is no prefix
 	return err != nil && strings.HasPrefix(strings.ToLower(uuid), strings.ToLower(value))
 }
 
-// Slices prints a row for each device of each slice. Long ids are shortened unless whole.
+// Slices prints a row for each device of each slice. It shortens ids unless whole is set.
 func Slices(out io.Writer, all []api.Slice, whole bool) error {
 	return SliceTable.Print(out, SliceRows(all), whole)
 }
 
-// remaining is in what time a slice expires.
+// remaining formats the time until a slice expires.
 func remaining(s api.Slice) string {
 	switch {
 	case s.Expires == nil:
@@ -248,8 +247,7 @@ func state(s api.Slice) string {
 	return text
 }
 
-// device is the UUID's first part with its kind (GPU-1b2c3d4e): an index would
-// be CUDA's for some and NVML's for others.
+// device returns the kind and first part of a UUID (GPU-1b2c3d4e). An index would be ambiguous between CUDA and NVML.
 func device(d api.DeviceUse, whole bool) string {
 	if whole {
 		return d.Device
@@ -261,11 +259,11 @@ func device(d api.DeviceUse, whole bool) string {
 	return parts[0] + "-" + parts[1]
 }
 
-// Device is a UUID as it is shown.
+// Device returns a UUID as tables show it.
 func Device(uuid string) string { return device(api.DeviceUse{Device: uuid}, false) }
 
-// numbered is the same with the index before it (0:GPU-1b2c3d4e), by which devices whose UUIDs begin alike are told apart; that
-// of NVML, as of --device and of `gpuslice devices`.
+// numbered returns the same with NVML's index before it (0:GPU-1b2c3d4e), as in --device and `gpuslice devices`. The index
+// distinguishes devices with a common prefix.
 func numbered(uuid string, index int, whole bool) string {
 	text := device(api.DeviceUse{Device: uuid}, whole)
 	if whole || index < 0 { // a MIG device has none
@@ -274,7 +272,7 @@ func numbered(uuid string, index int, whole bool) string {
 	return strconv.Itoa(index) + ":" + text
 }
 
-// shortID shortens what engines generate (64 hexadecimal digits), and names that people gave only if they are very long.
+// shortID shortens ids made by engines (64 hexadecimal digits), and very long names.
 func shortID(id string) string {
 	switch {
 	case generated(id):
@@ -285,10 +283,10 @@ func shortID(id string) string {
 	return id
 }
 
-// ShortID is an id as it is shown.
+// ShortID returns an id as tables show it.
 func ShortID(id string) string { return shortID(id) }
 
-// generated says whether an engine made the id.
+// generated reports whether an engine made the id.
 func generated(id string) bool {
 	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }

@@ -106,7 +106,7 @@ func TestSliceIsFoundByTheBeginningOfItsID(t *testing.T) {
 	if _, err := Find(someSlices(), "run-", Names); err == nil || !strings.Contains(err.Error(), "2 slices") {
 		t.Errorf("an ambiguous beginning: %v", err)
 	}
-	if _, err := Find(someSlices(), "x", Names); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
+	if _, err := Find(someSlices(), "x", Names); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") {
 		t.Errorf("an unknown id: %v", err)
 	}
 }
@@ -144,7 +144,7 @@ func TestWhatIsToEndIsMeantAsItIsShown(t *testing.T) {
 		"run-":                       "",
 		"pod":                        "",
 		"job-":                       "",
-		shortID(long + "-x-" + long): "", // two look like that
+		shortID(long + "-x-" + long): "", // ambiguous
 	} {
 		if id, err := Find(all, given, Means); id != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q, %v", given, id, err)

@@ -9,29 +9,29 @@ import (
 	"strings"
 )
 
-// Filter is a key by which rows can be chosen.
+// Filter selects rows by a key.
 type Filter[R any] struct {
 	Key     string
 	Matches func(r R, value string) bool
-	Accepts []string // the only values that there are; nil: any
+	Accepts []string // accepted values; nil: any
 }
 
-// Is is a filter of rows whose text is the value.
+// Is returns a filter for rows with the value as text.
 func Is[R any](key string, text func(R) string) Filter[R] {
 	return Filter[R]{Key: key, Matches: func(r R, value string) bool { return text(r) == value }}
 }
 
-// OneOf is Is of texts that are some few.
+// OneOf is Is for texts with a few known values.
 func OneOf[R any](key string, text func(R) string, accepts ...string) Filter[R] {
 	return Filter[R]{Key: key, Matches: func(r R, value string) bool { return text(r) == value }, Accepts: accepts}
 }
 
-// If is a filter of rows for which something holds (true), or does not (false).
+// If returns a filter for rows where holds returns true, or false.
 func If[R any](key string, holds func(R) bool) Filter[R] {
 	return Filter[R]{Key: key, Matches: func(r R, value string) bool { return holds(r) == (value == "true") }, Accepts: []string{"true", "false"}}
 }
 
-// FilterKeys are the keys of Filters.
+// FilterKeys returns the keys of Filters.
 func (t *Table[R]) FilterKeys() []string {
 	var keys []string
 	for _, f := range t.Filters {
@@ -40,7 +40,7 @@ func (t *Table[R]) FilterKeys() []string {
 	return keys
 }
 
-// filter reads KEY=VALUE. Of one key any value may hold, and of several keys all must.
+// filter parses KEY=VALUE texts. A row has to match one of the values of each key.
 func (t *Table[R]) filter(given []string) (keep func(R) bool, err error) {
 	values := make(map[string][]string)
 	for _, text := range given {
@@ -65,10 +65,10 @@ func (t *Table[R]) filter(given []string) (keep func(R) bool, err error) {
 	}, nil
 }
 
-// Keep returns which rows such filters choose.
+// Keep returns a function that selects rows by filters.
 func (t *Table[R]) Keep(filters []string) (func(R) bool, error) { return t.filter(filters) }
 
-// SortKeys are the columns by which rows can be sorted.
+// SortKeys returns the columns to sort by.
 func (t *Table[R]) SortKeys() []string {
 	var keys []string
 	for _, c := range t.Columns {
@@ -77,7 +77,7 @@ func (t *Table[R]) SortKeys() []string {
 	return keys
 }
 
-// order compares rows; nil leaves them as they are.
+// order returns a function that compares rows, or nil to keep their order.
 func (t *Table[R]) order(by string) (func(a, b R) int, error) {
 	if by == "" {
 		return nil, nil

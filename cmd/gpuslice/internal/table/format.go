@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// functions are those that Docker's templates have.
+// functions are those of Docker's templates.
 var functions = template.FuncMap{
 	"json": func(v any) (string, error) {
 		text, err := json.Marshal(v)
@@ -32,13 +32,13 @@ var functions = template.FuncMap{
 	"truncate": func(text string, width int) string { return ansi.Truncate(text, max(width, 0), "") },
 }
 
-// maxPad is more than a terminal is wide.
+// maxPad is wider than any terminal.
 const maxPad = 1024
 
-// noField is in the error of a template with a field that there is not.
+// noField matches the error of a template with an unknown field.
 var noField = regexp.MustCompile(`map has no entry for key "(.*)"`)
 
-// formatted prints rows by a template, each in a line.
+// formatted prints rows by a template, one per line.
 func (t *Table[R]) formatted(o Options) (Printer[R], error) {
 	if o.Format == "json" {
 		return func(out io.Writer, rows []R, _ termenv.Profile) error {
@@ -95,7 +95,7 @@ func (t *Table[R]) formatted(o Options) (Printer[R], error) {
 	}, nil
 }
 
-// Line returns what prints one row by a template, or as JSON.
+// Line returns a Printer of single rows by a template, or as JSON.
 func (t *Table[R]) Line(format string) (Printer[R], error) {
 	if format == "table" || strings.HasPrefix(format, "table ") {
 		return nil, fmt.Errorf("--format %q: a template such as {{.%s}}, or json, is accepted: what is printed as it happens has no table", format, t.Columns[0].Field)
@@ -103,7 +103,7 @@ func (t *Table[R]) Line(format string) (Printer[R], error) {
 	return t.formatted(Options{Format: format})
 }
 
-// template returns what fills a template with fields. A field that there is not is found here, before anybody is asked.
+// template returns a function that fills the template with fields. It rejects unknown fields before any request.
 func (t *Table[R]) template(text string) (func(fields map[string]string) (string, error), error) {
 	text = strings.NewReplacer(`\t`, "\t", `\n`, "\n").Replace(text)
 	parsed, err := template.New("--format").Funcs(functions).Option("missingkey=error").Parse(text)
@@ -131,7 +131,7 @@ func (t *Table[R]) template(text string) (func(fields map[string]string) (string
 	return execute, nil
 }
 
-// fields are what a template sees of a row, in full.
+// fields returns the unshortened fields of a row for a template.
 func (t *Table[R]) fields(r R) map[string]string {
 	all := make(map[string]string)
 	for _, c := range t.Columns {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package table prints lists in the shapes that people and programs ask for: tables, templates, JSON, YAML, or the ids alone; filtered
-// and sorted. It owns what the flags of such commands mean, and knows nothing of what is listed. What it prints is escaped: names of
-// strangers move no cursor. JSON and YAML are the objects as they are.
+// Package table prints lists as tables, by templates, as JSON, YAML or ids only, filtered and sorted. It owns the meaning
+// of these commands' flags, and knows nothing about the listed objects. It escapes its output, as names may contain control
+// characters. JSON and YAML have the objects unchanged.
 package table
 
 import (
@@ -19,50 +19,50 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Column is one of a table.
+// Column is a column of a table.
 type Column[R any] struct {
 	Head  string
-	Field string // its name in templates and, in small letters, for sorting
-	// Text is what it says of a row, in full; "" is nothing. Short is what tables have of that if they shorten; nil is Text.
+	Field string // name in templates and, in lower case, for sorting
+	// Text returns the full text of a row; "" is none. Short returns the shortened one for tables; nil is Text.
 	Text, Short func(R) string
-	Number      func(R) uint64 // what it is sorted by; nil: by Text
-	None        string         // what tables have for nothing; "" is "-"
-	Optional    bool           // tables have it only if it says something of some row
-	Wide        bool           // tables have it only if they are to be wide
-	Alarm       func(R) bool   // it is to be noticed; may be nil
+	Number      func(R) uint64 // to sort by; nil: by Text
+	None        string         // text in tables for ""; default "-"
+	Optional    bool           // in tables only if any row has a value
+	Wide        bool           // in wide tables only
+	Alarm       func(R) bool   // highlight the cell; may be nil
 }
 
-// Table says how rows are listed. Several rows may be of one object.
+// Table defines how rows are listed. Several rows may belong to one object.
 type Table[R any] struct {
 	Columns []Column[R]
 	Filters []Filter[R]
-	ID      func(R) string // what people name the row's object by
-	Key     func(R) string // tells objects apart; nil is ID
+	ID      func(R) string // name of the row's object
+	Key     func(R) string // identifies the object; nil is ID
 	Object  func(R) any    // for JSON and YAML
-	// After prints what follows a table; may be nil.
+	// After prints text after a table; may be nil.
 	After func(out io.Writer, rows []R, whole bool) error
 }
 
-// Options are what was asked for. The zero value is a table.
+// Options are the choices of the user. The zero value is a table.
 type Options struct {
-	Whole   bool     // tables do not shorten
-	Quiet   bool     // ids alone
-	Format  string   // a template, "table" with or without one, or "json" for a line of JSON for each object
+	Whole   bool     // do not shorten in tables
+	Quiet   bool     // ids only
+	Format  string   // a template, "table" with or without one, or "json" for a line of JSON per object
 	Output  string   // "" is "table"; "wide", "json", "yaml"
-	Sort    string   // a column, with "-" before it for the other way round
+	Sort    string   // a column; "-" before it reverses the order
 	Filters []string // KEY=VALUE
 }
 
-// Outputs are those that are accepted.
+// Outputs are the accepted values of Options.Output.
 var Outputs = []string{"table", "wide", "json", "yaml"}
 
-// Printer prints rows. Colours are those of the terminal that out is for.
+// Printer prints rows. colours are those of out's terminal.
 type Printer[R any] func(out io.Writer, rows []R, colours termenv.Profile) error
 
-// Colours are those that may be used on out: none but on a terminal, and none if NO_COLOR is set.
+// Colours returns the colours to use on out: none unless it is a terminal, and none if NO_COLOR is set.
 func Colours(out io.Writer) termenv.Profile { return termenv.NewOutput(out).EnvColorProfile() }
 
-// Printer returns what prints rows as was asked for; an error says what of that is wrong.
+// Printer returns a Printer for o, or an error for invalid options.
 func (t *Table[R]) Printer(o Options) (Printer[R], error) {
 	shape, err := t.shape(o)
 	if err != nil {
@@ -85,7 +85,7 @@ func (t *Table[R]) Printer(o Options) (Printer[R], error) {
 	}, nil
 }
 
-// Print prints all rows as the table.
+// Print prints all rows as a table.
 func (t *Table[R]) Print(out io.Writer, rows []R, whole bool) error {
 	return t.table(out, rows, Options{Whole: whole}, Colours(out))
 }
@@ -130,7 +130,7 @@ func (t *Table[R]) shape(o Options) (Printer[R], error) {
 	return func(out io.Writer, rows []R, colours termenv.Profile) error { return t.table(out, rows, o, colours) }, nil
 }
 
-// objects are those of the rows, each once.
+// objects returns the objects of the rows, each once.
 func (t *Table[R]) objects(rows []R) []any {
 	all := []any{} // [], not null
 	_ = once(rows, t.key, func(r R) error {
@@ -191,7 +191,7 @@ func (t *Table[R]) table(out io.Writer, rows []R, o Options, colours termenv.Pro
 	return t.After(out, rows, o.Whole)
 }
 
-// cell is what a table has of a row.
+// cell returns a row's cell in tables.
 func (c Column[R]) cell(r R, whole bool) string {
 	text := c.Text(r)
 	if c.Short != nil && !whole {
@@ -211,10 +211,10 @@ type cell struct {
 	style termenv.Style
 }
 
-// gap is between two columns.
+// gap separates two columns.
 const gap = "  "
 
-// align writes lines with their cells below each other. Escapes of colours have no width.
+// align writes lines with aligned cells. Escape codes of colours have no width.
 func align(out io.Writer, lines [][]cell) error {
 	var widths []int
 	for _, line := range lines {
@@ -239,7 +239,7 @@ func align(out io.Writer, lines [][]cell) error {
 	return err
 }
 
-// and joins what is accepted for a sentence.
+// and joins accepted values for a sentence.
 func and(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")

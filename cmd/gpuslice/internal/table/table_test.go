@@ -11,7 +11,7 @@ import (
 	"github.com/muesli/termenv"
 )
 
-// fruit is what is listed here: several rows are of one tree.
+// fruit is a listed row; several belong to one tree.
 type fruit struct {
 	Tree   string `json:"tree"`
 	Colour string `json:"colour"`

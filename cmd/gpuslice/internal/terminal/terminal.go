@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal keeps the terminal from being asked anything before main begins. The library that `top` draws with asks it for its
-// background as soon as it is initialised, in every command: one round trip over ssh, the next keys that somebody typed lost, and five
-// seconds where nobody answers. It asks no terminal that is called dumb. Packages are initialised in the order of their paths, as far as
-// what they import allows that (Go's specification, "Program initialization"): this one imports nothing that has to wait, and that library
-// imports packages whose paths come after this one's.
+// Package terminal keeps a library from querying the terminal before main. During its initialization, in every command, the
+// library of `top` asks the terminal for its background. That costs a round trip over ssh, loses the keys typed at that
+// time, and takes five seconds without an answer. The library does not query a dumb terminal, so this package sets TERM.
+//
+// Go initializes packages in the order of their paths, if imports allow it (Go's specification, "Program
+// initialization"). This package has no imports to wait for, and the library imports packages with later paths.
 package terminal
 
 import "os"
@@ -13,7 +14,7 @@ var name, named = os.LookupEnv("TERM")
 
 func init() { _ = os.Setenv("TERM", "dumb") }
 
-// Restore gives the terminal its name back. What imports the library has to call it when it is initialised.
+// Restore restores TERM. The package that imports the library has to call it during its initialization.
 func Restore() {
 	if !named {
 		_ = os.Unsetenv("TERM")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package top shows slices and devices live in a terminal. It owns the screen while it runs, and must never print what a stranger
-// wrote but escaped. What it shows is what it was given: one snapshot for each refresh, by the caller's own function.
+// Package top shows slices and devices live in a terminal. It owns the screen while it runs, and must never print unescaped
+// text of other users. It shows one snapshot per refresh, provided by the caller's function.
 package top
 
 import (
@@ -18,15 +18,15 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 )
 
-// Snapshot is how things stand at one time.
+// Snapshot is the state at one time.
 type Snapshot struct {
-	Devices []api.Device // nil for who may not see them
+	Devices []api.Device // nil if the caller may not see them
 	Slices  []api.Slice
-	Details map[string]api.Slice // by id: of those whose processes were asked for
-	Version uint64               // the same one, and not 0, if nothing else is another; 0 if that is not known
+	Details map[string]api.Slice // by id: the slices with processes requested
+	Version uint64               // unchanged if nothing else has changed; 0 if unknown
 }
 
-// order is by what rows are sorted.
+// order is the order of rows.
 type order int
 
 const (
@@ -34,20 +34,20 @@ const (
 	byQuota
 	byRefusals
 	byName
-	orders // how many there are
+	orders // number of orders
 )
 
 func (o order) String() string { return []string{"used", "quota", "refusals", "name"}[o] }
 
-// view is what a person has chosen to see.
+// view holds the user's choices.
 type view struct {
 	width, height int
 	order         order
 	filter        string
-	typing        bool            // the filter
-	open          map[string]bool // slices whose processes are shown
+	typing        bool            // the filter is being typed
+	open          map[string]bool // ids of slices with processes shown
 	outside       bool            // processes outside slices are listed
-	selected      string          // slice
+	selected      string          // id of a slice
 	err           error           // of the last refresh
 }
 
@@ -60,7 +60,8 @@ var (
 	chosen = lipgloss.NewStyle().Reverse(true)
 )
 
-// brush is what a style puts before and after a text. A style itself takes ten times as long, and each line has two parts of a bar.
+// brush is the text that a style adds before and after a text. Rendering by the style takes ten times as long, and each
+// line has two parts of a bar.
 type brush struct{ before, after string }
 
 func brushOf(s lipgloss.Style) brush {
@@ -75,10 +76,10 @@ func (b brush) paint(text string) string {
 	return b.before + text + b.after
 }
 
-// brushes are those of bars, made for each frame.
+// brushes are those of bars, created for each frame.
 type brushes struct{ used, over, full brush }
 
-// row is a slice on one of its devices; the zero Use is of one that has none yet.
+// row is a slice on one of its devices; use is nil for a slice without devices.
 type row struct {
 	slice *api.Slice
 	use   *api.DeviceUse
@@ -86,7 +87,7 @@ type row struct {
 
 func (r row) held() uint64 { return r.use.Used + r.use.Overhead }
 
-// rows are those that the filter lets through, sorted.
+// rows returns the rows that match the filter, sorted.
 func rows(s Snapshot, v view) []row {
 	var all []row
 	for i := range s.Slices {
@@ -116,7 +117,7 @@ func rows(s Snapshot, v view) []row {
 	return all
 }
 
-// matches says whether a slice has the text anywhere in what names it.
+// matches reports whether any name of a slice contains text.
 func matches(s *api.Slice, text string) bool {
 	if text == "" {
 		return true
@@ -134,7 +135,7 @@ const (
 	nameWidth = 20
 )
 
-// frame is the whole screen.
+// frame returns the whole screen.
 func frame(s Snapshot, v view) string {
 	var lines []string
 	bars := brushes{brushOf(used), brushOf(over), brushOf(full)}
@@ -176,7 +177,7 @@ func frame(s Snapshot, v view) string {
 	return strings.Join(lines, "\n")
 }
 
-// visible is the first line of so many that is shown where only room of them are, so that line at is.
+// visible returns the first of the lines to show, so that line at is among the room lines shown.
 func visible(lines, at, room int) int {
 	if room <= 0 || at < room || lines <= room {
 		return 0
@@ -213,7 +214,7 @@ func deviceLine(d api.Device, bars brushes) string {
 	return fmt.Sprintf("%-14s %s  %s of %s%s%s", name, bars.bar(inside, *d.Used-inside, d.Total, barWidth), api.FormatSize(*d.Used), api.FormatSize(d.Total), given, out)
 }
 
-// bar shows used, and what comes on top of it, of a total.
+// bar shows first, followed by second, in proportion to total.
 func (b brushes) bar(first, second, total uint64, width int) string {
 	if total == 0 {
 		return "[" + strings.Repeat(" ", width) + "]"
@@ -245,7 +246,7 @@ func outsideLines(s Snapshot) []string {
 	return lines
 }
 
-// bodyLines make those of slices and processes, each once it is known to be shown; at is the selected one's.
+// bodyLines returns functions that render the lines of slices and processes if shown; at is the line of the selected slice.
 func bodyLines(s Snapshot, v view, bars brushes) (lines []func() string, at int) {
 	shown := rows(s, v)
 	for i, r := range shown {

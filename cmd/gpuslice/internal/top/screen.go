@@ -16,17 +16,17 @@ import (
 	"github.com/charmbracelet/x/term"
 )
 
-// screen is the terminal while it is ours. Nothing is drawn by the clock, as bubbletea does it, which looks some times a second whether there
-// is anything to draw: a line is drawn when it has changed.
+// screen is the terminal in use. It draws only changed lines, and only on changes; bubbletea checks for changes
+// periodically instead.
 type screen struct {
 	out   io.Writer
-	lines []string // as they are shown
-	fresh bool     // nothing is
+	lines []string // as shown
+	fresh bool     // nothing is shown yet
 
-	leave func() // gives it back, once
+	leave func() // restores the terminal, once
 }
 
-// takeScreen has keys come as they are typed, and the screen be empty.
+// takeScreen switches the terminal to raw mode and clears the screen.
 func takeScreen(in io.Reader, out io.Writer) (*screen, error) {
 	back := func() {}
 	if f, ok := in.(*os.File); ok && term.IsTerminal(f.Fd()) {
@@ -43,7 +43,7 @@ func takeScreen(in io.Reader, out io.Writer) (*screen, error) {
 	})}, nil
 }
 
-// leaveAtPanic is for a goroutine whose panic would leave the terminal as it is.
+// leaveAtPanic restores the terminal if the goroutine panics.
 func (s *screen) leaveAtPanic() {
 	if p := recover(); p != nil {
 		s.leave()
@@ -51,7 +51,7 @@ func (s *screen) leaveAtPanic() {
 	}
 }
 
-// draw shows a frame, whose lines are no wider than the screen.
+// draw shows a frame. Its lines must not be wider than the screen.
 func (s *screen) draw(frame string) {
 	var b strings.Builder
 	if s.fresh {
@@ -61,7 +61,7 @@ func (s *screen) draw(frame string) {
 	lines := strings.Split(frame, "\n")
 	for i, line := range lines {
 		if i >= len(s.lines) || s.lines[i] != line {
-			b.WriteString(ansi.CursorPosition(1, i+1) + ansi.EraseLineRight + line) // erased first: at the right edge that would take the last character
+			b.WriteString(ansi.CursorPosition(1, i+1) + ansi.EraseLineRight + line) // erase first: at the right edge the last character would go
 		}
 	}
 	if len(lines) < len(s.lines) {
@@ -73,7 +73,7 @@ func (s *screen) draw(frame string) {
 	}
 }
 
-// tellSizes tells p how large the screen is, now and whenever that changes, until stop is called.
+// tellSizes sends the size of the screen to p, now and after each change, until stop is called.
 func (s *screen) tellSizes(p *tea.Program) (stop func()) {
 	f, ok := s.out.(*os.File)
 	if !ok {

@@ -65,7 +65,7 @@ func onTerminal(t *testing.T, ctx context.Context, ask Ask, every time.Duration)
 	return terminal, tty, s, done
 }
 
-// ends waits for it.
+// ends waits for the end of top.
 func ends(t *testing.T, done chan error) {
 	t.Helper()
 	select {
@@ -102,7 +102,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 	}
 	s.shows(t, "q quit")
 	wait()
-	s.take() // of which the end may have come later
+	s.take() // discards the rest of the previous frame
 	wait()
 	if got := s.take(); got != "" {
 		t.Errorf("drawn is %q though nothing has changed", got)
@@ -111,7 +111,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 	s.shows(t, "1 slices")
 	wait()
 	s.take()
-	if _, err := terminal.WriteString("k"); err != nil { // there is nothing above
+	if _, err := terminal.WriteString("k"); err != nil { // there is no row above
 		t.Fatal(err)
 	}
 	wait()
@@ -121,7 +121,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 	if err := pty.Setsize(terminal, &pty.Winsize{Rows: 5, Cols: 60}); err != nil {
 		t.Fatal(err)
 	}
-	// The kernel tells those whose terminal it is: this process has another.
+	// The kernel signals processes of that terminal only; this process has another.
 	if err := unix.Kill(os.Getpid(), unix.SIGWINCH); err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestAFailureIsShownOnceItIsThereAndUntilItIsOver(t *testing.T) {
 			return Snapshot{}, errors.New("gone for a moment")
 		}
 		s := stand()
-		s.Version = 7 // before and after
+		s.Version = 7 // same before and after
 		return s, nil
 	}
 	terminal, _, s, done := onTerminal(t, t.Context(), ask, 5*time.Millisecond)

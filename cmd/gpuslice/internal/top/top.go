@@ -17,13 +17,13 @@ import (
 
 func init() { terminal.Restore() }
 
-// maxFilter is how many characters a filter has at most.
+// maxFilter is the maximum length of a filter in characters.
 const maxFilter = 64
 
-// Ask returns how things stand, with the processes of those slices.
+// Ask returns the current state, with the processes of the slices open.
 type Ask func(ctx context.Context, open []string) (Snapshot, error)
 
-// model is bubbletea's.
+// model implements tea.Model.
 type model struct {
 	ctx    context.Context
 	ask    Ask
@@ -32,22 +32,22 @@ type model struct {
 
 	snapshot Snapshot
 	view     view
-	all      bool // processes of all slices are shown
+	all      bool // show processes of all slices
 
-	drawn bool // nothing has changed since the screen was drawn
+	drawn bool // the screen is up to date
 }
 
 type (
 	answer struct {
 		snapshot Snapshot
 		err      error
-		at       time.Time // asked
-		once     bool      // no other one follows it
+		at       time.Time // of the request
+		once     bool      // schedules no further refresh
 	}
 	tick struct{}
 )
 
-// Run shows what ask says in a terminal, anew each time that long after the last, until who reads it quits or ctx ends.
+// Run shows the snapshots of ask in a terminal, refreshed after each interval every, until the user quits or ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, ask Ask, every time.Duration) error {
 	screen, err := takeScreen(in, out)
 	if err != nil {
@@ -57,10 +57,10 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, ask Ask, every time.D
 	m := &model{ctx: ctx, ask: ask, every: every, screen: screen, view: view{open: make(map[string]bool)}}
 	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithoutRenderer(), tea.WithoutCatchPanics())
 	defer screen.tellSizes(p)()
-	defer context.AfterFunc(ctx, p.Quit)() // tea.WithContext would have it end without waiting for who reads keys
+	defer context.AfterFunc(ctx, p.Quit)() // tea.WithContext would end it without waiting for the reader of keys
 	_, err = p.Run()
 	if ctx.Err() != nil {
-		return nil // whatever failed with it: the terminal may be gone
+		return nil // ignore its error: the terminal may be gone
 	}
 	return err
 }
@@ -68,7 +68,7 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, ask Ask, every time.D
 // Init implements tea.Model.
 func (m *model) Init() tea.Cmd { return m.refresh(false) }
 
-// refresh asks aside.
+// refresh returns a command that calls ask concurrently.
 func (m *model) refresh(once bool) tea.Cmd {
 	open := slices.Sorted(maps.Keys(m.view.open))
 	return func() tea.Msg {
@@ -82,14 +82,14 @@ func (m *model) refresh(once bool) tea.Cmd {
 // Update implements tea.Model.
 func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	command := m.take(message)
-	if !m.drawn && m.view.width > 0 { // else the terminal has not said how wide it is
+	if !m.drawn && m.view.width > 0 { // else the size of the terminal is unknown
 		m.screen.draw(frame(m.snapshot, m.view))
 		m.drawn = true
 	}
 	return m, command
 }
 
-// take changes what a message changes.
+// take applies a message to the model.
 func (m *model) take(message tea.Msg) tea.Cmd {
 	switch message := message.(type) {
 	case tick:
@@ -108,7 +108,7 @@ func (m *model) take(message tea.Msg) tea.Cmd {
 			return m.key(message)
 		}
 		var all []tea.Cmd
-		for _, r := range message.Runes { // several that were typed at once are one message
+		for _, r := range message.Runes { // keys typed at once arrive as one message
 			all = append(all, m.key(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{r}}))
 		}
 		return tea.Batch(all...)
@@ -128,7 +128,7 @@ func (m *model) answered(a answer) {
 	}
 }
 
-// follow drops what is chosen of slices that are gone, and opens new ones if all are.
+// follow drops choices for slices that are gone, and opens new slices if all are open.
 func (m *model) follow() {
 	there := make(map[string]bool)
 	for _, s := range m.snapshot.Slices {
@@ -144,7 +144,7 @@ func (m *model) follow() {
 	}
 }
 
-// key does what a key is for; the command asks anew where it needs to.
+// key handles a key. It returns a command if a refresh is needed.
 func (m *model) key(k tea.KeyMsg) tea.Cmd {
 	v := &m.view
 	if k.Type == tea.KeyCtrlC {
@@ -192,7 +192,7 @@ func (m *model) key(k tea.KeyMsg) tea.Cmd {
 	return nil
 }
 
-// typed is a key while the filter is typed.
+// typed handles a key while the filter is typed.
 func (m *model) typed(k tea.KeyMsg) {
 	v := &m.view
 	text := []rune(v.filter)
@@ -214,7 +214,7 @@ func (m *model) typed(k tea.KeyMsg) {
 	m.move(0)
 }
 
-// move selects the slice that many rows below the one that is, or the first if none is.
+// move moves the selection by rows, or selects the first row if there is none.
 func (m *model) move(by int) {
 	var ids []string
 	for _, r := range rows(m.snapshot, m.view) {
@@ -233,5 +233,5 @@ func (m *model) move(by int) {
 	m.view.selected = ids[max(0, min(at+by, len(ids)-1))]
 }
 
-// View implements tea.Model, which draws nothing: Update does.
+// View implements tea.Model. It draws nothing, as Update does.
 func (m *model) View() string { return "" }

@@ -129,7 +129,7 @@ func TestTheSelectedSliceIsOnTheScreen(t *testing.T) {
 	}
 }
 
-// received is what a terminal was sent.
+// received is the output to a terminal.
 type received struct {
 	mu   sync.Mutex
 	sent bytes.Buffer
@@ -148,7 +148,7 @@ func (s *received) read(f *os.File) {
 	}
 }
 
-// take is what was sent since the last call.
+// take returns the output since the last call.
 func (s *received) take() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,14 +157,14 @@ func (s *received) take() string {
 	return got
 }
 
-// all is take that takes nothing.
+// all returns the same without consuming it.
 func (s *received) all() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sent.String()
 }
 
-// shows waits until what was sent since the last call has the text.
+// shows waits until the output since the last take contains text.
 func (s *received) shows(t *testing.T, text string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -230,7 +230,7 @@ func TestKeysInATerminal(t *testing.T) {
 	ends(t, done)
 }
 
-// A refresh a second with 100 slices takes less than 1 % of a core: ten times that is allowed here.
+// With 100 slices, a refresh per second takes less than 1 % of a core. The test allows ten times that.
 func TestARefreshCostsLittle(t *testing.T) {
 	lipgloss.SetColorProfile(termenv.ANSI)
 	defer lipgloss.SetColorProfile(termenv.Ascii)

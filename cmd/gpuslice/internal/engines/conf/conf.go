@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conf edits the text of other programs' configuration files, TOML and JSON: it adds an entry, takes one
-// out, and keeps every byte that is not its business (comments, order, indentation, unknown keys, numbers of 20 digits, line
-// ends).
+// Package conf edits configuration files of other programs, TOML and JSON. It adds or removes an entry, and keeps every
+// other byte: comments, order, indentation, unknown keys, numbers of 20 digits, line ends.
 //
-// It never trusts itself. The edited text is decoded by the real decoder, and must say what the old one said with the
-// entry and nothing else; if it does not, the edit is refused and the text stays. So what it cannot
-// edit (there are many ways to write one table in TOML) costs a sentence and no configuration.
+// Each edit is verified. The edited text is decoded by the real decoder, and has to equal the old content except for the
+// entry; otherwise the edit is rejected and the text unchanged. So a form that it cannot edit (a TOML table can be written
+// in many ways) costs an error and never a configuration.
 package conf
 
 import (
@@ -17,27 +16,27 @@ import (
 	"slices"
 )
 
-// Format is how a file is written.
+// Format is a file format.
 type Format interface {
-	// Decode returns what the text says; numbers keep all their digits. The error names the line.
+	// Decode decodes text; numbers keep all their digits. The error names the line.
 	Decode(text []byte) (map[string]any, error)
-	// Add adds value, which is a [Table], a slice or what Decode returns, at path, where nothing is yet. Tables above it
-	// that are not there are made.
+	// Add adds value at path, where nothing exists yet, and creates missing tables above it. value is a [Table], a slice,
+	// or a value of Decode.
 	Add(text []byte, path []string, value any) ([]byte, error)
-	// Remove takes out what is at path. Tables above it stay, unless the text only implied them.
+	// Remove removes the value at path. Tables above it stay, unless the text only implied them.
 	Remove(text []byte, path []string) ([]byte, error)
 }
 
-// The formats.
+// Supported formats.
 var (
 	TOML Format = tomlFormat{}
 	JSON Format = jsonFormat{}
 )
 
-// ErrCannotEdit is returned where the text is right, and written in a way that is not understood well enough.
+// ErrCannotEdit is returned for a valid text in a form that cannot be edited safely.
 var ErrCannotEdit = errors.New("it is written in a way that cannot be edited safely: edit it by hand")
 
-// Table is a table whose keys are in order.
+// Table is a table with ordered keys.
 type Table []Pair
 
 // Pair is a key of a table and its value.
@@ -46,7 +45,7 @@ type Pair struct {
 	Value any
 }
 
-// NewTable returns a decoded table as a Table, in the order of its keys.
+// NewTable returns a decoded table as a Table, sorted by key.
 func NewTable(decoded map[string]any) Table {
 	var t Table
 	for _, key := range slices.Sorted(maps.Keys(decoded)) {
@@ -75,7 +74,7 @@ func ordered(value any) any {
 	return value
 }
 
-// plain returns value as a decoder returns it.
+// plain returns value in the form that a decoder returns.
 func plain(value any) any {
 	switch v := value.(type) {
 	case Table:
@@ -100,7 +99,7 @@ func plain(value any) any {
 	return value
 }
 
-// Lookup returns what is at path.
+// Lookup returns the value at path.
 func Lookup(decoded map[string]any, path ...string) (any, bool) {
 	var at any = decoded
 	for _, key := range path {
@@ -115,14 +114,14 @@ func Lookup(decoded map[string]any, path ...string) (any, bool) {
 	return at, true
 }
 
-// Tables returns the table at path, or an empty one if there is none or something else.
+// Tables returns the table at path, or an empty one if there is none.
 func Tables(decoded map[string]any, path ...string) map[string]any {
 	at, _ := Lookup(decoded, path...)
 	table, _ := at.(map[string]any)
 	return table
 }
 
-// with returns decoded with value at path. Tables on the way are copied, so that decoded stays as it is.
+// with returns a copy of decoded with value at path. It copies the tables on the path, so decoded stays unchanged.
 func with(decoded map[string]any, path []string, value any) (map[string]any, error) {
 	copied := maps.Clone(decoded)
 	if copied == nil {
@@ -145,8 +144,8 @@ type notATable string
 
 func (key notATable) Error() string { return string(key) + " is not a table" }
 
-// without returns decoded with nothing at path, nor any table above it that is empty then: a text that only implied
-// such a table has none any more.
+// without returns a copy of decoded without the value at path and the tables above that are empty then, since a text that
+// only implied such a table loses it.
 func without(decoded map[string]any, path []string) map[string]any {
 	copied := maps.Clone(decoded)
 	if len(path) == 1 {
@@ -163,7 +162,7 @@ func without(decoded map[string]any, path []string) map[string]any {
 	return copied
 }
 
-// Equal compares what decoders return. Unlike reflect.DeepEqual's, one NaN is like another, and nothing is like an empty list.
+// Equal compares decoded values. Unlike for reflect.DeepEqual, NaNs are equal, and nil equals an empty list.
 func Equal(a, b any) bool {
 	switch a := a.(type) {
 	case map[string]any:
@@ -195,7 +194,7 @@ func list(value any) ([]any, bool) {
 	return nil, false
 }
 
-// checkAdded says whether edited says what text said, with value at path.
+// checkAdded returns an error unless edited decodes to the content of text with value at path.
 func checkAdded(f Format, text, edited []byte, path []string, value any) error {
 	before, err := f.Decode(text)
 	if err != nil {
@@ -211,7 +210,7 @@ func checkAdded(f Format, text, edited []byte, path []string, value any) error {
 	return nil
 }
 
-// checkRemoved says whether edited says what text said, without what was at path.
+// checkRemoved returns an error unless edited decodes to the content of text without the value at path.
 func checkRemoved(f Format, text, edited []byte, path []string) error {
 	before, err := f.Decode(text)
 	if err != nil {
@@ -227,7 +226,7 @@ func checkRemoved(f Format, text, edited []byte, path []string) error {
 	return nil
 }
 
-// newline returns how lines end in text.
+// newline returns the line end that text uses.
 func newline(text []byte) string {
 	for i, c := range text {
 		if c == '\n' {
@@ -244,10 +243,10 @@ func hasPrefix(path, prefix []string) bool {
 	return len(path) >= len(prefix) && slices.Equal(path[:len(prefix)], prefix)
 }
 
-// span is a place in a text.
+// span is a range of a text.
 type span struct{ start, end int }
 
-// splice is text with what is at s replaced. It never writes into text.
+// splice returns text with s replaced. It never modifies text.
 func splice(text []byte, s span, by string) []byte {
 	return slices.Concat(text[:s.start], []byte(by), text[s.end:])
 }

@@ -145,9 +145,8 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 	}
 }
 
-// fuzzEdit holds both edits of a text that decodes to what they promise: an entry is added or refused, what is added can be taken
-// out, and nothing else changes. Texts on which the check within the edit fails are refused, so that what is
-// counted here is how few those are.
+// fuzzEdit checks both edits of a valid text. An entry is added or the edit rejected, an added entry can be removed, and
+// nothing else changes. Edits that fail their own verification count as rejected; their number has to be small.
 func fuzzEdit(t *testing.T, f Format, text []byte, path []string, value any) {
 	before, err := f.Decode(text)
 	if err != nil {

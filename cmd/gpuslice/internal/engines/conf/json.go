@@ -16,7 +16,7 @@ type jsonFormat struct{}
 
 const byteOrderMark = "\xef\xbb\xbf"
 
-// Decode takes a text of nothing but white space for an empty object, as dockerd does.
+// Decode treats a text of only white space as an empty object, as dockerd does.
 func (jsonFormat) Decode(text []byte) (map[string]any, error) {
 	if !utf8.Valid(text) {
 		return nil, errors.New("it is not UTF-8")
@@ -53,13 +53,13 @@ func (jsonFormat) Decode(text []byte) (map[string]any, error) {
 	return nil, fmt.Errorf("line %d: %w", lineOf(bare, offset), err)
 }
 
-// lineOf is the line of an offset as a decoder tells it, which need not lie within the text (that of TOML: -1, for what is wrong with the
-// first byte).
+// lineOf returns the line of an offset reported by a decoder. The offset may lie outside of the text: for an error in the
+// first byte, that of TOML is -1.
 func lineOf(text []byte, offset int64) int {
 	return 1 + bytes.Count(text[:max(0, min(int(offset), len(text)))], []byte{'\n'})
 }
 
-// object is a JSON object's place, from brace to brace, and those of its members, from key to value.
+// object is the range of a JSON object with its braces, and those of its members, from key to value.
 type object struct {
 	place   span
 	members []jsonMember
@@ -71,7 +71,7 @@ type jsonMember struct {
 	value span
 }
 
-// scanObject reads the object that starts at the next brace. text was accepted by the decoder.
+// scanObject scans the object at the next brace. The decoder has accepted text.
 func scanObject(text []byte, at int) object {
 	dec := json.NewDecoder(bytes.NewReader(text[at:]))
 	o := object{place: span{start: at + bytes.IndexByte(text[at:], '{')}}
@@ -100,9 +100,8 @@ func scanObject(text []byte, at int) object {
 	return o
 }
 
-// walkObjects returns the objects on the way to path, the outermost first; fewer than path has keys if the way ends before.
-// A key that is there twice is an error, and so is one in other letter case: encoding/json, with which dockerd reads the
-// text, takes the last of them whatever its case.
+// walkObjects returns the objects on the path, the outermost first; fewer if the path ends earlier. A duplicate key, also
+// one in other letter case, is an error: encoding/json, which dockerd uses, takes the last of them regardless of case.
 func walkObjects(text []byte, path []string) ([]object, error) {
 	at := 0
 	if bytes.HasPrefix(text, []byte(byteOrderMark)) {
@@ -162,7 +161,7 @@ func (f jsonFormat) Add(text []byte, path []string, value any) ([]byte, error) {
 	return edited, checkAdded(f, text, edited, path, value)
 }
 
-// indentUnit returns by how much a member of the outermost object is indented; four spaces if that cannot be told.
+// indentUnit returns the indentation of the outermost object's members, by default four spaces.
 func indentUnit(text []byte) string {
 	o := scanObject(text, bytes.IndexByte(text, '{'))
 	if len(o.members) > 0 {
@@ -173,7 +172,7 @@ func indentUnit(text []byte) string {
 	return "    "
 }
 
-// indentAt returns what stands between the start of the line and at, and whether that is white space only.
+// indentAt returns the indentation of the line up to at, and whether nothing else precedes at.
 func indentAt(text []byte, at int) (string, bool) {
 	line := text[bytes.LastIndexByte(text[:at], '\n')+1 : at]
 	rest := bytes.TrimLeft(line, " \t")
@@ -182,7 +181,7 @@ func indentAt(text []byte, at int) (string, bool) {
 
 type jsonWriter struct{ eol, unit string }
 
-// insert adds a member as the object's last, in the way in which the object is written: on lines of its own, or on one line.
+// insert adds a member as the last of the object, in the object's style: on lines of its own, or on one line.
 func (w jsonWriter) insert(text []byte, o object, p Pair, outermost bool) []byte {
 	if len(o.members) == 0 {
 		indent, _ := indentAt(text, o.place.start)
@@ -198,7 +197,7 @@ func (w jsonWriter) insert(text []byte, o object, p Pair, outermost bool) []byte
 	return splice(text, span{last.end, last.end}, ", "+w.member(p, "", false))
 }
 
-// member writes a member. indent is that of its line, if it may take several.
+// member formats a member. indent is the indentation of its line, if it may take several lines.
 func (w jsonWriter) member(p Pair, indent string, lines bool) string {
 	return jsonScalar(p.Key) + ": " + w.value(p.Value, indent, lines)
 }
@@ -230,13 +229,13 @@ func (w jsonWriter) value(value any, indent string, lines bool) string {
 	return jsonScalar(value)
 }
 
-// jsonScalar writes a value as it is: paths and patterns have no use for escaped <, > and &.
+// jsonScalar formats a value without escaping <, > and &.
 func jsonScalar(value any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if enc.Encode(value) != nil {
-		return "null" // the check finds out
+		return "null" // the verification fails then
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
@@ -264,7 +263,7 @@ func (f jsonFormat) Remove(text []byte, path []string) ([]byte, error) {
 		}
 		cut := m.place
 		switch {
-		case i > 0: // with the comma before it
+		case i > 0: // with the preceding comma
 			cut.start = o.members[i-1].place.end
 		case len(o.members) > 1:
 			cut.end = o.members[1].place.start

@@ -20,20 +20,20 @@ func (tomlFormat) Decode(text []byte) (map[string]any, error) {
 	var syntax toml.ParseError
 	if errors.As(err, &syntax) {
 		why := syntax.Message
-		if why == "" { // the error is of a kind that says it in its text only
+		if why == "" { // errors of this kind have only a text
 			_, why, _ = strings.Cut(syntax.Error(), ": ")
 			if _, after, found := strings.Cut(why, "): "); found {
 				why = after
 			}
 		}
-		// The decoder's own line is one too many if what is wrong is the line's end.
+		// The decoder reports the next line for an error at a line's end.
 		return nil, fmt.Errorf("line %d: %s", lineOf(text, int64(syntax.Position.Start)), why)
 	}
 	return decoded, err
 }
 
-// Add appends the entry under a header of its own, which TOML allows wherever the tables above it are, unless one of
-// them is an inline table: then the entry becomes a member of it.
+// Add appends the entry under a header of its own, which TOML allows anywhere, unless a table above it is an inline table:
+// then the entry becomes a member of that.
 func (f tomlFormat) Add(text []byte, path []string, value any) ([]byte, error) {
 	decoded, err := f.Decode(text)
 	if err != nil {
@@ -55,7 +55,7 @@ func (f tomlFormat) Add(text []byte, path []string, value any) ([]byte, error) {
 	return edited, checkAdded(f, text, edited, path, value)
 }
 
-// addInline adds to the deepest inline table on the way to path, if there is any.
+// addInline adds value to the deepest inline table on the path, if any.
 func addInline(text []byte, path []string, value any) ([]byte, bool) {
 	place, depth := findInline(text, path)
 	if depth == 0 {
@@ -63,8 +63,8 @@ func addInline(text []byte, path []string, value any) ([]byte, bool) {
 	}
 	members := scanInline(text, place)
 	rest := path[depth:]
-	// Nested tables, as the older of containerd's two decoders knows no dotted keys in inline tables; unless a dotted key
-	// made a part of the way already, which none but a dotted key may add to.
+	// Use nested tables, as the older decoder of containerd does not know dotted keys in inline tables. If a dotted key
+	// defines a table on the path, only another dotted key can add to it.
 	var what string
 	if slices.ContainsFunc(members, func(m member) bool { return m.key[0] == rest[0] }) {
 		what = joinKey(rest) + " = " + tomlValue(value)
@@ -81,7 +81,7 @@ func addInline(text []byte, path []string, value any) ([]byte, bool) {
 	return splice(text, span{last, last}, ", "+what), true
 }
 
-// findInline returns the place of the deepest inline table at a part of path, and how long that part is; 0 if none.
+// findInline returns the range of the deepest inline table on the path, and the length of its own path; 0 if there is none.
 func findInline(text []byte, path []string) (place span, depth int) {
 	for _, it := range scanTOML(text) {
 		if it.header || it.array || len(it.key) >= len(path) || !hasPrefix(path, it.key) || text[it.value.start] != '{' {
@@ -124,7 +124,7 @@ func appendTable(text []byte, path []string, value any) []byte {
 	return b.Bytes()
 }
 
-// insertKey puts a key behind the header of its table, if there is one.
+// insertKey inserts a key after the header of its table, if there is one.
 func insertKey(text []byte, path []string, value any) (edited []byte, there bool) {
 	above := path[:len(path)-1]
 	for _, it := range scanTOML(text) {
@@ -140,7 +140,7 @@ func insertKey(text []byte, path []string, value any) (edited []byte, there bool
 	return nil, false
 }
 
-// writeTable writes a header, the keys below it and then the tables below it.
+// writeTable writes a header, its keys, and then its subtables.
 func writeTable(b *bytes.Buffer, path []string, table Table, indent, eol string) {
 	fmt.Fprintf(b, "%s[%s]%s", indent, joinKey(path), eol)
 	var tables Table
@@ -156,7 +156,7 @@ func writeTable(b *bytes.Buffer, path []string, table Table, indent, eol string)
 	}
 }
 
-// tomlValue writes a value on one line.
+// tomlValue formats a value on one line.
 func tomlValue(value any) string {
 	switch v := value.(type) {
 	case Table:
@@ -177,7 +177,7 @@ func tomlValue(value any) string {
 		}
 		return "[" + strings.Join(parts, ", ") + "]"
 	}
-	// A value without a type of its own here came from the decoder, so its encoder can write it; if not, the check finds out.
+	// All other values came from the decoder, so its encoder can write them; otherwise the verification fails.
 	text, err := toml.Marshal(map[string]any{"v": value})
 	if err != nil {
 		return ""
@@ -185,7 +185,7 @@ func tomlValue(value any) string {
 	return strings.TrimSpace(strings.TrimPrefix(string(text), "v = "))
 }
 
-// joinKey writes a key with its dots, and with quotes where they are needed.
+// joinKey formats a dotted key, with quotes where needed.
 func joinKey(path []string) string {
 	const bare = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 	parts := make([]string, len(path))
@@ -209,12 +209,12 @@ func (f tomlFormat) Remove(text []byte, path []string) ([]byte, error) {
 	return edited, checkRemoved(f, text, edited, path)
 }
 
-// removeLines takes out the lines of the headers and keys at path and below. A comment goes if it stands among them; one
-// behind the last of them may be about what follows.
+// removeLines removes the lines of headers and keys at path and below. It removes comments between them, but not after the
+// last, as these may belong to the next entry.
 func removeLines(text []byte, path []string) []byte {
 	items := scanTOML(text)
 	var cut []span
-	inside := false // in a table that goes
+	inside := false // in a table to be removed
 	for _, it := range items {
 		goes := hasPrefix(it.key, path)
 		if goes && inside && !it.header && !it.array {
@@ -228,7 +228,7 @@ func removeLines(text []byte, path []string) []byte {
 	}
 	edited := text
 	for _, s := range slices.Backward(cut) {
-		// The empty line that stands before a table goes with it.
+		// Also remove the empty line before the table.
 		if s.start >= 2 && edited[s.start-1] == '\n' {
 			line := bytes.TrimRight(edited[:s.start-1], " \t\r")
 			if len(line) > 0 && line[len(line)-1] == '\n' && (s.end == len(edited) || edited[s.end] == '\n' || edited[s.end] == '\r') {
@@ -240,7 +240,7 @@ func removeLines(text []byte, path []string) []byte {
 	return edited
 }
 
-// removeInline takes the member at path out of the inline table that has it, if there is one.
+// removeInline removes the member at path from its inline table, if any.
 func removeInline(text []byte, path []string) []byte {
 	for {
 		place, depth := findInline(text, path)
@@ -254,7 +254,7 @@ func removeInline(text []byte, path []string) []byte {
 		}
 		cut := members[i].place
 		switch {
-		case i > 0: // with the comma before it
+		case i > 0: // with the preceding comma
 			cut.start = members[i-1].place.end
 		case len(members) > 1:
 			cut.end = members[1].place.start

@@ -9,17 +9,17 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// item is a header or a key with its value in a TOML text, with the place of its lines.
+// item is a header, or a key with its value, with the range of its lines.
 type item struct {
 	header bool     // [key]
 	array  bool     // [[key]]
-	key    []string // in full, with that of the table it is in
-	lines  span     // from the start of the line to after its end
-	value  span     // of a key's value
+	key    []string // full path, including the table's
+	lines  span     // from the start of the first line to the end of the last
+	value  span     // of the key's value
 }
 
-// scanner walks over a text that a TOML decoder has accepted, so that it need not look for errors. It never passes the
-// end of the text, whatever it meets.
+// scanner scans a text that a TOML decoder has accepted, so it does not check for errors. It never passes the end of any
+// text.
 type scanner struct {
 	text []byte
 	at   int
@@ -61,20 +61,20 @@ func scanTOML(text []byte) []item {
 		it.lines = span{start, s.at}
 		items = append(items, it)
 		if s.at == start {
-			return items // a text that no decoder accepts
+			return items // not valid TOML
 		}
 	}
 	return items
 }
 
-// member is one of an inline table.
+// member is a member of an inline table.
 type member struct {
 	key   []string
 	place span // from the key to the end of the value
 	value span
 }
 
-// scanInline returns the members of the inline table at place, which is from brace to brace.
+// scanInline returns the members of the inline table at place, which includes the braces.
 func scanInline(text []byte, place span) []member {
 	s := &scanner{text: text[:place.end-1], at: place.start + 1}
 	var members []member
@@ -119,7 +119,7 @@ func (s *scanner) spaces() {
 	}
 }
 
-// blank passes over spaces, line ends and comments.
+// blank skips spaces, line ends and comments.
 func (s *scanner) blank() {
 	for {
 		switch s.peek() {
@@ -133,7 +133,7 @@ func (s *scanner) blank() {
 	}
 }
 
-// line passes over the rest of the line and its end.
+// line skips the rest of the line and its end.
 func (s *scanner) line() {
 	if i := bytes.IndexByte(s.text[s.at:], '\n'); i >= 0 {
 		s.at += i + 1
@@ -142,7 +142,7 @@ func (s *scanner) line() {
 	}
 }
 
-// key passes over a key with its dots, and what stands between it and what follows.
+// key skips a dotted key and its separator, and returns its parts.
 func (s *scanner) key() []string {
 	var key []string
 	for {
@@ -164,14 +164,14 @@ func (s *scanner) key() []string {
 	}
 }
 
-// quoted passes over a string of any of the four kinds.
+// quoted skips a string of any of the four kinds.
 func (s *scanner) quoted() {
 	quote := string(s.text[s.at])
 	if s.skip(strings.Repeat(quote, 3)) {
 		for s.at < len(s.text) && !s.skip(strings.Repeat(quote, 3)) {
 			s.char(quote)
 		}
-		for i := 0; i < 2 && s.skip(quote); i++ { // the last of five are the string's own
+		for i := 0; i < 2 && s.skip(quote); i++ { // up to two quotes before the closing ones belong to the string
 		}
 		return
 	}
@@ -187,7 +187,7 @@ func (s *scanner) char(quote string) {
 	}
 }
 
-// value passes over a value. One without quotes or brackets ends before any of end.
+// value skips a value. A bare value ends before any character of end.
 func (s *scanner) value(end string) {
 	switch s.peek() {
 	case '"', '\'':
@@ -203,7 +203,7 @@ func (s *scanner) value(end string) {
 	}
 }
 
-// brackets passes over an array or an inline table.
+// brackets skips an array or an inline table.
 func (s *scanner) brackets() {
 	for depth := 0; s.at < len(s.text); {
 		switch s.peek() {
@@ -224,7 +224,7 @@ func (s *scanner) brackets() {
 	}
 }
 
-// unquote returns what a quoted key says.
+// unquote returns the value of a quoted key.
 func unquote(quoted []byte) string {
 	var k struct{ K string }
 	if _, err := toml.Decode("K = "+string(quoted), &k); err != nil {
