@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api defines the control API between the enforcer and its clients: types, errors and default paths. Programs that
-// run several times per container start import it, so it depends on the standard library only, and never does I/O.
+// Package api defines the control API between the enforcer and its clients: types, errors and default paths. Programs that run
+// several times per container start import it, so it depends on the standard library only, and never does I/O.
 package api
 
 import (
@@ -29,8 +29,7 @@ const (
 	LibraryName = "libgpuslice.so"
 	// PreloadName is the file in a slice's directory that the hook binds over /etc/ld.so.preload of the container.
 	PreloadName = "ld.so.preload"
-	// AttachSocketName is the name of the attach socket in ContainerDir. An elastic slice also has the file ElasticName
-	// there.
+	// AttachSocketName is the name of the attach socket in ContainerDir. An elastic slice also has the file ElasticName there.
 	AttachSocketName = "attach.sock"
 	ElasticName      = "elastic"
 	// DirEnv is set in processes of a session to the slice's directory on the host.
@@ -60,8 +59,8 @@ type Quota struct {
 // RegisterRequest asks for a slice. Its processes are those of PID's cgroup, or, with Session, PID and its descendants.
 type RegisterRequest struct {
 	ID string `json:"id"` // see CheckID
-	// Quotas may be empty for a member of a pool, which then draws on the pool's quota alone, and in record mode, which
-	// counts all devices.
+	// Quotas may be empty for a member of a pool, which then draws on the pool's quota alone, and in record mode, which also
+	// counts devices without a quota.
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
 	// Pools are the pools that the slice joins. No two of them may have quotas on one device.
@@ -70,19 +69,18 @@ type RegisterRequest struct {
 	// annotation, a variable or a label.
 	ByGrant bool   `json:"by_grant,omitempty"`
 	Tenant  string `json:"tenant,omitempty"`
-	// TTL is the slice's time to live in nanoseconds; 0 is unlimited, or the enforcer's maximum. When the slice expires,
-	// its processes get no more memory and are ended.
+	// TTL is the slice's time to live in nanoseconds; 0 is unlimited, or the enforcer's maximum. When the slice expires, its
+	// processes get no more memory and are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
-	// Visible lists the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes. The
-	// enforcer turns them into UUIDs. A quota on AllDevices counts on these devices; a quota on any other device is
-	// rejected. The list is no barrier: a process that uses another device has the quota there, too. An empty list stands
-	// for all devices. The list of an unprivileged user is ignored, since that user's limit has to hold on the other
-	// devices as well.
+	// Visible lists the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes. A quota on
+	// AllDevices counts on these; one on any other device is rejected. The list is no barrier: on another device a process has
+	// the quota, too. An empty list stands for all devices, and so does an unprivileged user's, as their limit has to hold on
+	// all.
 	Visible []string `json:"visible,omitempty"`
 
-	// Elastic allows the enforcer to move the slice's memory to host memory while the slice is idle; it returns with the
-	// next CUDA call. The quotas count for admission while the slice is on its devices. Slices of lower Priority are
-	// evicted first; it is MinPriority to MaxPriority, and 0 without Elastic.
+	// Elastic allows the enforcer to evict the slice's memory to host memory while it is idle, until the next CUDA call. The
+	// quotas count for admission while the slice is on its devices. Lower Priority is evicted first; MinPriority to MaxPriority,
+	// 0 without Elastic.
 	Elastic  bool `json:"elastic,omitempty"`
 	Priority int  `json:"priority,omitempty"`
 
@@ -99,8 +97,8 @@ type RegisterRequest struct {
 	UID uint32 `json:"uid,omitempty"`
 	GID uint32 `json:"gid,omitempty"`
 
-	// For is the user that root registers the slice for. That user's limit applies, and the user can see, renew and release
-	// the slice. Its processes are those of PID's cgroup; they run on the host with UID and GID.
+	// For is the user that root registers the slice for. That user's limit applies, and the user can see, renew and release the
+	// slice. Its processes are those of PID's cgroup; they run on the host with UID and GID.
 	For *User `json:"for,omitempty"`
 }
 
@@ -118,8 +116,8 @@ func (r *RegisterRequest) OnHost() bool { return r.Session || r.For != nil }
 // RegisterReply holds what the hook needs to bind the slice into the container.
 type RegisterReply struct {
 	Slice Slice `json:"slice"`
-	// Dir is the slice's directory on the host. The hook writes the container's PreloadName into it. Its subdirectory
-	// "bind" becomes ContainerDir, with the attach socket and an empty LibraryName as mount point for the library.
+	// Dir is the slice's directory on the host. The hook writes PreloadName into it. Its subdirectory "bind" becomes
+	// ContainerDir; it has the attach socket and an empty LibraryName to mount the library on.
 	Dir string `json:"dir"`
 	// Library is the installed interceptor on the host; its path names its version.
 	Library string `json:"library"`
@@ -248,8 +246,8 @@ type Device struct {
 	PCI               string `json:"pci,omitempty"`                // address, such as "0000:3b:00.0"
 	ComputeCapability string `json:"compute_capability,omitempty"` // such as "9.0"
 
-	// Used is the bytes in use by all processes and the driver; nil without a recent report. OutsideCount processes of no
-	// slice hold OutsideUsed of them; Outside lists the largest, at most 64.
+	// Used is the bytes in use by all processes and the driver; nil without a recent report. OutsideCount processes of no slice
+	// hold OutsideUsed of them; Outside lists the largest, at most 64.
 	Used         *uint64          `json:"used,omitempty"`
 	OutsideUsed  uint64           `json:"outside_used"`
 	OutsideCount int              `json:"outside_count"`
@@ -266,8 +264,8 @@ type ElasticDevice struct {
 	Most     uint64 `json:"most"`     // that one slice or pool can be promised
 	// Pools is the bytes promised to each elastic pool, by name, at the same moment as Promised.
 	Pools map[string]uint64 `json:"pools,omitempty"`
-	// Idle is the bytes granted to those that are on the device and idle for at least IdleAfter. They are evicted when
-	// another slice needs the room.
+	// Idle is the bytes granted to those that are on the device and idle for at least IdleAfter. They are evicted when another
+	// slice needs the room.
 	Idle uint64 `json:"idle"`
 }
 
@@ -378,8 +376,8 @@ var (
 // ErrUnreachable is returned by the client if the enforcer's socket does not answer.
 var ErrUnreachable = errors.New("the enforcer does not answer")
 
-// CheckID checks the id of a slice: 1 to 255 letters, digits, and "_.+-", not beginning with a dot. Its error is an *Error
-// with CodeBadRequest.
+// CheckID checks the id of a slice: 1 to 255 letters, digits, and "_.+-", not beginning with a dot. Its error is an *Error with
+// CodeBadRequest.
 func CheckID(id string) error {
 	if id == "" || len(id) > 255 {
 		return Errorf(CodeBadRequest, "slice id has %d characters: 1 to 255 are accepted", len(id))

@@ -17,8 +17,7 @@ const (
 
 // ChangeRequest changes an active slice. Fields that are not set keep their values.
 type ChangeRequest struct {
-	// Quotas replace the slice's quotas on the same devices, or on AllDevices. On a device without its own quota they add
-	// one.
+	// Quotas replace the slice's quotas on the same devices, or on AllDevices. On a device without its own quota they add one.
 	Quotas []Quota `json:"quotas,omitempty"`
 	// Drop removes the slice's own quotas on these devices, where the quota on AllDevices then applies.
 	Drop []string `json:"drop,omitempty"`
@@ -63,7 +62,6 @@ func (r *RenewRequest) Validate() error {
 	return checkTTL(*r.TTL)
 }
 
-// checkTTL accepts MinTTL to MaxTTL, and 0 for unlimited.
 func checkTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < MinTTL || ttl > MaxTTL) {
 		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s up to %s is, and 0 for ever", ttl, MinTTL, FormatTTL(MaxTTL))

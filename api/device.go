@@ -10,11 +10,10 @@ import (
 // MaxVisible bounds RegisterRequest.Visible: 16 GPUs of 7 MIG instances each are fewer.
 const MaxVisible = 128
 
-// minorPrefix precedes a minor number in RegisterRequest.Visible.
 const minorPrefix = "minor:"
 
-// VisibleMinor names the GPU of the device node /dev/nvidiaN for RegisterRequest.Visible. On some hosts minor numbers and
-// NVML's indices differ.
+// VisibleMinor names the GPU of the device node /dev/nvidiaN for RegisterRequest.Visible. On some hosts minor numbers and NVML's
+// indices differ.
 func VisibleMinor(minor uint32) string { return minorPrefix + strconv.FormatUint(uint64(minor), 10) }
 
 // ParseMinor parses a name made by VisibleMinor.
@@ -24,8 +23,8 @@ func ParseMinor(name string) (minor int, ok bool) {
 	return int(n), ok && err == nil && strconv.FormatUint(n, 10) == digits
 }
 
-// DeviceName returns s in NVML's form if it is an index from 0 to 1023, or a UUID (NVML writes hexadecimal digits in lower
-// case). Otherwise it returns false. The device need not exist.
+// DeviceName returns s in NVML's form if it is an index from 0 to 1023, or a UUID (NVML writes hexadecimal digits in lower case).
+// Otherwise it returns false. The device need not exist.
 func DeviceName(s string) (string, bool) {
 	if n, err := strconv.ParseUint(s, 10, 10); err == nil {
 		return s, strconv.FormatUint(n, 10) == s // not "+1", "007"

@@ -6,8 +6,8 @@ package api
 type Enforcement string
 
 const (
-	// Native is the interceptor and the driver's limit on the slice's cgroup, which also holds for processes that bypass
-	// the interceptor.
+	// Native is the interceptor and the driver's limit on the slice's cgroup, which also holds for processes that bypass the
+	// interceptor.
 	Native Enforcement = "native"
 	// Intercept is the interceptor alone, checked against driver truth.
 	Intercept Enforcement = "intercept"

@@ -4,19 +4,18 @@ package api
 
 import "time"
 
-// Refusal describes the last rejected request for memory of a slice, and the memory's holders at that moment. Sizes in
-// bytes.
+// Refusal describes the last rejected request for memory of a slice, and the memory's holders at that moment. Sizes in bytes.
 type Refusal struct {
 	Time    time.Time `json:"time"`
 	Device  string    `json:"device"`            // UUID
 	PID     int       `json:"pid,omitempty"`     // in the enforcer's pid namespace; absent for several processes. It may have exited since
 	Command string    `json:"command,omitempty"` // the process's name, which it can choose
-	// Call is the driver call that needed the memory, such as "cuMemAlloc"; Requested is the bytes that would have been
-	// charged. If the process reported neither, they and all later fields except Limit are absent.
+	// Call is the driver call that needed the memory, such as "cuMemAlloc"; Requested is the bytes that would have been charged.
+	// If the process reported neither, they and all later fields except Limit are absent.
 	Call      string `json:"call,omitempty"`
 	Requested uint64 `json:"requested,omitempty"`
-	// Pool is set if a pool's limit was exceeded, and Limit, Used and Overhead are then the pool's. It is absent for the
-	// slice's own limit.
+	// Pool is set if a pool's limit was exceeded, and Limit, Used and Overhead are then the pool's. It is absent for the slice's
+	// own limit.
 	Pool     string  `json:"pool,omitempty"`
 	Limit    *uint64 `json:"limit,omitempty"` // nil if it is unknown whether the slice's or the pool's was exceeded
 	Used     uint64  `json:"used"`            // requested by programs
@@ -25,8 +24,8 @@ type Refusal struct {
 	Needed uint64 `json:"needed,omitempty"`
 	// Frozen is the reason why nothing could be granted at all; "" if the limit was exceeded.
 	Frozen string `json:"frozen,omitempty"`
-	// Holders are the processes that held most when the enforcer learned of the rejection, at most 16. MoreCount others
-	// held MoreBytes. The rejected process may have exited by then.
+	// Holders are the processes that held most when the enforcer learned of the rejection, at most 16. MoreCount others held
+	// MoreBytes. The rejected process may have exited by then.
 	Holders   []Holder `json:"holders,omitempty"`
 	MoreCount int      `json:"more_count,omitempty"`
 	MoreBytes uint64   `json:"more_bytes,omitempty"`
@@ -62,7 +61,7 @@ type RunUse struct {
 	Peak        uint64 `json:"peak"`           // of Used + Overhead
 	Allocations uint64 `json:"allocations"`
 	Refusals    uint64 `json:"refusals"`
-	// Needed is the quota that would have been sufficient for each single request that the slice's own limit rejected; 0 if
-	// there was none.
+	// Needed is the quota that would have been sufficient for each single request that the slice's own limit rejected; 0 if there
+	// was none.
 	Needed uint64 `json:"needed"`
 }

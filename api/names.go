@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Names are the names that an engine gave a container at its start. They are for display only: every user with access to
-// the engine can choose them, and two slices can have the same. Each is printable, and at most MaxName bytes long.
+// Names are the names that an engine gave a container at its start. They are for display only: every user with access to the
+// engine can choose them, and two slices can have the same. Each is printable, and at most MaxName bytes long.
 type Names struct {
 	Name      string `json:"name,omitempty"`      // of the container
 	Pod       string `json:"pod,omitempty"`       // of its pod

@@ -2,8 +2,8 @@
 
 package api
 
-// Action is the response to a process that holds memory past the ledger. It is the one of the operator's policy, or a
-// milder one if the evidence does not justify that.
+// Action is the response to a process that holds memory past the ledger. It is the one of the operator's policy, or a milder one
+// if the evidence does not justify that.
 type Action string
 
 const (
@@ -26,8 +26,8 @@ const (
 	BypassUnattached = "unattached"
 	// BypassExcess is an attached process that holds more memory than its charges and the driver's own overhead explain.
 	BypassExcess = "excess"
-	// BypassOverwritten is a slice or a pool with values in its page that the interceptor never writes. The process that
-	// wrote them cannot be determined.
+	// BypassOverwritten is a slice or a pool with values in its page that the interceptor never writes. The process that wrote
+	// them cannot be determined.
 	BypassOverwritten = "overwritten"
 )
 
@@ -35,14 +35,14 @@ const (
 type Preload string
 
 const (
-	// PreloadBound: the file is at /etc/ld.so.preload. The program does not load it (static, or linked with musl), or
-	// bypasses the interceptor.
+	// PreloadBound: the file is at /etc/ld.so.preload. The program does not load it (static, or linked with musl), or bypasses
+	// the interceptor.
 	PreloadBound Preload = "bound"
 	// PreloadMoved: the file is elsewhere in the process's root, as /etc was renamed or is a link in the image.
 	PreloadMoved Preload = "moved"
 	// PreloadCovered: a later mount over /etc hides the file.
 	PreloadCovered Preload = "covered"
-	// PreloadNone: the file is not in the process's root. The process is in a chroot, or the file was unmounted, or removed
-	// from outside.
+	// PreloadNone: the file is not in the process's root. The process is in a chroot, or the file was unmounted, or removed from
+	// outside.
 	PreloadNone Preload = "none"
 )

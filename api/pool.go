@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPools is the maximum number of pools on a host. Each has a page of memory, and some metrics series per device. It
-// allows two requests of claims for each pod of the largest nodes of Kubernetes providers, which run 500 pods.
+// MaxPools is the maximum number of pools on a host. Each has a page of memory, and metrics series per device. The largest nodes
+// of Kubernetes providers run 500 pods; it allows two requests of claims for each.
 const MaxPools = 1024
 
 // MaxPoolsOfSlice is the maximum number of pools of a slice: one for each device that it can have.
@@ -75,23 +75,22 @@ type PoolUse struct {
 	Recovered uint64 `json:"recovered"` // released for exited processes
 }
 
-// PoolRequest creates a pool, or changes the quotas of an existing one on the devices that it names. All other properties
-// of a pool are fixed at its creation.
+// PoolRequest creates a pool, or changes the quotas of an existing one on the devices that it names. All other properties of a
+// pool are fixed at its creation.
 type PoolRequest struct {
 	Quotas []Quota `json:"quotas"`
-	// Tenant owns the pool: the pool's quotas count against the tenant's bounds, and its members have to be of this tenant.
-	// "" is a pool of the operator, without a tenant's bound, for members of any tenant.
+	// Tenant owns the pool: the pool's quotas count against the tenant's bounds, and its members have to be of this tenant. "" is
+	// a pool of the operator, without a tenant's bound, for members of any tenant.
 	Tenant string `json:"tenant,omitempty"`
 	// TTL is the maximum time to live of each member; 0 is unlimited.
 	TTL time.Duration `json:"ttl,omitempty"`
 	// Label says for display what the pool is for, such as the claim's namespace/name.
 	Label string `json:"label,omitempty"`
-	// Elastic makes all members elastic slices of this priority. The pool counts for admission while a member is on its
-	// devices.
+	// Elastic makes all members elastic slices of this priority. The pool counts for admission while a member is on its devices.
 	Elastic  bool `json:"elastic,omitempty"`
 	Priority int  `json:"priority,omitempty"`
-	// ByGrant restricts the pool to requests with ByGrant. Pools of resource claims set it, since an annotation of another
-	// pod could name the pool.
+	// ByGrant restricts the pool to requests with ByGrant. Pools of resource claims set it, since an annotation of another pod
+	// could name the pool.
 	ByGrant bool `json:"by_grant,omitempty"`
 }
 
@@ -117,8 +116,8 @@ func (r *PoolRequest) Validate() error {
 	return validateQuotas(r.Quotas)
 }
 
-// CheckPoolName checks the name of a pool: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter or a digit.
-// Its error is an *Error with CodeBadRequest.
+// CheckPoolName checks the name of a pool: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter or a digit. Its
+// error is an *Error with CodeBadRequest.
 func CheckPoolName(name string) error { return checkName("pool", name) }
 
 // CheckTenant checks the name of a tenant as CheckPoolName does.

@@ -19,11 +19,10 @@ const (
 	TokenEnv = "GPUSLICE_TOKEN_FILE"
 )
 
-// tokenBytes is the number of random bytes of a token.
 const tokenBytes = 32
 
-// Token is a session's secret, in hexadecimal. It entitles a process to join processes to the session, and to renew and
-// release it. Formats and logs never print it; convert it to a string to get the value.
+// Token is a session's secret, in hexadecimal. It entitles a process to join processes to the session, and to renew and release
+// it. Formats and logs never print it; convert it to a string to get the value.
 type Token string
 
 const hidden = "(a token)"
@@ -52,8 +51,8 @@ func (r *JoinRequest) Validate() error {
 	return nil
 }
 
-// UserSessionID returns the slice id of an unprivileged user's session. It begins with the uid, so that a user cannot take
-// the id of a container that is about to start. It leaves an id that it returned before unchanged.
+// UserSessionID returns the slice id of an unprivileged user's session. The id begins with the uid, so that a user cannot take
+// that of another's container. If name is such an id already, it stays unchanged.
 func UserSessionID(uid uint32, name string) string {
 	prefix := "u" + strconv.FormatUint(uint64(uid), 10) + "-"
 	if strings.HasPrefix(name, prefix) {

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// MaxSize is the largest accepted size in bytes; `docker run --memory` has the same maximum. Sums of a ledger's sizes stay
-// far below 2^64, which means "no limit".
+// MaxSize is the largest accepted size in bytes; `docker run --memory` has the same maximum. Sums of a ledger's sizes stay far
+// below 2^64, which means "no limit".
 const MaxSize = math.MaxInt64
 
 // bytesAlone is the smallest number that may lack a unit. Below it the unit was probably forgotten.
@@ -19,10 +19,10 @@ const bytesAlone = 1 << 20
 
 const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296 is accepted (units k, m, g, t, p are powers of 1024)"
 
-// ParseSize parses a size in bytes as `docker run --memory` does: digits, and a unit k, m, g, t or p in either case,
-// optionally followed by b, ib or (as in Kubernetes) i. Units are powers of 1024; b is bytes. Decimals are accepted if the
-// result is a whole number of bytes (1.5G). A number without a unit is bytes, and has to be at least 1 MiB. Signs, spaces
-// and zero are rejected. Its error is an *Error with CodeBadRequest.
+// ParseSize parses a size in bytes as `docker run --memory` does: digits, then a unit k, m, g, t or p in either case, optionally
+// with b, ib or (as in Kubernetes) i; or b for bytes. Units are powers of 1024. Decimals are accepted if the result is whole
+// (1.5G). Without a unit a size is in bytes, and at least 1 MiB. Signs, spaces and zero are rejected. Its error is an *Error with
+// CodeBadRequest.
 func ParseSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, "bBiIkKmMgGtTpP")
 	shift, ok := unitShift(s[len(number):])
@@ -51,7 +51,6 @@ func ParseSize(s string) (uint64, error) {
 	return n, nil
 }
 
-// meant returns a hint for the number n, which lacks a unit.
 func meant(s string, n uint64) string {
 	if n < 128 {
 		return fmt.Sprintf("%sG or %sm was probably meant, and %sb would be bytes", s, s, s)
@@ -59,8 +58,8 @@ func meant(s string, n uint64) string {
 	return fmt.Sprintf("%sm was probably meant, and %sb would be bytes", s, s)
 }
 
-// fractionBytes returns 0.part units of 2^shift bytes, or false if that is not a whole number. It is exact: a quota is
-// never rounded.
+// fractionBytes returns 0.part units of 2^shift bytes, or false if that is not a whole number. It is exact: a quota is never
+// rounded.
 func fractionBytes(part string, shift uint) (uint64, bool) {
 	if len(part) > 19 { // 10^19 is the last power of ten below 2^64
 		return 0, false
@@ -103,8 +102,8 @@ func sizeError(s, what string) error {
 	return Errorf(CodeBadRequest, "%.80q %s: %s", s, what, sizesAccepted)
 }
 
-// ParseQuota parses a quota: a size as ParseSize does, or a percentage of the device from 1% to 100%. If err is nil,
-// exactly one of bytes and percent is set. Its error is an *Error with CodeBadRequest.
+// ParseQuota parses a quota: a size as ParseSize does, or a percentage of the device from 1% to 100%. If err is nil, exactly one
+// of bytes and percent is set. Its error is an *Error with CodeBadRequest.
 func ParseQuota(s string) (bytes uint64, percent uint32, err error) {
 	if share, ok := strings.CutSuffix(s, "%"); ok {
 		n, err := strconv.ParseUint(share, 10, 32)

@@ -11,8 +11,8 @@ import (
 // MaxQuotas bounds the quotas of one request; a host has fewer devices.
 const MaxQuotas = 64
 
-// Validate checks what does not depend on the host; the enforcer checks devices and the process. Its error is an *Error
-// with CodeBadRequest.
+// Validate checks what does not depend on the host; the enforcer checks devices and the process. Its error is an *Error with
+// CodeBadRequest.
 func (r *RegisterRequest) Validate() error {
 	if err := CheckID(r.ID); err != nil {
 		return err

@@ -49,7 +49,6 @@ func Hold(args []string) int {
 	return 0
 }
 
-// holder is the state of the process.
 type holder struct {
 	idle time.Duration // the holder ends after holding nothing, without connections, for this time
 	end  func()
@@ -61,7 +60,6 @@ type holder struct {
 	conns int
 }
 
-// file is the memfd of a process.
 type file struct {
 	process *process.Handle
 
@@ -85,8 +83,8 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 		}
 		procs.Close()
 	}
-	// If the cgroup lacks room in spite of the enforcer's check, the allocation has to fail, and not kill this process.
-	// This needs CAP_SYS_RESOURCE.
+	// If the cgroup lacks room in spite of the enforcer's check, the allocation has to fail, and not kill this process. This
+	// needs CAP_SYS_RESOURCE.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 	unix.Umask(0o177)
@@ -261,7 +259,6 @@ func (h *holder) forget(of Process, f *file) {
 	f.fd = -1
 }
 
-// charged returns the bytes of all processes.
 func (h *holder) charged() (sum uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -271,8 +268,7 @@ func (h *holder) charged() (sum uint64) {
 	return sum
 }
 
-// charged returns the allocated bytes of the file. Fewer may be charged to the holder, if another process touched some
-// first.
+// charged returns the allocated bytes of the file. Fewer may be charged to the holder, if another process touched some first.
 func (f *file) charged() uint64 {
 	var st unix.Stat_t
 	if unix.Fstat(f.fd, &st) != nil {
@@ -303,8 +299,8 @@ func newFile(size uint64) (int, error) {
 	return fd, nil
 }
 
-// grow has a range charged to this process's cgroup, all or nothing: a failure undoes the allocation, even if this process
-// gets killed. Where shmem gives huge pages on madvise only, it maps, advises and touches the range instead.
+// grow has a range charged to this process's cgroup. A failure undoes the allocation, even if this process gets killed. Where
+// shmem gives huge pages on madvise only, it maps, advises and touches the range instead.
 func grow(fd int, from, to uint64) error {
 	if from == to {
 		return nil

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostmem charges the host memory of processes that move their own memory to a cgroup chosen by the operator,
-// instead of their own.
+// Package hostmem charges the host memory of processes that move their own memory to a cgroup chosen by the operator.
 //
 // The kernel charges a page of a memfd to the process that touches it first. So a small process in that cgroup, the holder,
-// creates one memfd for each process with granted host memory, and touches the granted pages. The process maps the memfd
-// and keeps no descriptor. The holder outlives the enforcer, which finds it again by its socket in
-// the run directory. If the holder dies, granted memory stays mapped and charged, and the next request starts another
-// holder. A memfd always belongs to the same process, and is emptied when that has ended.
+// creates a memfd for each process with granted host memory, and touches the granted pages. The process maps the memfd, and keeps
+// no descriptor. The memfd is never reused for another process, and emptied when its process has ended.
 //
-// The enforcer decides about grants; Keeper is its side. The holder serves its own user, root, only. It reads no data of
-// other processes, and never touches the contents of the memory it holds.
+// The holder outlives the enforcer, which finds it again by its socket in the run directory. If the holder dies, granted memory
+// stays mapped and charged, and the next request starts another holder.
+//
+// The enforcer decides about grants; Keeper is its side. The holder serves only its own user, root, and never reads data of other
+// processes.
 package hostmem
 
 import (

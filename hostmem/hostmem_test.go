@@ -79,7 +79,6 @@ func (o Options) keeper(t *testing.T) *Keeper {
 	return k
 }
 
-// other starts a process that does nothing.
 func other(t *testing.T) (p Process, end func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -254,8 +253,8 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return near(k.used(t), Step) })
 }
 
-// The enforcer checks for room first. If another process takes it concurrently, the kernel may end the holder, unless that
-// could exempt itself with CAP_SYS_RESOURCE; it ends nothing else.
+// The enforcer checks for room first. If another process takes it concurrently, the kernel may end the holder, unless that could
+// exempt itself with CAP_SYS_RESOURCE; it ends nothing else.
 func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)

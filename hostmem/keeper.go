@@ -26,10 +26,9 @@ import (
 )
 
 const (
-	// idle is the default of Options.Idle.
 	idle = time.Minute
-	// patience limits the wait for one answer. It is shorter than the timeout of the process that needs the memory
-	// (ASK_SECONDS in attach_client.h).
+	// patience limits the wait for one answer. It is shorter than the timeout of the process that needs the memory (ASK_SECONDS
+	// in attach_client.h).
 	patience = 4 * time.Second
 	// tryPace is the minimum time between a failure and the next attempt.
 	tryPace = time.Second
@@ -44,8 +43,8 @@ type Options struct {
 	Idle time.Duration
 }
 
-// Keeper is the enforcer's side: it finds the holder, or starts one. It is safe for concurrent use; calls run one at a
-// time, and can take as long as patience.
+// Keeper is the enforcer's side: it finds the holder, or starts one. It is safe for concurrent use; calls run one at a time, and
+// can take as long as patience.
 type Keeper struct {
 	options Options
 	host    *cgroup.Host
@@ -89,8 +88,8 @@ func (k *Keeper) PID() (int, error) {
 	return k.pid, nil
 }
 
-// Grow has a range of a process's memory charged, and returns the descriptor of its memfd. size is the maximum that the
-// process can ever get.
+// Grow has a range of a process's memory charged, and returns the descriptor of its memfd. size is the maximum that the process
+// can ever get.
 func (k *Keeper) Grow(p Process, size, from, to uint64) (*os.File, error) {
 	a, err := k.ask(request{op: opGrow, of: p, size: size, from: from, to: to})
 	if err == nil && a.file == nil {
@@ -261,8 +260,7 @@ func (k *Keeper) find() (fresh bool, err error) {
 	return true, nil
 }
 
-// dial connects to the holder, and checks that the peer runs as this process's user. Only that user may write to the
-// directory.
+// dial connects to the holder, and checks that the peer runs as this process's user. Only that user may write to the directory.
 func dial(dir string) (*net.UnixConn, int, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // the address of a Unix socket has only 108 bytes
 	if err != nil {

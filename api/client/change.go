@@ -32,12 +32,12 @@ func (c *Client) change(ctx context.Context, method, id, verb string, request an
 	return do[api.Slice](ctx, c, method, "/v1/slices/"+id+verb, body, maxOne)
 }
 
-// MoveTimeout is the time that Suspend and Resume wait for the answer. Tens of gigabytes take minutes, and moves run one
-// after another.
+// MoveTimeout is the time that Suspend and Resume wait for the answer. Tens of gigabytes take minutes, and moves run one after
+// another.
 const MoveTimeout = time.Hour
 
-// Suspend moves all device memory of the slice's processes to host memory, or none and returns an error. It returns when
-// the move is complete.
+// Suspend moves all device memory of the slice's processes to host memory, or none and returns an error. It returns when the move
+// is complete.
 func (c *Client) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return c.move(ctx, id, "/suspend")
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 )
 
-// service returns the values that the test has set.
 type service struct {
 	slice   api.Slice
 	pool    api.Pool
@@ -118,7 +117,6 @@ func socketPath(t *testing.T) string {
 	return dir + "/s.sock"
 }
 
-// enforcer serves s with the real server.
 func enforcer(t *testing.T, s server.Service) *Client {
 	t.Helper()
 	path := socketPath(t)

@@ -33,8 +33,8 @@ func JoinGroup(socket string) string {
 
 const without = "[[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced"
 
-// groupOf returns the group that may use a socket, or "" if there is none or it is unknown. It avoids package os/user,
-// which would be linked into the hook.
+// groupOf returns the group that may use a socket, or "" if there is none or it is unknown. It avoids package os/user, which
+// would be linked into the hook.
 func groupOf(socket string) string {
 	var s syscall.Stat_t
 	if syscall.Stat(socket, &s) != nil || s.Gid == 0 || s.Mode&syscall.S_IWGRP == 0 {

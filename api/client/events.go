@@ -21,10 +21,9 @@ import (
 // maxLine is the maximum length of an event, or of a line of an answer's head, in bytes.
 const maxLine = 64 << 10
 
-// Events calls each with the events after number since, the oldest first. The number belongs to instance, or to the current
-// enforcer if instance is empty; events that are no longer stored are reported as api.EventMissed. With follow it waits for
-// further events until ctx ends, each returns an error, or the enforcer ends; the last error wraps api.ErrUnreachable. It
-// waits for events without a timeout, but not for the head of the answer.
+// Events calls each with the events after number since of instance, or of the current enforcer if that is empty, the oldest
+// first; lost events are reported as api.EventMissed. With follow it continues until ctx ends, each returns an error, or the
+// enforcer ends, for which the error wraps api.ErrUnreachable. Waiting for events has no timeout.
 func (c *Client) Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error {
 	path := "/v1/events?since=" + strconv.FormatUint(since, 10) + "&follow=" + strconv.FormatBool(follow)
 	if instance != "" {

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 )
 
-// Bounds on the size of an answer in bytes: a program that answers instead of the enforcer must not fill the memory of an
-// OCI hook. A slice on 16 devices takes 4 KiB; maxList is enough for thousands of slices, or for all processes of a slice.
+// Maximum sizes of an answer in bytes, so that no program can fill the memory of an OCI hook. A slice on 16 devices takes 4 KiB;
+// maxList fits thousands of slices, or all processes of one.
 const (
 	maxOne  = 1 << 20
 	maxList = 16 << 20
@@ -45,7 +45,6 @@ func do[T any](ctx context.Context, c *Client, method, path string, body []byte,
 	return result, nil
 }
 
-// refusal decodes the body of an error answer.
 func refusal(status int, body []byte) error {
 	var e api.Error
 	if json.Unmarshal(body, &e) != nil || e.Code == "" {
@@ -74,8 +73,8 @@ type answer struct {
 	body   []byte
 }
 
-// maxSeveral is the number of requests sent before an answer is read. They have to fit into the socket's buffers, or both
-// sides would wait.
+// maxSeveral is the number of requests sent before an answer is read. They have to fit into the socket's buffers, or both sides
+// would wait.
 const maxSeveral = 128
 
 // several sends a GET for each path, in groups over one connection, and reads the answers into all. On success there is one
@@ -123,8 +122,8 @@ func (c *Client) send(ctx context.Context, what string, requests []byte, all *by
 		return err
 	}
 	defer hangUp()
-	// An enforcer that rejects early (too many connections, too large) answers and closes. Its answer is more useful than
-	// the broken pipe.
+	// An enforcer that rejects early (too many connections, too large) answers and closes. Its answer is more useful than the
+	// broken pipe.
 	_, writeErr := conn.Write(requests)
 	n, err := all.ReadFrom(io.LimitReader(conn, most+1))
 	switch {
@@ -185,8 +184,8 @@ func parse(raw []byte) (status int, body []byte, err error) {
 	return status, body, err
 }
 
-// next parses the first of several answers and returns the remaining bytes as rest. An answer without a length extends to
-// the end.
+// next parses the first of several answers and returns the remaining bytes as rest. An answer without a length extends to the
+// end.
 func next(raw []byte) (status int, body, rest []byte, err error) {
 	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
 	first, headers, _ := strings.Cut(string(head), "\r\n")
@@ -211,7 +210,6 @@ func next(raw []byte) (status int, body, rest []byte, err error) {
 	return status, body, nil, nil
 }
 
-// unreachable returns an error with advice for an enforcer that does not answer.
 func (c *Client) unreachable(err error) error {
 	what := "why is in " + advice.Log("gpusliced")
 	switch {
@@ -233,8 +231,8 @@ type awayError struct{ error }
 
 func (e awayError) Unwrap() error { return e.error }
 
-// MayReturn reports whether err means that the enforcer is not running, but ran since the host's boot, as during an
-// upgrade. The request was not carried out then.
+// MayReturn reports whether err means that the enforcer is not running, but ran since the host's boot, as during an upgrade. The
+// request was not carried out then.
 func MayReturn(err error) bool { return errors.As(err, new(awayError)) }
 
 // cause returns err without the parts that name the socket.

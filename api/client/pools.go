@@ -23,8 +23,8 @@ func (c *Client) Pool(ctx context.Context, name string) (api.Pool, error) {
 	return do[api.Pool](ctx, c, "GET", "/v1/pools/"+name, nil, maxList)
 }
 
-// CreatePool creates a pool, or returns the existing one if it was created by the same request. If another pool has the
-// name, the error is api.ErrExists.
+// CreatePool creates a pool, or returns the existing one if it was created by the same request. If another pool has the name, the
+// error is api.ErrExists.
 func (c *Client) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	return c.askPool(ctx, "PUT", name, &r)
 }

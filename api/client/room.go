@@ -15,8 +15,8 @@ const (
 	roomPause    = 200 * time.Millisecond
 )
 
-// AwaitRoom calls ask, and repeats it for up to a minute while the enforcer answers that it evicts idle elastic slices to
-// make room. Such an answer means that the request was not carried out.
+// AwaitRoom calls ask, and repeats it for up to a minute while the enforcer answers that it evicts idle elastic slices to make
+// room. Such an answer means that the request was not carried out.
 func AwaitRoom(ctx context.Context, ask func() error) error {
 	for begun := time.Now(); ; time.Sleep(roomPause) {
 		err := ask()

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Watcher reads the enforcer's state periodically. It sends the requests of a Look over one connection, and decodes only
-// those parts of the answers that have changed. It is safe for concurrent use.
+// Watcher reads the enforcer's state periodically. It sends the requests of a Look over one connection, and decodes only those
+// parts of the answers that have changed. It is safe for concurrent use.
 type Watcher struct {
 	client *Client
 
@@ -139,11 +139,10 @@ func (l *list[T]) take(a answer, version *uint64) error {
 
 var errNoList = errors.New("it is no list")
 
-// space is the set of white space in JSON.
 const space = " \t\r\n"
 
-// elements returns the elements of a JSON array as texts. It does not check them: if each element decodes as JSON, the
-// array is valid.
+// elements returns the elements of a JSON array as texts. It does not check them: if each element decodes as JSON, the array is
+// valid.
 func elements(array []byte) (all [][]byte, err error) {
 	array = bytes.Trim(array, space)
 	if len(array) < 2 || array[0] != '[' || array[len(array)-1] != ']' {

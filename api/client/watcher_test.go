@@ -66,7 +66,6 @@ func newCrowd(n int) *crowd {
 	return c
 }
 
-// counting counts accepted connections.
 type counting struct {
 	net.Listener
 	accepted atomic.Int64

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// note collects facts about a request for its audit record. Handlers set the request's values after validation, which
-// bounds their size.
+// note collects facts about a request for its audit record. Handlers set the request's values after validation, which bounds
+// their size.
 type note struct {
 	share       audit.Share
 	slice, pool string

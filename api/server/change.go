@@ -66,9 +66,8 @@ func moved(move func(Service, context.Context, string) (api.Slice, error)) handl
 	}
 }
 
-// endReadDeadline reads the request's body, and then removes the read deadline, so that the answer can take longer. It must
-// read the body first: net/http reads the rest of a body before it answers, and would wait forever for a body that never
-// arrives.
+// endReadDeadline reads the request's body and removes the read deadline, so that the answer can take longer. The order matters:
+// net/http reads the rest of a body before it answers, and would wait forever for one that never arrives.
 func endReadDeadline(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		return unreadable(err)

@@ -11,11 +11,10 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// eventsType is the media type of JSON lines.
 const eventsType = "application/x-ndjson"
 
-// stream is an answer of events, one per line. It holds one batch at a time and writes from its own goroutine, so a slow
-// reader costs one batch of memory, and delays no other.
+// stream is an answer of events, one per line. It holds one batch at a time and writes from its own goroutine, so a slow reader
+// costs one batch of memory, and delays no other.
 type stream struct {
 	service  Service
 	follow   bool
@@ -65,7 +64,6 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	}
 }
 
-// timeout returns the server's write timeout.
 func timeout(r *http.Request) time.Duration {
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
 		return s.WriteTimeout

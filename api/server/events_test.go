@@ -39,7 +39,6 @@ func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	return e
 }
 
-// answer is an HTTP answer. The end of the test closes its body.
 type answer struct {
 	status int
 	kind   string

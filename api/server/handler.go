@@ -237,7 +237,6 @@ func decode(body io.Reader, into any) error {
 	return unreadable(err)
 }
 
-// unreadable returns the error for a body that cannot be read or decoded.
 func unreadable(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
@@ -246,7 +245,6 @@ func unreadable(err error) error {
 	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// inJSON names the JSON form of a Go type.
 func inJSON(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:

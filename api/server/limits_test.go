@@ -51,7 +51,7 @@ func holdMany(path string) {
 	failed := 0
 	for len(conns) < n {
 		conn, err := net.Dial("unix", path)
-		if errors.Is(err, unix.EAGAIN) { // the kernel's queue is full
+		if errors.Is(err, unix.EAGAIN) {
 			time.Sleep(time.Millisecond)
 			continue
 		}
@@ -284,7 +284,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	l := controlLimits
 	l.write = 50 * time.Millisecond
 	path := serveWith(t, f, l)
-	for range maxStreams { // no place is left
+	for range maxStreams {
 		conn, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)

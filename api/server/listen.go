@@ -114,8 +114,8 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	return l, nil
 }
 
-// firstName returns the prefix of the temporary name of the socket at path; the process's pid follows. The kernel keeps
-// reporting the temporary name.
+// firstName returns the prefix of the temporary name of the socket at path; the process's pid follows. The kernel keeps reporting
+// the temporary name.
 func firstName(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".")
 }

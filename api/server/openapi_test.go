@@ -71,7 +71,6 @@ func loadDocument(t *testing.T) document {
 	return d
 }
 
-// operations returns the operations of the document by "GET /path".
 func (d document) operations(t *testing.T) map[string]operation {
 	t.Helper()
 	operations := make(map[string]operation)
@@ -123,7 +122,7 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"DELETE /v1/pools/{name}": {nil, reflect.TypeFor[api.Pool]()},
 	"GET /v1/devices":         {nil, reflect.TypeFor[[]api.Device]()},
 	"GET /v1/history":         {nil, reflect.TypeFor[[]api.Run]()},
-	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()}, // one per line
+	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()},
 	"GET /v1/health":          {nil, reflect.TypeFor[api.Health]()},
 }
 
@@ -287,7 +286,6 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 	}
 }
 
-// enums has the values of each Go string type of the API.
 var enums = map[reflect.Type][]string{
 	reflect.TypeFor[api.Mode]():      {string(api.Enforce), string(api.Record)},
 	reflect.TypeFor[api.EventKind](): eventKinds(),

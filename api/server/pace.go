@@ -16,8 +16,8 @@ import (
 // paceBurst is the number of seconds of requests that a user may send at once.
 const paceBurst = 8
 
-// paced delays the requests of a user beyond perSecond KiB, heads and bodies of all connections together: reading 64 KiB of
-// JSON takes up to 5 ms of a processor. A delayed request keeps its connection, so it does not delay other users.
+// paced delays the requests of a user beyond perSecond KiB of heads and bodies on all connections: reading 64 KiB of JSON takes
+// up to 5 ms of a processor. A delayed request keeps its connection, and delays no other user.
 func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	if perSecond == 0 {
 		return next
@@ -46,8 +46,7 @@ func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	})
 }
 
-// perRequest is the KiB charged for a request in addition to its body: accepting a connection and answering takes about 300
-// µs.
+// perRequest is the KiB charged for a request in addition to its body: accepting a connection and answering takes about 300 µs.
 const perRequest = 8
 
 // kibibytes returns the KiB charged for a request. A body counts as maxBody at most, since no more is read.

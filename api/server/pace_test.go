@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// countedService counts the KiB of requests.
 type countedService struct {
 	fakeService
 	served atomic.Int64

@@ -33,8 +33,7 @@ func PeerOf(ctx context.Context) (Peer, bool) {
 	return p, ok
 }
 
-// GroupsOf returns the groups that the requesting process had when it connected: its gid first, then the supplementary
-// groups.
+// GroupsOf returns the groups that the requesting process had when it connected: its gid first, then the supplementary groups.
 func GroupsOf(ctx context.Context) []uint32 {
 	groups, _ := ctx.Value(groupsKey{}).([]uint32)
 	return groups

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server serves the enforcer's control API on a Unix socket: HTTP and JSON, as in api/openapi.yaml, which a test
-// compares with the code.
+// Package server serves the enforcer's control API on a Unix socket: HTTP and JSON, as in api/openapi.yaml, which a test compares
+// with the code.
 //
-// It owns routes, limits, decoding, statuses and the socket file. The Service behind it makes all decisions about slices.
-// It must never let a request, however malformed, slow or large, delay others. The socket's mode decides about access,
-// except on the users' socket (users.go). Peer describes the requesting process.
+// It owns routes, limits, decoding, statuses and the socket file; a Service makes all decisions about slices. It must never let a
+// request, however malformed, slow or large, delay others. The socket's mode decides about access, except on the users' socket
+// (users.go).
 package server
 
 import (
@@ -43,8 +43,8 @@ type Service interface {
 	History(ctx context.Context) ([]api.Run, error)
 	// Health must not block.
 	Health(ctx context.Context) (api.Health, error)
-	// Events returns some events after number since, the oldest first. With wait it returns at least one, or an error if
-	// there will be none.
+	// Events returns some events after number since, the oldest first. With wait it returns at least one, or an error if there
+	// will be none.
 	Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error)
 }
 

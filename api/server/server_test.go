@@ -37,8 +37,8 @@ type fakeService struct {
 	token      api.Token
 	pid        int
 	moved      []string
-	takes      time.Duration // duration of a move
-	log        *event.Log    // nil: there are no events
+	takes      time.Duration
+	log        *event.Log // nil: there are no events
 }
 
 func (f *fakeService) Info(ctx context.Context) (api.Info, error) {
@@ -126,7 +126,6 @@ func (f *fakeService) Events(ctx context.Context, instance string, since uint64,
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// ask sends one request to the handlers, and checks that the answer is JSON.
 func ask(t *testing.T, s Service, method, target, body string) (int, []byte) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -262,7 +261,6 @@ func FuzzRegister(f *testing.F) {
 	})
 }
 
-// start serves on a new socket until the test ends.
 func start(t *testing.T, s Service, path string) (stop func() error) {
 	t.Helper()
 	l, err := Listen(path, "")

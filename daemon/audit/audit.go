@@ -2,13 +2,13 @@
 
 // Package audit records requests for changes, and events, in a file of JSON lines, one Entry per line.
 //
-// It owns that file and its rotated predecessors. The recorder of an entry never waits for the disk. Entries that could not
-// be written are counted, and a marker in the file says how many are missing at that place. The queue for the disk is
-// bounded in bytes. No user can cause others' entries to be rotated away (Share). The package must never stop the enforcer,
-// and makes no decisions.
+// It owns that file and its rotated predecessors. The recorder of an entry never waits for the disk. Entries that could not be
+// written are counted, and a marker in the file says how many are missing at that place. The queue for the disk is bounded in
+// bytes. No user can cause others' entries to be rotated away (Share). The package must never stop the enforcer, and makes no
+// decisions.
 //
-// A written entry survives the enforcer's death, but perhaps not the machine's: nothing is synced, since a sync per entry
-// would let every source of entries keep the disk busy.
+// A written entry survives the enforcer's death, but perhaps not the machine's: nothing is synced, since a sync per entry would
+// let every source of entries keep the disk busy.
 package audit
 
 import (
@@ -35,9 +35,9 @@ const (
 	Gone    = "gone" // the slice to be released did not exist; not an error
 )
 
-// Entry is one line. PID, UID and Command describe the requesting process, or the process that the event is about. The
-// other fields of an event are those of api.Event. For a rejected request, Requested, Limit and Used are those of the
-// error. For a rejected allocation, Operation and Bytes are the Call and Requested of the event.
+// Entry is one line. PID, UID and Command describe the requesting process, or the one that the event is about. A rejected request
+// has Requested, Limit and Used from its error. A rejected allocation has Operation and Bytes from the event's Call and
+// Requested. All other fields are those of api.Event.
 type Entry struct {
 	api.Event
 	Seq uint64 `json:"seq,omitempty"` // of the event
@@ -85,8 +85,8 @@ type Options struct {
 }
 
 const (
-	// maxQueued and maxQueuedBytes limit the entries that wait for the disk, and again those being written. Entries of the
-	// users' socket may take half of each.
+	// maxQueued and maxQueuedBytes limit the entries that wait for the disk, and again those being written. Entries of the users'
+	// socket may take half of each.
 	maxQueued, maxQueuedBytes = 4096, 4 << 20
 	// maxText limits each text of an entry, in bytes. Ids and names are shorter.
 	maxText = 1024
@@ -252,13 +252,12 @@ func (w *Writer) Close() {
 	}
 }
 
-// missing returns the marker of missing entries.
 func missing(count uint64, at time.Time, why string) Entry {
 	return Entry{Event: api.Event{Kind: KindDropped, Time: at, Count: count, Cause: why}}
 }
 
-// sayDropping logs once that entries are being dropped. mu is held, so another goroutine writes the log, which may be a
-// pipe without a reader.
+// sayDropping logs once that entries are being dropped. mu is held, so another goroutine writes the log, which may be a pipe
+// without a reader.
 func (w *Writer) sayDropping(why string) {
 	if !w.dropping {
 		w.dropping = true
@@ -266,7 +265,6 @@ func (w *Writer) sayDropping(why string) {
 	}
 }
 
-// run writes queued entries until Close.
 func (w *Writer) run() {
 	defer close(w.ended)
 	defer w.file.close()
@@ -306,8 +304,8 @@ func (w *Writer) run() {
 	}
 }
 
-// write writes an entry, or counts it as lost. After a failure all are lost until the next tick, as each attempt on a
-// failing disk can take long.
+// write writes an entry, or counts it as lost. After a failure all are lost until the next tick, as each attempt on a failing
+// disk can take long.
 func (w *Writer) write(l line) {
 	if l.dropped > 0 {
 		if w.lost.dropped == 0 {

@@ -51,7 +51,6 @@ func entry(n int) Entry {
 	return Of(api.Event{Kind: api.EventRefused, Slice: fmt.Sprint("s", n), Time: time.Unix(1e9, 0).UTC(), Requested: 7})
 }
 
-// read parses the lines of the files in order.
 func read(t *testing.T, files ...string) []Entry {
 	t.Helper()
 	var all []Entry
@@ -73,7 +72,6 @@ func read(t *testing.T, files ...string) []Entry {
 	return all
 }
 
-// files returns the files of an audit log, the oldest first.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, "audit.jsonl.*"))

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// small mounts a file system of 64 KiB.
 func small(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
@@ -26,8 +25,8 @@ func small(t *testing.T) string {
 	return dir
 }
 
-// whole checks that each of n entries is in the files or counted as missing there, and that the start and the end of the
-// dropping were logged once each.
+// whole checks that each of n entries is in the files or counted as missing there, and that the start and the end of the dropping
+// were logged once each.
 func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
 	t.Helper()
 	eventually(t, "the log says that entries are written again", func() bool { return log.count(ends) == 1 })
@@ -206,7 +205,7 @@ func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 		t.Errorf("%d entries; the log: %s", len(all), log.String())
 	}
 	unmount()
-	time.Sleep(2 * time.Millisecond) // until the next attempt
+	time.Sleep(2 * time.Millisecond)
 	w.Put(entry(20))
 	w.Close()
 	if names := files(t, dir); len(names) != 2 || len(read(t, names[0])) != 20 || len(read(t, names[1])) != 1 {

@@ -16,11 +16,10 @@ import (
 	"time"
 )
 
-// file is the audit file. A rotated file has the same name and a number appended; the highest is the newest. It is a number
-// and not a time, since after a clock was set back the newest file would be deleted first. Rotation is a single rename, so
-// each entry is in exactly one file at all times.
+// file is the audit file. Rotated files have a number appended; the highest is the newest. By time, the newest file would be
+// deleted first after a clock was set back. Rotation is a single rename, so each entry is in exactly one file at all times.
 //
-// Another program may rotate or move the file, too. That is noticed before the next entry, and a new file begun.
+// If another program rotates or moves the file, a new one is begun before the next entry.
 type file struct {
 	options Options
 	open    *os.File  // nil if not open
@@ -80,7 +79,6 @@ func (f *file) still() bool {
 	return true
 }
 
-// begin opens or creates the file.
 func (f *file) begin() error {
 	// NONBLOCK: opening a FIFO would wait for its other end. NOFOLLOW: a user with write access to the directory must not
 	// redirect the log to another file.
@@ -168,8 +166,8 @@ func (f *file) check() {
 	}
 }
 
-// rotate renames the file to the next number and begins another. A file that cannot be renamed is kept, and grows: some
-// operators make the directory or the file append-only to protect their evidence.
+// rotate renames the file to the next number and begins another. A file that cannot be renamed is kept, and grows: some operators
+// make the directory or the file append-only to protect their evidence.
 func (f *file) rotate() error {
 	now := f.options.Now()
 	if now.Before(f.again) {

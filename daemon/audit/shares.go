@@ -8,9 +8,9 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Share is the budget of the log that an entry counts against. Requests on the users' socket and events of slices are
-// listed within a budget per minute of the user or the source. The rest is counted in one entry a minute for each of them
-// and each result. So no user can cause others' entries to be rotated away.
+// Share is the budget of the log that an entry counts against. Requests on the users' socket and events of slices have a budget
+// per minute, user or source, and result; entries beyond it are counted in one entry a minute. So no user can cause others'
+// entries to be rotated away.
 type Share int
 
 const (
@@ -22,9 +22,8 @@ const (
 
 const (
 	shareWindow = time.Minute
-	// Budgets in bytes a minute. Each user or source has grantedBytes, some two hundred entries, for what it was granted
-	// and its events, and refusedBytes for its rejections. A stranger has strangerBytes, all strangers together
-	// strangersBytes.
+	// Budgets in bytes a minute. Each user or source has grantedBytes, some two hundred entries, for what it was granted and its
+	// events, and refusedBytes for its rejections. A stranger has strangerBytes, all strangers together strangersBytes.
 	grantedBytes, refusedBytes, strangerBytes, strangersBytes = 64 << 10, 16 << 10, 4 << 10, 16 << 10
 	// maxAskers limits the number of separate counters.
 	maxAskers = 1024
@@ -39,8 +38,8 @@ type shares struct {
 	others    map[string]uint64 // omitted entries of users not in of, by result
 }
 
-// asker is a user or a source of events, and a result. Rejections have a budget of their own, so they use up none of that
-// of the granted requests.
+// asker is a user or a source of events, and a result. Rejections have a budget of their own, so they use up none of that of the
+// granted requests.
 type asker struct {
 	uid    uint32
 	source string

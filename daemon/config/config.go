@@ -3,8 +3,8 @@
 // Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer, gpuslice-runtime and
 // gpuslice-leased share. configs/config.toml documents every key.
 //
-// It owns the keys, their defaults and their accepted values. It rejects an unknown key, with its line: a misspelt limit
-// must not mean no limit. It must never read anything but the file: no environment variable changes the configuration.
+// It owns the keys, their defaults and their accepted values. It rejects an unknown key, with its line: a misspelt limit must not
+// mean no limit. It must never read anything but the file: no environment variable changes the configuration.
 package config
 
 import (
@@ -103,8 +103,8 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// libraryOf returns the interceptor of the same installation, PREFIX/lib/gpuslice next to PREFIX/bin, as in packages. If it
-// does not exist, it returns that of `make install`.
+// libraryOf returns the interceptor of the same installation, PREFIX/lib/gpuslice next to PREFIX/bin, as in packages. If it does
+// not exist, it returns that of `make install`.
 func libraryOf(executable func() (string, error)) string {
 	if path, err := executable(); err == nil {
 		library := filepath.Join(filepath.Dir(filepath.Dir(path)), "lib/gpuslice/libgpuslice.so")
@@ -148,8 +148,8 @@ func Default() Config {
 	}
 }
 
-// Load reads the file; keys that it does not set have the values of Default. A missing file is an error, except at the
-// default path: a misspelt name must not mean no limit.
+// Load reads the file; keys that it does not set have the values of Default. A missing file is an error, except at the default
+// path: a misspelt name must not mean no limit.
 func Load(path string) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
@@ -165,8 +165,8 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// Runtimes returns the low-level runtimes in a file that Load rejects, or the defaults if these cannot be read either. A
-// broken file must not keep an engine from stopping and deleting containers.
+// Runtimes returns the low-level runtimes in a file that Load rejects, or the defaults if these cannot be read either. A broken
+// file must not keep an engine from stopping and deleting containers.
 func Runtimes(path string) []string {
 	var c struct {
 		Runtime struct {
@@ -194,8 +194,7 @@ func parse(text string, c *Config) error {
 	return c.check()
 }
 
-// whereIs names the sections that accept a key which the file has outside of them, or else says where all keys are
-// documented.
+// whereIs names the sections that accept a key which the file has outside of them, or else says where all keys are documented.
 func whereIs(key toml.Key) string {
 	var has []string
 	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
@@ -267,7 +266,6 @@ func lineOf(text string, key toml.Key) string {
 	return ""
 }
 
-// check returns an error that names the first rejected value and what is accepted.
 func (c *Config) check() error {
 	e, r := &c.Enforcer, &c.Runtime
 	for _, p := range []struct{ key, path string }{
@@ -340,8 +338,7 @@ func (c *Config) check() error {
 	return checkTenants(c.Tenants)
 }
 
-// maxSocket leaves room in the kernel's 107 bytes for the temporary name of a socket: a dot before the name and a pid after
-// it.
+// maxSocket leaves room in the kernel's 107 bytes for the temporary name of a socket: a dot before the name and a pid after it.
 const maxSocket = 98
 
 // checkSockets rejects socket paths that are too long, or equal.
@@ -364,7 +361,6 @@ func (c *Config) checkSockets() error {
 	return nil
 }
 
-// isPath reports whether path is absolute and can name a file.
 func isPath(path string) bool { return filepath.IsAbs(path) && !strings.Contains(path, "\x00") }
 
 var hostName = regexp.MustCompile(`^[0-9A-Za-z._:%-]*$`)

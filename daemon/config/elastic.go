@@ -13,18 +13,17 @@ import (
 
 // Elastic is the section [elastic]: moves between devices and host memory.
 type Elastic struct {
-	// Overcommit is how many times each byte of a device may be promised to elastic slices, to thousandths; 1 to
-	// MostOvercommit.
+	// Overcommit is how many times each byte of a device may be promised to elastic slices, to thousandths; 1 to MostOvercommit.
 	Overcommit  float64       `toml:"overcommit"`
 	Remap       bool          `toml:"remap"` // processes move their own memory where possible
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
 	Patience    time.Duration `toml:"patience"`     // end a slice that its processes keep on a device for longer while others wait; 0 is never
 	MaxPriority int           `toml:"max_priority"` // for containers and users' sessions
-	// HostCgroup is the cgroup charged for the host memory of processes that move their own memory, relative to the root of
-	// its hierarchy; "" is each process's own.
+	// HostCgroup is the cgroup charged for the host memory of processes that move their own memory, relative to the root of its
+	// hierarchy; "" is each process's own.
 	HostCgroup string `toml:"host_cgroup"`
-	HostMemory Bytes  `toml:"host_memory"` // limit of all evicted slices together, and left to others; 0 is all memory
+	HostMemory Bytes  `toml:"host_memory"` // for evicted slices, and kept for later evictions; 0 is unlimited
 }
 
 func defaultElastic() Elastic {

@@ -33,7 +33,6 @@ func (t *TTL) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check returns an error that names the first rejected value and what is accepted.
 func (e *Expiry) check() error {
 	if e.Grace < 100*time.Millisecond || e.Grace > time.Hour {
 		return fmt.Errorf("expiry.grace = %q: \"100ms\" to \"1h\" are accepted", e.Grace)

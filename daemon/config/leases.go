@@ -63,7 +63,6 @@ const (
 	maxPIDs    = 1 << 20
 )
 
-// check returns an error that names the first rejected value and what is accepted.
 func (l *Leases) check() error {
 	for _, p := range []struct{ key, path string }{{"socket", l.Socket}, {"dir", l.Dir}} {
 		if !isPath(p.path) {

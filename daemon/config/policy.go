@@ -23,7 +23,6 @@ func defaultPolicy() Policy {
 	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
 }
 
-// check returns an error that names the first rejected value and what is accepted.
 func (p *Policy) check() error {
 	switch {
 	case !oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)):

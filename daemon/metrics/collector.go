@@ -28,7 +28,6 @@ func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.De
 	return descs
 }
 
-// perDevice has the metrics of a slice on a device.
 var perDevice = []figure[api.DeviceUse]{
 	{"limit_bytes", "VRAM that the slice may keep on the device; absent if nothing is refused.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Limit }},
@@ -60,7 +59,6 @@ var (
 	deviceDescs    = describeAll(perDevice, "slice")
 )
 
-// collector reads the slices for each scrape.
 type collector struct {
 	slices Slices
 	log    *slog.Logger

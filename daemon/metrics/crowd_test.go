@@ -15,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// counting counts its open connections, and their maximum.
 type counting struct {
 	net.Listener
 	mu         sync.Mutex
@@ -48,8 +47,7 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// On a TCP address the peer's user is unknown: all peers share a few connections, and each that ends is free for the next
-// peer.
+// On a TCP address the peer's user is unknown: all peers share a few connections, and each that ends is free for the next peer.
 func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -90,7 +88,6 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	}
 }
 
-// asked counts the calls.
 type asked struct {
 	from  Slices
 	times atomic.Int64

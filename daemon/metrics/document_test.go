@@ -135,8 +135,8 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 	t.Errorf("%s has\n%s\nand the metrics are\n%s\n`go test ./daemon/metrics -update` writes it", document, written, table.String())
 }
 
-// mayBeLabels are the labels with few values, the bounded ids of slices and pools, and those that describe a slice in one
-// series each.
+// mayBeLabels are the labels with few values, the bounded ids of slices and pools, and those that describe a slice in one series
+// each.
 var mayBeLabels = []string{"image", "namespace", "pod", "label", "slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {

@@ -52,7 +52,6 @@ var (
 	}
 )
 
-// host reads the devices and the enforcer's health for each scrape.
 type host struct {
 	Host
 	log *slog.Logger
@@ -120,8 +119,8 @@ func one(is bool) float64 {
 	return 0
 }
 
-// Watch adds metrics of a host's devices and the enforcer's health, and serves the health on /healthz and /readyz. It must
-// be called before Handler.
+// Watch adds metrics of a host's devices and the enforcer's health, and serves the health on /healthz and /readyz. It must be
+// called before Handler.
 func (m *Metrics) Watch(h Host, log *slog.Logger) {
 	m.host = h
 	m.registry.MustRegister(&host{h, log})

@@ -11,7 +11,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// unwell is a host with a failed check.
 type unwell struct {
 	all
 	check api.Check

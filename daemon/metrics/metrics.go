@@ -2,9 +2,9 @@
 
 // Package metrics exports the slices to Prometheus.
 //
-// It owns the metrics' names, which are stable for the authors of dashboards: base units, and _total on counters only. It
-// reads the slices for each scrape and caches nothing: a released slice is absent from the next scrape. It must never cost
-// the enforcer more than one reading of the slices per scrape.
+// It owns the metrics' names, which are stable for the authors of dashboards: base units, and _total on counters only. It reads
+// the slices for each scrape and caches nothing: a released slice is absent from the next scrape. It must never cost the enforcer
+// more than one reading of the slices per scrape.
 package metrics
 
 import (
@@ -87,7 +87,6 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 	return m
 }
 
-// counters returns a counter for each value of a label.
 func counters(name, label, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 }
@@ -159,8 +158,8 @@ func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	return Serve(ctx, listener, m.Handler())
 }
 
-// Serve serves handler on listener, with a few connections at a time, until ctx ends; then it closes the listener and
-// returns nil.
+// Serve serves handler on listener, with a few connections at a time, until ctx ends; then it closes the listener and returns
+// nil.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
 		Handler:           handler,

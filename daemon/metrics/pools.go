@@ -16,7 +16,6 @@ type Pools interface {
 	Pools(ctx context.Context) ([]api.Pool, error)
 }
 
-// perPoolDevice has the metrics of a pool on a device.
 var perPoolDevice = []figure[api.PoolUse]{
 	{"limit_bytes", "VRAM that the pool's members may keep on the device together.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Limit }},
@@ -40,7 +39,6 @@ var (
 	poolDeviceDescs   = describeAll(perPoolDevice, "pool")
 )
 
-// poolCollector reads the pools for each scrape.
 type poolCollector struct {
 	pools Pools
 	log   *slog.Logger

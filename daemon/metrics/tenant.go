@@ -12,15 +12,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Users with access to an engine choose the tenants' names and the number of slices, and each adds series to every scrape.
-// So both are bounded, in an order in which new ones do not displace the series of older ones.
+// Users with access to an engine choose the tenants' names and the number of slices, and each adds series to every scrape. So
+// both are bounded, in an order in which new ones do not displace the series of older ones.
 const (
-	// maxTenants is the number of tenants with series of their own, the first by name. The others are summed under
-	// otherTenants.
+	// maxTenants is the number of tenants with series of their own, the first by name. The others are summed under otherTenants.
 	maxTenants   = 100
 	otherTenants = "other"
-	// maxSlices is the number of slices with series of their own, the oldest. The others count in the sums of tenants and
-	// devices only. They have no common series, as a counter must not fall when a slice ends.
+	// maxSlices is the number of slices with series of their own, the oldest. The others count in the sums of tenants and devices
+	// only. They have no common series, as a counter must not fall when a slice ends.
 	maxSlices = 1000
 )
 
@@ -56,8 +55,8 @@ type tenantUse struct {
 	devices map[string]*api.DeviceUse
 }
 
-// byTenant sums up slices and pools for each tenant with series of its own, and for all others. Pools without a tenant are
-// the operator's, and count for no tenant.
+// byTenant sums up slices and pools for each tenant with series of its own, and for all others. Pools without a tenant are the
+// operator's, and count for no tenant.
 func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
 	names := make(map[string]bool)
 	for _, s := range all {

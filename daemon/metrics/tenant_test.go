@@ -39,8 +39,8 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	}
 }
 
-// bounded is a host with one tenant in the configuration, and more tenants than can have series. It has a pool of the
-// operator, and one of that tenant.
+// bounded is a host with one tenant in the configuration, and more tenants than can have series. It has a pool of the operator,
+// and one of that tenant.
 type bounded struct{ *fixed }
 
 func (bounded) Pools(context.Context) ([]api.Pool, error) {
