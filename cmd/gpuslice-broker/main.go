@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuslice-broker serves one lease's GPU session. The lease service starts it; started by hand it serves a session
-// in any slice.
+// Command gpuslice-broker serves one lease's GPU session. The lease service starts it; started by hand it serves a session in any
+// slice.
 package main
 
 import (

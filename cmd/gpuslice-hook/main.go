@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-hook is run by the OCI runtime for each container; see package hook. It ignores its environment, which some
-// runtimes fill from the image.
+// Gpuslice-hook is run by the OCI runtime for each container; see package hook. It ignores its environment, which some runtimes
+// fill from the image.
 package main
 
 import (

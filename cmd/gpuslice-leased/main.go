@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpuslice-leased is the lease service: it gives users slices of a GPU for a limited time, each with a broker that
-// runs their GPU sessions.
+// Command gpuslice-leased is the lease service: it gives users slices of a GPU for a limited time, each with a broker that runs
+// their GPU sessions.
 package main
 
 import (
@@ -114,8 +114,8 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-// limits returns a function that reads the current limits of the file, as gpusliced may have been restarted with others. If
-// the file cannot be read, the last limits stay in force.
+// limits returns a function that reads the current limits of the file, as gpusliced may have been restarted with others. If the
+// file cannot be read, the last limits stay in force.
 func limits(file string, c config.Config) func() []session.Limit {
 	var last atomic.Pointer[[]session.Limit]
 	all := c.Sessions.ForUsers()
@@ -204,8 +204,8 @@ func notify(log *slog.Logger, state string) {
 	}
 }
 
-// mayWrite returns a function that reports whether a user with these groups may use the enforcer's control socket. No
-// limits apply there, and so none here.
+// mayWrite returns a function that reports whether a user with these groups may use the enforcer's control socket. No limits
+// apply there, and so none here.
 func mayWrite(socket string) func([]uint32) bool {
 	return func(groups []uint32) bool {
 		info, err := os.Stat(socket)

@@ -27,8 +27,7 @@ var (
 	singleQuote = regexp.MustCompile(`'[^']*'`)
 	assignment  = regexp.MustCompile(`^[A-Z_]+=`)
 
-	// otherWord matches a key of the configuration, a flag's value, a header, or a command with parts known at run time
-	// only.
+	// otherWord matches a key of the configuration, a flag's value, a header, or a command with parts known at run time only.
 	otherWord = regexp.MustCompile(`^([a-z]+(_[a-z]+)*|[A-Z:]+|X --help|[a-z]+: .*)$`)
 
 	// known are programs of other projects that messages and documents name.
@@ -77,7 +76,6 @@ func literal(e ast.Expr) (text string, has bool) {
 	return "X", false
 }
 
-// messagesOf returns the texts of a Go file's messages.
 func messagesOf(t *testing.T, path string) (texts []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)

@@ -76,8 +76,8 @@ refused, like when a slice begins.
 // everyDevice is the value of --device for a quota on all devices that also replaces those of single devices.
 const everyDevice = "all"
 
-// inPlaceOfAll returns the changes that make q the only quota of a slice or pool with the quotas has. Quotas of single
-// devices are dropped, or set to q if there is none on all devices.
+// inPlaceOfAll returns the changes that make q the only quota of a slice or pool with the quotas has. Quotas of single devices
+// are dropped, or set to q if there is none on all devices.
 func inPlaceOfAll(has []api.Quota, q api.Quota) (quotas []api.Quota, drop []string) {
 	onAll := func(q api.Quota) bool { return q.Device == api.AllDevices }
 	if q.Device = api.AllDevices; len(has) == 0 || slices.ContainsFunc(has, onAll) {
@@ -108,7 +108,6 @@ func noteOwn(c *cli.Context, has, asked []api.Quota) {
 	}
 }
 
-// changeRequest reads the flags of set.
 func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
 	r.Drop = c.StringSlice("drop")
 	if !c.IsSet("vram") && !c.IsSet("ttl") && len(r.Drop) == 0 {
@@ -166,7 +165,6 @@ A slice whose time is over is not renewed.
 	}
 }
 
-// changeSlice changes the slice that id names, and prints its new state.
 func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
 	slice, err := named(c, id, show.Names, change)
 	if err != nil {

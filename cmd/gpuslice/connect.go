@@ -31,8 +31,8 @@ func socket(c *cli.Context) string {
 	return socket
 }
 
-// sockets returns the control socket, or the users' socket if this user may use only that. Without flags and variables it
-// takes them from gpusliced's configuration.
+// sockets returns the control socket, or the users' socket if this user may use only that. Without flags and variables it takes
+// them from gpusliced's configuration.
 func sockets(c *cli.Context, configuration string) (socket string, forUsers bool) {
 	if c.IsSet("socket") {
 		return c.String("socket"), false
@@ -52,8 +52,8 @@ func socketOf(c *cli.Context, flag, configuration string, configured func(config
 	return c.String(flag)
 }
 
-// choose returns the control socket, or the users' socket if only that may be used. It skips a users' socket that refuses
-// connections if the control socket is missing or served: a former gpusliced has left it.
+// choose returns the control socket, or the users' socket if only that may be used. A users' socket that refuses connections does
+// not count if the control socket is missing or served.
 func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
 	_, err := os.Lstat(control)
 	if may(control) || !may(users) || refuses(users) && (errors.Is(err, fs.ErrNotExist) || listens(control)) {
@@ -62,7 +62,6 @@ func choose(control, users string, may func(path string) bool) (socket string, f
 	return users, true
 }
 
-// refuses reports whether no program listens on the socket at path.
 func refuses(path string) bool {
 	conn, err := net.Dial("unix", path)
 	if err == nil {
@@ -100,8 +99,8 @@ func showToken(c *cli.Context) error {
 	return nil
 }
 
-// readToken reads a session's id and token from a file, or from a descriptor if its number is given. With a descriptor, a
-// user without access to the file can get the token, and it appears in no list of processes and no environment.
+// readToken reads a session's id and token from a file, or from a descriptor if its number is given. Through a descriptor, a user
+// without access to the file can get the token without exposing it in arguments or the environment.
 func readToken(from string) (id string, token api.Token, err error) {
 	if from == "" {
 		return "", "", errors.New("a file with a session's token is accepted, or the number of a descriptor that is open for one")

@@ -131,7 +131,6 @@ func askEngine(program string, args ...string) ([]byte, error) {
 	return exec.CommandContext(ctx, program, args...).Output()
 }
 
-// runtimeVersion returns the first line of an OCI runtime's --version.
 func runtimeVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

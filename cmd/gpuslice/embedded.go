@@ -65,8 +65,8 @@ func embedded(ctx context.Context) (session.Enforcer, func(), error) {
 	}, nil
 }
 
-// privateDir creates a directory in the user's runtime directory if there is one: a socket's path is limited to 108 bytes,
-// and TMPDIR may be long.
+// privateDir creates a directory in the user's runtime directory if there is one: a socket's path is limited to 108 bytes, and
+// TMPDIR may be long.
 func privateDir() (string, error) {
 	for _, parent := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/tmp"} {
 		if parent == "" {
@@ -79,7 +79,6 @@ func privateDir() (string, error) {
 	return os.MkdirTemp("", "gpuslice-")
 }
 
-// nvmlDevices reads the devices from NVML, without an enforcer.
 func nvmlDevices() ([]api.Device, error) {
 	nvml, err := driver.Open()
 	if err != nil {

@@ -95,7 +95,6 @@ started; then whoever has most of them loses the oldest for each new one.
 	}
 }
 
-// reconnect is the interval of attempts to reach a restarting enforcer.
 const reconnect = 250 * time.Millisecond
 
 type printer struct {
@@ -109,8 +108,8 @@ type printer struct {
 	shown bool                     // at least one event matched
 }
 
-// run prints the matching events, or the last n of them, and with --follow later ones, through restarts of the enforcer
-// until ctx ends.
+// run prints the matching events, or the last n of them, and with --follow later ones, through restarts of the enforcer until ctx
+// ends.
 func (p *printer) run(ctx context.Context) error {
 	if n := p.c.Int("n"); n > 0 {
 		var tail []api.Event
@@ -199,8 +198,8 @@ func since(text string, now time.Time) (after position, from time.Time, err erro
 	return position{}, now.Add(-ago), nil
 }
 
-// concerns reports whether an event is of a slice that id names, or of the pool id, and not before from. Missed events
-// match, unless they are known to be of another slice.
+// concerns reports whether an event is of a slice that id names, or of the pool id, and not before from. Missed events match,
+// unless they are known to be of another slice.
 func concerns(e api.Event, id string, from time.Time) bool {
 	unknown := e.Kind == api.EventMissed && e.Slice == ""
 	return !e.Time.Before(from) && (unknown || id == "" || e.Pool == id || show.Names(id, show.Named{ID: e.Slice, Container: e.Container, Names: e.Names}) < show.NotMeant)

@@ -46,7 +46,6 @@ func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 	return h.log, socket
 }
 
-// listen serves service on a new socket, and returns its path.
 func listen(t *testing.T, service server.Service) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
@@ -59,7 +58,6 @@ func listen(t *testing.T, service server.Service) string {
 	return socket
 }
 
-// serveAt serves on a socket until end is called.
 func serveAt(t *testing.T, socket string, service server.Service) (end func()) {
 	t.Helper()
 	l, err := server.Listen(socket, "")

@@ -11,7 +11,6 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// helpWidth is the maximum length of a line of help.
 const helpWidth = 80
 
 // printHelp prints a command's help, wrapped for a terminal. The library wraps before it knows the columns.
@@ -28,8 +27,8 @@ func flagText(stringer cli.FlagStringFunc) cli.FlagStringFunc {
 	}
 }
 
-// wrapHelp wraps the paragraphs of a description, and the lists of flags and commands below their second column. Examples,
-// which are indented further, stay unchanged.
+// wrapHelp wraps the paragraphs of a description, and the lists of flags and commands below their second column. Examples, which
+// are indented further, stay unchanged.
 func wrapHelp(text string) string {
 	var out strings.Builder
 	var paragraph []string

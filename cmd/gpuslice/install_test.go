@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
 )
 
-// cliRun runs the CLI, and returns its output and exit code.
 func cliRun(args ...string) (stdout, stderr string, code int) {
 	var out, errOut bytes.Buffer
 	app := newApp()

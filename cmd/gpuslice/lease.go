@@ -117,7 +117,6 @@ another machine (--address) is shown the token itself.`,
 	}
 }
 
-// leaseRequest reads the flags of acquire.
 func leaseRequest(c *cli.Context) (r lease.Request, err error) {
 	if !c.IsSet("vram") {
 		return r, errors.New("--vram is missing: how much may the lease's clients allocate? For example --vram 7G")
@@ -304,7 +303,6 @@ func leaseTable() *table.Table[*lease.Lease] {
 	}
 }
 
-// expiry formats the time until a lease ends.
 func expiry(l *lease.Lease) string {
 	if l.Expires == nil {
 		return "never"

@@ -93,7 +93,6 @@ NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone ha
 	}
 }
 
-// findReleased finds a released slice with live processes.
 func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 	released, err := connect(c).Released(c.Context)
 	if err != nil {

@@ -94,8 +94,7 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 	}
 }
 
-// Each command with an ID accepts the names that an engine gives a container. A name of two containers gives an error with
-// both.
+// Each command with an ID accepts the names that an engine gives a container. A name of two containers gives an error with both.
 func TestEveryCommandThatTakesAnIDTakesTheNamesOfAContainer(t *testing.T) {
 	const id, other = "0123456789ab", "fedcba987654"
 	in := func(id, pod string) api.Slice {

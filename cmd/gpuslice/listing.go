@@ -22,14 +22,12 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// listHelp ends the description of each command that lists.
 const listHelp = `
 
 --filter chooses rows: of one key any value may hold, of several keys all must. --format is a Go template as
 Docker has them, of one row ({{.%s}}); "table" before it adds a heading, and json is a line of JSON for each.
 JSON and YAML are the control API's, and only tables shorten. NO_COLOR=1 turns colours off.`
 
-// listFlags returns the flags of a command that lists.
 func listFlags[R any](t *table.Table[R]) []cli.Flag {
 	var fields []string
 	for _, c := range t.Columns {
@@ -62,7 +60,6 @@ func sortWords(keys []string) (words []string) {
 	return words
 }
 
-// watchFlags returns the flags of a command that can repeat its list.
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "list anew every second, or as --every says, until interrupted"},
@@ -168,7 +165,6 @@ func put(out io.Writer, text string, first bool) error {
 	return err
 }
 
-// terminalSize returns the size of the terminal out, or nil if it is none.
 func terminalSize(out io.Writer) *unix.Winsize {
 	f, ok := out.(interface{ Fd() uintptr })
 	if !ok {

@@ -37,7 +37,6 @@ const (
 	cardB = "GPU-9b2c3d4e-0000-1111-2222-333344445555"
 )
 
-// crowd returns slices of two tenants on two devices.
 func crowd() []api.Slice {
 	on := func(device string, index int, used, limit uint64) api.DeviceUse {
 		return api.DeviceUse{Device: device, Index: index, Used: used << 30, Limit: limit << 30, Peak: 9 << 30}
@@ -144,7 +143,6 @@ func TestJSONAndYAMLOfAListAreTheControlAPIs(t *testing.T) {
 	}
 }
 
-// lists is a host with one of each object.
 type lists struct {
 	holds
 }
@@ -201,7 +199,6 @@ func TestPoolsAndLeasesAreEndedByTheNameThatIsTyped(t *testing.T) {
 	}
 }
 
-// program returns a command that runs the CLI as a process.
 func program(env []string, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	if err != nil {

@@ -111,16 +111,14 @@ func newApp() *cli.App {
 	}
 }
 
-// exitUsage is the exit code for a wrong command line. For run it is session.ExitFailed, since the other codes belong to
-// the command.
+// exitUsage is the exit code for a wrong command line. For run it is session.ExitFailed, since the other codes belong to the
+// command.
 const exitUsage = 2
 
-// misuse returns an error of the command line.
 func misuse(format string, args ...any) error {
 	return &session.Error{Code: exitUsage, Err: fmt.Errorf(format, args...)}
 }
 
-// asMisuse returns err as an error of the command line, or nil.
 func asMisuse(err error) error {
 	if err == nil {
 		return nil
@@ -150,7 +148,6 @@ const (
 	flagWithoutValue = "flag needs an argument: "
 )
 
-// dashed returns a flag's name with its dashes.
 func dashed(name string) string {
 	if len(name) == 1 {
 		return "-" + name
@@ -158,7 +155,6 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// takesNothing rejects arguments.
 func takesNothing(c *cli.Context) error {
 	if !c.Args().Present() {
 		return nil
@@ -208,7 +204,6 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// versions is the JSON of the command version.
 type versions struct {
 	Version  string    `json:"version"`            // of this program
 	Enforcer *api.Info `json:"enforcer,omitempty"` // nil if it does not answer

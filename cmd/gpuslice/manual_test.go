@@ -12,7 +12,6 @@ import (
 	"testing"
 )
 
-// printed returns the output of the program.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -24,8 +23,8 @@ func printed(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// The shells' harnesses take the completion's file and a command line. They print the completions of its last word, one per
-// line, and "(files)" for files.
+// The shells' harnesses take the completion's file and a command line. They print the completions of its last word, one per line,
+// and "(files)" for files.
 var shells = map[string]string{
 	"bash": `
 source "$1"
@@ -42,8 +41,7 @@ printf '%s\n' "${COMPREPLY[@]}"`,
 source $argv[1]
 complete -C $argv[2] | string replace -r '\t.*' ''`,
 
-	// Zsh completes only in its line editor, which needs a terminal. Replacements of compadd and _files print their
-	// arguments.
+	// Zsh completes only in its line editor, which needs a terminal. Replacements of compadd and _files print their arguments.
 	"zsh": `
 zmodload zsh/zpty
 export ZDOTDIR=/nonexistent
@@ -85,7 +83,6 @@ func shellHome(t *testing.T, shell string) string {
 	return dir
 }
 
-// offered returns a shell's completions of the last word of a command line.
 func offered(t *testing.T, dir, shell, line string) []string {
 	t.Helper()
 	command := exec.Command(shell, filepath.Join(dir, "harness"), filepath.Join(dir, completionFiles[shell]), line)

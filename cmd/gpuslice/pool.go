@@ -216,7 +216,6 @@ func changePool(c *cli.Context, verb string) error {
 	return show.Pools(c.App.Writer, []api.Pool{pool}, false)
 }
 
-// poolName returns the only argument, before or after the flags.
 func poolName(c *cli.Context, verb string) (string, error) {
 	words, err := arguments(c, 1, "pool "+verb+" takes one POOL: `gpuslice pool list` lists them")
 	if err != nil {

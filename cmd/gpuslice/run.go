@@ -129,7 +129,6 @@ func run(c *cli.Context) (int, error) {
 	return s.Run(c.Context)
 }
 
-// quotaOf describes the limit of the command.
 func quotaOf(c *cli.Context) string {
 	pool := c.String("pool")
 	switch {
@@ -145,7 +144,6 @@ func quotaOf(c *cli.Context) string {
 	return c.String("vram") + " of VRAM, of pool " + pool
 }
 
-// joinFlags reads --join.
 func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded", "elastic", "priority"} {
 		if c.IsSet(other) {
@@ -158,7 +156,6 @@ func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 	return id, token, nil
 }
 
-// sessionRequest reads the flags of a new session.
 func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	r := api.RegisterRequest{
 		ID:      c.String("name"),
@@ -210,8 +207,8 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 
 const inThisProcess = "enforcer in this process"
 
-// chooseEnforcer returns the host's enforcer if it answers; otherwise it starts one in this process. which describes it;
-// stop ends one that it started.
+// chooseEnforcer returns the host's enforcer if it answers; otherwise it starts one in this process. which describes it; stop
+// ends one that it started.
 func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, stop func(), err error) {
 	if c.Bool("embedded") {
 		enforcer, stop, err = embedded(c.Context)

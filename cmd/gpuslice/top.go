@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
 )
 
-// minEvery is the minimum interval of refreshes.
 const minEvery = 100 * time.Millisecond
 
 func topCommand() *cli.Command {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// writesInPlace counts, by file, the calls that may write a file without a rename. All other files are written under a
-// temporary name and renamed.
+// writesInPlace counts, by file, the calls that may write a file without a rename. All other files are written under a temporary
+// name and renamed.
 var writesInPlace = map[string]int{
 	"interceptor/tools/digest/main.go": 1, // generates source code
 	"lease/leasepb/generate/main.go":   1, // generates source code

@@ -35,15 +35,14 @@ func openAudit(c config.Config, log *slog.Logger) *audit.Writer {
 	return audit.Open(o)
 }
 
-// checks are the checks of the enforcer's health outside of the enforcer: its control socket is still at its path, and the
-// audit log can be written.
+// checks are the checks of the enforcer's health outside of the enforcer: its control socket is still at its path, and the audit
+// log can be written.
 type checks struct {
 	socket string
 	stat   syscall.Stat_t // of the socket at its creation
 	record *audit.Writer
 }
 
-// made records the current socket.
 func (c *checks) made(socket string) error {
 	c.socket = socket
 	if err := syscall.Stat(socket, &c.stat); err != nil {
@@ -75,8 +74,8 @@ func (c *checks) check() []api.Check {
 	return all
 }
 
-// watchdog notifies systemd's watchdog (WatchdogSec= in the unit) while healthy reports Live, until ctx ends. Otherwise
-// systemd ends the service by SIGABRT, at which Go logs the stacks of the goroutines, and restarts it.
+// watchdog notifies systemd's watchdog (WatchdogSec= in the unit) while healthy reports Live, until ctx ends. Otherwise systemd
+// ends the service by SIGABRT, at which Go logs the stacks of the goroutines, and restarts it.
 func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) {
 	allowed, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
@@ -104,7 +103,6 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 	}
 }
 
-// wrong returns the reasons why the enforcer is not live.
 func wrong(h api.Health) string {
 	var said []string
 	for _, c := range h.Checks {

@@ -119,7 +119,6 @@ func crowded(t *testing.T) *daemon {
 	return d
 }
 
-// entries returns the remaining entries of the audit log, the oldest first.
 func (d *daemon) entries() (all []audit.Entry) {
 	d.t.Helper()
 	names, err := filepath.Glob(d.path("audit.jsonl.*"))
@@ -183,8 +182,8 @@ func TestNoUserRotatesAwayWhatOthersDid(t *testing.T) {
 	if !root {
 		t.Error("what root asked for is not in the audit log any more")
 	}
-	// A request is recorded even if its answer did not reach the user. Strangers beyond the listed ones are counted without
-	// their uid.
+	// A request is recorded even if its answer did not reach the user. Strangers beyond the listed ones are counted without their
+	// uid.
 	missing := -nameless
 	for uid, n := range refused {
 		if recorded[uid] > 0 && recorded[uid] < n || uid == limited && recorded[uid] == 0 {

@@ -174,7 +174,6 @@ func (d *daemon) begin(words ...string) (stop func()) {
 	}
 }
 
-// has reports whether a line of a log contains all words.
 func has(log *testhost.Output, words ...string) bool {
 	for line := range strings.Lines(log.String()) {
 		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {

@@ -107,8 +107,8 @@ func (h Host) loaderConf(name string, depth int) []string {
 	return dirs
 }
 
-// config reads the configuration as gpusliced does at its start. A running one may still use an older file, and fail at its
-// next start.
+// config reads the configuration as gpusliced does at its start. A running one may still use an older file, and fail at its next
+// start.
 func (h Host) config(add adder) {
 	if h.Config == api.DefaultConfig && !h.exists(h.Config) {
 		add("config", OK, "there is no "+h.Config+": the defaults hold", "")
@@ -140,8 +140,8 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	}
 }
 
-// devices checks the devices reported by the enforcer, or by NVML, which knows no quotas, if this user cannot get them from
-// the enforcer.
+// devices checks the devices reported by the enforcer, or by NVML, which knows no quotas, if this user cannot get them from the
+// enforcer.
 func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) {
 	var devices []api.Device
 	var err error
@@ -290,7 +290,6 @@ func (h Host) library(add adder) {
 	add("library", OK, fmt.Sprintf("%s, glibc %s or newer", path, newest), "")
 }
 
-// newer compares dotted version numbers.
 func newer(a, b string) bool {
 	x, y := strings.Split(a, "."), strings.Split(b, ".")
 	for i := range max(len(x), len(y)) {
@@ -308,8 +307,8 @@ func newer(a, b string) bool {
 	return false
 }
 
-// preload checks the host's ld.so.preload. It must not name the interceptor, which belongs into containers only: every
-// process of the host would load it, and print an error if the file were missing.
+// preload checks the host's ld.so.preload. It must not name the interceptor, which belongs into containers only: every process of
+// the host would load it, and print an error if the file were missing.
 func (h Host) preload(add adder) {
 	text, err := os.ReadFile(h.path("/etc/ld.so.preload"))
 	switch {

@@ -104,7 +104,6 @@ func (h Host) Check(ctx context.Context) []Finding {
 	return findings
 }
 
-// asRoot is the advice for checks that need root.
 const asRoot = "`sudo gpuslice doctor` makes this check"
 
 type adder func(check string, level Level, message, do string)

@@ -51,7 +51,6 @@ func put(t *testing.T, root, name, text string) {
 	}
 }
 
-// healthy is a host without defects.
 func healthy(t *testing.T) Host {
 	t.Helper()
 	root := t.TempDir()

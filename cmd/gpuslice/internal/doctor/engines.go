@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 )
 
-// engines checks the configuration of each engine, and how containers get a GPU.
 func (h Host) engines(add adder) {
 	if h.Engines == nil {
 		return
@@ -37,7 +36,6 @@ func (h Host) engines(add adder) {
 	}
 }
 
-// unannotated gives advice for an engine that does not pass annotations.
 func unannotated(e Engine, add adder) {
 	switch {
 	case e.Unannotated == "":

@@ -31,8 +31,8 @@ func (u Unannotated) Note() string {
 	return Warning + u.Why + "; to have gpuslice read it, " + u.Do
 }
 
-// CannotAnnotate returns the alternative to annotations, or nil if the engine passes them or that is unknown. ask runs a
-// program of this machine and returns its output, so h must not be an image.
+// CannotAnnotate returns the alternative to annotations, or nil if the engine passes them or that is unknown. ask runs a program
+// of this machine and returns its output, so h must not be an image.
 func CannotAnnotate(h Host, engineName string, ask func(program string, args ...string) ([]byte, error)) *Unannotated {
 	if engineName != (docker{}).name() {
 		return nil

@@ -15,11 +15,11 @@ import (
 
 // containerd needs a configuration for CRI only: ctr, nerdctl and Docker name the shim or the runtime themselves.
 //
-// The entry is added to containerd's own file, as the effect of drop-ins depends on the version. 1.x
-// (services/server/config: mergeConfig) merges maps by keys, and then takes each plugin's section as a whole from the file
-// loaded last. A drop-in with one runtime would drop all other settings of the CRI plugin, such as SystemdCgroup. 2.x
-// (cmd/containerd/server/config: mergeConfig) merges sections deeply, but reads only files listed in imports, which a
-// configuration may lack; the default imports apply only on a host without any configuration.
+// The entry is added to containerd's own file, as the effect of drop-ins depends on the version. 1.x (services/server/config:
+// mergeConfig) merges maps by keys, and then takes each plugin's section as a whole from the file loaded last. A drop-in with one
+// runtime would drop all other settings of the CRI plugin, such as SystemdCgroup. 2.x (cmd/containerd/server/config: mergeConfig)
+// merges sections deeply, but reads only files listed in imports, which a configuration may lack; the default imports apply only
+// on a host without any configuration.
 //
 // So the entry belongs into the effective section: that of the main file, or for 1.x that of the last import with one.
 type containerd struct{}
@@ -29,8 +29,8 @@ const (
 	shimType       = "io.containerd.gpuslice.v1"
 	runcType       = "io.containerd.runc.v2"
 
-	// largestVersion is the newest known version of the configuration. containerd 2.4 has 4, which left the sections edited
-	// here in place.
+	// largestVersion is the newest known version of the configuration. containerd 2.4 has 4, which left the sections edited here
+	// in place.
 	largestVersion = 4
 	// newVersion is the version of a new file. Without one containerd assumes its own newest (1.x: 2; 2.x: 3 or 4). Each
 	// containerd reads older versions, and rejects newer ones.
@@ -44,7 +44,6 @@ func (containerd) programs() []string { return []string{"containerd"} }
 func (containerd) files() []string    { return []string{containerdFile} }
 func (containerd) restart() string    { return "systemctl restart containerd" }
 
-// criSection returns the path of the CRI plugin's section with the runtimes.
 func criSection(version int64) []string {
 	switch version {
 	case 1:
@@ -113,8 +112,8 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		return p, err
 	}
 	if implied && e.kept == "" {
-		// In 1.x the runtimes of a file replace the built-in ones, as its decoder makes a new map. Then the CRI plugin
-		// would not start, for lack of its default runtime.
+		// In 1.x the runtimes of a file replace the built-in ones, as its decoder makes a new map. Then the CRI plugin would not
+		// start, for lack of its default runtime.
 		key := append(runtimes[:len(runtimes):len(runtimes)], "runc")
 		if e.text, err = conf.TOML.Add(e.text, key, conf.Table{{Key: "runtime_type", Value: runcType}}); err != nil {
 			return p, fmt.Errorf("%s: %w", e.file, err)
@@ -139,10 +138,9 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 
 // shimEntry returns the entry of the runtime, and the program that it names.
 //
-// It names our shim, unless the default runtime has options: then it names runc's own shim, with gpuslice-runtime as its
-// binary. To any other shim, containerd 1.6 passes only TypeUrl and ConfigPath and silently drops the rest, including
-// SystemdCgroup (pkg/cri/server/helpers.go: generateRuntimeOptions). containerd 2 starts no pod in a user namespace if
-// another shim has options.
+// It names our shim, unless the default runtime has options: then it names runc's shim, with gpuslice-runtime as its binary. For
+// any other shim, containerd 1.6 silently drops options such as SystemdCgroup (pkg/cri/server/helpers.go:
+// generateRuntimeOptions), and containerd 2 starts no pod with options in a user namespace.
 func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string) {
 	options := inherited(conf.Tables(base, "options"), "BinaryName")
 	if program = v.Shim; len(options) > 0 {
@@ -321,8 +319,8 @@ func merge(a, b map[string]any) map[string]any {
 	return merged
 }
 
-// defaultRuntime returns the settings of the default runtime if it is runc's: those of another shim do not apply to ours.
-// implied is true if the file names no runtime, so the default one is built in.
+// defaultRuntime returns the settings of the default runtime if it is runc's: those of another shim do not apply to ours. implied
+// is true if the file names no runtime, so the default one is built in.
 func defaultRuntime(cri map[string]any, version int64) (base map[string]any, implied bool) {
 	runtimes := conf.Tables(cri, "runtimes")
 	defaultName, _ := cri["default_runtime_name"].(string)
@@ -342,7 +340,6 @@ func defaultRuntime(cri map[string]any, version int64) (base map[string]any, imp
 	return base, implied
 }
 
-// disabled reports whether the existing configuration disables the CRI plugin.
 func (c containerd) disabled(t tree) bool {
 	files, err := c.load(&view{Host: Host{Root: string(t)}, record: &record{}}, containerdFile)
 	return err == nil && c.isDisabled(files)

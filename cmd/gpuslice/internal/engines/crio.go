@@ -10,11 +10,10 @@ import (
 )
 
 // crio reads its file and then drop-ins in the order of their paths, each on top of the configuration so far
-// (pkg/config/config.go: UpdateFromDropInFile). A runtime in several files has the settings of the last file only; others
-// stay.
+// (pkg/config/config.go: UpdateFromDropInFile). A runtime in several files has the settings of the last file only; others stay.
 //
-// Annotations need no permission: CRI-O copies those of the pod and the container into config.json
-// (internal/factory/container: SpecAddAnnotations), except its own ones that allowed_annotations does not list.
+// Annotations need no permission: CRI-O copies those of the pod and the container into config.json (internal/factory/container:
+// SpecAddAnnotations), except its own ones that allowed_annotations does not list.
 type crio struct{}
 
 const (
@@ -29,8 +28,8 @@ func (crio) restart() string    { return "systemctl restart crio" }
 
 func crioRuntime(name string) []string { return []string{"crio", "runtime", "runtimes", name} }
 
-// plan copies the settings of the default runtime, above all its monitor, since CRI-O's packages bring one outside of PATH.
-// It copies nothing from a default runtime for virtual machines.
+// plan copies the settings of the default runtime, above all its monitor, since CRI-O's packages bring one outside of PATH. It
+// copies nothing from a default runtime for virtual machines.
 func (c crio) plan(v *view, o Options) (plan, error) {
 	var p plan
 	file := cmp.Or(o.File, crioDropIn)

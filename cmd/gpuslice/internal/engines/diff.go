@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// around is the number of context lines of a diff.
 const around = 3
 
 // diff returns a patch(1) from before to after, or "" if they are equal.
@@ -53,8 +52,8 @@ type diffLine struct {
 	text string
 }
 
-// place formats a hunk's start and length in one of the two texts as diff -u does. before are the lines before the hunk;
-// those with the sign other are not in that text.
+// place formats a hunk's start and length in one of the two texts as diff -u does. before are the lines before the hunk; those
+// with the sign other are not in that text.
 func place(before []diffLine, other byte, lines int) string {
 	at := 0
 	for _, l := range before {
@@ -71,8 +70,8 @@ func place(before []diffLine, other byte, lines int) string {
 	return fmt.Sprintf("%d,%d", at, lines)
 }
 
-// compare returns the lines of both texts in one sequence. It skips the common start and end, and finds the longest common
-// subsequence of the rest in a table. If that would be too large, all of the rest counts as changed.
+// compare returns the lines of both texts in one sequence, by their longest common subsequence between the common start and end.
+// If its table would be too large, all of these lines count as changed.
 func compare(a, b []string) []diffLine {
 	start := 0
 	for start < len(a) && start < len(b) && a[start] == b[start] {

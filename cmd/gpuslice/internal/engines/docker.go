@@ -30,7 +30,6 @@ func (docker) restart() string    { return "systemctl reload docker" }
 // shimVersion is the first major version of Docker that accepts shims as runtimes (API 1.42).
 const shimVersion = 23
 
-// dockerVersion returns the version of a dockerd, or "" if unknown.
 func dockerVersion(dockerd string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -43,11 +42,11 @@ func dockerVersion(dockerd string) string {
 	return strings.TrimSpace(version)
 }
 
-// entry returns our shim if this Docker accepts one and containerd finds it. The shim starts a container with four fewer
-// programs than gpuslice-runtime, which runs before runc in each step. Every Docker accepts gpuslice-runtime by its path.
+// entry returns our shim if this Docker accepts one and containerd finds it. The shim starts a container with four fewer programs
+// than gpuslice-runtime, which runs before runc in each step. Every Docker accepts gpuslice-runtime by its path.
 //
-// The runtime gets the arguments of the default one if that is a program, too. (Docker's built-in one has none. dockerd
-// sets its options itself, but not for a shim; package shim/containerd detects SystemdCgroup.)
+// The runtime gets the arguments of the default one if that is a program, too. (Docker's built-in one has none. dockerd sets its
+// options itself, but not for a shim; package shim/containerd detects SystemdCgroup.)
 func (docker) entry(v *view, standard map[string]any) conf.Table {
 	path, _ := standard["path"].(string)
 	args, _ := standard["runtimeArgs"].([]any)

@@ -69,8 +69,8 @@ func (v *view) dropIn(p *plan, e engine, file string, others layers, key []strin
 	return nil
 }
 
-// lastNames returns the file that makes our runtime the value of key, if it is the last file besides the drop-in with that
-// key. It skips unreadable files.
+// lastNames returns the file that makes our runtime the value of key, if it is the last file besides the drop-in with that key.
+// It skips unreadable files.
 func lastNames(t tree, beside func(t tree, dropIn string) ([]string, error), dropIn string, key ...string) string {
 	var all layers
 	files, _ := beside(t, dropIn)

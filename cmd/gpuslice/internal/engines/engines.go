@@ -2,10 +2,10 @@
 
 // Package engines registers the runtime gpuslice with Docker, containerd, CRI-O and Podman, and removes it again.
 //
-// It owns one entry in the configuration of each, and a record of its changes (record.go). For an engine with drop-ins the
-// entry is a file of its own; otherwise it is added to the engine's file, and every other byte is kept (package conf). It
-// must never restart an engine, and never leave a configuration that keeps one from starting. It rejects what it does not
-// understand, and changes nothing then.
+// It owns one entry in the configuration of each, and a record of its changes (record.go). The entry is a drop-in if the engine
+// supports that; otherwise it is added to the engine's file, without changing another byte (package conf). The package must never
+// restart an engine, and never leave a configuration that keeps one from starting. It rejects a configuration that it does not
+// understand, unchanged.
 package engines
 
 import (
@@ -20,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// name is the name of the runtime in every engine.
 const name = "gpuslice"
 
 // Programs that configurations name.
@@ -98,8 +97,8 @@ func (h Host) missing(program string) []string {
 	return []string{fmt.Sprintf(Warning+"%s is not there: install gpuslice before you use the runtime", program)}
 }
 
-// lowLevel returns a note if an engine's default runtime is neither runc nor crun of the system, as gpuslice-runtime would
-// run one of these instead. runtime is a path or a name, as in the engine's configuration.
+// lowLevel returns a note if an engine's default runtime is neither runc nor crun of the system, as gpuslice-runtime would run
+// one of these instead. runtime is a path or a name, as in the engine's configuration.
 func (h Host) lowLevel(runtime string) []string {
 	dir, base := path.Split(runtime)
 	standard := base == "runc" || base == "crun"
@@ -130,7 +129,6 @@ type Options struct {
 	DryRun  bool // change nothing
 }
 
-// engine is an engine that can be configured.
 type engine interface {
 	name() string
 	// programs and files indicate that the engine is installed.
@@ -140,8 +138,8 @@ type engine interface {
 	restart() string
 	// plan returns the new configuration.
 	plan(v *view, o Options) (plan, error)
-	// inUse returns the place, in text or elsewhere, that makes gpuslice the default runtime, or "". An engine does not
-	// start without its default runtime.
+	// inUse returns the place, in text or elsewhere, that makes gpuslice the default runtime, or "". An engine does not start
+	// without its default runtime.
 	inUse(t tree, file string, text []byte) string
 }
 
@@ -188,13 +186,11 @@ func Present(h Host, name string) (present bool, why string, err error) {
 	return true, "", nil
 }
 
-// plan is the new configuration of an engine.
 type plan struct {
 	edits []edit
 	notes []string
 }
 
-// edit is the new content of a file.
 type edit struct {
 	file   string
 	format string // of the record
@@ -210,8 +206,7 @@ type view struct {
 	force  bool
 }
 
-// read returns a file without our entry. An entry that was changed since is no longer ours and stays, unless force replaces
-// it.
+// read returns a file without our entry. An entry that was changed since is no longer ours and stays, unless force replaces it.
 func (v *view) read(file string) (text []byte, exists bool, err error) {
 	text, exists, err = v.tree().read(file)
 	f := v.record.file(file)
@@ -291,8 +286,8 @@ func (p *plan) ofDropIn(file string) (*edit, error) {
 	return nil, fmt.Errorf("the runtime gpuslice is not in %s, but was configured elsewhere: make it the default there", file)
 }
 
-// judge evaluates an existing runtime gpuslice of a file. If it serves, it is kept, and kept is a note; otherwise force
-// replaces it, or it is an error. serves returns the reason why it does not serve, or "".
+// judge evaluates an existing runtime gpuslice of a file. It is kept if it serves, with the note kept; else replaced if forced;
+// else an error. serves returns the reason why it does not serve, or "".
 func (v *view) judge(file string, existing any, serves func(existing any) string) (kept string, err error) {
 	why := serves(existing)
 	if why == "" {
@@ -312,7 +307,6 @@ func asRoot(err error) error {
 	return err
 }
 
-// isRuntime reports whether a path in a configuration names gpuslice-runtime.
 func isRuntime(named any) bool {
 	text, _ := named.(string)
 	return path.Base(text) == RuntimeName

@@ -18,7 +18,6 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// world is a tree with engines to configure.
 type world struct {
 	*testing.T
 	Host
@@ -105,7 +104,6 @@ func (w world) uninstall(engine string) Result {
 	return r
 }
 
-// golden is an existing configuration and the expected result.
 type golden struct {
 	engine string
 	input  string // in testdata/ENGINE, copied to file; "" for none
@@ -304,7 +302,6 @@ func (g golden) check(t *testing.T, input, after []byte) {
 	}
 }
 
-// prune removes empty tables.
 func prune(table map[string]any) map[string]any {
 	pruned := make(map[string]any)
 	for key, value := range table {

@@ -51,8 +51,8 @@ func change(file string, before []byte, existed bool, after []byte, exists bool)
 	return c
 }
 
-// Install registers the runtime with an engine. It records the old and the new content before it writes, so Uninstall works
-// after a kill at any moment.
+// Install registers the runtime with an engine. It records the old and the new content before it writes, so Uninstall works after
+// a kill at any moment.
 func Install(h Host, engineName string, o Options) (Result, error) {
 	result, err := install(h, engineName, o)
 	if err != nil {

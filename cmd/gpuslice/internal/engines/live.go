@@ -15,9 +15,8 @@ import (
 // userHz is the unit of times in /proc/PID/stat: 100 on every architecture that gpuslice runs on.
 const userHz = 100
 
-// Stale returns the command that makes a running engine read its configuration, if that has changed since the engine read
-// it. It returns "" if it has not, if the engine is not running, or if that is unknown. The configuration must name the
-// runtime. ask runs a program and returns its output.
+// Stale returns the command that makes a running engine read its configuration, or "" if the engine has read it, is not running,
+// or that is unknown. The configuration must name the runtime. ask runs a program and returns its output.
 func Stale(h Host, engineName string, ask func(program string, args ...string) ([]byte, error)) (string, error) {
 	e, err := find(engineName)
 	if err != nil || e.restart() == "" { // Podman reads it for each command
@@ -46,8 +45,8 @@ func Stale(h Host, engineName string, ask func(program string, args ...string) (
 	return "", nil
 }
 
-// began returns the start time of a process of program that reads file, or zero if there is none. Docker's own containerd,
-// for example, reads another file.
+// began returns the start time of a process of program that reads file, or zero if there is none. Docker's own containerd, for
+// example, reads another file.
 func (h Host) began(program, file string) (time.Time, error) {
 	proc := filepath.Join(h.Root, "proc")
 	found, err := filepath.Glob(filepath.Join(proc, "[0-9]*"))

@@ -13,9 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// podman reads containers.conf of the distribution, then /etc/containers/containers.conf, then the drop-ins in the order of
-// their names, each on top of the previous ones (containers/common, pkg/config/config.go: systemConfigs). It reads them at
-// each start.
+// podman reads containers.conf of the distribution, then /etc/containers/containers.conf, then the drop-ins in the order of their
+// names, each on top of the previous ones (containers/common, pkg/config/config.go: systemConfigs). It reads them at each start.
 type podman struct{}
 
 const (
@@ -87,9 +86,9 @@ func hooksDir(others layers) string {
 	return chosen
 }
 
-// hookFiles returns the two files that run the hook under every runtime, for containers with an annotation of ours. There
-// are two, since the hook gets its stage as argument, and a file has one command for all stages. Their names sort ours last
-// at prestart and first at poststop, where a runtime stops at the first hook that fails.
+// hookFiles returns the two files that run the hook under every runtime, for containers with our annotations. A file has one
+// command for all its stages, but the hook needs its stage as argument. The names sort ours last at prestart and first at
+// poststop, where a runtime stops at the first failure.
 func (v *view) hookFiles(dir string) ([]edit, error) {
 	var edits []edit
 	for _, stage := range []struct{ file, name string }{

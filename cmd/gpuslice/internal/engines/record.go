@@ -19,15 +19,14 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
-// recordDir has a record for each configured engine. It is not below the configured state directory, so that Uninstall
-// finds it after the configuration is gone.
+// recordDir has a record for each configured engine. It is not below the configured state directory, so that Uninstall finds it
+// after the configuration is gone.
 const recordDir = api.DefaultState + "/install"
 
-// recordVersion is the version of the records' schema.
 const recordVersion = 1
 
-// record describes the changes to an engine's configuration, so that exactly these can be undone. Its texts may contain
-// secrets (passwords of registries), so only root can read it.
+// record describes the changes to an engine's configuration, so that exactly these can be undone. Its texts may contain secrets
+// (passwords of registries), so only root can read it.
 type record struct {
 	Version int          `json:"version"`
 	Engine  string       `json:"engine"`
@@ -139,7 +138,6 @@ func (r *record) check(engine string) error {
 	return nil
 }
 
-// file returns the record of a file, or nil.
 func (r *record) file(file string) *recordFile {
 	for i := range r.Files {
 		if r.Files[i].Path == file {
@@ -186,8 +184,8 @@ func (r *record) save(t tree) error {
 	return t.write(recordPath(r.Engine), append(text, '\n'), 0o600)
 }
 
-// lock blocks other installations until unlock is called. It locks the parent of the records' directory, which exists or
-// can be created even without records.
+// lock blocks other installations until unlock is called. It locks the parent of the records' directory, which exists or can be
+// created even without records.
 func lock(t tree) (unlock func(), err error) {
 	real, err := t.resolve(api.DefaultState)
 	if err != nil {
@@ -237,8 +235,8 @@ func (f *recordFile) changedByHand(text []byte) bool {
 	return false
 }
 
-// undo returns the content of a file without our entries, given its current text. If the text is unchanged since Install,
-// the result is the old content. Otherwise only our entries are removed, and entries that they replaced are restored.
+// undo returns text without our entries. If text is unchanged since Install, the result is the old content to the byte. Otherwise
+// it removes our entries, and restores those that they replaced.
 func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) {
 	if bytes.Equal(text, f.After) || f.Existed && bytes.Equal(text, f.Before) {
 		return f.Before, f.Existed, nil

@@ -20,8 +20,8 @@ import (
 // maxSize limits the files to read, in bytes; real ones have a few KiB.
 const maxSize = 4 << 20
 
-// tree is the root of a file system. Paths beneath it are absolute. Symbolic links do not lead out of it: /etc of an image
-// must not be /etc of this machine.
+// tree is the root of a file system. Paths beneath it are absolute. Symbolic links do not lead out of it: /etc of an image must
+// not be /etc of this machine.
 type tree string
 
 // resolve returns the real path of file on this machine, with all symbolic links resolved. Missing parts stay as they are.
@@ -52,7 +52,6 @@ func (t tree) resolve(file string) (string, error) {
 	return filepath.Join(string(t), at), nil
 }
 
-// read returns a file's text; exists is false if there is none.
 func (t tree) read(file string) (text []byte, exists bool, err error) {
 	real, err := t.resolve(file)
 	if err != nil {
@@ -129,9 +128,8 @@ func (t tree) list(dir string, deep bool) ([]string, error) {
 	return files, nil
 }
 
-// write creates or replaces a file atomically: a reader or a kill finds either the old text or the new one. An existing
-// file keeps its mode, owner and extended attributes (an SELinux label); for a symbolic link, the target is replaced.
-// Missing directories are created.
+// write creates or replaces a file atomically. An existing file keeps its mode, owner and extended attributes (an SELinux label);
+// for a symbolic link, the target is replaced. Missing directories are created.
 func (t tree) write(file string, text []byte, mode fs.FileMode) error {
 	real, err := t.resolve(file)
 	if err != nil {

@@ -150,7 +150,6 @@ var engines = []struct {
 
 var leased = regexp.MustCompile(`/gpuslice-leases/([^/]+)`)
 
-// useOf describes a process by its cgroup.
 func useOf(at string, container bool) Use {
 	if m := leased.FindStringSubmatch(at); m != nil {
 		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "goes on until its time is over"}

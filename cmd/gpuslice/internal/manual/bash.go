@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// bashHead parses the words before the one to complete. It needs only bash. For commands after `run --` it calls a function
-// of the package bash-completion, if installed. bash splits "--vram=4G" into three words.
+// bashHead parses the words before the one to complete. It needs only bash. For commands after `run --` it calls a function of
+// the package bash-completion, if installed. bash splits "--vram=4G" into three words.
 const bashHead = `# SPDX-License-Identifier: Apache-2.0
 # bash completion for gpuslice: made by "gpuslice completion bash".
 

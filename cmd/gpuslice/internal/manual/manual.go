@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manual generates the manual page and the shells' completions from the definitions of the commands, so that they
-// match the program. It owns their form, and contains no command's name.
+// Package manual generates the manual page and the shells' completions from the definitions of the commands, so that they match
+// the program. It contains no command's name.
 //
-// The completions are tables. Unlike those of package cli they do not run the program with the typed words, as the words
-// after `gpuslice run --` are the user's command. They ask the enforcer for slices and pools only.
+// The completions are tables. Unlike those of package cli they do not run the program with the typed words, as the words after
+// `gpuslice run --` are the user's command.
 package manual
 
 import (
@@ -169,7 +169,6 @@ func (c Command) argument() (argument, []string) {
 	return argNone, nil
 }
 
-// walk calls visit for a command and all commands below it.
 func (c Command) walk(visit func(Command)) {
 	visit(c)
 	for _, sub := range c.Commands {
@@ -179,7 +178,6 @@ func (c Command) walk(visit func(Command)) {
 
 func (c Command) name() string { return c.Path[len(c.Path)-1] }
 
-// flagNames returns the names of the flags selected by want.
 func (c Command) flagNames(want func(Flag) bool) []string {
 	var all []string
 	for _, f := range c.Flags {
@@ -194,9 +192,8 @@ func anyFlag(Flag) bool      { return true }
 func takesValue(f Flag) bool { return f.Value != "" }
 func takesFile(f Flag) bool  { return f.File }
 
-// slicesCommand lists the ids of the slices and the names of their containers. Without an enforcer the list is empty,
-// without delay. Only plain names are offered: users choose them, and bash expands words that it offers.
+// slicesCommand lists the ids of the slices and the names of their containers. Without an enforcer the list is empty, without
+// delay. Only plain names are offered: users choose them, and bash expands words that it offers.
 const slicesCommand = `gpuslice ps --format '{{.ID}} {{.Container}}' 2>/dev/null | tr ' ' '\n' | grep -xE '[A-Za-z0-9][A-Za-z0-9_./-]*' | sort -u`
 
-// poolsCommand lists the names of the pools.
 const poolsCommand = `gpuslice pool list --quiet 2>/dev/null`

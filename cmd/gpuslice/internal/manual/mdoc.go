@@ -196,7 +196,6 @@ func escape(text string) string {
 	return b.String()
 }
 
-// sentence makes a sentence of a usage text.
 func sentence(text string) string {
 	if text == "" {
 		return ""

@@ -90,5 +90,4 @@ func zshFlag(f Flag) string {
 	return strings.Join(specs, " \\\n\t\t")
 }
 
-// single quotes text for a shell.
 func single(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oci distinguishes a command line for an OCI runtime from one for the CLI. nerdctl searches `--runtime NAME` in
-// PATH and runs it as a runtime, so `nerdctl run --runtime gpuslice` runs `gpuslice --root … create …`.
+// Package oci distinguishes a command line for an OCI runtime from one for the CLI. nerdctl searches `--runtime NAME` in PATH and
+// runs it as a runtime, so `nerdctl run --runtime gpuslice` runs `gpuslice --root … create …`.
 //
 // The package must never take a person's command for a runtime's: an ambiguous one is a person's.
 package oci
@@ -11,7 +11,6 @@ import (
 	"strings"
 )
 
-// verbs are a runtime's verbs.
 var verbs = strings.Fields(`
 	checkpoint create delete events exec features kill list pause ps restore resume run spec start state update`)
 
@@ -19,8 +18,8 @@ var verbs = strings.Fields(`
 var globals = strings.Fields(`
 	root log log-format log-level criu rootless cgroup-manager debug systemd-cgroup`)
 
-// ForRuntime reports whether args, without the program's name, are for a runtime. Engines set a global flag of the runtime
-// before every verb, except that containerd and nerdctl call `features` without one.
+// ForRuntime reports whether args, without the program's name, are for a runtime. Engines set a global flag of the runtime before
+// every verb, except that containerd and nerdctl call `features` without one.
 func ForRuntime(args []string) bool {
 	if len(args) == 1 && args[0] == "features" {
 		return true

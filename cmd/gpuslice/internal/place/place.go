@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package place finds the other parts of gpuslice on this machine. It searches the running program's directory first, so
-// that a build directory and an installation under any prefix use their own parts. It must never run what it finds.
+// Package place finds the other parts of gpuslice on this machine. It searches the running program's directory first, so that a
+// build directory and an installation under any prefix use their own parts. It must never run what it finds.
 package place
 
 import (
@@ -33,9 +33,8 @@ func New() Finder {
 	return f
 }
 
-// Library returns the path of the interceptor. It prefers preferred, the enforcer's value, if that exists. It resolves
-// symbolic links: the path then names the version, so an upgrade does not change the library that later processes of a
-// running slice load.
+// Library returns the path of the interceptor, by preference preferred, the enforcer's value. Symbolic links are resolved, so the
+// path names the version: an upgrade does not affect later processes of a running slice.
 func (f Finder) Library(preferred string) (string, error) {
 	candidates := []string{preferred}
 	if f.Dir != "" {

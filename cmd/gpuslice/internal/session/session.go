@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session runs a command and all its descendants as one slice, without a container. It registers the slice with an
-// enforcer, preloads the interceptor, forwards signals and the exit code, and releases the slice when the last descendant
-// has ended.
+// Package session runs a command and all its descendants as one slice, without a container. It registers the slice, preloads the
+// interceptor, forwards signals and the exit code, and releases the slice when the last descendant has ended.
 //
-// It limits cooperative programs only: a process that clears its environment loses the interceptor
-// (docs/evidence/security.md). Containers do not have this limitation.
+// It limits cooperative programs only: unlike in a container, a process that clears its environment loses the interceptor
+// (docs/evidence/security.md).
 //
 // The package must never hide the command's exit code from the caller, nor a signal from the command.
 package session
@@ -52,8 +51,7 @@ type Session struct {
 	Token api.Token
 	// Library returns the interceptor's path; preferred is the enforcer's value.
 	Library func(preferred string) (string, error)
-	// Devices returns the host's devices. It is called if the session is limited to some of them and CUDA_VISIBLE_DEVICES
-	// is set.
+	// Devices returns the host's devices. It is called if the session is limited to some of them and CUDA_VISIBLE_DEVICES is set.
 	Devices func() ([]api.Device, error)
 	// Registered, if not nil, is called with the slice before the command starts.
 	Registered func(api.RegisterReply)
@@ -82,8 +80,8 @@ func failed(code int, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// Run runs the command until it and its descendants have ended, and returns its exit code: 128 + n if signal n killed it.
-// An error is always an *Error.
+// Run runs the command until it and its descendants have ended, and returns its exit code: 128 + n if signal n killed it. An
+// error is always an *Error.
 func (s *Session) Run(ctx context.Context) (code int, err error) {
 	path, err := lookPath(s.Command[0])
 	if err != nil {
@@ -95,8 +93,8 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if _, err := os.Lstat(filepath.Join(api.ContainerDir, api.AttachSocketName)); err == nil {
 		return 0, failed(ExitFailed, "this container has a slice already (%s), and all of its processes draw on that one's quota: run the command without `gpuslice run`", api.ContainerDir)
 	}
-	// Orphaned descendants become children of this process instead of init: the enforcer finds a session's processes by
-	// their ancestor, and this process sees the last one end.
+	// Orphaned descendants become children of this process instead of init: the enforcer finds a session's processes by their
+	// ancestor, and this process sees the last one end.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, failed(ExitFailed, "become the reaper of the command's descendants: %w", err)
 	}
@@ -119,8 +117,8 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 		s.Registered(reply)
 	}
 	env = environment(env, library, filepath.Join(reply.Dir, "bind"), reply.Slice.ID)
-	// An enforcer in this process makes no token, as no process could use one. A token that a joining process cannot see is
-	// set nevertheless.
+	// An enforcer in this process makes no token, as no process could use one. A token that a joining process cannot see is set
+	// nevertheless.
 	token := filepath.Join(reply.Dir, api.TokenName)
 	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
 		env = append(env, api.TokenEnv+"="+token)
@@ -145,8 +143,8 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 		return err
 	})
 	return reply, func() {
-		// This process is the only one left in the slice, hence the force. If the release fails, the enforcer releases the
-		// slice when this process ends. The error is ignored, as the command's exit code matters more.
+		// Only this process is left in the slice, hence the force. If the release fails, the enforcer releases the slice when
+		// this process ends; the command's exit code matters more than the error.
 		was, err := s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
 		if err == nil && s.Released != nil {
 			s.Released(was)

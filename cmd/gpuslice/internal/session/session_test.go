@@ -33,7 +33,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// recorder is an enforcer that records the requests.
 type recorder struct{ dir string }
 
 func (r recorder) Register(_ context.Context, q api.RegisterRequest) (api.RegisterReply, error) {

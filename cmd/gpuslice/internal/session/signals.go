@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals to forward. SIGTSTP, SIGTTIN and SIGTTOU are not caught: the terminal sends them to the whole
-// process group, and this process should stop with the command.
+// forwarded are the signals to forward. SIGTSTP, SIGTTIN and SIGTTOU are not caught: the terminal sends them to the whole process
+// group, and this process should stop with the command.
 var forwarded = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
 	unix.SIGALRM, unix.SIGCONT, unix.SIGWINCH, unix.SIGCHLD,

@@ -31,9 +31,8 @@ import (
 	"unsafe"
 )
 
-// spawn starts a program with this process's descriptors, group and limits by the C library's posix_spawn. Profilers and
-// checkers (ncu, compute-sanitizer) follow child processes by preloaded functions of that library, and do not see Go's own
-// system calls.
+// spawn starts a program with this process's descriptors, group and limits by the C library's posix_spawn. Profilers and checkers
+// (ncu, compute-sanitizer) follow child processes by preloaded functions of that library, and do not see Go's own system calls.
 func spawn(path string, argv, env []string) (pid int, err error) {
 	file, args, variables := C.CString(path), cStrings(argv), cStrings(env)
 	defer C.free(unsafe.Pointer(file))

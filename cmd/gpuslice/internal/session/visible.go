@@ -17,8 +17,8 @@ const (
 	orderEnv   = "CUDA_DEVICE_ORDER"
 )
 
-// show returns env with only the session's devices visible to CUDA. It lists them by UUID, in the order of --device, or of
-// the caller's CUDA_VISIBLE_DEVICES if set. For a session on all devices it returns env unchanged.
+// show returns env with only the session's devices visible to CUDA. It lists them by UUID, in the order of --device, or of the
+// caller's CUDA_VISIBLE_DEVICES if set. For a session on all devices it returns env unchanged.
 func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
 	devices := devicesOf(slice)
 	if len(devices) == 0 {
@@ -53,9 +53,8 @@ func devicesOf(slice *api.Slice) []string {
 	return devices
 }
 
-// listed returns the UUIDs of the devices in a value of CUDA_VISIBLE_DEVICES. As CUDA does, it accepts indices and UUIDs,
-// also shortened ones, up to the first entry that names no device. It can find the session's devices without a list of the
-// host's.
+// listed returns the UUIDs of the devices in a value of CUDA_VISIBLE_DEVICES. Like CUDA it accepts indices and UUIDs, also
+// shortened, up to the first invalid entry. It finds the session's devices without a list of the host's.
 func (s *Session) listed(env []string, value string, devices []string) ([]string, error) {
 	host, hostErr := s.Devices()
 	var uuids []string
@@ -82,8 +81,8 @@ func (s *Session) listed(env []string, value string, devices []string) ([]string
 	return uuids, nil
 }
 
-// sameOrder reports whether CUDA's indices are those of NVML. CUDA lists the fastest device first, unless orderEnv selects
-// the order on the bus. MIG instances have no index.
+// sameOrder reports whether CUDA's indices are those of NVML. CUDA lists the fastest device first, unless orderEnv selects the
+// order on the bus. MIG instances have no index.
 func sameOrder(env []string, host []api.Device) bool {
 	if order, _ := lookup(env, orderEnv); order == "PCI_BUS_ID" {
 		return true

@@ -19,7 +19,6 @@ const (
 	mig1 = "MIG-22222222-0000-0000-0000-000000000001"
 )
 
-// on returns a slice with quotas on devices.
 func on(devices ...string) *api.Slice {
 	slice := &api.Slice{Mode: api.Enforce}
 	for _, device := range devices {

@@ -88,13 +88,12 @@ func known(bytes *uint64) uint64 {
 	return *bytes
 }
 
-// Devices prints a row for each device, and then one for each process of no slice that holds memory. It shortens UUIDs
-// unless whole is set.
+// Devices prints a row for each device, and then one for each process of no slice that holds memory. It shortens UUIDs unless
+// whole is set.
 func Devices(out io.Writer, devices []api.Device, whole bool) error {
 	return DeviceTable.Print(out, devices, whole)
 }
 
-// outside prints the processes of no slice that use devices, if any.
 func outside(out io.Writer, devices []api.Device, whole bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	head := "\nOutside slices:\nDEVICE\tPID\tUSED\tCOMMAND\n"

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 )
 
-// longestKind is the width of the longest kind of event.
 const longestKind = len(api.EventAttachRefused)
 
 // EventTable defines the fields and filters of events, for all formats except lines of text.
@@ -250,7 +249,6 @@ func changed(e api.Event, on string) string {
 	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, size(e.Limit), size(e.Used), size(e.Overhead), over)
 }
 
-// size formats a figure that may be unknown.
 func size(bytes *uint64) string {
 	if bytes == nil {
 		return "unknown"

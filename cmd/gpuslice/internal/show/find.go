@@ -119,8 +119,8 @@ func Find(all []api.Slice, given string, means func(string, Named) Meaning) (str
 	return "", ambiguous(of, found, given)
 }
 
-// FindRun returns the last run of the matching slice. It prefers running slices to ended ones, and of several with the same
-// name the last.
+// FindRun returns the last run of the matching slice. It prefers running slices to ended ones, and of several with the same name
+// the last.
 func FindRun(runs []api.Run, given string) (api.Run, error) {
 	of := make([]Named, len(runs))
 	for i, r := range runs {
@@ -156,7 +156,6 @@ func FindRun(runs []api.Run, given string) (api.Run, error) {
 	return api.Run{}, ambiguous(of, found, given)
 }
 
-// namedAtMost is the number of slices that an error names.
 const namedAtMost = 16
 
 func ambiguous(all []Named, found []int, given string) error {

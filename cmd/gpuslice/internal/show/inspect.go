@@ -103,7 +103,6 @@ func Slice(out io.Writer, s api.Slice) error {
 	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal})
 }
 
-// elastic describes the elastic state of a slice.
 func elastic(e api.Elastic) string {
 	said := fmt.Sprintf("priority %d, evicted %d times, waited %s in all", e.Priority, e.Evictions, e.Waited.Round(100*time.Millisecond))
 	if e.Waits != nil {
@@ -112,7 +111,6 @@ func elastic(e api.Elastic) string {
 	return said + fmt.Sprintf(", idle for %s", e.Idle.Round(100*time.Millisecond))
 }
 
-// suspended returns the bytes of a process in host memory.
 func suspended(p api.Process) (sum uint64) {
 	for _, d := range p.Devices {
 		sum += d.Suspended
@@ -120,7 +118,6 @@ func suspended(p api.Process) (sum uint64) {
 	return sum
 }
 
-// limitOf formats the limit of a slice on a device.
 func limitOf(s api.Slice, d api.DeviceUse) string {
 	if d.Limit == 0 && s.Mode == api.Record {
 		return "none"

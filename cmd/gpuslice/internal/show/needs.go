@@ -18,7 +18,6 @@ import (
 // step is the unit of recommended quotas, in bytes.
 const step = 64 << 20
 
-// holdersNamed is the number of holders that a sentence names.
 const holdersNamed = 4
 
 // QuotaFor returns the smallest recommended quota for bytes, in the form of --vram.
@@ -153,8 +152,7 @@ type Need struct {
 	Limit    uint64    `json:"limit"`   // in the last run
 	Peak     uint64    `json:"peak"`
 	Refusals uint64    `json:"refusals"`
-	// Quota would have been sufficient for each run: the highest of the peaks and of the quotas that rejected requests
-	// needed.
+	// Quota would have been sufficient for each run: the highest of the peaks and of the quotas that rejected requests needed.
 	Quota uint64 `json:"quota"`
 }
 

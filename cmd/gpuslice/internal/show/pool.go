@@ -34,7 +34,6 @@ func PoolRows(pools []api.Pool) []PoolUse {
 
 func (u PoolUse) over() bool { return u.Use != nil && u.Use.Used+u.Use.Overhead > u.Use.Limit }
 
-// ofPool returns a column for a figure.
 func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) string) table.Column[PoolUse] {
 	return table.Column[PoolUse]{Head: head, Field: field, Number: func(u PoolUse) uint64 {
 		if u.Use == nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package show prints slices, pools, devices and events as text (tables) and JSON. The JSON is that of the control API, and
-// as stable. It must never request data itself.
+// Package show prints slices, pools, devices and events as text (tables) and JSON. The JSON is that of the control API, and as
+// stable. It must never request data itself.
 package show
 
 import (
@@ -68,7 +68,6 @@ func figure(of func(api.DeviceUse) uint64) func(SliceUse) uint64 {
 	}
 }
 
-// sized returns a column for a figure in bytes.
 func sized(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
 	c.Number = figure(of)
 	c.Text = func(u SliceUse) string {
@@ -80,7 +79,6 @@ func sized(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column
 	return c
 }
 
-// counted returns a column for a number.
 func counted(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
 	c = sized(c, of)
 	c.Text = func(u SliceUse) string {
@@ -187,7 +185,6 @@ func (u SliceUse) device() string {
 	return u.Use.Device
 }
 
-// mode returns the mode of a slice; the default is api.Enforce.
 func mode(s api.Slice) string { return string(cmp.Or(s.Mode, api.Enforce)) }
 
 // shortened returns a column of names, shortened in tables.
@@ -201,7 +198,6 @@ func optional[R any](c table.Column[R]) table.Column[R] {
 	return c
 }
 
-// wide returns a column of wide tables.
 func wide[R any](c table.Column[R]) table.Column[R] {
 	c.Wide = true
 	return c
@@ -224,7 +220,6 @@ func Slices(out io.Writer, all []api.Slice, whole bool) error {
 	return SliceTable.Print(out, SliceRows(all), whole)
 }
 
-// remaining formats the time until a slice expires.
 func remaining(s api.Slice) string {
 	switch {
 	case s.Expires == nil:
@@ -286,7 +281,6 @@ func shortID(id string) string {
 // ShortID returns an id as tables show it.
 func ShortID(id string) string { return shortID(id) }
 
-// generated reports whether an engine made the id.
 func generated(id string) bool {
 	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 }

@@ -38,7 +38,6 @@ const maxPad = 1024
 // noField matches the error of a template with an unknown field.
 var noField = regexp.MustCompile(`map has no entry for key "(.*)"`)
 
-// formatted prints rows by a template, one per line.
 func (t *Table[R]) formatted(o Options) (Printer[R], error) {
 	if o.Format == "json" {
 		return func(out io.Writer, rows []R, _ termenv.Profile) error {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package table prints lists as tables, by templates, as JSON, YAML or ids only, filtered and sorted. It owns the meaning
-// of these commands' flags, and knows nothing about the listed objects. It escapes its output, as names may contain control
-// characters. JSON and YAML have the objects unchanged.
+// Package table prints lists as tables, by templates, as JSON, YAML or ids only, filtered and sorted. It implements the flags of
+// these commands, and knows nothing about the objects. It escapes control characters, except in JSON and YAML, which have the
+// objects unchanged.
 package table
 
 import (
@@ -211,7 +211,6 @@ type cell struct {
 	style termenv.Style
 }
 
-// gap separates two columns.
 const gap = "  "
 
 // align writes lines with aligned cells. Escape codes of colours have no width.
@@ -239,7 +238,6 @@ func align(out io.Writer, lines [][]cell) error {
 	return err
 }
 
-// and joins accepted values for a sentence.
 func and(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")

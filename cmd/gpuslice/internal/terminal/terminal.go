@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal keeps a library from querying the terminal before main. During its initialization, in every command, the
-// library of `top` asks the terminal for its background. That costs a round trip over ssh, loses the keys typed at that
-// time, and takes five seconds without an answer. The library does not query a dumb terminal, so this package sets TERM.
+// Package terminal keeps the library of `top` from querying the terminal's background during its initialization, in every
+// command. That would cost a round trip over ssh, the keys typed at that time, and five seconds without an answer. The library
+// does not query a dumb terminal, so this package sets TERM.
 //
-// Go initializes packages in the order of their paths, if imports allow it (Go's specification, "Program
-// initialization"). This package has no imports to wait for, and the library imports packages with later paths.
+// Go initializes packages in the order of their paths, if imports allow it (Go's specification, "Program initialization"). This
+// package has no imports to wait for, and the library imports packages with later paths.
 package terminal
 
 import "os"

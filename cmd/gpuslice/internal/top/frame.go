@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package top shows slices and devices live in a terminal. It owns the screen while it runs, and must never print unescaped
-// text of other users. It shows one snapshot per refresh, provided by the caller's function.
+// Package top shows slices and devices live in a terminal. It owns the screen while it runs, and must never print unescaped text
+// of other users. It shows one snapshot per refresh, provided by the caller's function.
 package top
 
 import (
@@ -26,7 +26,6 @@ type Snapshot struct {
 	Version uint64               // unchanged if nothing else has changed; 0 if unknown
 }
 
-// order is the order of rows.
 type order int
 
 const (
@@ -39,7 +38,6 @@ const (
 
 func (o order) String() string { return []string{"used", "quota", "refusals", "name"}[o] }
 
-// view holds the user's choices.
 type view struct {
 	width, height int
 	order         order
@@ -60,8 +58,8 @@ var (
 	chosen = lipgloss.NewStyle().Reverse(true)
 )
 
-// brush is the text that a style adds before and after a text. Rendering by the style takes ten times as long, and each
-// line has two parts of a bar.
+// brush is the text that a style adds before and after a text. Rendering by the style takes ten times as long, and each line has
+// two parts of a bar.
 type brush struct{ before, after string }
 
 func brushOf(s lipgloss.Style) brush {
@@ -87,7 +85,6 @@ type row struct {
 
 func (r row) held() uint64 { return r.use.Used + r.use.Overhead }
 
-// rows returns the rows that match the filter, sorted.
 func rows(s Snapshot, v view) []row {
 	var all []row
 	for i := range s.Slices {
@@ -135,7 +132,6 @@ const (
 	nameWidth = 20
 )
 
-// frame returns the whole screen.
 func frame(s Snapshot, v view) string {
 	var lines []string
 	bars := brushes{brushOf(used), brushOf(over), brushOf(full)}

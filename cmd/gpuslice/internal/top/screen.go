@@ -16,8 +16,8 @@ import (
 	"github.com/charmbracelet/x/term"
 )
 
-// screen is the terminal in use. It draws only changed lines, and only on changes; bubbletea checks for changes
-// periodically instead.
+// screen is the terminal in use. It draws only changed lines, and only on changes; bubbletea checks for changes periodically
+// instead.
 type screen struct {
 	out   io.Writer
 	lines []string // as shown
@@ -61,7 +61,7 @@ func (s *screen) draw(frame string) {
 	lines := strings.Split(frame, "\n")
 	for i, line := range lines {
 		if i >= len(s.lines) || s.lines[i] != line {
-			b.WriteString(ansi.CursorPosition(1, i+1) + ansi.EraseLineRight + line) // erase first: at the right edge the last character would go
+			b.WriteString(ansi.CursorPosition(1, i+1) + ansi.EraseLineRight + line) // erase before writing: later it would erase the last column
 		}
 	}
 	if len(lines) < len(s.lines) {

@@ -65,7 +65,6 @@ func onTerminal(t *testing.T, ctx context.Context, ask Ask, every time.Duration)
 	return terminal, tty, s, done
 }
 
-// ends waits for the end of top.
 func ends(t *testing.T, done chan error) {
 	t.Helper()
 	select {

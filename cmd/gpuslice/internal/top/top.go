@@ -17,13 +17,11 @@ import (
 
 func init() { terminal.Restore() }
 
-// maxFilter is the maximum length of a filter in characters.
 const maxFilter = 64
 
 // Ask returns the current state, with the processes of the slices open.
 type Ask func(ctx context.Context, open []string) (Snapshot, error)
 
-// model implements tea.Model.
 type model struct {
 	ctx    context.Context
 	ask    Ask
@@ -192,7 +190,6 @@ func (m *model) key(k tea.KeyMsg) tea.Cmd {
 	return nil
 }
 
-// typed handles a key while the filter is typed.
 func (m *model) typed(k tea.KeyMsg) {
 	v := &m.view
 	text := []rune(v.filter)

@@ -129,7 +129,6 @@ func TestTheSelectedSliceIsOnTheScreen(t *testing.T) {
 	}
 }
 
-// received is the output to a terminal.
 type received struct {
 	mu   sync.Mutex
 	sent bytes.Buffer

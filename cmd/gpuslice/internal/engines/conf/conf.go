@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conf edits configuration files of other programs, TOML and JSON. It adds or removes an entry, and keeps every
-// other byte: comments, order, indentation, unknown keys, numbers of 20 digits, line ends.
+// Package conf edits configuration files of other programs, TOML and JSON. It adds or removes an entry, and keeps every other
+// byte: comments, order, indentation, unknown keys, numbers of 20 digits, line ends.
 //
-// Each edit is verified. The edited text is decoded by the real decoder, and has to equal the old content except for the
-// entry; otherwise the edit is rejected and the text unchanged. So a form that it cannot edit (a TOML table can be written
-// in many ways) costs an error and never a configuration.
+// Each edit is verified with the real decoder: it has to change nothing but the entry, or is rejected. So a form that the package
+// cannot edit (TOML has many for a table) costs an error and never a configuration.
 package conf
 
 import (
@@ -20,8 +19,8 @@ import (
 type Format interface {
 	// Decode decodes text; numbers keep all their digits. The error names the line.
 	Decode(text []byte) (map[string]any, error)
-	// Add adds value at path, where nothing exists yet, and creates missing tables above it. value is a [Table], a slice,
-	// or a value of Decode.
+	// Add adds value at path, where nothing exists yet, and creates missing tables above it. value is a [Table], a slice, or a
+	// value of Decode.
 	Add(text []byte, path []string, value any) ([]byte, error)
 	// Remove removes the value at path. Tables above it stay, unless the text only implied them.
 	Remove(text []byte, path []string) ([]byte, error)
@@ -144,8 +143,8 @@ type notATable string
 
 func (key notATable) Error() string { return string(key) + " is not a table" }
 
-// without returns a copy of decoded without the value at path and the tables above that are empty then, since a text that
-// only implied such a table loses it.
+// without returns a copy of decoded without the value at path and the tables above that are empty then, since a text that only
+// implied such a table loses it.
 func without(decoded map[string]any, path []string) map[string]any {
 	copied := maps.Clone(decoded)
 	if len(path) == 1 {
@@ -226,7 +225,6 @@ func checkRemoved(f Format, text, edited []byte, path []string) error {
 	return nil
 }
 
-// newline returns the line end that text uses.
 func newline(text []byte) string {
 	for i, c := range text {
 		if c == '\n' {
@@ -243,7 +241,6 @@ func hasPrefix(path, prefix []string) bool {
 	return len(path) >= len(prefix) && slices.Equal(path[:len(prefix)], prefix)
 }
 
-// span is a range of a text.
 type span struct{ start, end int }
 
 // splice returns text with s replaced. It never modifies text.

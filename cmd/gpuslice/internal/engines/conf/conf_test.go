@@ -145,8 +145,8 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 	}
 }
 
-// fuzzEdit checks both edits of a valid text. An entry is added or the edit rejected, an added entry can be removed, and
-// nothing else changes. Edits that fail their own verification count as rejected; their number has to be small.
+// fuzzEdit checks that an entry is added or the edit rejected, that an added entry can be removed, and that nothing else changes.
+// It counts the edits that fail their own verification; these have to be few.
 func fuzzEdit(t *testing.T, f Format, text []byte, path []string, value any) {
 	before, err := f.Decode(text)
 	if err != nil {

@@ -53,8 +53,8 @@ func (jsonFormat) Decode(text []byte) (map[string]any, error) {
 	return nil, fmt.Errorf("line %d: %w", lineOf(bare, offset), err)
 }
 
-// lineOf returns the line of an offset reported by a decoder. The offset may lie outside of the text: for an error in the
-// first byte, that of TOML is -1.
+// lineOf returns the line of an offset reported by a decoder. The offset may lie outside of the text: for an error in the first
+// byte, that of TOML is -1.
 func lineOf(text []byte, offset int64) int {
 	return 1 + bytes.Count(text[:max(0, min(int(offset), len(text)))], []byte{'\n'})
 }
@@ -100,8 +100,8 @@ func scanObject(text []byte, at int) object {
 	return o
 }
 
-// walkObjects returns the objects on the path, the outermost first; fewer if the path ends earlier. A duplicate key, also
-// one in other letter case, is an error: encoding/json, which dockerd uses, takes the last of them regardless of case.
+// walkObjects returns the objects on the path, the outermost first; fewer if the path ends earlier. Duplicate keys, in any letter
+// case, are an error: encoding/json, which dockerd uses, takes the last of them.
 func walkObjects(text []byte, path []string) ([]object, error) {
 	at := 0
 	if bytes.HasPrefix(text, []byte(byteOrderMark)) {

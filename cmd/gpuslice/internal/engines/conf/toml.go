@@ -32,8 +32,8 @@ func (tomlFormat) Decode(text []byte) (map[string]any, error) {
 	return decoded, err
 }
 
-// Add appends the entry under a header of its own, which TOML allows anywhere, unless a table above it is an inline table:
-// then the entry becomes a member of that.
+// Add appends the entry under a header of its own, which TOML allows anywhere, unless a table above it is an inline table: then
+// the entry becomes a member of that.
 func (f tomlFormat) Add(text []byte, path []string, value any) ([]byte, error) {
 	decoded, err := f.Decode(text)
 	if err != nil {
@@ -63,8 +63,8 @@ func addInline(text []byte, path []string, value any) ([]byte, bool) {
 	}
 	members := scanInline(text, place)
 	rest := path[depth:]
-	// Use nested tables, as the older decoder of containerd does not know dotted keys in inline tables. If a dotted key
-	// defines a table on the path, only another dotted key can add to it.
+	// Use nested tables, as the older decoder of containerd does not know dotted keys in inline tables. If a dotted key defines a
+	// table on the path, only another dotted key can add to it.
 	var what string
 	if slices.ContainsFunc(members, func(m member) bool { return m.key[0] == rest[0] }) {
 		what = joinKey(rest) + " = " + tomlValue(value)
@@ -124,7 +124,6 @@ func appendTable(text []byte, path []string, value any) []byte {
 	return b.Bytes()
 }
 
-// insertKey inserts a key after the header of its table, if there is one.
 func insertKey(text []byte, path []string, value any) (edited []byte, there bool) {
 	above := path[:len(path)-1]
 	for _, it := range scanTOML(text) {
@@ -156,7 +155,6 @@ func writeTable(b *bytes.Buffer, path []string, table Table, indent, eol string)
 	}
 }
 
-// tomlValue formats a value on one line.
 func tomlValue(value any) string {
 	switch v := value.(type) {
 	case Table:
@@ -209,8 +207,8 @@ func (f tomlFormat) Remove(text []byte, path []string) ([]byte, error) {
 	return edited, checkRemoved(f, text, edited, path)
 }
 
-// removeLines removes the lines of headers and keys at path and below. It removes comments between them, but not after the
-// last, as these may belong to the next entry.
+// removeLines removes the lines of headers and keys at path and below. It removes comments between them, but not after the last,
+// as these may belong to the next entry.
 func removeLines(text []byte, path []string) []byte {
 	items := scanTOML(text)
 	var cut []span
@@ -240,7 +238,6 @@ func removeLines(text []byte, path []string) []byte {
 	return edited
 }
 
-// removeInline removes the member at path from its inline table, if any.
 func removeInline(text []byte, path []string) []byte {
 	for {
 		place, depth := findInline(text, path)

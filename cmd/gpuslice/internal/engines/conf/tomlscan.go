@@ -18,14 +18,12 @@ type item struct {
 	value  span     // of the key's value
 }
 
-// scanner scans a text that a TOML decoder has accepted, so it does not check for errors. It never passes the end of any
-// text.
+// scanner scans a text that a TOML decoder has accepted, so it does not check for errors. It never passes the end of any text.
 type scanner struct {
 	text []byte
 	at   int
 }
 
-// scanTOML returns the items of a text.
 func scanTOML(text []byte) []item {
 	s := &scanner{text: text}
 	s.skip("\xef\xbb\xbf")
@@ -67,7 +65,6 @@ func scanTOML(text []byte) []item {
 	return items
 }
 
-// member is a member of an inline table.
 type member struct {
 	key   []string
 	place span // from the key to the end of the value
@@ -133,7 +130,6 @@ func (s *scanner) blank() {
 	}
 }
 
-// line skips the rest of the line and its end.
 func (s *scanner) line() {
 	if i := bytes.IndexByte(s.text[s.at:], '\n'); i >= 0 {
 		s.at += i + 1
@@ -203,7 +199,6 @@ func (s *scanner) value(end string) {
 	}
 }
 
-// brackets skips an array or an inline table.
 func (s *scanner) brackets() {
 	for depth := 0; s.at < len(s.text); {
 		switch s.peek() {
@@ -224,7 +219,6 @@ func (s *scanner) brackets() {
 	}
 }
 
-// unquote returns the value of a quoted key.
 func unquote(quoted []byte) string {
 	var k struct{ K string }
 	if _, err := toml.Decode("K = "+string(quoted), &k); err != nil {
