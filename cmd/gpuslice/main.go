@@ -142,7 +142,7 @@ func usageError(code int) cli.OnUsageErrorFunc {
 	}
 }
 
-// Beginnings of package flag's errors, which have one dash before all names.
+// Prefixes of errors of package flag, which writes one dash before all names.
 const (
 	unknownFlag      = "flag provided but not defined: "
 	flagWithoutValue = "flag needs an argument: "
