@@ -175,8 +175,8 @@ func checkEngines(c *cli.Context, names []string, everything bool) error {
 	return nil
 }
 
-// trailingFlags returns the arguments that are not flags. It parses flags after the first argument, too, as in `install docker
-// --dry-run`, but none after --. An error without text means that the command is done.
+// trailingFlags returns the arguments that are not flags. It also parses flags after the first argument, but none after --:
+// users write `install docker --dry-run`. An error without text means that the command is done.
 func trailingFlags(c *cli.Context) ([]string, error) {
 	var names []string
 	for args := c.Args().Slice(); len(args) > 0; args = args[1:] {

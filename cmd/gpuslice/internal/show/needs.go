@@ -191,6 +191,7 @@ func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
 	return sorted
 }
 
+// NeedTable lists needs.
 var NeedTable = table.Table[Need]{
 	ID:     func(n Need) string { return n.Of },
 	Key:    func(n Need) string { return n.Of + "\x00" + n.Device },

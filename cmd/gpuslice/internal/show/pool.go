@@ -50,6 +50,7 @@ func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) s
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
+// PoolTable lists pools, one row per device.
 var PoolTable = table.Table[PoolUse]{
 	ID:     func(u PoolUse) string { return u.Name },
 	Object: func(u PoolUse) any { return u.Pool },

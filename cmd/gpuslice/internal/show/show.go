@@ -90,6 +90,7 @@ func counted(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Colu
 	return c
 }
 
+// SliceTable lists slices, one row per device.
 var SliceTable = table.Table[SliceUse]{
 	ID:     func(u SliceUse) string { return u.ID },
 	Key:    func(u SliceUse) string { return u.ID + " " + strconv.FormatUint(u.Generation, 10) },
