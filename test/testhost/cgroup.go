@@ -4,7 +4,7 @@ package testhost
 
 import "path/filepath"
 
-// Cgroups are the directories of a cgroup at the top, in every hierarchy that has it.
+// Cgroups returns the directories of a top-level cgroup in all hierarchies.
 func (h *Host) Cgroups(name string) []string {
 	h.T.Helper()
 	var all []string

@@ -12,23 +12,22 @@ import (
 	"strings"
 )
 
-// CRIO is CRI-O, whose storage and runtimes' state are below Dir.
+// CRIO is a CRI-O with its storage and the runtimes' state below Dir.
 type CRIO struct {
 	Dir      string
-	Programs string            // the directory that has crio, conmon and pinns
-	Podman   string            // the program
-	Pause    string            // the image of sandboxes: one with /bin/sleep
-	Handlers map[string]string // paths of low-level runtimes; "runc" is the default
-	Env      []string          // of the monitors that run them
+	Programs string // contains crio, conmon and pinns
+	Podman   string
+	Pause    string            // sandbox image; requires /bin/sleep
+	Handlers map[string]string // paths of low-level runtimes by name; default: "runc"
+	Env      []string          // for the monitors of containers
 }
 
 func (c *CRIO) in(name string) string      { return filepath.Join(c.Dir, name) }
 func (c *CRIO) program(name string) string { return filepath.Join(c.Programs, name) }
 
-// State is where a low-level runtime keeps what it knows of a container.
+// State returns the directory of a container's runtime state.
 func (c *CRIO) State(id string) string { return filepath.Join(c.in("runc"), id) }
 
-// Configure writes crio.conf into Dir, and returns its path.
 func (c *CRIO) Configure() (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `[crio]
@@ -73,7 +72,7 @@ monitor_env = [%s]
 	return c.in("crio.conf"), os.WriteFile(c.in("crio.conf"), []byte(b.String()), 0o644)
 }
 
-// Load puts an image into its storage. CRI-O itself fetches images from registries only; Podman has the same storage.
+// Load loads an image with Podman, which shares the storage: CRI-O pulls images from registries only.
 func (c *CRIO) Load(archive string) error {
 	out, err := exec.Command(c.Podman, "--root", c.in("storage"), "--runroot", c.in("run"), "--storage-driver", "overlay", "--conmon", c.program("conmon"),
 		"--cgroup-manager", "cgroupfs", "--tmpdir", c.in("podman"), "load", "--quiet", "--signature-policy", c.in("policy.json"), "--input", archive).CombinedOutput()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testhost gives a test a host of its own: a private enforcer, of the programs in bin/, with a private simulated card. What
-// the test does with it, and with which container engine, is its own affair.
+// Package testhost starts a private enforcer from the programs in bin/, on a private simulated card. It starts no
+// container engine.
 package testhost
 
 import (
@@ -26,23 +26,23 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// Patience is how long something may take that happens at once: machines that test are slow.
+// Patience bounds the wait for an event that is normally immediate.
 const Patience = await.Patience
 
 // Host is a private enforcer with a private simulated card.
 type Host struct {
 	T      testing.TB
-	Dir    string // of its own, below /tmp: "run" and "state" are the enforcer's, "fake" is the simulated card's
-	Bin    string // the project's programs
+	Dir    string // temporary: "run" and "state" of the enforcer, "fake" of the simulated card
+	Bin    string // directory of the project's programs
 	Client *client.Client
-	Log    Output // what the enforcer said
+	Log    Output // output of the enforcer
 
-	env     []string // more of the enforcer's
-	enter   []string // words that start it, before its own
+	env     []string // additional environment of the enforcer
+	enter   []string // command prefix of the enforcer
 	command *exec.Cmd
 }
 
-// Output may be written while it is read. Its zero value is empty.
+// Output is a buffer for concurrent use. The zero value is empty.
 type Output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -60,7 +60,7 @@ func (o *Output) String() string {
 	return o.b.String()
 }
 
-// Log is the log of a test. What is still said after the test's end is nobody's: a test must not be told anything then.
+// Log writes to the test's log until the test ends, and discards later writes.
 func Log(t testing.TB) io.Writer {
 	l := &testLog{t: t}
 	t.Cleanup(func() {
@@ -73,7 +73,7 @@ func Log(t testing.TB) io.Writer {
 
 type testLog struct {
 	mu sync.Mutex
-	t  testing.TB // nil at its end
+	t  testing.TB // nil once the test has ended
 }
 
 func (l *testLog) Write(p []byte) (int, error) {
@@ -85,16 +85,16 @@ func (l *testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Options of a host. Empty ones are the defaults.
+// Options configures a host. The zero value selects the defaults.
 type Options struct {
-	Runtimes []string // as in the configuration; runc in PATH
-	Runtime  string   // more lines of the configuration's [runtime]
-	Enforcer string   // more lines of its [enforcer]
-	Env      []string // more of the enforcer's environment
-	Enter    []string // words that start the enforcer, before its own: a program that becomes it
+	Runtimes []string // runtime.runtimes; default: runc in PATH
+	Runtime  string   // additional lines of section [runtime]
+	Enforcer string   // additional lines of section [enforcer]
+	Env      []string // additional environment of the enforcer
+	Enter    []string // command prefix of the enforcer; must exec its arguments
 }
 
-// New starts an enforcer, or skips the test and says what it lacks. The test's end stops it.
+// New starts an enforcer and stops it at the end of the test. It skips the test if a requirement is missing.
 func New(t testing.TB, o Options) *Host {
 	t.Helper()
 	needs.Root(t)
@@ -106,7 +106,7 @@ func New(t testing.TB, o Options) *Host {
 		o.Runtimes = []string{runc}
 	}
 	h := &Host{T: t, Bin: BinDir(t), env: o.Env, enter: o.Enter}
-	// Not t.TempDir: a socket's address has 108 bytes.
+	// Not t.TempDir: a socket address is limited to 108 bytes.
 	var err error
 	if h.Dir, err = os.MkdirTemp("/tmp", "gpuslice-test-"); err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func New(t testing.TB, o Options) *Host {
 	return h
 }
 
-// BinDir is where the programs are, absolute; without them the test is skipped.
+// BinDir returns the absolute directory of the programs, or skips the test if one is missing.
 func BinDir(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../bin")
@@ -150,13 +150,11 @@ func BinDir(t testing.TB) string {
 	return dir
 }
 
-// Socket is the enforcer's control socket.
 func (h *Host) Socket() string { return filepath.Join(h.Dir, "run", "gpuslice.sock") }
 
-// Config is the configuration file.
 func (h *Host) Config() string { return filepath.Join(h.Dir, "config.toml") }
 
-// Env is the environment of the simulated driver and of our programs.
+// Env returns the environment for the project's programs and the simulated driver.
 func (h *Host) Env() []string {
 	return append(os.Environ(),
 		"LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"),
@@ -164,8 +162,8 @@ func (h *Host) Env() []string {
 		"GPUSLICE_CONFIG="+h.Config())
 }
 
-// TopDirs are the directories of an image, beside /usr, that a container with this root needs: it returns those to be bound there, which it
-// makes, and makes the links that lead into /usr.
+// TopDirs gives rootfs the image's /bin, /sbin, /lib and /lib64: it copies symbolic links, and creates and returns the
+// directories to bind mount.
 func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 	h.T.Helper()
 	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
@@ -184,7 +182,7 @@ func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 	return bound
 }
 
-// Must ends the test at an error of its own making.
+// Must fails the test on an error.
 func (h *Host) Must(err error) {
 	h.T.Helper()
 	if err != nil {
@@ -192,7 +190,7 @@ func (h *Host) Must(err error) {
 	}
 }
 
-// Start starts the enforcer, which New did, again after a Stop.
+// Start starts the enforcer. New calls it; call it again after Stop.
 func (h *Host) Start() {
 	h.T.Helper()
 	words := append(h.enter[:len(h.enter):len(h.enter)], filepath.Join(h.Bin, "gpusliced"), "--config", h.Config())
@@ -206,10 +204,10 @@ func (h *Host) Start() {
 	})
 }
 
-// SetEnv changes what more the enforcer has in its environment, from the next Start on.
+// SetEnv replaces the enforcer's additional environment from the next Start on.
 func (h *Host) SetEnv(env ...string) { h.env = env }
 
-// Stop ends the enforcer by a signal.
+// Stop stops the enforcer with a signal.
 func (h *Host) Stop(sig os.Signal) {
 	if h.command == nil {
 		return
@@ -218,7 +216,7 @@ func (h *Host) Stop(sig os.Signal) {
 	h.command = nil
 }
 
-// End ends a daemon by a signal, and by SIGKILL if that takes longer than any daemon may.
+// End stops a daemon with a signal, and kills it after 30 s.
 func End(daemon *exec.Cmd, sig os.Signal) {
 	_ = daemon.Process.Signal(sig)
 	late := time.AfterFunc(30*time.Second, func() { _ = daemon.Process.Kill() })
@@ -226,13 +224,13 @@ func End(daemon *exec.Cmd, sig os.Signal) {
 	late.Stop()
 }
 
-// Signal sends the enforcer one that it does not end by.
+// Signal sends the enforcer a signal that does not terminate it.
 func (h *Host) Signal(sig os.Signal) {
 	h.T.Helper()
 	h.Must(h.command.Process.Signal(sig))
 }
 
-// Eventually waits for what the kernel or the enforcer does by itself.
+// Eventually polls until the condition holds.
 func (h *Host) Eventually(what string, is func() bool) {
 	h.T.Helper()
 	for deadline := time.Now().Add(Patience); !is(); time.Sleep(10 * time.Millisecond) {
@@ -242,7 +240,7 @@ func (h *Host) Eventually(what string, is func() bool) {
 	}
 }
 
-// Slices are all that the enforcer has.
+// Slices lists the enforcer's slices.
 func (h *Host) Slices() []api.Slice {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -253,7 +251,7 @@ func (h *Host) Slices() []api.Slice {
 	return slices
 }
 
-// Use of a slice on its only device.
+// Use returns the slice's usage of its only device.
 func (h *Host) Use(id string) api.DeviceUse {
 	h.T.Helper()
 	slice, err := h.Client.Slice(context.Background(), id)
@@ -264,7 +262,7 @@ func (h *Host) Use(id string) api.DeviceUse {
 	return slice.Devices[0]
 }
 
-// Holds says whether a slice uses so many bytes of its only device.
+// Holds reports whether the slice uses exactly this many bytes of its only device.
 func (h *Host) Holds(id string, bytes uint64) func() bool {
 	return func() bool {
 		slice, err := h.Client.Slice(context.Background(), id)
@@ -272,7 +270,7 @@ func (h *Host) Holds(id string, bytes uint64) func() bool {
 	}
 }
 
-// IsGone says whether there is no slice of that id.
+// IsGone reports whether the slice does not exist.
 func (h *Host) IsGone(id string) func() bool {
 	return func() bool {
 		_, err := h.Client.Slice(context.Background(), id)

@@ -11,14 +11,14 @@ import (
 	"os"
 )
 
-// ImageConfig is what a container of an image runs: the first always, and the second unless it is told otherwise.
+// ImageConfig is the part of an image's configuration that a container runs.
 type ImageConfig struct {
 	Entrypoint []string `json:",omitempty"`
 	Cmd        []string `json:",omitempty"`
 	Env        []string
 }
 
-// WriteImage writes an image of one layer as `docker save` does and every engine loads it. The layer is the tar of a root filesystem.
+// WriteImage writes a single-layer image in the format of `docker save`. layerTar is the tar of its root filesystem.
 func WriteImage(path, layerTar, ref string, runs ImageConfig) (err error) {
 	layer, err := os.Open(layerTar)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// With the race detector: a test that has ended must not be read.
+// Needs the race detector: reading an ended test is a race.
 func TestWhatIsSaidAfterATestsEndIsNobodys(t *testing.T) {
 	var log io.Writer
 	said := make(chan bool)

@@ -7,32 +7,32 @@ import (
 	"time"
 )
 
-// Stalls are the times for which nothing ran here, as far as one can tell who sleeps for Nap again and again: what it overslept.
-// A busy machine may stand still for seconds, and then the enforcer is not the one that is slow.
+// Stalls records when the machine stalled: each nap that took longer than Nap. A busy machine can stall for seconds,
+// which is no delay of the enforcer.
 type Stalls struct {
 	Nap time.Duration
 
 	mu      sync.Mutex
-	woke    time.Time // from the last nap; zero before the first
-	list    []stall   // of late
+	woke    time.Time // end of the last nap; zero before the first
+	list    []stall   // recent stalls
 	longest time.Duration
 }
 
 type stall struct{ from, to time.Time }
 
 const (
-	short  = 10 * time.Millisecond // is not noted
-	ofLate = 2 * time.Minute       // nobody asks for what was before
+	short  = 10 * time.Millisecond // shorter stalls are ignored
+	ofLate = 2 * time.Minute       // older stalls are dropped
 )
 
-// Watch sleeps, and never returns.
+// Watch records stalls, and never returns.
 func (s *Stalls) Watch() {
 	for ; ; time.Sleep(s.Nap) {
 		s.wake(time.Now())
 	}
 }
 
-// wake notes for how long the nap that ends now was too long.
+// wake records the stall of a nap that ends now.
 func (s *Stalls) wake(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *Stalls) wake(now time.Time) {
 	}
 }
 
-// Between is for how long it stood still in that time, which has just ended: perhaps it still does.
+// Between returns the total stall time from begin to end. end is now: a stall in progress counts.
 func (s *Stalls) Between(begin, end time.Time) (total time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,7 +66,6 @@ func (s *Stalls) Between(begin, end time.Time) (total time.Duration) {
 	return total
 }
 
-// Longest is the longest one.
 func (s *Stalls) Longest() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

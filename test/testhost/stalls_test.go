@@ -11,12 +11,12 @@ func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
 	s := Stalls{Nap: 50 * time.Millisecond}
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
-	for _, ms := range []int{0, 51, 102, 3152, 3203} { // from 152 to 3152 it stood still
+	for _, ms := range []int{0, 51, 102, 3152, 3203} { // stalled from 152 to 3152
 		s.wake(at(ms))
 	}
 	for _, c := range []struct{ begin, end, want int }{
 		{0, 100, 0}, {100, 3160, 3000}, {1152, 3160, 2000}, {152, 1152, 1000}, {3152, 3250, 0},
-		{3203, 5253, 2000}, {1152, 5253, 4000}, // and still does, since 3253
+		{3203, 5253, 2000}, {1152, 5253, 4000}, // stalled since 3253
 	} {
 		if got := s.Between(at(c.begin), at(c.end)); got != time.Duration(c.want)*time.Millisecond {
 			t.Errorf("between %d and %d ms it stood still for %v, want %d ms", c.begin, c.end, got, c.want)
