@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command session measures GPU sessions beside what they are made of, on a card or on the simulated driver:
+// Command session compares GPU sessions with their parts, on a card or on the simulated driver:
 //
-//	session speed [-quick] [-bin DIR] [-rows FILE]   the table, as ratios within one run, and the points of its curve as JSON
-//	session acquire [-quick] SOCKET                  from asking that lease service to the end of the first kernel, beside a plain program
+//	session speed [-quick] [-bin DIR] [-rows FILE]   prints ratios within one run; writes the points of the curve as JSON
+//	session acquire [-quick] SOCKET                  compares a first kernel in a new lease with that of a plain program
 //	session echo SOCKET                              answers each message of a stream with an empty one
-//	session least SOCKET                             the same, once it has launched and synchronised as often as the message says
-//	session plain                                    a program's own start: context, module, first launch
-//	session descriptor                               the protocol as a FileDescriptorSet, for clients that make their messages from it
+//	session least SOCKET                             like echo, and performs the launches and syncs of each message
+//	session plain                                    runs a first kernel: context, module, launch
+//	session descriptor                               prints the protocol as a FileDescriptorSet
 //
-// Echo, least and plain are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
+// speed starts echo, least and plain. The exit status is 1 on an error; it does not depend on times.
 package main
 
 import (
@@ -91,7 +91,7 @@ func descriptor() error {
 	return err
 }
 
-// plain says a line when its first kernel has run.
+// plain prints a line after its first kernel.
 func plain() error {
 	n, err := openNative()
 	if err != nil {
@@ -104,7 +104,7 @@ func plain() error {
 	return nil
 }
 
-// native is the driver without a broker.
+// native calls the driver without a broker.
 type native struct {
 	*cuda.Stream
 	device   *cuda.Device
@@ -141,7 +141,7 @@ func (n *native) once() error {
 
 type echoServer struct {
 	leasepb.UnimplementedSessionServer
-	native *native // nil: it asks nothing of the driver
+	native *native // nil: makes no driver calls
 }
 
 func (s echoServer) Work(stream leasepb.Session_WorkServer) error {
@@ -180,10 +180,10 @@ func echo(path string, n *native) error {
 		return err
 	}
 	server := grpc.NewServer(grpc.InitialWindowSize(4<<20), grpc.InitialConnWindowSize(8<<20),
-		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10)) // as the broker's
+		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10)) // like the broker
 	leasepb.RegisterSessionServer(server, echoServer{native: n})
 	go func() {
-		_, _ = os.Stdin.Read(make([]byte, 1)) // until whoever started it ends
+		_, _ = os.Stdin.Read(make([]byte, 1)) // returns when the parent ends
 		server.Stop()
 	}()
 	fmt.Println("listening")

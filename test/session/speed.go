@@ -26,23 +26,23 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// speeds measures in turns, so that what else the machine does meets both sides of a ratio.
+// speeds measures both sides of a ratio in turns, so that other load affects both.
 type speeds struct {
 	bin, dir string
 	rounds   int
-	count    int // of launches and messages in a round
+	count    int // launches and messages per round
 	bytes    int
 	native   *native
 	echo     leasepb.Session_WorkClient // answers with empty messages
-	least    leasepb.Session_WorkClient // does that, too, and launches: the least that a broker can be
+	least    leasepb.Session_WorkClient // launches and answers with empty messages: the minimum of a broker
 	session  *lease.Session
 	module   *lease.Module
 	address  string
 	token    string
-	begun    int // brokers by hand
+	begun    int // brokers started so far
 }
 
-// speed prints the table. The points of the curve go to the file rows, if it is named.
+// speed prints the table, and writes the points of the curve to rows unless it is empty.
 func speed(bin string, quick bool, rows string) (err error) {
 	s := &speeds{bin: bin, rounds: 9, count: 100_000, bytes: 1 << 30}
 	if quick {
@@ -70,7 +70,7 @@ func speed(bin string, quick bool, rows string) (err error) {
 	return errors.Join(s.pipelined(), s.synchronous(), s.between(rows), s.transfers(), s.copies(), s.starts(s.byHand, "gpuslice run, broker"))
 }
 
-// start starts the echo server and a broker in a slice, and connects to both.
+// start starts the echo servers and a broker, the latter in a slice, and connects to them.
 func (s *speeds) start() (stop func() error, err error) {
 	var stops []func() error
 	stop = func() error {
@@ -122,7 +122,7 @@ func (s *speeds) start() (stop func() error, err error) {
 	return stop, err
 }
 
-// broker starts one in a slice, with room for the copies.
+// broker starts a broker in a slice, with room for the copies.
 func (s *speeds) broker(name string) (stop func() error, err error) {
 	directory := filepath.Join(s.dir, name)
 	s.address, s.token = "unix:"+filepath.Join(directory, "session.sock"), filepath.Join(directory, "token")
@@ -130,12 +130,12 @@ func (s *speeds) broker(name string) (stop func() error, err error) {
 		filepath.Join(s.bin, "gpuslice-broker"), "--directory", directory, "--vram", fmt.Sprint(s.bytes+(1<<30)), "--shared", fmt.Sprint(s.bytes))
 }
 
-// child starts a program, and returns when it has said so many lines.
+// child starts a program and waits for its first lines of output.
 func child(lines int, name string, args ...string) (stop func() error, err error) {
 	command := exec.Command(name, args...)
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // main stays in its thread
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // main keeps its thread
 	stdin, err := command.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -157,12 +157,11 @@ func child(lines int, name string, args ...string) (stop func() error, err error
 		_ = stdin.Close()
 		_ = command.Process.Signal(unix.SIGTERM)
 		_, _ = io.Copy(io.Discard, stdout)
-		_ = command.Wait() // by SIGTERM
+		_ = command.Wait() // ends by SIGTERM
 		return nil
 	}, nil
 }
 
-// inTurns is the median of each, over the rounds.
 func (s *speeds) inTurns(each ...func() (time.Duration, error)) ([]time.Duration, error) {
 	return mediansOf(s.rounds, each)
 }
@@ -175,7 +174,7 @@ func mediansOf(rounds int, each []func() (time.Duration, error)) ([]time.Duratio
 			if err != nil {
 				return nil, err
 			}
-			if round > 0 { // the first warms up
+			if round > 0 { // the first round warms up
 				all[i] = append(all[i], took)
 			}
 		}
@@ -198,14 +197,14 @@ func (s *speeds) launch() error {
 	return s.module.Launch(context.Background(), "nothing", lease.Shape{})
 }
 
-// What one message asks of the least broker.
+// Messages to the least broker.
 var (
 	oneLaunch = &leasepb.Requests{Requests: []*leasepb.Request{{Operation: &leasepb.Request_Launch{Launch: &leasepb.Launch{Kernel: "nothing"}}}}}
 	oneSync   = &leasepb.Request{Operation: &leasepb.Request_Sync{Sync: &leasepb.Sync{}}}
 	both      = &leasepb.Requests{Requests: append(slices.Clone(oneLaunch.GetRequests()), oneSync)}
 )
 
-// launches are so many, and a sync.
+// launches performs count launches and a sync.
 func (s *speeds) launches(count int) error {
 	for range count {
 		if err := s.launch(); err != nil {
@@ -246,7 +245,7 @@ func (s *speeds) pipelined() error {
 
 func quotient(a, b time.Duration) float64 { return float64(a) / float64(b) }
 
-// messages sends so many, and receives as many meanwhile.
+// messages sends count messages, and receives the replies concurrently.
 func messages(stream leasepb.Session_WorkClient, count int, message *leasepb.Requests) error {
 	received := make(chan error, 1)
 	go func() {
@@ -267,7 +266,7 @@ func messages(stream leasepb.Session_WorkClient, count int, message *leasepb.Req
 }
 
 func (s *speeds) synchronous() error {
-	const count, turns = 50, 20 // short turns: what else the machine does meets all of them
+	const count, turns = 50, 20 // short turns distribute other load evenly
 	each := func(f func() error) func() (time.Duration, error) {
 		return func() (time.Duration, error) {
 			return timed(func() error {
@@ -300,7 +299,7 @@ func (s *speeds) synchronous() error {
 	return nil
 }
 
-// point is one of a curve, as test/bench/plot.py takes them.
+// point is a point of the curve, as test/bench/plot.py reads it.
 type point struct {
 	Call     string  `json:"call"`
 	Launches int     `json:"launches"`
@@ -308,7 +307,7 @@ type point struct {
 	Session  float64 `json:"slice_ns"`
 }
 
-// between is what a launch takes against how many there are before a sync.
+// between measures the cost of a launch by the number of launches before a sync.
 func (s *speeds) between(rows string) error {
 	const most = 4096
 	var points []point
@@ -345,10 +344,10 @@ func (s *speeds) between(rows string) error {
 	return os.WriteFile(rows, text, 0o644)
 }
 
-// transfers are of memory that is the caller's own: through shared memory, which the client takes by itself, beside messages.
+// transfers compares transfers through shared memory, the client's default, with transfers in messages.
 func (s *speeds) transfers() error {
 	ctx := context.Background()
-	// To a client that does not know that the address is a socket of this host.
+	// The prefix hides from the client that the socket is local.
 	streaming, err := lease.Open(ctx, "passthrough:"+s.address, s.token)
 	if err != nil {
 		return err
@@ -426,10 +425,10 @@ func (s *speeds) copies() error {
 	return errors.Join(buffer.Free(ctx), s.native.Free(memory), s.native.Unpin(own))
 }
 
-// beginning is a session that has just begun, and what ends it.
+// beginning starts a session, and returns the function that ends it.
 type beginning func() (session *lease.Session, stop func() error, err error)
 
-// byHand begins one without the host's daemons.
+// byHand starts a broker and a session without the host's daemons.
 func (s *speeds) byHand() (*lease.Session, func() error, error) {
 	s.begun++
 	stop, err := s.broker(fmt.Sprintf("start%d", s.begun))
@@ -443,7 +442,6 @@ func (s *speeds) byHand() (*lease.Session, func() error, error) {
 	return session, stop, nil
 }
 
-// acquire measures a host's lease service.
 func acquire(socket string, quick bool) error {
 	s := &speeds{rounds: 9}
 	if quick {
@@ -464,7 +462,7 @@ func acquire(socket string, quick bool) error {
 	}, "acquisition")
 }
 
-// starts measures to the end of the first kernel.
+// starts measures the time to the end of the first kernel.
 func (s *speeds) starts(begin beginning, how string) error {
 	ctx := context.Background()
 	self, err := os.Executable()
