@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package await waits for events in tests. Its bound says that a test hangs, never that a machine is slow.
+// Package await waits for events in tests. Its timeout detects a hang, not a slow machine.
 package await
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Patience is the bound of each wait for an event that normally takes milliseconds.
+// Patience bounds each wait for an event that normally takes milliseconds.
 const Patience = time.Minute
 
 // That polls until the condition holds.
@@ -33,7 +33,8 @@ func Value[T any](t testing.TB, what string, c <-chan T) T {
 	}
 }
 
-// Quiet checks that something does not happen for d. A slow machine may hide that it happens, and cannot fail the test.
+// Quiet fails the test if the event happens within d. On a slow machine it can miss the event, but never fails by
+// mistake.
 func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	t.Helper()
 	for end := time.Now().Add(d); ; time.Sleep(2 * time.Millisecond) {
@@ -46,8 +47,8 @@ func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	}
 }
 
-// Once repeats an attempt until one takes less than limit, so that a stalled machine costs an attempt and a delay in
-// the code fails every one.
+// Once repeats an attempt until one takes less than limit. A stall of the machine fails one attempt, a slow code path
+// all of them.
 func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {
 	t.Helper()
 	var took time.Duration

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// recorder notes a failure in place of the test's own.
+// recorder records a failure and does not pass it on.
 type recorder struct {
 	testing.TB
 	failed bool
@@ -20,7 +20,7 @@ func (r *recorder) Fatalf(string, ...any) { r.failed = true }
 
 func TestOnceFailsOnlyIfEachAttemptIsSlow(t *testing.T) {
 	for name, c := range map[string]struct {
-		quick int // the attempt that is quick
+		quick int // number of the fast attempt
 		fails bool
 	}{"the first": {1, false}, "the last": {20, false}, "none": {21, true}} {
 		n, r := 0, &recorder{TB: t}

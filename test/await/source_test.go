@@ -25,7 +25,7 @@ const (
 	hopeful = "an assertion follows a sleep: use await.That, or await.Quiet if nothing must happen"
 )
 
-// exceptions are places in tests in which wall time decides nothing although it looks so: a file, or a file and a function.
+// exceptions lists code that looks like it depends on wall time but does not, by file, or file and function.
 var exceptions = map[string]string{
 	"api/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":          "its deadline passes on purpose",
 	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
@@ -40,7 +40,7 @@ var exceptions = map[string]string{
 	"test/hostile/user_actions_test.go readsNothing":                                  "a hostile user gives up, and acts again",
 }
 
-// No test is decided by how fast the machine is: it waits for events with Patience, and asserts measured times in Once alone.
+// Tests wait for events with Patience, and assert measured times in Once only.
 func TestNoTestIsDecidedByWallTime(t *testing.T) {
 	found, err := inspect(filepath.Join("..", ".."))
 	if err != nil {
@@ -63,7 +63,7 @@ func TestNoTestIsDecidedByWallTime(t *testing.T) {
 	}
 }
 
-// fault is a place where wall time decides.
+// fault is code in which wall time decides the result.
 type fault struct {
 	file     string
 	line     int
@@ -71,17 +71,16 @@ type fault struct {
 	fault    string
 }
 
-// pkg is one directory of the tree.
 type pkg struct {
 	fset     *token.FileSet
 	files    map[string]*ast.File
-	values   map[string]ast.Expr // constants and variables of the package
-	measures map[string]bool     // functions that return a measured time
+	values   map[string]ast.Expr // package-level constants and variables
+	measures map[string]bool
 }
 
-type tree map[string]*pkg // by directory, relative to the root
+type tree map[string]*pkg
 
-// inspect reads the Go files of a tree and returns the faults of its tests.
+// inspect returns the faults in the tests of a tree.
 func inspect(root string) ([]fault, error) {
 	all := make(tree)
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
@@ -159,15 +158,15 @@ func (all tree) faults() []fault {
 	return found
 }
 
-// scope is one function of a test.
+// scope is a function of a test.
 type scope struct {
 	all     tree
 	pkg     *pkg
 	dir     string
 	imports map[string]string
 	body    *ast.BlockStmt
-	values  map[string]ast.Expr // the local variables and constants, by what they are first
-	polls   []*ast.CallExpr     // calls that wait
+	values  map[string]ast.Expr // first value of each local variable and constant
+	polls   []*ast.CallExpr     // calls that poll
 	found   map[token.Pos]string
 }
 
@@ -208,7 +207,7 @@ func (s *scope) is(name, value ast.Expr) {
 	}
 }
 
-// called is the dotted name of what a call calls; of a method on another value than a name, its last part.
+// called returns the dotted name of the called function, or "" if there is none.
 func called(n ast.Node) string {
 	call, ok := n.(*ast.CallExpr)
 	if !ok {
@@ -229,7 +228,7 @@ func dotted(e ast.Expr) string {
 
 func last(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
 
-// has says whether a node of n is one that is looked for.
+// has reports whether n or a node below it satisfies the condition.
 func has(n ast.Node, is func(ast.Node) bool) bool {
 	found := false
 	ast.Inspect(n, func(n ast.Node) bool {
@@ -239,7 +238,7 @@ func has(n ast.Node, is func(ast.Node) bool) bool {
 	return found
 }
 
-// fails says whether a node fails a test, or returns a failure.
+// fails reports whether a node fails a test or returns a failure.
 func fails(n ast.Node) bool {
 	return has(n, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -261,7 +260,7 @@ func fails(n ast.Node) bool {
 	})
 }
 
-// duration is what an expression of constants comes to.
+// duration evaluates a constant expression.
 func (s *scope) duration(e ast.Expr) (time.Duration, bool) { return s.evaluate(e, 0) }
 
 func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
@@ -298,7 +297,7 @@ func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
 		switch {
 		case !ok || !too:
 		case e.Op == token.MUL:
-			return time.Duration(int64(x) * int64(y)), true // a constant is a Duration, too
+			return time.Duration(int64(x) * int64(y)), true // both factors are Durations here
 		case e.Op == token.ADD:
 			return x + y, true
 		case e.Op == token.SUB:
@@ -310,14 +309,14 @@ func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
 	return 0, false
 }
 
-// of is a constant or a variable of another package, or this.
+// of evaluates a constant or variable of a package.
 func (s *scope) of(dir, name string, depth int) (time.Duration, bool) {
 	p := s.all[dir]
 	if p == nil || p.values[name] == nil {
 		return 0, false
 	}
 	there := &scope{all: s.all, pkg: p, dir: dir, imports: make(map[string]string)}
-	for _, file := range p.files { // the packages that one constant is made of are few
+	for _, file := range p.files { // imports of all files: constants use few packages
 		for _, i := range file.Imports {
 			if inside, err := strconv.Unquote(i.Path.Value); err == nil && strings.HasPrefix(inside, module) {
 				there.imports[path.Base(inside)] = strings.TrimPrefix(inside, module)
@@ -327,13 +326,13 @@ func (s *scope) of(dir, name string, depth int) (time.Duration, bool) {
 	return there.evaluate(p.values[name], depth+1)
 }
 
-// short says whether a wait is known to be shorter than Patience.
+// short reports whether a wait is known to be shorter than Patience.
 func (s *scope) short(e ast.Expr) bool {
 	d, known := s.duration(e)
 	return known && d > 0 && d < Patience
 }
 
-// measured says whether an expression is a time that passed.
+// measured reports whether an expression is an elapsed time.
 func (s *scope) measured(e ast.Expr) bool {
 	return has(e, func(n ast.Node) bool {
 		if name, ok := n.(*ast.Ident); ok && s.values[name.Name] != nil {
@@ -358,7 +357,6 @@ func (s *scope) returnsTime() bool {
 	})
 }
 
-// ends returns d for an expression Now().Add(d).
 func (s *scope) ends(e ast.Expr) (ast.Expr, bool) {
 	if name, ok := e.(*ast.Ident); ok && s.values[name.Name] != nil {
 		e = s.values[name.Name]
@@ -374,7 +372,7 @@ func (s *scope) ends(e ast.Expr) (ast.Expr, bool) {
 	return call.Args[0], true
 }
 
-// passes says whether a node compares now with a moment that is nearer than Patience, by that method.
+// passes reports whether a node compares time.Now, by the named method, with a deadline nearer than Patience.
 func (s *scope) passes(n ast.Node, method string) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) != 1 {
@@ -393,9 +391,9 @@ func (s *scope) look() {
 		switch n := n.(type) {
 		case *ast.CallExpr:
 			switch name := last(called(n)); name {
-			case "Once": // measures
+			case "Once": // measures the time itself
 				return called(n) != "await.Once"
-			case "eventually", "Eventually", "That": // asks again what was not answered in time
+			case "eventually", "Eventually", "That": // retry after a timeout
 				s.polls = append(s.polls, n)
 			}
 			s.lookAtCall(n)
@@ -479,7 +477,7 @@ func (s *scope) lookAtIf(n *ast.IfStmt) {
 	})
 }
 
-// lookAtFor reports a waiting loop: one with an exit besides the deadline.
+// lookAtFor reports a waiting loop: one with an exit besides its deadline.
 func (s *scope) lookAtFor(n *ast.ForStmt) {
 	if n.Cond == nil || !has(n.Cond, func(c ast.Node) bool { return s.passes(c, "Before") }) {
 		return
@@ -495,7 +493,7 @@ func (s *scope) lookAtFor(n *ast.ForStmt) {
 	}
 }
 
-// lookAtSleeps finds a sleep that an assertion follows.
+// lookAtSleeps reports a sleep that precedes an assertion.
 func (s *scope) lookAtSleeps(list []ast.Stmt) {
 	for i, stmt := range list[:max(len(list)-1, 0)] {
 		sleep, ok := stmt.(*ast.ExprStmt)
