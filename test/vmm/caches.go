@@ -21,24 +21,24 @@ import (
 
 const page = 2 * mib
 
-// caches has four caches grow and shrink at the same time: two pools, and two models of a Shared. After each round all stand still,
-// and what they hold is compared, byte for byte.
+// caches grows and shrinks four caches concurrently: two pools and two models of a Shared. After each round all caches
+// stop, and their sizes are compared byte for byte.
 type caches struct {
 	time   time.Duration
 	seed   uint64
 	socket string
-	within uint64 // bytes that the driver may have taken for itself
+	within uint64 // accepted difference to the driver's figure, bytes
 
 	device *vmm.Device
 	shared *vmm.Shared
 	pools  []*vmm.Pool
 	all    []*cache
-	base   uint64 // bytes that were used before
-	slice  string // that this runs in
-	worst  uint64 // difference to the driver's figure, bytes
+	base   uint64 // bytes used before the start
+	slice  string // the slice of this process
+	worst  uint64 // maximum difference to the driver's figure, bytes
 }
 
-// cache knows by itself which of its pages are mapped.
+// cache records its mapped pages independently.
 type cache struct {
 	id     uint64
 	device *vmm.Device
@@ -48,7 +48,7 @@ type cache struct {
 	base   cuda.Address
 	mapped []bool
 	pages  int
-	target int // pages that it grows or shrinks to
+	target int // pages to grow or shrink to
 
 	grown, shrunk, refused int
 }
@@ -107,7 +107,7 @@ func (c *caches) open() error {
 			return err
 		}
 	}
-	capacity := free / 2 / page * page // twice of what there is, for all four
+	capacity := free / 2 / page * page // all four together: twice the free memory
 	for i, o := range []vmm.Options{{PageSize: page, Cache: free / 16}, {PageSize: page, Cache: free / 16, LeaveMapped: true}} {
 		p, err := c.device.NewPool(capacity, o)
 		if err != nil {
@@ -158,7 +158,7 @@ func (c *caches) round() error {
 	return errors.Join(failed...)
 }
 
-// step grows or shrinks by a random range, towards a size that changes now and then, and says what is not as it has to be.
+// step grows or shrinks a random range towards a target that changes occasionally, and checks the result.
 func (c *cache) step() error {
 	if c.random.IntN(20) == 0 {
 		c.target = c.random.IntN(len(c.mapped))
@@ -200,7 +200,7 @@ func (c *cache) step() error {
 	return c.mark(first, n)
 }
 
-// stumble maps what is mapped in a part, or unmaps what is not: nothing may come of it.
+// stumble maps mapped pages or unmaps unmapped ones: both must fail and change nothing.
 func (c *cache) stumble(first int) error {
 	n := 1 + c.random.IntN(len(c.mapped)-first)
 	offset, size := uint64(first)*page, uint64(n)*page
@@ -229,7 +229,7 @@ func (c *cache) set(first, n int, mapped bool) {
 
 func (c *cache) tag(at int) uint64 { return c.id<<32 | uint64(at) }
 
-// mark writes into each page which one it is.
+// mark writes a page's number into it.
 func (c *cache) mark(first, n int) error {
 	for at := first; at < first+n; at++ {
 		if err := c.device.Write(c.at(at), binary.LittleEndian.AppendUint64(nil, c.tag(at))); err != nil {
@@ -239,7 +239,7 @@ func (c *cache) mark(first, n int) error {
 	return nil
 }
 
-// check reads some of them again.
+// check reads back up to eight pages.
 func (c *cache) check(first, n int) error {
 	for i := range min(n, 8) {
 		at := first + i*(n-1)/7
@@ -256,7 +256,7 @@ func (c *cache) check(first, n int) error {
 
 func (c *cache) at(number int) cuda.Address { return c.base + cuda.Address(number)*page }
 
-// compare holds the pools to what the caches know, and the ledger to the pools.
+// compare checks the pools against the caches, and the ledger against the pools.
 func (c *caches) compare() error {
 	stats, err := c.shared.Stats()
 	if err != nil {
@@ -302,7 +302,7 @@ func (c *caches) compareWith(want uint64) error {
 	return nil
 }
 
-// fill maps all that the caches leave of the quota: it has to fit to the last page, and one page more has to be refused.
+// fill maps the remaining quota: the last page must fit, and one page more must be refused.
 func (c *caches) fill() error {
 	if _, err := c.device.Trim(); err != nil {
 		return err
@@ -317,14 +317,14 @@ func (c *caches) fill() error {
 		if err != nil {
 			return err
 		}
-		// The enforcer may have charged meanwhile what the driver took for itself.
+		// The driver's own allocations may have been charged meanwhile.
 		if fillErr == nil || before.Used+before.Overhead == after.Used+after.Overhead {
 			return fillErr
 		}
 	}
 }
 
-// use is what the ledger has.
+// use reads the ledger.
 func (c *caches) use() (api.DeviceUse, error) {
 	slice, err := client.New(c.socket).Slice(context.Background(), c.slice)
 	if err != nil {
@@ -351,7 +351,7 @@ func (c *caches) fillWith(left uint64) (err error) {
 	return nil
 }
 
-// find is the id of the slice that this process is in.
+// find returns the id of the slice of this process.
 func (c *caches) find() (string, error) {
 	enforcer, ctx := client.New(c.socket), context.Background()
 	all, err := enforcer.Slices(ctx)
@@ -361,7 +361,7 @@ func (c *caches) find() (string, error) {
 	for _, s := range all {
 		s, err := enforcer.Slice(ctx, s.ID)
 		if err != nil {
-			continue // it has ended since
+			continue // ended meanwhile
 		}
 		for _, p := range s.Processes {
 			if p.PID == os.Getpid() && len(s.Devices) == 1 && s.State == api.Active {

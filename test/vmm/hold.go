@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/vmm"
 )
 
-// holdAll has a Shared without a limit of its own.
+// holdAll maps memory through a Shared without a limit.
 func holdAll(d *vmm.Device, memory uint64) (err error) {
 	const model, step = "model", 64 * mib
 	shared, err := d.NewShared(0, vmm.Options{PageSize: page})

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command vmm shows what package vmm promises, on a card or on the simulated driver:
+// Command vmm checks package vmm, on a card or on the simulated driver:
 //
 //	vmm caches [-time 1m] [-seed N] [-socket PATH]   grows and shrinks four caches at random, and compares bytes with the ledger
-//	vmm speed [-quick] [-rows FILE]                  Map against the driver's own calls in C, as ratios
-//	vmm models [-memory BYTES]                       four models under one limit against static shares
-//	vmm hold [-memory BYTES]                         maps that much, or all that there is, says so, and holds it until its input ends
+//	vmm speed [-quick] [-rows FILE]                  compares Map with the driver's own calls in C
+//	vmm models [-memory BYTES]                       compares four models under one limit with static shares
+//	vmm hold [-memory BYTES]                         maps this many bytes, or all, and holds them until its input ends
 //
-// Its exit status is 1 if something is not as it is promised; no figure of time is judged.
+// The exit status is 1 if a check fails; it does not depend on times.
 package main
 
 import (

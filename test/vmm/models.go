@@ -15,17 +15,17 @@ import (
 	"github.com/gpuslice/gpuslice/vmm"
 )
 
-// What requests are like. Arrivals, waits and prefills are of a clock that is counted, so that a minute takes a second and a seed
-// gives the same requests to all; mapping and unmapping are done, and take what they take.
+// The simulation advances a virtual clock by arrivals, waits and prefills: a minute takes a second, and requests depend
+// on the seed only. Mapping and unmapping take real time.
 const (
-	prefill  = 50 * time.Millisecond // from its memory to its first token
-	patience = 10 * time.Second      // after which a request that found no room is gone
-	phase    = 10 * time.Second      // for which one model is the busy one
-	length   = 80 * time.Second      // of the arrivals: each model is busy twice
-	hold     = 2 * time.Second       // for which a request has its memory, on average
+	prefill  = 50 * time.Millisecond // from allocation to the first token
+	patience = 10 * time.Second      // a request without memory is dropped after this time
+	phase    = 10 * time.Second      // duration for which one model is busy
+	length   = 80 * time.Second      // of all arrivals; each model is busy twice
+	hold     = 2 * time.Second       // mean time for which a request holds memory
 )
 
-// request is for a cache of some size, for some time.
+// request needs memory for one cache, for a limited time.
 type request struct {
 	model   int
 	arrives time.Duration
@@ -34,18 +34,18 @@ type request struct {
 
 	offset uint64
 	waited bool
-	took   time.Duration // to its first token; 0: it never found room
+	took   time.Duration // to the first token; 0: never served
 }
 
-// share is how models get memory. Both return how long it took.
+// share allocates memory to models. take and give return the time spent on mapping.
 type share interface {
-	// take: false if there is no room now.
+	// take returns false if no memory is free.
 	take(r *request) (time.Duration, bool, error)
 	give(r *request) (time.Duration, error)
 	close() error
 }
 
-// static has a share of its own for each model, which is mapped all the time: to take and to give is counting.
+// static partitions memory by model. All of it stays mapped, so take and give only count.
 type static struct{ left []uint64 }
 
 func (s *static) take(r *request) (time.Duration, bool, error) {
@@ -63,11 +63,11 @@ func (s *static) give(r *request) (time.Duration, error) {
 
 func (s *static) close() error { return nil }
 
-// elastic is a Shared. A model's addresses are handed out from the lowest on.
+// elastic allocates from a Shared, at the lowest free addresses of each model.
 type elastic struct {
 	shared *vmm.Shared
-	used   [][]*request // of each model, by offset
-	room   uint64       // of addresses
+	used   [][]*request // per model, sorted by offset
+	room   uint64       // address space per model
 }
 
 func newElastic(d *vmm.Device, memory uint64, count int) (*elastic, error) {
@@ -113,7 +113,7 @@ func (e *elastic) give(r *request) (time.Duration, error) {
 
 func (e *elastic) close() error { return e.shared.Close() }
 
-// running are requests that have memory, the one that ends first in front.
+// running is a heap of requests that hold memory, ordered by end.
 type running []*ending
 
 type ending struct {
@@ -131,15 +131,16 @@ func (h *running) Pop() any {
 	return last
 }
 
-// server serves requests. A model's wait in the order in which they came; the one that has waited longest is tried first.
+// server serves the requests of each model in order of arrival. Across models, the oldest waiting request is tried
+// first.
 type server struct {
 	share   share
 	running running
 	waiting []*request
-	busy    time.Duration // until then something is mapped or unmapped, one after the other
+	busy    time.Duration // end of the last map or unmap operation; operations are serial
 }
 
-// serve is done when all requests are.
+// serve returns when all requests have ended.
 func (s *server) serve(requests []*request) error {
 	for len(requests) > 0 || len(s.running) > 0 {
 		if len(s.running) > 0 && (len(requests) == 0 || s.running[0].at <= requests[0].arrives) {
@@ -166,7 +167,7 @@ func (s *server) serve(requests []*request) error {
 	return nil
 }
 
-// end gives a request's memory to those who wait for it.
+// end frees a request's memory and retries waiting requests.
 func (s *server) end(e *ending) error {
 	took, err := s.share.give(e.r)
 	if err != nil {
@@ -205,10 +206,11 @@ func (s *server) try(r *request, now time.Duration) (bool, error) {
 	return true, nil
 }
 
-// arrivals are the same for the same load, memory and number of models. Busy: which part of the requests is one model's, in turns.
+// arrivals returns the requests of a run, determined by the arguments alone. busy is the fraction sent to one model, in
+// turns.
 func arrivals(memory uint64, count int, load, busy float64) []*request {
 	random := rand.New(rand.NewPCG(1, 2))
-	mean := memory / 160 // so that many of them make a share
+	mean := memory / 160 // 160 requests fill the memory
 	each := hold + prefill
 	gap := float64(each) * float64(mean) / (load * float64(memory))
 	var requests []*request
@@ -229,7 +231,7 @@ func arrivals(memory uint64, count int, load, busy float64) []*request {
 	}
 }
 
-// models prints how requests fare by static shares and by one limit.
+// models compares static shares with one common limit.
 func models(d *vmm.Device, memory uint64) error {
 	if memory == 0 {
 		free, _, err := d.MemoryInfo()
@@ -281,7 +283,7 @@ func models(d *vmm.Device, memory uint64) error {
 	return nil
 }
 
-// times are to the first token, of those that found room.
+// times returns the sorted times to the first token of served requests.
 func times(requests []*request) (took []time.Duration) {
 	for _, r := range requests {
 		if r.took != 0 {

@@ -25,7 +25,7 @@ import (
 
 var errNative = errors.New("the driver refused the calls in C")
 
-// speed prints what Map costs beside the same calls of the driver in C, in turns, so that what else the machine does falls on both.
+// speed compares Map with the same driver calls in C, in turns, so that other load affects both.
 func speed(d *vmm.Device, quick bool, rows string) error {
 	if !C.native_start() {
 		return errNative
@@ -62,7 +62,7 @@ func speed(d *vmm.Device, quick bool, rows string) error {
 	return metadata(d)
 }
 
-// way is one way to do something with a page, `pages` times, and how long each took.
+// way performs one operation on each of `pages` pages, and returns the time of each.
 type way func(pages int) ([]time.Duration, error)
 
 func inC(what C.enum_native_what) way {
@@ -79,7 +79,7 @@ func inC(what C.enum_native_what) way {
 	}
 }
 
-// inPool has a fresh pool with what `before` does to it, and then times `do` for each of its pages.
+// inPool creates a pool, calls before for all of it, and times do for each page.
 func inPool(d *vmm.Device, o vmm.Options, before func(*vmm.Pool, uint64) error, do func(*vmm.Pool, uint64) error) way {
 	return func(pages int) ([]time.Duration, error) {
 		o.PageSize = page
@@ -123,7 +123,7 @@ func mapOne(p *vmm.Pool, offset uint64) error {
 func unmapOne(p *vmm.Pool, offset uint64) error { return p.Unmap(offset, page) }
 
 func single(d *vmm.Device, rounds, pages int) error {
-	cache := vmm.Options{Cache: page} // for each page
+	cache := vmm.Options{Cache: page} // per page
 	left := vmm.Options{Cache: page, LeaveMapped: true}
 	fmt.Println("| one page of 2 MiB | driver, in C | vmm | ratio of each round: median, worst | goal |")
 	fmt.Println("|---|---|---|---|---|")
@@ -164,7 +164,7 @@ func single(d *vmm.Device, rounds, pages int) error {
 	return nil
 }
 
-// point of the curve, as test/bench/plot.py draws it: what a page takes.
+// point is a point of the curve, as test/bench/plot.py reads it: the time per page.
 type point struct {
 	Call   string  `json:"call"`
 	Pages  int     `json:"pages"`
@@ -172,7 +172,7 @@ type point struct {
 	Ours   float64 `json:"slice_ns"`
 }
 
-// many maps ranges of more and more pages, as a whole.
+// many maps ranges of increasing length with one call each.
 func many(d *vmm.Device, quick bool) (points []point, err error) {
 	fmt.Println("\n| pages mapped by one call | page | in all, ms | a page, µs | the same in C, a page, µs | ratio |")
 	fmt.Println("|---|---|---|---|---|---|")
@@ -216,7 +216,7 @@ func many(d *vmm.Device, quick bool) (points []point, err error) {
 	return points, nil
 }
 
-// later maps one page when many are mapped already.
+// later maps single pages after many others.
 func later(d *vmm.Device, quick bool) (err error) {
 	fmt.Println("\n| pages of 2 MiB that are mapped already, one by one | the next one, µs |")
 	fmt.Println("|---|---|")
@@ -254,7 +254,7 @@ func later(d *vmm.Device, quick bool) (err error) {
 	return nil
 }
 
-// metadata is what Go's heap grows by.
+// metadata measures the growth of Go's heap per pool.
 func metadata(d *vmm.Device) error {
 	fmt.Println("\n| bookkeeping of a pool of 128 GiB in pages of 2 MiB | bytes | of the capacity |")
 	fmt.Println("|---|---|---|")
