@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger tests interceptor/ledger.c from outside, with real processes and real deaths: the programs in
-// programs/ are compiled and run. They say in their first lines what they prove. No cgo: the tests must run
-// the C code alone, as the interceptor has it.
-//
-// The runs are short; GPUSLICE_LONG=1 makes them minutes.
+// Package ledger tests interceptor/ledger.c with real processes that die. It compiles and runs programs/, without cgo:
+// the C code runs alone, as in the interceptor.
+// GPUSLICE_LONG=1 extends the runs to minutes.
 package ledger
 
 import (
@@ -21,7 +19,6 @@ const interceptor = "../../interceptor"
 
 func long() bool { return os.Getenv("GPUSLICE_LONG") == "1" }
 
-// pick is the argument for a short run, or for a long one.
 func pick(short, thorough string) string {
 	if long() {
 		return thorough
@@ -29,7 +26,7 @@ func pick(short, thorough string) string {
 	return short
 }
 
-// compile makes one of the programs, with the ledger's code linked in.
+// compile compiles a program together with the ledger's code.
 func compile(t *testing.T, compiler, name string, flags ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(compiler); err != nil {
@@ -46,13 +43,12 @@ func compile(t *testing.T, compiler, name string, flags ...string) string {
 	return program
 }
 
-// run runs a program, shows what it prints, and fails if it does.
 func run(t *testing.T, command ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, command[0], command[1:]...)
-	c.WaitDelay = time.Second // children that hold the pipe die with their parent
+	c.WaitDelay = time.Second // a child that holds the pipe dies with its parent
 	out, err := c.CombinedOutput()
 	t.Logf("%s\n%s", strings.Join(command, " "), out)
 	if err != nil {
@@ -101,10 +97,10 @@ func TestHostilePageHarmsNobodyElse(t *testing.T) {
 }
 
 func TestCostDoesNotGrowWithTheNumberOfProcesses(t *testing.T) {
-	run(t, compile(t, "gcc", "flat")) // prints the ratios: a busy machine would make a judgement of them a lie
+	run(t, compile(t, "gcc", "flat")) // prints ratios and asserts none: they vary on a busy machine
 }
 
-// The exclusive pairs of atomic128.h, which x86-64 never runs.
+// Covers the exclusive pairs of atomic128.h, which x86-64 does not use.
 func TestRaceOnARM(t *testing.T) {
 	const qemu = "qemu-aarch64-static"
 	if _, err := exec.LookPath(qemu); err != nil {
