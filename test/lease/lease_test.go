@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lease_test works in leases of a host: gpusliced, the lease service, brokers, and a program that has no driver, on the simulated
-// driver.
+// Package lease_test runs a program without a driver in leases, with gpusliced, the lease service and brokers, on the
+// simulated driver.
 package lease_test
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// host is one with a lease service.
+// host starts a host with a lease service.
 func host(t *testing.T) (*testhost.Host, lease.Service) {
 	t.Helper()
 	h := testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})
@@ -29,7 +29,7 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 			t.Skipf("needs bin/%s: make test-programs", program)
 		}
 	}
-	// A broker is nobody in particular: it passes through the host's directories, and shares the machine.
+	// A broker is unprivileged: it needs access to the host's directories and to the simulated card.
 	h.Must(os.Chmod(h.Dir, 0o755))
 	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
 	for _, file := range must(filepath.Glob(filepath.Join(h.Dir, "fake", "*")))(t) {
@@ -50,7 +50,7 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 			t.Errorf("the lease service: %v\n%s", err, said.String())
 		}
 		for _, dir := range h.Cgroups(cgroup) {
-			h.Must(os.Remove(dir)) // empty: no lease is left
+			h.Must(os.Remove(dir)) // fails if a lease is left
 		}
 	})
 	s := lease.Service{Socket: socket}
@@ -71,7 +71,7 @@ func must[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-// given is what of the card is given and what is free, as text.
+// given describes the granted and free bytes of all devices.
 func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	var text []string
@@ -90,7 +90,7 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	defer cancel()
 	before := given(ctx, t, h)
 	program := exec.CommandContext(ctx, filepath.Join(h.Bin, "lease/examples"), "--socket", service.Socket)
-	program.Env = []string{} // nothing leads it to a driver
+	program.Env = []string{} // without a path to a driver
 	out, err := program.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

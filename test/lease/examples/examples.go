@@ -19,14 +19,13 @@ import (
 //go:embed kernels.ptx
 var kernels []byte
 
-// block is how many threads of a kernel work together; each kernel leaves alone what is beyond its n.
+// block is the number of threads per block. Kernels ignore indices from n on.
 const block = 64
 
 func threads(n int) lease.Shape {
 	return lease.Shape{Grid: lease.Dim{X: uint32((n + block - 1) / block)}, Block: lease.Dim{X: block}}
 }
 
-// upload makes a buffer of these numbers.
 func upload(ctx context.Context, s *lease.Session, numbers []float32) (*lease.Buffer, error) {
 	b, err := s.Alloc(ctx, uint64(4*len(numbers)))
 	if err != nil {
@@ -44,7 +43,7 @@ func write(ctx context.Context, b *lease.Buffer, numbers []float32) error {
 	return b.Write(ctx, 0, toBytes(numbers))
 }
 
-// download waits for what was launched before.
+// download waits for earlier launches.
 func download(ctx context.Context, b *lease.Buffer) ([]float32, error) {
 	raw := make([]byte, b.Size())
 	if err := b.Read(ctx, 0, raw); err != nil {
@@ -58,7 +57,7 @@ func fromBytes(raw []byte) ([]float32, error) {
 	return numbers, binary.Read(bytes.NewReader(raw), binary.LittleEndian, numbers)
 }
 
-// free gives back what an example made.
+// free unloads the module and frees the buffers.
 func free(ctx context.Context, m *lease.Module, buffers ...*lease.Buffer) error {
 	err := m.Unload(ctx)
 	for _, b := range buffers {
@@ -67,7 +66,7 @@ func free(ctx context.Context, m *lease.Module, buffers ...*lease.Buffer) error 
 	return err
 }
 
-// counted is 0, 1, 2, ...
+// counted returns 0, 1, 2, ...
 func counted(n int) []float32 {
 	numbers := make([]float32, n)
 	for i := range numbers {
@@ -76,7 +75,7 @@ func counted(n int) []float32 {
 	return numbers
 }
 
-// recipe: two kernels on one buffer, the second on what the first left there. 0, 1 and 100 become 10, 12 and 210.
+// recipe runs two kernels on one buffer: 0, 1 and 100 become 10, 12 and 210.
 func recipe(ctx context.Context, s *lease.Session) (string, error) {
 	const n = 101
 	buffer, err := upload(ctx, s, counted(n))
@@ -87,7 +86,7 @@ func recipe(ctx context.Context, s *lease.Session) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Neither launch waits; the read does, for both.
+	// The launches are asynchronous.
 	if err := module.Launch(ctx, "scale", threads(n), buffer, float32(2), uint32(n)); err != nil {
 		return "", err
 	}
@@ -109,7 +108,7 @@ func recipe(ctx context.Context, s *lease.Session) (string, error) {
 	return fmt.Sprintf("%v %v %v", got[0], got[1], got[100]), free(ctx, module, buffer)
 }
 
-// inference: the weights stay on the card while requests come from several goroutines, each with memory of its own.
+// inference keeps weights on the card while several goroutines send requests, each with its own buffers.
 func inference(ctx context.Context, s *lease.Session) (string, error) {
 	const n, workers, requests = 64, 4, 25
 	matrix := make([]float32, n*n)
@@ -129,7 +128,7 @@ func inference(ctx context.Context, s *lease.Session) (string, error) {
 		for i := range input {
 			input[i] = float32((i*seed)%11 - 5)
 		}
-		for row := range want { // small whole numbers: there is no rounding
+		for row := range want { // exact in float32: the numbers are small integers
 			for i, v := range input {
 				want[row] += matrix[row*n+i] * v
 			}
@@ -178,8 +177,8 @@ func inference(ctx context.Context, s *lease.Session) (string, error) {
 	return fmt.Sprintf("%d requests on the same weights", workers*requests), free(ctx, module, weights)
 }
 
-// solver: a rod whose ends are held at 0 and 1 is relaxed until no point of it moves any more. What the host sees is one number every
-// 100 steps; the rod stays on the card.
+// solver relaxes a rod with fixed ends 0 and 1 until it converges. The rod stays on the card; the host reads one number
+// every 100 steps.
 func solver(ctx context.Context, s *lease.Session) (string, error) {
 	const n, every, most = 32, 100, 100_000
 	rod := make([]float32, n)
@@ -233,7 +232,7 @@ func solver(ctx context.Context, s *lease.Session) (string, error) {
 	return fmt.Sprintf("a straight line after %d steps", steps), free(ctx, module, from, to, moved)
 }
 
-// modules: three of them, each with a kernel of the same name, one after another on one buffer; when one is gone the others work on.
+// modules runs kernels of the same name from three modules on one buffer. Unloading one does not affect the others.
 func modules(ctx context.Context, s *lease.Session) (string, error) {
 	const n = 100
 	buffer, err := upload(ctx, s, counted(n))
@@ -285,7 +284,7 @@ func modules(ctx context.Context, s *lease.Session) (string, error) {
 		errors.Join(loaded[0].Unload(ctx), free(ctx, loaded[2], buffer))
 }
 
-// submit: the recipe in one request, of which nothing stays.
+// submit performs the recipe in one request.
 func submit(ctx context.Context, s *lease.Session) (string, error) {
 	const n = 101
 	out, err := s.Submit(ctx, lease.Submission{

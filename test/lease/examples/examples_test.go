@@ -18,10 +18,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// session is one in a slice on the simulated driver: its address and its token's file.
+// session starts a broker in a slice on the simulated driver.
 func session(t *testing.T) (address, tokenFile string) {
 	t.Helper()
-	needs.Root(t) // a broker is not dumpable, and an enforcer of the same user cannot read its mappings
+	needs.Root(t) // a broker is not dumpable: an enforcer of the same user cannot read its mappings
 	bin, err := filepath.Abs("../../../bin")
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func session(t *testing.T) (address, tokenFile string) {
 			t.Skipf("requires bin/%s (make test-programs)", needed)
 		}
 	}
-	dir, err := os.MkdirTemp("/tmp", "lease-") // short, for the sockets' names
+	dir, err := os.MkdirTemp("/tmp", "lease-") // short: socket names are limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func session(t *testing.T) (address, tokenFile string) {
 			t.Errorf("the broker: %v\n%s", err, stderr.String())
 		}
 	})
-	// It has said its address and its token's file when it serves.
+	// The broker prints its address and token file once it serves.
 	for lines, said := bufio.NewScanner(stdout), 0; said < 2 && lines.Scan(); {
 		said++
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command examples works in leases as programs do, and says whether the results are right: two kernels on one buffer, an inference
-// server, an iterative solver, several modules, and work in one request. It needs no GPU, no driver and no CUDA where it runs, only the
-// lease service's socket, or a session's address.
+// Command examples runs programs in leases and checks their results: two kernels on one buffer, an inference server, an
+// iterative solver, several modules, and work in one request. It needs no GPU, driver or CUDA, only the lease service's
+// socket or a session's address.
 package main
 
 import (
@@ -46,7 +46,7 @@ func main() {
 		names = append(names, e.name)
 	}
 	flags.Usage = func() { fmt.Fprintf(os.Stderr, usage, strings.Join(names, ", ")) }
-	_ = flags.Parse(os.Args[1:]) // it exits
+	_ = flags.Parse(os.Args[1:]) // exits on an error
 	for _, name := range flags.Args() {
 		if !slices.Contains(names, name) {
 			fmt.Fprintf(os.Stderr, "examples: there is no %q: there are %s\n", name, strings.Join(names, ", "))
@@ -76,7 +76,7 @@ func main() {
 	}
 }
 
-// inLease acquires a lease, works in it and drops it; then nothing of it is left.
+// inLease acquires a lease, runs the example in it, and checks that dropping it leaves nothing charged.
 func inLease(ctx context.Context, e example, service lease.Service) error {
 	began := time.Now()
 	l, err := service.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second})
@@ -97,13 +97,13 @@ func inLease(ctx context.Context, e example, service lease.Service) error {
 	return err
 }
 
-// inSession works in a session, and leaves nothing in it.
+// inSession runs the example, and checks that it leaves nothing in the session.
 func inSession(ctx context.Context, e example, address, tokenFile string) error {
 	s, err := lease.Open(ctx, address, tokenFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = s.Close() }() // there is nothing left to lose
+	defer func() { _ = s.Close() }() // all results have arrived
 	began := time.Now()
 	result, err := e.run(ctx, s)
 	if err != nil {
