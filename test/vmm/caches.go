@@ -317,7 +317,7 @@ func (c *caches) fill() error {
 		if err != nil {
 			return err
 		}
-		// The driver's own allocations may have been charged meanwhile.
+		// The enforcer may have charged allocations of the driver since.
 		if fillErr == nil || before.Used+before.Overhead == after.Used+after.Overhead {
 			return fillErr
 		}
