@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testhost starts a private enforcer from the programs in bin/, on a private simulated card. It starts no
-// container engine.
+// Package testhost starts a private enforcer from the programs in bin/, on a private simulated card. It starts no container
+// engine.
 package testhost
 
 import (

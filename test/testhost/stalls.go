@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Stalls records when the machine stalled: each nap that took longer than Nap. A busy machine can stall for seconds,
-// which is no delay of the enforcer.
+// Stalls records when the machine stalled: each nap that took longer than Nap. A busy machine can stall for seconds, which is no
+// delay of the enforcer.
 type Stalls struct {
 	Nap time.Duration
 
