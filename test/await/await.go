@@ -33,8 +33,7 @@ func Value[T any](t testing.TB, what string, c <-chan T) T {
 	}
 }
 
-// Quiet fails the test if the event happens within d. On a slow machine it can miss the event, but never fails by
-// mistake.
+// Quiet fails the test if the event happens within d. On a slow machine it can miss the event, but never fails by mistake.
 func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	t.Helper()
 	for end := time.Now().Add(d); ; time.Sleep(2 * time.Millisecond) {
@@ -47,8 +46,8 @@ func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	}
 }
 
-// Once repeats an attempt until one takes less than limit. A stall of the machine fails one attempt, a slow code path
-// all of them.
+// Once repeats an attempt until one takes less than limit. A stall of the machine fails one attempt, a slow code path all of
+// them.
 func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {
 	t.Helper()
 	var took time.Duration
