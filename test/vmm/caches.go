@@ -21,8 +21,8 @@ import (
 
 const page = 2 * mib
 
-// caches grows and shrinks four caches concurrently: two pools and two models of a Shared. After each round all caches
-// stop, and their sizes are compared byte for byte.
+// caches grows and shrinks four caches concurrently: two pools and two models of a Shared. After each round all caches stop, and
+// their sizes are compared byte for byte.
 type caches struct {
 	time   time.Duration
 	seed   uint64

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/vmm"
 )
 
-// The simulation advances a virtual clock by arrivals, waits and prefills: a minute takes a second, and requests depend
-// on the seed only. Mapping and unmapping take real time.
+// The simulation advances a virtual clock by arrivals, waits and prefills: a minute takes a second, and requests depend on the
+// seed only. Mapping and unmapping take real time.
 const (
 	prefill  = 50 * time.Millisecond // from allocation to the first token
 	patience = 10 * time.Second      // a request without memory is dropped after this time
@@ -131,8 +131,7 @@ func (h *running) Pop() any {
 	return last
 }
 
-// server serves the requests of each model in order of arrival. Across models, the oldest waiting request is tried
-// first.
+// server serves the requests of each model in order of arrival. Across models, the oldest waiting request is tried first.
 type server struct {
 	share   share
 	running running
@@ -206,8 +205,7 @@ func (s *server) try(r *request, now time.Duration) (bool, error) {
 	return true, nil
 }
 
-// arrivals returns the requests of a run, determined by the arguments alone. busy is the fraction sent to one model, in
-// turns.
+// arrivals returns the requests of a run, determined by the arguments alone. busy is the fraction sent to one model, in turns.
 func arrivals(memory uint64, count int, load, busy float64) []*request {
 	random := rand.New(rand.NewPCG(1, 2))
 	mean := memory / 160 // 160 requests fill the memory
