@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger tests interceptor/ledger.c with real processes that die. It compiles and runs programs/, without cgo:
-// the C code runs alone, as in the interceptor.
+// Package ledger tests interceptor/ledger.c with real processes that die. It compiles and runs programs/, without cgo: the C
+// code runs alone, as in the interceptor.
 // GPUSLICE_LONG=1 extends the runs to minutes.
 package ledger
 
