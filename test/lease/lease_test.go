@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lease_test runs a program without a driver in leases, with gpusliced, the lease service and brokers, on the
-// simulated driver.
+// Package lease_test runs a program without a driver in leases, with gpusliced, the lease service and brokers, on the simulated
+// driver.
 package lease_test
 
 import (

@@ -177,8 +177,8 @@ func inference(ctx context.Context, s *lease.Session) (string, error) {
 	return fmt.Sprintf("%d requests on the same weights", workers*requests), free(ctx, module, weights)
 }
 
-// solver relaxes a rod with fixed ends 0 and 1 until it converges. The rod stays on the card; the host reads one number
-// every 100 steps.
+// solver relaxes a rod with fixed ends 0 and 1 until it converges. The rod stays on the card; the host reads one number every
+// 100 steps.
 func solver(ctx context.Context, s *lease.Session) (string, error) {
 	const n, every, most = 32, 100, 100_000
 	rod := make([]float32, n)
