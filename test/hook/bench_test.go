@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// BenchmarkContainerStart compares three ways to start and remove the same container, in turn, so that what
-// else the machine does falls on all of them: bare, with the hooks in config.json, and by
-// gpuslice-runtime, which puts them there each time. Run it with -benchtime 50x.
+// BenchmarkContainerStart starts and removes a container without hooks, with the hooks in config.json, and with
+// gpuslice-runtime. It alternates between them, so that other load affects all. Run it with -benchtime 50x.
 func BenchmarkContainerStart(b *testing.B) {
 	requires(b, "runc")
 	e := startEnforcer(b)
@@ -67,7 +66,7 @@ func BenchmarkContainerStart(b *testing.B) {
 	}
 }
 
-// BenchmarkHookProgram is a run of the hook that has nothing to do: what it costs to be there at all.
+// BenchmarkHookProgram measures a hook run without work.
 func BenchmarkHookProgram(b *testing.B) {
 	requires(b)
 	e := startEnforcer(b)
@@ -102,7 +101,7 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// parts reads what the hook wrote about where its time went.
+// parts reads the hook's timing file.
 func parts(t testing.TB, path string) map[string][]time.Duration {
 	t.Helper()
 	f, err := os.Open(path)

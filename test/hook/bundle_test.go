@@ -16,7 +16,6 @@ import (
 	"time"
 )
 
-// object is a JSON object.
 type object = map[string]any
 
 // bundle is an OCI bundle with busybox in its root filesystem.
@@ -77,7 +76,6 @@ func (b *bundle) save(t testing.TB) {
 	write(t, filepath.Join(b.dir, "config.json"), string(text))
 }
 
-// mount adds a mount to the configuration.
 func (b *bundle) mount(t testing.TB, source, destination string, options ...string) {
 	t.Helper()
 	b.config["mounts"] = append(b.config["mounts"].([]object), object{
@@ -86,14 +84,13 @@ func (b *bundle) mount(t testing.TB, source, destination string, options ...stri
 	b.save(t)
 }
 
-// linux sets a list of paths of the configuration's section linux.
+// linux sets a list of paths in the section linux of config.json.
 func (b *bundle) linux(t testing.TB, key string, paths ...string) {
 	t.Helper()
 	b.config["linux"].(object)[key] = paths
 	b.save(t)
 }
 
-// tmpfs adds one to the configuration.
 func (b *bundle) tmpfs(t testing.TB, destination string, options ...string) {
 	t.Helper()
 	b.config["mounts"] = append(b.config["mounts"].([]object), object{
@@ -102,18 +99,16 @@ func (b *bundle) tmpfs(t testing.TB, destination string, options ...string) {
 	b.save(t)
 }
 
-// runtime is a real low-level runtime, and how to run it here.
 type runtime struct {
 	name   string
-	prefix []string // what to run it with
+	prefix []string // command prefix
 }
 
-// container is one container of a runtime.
 type container struct {
 	t       testing.TB
 	id      string
 	b       *bundle
-	program string // the runtime, or ours before it
+	program string // the runtime, or gpuslice-runtime
 	prefix  []string
 	root    string
 	env     []string
@@ -128,12 +123,12 @@ func newContainer(t testing.TB, r runtime, id string, b *bundle) *container {
 	return c
 }
 
-// run runs a verb, and returns what it wrote.
+// run runs a command of the runtime and returns its output.
 func (c *container) run(verb string, args ...string) (string, error) {
 	words := slices.Concat(c.prefix, []string{c.program, "--root", c.root, "--log", c.log(), "--log-format", "json", verb}, args)
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), c.env...)
-	// A file and not a pipe: the container's processes keep it open.
+	// A file, not a pipe: processes of the container keep it open.
 	out, err := os.CreateTemp(c.root, "out")
 	if err != nil {
 		return "", err
@@ -150,7 +145,6 @@ func (c *container) log() string { return filepath.Join(c.root, "log") }
 
 func (c *container) create() (string, error) { return c.run("create", "--bundle", c.b.dir, c.id) }
 
-// start creates and starts it, or fails the test.
 func (c *container) start() {
 	c.t.Helper()
 	if out, err := c.create(); err != nil {
@@ -161,7 +155,6 @@ func (c *container) start() {
 	}
 }
 
-// exec runs a program in it and returns what that printed.
 func (c *container) exec(args ...string) string {
 	c.t.Helper()
 	out, err := c.run("exec", append([]string{c.id}, args...)...)
@@ -171,7 +164,6 @@ func (c *container) exec(args ...string) string {
 	return out
 }
 
-// remove ends it.
 func (c *container) remove() {
 	c.t.Helper()
 	if out, err := c.run("delete", "--force", c.id); err != nil {
@@ -179,7 +171,7 @@ func (c *container) remove() {
 	}
 }
 
-// removeCgroups removes what a failed create may leave.
+// removeCgroups removes cgroups that a failed create may leave.
 func removeCgroups(id string) {
 	for _, dir := range cgroups(id) {
 		os.Remove(dir)
@@ -192,8 +184,7 @@ func cgroups(id string) []string {
 	return append(v1, v2...)
 }
 
-// nothingLeft returns a function that fails the test if the bundle, the enforcer's directory, the host's mounts or
-// cgroups are not what they were when nothingLeft was called.
+// nothingLeft returns a function that fails the test if the bundle, the enforcer's directory, mounts or cgroups have changed.
 func nothingLeft(t testing.TB, e *enforcer, b *bundle, id string) func() {
 	t.Helper()
 	ours := []string{b.dir, e.dir, "/run/gpuslice", " /.gpuslice", " /etc/ld.so.preload "}
@@ -207,7 +198,7 @@ func nothingLeft(t testing.TB, e *enforcer, b *bundle, id string) func() {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(string(table)) {
-			// Not all that names us: tests of other packages run meanwhile, and their runc mounts itself for a moment.
+			// Ignore other mounts of gpuslice: runc mounts itself in concurrent tests of other packages.
 			if slices.ContainsFunc(ours, func(s string) bool { return strings.Contains(line, s) }) {
 				all = append(all, "mount "+line)
 			}
@@ -217,7 +208,7 @@ func nothingLeft(t testing.TB, e *enforcer, b *bundle, id string) func() {
 	before := look()
 	return func() {
 		t.Helper()
-		// crun removes the cgroup when it is done with the rest.
+		// crun removes the cgroup last.
 		var after []string
 		for range 50 {
 			if after = look(); slices.Equal(before, after) {
@@ -252,8 +243,7 @@ func difference(before, after []string) string {
 	return strings.Join(d, "\n")
 }
 
-// tree lists what is in a directory, with kind, mode and size of each; a socket and the hook's
-// empty directory of records do not count.
+// tree lists a directory with kind, mode and size of each entry, without sockets and the hook's empty directory of records.
 func tree(t testing.TB, dir string) []string {
 	t.Helper()
 	var all []string

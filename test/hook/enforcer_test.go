@@ -15,11 +15,10 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// enforcer is the part of the enforcer that a hook talks to, with nothing behind it: it makes a slice's
-// directory as the real one does, and keeps what it was asked.
+// enforcer is a fake of the enforcer's API for hooks. It creates slice directories as the real one, and records requests.
 type enforcer struct {
-	dir     string // of everything
-	config  string // the path of the configuration that names the socket
+	dir     string // parent of all its directories
+	config  string // path of the configuration file
 	library string
 
 	mu         sync.Mutex
@@ -29,7 +28,7 @@ type enforcer struct {
 	released   []string
 }
 
-// startEnforcer starts it in a directory of its own; its socket is there when it returns.
+// startEnforcer starts a fake enforcer in a temporary directory.
 func startEnforcer(t testing.TB) *enforcer {
 	t.Helper()
 	e := newEnforcer(t)
@@ -40,7 +39,7 @@ func startEnforcer(t testing.TB) *enforcer {
 	return e
 }
 
-// newEnforcer makes its directory and configuration, and no socket.
+// newEnforcer creates the directory and the configuration, without a socket.
 func newEnforcer(t testing.TB) *enforcer {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,7 +127,6 @@ func (e *enforcer) release(w http.ResponseWriter, r *http.Request) {
 	answer(w, 200, reply.Slice)
 }
 
-// active is how many slices there are.
 func (e *enforcer) active() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

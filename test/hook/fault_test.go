@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestAFailedCreateReleases: runc runs poststop hooks of a container that it could not create. (crun 1.8.1 does not;
-// there it is the enforcer that sees the init die.)
+// runc runs the poststop hooks of a container that it could not create. crun 1.8.1 does not: there the enforcer detects that
+// init died.
 func TestAFailedCreateReleases(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
@@ -24,7 +24,7 @@ func TestAFailedCreateReleases(t *testing.T) {
 	clean()
 }
 
-// TestAHookThatIsKilledLeavesNothing: the runtime fails the create, and poststop clears what was made.
+// The runtime fails the create, and the poststop hook cleans up.
 func TestAHookThatIsKilledLeavesNothing(t *testing.T) {
 	requires(t, "runc", "strace")
 	if testing.Short() {
@@ -47,7 +47,7 @@ func TestAHookThatIsKilledLeavesNothing(t *testing.T) {
 					if nth == 1 {
 						t.Errorf("it was not killed: %s", out)
 					}
-					c.remove() // it makes fewer such calls
+					c.remove() // fewer than nth calls were made
 				}
 				clean()
 			})
@@ -55,7 +55,7 @@ func TestAHookThatIsKilledLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestManyContainersAtOnce start and stop on one root, where they meet at its record.
+// TestManyContainersAtOnce starts and stops containers on one root, where they share a record.
 func TestManyContainersAtOnce(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)

@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// TestAHostileImageIsRefused: each image, or way to start it, fails with one sentence that names what is wrong, and
-// leaves everything as it was.
+// TestAHostileImageIsRefused checks that each image fails with one message, and that nothing changes.
 func TestAHostileImageIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -20,7 +19,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 		says string
 	}{
 		{"PreloadIsALinkOut", func(t *testing.T, b *bundle) {
-			// Not in the root filesystem, but on the host: it must be neither bound on nor made.
+			// On the host, not in the root filesystem: the hook must neither bind on it nor create it.
 			outside := filepath.Join(b.dir, "outside")
 			write(t, outside, "the host's\n")
 			symlink(t, "../../../../../../../.."+outside, b.rootfs("etc", "ld.so.preload"))
@@ -94,7 +93,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.mount(t, volume(t, b, "etc"), "/srv")
 		}, "/etc/ld.so.preload in the container: not a directory"},
 		{"EtcIsALinkThroughAVolume", func(t *testing.T, b *bundle) {
-			// It ends in the root filesystem, for as long as the volume's owner wants.
+			// The volume's owner can change where the link leads.
 			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
 			symlink(t, "srv/back", b.rootfs("etc"))
 			mkdir(t, b.rootfs("srv"))
@@ -142,7 +141,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.save(t)
 		}, "the annotation run.oci.seccomp_bpf_data is not accepted"},
 		{"MaskedInAVolume", func(t *testing.T, b *bundle) {
-			// There is nothing yet, and the volume's owner can make a link.
+			// The path does not exist yet, and the volume's owner can create a link there.
 			mkdir(t, b.rootfs("srv"))
 			b.mount(t, volume(t, b), "/srv")
 			b.linux(t, "maskedPaths", "/srv/none")
@@ -165,7 +164,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 					b.config["hooks"] = hooks(t, e, "prestart")
 					b.save(t)
 				} else {
-					// crun 1.8.1 throws away what a hook writes; our runtime shows it.
+					// crun 1.8.1 discards the hook's output; gpuslice-runtime shows it.
 					ours(t, e, container)
 				}
 				clean := nothingLeft(t, e, b, id(t))
@@ -176,14 +175,14 @@ func TestAHostileImageIsRefused(t *testing.T) {
 				}
 				checkSentence(t, out, c.says)
 				container.run("delete", "--force", container.id)
-				write(t, filepath.Join(b.dir, "config.json"), config) // the hooks may stay in it
+				write(t, filepath.Join(b.dir, "config.json"), config) // the hooks may remain
 				clean()
 			})
 		})
 	}
 }
 
-// volume makes a directory of the host with these files.
+// volume creates a directory on the host with empty files.
 func volume(t *testing.T, b *bundle, files ...string) string {
 	t.Helper()
 	dir := filepath.Join(b.dir, "volume")
@@ -200,7 +199,7 @@ func onVolume(where string) string {
 	return "/etc/ld.so.preload in the container is on what is mounted at " + where + ": "
 }
 
-// checkSentence looks for our one line in what a runtime wrote.
+// checkSentence checks that a runtime's output contains the message.
 func checkSentence(t *testing.T, out, says string) {
 	t.Helper()
 	if !strings.Contains(out, "gpuslice: ") || !strings.Contains(out, says) {
@@ -208,7 +207,7 @@ func checkSentence(t *testing.T, out, says string) {
 	}
 }
 
-// TestAnUnusualImageIsTaken: what is odd but harmless works, and is as it was afterwards.
+// TestAnUnusualImageIsTaken checks that odd but harmless images work and are restored.
 func TestAnUnusualImageIsTaken(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -278,14 +277,14 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 	}
 }
 
-// TestWhatTheContainerPutThereStays: only what the hook made and what is still empty is removed.
+// Only paths that the hook created and that are still empty are removed.
 func TestWhatTheContainerPutThereStays(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
 	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
 	c := newContainer(t, runc, id(t), b)
 	c.start()
-	// As a container with CAP_SYS_ADMIN can from the inside, once it has unmounted ours.
+	// A container with CAP_SYS_ADMIN can do this after it unmounts the interceptor.
 	write(t, b.rootfs("etc", "new"), "")
 	must(t, os.Rename(b.rootfs("etc", "new"), b.rootfs("etc", "ld.so.preload")))
 	write(t, b.rootfs(".gpuslice", "mine"), "mine")
@@ -297,7 +296,7 @@ func TestWhatTheContainerPutThereStays(t *testing.T) {
 	}
 }
 
-// TestEveryProcessOfAGlibcContainerLoadsTheInterceptor uses the host's C library in the container.
+// The container uses the host's C library.
 func TestEveryProcessOfAGlibcContainerLoadsTheInterceptor(t *testing.T) {
 	requires(t, "runc", "cc")
 	e := startEnforcer(t)
@@ -316,15 +315,15 @@ __attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }
 	}
 	c := newContainer(t, runc, id(t), b)
 	c.start()
-	// Two programs, and the second with its environment cleared.
+	// Two programs, the second with an empty environment.
 	if got := c.exec("/usr/bin/env", "-i", "/usr/bin/expr", "1"); strings.Count(got, "loaded ") != 2 {
 		t.Errorf("env and expr printed %q", got)
 	}
 	c.remove()
 }
 
-// readOnly puts the root filesystem on a read-only tmpfs. A read-only bind mount would not do: crun binds
-// it once more, writable.
+// readOnly mounts the root filesystem as a read-only tmpfs. A read-only bind mount is not enough: crun bind mounts it again,
+// writable.
 func readOnly(t testing.TB, b *bundle) {
 	t.Helper()
 	tmpfs := t.TempDir()

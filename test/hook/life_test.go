@@ -11,7 +11,7 @@ import (
 
 const preloadLine = "/.gpuslice/libgpuslice.so\n"
 
-// TestHookAloneDoesTheWholeJob has the hook named in config.json and nothing else of ours.
+// config.json names the hook, and no other program of the project runs.
 func TestHookAloneDoesTheWholeJob(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		for _, stage := range []string{"prestart", "createRuntime"} {
@@ -36,7 +36,7 @@ func TestHookAloneDoesTheWholeJob(t *testing.T) {
 	})
 }
 
-// checkBound looks from a process that is executed in the container, and so is in the slice too.
+// checkBound checks the mounts from an exec'ed process, which is in the slice too.
 func checkBound(t *testing.T, c *container) {
 	t.Helper()
 	if got := c.exec("cat", "/etc/ld.so.preload"); got != preloadLine {
@@ -73,12 +73,12 @@ func TestRuntimeAddsTheHooks(t *testing.T) {
 		c.start()
 		checkBound(t, c)
 		c.remove()
-		write(t, filepath.Join(b.dir, "config.json"), string(config)) // the hooks may stay
+		write(t, filepath.Join(b.dir, "config.json"), string(config)) // the hooks may remain
 		clean()
 	})
 }
 
-// ours puts gpuslice-runtime before the container's runtime.
+// ours runs the container's runtime through gpuslice-runtime.
 func ours(t testing.TB, e *enforcer, c *container) {
 	t.Helper()
 	write(t, e.config, e.configText()+"[runtime]\nruntimes = [\""+c.program+"\"]\n")
@@ -101,7 +101,7 @@ func TestAContainerOfTheSameIDCanFollow(t *testing.T) {
 	})
 }
 
-// TestTwoContainersOnOneRoot: removing what the first made to bind on would unbind it in the second.
+// Removing the mount points of the first container would unmount the second's.
 func TestTwoContainersOnOneRoot(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
@@ -120,7 +120,7 @@ func TestTwoContainersOnOneRoot(t *testing.T) {
 	clean()
 }
 
-// TestMountsDoNotReachTheHost: with a volume that is mounted shared, Docker makes the root's propagation shared.
+// With a shared volume, Docker makes the propagation of the root shared.
 func TestMountsDoNotReachTheHost(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)

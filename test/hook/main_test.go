@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook_test runs gpuslice-hook and gpuslice-runtime under the real runc and crun, against an enforcer that
-// is played here: what they promise is tested where the kernel and the runtimes have their say.
+// Package hook_test runs gpuslice-hook and gpuslice-runtime under the real runc and crun, against a fake enforcer.
 package hook_test
 
 import (
@@ -15,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// program returns the absolute path of one of our programs, built by `make build`, or in $GPUSLICE_BIN.
+// program returns the absolute path of a program in $GPUSLICE_BIN or bin/.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv("GPUSLICE_BIN")
@@ -32,7 +31,7 @@ func program(t testing.TB, name string) string {
 	return path
 }
 
-// requires skips the test unless it is run by root, and says what is missing.
+// requires skips the test if it does not run as root or a program is missing.
 func requires(t testing.TB, programs ...string) {
 	t.Helper()
 	needs.Root(t)
@@ -43,16 +42,14 @@ func requires(t testing.TB, programs ...string) {
 	}
 }
 
-// runc as it is.
 var runc = runtime{name: "runc"}
 
-// crun of Debian 12 refuses the hybrid cgroup layout, so it gets a pure v2 one, in a mount namespace of its own.
+// crun of Debian 12 rejects the hybrid cgroup layout: run it with pure v2, in a separate mount namespace.
 var crun = runtime{name: "crun", prefix: []string{
 	"unshare", "--mount", "sh", "-c",
 	`if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || exit 125; fi; exec "$@"`, "sh",
 }}
 
-// forEachRuntime runs a test under runc and under crun.
 func forEachRuntime(t *testing.T, test func(t *testing.T, r runtime)) {
 	for _, r := range []runtime{runc, crun} {
 		t.Run(r.name, func(t *testing.T) {
@@ -62,13 +59,13 @@ func forEachRuntime(t *testing.T, test func(t *testing.T, r runtime)) {
 	}
 }
 
-// id is a container id that no other test uses, nor another run of this one.
+// id returns a container id that is unique to the test and its process.
 func id(t testing.TB) string {
 	name := strings.NewReplacer("/", "-", "#", "-", "_", "-").Replace(strings.TrimPrefix(t.Name(), "Test"))
 	return fmt.Sprint(name[max(0, len(name)-60):], "-", os.Getpid())
 }
 
-// hooks are config.json's, as an operator writes them by hand, or an engine's hooks.d does.
+// hooks returns the hooks of config.json, as an operator or an engine's hooks.d would write them.
 func hooks(t testing.TB, e *enforcer, stage string) object {
 	t.Helper()
 	entry := func(stage string) []object {
@@ -82,7 +79,7 @@ func hooks(t testing.TB, e *enforcer, stage string) object {
 
 var fourGiB = map[string]string{"gpuslice.vram": "4G"}
 
-// shareMount makes dir a mount of its own whose mounts propagate, as all are on a host with systemd.
+// shareMount makes dir a shared mount, as all mounts are on a host with systemd.
 func shareMount(t testing.TB, dir string) {
 	t.Helper()
 	for _, args := range [][]string{{"--bind", dir, dir}, {"--make-shared", dir}} {

@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// TestWhoHasAVolumeUnbindsNothingInAnotherContainer: whoever removes a file has the kernel unbind what is bound on it, in
-// every mount namespace but his own. So the interceptor is bound on no file that a volume has, and what a volume may have in
-// /etc is no way to it.
+// Removing a file unmounts bind mounts on it in every other mount namespace. The interceptor must therefore not be bound on a
+// file of a volume, nor found through one.
 func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -35,7 +34,7 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 		{"OnThePreloadFile", func(t *testing.T, b *bundle, volume string) {
 			b.mount(t, filepath.Join(volume, "ld.so.preload"), "/etc/ld.so.preload")
 		}, true},
-		{"FilesInEtc", func(t *testing.T, b *bundle, volume string) { // as every engine has
+		{"FilesInEtc", func(t *testing.T, b *bundle, volume string) { // as with every engine
 			for _, name := range []string{"hosts", "resolv.conf"} {
 				b.mount(t, filepath.Join(volume, name), "/etc/"+name)
 			}
@@ -47,7 +46,7 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			forEachRuntime(t, func(t *testing.T, r runtime) {
 				e := startEnforcer(t)
-				// The volume is another user's, who has no privileges.
+				// The volume belongs to an unprivileged user.
 				volume := t.TempDir()
 				for _, name := range []string{"ld.so.preload", "hosts", "resolv.conf"} {
 					write(t, filepath.Join(volume, name), "")
@@ -88,7 +87,7 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 	}
 }
 
-// TestAVolumeOverTheRootIsRefused: runc 1.1 mounts it, and the container's root is then not what config.json names.
+// runc 1.1 mounts it, and then the container's root differs from the one in config.json.
 func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)
@@ -105,7 +104,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 		if err == nil {
 			t.Error("it was created")
 		}
-		if strings.Contains(out, "gpuslice: ") { // else the runtime refused it first
+		if strings.Contains(out, "gpuslice: ") { // else the runtime rejected it first
 			checkSentence(t, out, "something is mounted on / in the container")
 		}
 		c.run("delete", "--force", c.id)
@@ -115,8 +114,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 	})
 }
 
-// TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor: those are not kept apart by the kernel either, and
-// docs/evidence/security.md says so.
+// The kernel does not isolate these from each other either: see docs/evidence/security.md.
 func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
 	requires(t, "runc")
 	for _, c := range []struct {

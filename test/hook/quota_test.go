@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// An image has a say in nothing: what lies in it is not looked for, though it has the names of what is read elsewhere.
+// Files of the image must not affect the quota, even at paths that are read elsewhere.
 func TestNoFileOfTheImageSaysAnythingOfTheQuota(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)

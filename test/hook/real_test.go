@@ -16,13 +16,12 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 )
 
-// TestHookAloneWithTheRealEnforcer is the whole job without a player: config.json names the hook, plain runc or crun runs
-// it, gpusliced answers.
+// TestHookAloneWithTheRealEnforcer uses gpusliced instead of a fake: runc or crun runs the hook of config.json.
 func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		daemon, library := program(t, "gpusliced"), program(t, "libgpuslice.so")
 		e := newEnforcer(t)
-		// Not t.TempDir: a socket's address has 108 bytes.
+		// Not t.TempDir: a socket address is limited to 108 bytes.
 		dir, err := os.MkdirTemp("", "gs-")
 		must(t, err)
 		t.Cleanup(func() { os.RemoveAll(dir) })
@@ -46,7 +45,7 @@ func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 
 		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "1G", "gpuslice.tenant": "alice"}, hooks(t, e, "prestart"))
 		clean := nothingLeft(t, e, b, id(t))
-		for range 2 { // the second has the first one's id
+		for range 2 { // the second container has the same id
 			container := newContainer(t, r, id(t), b)
 			container.start()
 			s, err := c.Slice(t.Context(), container.id)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// TestABadAnnotationIsShownInTheLog is what docker and containerd show: the last error of the --log file.
+// docker and containerd show the last error of the --log file.
 func TestABadAnnotationIsShownInTheLog(t *testing.T) {
 	for name, c := range map[string]struct {
 		annotations map[string]string
@@ -48,7 +48,7 @@ func TestABadAnnotationIsShownInTheLog(t *testing.T) {
 	}
 }
 
-// checkLog looks at the last line of the runtime's log.
+// checkLog checks the last line of the runtime's log.
 func checkLog(t *testing.T, c *container, says string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(read(t, c.log())), "\n")
@@ -59,7 +59,7 @@ func checkLog(t *testing.T, c *container, says string) {
 	if _, err := time.Parse(time.RFC3339, last.Time); err != nil || last.Level != "error" || !strings.Contains(last.Msg, says) {
 		t.Errorf("the log ends with %+v, which does not say %q (%v)", last, says, err)
 	}
-	// Our sentence is all of it: engines wrap it in words of their own.
+	// Exactly one message: engines add their own prefix.
 	if !strings.HasPrefix(last.Msg, "gpuslice: ") || strings.Count(last.Msg, says) != 1 || strings.Count(last.Msg, "gpuslice: ") != 1 || strings.Contains(last.Msg, "hook #") {
 		t.Errorf("the log ends with %q, which is not one sentence of ours", last.Msg)
 	}
@@ -71,7 +71,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 		start func(t *testing.T) *enforcer
 		says  string
 	}{
-		{"Absent", func(t *testing.T) *enforcer { // which is waited for: it may be being replaced
+		{"Absent", func(t *testing.T) *enforcer { // the hook waits: it may be restarting
 			if testing.Short() {
 				t.Skip("takes as long as the hook waits for it")
 			}
@@ -116,7 +116,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 		}, "gpuslice: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel() // most of them wait
+			t.Parallel()
 			forEachRuntime(t, func(t *testing.T, r runtime) {
 				e := c.start(t)
 				b := newBundle(t, id(t), fourGiB, nil)
@@ -159,7 +159,7 @@ func TestAQuotaThatIsNotThereIsRefusedByTheEnforcersSentence(t *testing.T) {
 	})
 }
 
-// TestABadBundleIsRefused: what is wrong with it is said by us and not by runc, since we are to edit it.
+// gpuslice-runtime edits the bundle, so it must report the fault before runc does.
 func TestABadBundleIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -225,7 +225,7 @@ func TestTwoRuntimesThatWrapEachOtherAreStopped(t *testing.T) {
 	checkSentence(t, out, "two runtimes that wrap each other")
 }
 
-// TestTheHookAloneWithAHostileState runs the hook as a runtime would, with what no runtime would send.
+// TestTheHookAloneWithAHostileState passes the hook states that no runtime would send.
 func TestTheHookAloneWithAHostileState(t *testing.T) {
 	requires(t)
 	e := startEnforcer(t)

@@ -14,19 +14,18 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// node is an entry of config.json's devices.
 func node(path string, minor int) object {
 	return object{"path": path, "type": "c", "major": 195, "minor": minor, "fileMode": 0o666}
 }
 
-// set writes a member of config.json's linux.
+// set sets a key of the section linux in config.json.
 func (b *bundle) set(t testing.TB, key string, value any) {
 	t.Helper()
 	b.config["linux"].(object)[key] = value
 	b.save(t)
 }
 
-// nvidiaHook adds a hook by the name of NVIDIA's, which mounts device nodes into the container as that does.
+// nvidiaHook adds a hook with the name of NVIDIA's hook that likewise creates device nodes in the container.
 func (b *bundle) nvidiaHook(t testing.TB, first bool, env string, nodes ...string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "nvidia-container-runtime-hook")
@@ -48,7 +47,6 @@ func (b *bundle) nvidiaHook(t testing.TB, first bool, env string, nodes ...strin
 	b.save(t)
 }
 
-// onHost makes a device node on the host and returns its path.
 func onHost(t *testing.T, minor uint32) string {
 	t.Helper()
 	needs.Root(t)
@@ -72,7 +70,7 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 		{"Elsewhere", func(t *testing.T, b *bundle) { b.set(t, "devices", []object{node("/opt/gpu", 2)}) }, []string{"minor:2"}},
 		{"Bound", func(t *testing.T, b *bundle) {
 			b.mount(t, onHost(t, 2), "/dev/nvidia2")
-			b.mount(t, onHost(t, 0), "/dev/null2") // its number is what counts
+			b.mount(t, onHost(t, 0), "/dev/null2") // the number identifies the device, not the name
 			b.mount(t, onHost(t, 255), "/dev/nvidiactl")
 		}, []string{"minor:0", "minor:2"}},
 		{"WSL", func(t *testing.T, b *bundle) {
@@ -83,7 +81,7 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 		{"HookOfAll", func(t *testing.T, b *bundle) { b.nvidiaHook(t, false, "all", "4") }, nil},
 		{"HookOfNone", func(t *testing.T, b *bundle) { b.nvidiaHook(t, true, "none") }, nil},
 		{"LinkOutOfTheRoot", func(t *testing.T, b *bundle) {
-			// An image without a mount on /dev, whose /dev leads to where the host has a node.
+			// An image without a mount on /dev, and with a link from /dev to a host directory that has a node.
 			must(t, os.Remove(b.rootfs("dev")))
 			must(t, os.Symlink(strings.Repeat("../", 12)+filepath.Dir(onHost(t, 6)), b.rootfs("dev")))
 			b.config["mounts"] = b.config["mounts"].([]object)[:1]
@@ -122,11 +120,11 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 	checkBound(t, c)
 }
 
-// inUserNamespace gives the container a user namespace, and the root filesystem to its root.
+// inUserNamespace gives the container a user namespace, and the ownership of its root filesystem.
 func inUserNamespace(t *testing.T, b *bundle) {
 	t.Helper()
 	for dir := b.dir; dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
-		must(t, os.Chmod(dir, 0o755)) // the container's root is nobody on the host
+		must(t, os.Chmod(dir, 0o755)) // the container's root is uid 100000 on the host
 	}
 	ids := []object{{"containerID": 0, "hostID": 100000, "size": 65536}}
 	b.set(t, "uidMappings", ids)
@@ -140,18 +138,18 @@ func inUserNamespace(t *testing.T, b *bundle) {
 	}))
 }
 
-// confined is the device cgroup that engines give to every container.
+// confined is the default device cgroup of engines.
 var confined = object{"devices": []object{
 	{"allow": false, "access": "rwm"},
 	{"allow": true, "type": "c", "access": "m"},
 	{"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rwm"},
 }}
 
-// sandboxes are the ways to say that one is a pod's sandbox.
+// sandboxes are the ways to mark a pod's sandbox.
 var sandboxes = map[string]map[string]string{
 	"containerd": {"gpuslice.vram": "4G", "io.kubernetes.cri.container-type": "sandbox"},
 	"cri-o":      {"gpuslice.vram": "4G", "io.kubernetes.cri-o.ContainerType": "sandbox"},
-	"pause":      nil, // cri-dockerd's and podman's say nothing, but run nothing else
+	"pause":      nil, // cri-dockerd and podman set no annotation, and run /pause
 }
 
 func sandbox(t *testing.T, name string, hooks object) *bundle {
@@ -166,12 +164,12 @@ func sandbox(t *testing.T, name string, hooks object) *bundle {
 	return b
 }
 
-// Under runc alone: crun's device cgroup is a program, for which it needs to raise a limit that it often may not raise here.
+// runc only: crun must raise a limit to load its device cgroup, a BPF program, and that can fail here.
 func TestASandboxTakesNoQuota(t *testing.T) {
 	for name := range sandboxes {
 		t.Run(name, func(t *testing.T) {
 			requires(t, "runc")
-			e := newEnforcer(t) // which is not there: nobody is asked
+			e := newEnforcer(t) // not running: a sandbox must not need it
 			b := sandbox(t, name, nil)
 			c := newContainer(t, runc, id(t), b)
 			ours(t, e, c)
@@ -185,7 +183,7 @@ func TestASandboxTakesNoQuota(t *testing.T) {
 	}
 }
 
-// Who starts a container can write the annotation by hand: it gets no GPU without a quota for it.
+// Annotations can be forged: a forged one must not yield a GPU without a quota.
 func TestASandboxThatCanReachAGPUIsAContainer(t *testing.T) {
 	ways := map[string]func(t *testing.T, b *bundle){
 		"Node":      func(t *testing.T, b *bundle) { b.set(t, "devices", []object{node("/dev/nvidia0", 0)}) },
