@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// device is the host's only one.
+// device returns the host's only device.
 func (h *host) device() api.Device {
 	h.T.Helper()
 	devices, err := h.Client.Devices(h.T.Context())
@@ -30,7 +30,7 @@ func (h *host) device() api.Device {
 	return devices[0]
 }
 
-// refused starts the container, which must fail, and returns the sentence that runc shows of it.
+// refused starts the container, which must fail, and returns the runtime's output.
 func (c *container) refused() string {
 	c.T.Helper()
 	out, err := c.output(c.runtime("run", "--detach", "--bundle", c.bundle, c.id))
@@ -71,7 +71,7 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 			t.Errorf("slices are left: %+v", slices)
 		}
 
-		// What the first gives back, the second gets.
+		// The second container fits once the first has ended.
 		h.Must(first.runtime("delete", "--force", first.id).Run())
 		second.run()
 		if d := h.device(); d.Quotas != d.Total/2 || d.Slices != 1 {
@@ -105,7 +105,7 @@ func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
 	}
 }
 
-// asker wants a slice, and keeps asking until it is told whether it has it.
+// asker requests a slice until the enforcer grants or refuses it.
 type asker struct {
 	id      string
 	pid     int
@@ -124,13 +124,13 @@ func (h *host) askers(count int) []*asker {
 	return all
 }
 
-// ask for bytes of every device. That there is no answer, since the enforcer is killed, is no error.
+// ask requests bytes of every device. A failed connection is no error: the test kills the enforcer.
 func (a *asker) ask(h *host, bytes uint64) {
 	_, err := h.Client.Register(h.T.Context(), api.RegisterRequest{
 		ID: a.id, Session: true, PID: a.pid, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: bytes}},
 	})
 	switch {
-	case err == nil, errors.Is(err, api.ErrExists): // the enforcer died between its yes and the answer
+	case err == nil, errors.Is(err, api.ErrExists): // the enforcer died between granting and answering
 		a.has = true
 	case errors.Is(err, api.ErrQuotaExceeded):
 		a.no = true
@@ -139,7 +139,6 @@ func (a *asker) ask(h *host, bytes uint64) {
 	}
 }
 
-// together does something for each, all at the same time.
 func together(all []*asker, do func(*asker)) {
 	var done sync.WaitGroup
 	for _, a := range all {
@@ -148,7 +147,7 @@ func together(all []*asker, do func(*asker)) {
 	done.Wait()
 }
 
-// kept checks that there is what was promised, and that it fits.
+// kept checks that all granted slices exist and fit the device.
 func (h *host) kept(all []*asker, bytes uint64) {
 	h.T.Helper()
 	there := make(map[string]bool)
@@ -171,7 +170,7 @@ func TestTheLastBytesAreGivenOnceWhereverTheEnforcerIsKilled(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			h := newHostBy(t, api.Intercept, "", "GPUSLICE_KILLPOINT="+point)
 			all := h.askers(12)
-			bytes := h.device().Total / 5 // five of them
+			bytes := h.device().Total / 5 // five of them fit
 			var deaths int
 			for undecided := all; len(undecided) > 0; {
 				together(undecided, func(a *asker) { a.ask(h, bytes) })
@@ -214,7 +213,7 @@ func TestQuotasAddUpThroughAnyNumberOfDeathsOfTheEnforcer(t *testing.T) {
 				}
 				a.ask(h, bytes)
 				if a.has && rand.IntN(2) == 0 {
-					a.has = false // from here on it may be there or not
+					a.has = false // if the enforcer is killed now, the slice may remain
 					_, _ = h.Client.Release(h.T.Context(), a.id, 0, true)
 				}
 			}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// found waits until a process of a slice is told to hold memory past the ledger, and looks whether that counts.
+// found waits until driver truth reports a bypass of the slice and charges it.
 func (h *host) found(id string, pid int, bytes uint64) {
 	h.T.Helper()
 	h.Eventually("it is found", func() bool {
@@ -28,7 +28,7 @@ func (h *host) found(id string, pid int, bytes uint64) {
 	h.Eventually("it counts", func() bool { return h.Use(id).Overhead >= bytes })
 }
 
-// A copy of the driver's library, whose functions are called by where they are: nobody is asked for a name.
+// The program calls functions of a copy of the driver's library by their offsets, without looking up names.
 func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
@@ -58,7 +58,7 @@ func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	}
 }
 
-// A library that bears the interceptor's name, as ld.so.preload writes it, is taken for the interceptor by the loader.
+// The loader takes a library with the interceptor's name, as ld.so.preload writes it, for the interceptor.
 func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	empty := filepath.Join(h.Dir, "empty.c")
@@ -78,7 +78,7 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	h.found(c.id, g.pid, 5*gib)
 }
 
-// Nothing is preloaded where there is no loader.
+// A static program has no loader, so nothing is preloaded.
 func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
@@ -89,8 +89,8 @@ func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	c.says("alone\n", "/fake/alone")
 }
 
-// A container's root may rename what is in its root file system, and any of its users bring along a loader or, where user namespaces
-// are allowed, mount in one. What is started so is found, and it is said where the preload file is.
+// Root of a container can rename files in its root filesystem. Any user can bring a loader, or change mounts in a user
+// namespace. Such programs are found, and the event names the state of the preload file.
 func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 	h := newHost(t)
 	const inNamespaces = "exec unshare --user --map-root-user --mount "
@@ -109,7 +109,7 @@ func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			container := h.newContainer(vram(), "/bin/sleep", "600")
-			container.grant("CAP_SETFCAP") // of Docker's default ones: who is root needs it to be root in a user namespace
+			container.grant("CAP_SETFCAP") // one of Docker's defaults: root needs it to map root in a user namespace
 			container.run()
 			if strings.Contains(c.script, inNamespaces) {
 				if out, err := container.exec("unshare", "--user", "--map-root-user", "--mount", "true"); err != nil {
@@ -130,7 +130,7 @@ func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 	}
 }
 
-// A session is carried by the environment; what clears that is found. A container is not: TestNoVariableLeadsOutOfAContainersSlice.
+// The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "1G", "--name", "s1", "--",

@@ -14,8 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// bare is a host without systemd: a namespace in which no systemctl is found, /run and /usr/local are empty, and gpuslice is installed
-// as `make install` does it. Its processes end with the shell.
+// bare sets up a namespace without systemd, with empty /run and /usr/local. Its processes end with the shell.
 const bare = `
 mount --make-rprivate /
 mkdir "$DIR/project" && mount --rbind "$PROJECT" "$DIR/project" && PROJECT=$DIR/project # which may be below one of these
@@ -43,10 +42,10 @@ ended() {
 }
 `
 
-// sh is a fence of a script for /bin/sh.
+// sh matches a fenced script for /bin/sh.
 var sh = regexp.MustCompile("(?s)```sh\n(#!/bin/sh\n.*?)```")
 
-// Where there is no systemd, gpusliced runs as the documents say: by hand, and by a supervisor's script.
+// The documentation shows two ways to run gpusliced without systemd: by hand, and with a supervisor's script.
 func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	t.Parallel()
 	needs.Root(t)
@@ -63,7 +62,7 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What install.sh takes and the tests of this package do not need otherwise.
+	// install.sh needs these files; other tests of this package do not.
 	if out, err := exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput(); err != nil {
 		t.Fatalf("make share: %v\n%s", err, out)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// profile is a seccomp profile that allows all but what the rule says.
+// profile returns a seccomp profile that denies one call only.
 func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
 	errno := uint(2)
 	return &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{
@@ -27,7 +27,7 @@ func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
 	}}}
 }
 
-// After the hook, the runtime can take the interceptor away again: each of these containers once ran without its quota.
+// The runtime can hide the interceptor after the hook has run. Each of these containers once ran without its quota.
 func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	h := newHost(t)
 	for name, c := range map[string]struct {
@@ -60,7 +60,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	}
 }
 
-// The masks and the profile that engines use by default keep the quota, and so does a profile that denies attaching.
+// The default masks and profile of engines keep the quota, and so does a profile that denies attaching.
 func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 	h := newHost(t)
 	for name, linux := range map[string]map[string]any{
@@ -72,7 +72,7 @@ func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 		},
 		"made read-only": {"readonlyPaths": []string{"/etc/ld.so.preload", "/.gpuslice", "/.gpuslice/libgpuslice.so", "/etc", "/"}},
 		"an old call":    {"seccomp": profile("open")},
-		"attaching":      {"seccomp": profile("connect")}, // a process that cannot attach gets nothing
+		"attaching":      {"seccomp": profile("connect")}, // a process that cannot attach gets no memory
 	} {
 		box := h.newContainer(vram(), "/bin/sleep", "600")
 		box.configure(func(config map[string]any) {
@@ -87,7 +87,7 @@ func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 	}
 }
 
-// modes are those of all that the enforcer and the hook make on the host, by patterns of path.Match below the directory of the enforcer's own.
+// modes lists the modes of all files that the enforcer and the hook create on the host, by path.Match pattern.
 var modes = []struct {
 	pattern string
 	mode    fs.FileMode
@@ -110,7 +110,7 @@ var modes = []struct {
 	{"state/*", 0o600},
 }
 
-// A process of a container that is not its root is limited, whatever umask the enforcer and the engine were started with, and what is private stays so.
+// A quota applies to unprivileged processes whatever the umask of the enforcer and the engine, and private files stay private.
 func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 	for _, umask := range []string{"000", "027", "077"} {
 		t.Run(umask, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			}
 			under := []string{"sh", "-c", "umask " + umask + `; exec "$@"`, "sh"}
 			h := &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Enter: under, Enforcer: "group = \"\""}), runc}
-			// Again, with directories that it makes itself, and with a socket for users.
+			// Start again without its directories and with a socket for users.
 			h.Stop(unix.SIGTERM)
 			h.Must(os.RemoveAll(filepath.Join(h.Dir, "run")))
 			h.Must(os.RemoveAll(filepath.Join(h.Dir, "state")))
@@ -135,10 +135,10 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			c.configure(func(config map[string]any) {
 				process := config["process"].(map[string]any)
 				process["user"] = map[string]any{"uid": 1000, "gid": 1000}
-				process["env"] = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/user"} // a card of its own
+				process["env"] = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/user"} // a separate card
 			})
 			h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
-			h.Must(os.Remove(filepath.Join(c.bundle, "rootfs", "etc"))) // the hook makes it
+			h.Must(os.Remove(filepath.Join(c.bundle, "rootfs", "etc"))) // the hook creates it
 			run := c.runtime("run", "--detach", "--bundle", c.bundle, c.id)
 			run.Path, run.Args = "/bin/sh", append(append([]string{}, under...), run.Args...)
 			if out, err := c.output(run); err != nil {
@@ -154,7 +154,7 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			h.Stop(unix.SIGTERM)
 			binds, _ := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind"))
 			for _, dir := range binds {
-				h.Must(os.Chmod(dir, 0o700)) // as an earlier version left it
+				h.Must(os.Chmod(dir, 0o700)) // the mode that an earlier version set
 			}
 			h.Start()
 			h.checkModes()
@@ -195,7 +195,7 @@ func (h *host) checkModes() {
 	}
 }
 
-// Where a limit is too small for the interceptor it is too small for libc, which the loader needs after it.
+// A limit that is too small for the interceptor is too small for libc, which the loader maps after it.
 func TestNoLimitLetsAProgramStartWithoutTheInterceptor(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")

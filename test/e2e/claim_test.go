@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// claims puts into a container's bundle what the CDI devices of claims do: a hook each, with the pool of a claim.
+// claims adds to config.json the hooks that the CDI devices of claims add: one per pool.
 func (c *container) claims(pools ...string) *container {
 	c.T.Helper()
 	path := filepath.Join(c.bundle, "config.json")
@@ -45,14 +45,14 @@ func (c *container) claims(pools ...string) *container {
 	return c
 }
 
-// plain is the low-level runtime alone, as where no RuntimeClass names ours.
+// plain runs runc without gpuslice-runtime, as on nodes without a RuntimeClass for it.
 func (c *container) plain(args ...string) *exec.Cmd {
 	cmd := exec.Command("runc", append([]string{"--root", filepath.Join(c.Dir, "runc")}, args...)...)
 	cmd.Env = c.Env()
 	return cmd
 }
 
-// hogOn is hog on the device with that CUDA ordinal.
+// hogOn is hog on the device with this CUDA ordinal.
 func (c *container) hogOn(device int, bytes uint64) hog {
 	c.T.Helper()
 	return c.start("/usr/bin/env", "CUDA_VISIBLE_DEVICES="+strconv.Itoa(device), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
@@ -64,7 +64,7 @@ func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 	h.Must(err)
 	uuid := make(map[int]string)
 	for _, d := range devices {
-		uuid[len(devices)-1-d.Index] = d.UUID // CUDA counts them from the other end
+		uuid[len(devices)-1-d.Index] = d.UUID // CUDA enumerates them in reverse
 	}
 	for device, bytes := range map[int]uint64{0: 4 * gib, 1: 2 * gib} {
 		_, err := h.Client.CreatePool(t.Context(), fmt.Sprint("claim-", device), api.PoolRequest{
@@ -156,7 +156,7 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 	}
 }
 
-// On such a host what a container without an annotation has is counted, and nothing is refused; a claim is no such container.
+// On this host, containers without a quota are only counted. A claim is a quota.
 func TestAClaimIsAQuotaAlsoWhereContainersWithoutOneAreOnlyCounted(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
 	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")

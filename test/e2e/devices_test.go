@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// cardsOf is a host of three cards, their UUIDs by NVML's index, and a program that prints the devices that CUDA shows it.
+// cardsOf returns a host with three cards, their UUIDs by NVML index, and a program that prints CUDA's devices.
 func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
 	t.Helper()
 	h = newHostOf(t, 3)
@@ -30,7 +30,7 @@ func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
 	return h, uuids, filepath.Join(h.Dir, "fake", "devices")
 }
 
-// run is `gpuslice run` with arguments, on that host of three cards; more is put in its environment.
+// run returns a `gpuslice run` on the host of cardsOf, with more in its environment.
 func (h *host) run(more []string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "run", "--quiet"}, args...)...)
 	cmd.Env = append(append(h.Env(), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse"), more...)
@@ -44,7 +44,7 @@ func TestASessionSeesTheDevicesItIsForInTheOrderGiven(t *testing.T) {
 		own     string // CUDA_VISIBLE_DEVICES; "-" for unset
 		want    []int
 	}{
-		{nil, "-", []int{2, 1, 0}}, // CUDA counts from the other end here
+		{nil, "-", []int{2, 1, 0}}, // CUDA enumerates them in reverse
 		{nil, uuids[1], []int{1}},
 		{[]string{"1"}, "-", []int{1}},
 		{[]string{"0"}, "-", []int{0}},
@@ -83,9 +83,9 @@ func TestADeviceThatCUDAVisibleDevicesLeavesOutIsRefused(t *testing.T) {
 		"0":                               {"1"},
 		"":                                {"1"},
 		"-1":                              {"1"},
-		"7,1":                             {"1"}, // CUDA stops at what names no device
+		"7,1":                             {"1"}, // CUDA stops at an invalid entry
 		uuids[0]:                          {"0", "1"},
-		uuids[1][:len("GPU-12345678")]:    {"1"}, // it begins more than one UUID
+		uuids[1][:len("GPU-12345678")]:    {"1"}, // an ambiguous prefix
 		uuids[0] + ",nothing," + uuids[1]: {"1"},
 	} {
 		args := []string{"--vram", "4G"}

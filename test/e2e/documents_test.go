@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/doccommands"
 )
 
-// What the documents have people type on a host does what they print. The card is simulated, and so is `python`: it asks the driver how much there is.
+// Commands in the documents print what the documents show. The card is simulated; `python` is a script that queries the driver.
 func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
 	h := newLeaseHost(t)
 	programs := t.TempDir()

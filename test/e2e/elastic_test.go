@@ -15,14 +15,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-// Turns that a test has time for, and the like where the driver moves all.
+// Short turns for tests, with remapping and without.
 const (
 	quickTurns       = "[elastic]\nmin_resident = \"200ms\"\nquantum = \"500ms\"\n"
 	quickCheckpoints = quickTurns + "remap = false\n"
-	stayOnDevice     = 600 * mib // of one that has moved itself: its context
+	stayOnDevice     = 600 * mib // limit for the context of a process that moved its memory itself
 )
 
-// eachMover runs a test where the driver moves processes, and where they do so themselves.
+// eachMover runs a test with the driver's checkpoints, and with processes that remap their memory themselves.
 func eachMover(t *testing.T, test func(t *testing.T, turns string)) {
 	t.Run("checkpoint", func(t *testing.T) { test(t, quickCheckpoints) })
 	t.Run("remap", func(t *testing.T) { test(t, quickTurns) })
@@ -42,7 +42,7 @@ func (h *host) evictions(id string) uint64 {
 	return s.Elastic.Evictions
 }
 
-// Each of them works without pause, and looks at each step whether its memory is as it left it.
+// Each program works without pause, and checks at each step that its memory is unchanged.
 func TestThreeContainersThatDoNotFitTogetherWorkInTurns(t *testing.T) { eachMover(t, threeInTurns) }
 
 func threeInTurns(t *testing.T, turns string) {
@@ -83,7 +83,7 @@ func threeInTurns(t *testing.T, turns string) {
 	}, smallCard)
 }
 
-// What is killed, whether it works, waits or is in host memory, leaves nothing, and the others go on.
+// The test kills containers in each state. The other containers keep working.
 func TestAnElasticContainerMayBeKilledAtAnyTime(t *testing.T) { eachMover(t, killedAtAnyTime) }
 
 func killedAtAnyTime(t *testing.T, turns string) {
@@ -92,7 +92,7 @@ func killedAtAnyTime(t *testing.T, turns string) {
 	for _, state := range []api.State{api.Evicted, api.Active, api.Returning, api.Evicting} {
 		c := h.elastic("5G")
 		c.works(gib)
-		for deadline := time.Now().Add(2 * time.Second); h.state(c.id) != state && time.Now().Before(deadline); { // some are short
+		for deadline := time.Now().Add(2 * time.Second); h.state(c.id) != state && time.Now().Before(deadline); { // some are brief
 		}
 		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 			t.Fatalf("%s: %v\n%s", state, err, out)
@@ -131,12 +131,12 @@ func enforcerKilled(t *testing.T, turns string) {
 	}
 }
 
-// The container's hook asks again until there is room.
+// The container's hook retries until the memory is free.
 func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	e := h.elastic("5G")
-	e.hog(gib)                          // which ends
-	time.Sleep(1500 * time.Millisecond) // calls are looked for once a second
+	e.hog(gib)                          // exits
+	time.Sleep(1500 * time.Millisecond) // calls are sampled once a second
 	c := h.newContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
 	c.run()
 	if s := h.state(e.id); s != api.Evicted {
@@ -145,15 +145,15 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	c.works(4 * gib)
 }
 
-// What a program makes and maps itself, as PyTorch's expandable segments do, its process moves itself: its context is
-// left on the device, and little beside, since who wants the room wants nearly all.
+// A process can move memory that it maps itself, as PyTorch's expandable segments do. Its context and little else stay on the
+// device, because the new container needs nearly all of it.
 func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	w := h.elastic("5G").works(3*gib, "maps")
 	idle := filepath.Join(w.Dir, "fake", w.file+".idle")
 	for range 3 {
 		h.Must(os.WriteFile(idle, nil, 0o644))
-		time.Sleep(1500 * time.Millisecond) // calls are looked for once a second
+		time.Sleep(1500 * time.Millisecond) // calls are sampled once a second
 		c := h.newContainer(map[string]string{"gpuslice.vram": "7600M"}, "/bin/sleep", "600")
 		c.run()
 		h.Eventually("little is left on the device, and that by the process itself", func() bool {
@@ -187,7 +187,7 @@ func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	}
 }
 
-// All of them work without pause. The pool's two members never hold more than it has, and none of them is lost.
+// All three work without pause. The members never exceed their pool, and no process is lost.
 func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 	eachMover(t, func(t *testing.T, turns string) {
 		h := newHostBy(t, api.Intercept, turns, smallCard)

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// events is what `gpuslice events --json` says of a slice now.
+// events returns the events of a slice, by `gpuslice events --json`.
 func (h *host) events(id string, kind api.EventKind) []api.Event {
 	h.T.Helper()
 	out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output()
@@ -48,7 +48,7 @@ func (h *host) refusals(id string) (sum uint64) {
 	return sum
 }
 
-// asker asks for memory in the container and returns what it printed; see programs/asker.c.
+// asker requests memory in the container and returns its output; see programs/asker.c.
 func (c *container) asker(held, asked, times uint64, env ...string) string {
 	c.T.Helper()
 	args := append(append([]string{"env"}, env...), "/fake/asker")
@@ -83,7 +83,7 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 		h.Must(err)
 		return n
 	}
-	// The process has ended by now, and its event is there, or about to be.
+	// The process has exited, so its event arrives soon if it has not already.
 	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
 	told := h.events(c.id, api.EventRefused)
 	if len(told) != 1 {
@@ -127,7 +127,7 @@ func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
 	}
 }
 
-// A refused program waits for nobody: not for an enforcer that hangs, nor for one whom too many wait to talk to.
+// A refused program must not block on a hung enforcer, nor on a full queue of its socket.
 func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 	for name, crowd := range map[string]bool{"alone": false, "in a crowd": true} {
 		t.Run(name, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 
 			h.Signal(unix.SIGSTOP)
 			awake := sync.OnceFunc(func() { h.Signal(unix.SIGCONT) })
-			defer awake() // else it does not hear that it should end
+			defer awake() // a stopped enforcer does not receive SIGTERM
 			if crowd {
 				h.crowd()
 			}
@@ -164,7 +164,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 	}
 }
 
-// crowd connects to the slice's attach socket until no more can wait there.
+// crowd connects to the slice's attach socket until its queue is full.
 func (h *host) crowd() {
 	h.T.Helper()
 	sockets, err := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind", api.AttachSocketName))

@@ -17,10 +17,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// timed is a configuration with a short grace.
+// timed sets a short grace.
 const timed = "[expiry]\ngrace = \"1s\"\nmax_ttl = \"24h\"\n"
 
-// What does not end when it is asked to, and has another child all the while.
+// stubborn ignores SIGTERM and keeps forking.
 const stubborn = `trap "" TERM; while :; do sleep 0.02 & sleep 0.01; done`
 
 func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
@@ -81,7 +81,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 		t.Run(strings.TrimLeft(where[len(where)-1], "-"), func(t *testing.T) {
 			h := newHostBy(t, api.Intercept, timed)
 			args := []string{"--socket", h.Socket(), "run"}
-			patience := 5 * time.Second // the grace is the host's
+			patience := 5 * time.Second // the host's configuration sets the grace
 			if where[0] == "run" {
 				args, patience = append([]string(nil), where...), testhost.Patience
 			}
@@ -89,7 +89,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 				filepath.Join(h.Bin, "demo", "cuda_hog")+" "+strconv.Itoa(gib)+" & "+stubborn)
 			cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), args...)
 			cmd.Env = h.Env()
-			// In a session of its own, to find what is left of it.
+			// A separate session, to find the remaining processes.
 			cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 			var said testhost.Output
 			cmd.Stdout, cmd.Stderr = &said, &said
@@ -110,7 +110,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 	}
 }
 
-// One that ends when it is asked to has its own exit code, and was asked once.
+// A command that exits on SIGTERM keeps its exit code, and receives the signal once.
 func TestASessionIsAskedToEndFirst(t *testing.T) {
 	h := newHostBy(t, api.Intercept, timed)
 	out, err := h.cli("run", "--name", "s", "--quiet", "--vram", "1G", "--ttl", "1s", "--", "sh", "-c",

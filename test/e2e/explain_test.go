@@ -12,7 +12,7 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	c.hog(2 * gib)
-	if g := c.hog(2 * gib); !g.refused() { // beside those and two contexts
+	if g := c.hog(2 * gib); !g.refused() { // does not fit beside the first and two contexts
 		t.Fatalf("said %q: 2 GiB beside 2 GiB of 4 must be refused", g.said)
 	}
 	explained := func() string {
@@ -22,7 +22,7 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 		}
 		return out
 	}
-	running := explained() // what was refused may have ended before the enforcer heard of it: the one that lives is named
+	running := explained() // names the live process: the refused one may exit before the enforcer learns of it
 	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, and 3.01GiB of that was in use: 2GiB that programs had asked for", "(cuda_hog) 2.51GiB", "gpuslice set " + c.id + " --vram 5184M"} {
 		if !strings.Contains(running, want) {
 			t.Errorf("no %q in\n%s", want, running)

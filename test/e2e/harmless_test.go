@@ -15,20 +15,18 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// loading are the calls by which the dynamic loader maps a library.
+// loading lists the calls by which the dynamic loader maps a library.
 var loading = []string{"openat", "read", "pread64", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close"}
 
 var callName = regexp.MustCompile(`^(\w+)\(`)
 
-// trace runs a program under strace, and returns the paths that it opened and the other calls that it made, without
-// addresses and numbers that differ from run to run.
+// trace runs a program under strace. It returns the opened paths and all other calls, without values that vary between runs.
 func trace(t *testing.T, preload string, args ...string) (opened, calls []string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trace")
 	strace := []string{"-qq", "-o", file}
 	if preload != "" {
-		// In the program's environment, not in strace's; and there in both cases, so that the
-		// environments are of one size.
+		// For the program, not for strace. Set in both cases, so that the environments have the same size.
 		strace = append(strace, "-E", "LD_PRELOAD="+preload)
 	} else {
 		strace = append(strace, "-E", "LD_PRELOAD=")
@@ -40,7 +38,7 @@ func trace(t *testing.T, preload string, args ...string) (opened, calls []string
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Addresses, sizes and pids; and what getrandom returned.
+	// Addresses, sizes and pids; the output of getrandom.
 	differs := regexp.MustCompile(`0x[0-9a-f]+|\b\d{3,}\b|getrandom\("[^"]*"`)
 	path := regexp.MustCompile(`"([^"]*)"`)
 	for line := range strings.Lines(string(text)) {
@@ -72,7 +70,7 @@ func TestProgramThatNeverCallsCUDADoesNothingElseThanWithoutUs(t *testing.T) {
 		ourOpened, ourCalls := trace(t, library, args...)
 
 		rest := slices.DeleteFunc(slices.Clone(ourOpened), func(path string) bool { return path == library })
-		// On a glibc before 2.34 these are libraries of their own; later they are empty.
+		// Separate libraries before glibc 2.34, empty stubs since.
 		for _, part := range []string{"libdl.so.2", "libpthread.so.0"} {
 			if !containsBase(plainOpened, part) {
 				rest = slices.DeleteFunc(rest, func(path string) bool { return filepath.Base(path) == part })
@@ -94,7 +92,7 @@ func containsBase(paths []string, base string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool { return filepath.Base(path) == base })
 }
 
-// Signals, threads and descriptors, as the program itself sees them.
+// Compares signals, threads and descriptors as the program sees them.
 func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
 	library := filepath.Join(testhost.BinDir(t), "libgpuslice.so")
 	look := []string{"sh", "-c", `grep -E '^(Threads|SigPnd|SigBlk|SigIgn|SigCgt|CapEff|Umask|NoNewPrivs)' /proc/self/status; ls -1 /proc/self/fd; ulimit -a; umask`}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e tests the promises that a user is given, on all of gpuslice at once: the programs in bin/, a
-// real runc and real containers; only the driver is simulated. Each test has its own enforcer, its own simulated
-// card and its own containers, and leaves nothing.
+// Package e2e tests the promises to users with the programs in bin/, a real runc and real containers. Only the driver is
+// simulated. Each test has its own enforcer, card and containers, and leaves nothing behind.
 package e2e
 
 import (
@@ -33,16 +32,16 @@ type host struct {
 	runc string
 }
 
-// newHost starts an enforcer, or skips the test and says what it lacks.
+// newHost starts an enforcer, or skips the test if a requirement is missing.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	return newHostBy(t, api.Intercept, "")
 }
 
-// newHostBy has these lines in its configuration, and these variables in its enforcer's environment.
+// newHostBy appends lines to the configuration, and adds variables to the enforcer's environment.
 func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...string) *host {
 	t.Helper()
-	t.Parallel() // each has a host of its own
+	t.Parallel() // each test has its own host
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Skip("needs runc: make deps")
@@ -56,21 +55,19 @@ func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...s
 	return &host{testhost.New(t, options), runc}
 }
 
-// container of a test.
 type container struct {
 	*host
 	id     string
 	bundle string
 }
 
-// newContainer writes a bundle whose root is made of the host's own directories, read-only.
+// newContainer writes a bundle with the host's directories as a read-only root.
 func (h *host) newContainer(annotations map[string]string, args ...string) *container {
 	h.T.Helper()
 	return h.newContainerOf("/", h.Bin, annotations, args...)
 }
 
-// newContainerOf writes one whose root is made of the directories of image, and whose simulated driver and demo are
-// those in programs.
+// newContainerOf writes a bundle with the directories of image, and the simulated driver and demo from programs.
 func (h *host) newContainerOf(image, programs string, annotations map[string]string, args ...string) *container {
 	h.T.Helper()
 	c := &container{host: h, id: fmt.Sprintf("gpuslice-e2e-%d-%d", os.Getpid(), time.Now().UnixNano())}
@@ -119,7 +116,7 @@ func (h *host) newContainerOf(image, programs string, annotations map[string]str
 	return c
 }
 
-// grant gives the container's root capabilities. It has none else.
+// grant replaces the capabilities of the container's root; the default is none.
 func (c *container) grant(capabilities ...string) {
 	c.T.Helper()
 	c.configure(func(config map[string]any) {
@@ -129,7 +126,6 @@ func (c *container) grant(capabilities ...string) {
 	})
 }
 
-// configure changes the container's config.json.
 func (c *container) configure(change func(config map[string]any)) {
 	c.T.Helper()
 	file := filepath.Join(c.bundle, "config.json")
@@ -149,8 +145,7 @@ func (c *container) runtime(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs cmd with its output in a file: the processes that it leaves in a container would keep a pipe
-// open, and we would wait for them.
+// output runs cmd with its output in a file. Waiting for a pipe would block on processes that remain in the container.
 func (c *container) output(cmd *exec.Cmd) (string, error) {
 	c.T.Helper()
 	file, err := os.CreateTemp(c.Dir, "output-")
@@ -163,7 +158,7 @@ func (c *container) output(cmd *exec.Cmd) (string, error) {
 	return string(text), err
 }
 
-// run starts the container and leaves it running.
+// run starts the container in the background.
 func (c *container) run() {
 	c.T.Helper()
 	if out, err := c.output(c.runtime("run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
@@ -171,7 +166,7 @@ func (c *container) run() {
 	}
 }
 
-// pid is that of the container's init on the host.
+// pid returns the host pid of the container's init.
 func (c *container) pid() int {
 	c.T.Helper()
 	out, err := c.runtime("state", c.id).Output()
@@ -186,9 +181,9 @@ func (c *container) exec(args ...string) (string, error) {
 	return c.output(c.runtime(append([]string{"exec", c.id}, args...)...))
 }
 
-// hog is a process that holds memory, or was refused it.
+// hog is a process that tried to allocate memory.
 type hog struct {
-	said string // its one line
+	said string // last line of its output
 	pid  int    // on the host
 }
 
@@ -198,13 +193,13 @@ func (g hog) holds(bytes, total uint64) bool {
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
 
-// hog starts a process in the container that takes bytes of memory and keeps them.
+// hog starts a process in the container that allocates bytes and keeps them.
 func (c *container) hog(bytes uint64) hog {
 	c.T.Helper()
 	return c.start("/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 }
 
-// start starts a process in the container, and waits for its line, which is not the interceptor's.
+// start starts a process in the container and waits for a line that is not the interceptor's.
 func (c *container) start(args ...string) hog {
 	c.T.Helper()
 	said, err := os.CreateTemp(c.Dir, "hog-")

@@ -20,10 +20,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// holderHost is a host whose processes move their memory themselves, to host memory that is charged to a cgroup of its own.
+// holderHost is a host with remapping and a separate cgroup for the moved memory.
 type holderHost struct {
 	*host
-	name string // of the cgroup, at the top
+	name string // of the top-level cgroup
 }
 
 func newHolderHost(t *testing.T, env ...string) *holderHost {
@@ -31,7 +31,7 @@ func newHolderHost(t *testing.T, env ...string) *holderHost {
 	needs.Root(t)
 	name := fmt.Sprintf("gpuslice-e2e-host-%d-%d", os.Getpid(), time.Now().UnixNano())
 	h := &holderHost{name: name}
-	t.Cleanup(func() { // the enforcer has ended by then
+	t.Cleanup(func() { // runs after the enforcer has exited
 		if h.host == nil {
 			return // skipped
 		}
@@ -49,10 +49,10 @@ func newHolderHost(t *testing.T, env ...string) *holderHost {
 	return h
 }
 
-// charges says whether this host's kernel can charge anything there: the v2 hierarchy has no memory controller where a hierarchy of v1 has it.
+// charges reports whether the kernel can charge memory here: v2 has no memory controller if v1 uses it.
 func (h *holderHost) charges() bool { return h.file("usage_in_bytes", "current") != "" }
 
-// file is that of the memory controller in the holder's cgroup, by its names of v1 and v2; "" if there is none.
+// file returns a file of the memory controller in the holder's cgroup, by its v1 or v2 name, or "".
 func (h *holderHost) file(v1, v2 string) string {
 	for _, dir := range h.Cgroups(h.name) {
 		for _, name := range []string{"memory." + v1, "memory." + v2} {
@@ -77,17 +77,17 @@ func number(t testing.TB, file string) uint64 {
 	return n
 }
 
-// charged is what the holder's cgroup bears.
+// charged returns the memory charged to the holder's cgroup.
 func (h *holderHost) charged() uint64 { return number(h.T, h.file("usage_in_bytes", "current")) }
 
-// holder is its pid; 0 if there is none.
+// holder returns the holder's pid, or 0.
 func (h *holderHost) holder() int {
 	text, _ := os.ReadFile(filepath.Join(filepath.Dir(h.file("usage_in_bytes", "current")), "cgroup.procs"))
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return pid
 }
 
-// little has the container's contexts be small, beside what is moved, and its own cgroup have so much memory; 0 is as much as there is.
+// little reduces the size of contexts, and limits the container's own memory; 0 is unlimited.
 func (c *container) little(bytes uint64) {
 	c.T.Helper()
 	file := filepath.Join(c.bundle, "config.json")
@@ -105,7 +105,7 @@ func (c *container) little(bytes uint64) {
 	c.Must(os.WriteFile(file, text, 0o644))
 }
 
-// limited is an elastic container whose own memory is that little, where it can be limited.
+// limited starts an elastic container, with its own memory limited if charges allows it.
 func (h *holderHost) limited(quota string, bytes uint64) *container {
 	h.T.Helper()
 	c := h.newContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
@@ -117,7 +117,7 @@ func (h *holderHost) limited(quota string, bytes uint64) *container {
 	return c
 }
 
-// ownCgroup is the file that says what the container's own cgroup bears.
+// ownCgroup returns the file with the memory usage of the container's own cgroup.
 func (c *container) ownCgroup() string {
 	c.T.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.pid()))
@@ -134,14 +134,14 @@ func (c *container) ownCgroup() string {
 	return ""
 }
 
-// (Containers have 2500 MiB of a card of 3 GiB: what is free beside that is less than a context takes, so all else goes at each turn.)
+// Containers have 2500 MiB of a 3 GiB card. The rest is too small for a context, so each turn moves everything.
 const ownLimit = 192 * mib
 
 func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	h := newHolderHost(t)
 	c, b := h.limited("2500M", ownLimit), h.limited("2500M", 0)
 	w := c.works(gib)
-	if !h.charges() { // then it is said, and the driver moves it
+	if !h.charges() { // logged, and the driver moves it
 		b.works(gib).goesOn()
 		w.goesOn()
 		if log := h.Log.String(); !strings.Contains(log, "has no memory controller") {
@@ -164,7 +164,7 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	if log := h.Log.String(); strings.Contains(log, "left to the driver") {
 		t.Error("the driver has moved it")
 	}
-	// Both keep it for the next time.
+	// The holder keeps both reservations for the next turn.
 	if now := h.charged() - before; now < gib+gib/2 || now > gib+gib/2+64*mib {
 		t.Errorf("the holder's cgroup bears %d bytes", now)
 	}
@@ -178,7 +178,7 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	other.goesOn()
 }
 
-// Whatever the holder was about to do when it was killed, nothing is lost, and another one does it the next time.
+// A holder can be killed at any step: nothing is lost, and the next turn starts another.
 func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
 	for _, point := range []string{"holder.grow", "holder.grown"} {
 		t.Run(point, func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
 				return
 			}
 			h.Eventually("it is left to the driver", func() bool { return strings.Contains(h.Log.String(), "left to the driver") })
-			h.Stop(unix.SIGTERM) // the next one's holder lives
+			h.Stop(unix.SIGTERM) // the next enforcer starts holders without a killpoint
 			h.SetEnv("FAKECUDA_MEMORY=3G")
 			h.Start()
 			if pid := h.holder(); pid > 0 {
@@ -238,7 +238,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 			if charges {
 				holder = h.holder()
 			} else if strings.HasPrefix(point, "host.") {
-				return // it gives none
+				return // no host memory is granted
 			}
 			h.Stop(unix.SIGKILL)
 			h.SetEnv("FAKECUDA_MEMORY=3G", killpoint.Env+"="+point)

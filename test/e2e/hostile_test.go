@@ -15,13 +15,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// compile builds programs/NAME.c to where every container sees it as /fake/NAME.
+// compile builds programs/NAME.c as /fake/NAME of every container.
 func (h *host) compile(name string) {
 	h.T.Helper()
 	h.compileAs(name, filepath.Join("programs", name+".c"), "-ldl")
 }
 
-// compileAs builds a source with these flags, as another name.
+// compileAs builds a source file under another name.
 func (h *host) compileAs(name, source string, flags ...string) {
 	h.T.Helper()
 	args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(h.Dir, "fake", name), source}, flags...)
@@ -30,14 +30,14 @@ func (h *host) compileAs(name, source string, flags ...string) {
 	}
 }
 
-// started runs a program in the container that stays, and returns its first line.
+// started starts a program in the container in the background, and returns its first line.
 func (c *container) started(args ...string) string {
 	c.T.Helper()
 	said, err := os.CreateTemp(c.Dir, "said-")
 	c.Must(err)
 	defer said.Close()
 	cmd := c.runtime(append([]string{"exec", "--detach", c.id}, args...)...)
-	cmd.Stdout = said // alone: what the interceptor tells a person comes whenever it does
+	cmd.Stdout = said // stdout only: the interceptor writes to stderr at any time
 	c.Must(cmd.Run())
 	var text []byte
 	c.Eventually(args[0]+" has said something", func() bool {
@@ -47,7 +47,7 @@ func (c *container) started(args ...string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Every process of a slice can write its ledger. One that does harms its own slice, and nobody else.
+// Every process of a slice can write its ledger. Doing so must damage its own slice only.
 func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 	h := newHost(t)
 	h.compile("vandal")
@@ -73,7 +73,7 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 		if err != nil || !damagedIn(string(out), c.id) || damagedIn(string(out), good.id) {
 			t.Errorf("gpuslice ps: %v\n%s", err, out)
 		}
-		if seed == 1 { // a restart makes nothing good
+		if seed == 1 { // a restart must not repair it
 			h.Stop(unix.SIGKILL)
 			h.Start()
 			h.Eventually("it is still damaged", func() bool {
@@ -106,8 +106,8 @@ func damagedIn(table, id string) bool {
 	return false
 }
 
-// A slice that is released while its container runs leaves it with nothing, and not with everything: what its processes
-// start later has the interceptor too, for as long as the enforcer is there and when it is not.
+// A slice that is released while its container runs gets no memory. Later processes load the interceptor too, with and without
+// an enforcer.
 func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
@@ -138,7 +138,7 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	})
 }
 
-// A promise that is not kept is not accepted.
+// A container is refused if its annotations cannot be enforced.
 func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 	h := newHost(t)
 	for annotation, c := range map[string]struct{ value, says string }{

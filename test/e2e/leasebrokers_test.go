@@ -32,7 +32,7 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	kept, err := still.Alloc(ctx, 64*mib)
 	h.Must(err)
 	before := h.slice(one.ID)
-	// While it writes: what becomes of the write is said.
+	// Kill the broker during a write: the client must report it.
 	writing := make(chan error, 1)
 	go func() {
 		data := make([]byte, 8*mib)
@@ -158,7 +158,7 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.State != lease.Active || shown.Expires == nil || shown.Charged < keep.Size() {
 		t.Errorf("%+v, %v", shown, err)
 	}
-	// It is dropped while the enforcer is down, which then finds it gone.
+	// Drop the lease while the enforcer is down; the next enforcer finds it gone.
 	h.Stop(unix.SIGKILL)
 	if _, err := h.Drop(context.Background(), l.ID); err != nil {
 		t.Error(err)
@@ -179,7 +179,7 @@ func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 			t.Errorf("there is no %q in\n%s", want, text)
 		}
 	}
-	// What is not dumpable belongs to root.
+	// The files of a non-dumpable process belong to root.
 	info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", pid))
 	h.Must(err)
 	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 {
@@ -199,7 +199,7 @@ func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 			}
 		}
 	}
-	// A host of version 2 alone may have no controller to bound it by.
+	// A host with cgroup v2 only may delegate no controller to bound it with.
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if has := strings.Fields(string(controllers)); bounds == 0 && (err != nil || slices.Contains(has, "memory") || slices.Contains(has, "pids")) {
 		t.Errorf("nothing bounds it: %s", in)

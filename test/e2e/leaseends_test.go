@@ -18,7 +18,7 @@ func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
 	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Second})
 	s := h.open(l)
 	if _, err := s.Alloc(context.Background(), 32*mib); err != nil {
-		t.Log(err) // on a busy machine its time may be over
+		t.Log(err) // on a busy machine the lease may have expired
 	}
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
 		t.Errorf("%+v", ended)
@@ -37,7 +37,7 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	h.Must(err)
 	h.Must(module.Launch(ctx, "endless", lease.Shape{}))
 	var refusal *lease.Error
-	if err := s.Sync(ctx); !errors.As(err, &refusal) || refusal.Code != lease.Expired { // which waits for the kernel
+	if err := s.Sync(ctx); !errors.As(err, &refusal) || refusal.Code != lease.Expired { // waits for the kernel
 		t.Errorf("the end is told as %v", err)
 	}
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
@@ -90,7 +90,7 @@ func TestManySmallLeasesEndAsFastAsOne(t *testing.T) {
 		}
 		return time.Since(begin)
 	}
-	await.Once(t, "a drop beside others", time.Second, func() time.Duration { // tenfold
+	await.Once(t, "a drop beside others", time.Second, func() time.Duration { // ten times the usual duration
 		return drop(h.acquire(lease.Request{VRAM: 8 * mib}))
 	})
 	for _, l := range all {

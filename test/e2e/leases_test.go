@@ -23,10 +23,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// leaseHost is a host with a lease service, whose operator lets nobody have sessions of 4 GiB together.
+// leaseHost is a host with a lease service. The sessions of user nobody may have 4 GiB together.
 type leaseHost struct {
 	*testhost.Host
-	bin    string // which all users may run
+	bin    string // executable for all users
 	cgroup string
 	daemon *exec.Cmd
 	said   testhost.Output
@@ -61,7 +61,7 @@ cgroup = %q
 `, filepath.Join(h.Dir, "run", "session.sock"), nobody, h.Service.Socket, h.leases(), h.cgroup)
 	h.Must(err)
 	h.Must(file.Close())
-	// Brokers and clients are other users.
+	// Brokers and clients run as other users.
 	h.Must(os.Chmod(h.Dir, 0o711))
 	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
 	h.Start()
@@ -90,7 +90,7 @@ cgroup = %q
 	return h
 }
 
-// forAll is the programs where all users may run them.
+// forAll copies the programs to a directory that all users can execute.
 func forAll(t *testing.T, bin string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "gpuslice-bin-")
@@ -124,7 +124,7 @@ func (h *leaseHost) start() {
 
 func (h *leaseHost) stop(sig os.Signal) {
 	_ = h.daemon.Process.Signal(sig)
-	// Not Wait: brokers have its standard error still.
+	// Not Wait: brokers still hold its standard error.
 	_, _ = h.daemon.Process.Wait()
 }
 
@@ -145,7 +145,7 @@ func (h *leaseHost) open(l *lease.Lease) *lease.Session {
 	return s
 }
 
-// works says whether a session takes bytes and gives them back.
+// works allocates size bytes in a session, checks them and frees them.
 func works(s *lease.Session, size uint64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
 	defer cancel()
@@ -177,7 +177,7 @@ func (h *leaseHost) ended(id string) *lease.Lease {
 	return l
 }
 
-// nothingIsLeft of any lease: no slice, no directory, no cgroup, and no memory on the card.
+// nothingIsLeft checks that no lease has left a slice, a directory, a cgroup or memory on the card.
 func (h *leaseHost) nothingIsLeft() {
 	h.T.Helper()
 	if all := h.Slices(); len(all) != 0 {
@@ -216,7 +216,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if err := works(s, 64*mib); err != nil {
 		t.Error(err)
 	}
-	// What does not fit is refused with its figures.
+	// A refusal names the requested, limit and current bytes.
 	keep, err := s.Alloc(ctx, 40*mib)
 	h.Must(err)
 	var refusal *lease.Error
@@ -226,7 +226,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if shown, err := h.Show(ctx, l.ID); err != nil || shown.Charged < keep.Size() || shown.Charged > l.VRAM+l.Overhead {
 		t.Errorf("%+v, %v", shown, err)
 	}
-	// A context is beside a lease's quota, and within that of all else.
+	// A lease's size excludes the context; that of a session includes it.
 	if out, code := output(h.as(0, "run", "--vram", "64M", "--", "true")); code != 125 || !strings.Contains(out, "where a CUDA context alone takes ") {
 		t.Errorf("a session of 64 MiB: %d %s", code, out)
 	}
@@ -245,7 +245,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	}
 	t.Logf("dropped in %v", took)
 	h.nothingIsLeft()
-	// What it needed is known of a lease that has ended, too.
+	// The peak is still known after the end of the lease.
 	if out, code := output(h.as(0, "recommend", l.ID, "--format", "{{.Of}} {{.Peak}}")); code != 0 || !strings.HasPrefix(out, l.ID+" ") || strings.HasSuffix(out, " 0B\n") {
 		t.Errorf("%d %s", code, out)
 	}
@@ -264,7 +264,7 @@ func (h *leaseHost) slice(id string) api.Slice {
 	return s
 }
 
-// kernels has one that stores a number, wherever that is.
+// kernels has a kernel that stores a number at any address.
 const kernels = `
 .version 7.0
 .target sm_50
@@ -281,7 +281,7 @@ const kernels = `
 }
 `
 
-// brokerOf is the broker's process, by the record, while no enforcer answers.
+// brokerOf returns the pid of a lease's broker from its record, without the enforcer.
 func (h *leaseHost) brokerOf(id string) int {
 	h.T.Helper()
 	text, err := os.ReadFile(filepath.Join(h.leases(), id, "lease.json"))
@@ -291,7 +291,7 @@ func (h *leaseHost) brokerOf(id string) int {
 	return record.PID
 }
 
-// as is a gpuslice of a user.
+// as returns a gpuslice command of a user.
 func (h *leaseHost) as(uid uint32, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "GPUSLICE_LEASE_SOCKET=" + h.Service.Socket, "GPUSLICE_SOCKET=" + h.Host.Socket()}
@@ -300,7 +300,7 @@ func (h *leaseHost) as(uid uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// leased is a lease of a user's.
+// leased acquires a lease for a user.
 func (h *leaseHost) leased(uid uint32, args ...string) *lease.Lease {
 	h.T.Helper()
 	out, code := output(h.as(uid, append([]string{"lease", "acquire", "--json"}, args...)...))
@@ -352,7 +352,7 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 	if out, code := output(h.as(0, "lease", "list")); code != 0 || !strings.Contains(out, mine.ID) || !strings.Contains(out, "2GiB") {
 		t.Errorf("%d %s", code, out)
 	}
-	// The token and the session are his alone; to the host he sees it as a session of his.
+	// Only the user can read the token and use the session. The host's enforcer lists the lease for that user.
 	for uid, may := range map[uint32]bool{nobody: true, somebody: false} {
 		cat := exec.Command("cat", mine.TokenFile)
 		cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
@@ -392,7 +392,7 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.Charged < gib {
 		t.Errorf("nothing is allocated, and it gave its memory back: %+v, %v", shown, err)
 	}
-	// The next broker takes it again; meanwhile it is the slice's.
+	// The slice keeps the memory until the next broker takes it.
 	h.Must(syscall.Kill(h.brokerOf(l.ID), syscall.SIGKILL))
 	if err := works(s, 24); err == nil {
 		t.Log("it wrote before its broker was dead, or to the next one")

@@ -41,7 +41,7 @@ func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
 		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
 		c.run()
 		h.Eventually("1 GiB is held", h.Holds(c.id, gib))
-		// Nobody deletes the container, as when engine and shim are dead.
+		// The container is not deleted, as if engine and shim were dead.
 		h.Must(unix.Kill(c.pid(), unix.SIGKILL))
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	})
@@ -75,7 +75,7 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 
 		h.Stop(unix.SIGKILL)
 		c.kill(dies)
-		// A process that comes now cannot attach. It must get nothing, and not: no quota.
+		// A process that starts now cannot attach. It must get no memory rather than no quota.
 		if g := c.hog(mib); !g.refused() {
 			t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
 		}
@@ -103,7 +103,7 @@ func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	h.Stop(unix.SIGKILL)
-	// poststop cannot reach anybody, and still lets the container go.
+	// poststop cannot reach an enforcer, and must not fail the deletion.
 	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
@@ -166,7 +166,7 @@ func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
 func TestCLIStandsInForTheRuntime(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
-	// As containerd's shim calls what `nerdctl run --runtime gpuslice` named.
+	// The arguments are those of containerd's shim for `nerdctl run --runtime gpuslice`.
 	cli := func(args ...string) {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--root", filepath.Join(h.Dir, "runc")}, args...)...)

@@ -15,14 +15,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// forEachBackend runs a test on a host where the interceptor enforces; and, if cgroups of version 2 are mounted alone
-// (test/cgroup2.sh), on one where the driver does too.
+// forEachBackend runs a test with enforcement by the interceptor and, if only cgroup v2 is mounted (test/cgroup2.sh), by the
+// driver.
 func forEachBackend(t *testing.T, test func(t *testing.T, h *host, by api.Enforcement)) {
 	t.Helper()
 	forEachBackendWith(t, "", test)
 }
 
-// forEachBackendWith has these lines in the configuration, and these variables in the enforcer's environment.
+// forEachBackendWith also sets lines of the configuration and variables of the enforcer's environment.
 func forEachBackendWith(t *testing.T, lines string, test func(t *testing.T, h *host, by api.Enforcement), env ...string) {
 	t.Helper()
 	backends := []api.Enforcement{api.Intercept}
@@ -82,7 +82,7 @@ func TestWhoEnforcesIsShown(t *testing.T) {
 	})
 }
 
-// Here no driver has limits: the simulated one is not told to.
+// The simulated driver has no limits here.
 func TestWhatIsToBeEnforcedByTheDriverIsNotEnforcedByLess(t *testing.T) {
 	h := newHost(t)
 	config := filepath.Join(h.Dir, "native.toml")

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// nvml is a program that prints NVML's figures and its list of processes, in a directory that containers see.
+// nvml compiles a program that prints NVML's figures and processes, into a directory that containers see.
 func (h *host) nvml() {
 	h.T.Helper()
 	driver := filepath.Join(h.Bin, "fakecuda")
@@ -25,7 +25,7 @@ func (h *host) nvml() {
 	}
 }
 
-// inside is a process's pid in its own pid namespace.
+// inside returns a process's pid in its own pid namespace.
 func (h *host) inside(pid int) string {
 	h.T.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -40,8 +40,7 @@ func (h *host) inside(pid int) string {
 	return ""
 }
 
-// shown is what NVML shows in the container: its figures, and the pids it lists in ascending order. Each is to hold
-// what a hog does, half a GiB or more.
+// shown returns NVML's figures in the container and the sorted pids of its processes. Each process must hold half a GiB or more.
 func (c *container) shown(env ...string) (figures string, pids []string) {
 	c.T.Helper()
 	out, err := c.exec(append(append([]string{"env"}, env...), "/fake/nvml", "show")...)
@@ -60,7 +59,7 @@ func (c *container) shown(env ...string) (figures string, pids []string) {
 	return figures, pids
 }
 
-// However NVML counts processes in a container, the container is shown its own, by its own pids.
+// A container must see its own processes by its own pids, however NVML lists processes.
 func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	h := newHost(t)
 	h.nvml()
@@ -73,7 +72,7 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	}
 	want := []string{h.inside(first.pid), h.inside(second.pid)}
 	slices.Sort(want)
-	// On the host's list is a process whose pid there is that of one in the container, too.
+	// A process of the host's list has the same pid there as one in the container.
 	pids := fmt.Sprintf("%s %d\n%s %d\n0 %d\n0 %s\n", h.inside(first.pid), first.pid, h.inside(second.pid), second.pid,
 		stranger.pid, h.inside(second.pid))
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "pids"), []byte(pids), 0o644))

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// used is how much of the simulated card is in use, by whomever.
+// used returns the bytes in use on the simulated card.
 func (h *host) used() uint64 {
 	h.T.Helper()
 	cmd := exec.Command(filepath.Join(h.Dir, "fake", "leaver"))
@@ -25,7 +25,7 @@ func (h *host) used() uint64 {
 	return bytes
 }
 
-// lists says whether the enforcer has seen a process in the driver's list.
+// lists reports whether the enforcer has seen the process in the driver's list.
 func (h *host) lists(id string, pid int) func() bool {
 	return func() bool {
 		s, err := h.Client.Slice(h.T.Context(), id)
@@ -35,13 +35,13 @@ func (h *host) lists(id string, pid int) func() bool {
 	}
 }
 
-// The driver gives a dead process's memory back when the children are gone that it forked: one parent after another takes some,
-// leaves a child and is killed, and the card has no more in use than the quota.
+// The driver frees a dead process's memory only when its forked children have exited. Parents that allocate, fork and die in
+// turn must not exceed the quota on the card.
 func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
-	const unlisted = 64 * mib // what the contexts of two or three take of the card besides
+	const unlisted = 64 * mib // memory of two or three contexts beyond the quota
 	h := newHost(t)
 	h.compile("leaver")
-	c := h.newContainer(vram(), "/bin/sh", "-c", "while :; do sleep 0.1; done") // which reaps orphans, too
+	c := h.newContainer(vram(), "/bin/sh", "-c", "while :; do sleep 0.1; done") // reaps orphans, too
 	c.run()
 	empty := h.used()
 	left := uint64(0)
@@ -50,7 +50,7 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 		switch {
 		case g.said == "holds" && left < 3:
 			left++
-			h.Eventually("the driver was asked about it", h.lists(c.id, g.pid)) // the simulated one does not know the dead's pids on the host
+			h.Eventually("the driver was asked about it", h.lists(c.id, g.pid)) // the simulated driver does not know the host pids of dead processes
 			c.kill(g)
 			h.Eventually("it is gone", h.dead(g))
 		case g.said != "2" || left == 0:
@@ -67,7 +67,7 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 	if left >= 4 {
 		t.Errorf("%d parents had a GiB and a context each", left)
 	}
-	if _, err := c.exec("/bin/sh", "-c", "kill -9 -1"); err != nil { // all but itself and the first
+	if _, err := c.exec("/bin/sh", "-c", "kill -9 -1"); err != nil { // all but itself and pid 1
 		t.Fatal(err)
 	}
 	h.Eventually("all of it is given back", func() bool { use := h.Use(c.id); return use.Used+use.Overhead == 0 })

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// image makes an image of test/platforms, or skips the test and says what it lacks.
+// image builds an image of test/platforms, or skips the test if a requirement is missing.
 func image(t *testing.T, name string, needs ...string) string {
 	t.Helper()
 	if runtime.GOARCH != "amd64" {
@@ -38,10 +38,9 @@ func image(t *testing.T, name string, needs ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// glibcs are the images with glibc, and where they have the programs that are built for it; "" is bin/.
+// glibcs lists the glibc images with the directory of their programs; "" is bin/.
 var glibcs = []struct{ name, programs string }{{"oldest", "programs"}, {"bookworm", ""}, {"newest", ""}}
 
-// forEachGLibc runs a test in a container of each.
 func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
 	for _, g := range glibcs {
 		t.Run(g.name, func(t *testing.T) {
@@ -58,7 +57,7 @@ func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
 	}
 }
 
-// says fails the test unless a program in the container prints want, to the letter, and ends with 0.
+// says fails the test unless a program in the container prints exactly want and exits with 0.
 func (c *container) says(want string, args ...string) {
 	c.T.Helper()
 	if out, err := c.exec(args...); err != nil || out != want {
@@ -83,7 +82,7 @@ func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {
 	})
 }
 
-// emulator32 is what 32-bit programs in the container are run by: nothing, unless the kernel runs none (ia32_emulation=off).
+// emulator32 returns the command prefix for 32-bit programs. It is empty if the kernel can run them (ia32_emulation).
 func (c *container) emulator32() []string {
 	c.T.Helper()
 	if out, _ := c.exec("/bin/hello32"); !strings.Contains(out, "exec format error") {
@@ -97,7 +96,7 @@ func (c *container) emulator32() []string {
 	return []string{"/qemu-i386"}
 }
 
-// Neither is said a word to that is not the program's own; and to be quiet is not to be absent.
+// Only the programs' own output appears, and both load the interceptor.
 func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 	const hello = "Hello, world!\n"
 	forEachGLibc(t, func(t *testing.T, c *container) {
@@ -120,8 +119,8 @@ func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 	})
 }
 
-// What glibc makes of $PLATFORM may be a word that is not known to us one day. The loader says so, and
-// loads the interceptor by the other line.
+// A future glibc may expand $PLATFORM to an unknown word. The loader then prints a warning and loads the interceptor by the
+// other line.
 func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 	needs.Root(t)
 	bin := testhost.BinDir(t)
@@ -156,7 +155,7 @@ func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 	}
 }
 
-// musl's loader reads no ld.so.preload, and libc and the interceptor are not of one kind.
+// musl's loader reads no ld.so.preload, and the interceptor needs glibc.
 func TestMuslProgramsAreUnharmed(t *testing.T) {
 	h := newHost(t)
 	dir := image(t, "musl", "/usr/bin/musl-gcc", "/bin/busybox")

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-// ownLoader puts a copy of the demo's dynamic loader that does not read /etc/ld.so.preload into every container: what an image can
-// bring along, without any privilege. It returns the loader's path there.
+// ownLoader copies the dynamic loader without its ld.so.preload into every container, as an unprivileged image could, and
+// returns its path.
 func (h *host) ownLoader() string {
 	h.T.Helper()
 	const preload, other = "/etc/ld.so.preload", "/etc/ld.so.nowhere"
@@ -37,7 +37,7 @@ func (h *host) ownLoader() string {
 	return "/fake/loader"
 }
 
-// hide starts a process in the container that takes bytes past the interceptor and keeps them.
+// hide starts a process in the container that allocates bytes past the interceptor and keeps them.
 func (c *container) hide(bytes uint64) hog {
 	c.T.Helper()
 	g := c.start(c.ownLoader(), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
@@ -51,7 +51,7 @@ func (h *host) dead(g hog) func() bool {
 	return func() bool { return unix.Kill(g.pid, 0) == unix.ESRCH }
 }
 
-// is says whether a slice is in a state.
+// is reports whether a slice is in a state.
 func (h *host) is(id string, want api.State) func() bool {
 	return func() bool {
 		s, err := h.Client.Slice(h.T.Context(), id)
@@ -83,7 +83,7 @@ func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
 		c := h.newContainer(vram(), "/bin/sleep", "600")
 		c.run()
 		honest := c.hog(gib)
-		g := c.hide(gib) // within the quota, so the driver does not refuse it
+		g := c.hide(gib) // within the quota, so that the driver does not refuse it
 		h.Eventually("it is dead", h.dead(g))
 		h.Eventually("the death is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
 		if e := h.events(c.id, api.EventKilled)[0]; e.PID != g.pid || e.Bytes < gib || e.Command == "" {
@@ -112,7 +112,7 @@ func TestTheContainerOfAProcessThatHidesMemoryIsKilled(t *testing.T) {
 		c.hide(gib)
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 		h.Eventually("all of it is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
-		if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest one, the hidden one
+		if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest and the hidden process
 			t.Errorf("%+v", e)
 		}
 		if h.dead(bystander)() {
@@ -121,7 +121,7 @@ func TestTheContainerOfAProcessThatHidesMemoryIsKilled(t *testing.T) {
 	})
 }
 
-// The enforcer is killed at each step of freezing a slice and of giving back, and its successor comes to the same end.
+// The enforcer is killed at each step of freezing and thawing, and the next one reaches the same state.
 func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 	for _, point := range []string{"", "policy.found", "policy.frozen", "policy.thawed"} {
 		t.Run("killed at "+point, func(t *testing.T) {

@@ -25,7 +25,7 @@ func (h *host) mustRun(args ...string) string {
 	return out
 }
 
-// pool is what the pool's members hold on the first device.
+// pool returns the pool's usage of the first device.
 func (h *host) pool(name string) api.PoolUse {
 	h.T.Helper()
 	var p api.Pool
@@ -52,7 +52,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		own.run()
 		elastic.run()
 
-		// What programs see is the smaller of the two.
+		// Programs see the smaller of the two quotas.
 		if g := own.hog(gib); !g.holds(gib, 4*gib) {
 			t.Fatalf("said %q: it should see its own quota", g.said)
 		}
@@ -64,12 +64,12 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
 			t.Fatalf("%+v", use)
 		}
-		// Within its own quota, and beyond the pool's.
+		// This fits its own quota, but not the pool's.
 		left := limit - use.Used - use.Overhead
 		if g := own.hog(left); !g.refused() {
 			t.Fatalf("said %q: with its context there is no room for that in the pool", g.said)
 		}
-		// A death in one container is room in the other, although neither sees the other's processes.
+		// An exit in one container frees memory for the other, although their processes are isolated from each other.
 		elastic.kill(first)
 		h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
 		if g := own.hog(gib); !g.holds(gib, 4*gib) {
@@ -81,7 +81,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 			return all.Used == use.Used && all.Overhead == use.Overhead
 		})
 
-		// The event says whose limit it was.
+		// The event names the exceeded limit.
 		if g := elastic.hog(5 * gib); !g.refused() {
 			t.Fatalf("said %q: there is no room", g.said)
 		}
@@ -115,7 +115,7 @@ func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
 		}
 		before := h.pool("llm")
 		h.Stop(unix.SIGKILL)
-		b.kill(dies) // and nobody can see that, but for its siblings
+		b.kill(dies) // only its siblings can notice
 		h.Start()
 		h.Eventually("what died meanwhile is given back, and what lives is not", func() bool {
 			use := h.pool("llm")
@@ -128,7 +128,7 @@ func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
 		if g := a.hog(2 * gib); !g.refused() {
 			t.Fatalf("said %q: there is none", g.said)
 		}
-		// The quota is changed under them.
+		// Change the quota while they run.
 		h.mustRun("pool", "set", "llm", "--vram", "10G")
 		if g := a.hog(2 * gib); !g.holds(2*gib, 6*gib) {
 			t.Fatalf("said %q: there is room now", g.said)
@@ -207,8 +207,8 @@ func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 	})
 }
 
-// The race of test/interceptor in a member whose only limit is the pool's: never over, never refused wrongly, to the byte,
-// with deaths; by what the programs got, and not by what the ledgers say.
+// The race of test/interceptor in a member that only the pool limits: never over, never refused wrongly, to the byte, with
+// kills. It relies on the programs' results, not on the ledgers.
 func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	t.Parallel()
 	const limit = 1536 * mib

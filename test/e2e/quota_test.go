@@ -25,7 +25,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		if !first.holds(gib, quota) {
 			t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", first.said)
 		}
-		each := gib + h.Use(c.id).Overhead // what one more process costs
+		each := gib + h.Use(c.id).Overhead // cost of another process
 		count := uint64(1)
 		for ; count < 8; count++ {
 			if g := c.hog(gib); g.refused() {
@@ -135,7 +135,7 @@ func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
 		{"gpuslice.vrm": "4G"},
 		{"gpuslice.vram": "4Q"},
 		{"gpuslice.vram": "-1"},
-		nil, // no quota at all
+		nil, // no quota
 	} {
 		c := h.newContainer(annotations, "/bin/true")
 		out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever is refused for what a released container holds must be able to find it.
+// A refusal may be due to memory of a released container, so users must be able to find it.
 func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
@@ -33,7 +33,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	if out, err := h.cli("inspect", "--json", c.id); err != nil || !strings.Contains(out, `"state": "released"`) || !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, c.pid())) {
 		t.Errorf("%v: %s", err, out)
 	}
-	// An admission refusal names it as ps does, and devices has it as granted.
+	// An admission refusal names it as ps does, and devices counts it as granted.
 	total := h.device().Total
 	d := h.newContainer(map[string]string{"gpuslice.vram": fmt.Sprintf("%db", total)}, "/bin/true")
 	if out := d.refused(); !strings.Contains(out, c.id+" has 1.51GiB") {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease"
 )
 
-// documented is the first block of that language in the section of docs/use/leases.md about other machines.
+// documented returns the first code block of a language in the section of docs/use/leases.md about other machines.
 func documented(h *leaseHost, language string) string {
 	text, err := os.ReadFile("../../docs/use/leases.md")
 	h.Must(err)
@@ -31,7 +31,7 @@ func documented(h *leaseHost, language string) string {
 	return block
 }
 
-// remote has the host serve other machines, with certificates made as the documentation says, and returns the environment of a client there.
+// remote enables access from other machines as documented, and returns the environment of a client.
 func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	t.Helper()
 	if _, err := exec.LookPath("openssl"); err != nil {
@@ -55,7 +55,7 @@ func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	h.stop(unix.SIGTERM)
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
 	h.Must(err)
-	// The file ends with its own section [leases].
+	// The configuration ends with the section [leases].
 	_, err = file.WriteString(strings.NewReplacer("[leases]\n", "", ":9837", fmt.Sprint("127.0.0.1:", port), "/etc/gpuslice/", dir+"/").Replace(documented(h, "toml")))
 	h.Must(err)
 	h.Must(file.Close())
@@ -84,7 +84,7 @@ func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
 	if l.UID != nobody || l.TokenFile != "" || l.Token == "" || !strings.HasPrefix(l.Address, "tls:localhost:") || !strings.HasSuffix(l.Address, "/"+l.ID) {
 		t.Errorf("%+v", l)
 	}
-	// On the host it is that user's, and has both addresses.
+	// On the host, the lease belongs to the user and has both addresses.
 	local, err := h.Show(t.Context(), l.ID)
 	h.Must(err)
 	if !strings.HasPrefix(local.Address, "unix:") || local.RemoteAddress != l.Address || local.Token != "" {
@@ -92,7 +92,7 @@ func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
 	}
 	s, err := lease.OpenTLS(t.Context(), l.Address, l.Token, lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"})
 	h.Must(err)
-	h.Must(works(s, 20<<20)) // more than a message
+	h.Must(works(s, 20<<20)) // larger than a message
 	h.Must(s.Close())
 
 	t.Run("in Python", func(t *testing.T) {
@@ -129,7 +129,7 @@ session.close()
 		}
 	})
 
-	// The service's restart ends the connection and not the session.
+	// A restart of the service closes the connection, but keeps the session.
 	h.stop(unix.SIGKILL)
 	h.start()
 	h.Eventually("it is served again", func() bool {

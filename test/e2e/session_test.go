@@ -18,7 +18,7 @@ import (
 
 const nobody = 65534
 
-// forNobody copies what a user without privileges needs to where he can read it.
+// forNobody copies the programs to a directory that an unprivileged user can read.
 func (h *host) forNobody() (bin string) {
 	h.T.Helper()
 	h.Must(os.Chmod(h.Dir, 0o755))
@@ -60,7 +60,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	}
 }
 
-// runAsNobody is `gpuslice run` of a user without privileges, with an enforcer of its own.
+// runAsNobody returns a `gpuslice run --embedded` of an unprivileged user.
 func (h *host) runAsNobody(bin string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(bin, "gpuslice"), append([]string{"run", "--embedded"}, args...)...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "nobody")}
@@ -73,12 +73,12 @@ func TestSessionHasItsProgramsThatAreNotDumpable(t *testing.T) {
 	h := newHost(t)
 	bin := h.forNobody()
 	hog := filepath.Join(bin, "demo", "cuda_hog")
-	h.Must(os.Chmod(hog, 0o111)) // the kernel makes a program non-dumpable that its user may not read
+	h.Must(os.Chmod(hog, 0o111)) // a program that its user cannot read is non-dumpable
 	out, err := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), " of 4294967296\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// Where /proc shows the program to root alone, the refusal says so.
+	// If hidepid hides the program, the refusal says so.
 	hidden := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0")
 	hidden.Args = append([]string{"unshare", "--mount", "sh", "-euc", `mount -t proc -o hidepid=2 proc /proc; exec setpriv "$@"`, "sh",
 		"--reuid=" + strconv.Itoa(nobody), "--regid=" + strconv.Itoa(nobody), "--clear-groups"}, hidden.Args...)
@@ -105,7 +105,7 @@ func TestSessionInASessionIsRefused(t *testing.T) {
 	}
 }
 
-// The container's slice would be drawn on all the same, whatever the session says.
+// The container's slice would be charged regardless of the session.
 func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
@@ -113,7 +113,7 @@ func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	program, err := os.ReadFile(filepath.Join(h.Bin, "gpuslice"))
 	h.Must(err)
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "gpuslice"), program, 0o755))
-	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", api.LibraryName), nil, 0o755)) // it is looked for, and not come to
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", api.LibraryName), nil, 0o755)) // must exist, but is not loaded
 	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
 	if err == nil || !strings.Contains(out, "this container has a slice already") {
 		t.Errorf("%v: %s", err, out)
@@ -125,7 +125,7 @@ func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	request := api.RegisterRequest{ID: "s", Session: true, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 70 * gib}}}
-	// A container's process, which would thereby leave the container's slice for one that is larger.
+	// The process would leave its container's slice for a larger one.
 	request.PID = c.pid()
 	if _, err := h.Client.Register(t.Context(), request); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nor a descendant") {
 		t.Errorf("%v", err)

@@ -23,14 +23,14 @@ func (h *host) cli(args ...string) (string, error) {
 	return string(out), err
 }
 
-// teller is a program of a session, which is asked what the driver says.
+// teller is a program in a session that prints the driver's figures on request.
 type teller struct {
 	h   *host
 	in  *os.File
 	out *bufio.Reader
 }
 
-// newTeller runs it in a session of that name.
+// newTeller starts a teller in a session with this name.
 func (h *host) newTeller(name string, args ...string) *teller {
 	h.T.Helper()
 	h.compile("teller")
@@ -60,7 +60,7 @@ func (p *teller) ask(line string) string {
 	return strings.TrimSpace(answer)
 }
 
-// info is what cuMemGetInfo says.
+// info returns the result of cuMemGetInfo.
 func (p *teller) info() (free, total uint64) {
 	p.h.T.Helper()
 	if _, err := fmt.Sscanf(p.ask("info"), "%d of %d", &free, &total); err != nil {
@@ -91,7 +91,7 @@ func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
 		t.Fatalf("4 GiB of 6: %s", got)
 	}
 
-	// Less than it holds: it keeps that, and is told that nothing is free.
+	// With less than it holds, the program keeps its memory and sees none free.
 	if out, err := h.cli("set", "--vram=3G", "s"); err != nil || !strings.Contains(out, "3GiB") || !strings.Contains(out, "active, over") {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -144,7 +144,7 @@ func TestASetThatCannotBeSaysWhy(t *testing.T) {
 	}
 }
 
-// A device's own quota goes before that on all, which somebody who changes that must be told.
+// A device's quota takes precedence over the one on all devices. A change of the latter must say so.
 func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "", "FAKECUDA_DEVICES=2")
 	c := h.newContainer(map[string]string{"gpuslice.vram": "4G", "gpuslice.vram.1": "1G"}, "sleep", "1000")

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/audit"
 )
 
-// sharedHost has configs/shared.toml as its configuration, but for where things are, and who is in its groups.
+// sharedHost uses configs/shared.toml with adapted paths and groups.
 func sharedHost(t *testing.T) *usersHost {
 	t.Helper()
 	h := newUsersHost(t)
@@ -79,7 +79,7 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 		t.Error("somebody else of the slice was killed, too")
 	}
 
-	_, _ = h.session("8G", 2*gib) // a student's
+	_, _ = h.session("8G", 2*gib) // as a student
 	contains("more than a student has", fails(t, h, nobody, "1G"), "(max_vram)")
 	contains("more than a researcher has", fails(t, h, somebody, "26%"), "(max_vram)")
 	contains("who is in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
@@ -100,7 +100,7 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	})
 }
 
-// fails is what a user is told who begins a session with so much.
+// fails starts a session that must fail, and returns its message.
 func fails(t *testing.T, h *usersHost, uid uint32, vram string) string {
 	t.Helper()
 	out, code := output(h.as(uid, "run", "--vram", vram, "--", "true"))

@@ -19,13 +19,13 @@ import (
 	"github.com/gpuslice/gpuslice/lease"
 )
 
-// worker is a process of a container that works on its memory without pause (steady.c).
+// worker is a process in a container that uses its memory without pause (steady.c).
 type worker struct {
 	*container
 	file string
 }
 
-// works starts one that holds bytes.
+// works starts a worker with bytes of memory, and waits for its first steps.
 func (c *container) works(bytes uint64, more ...string) worker {
 	c.T.Helper()
 	w := c.begin(bytes, more...)
@@ -33,7 +33,7 @@ func (c *container) works(bytes uint64, more ...string) worker {
 	return w
 }
 
-// begin starts one, and does not wait for its first step.
+// begin starts a worker without waiting.
 func (c *container) begin(bytes uint64, more ...string) worker {
 	c.T.Helper()
 	c.compile("steady")
@@ -51,14 +51,14 @@ func (w worker) number() uint64 {
 	return n
 }
 
-// goesOn waits until it has done more: with what it had written before.
+// goesOn waits for further steps, which verify the memory.
 func (w worker) goesOn() {
 	w.T.Helper()
 	before := w.number()
 	w.Eventually("the program works", func() bool { return w.number() > before+2 })
 }
 
-// stands checks that it does nothing.
+// stands waits until the worker has stopped.
 func (w worker) stands() {
 	w.T.Helper()
 	w.Eventually("the step in which it is has ended, and it does nothing more", func() bool {
@@ -75,7 +75,7 @@ func (h *host) state(id string) api.State {
 	return s.State
 }
 
-// free is what may still be given of the card.
+// free returns the grantable bytes of the card.
 func (h *host) free() uint64 {
 	h.T.Helper()
 	devices, err := h.Client.Devices(h.T.Context())
@@ -129,7 +129,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 			t.Errorf("a violation was found:\n%s", h.mustRun("events", "--since", "0"))
 		}
 
-		// One that is stopped while it is suspended leaves nothing.
+		// A slice that is deleted while suspended leaves nothing.
 		if out, err := b.output(b.runtime("delete", "--force", b.id)); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -137,7 +137,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 	}, smallCard)
 }
 
-// stays holds that a slice with these two processes is not suspended, for that reason, and that both go on.
+// stays checks that suspending the slice fails for this reason, and that both workers go on.
 func (h *host) stays(c *container, reason string, one, other worker) {
 	h.T.Helper()
 	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, reason) {
@@ -164,7 +164,7 @@ func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
 	h.stays(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
 }
 
-// Whatever way out there is, it is said, and taken.
+// Each way out that the error names must work.
 func TestASuspendedSliceIsReleasedWithItsContainerOnly(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
@@ -221,7 +221,7 @@ func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 	h.nothingIsLeft()
 }
 
-// Whatever has been done when the enforcer is killed, the next one has the slice suspended, or working.
+// At whatever point the enforcer is killed, the next one has the slice either suspended or active.
 func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 	for point, want := range map[string]api.State{
 		"move.stored": api.Active, "move.locked": api.Active, "move.locked:2": api.Active, "move.measured": api.Active,
@@ -288,7 +288,7 @@ func TestASuspendedSliceIsTakenUpByTheNextEnforcer(t *testing.T) {
 	w.goesOn()
 }
 
-// Engines say resume to a runtime with its global flags.
+// Engines pass the runtime's global flags with resume.
 func TestResumeIsTheRuntimesOnlyWithItsGlobalFlags(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")

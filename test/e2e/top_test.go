@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// processorTime is what the threads of a process have had. (/proc/PID/stat counts in steps of 10 ms, of which top takes one a second.)
+// processorTime sums the CPU time of a process's threads. The 10 ms steps of /proc/PID/stat are too coarse.
 func processorTime(t *testing.T, pid int) (sum time.Duration) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -42,8 +42,8 @@ func processorTime(t *testing.T, pid int) (sum time.Duration) {
 	return sum
 }
 
-// Top at a refresh a second with 100 slices takes less than 1 % of a core, of its own and of the enforcer's together, whether or not what
-// they hold changes, unless the processes of all are shown: ten times that is allowed here.
+// With 100 slices, top and its load on the enforcer use less than 1 % of a core, unless all processes are shown. The test allows
+// 10 %.
 func TestTopCostsLittle(t *testing.T) {
 	const (
 		crowd  = 100
@@ -78,11 +78,11 @@ func TestTopCostsLittle(t *testing.T) {
 	}
 	for phase, what := range []string{"nothing changes", "all slices change each second", "they do, and the processes of all are shown"} {
 		idle := spent(info.PID)
-		time.Sleep(window) // what is measured is time
+		time.Sleep(window) // the test measures time
 		without := idle()
 
 		top := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "top")
-		top.Env = append(os.Environ(), "TERM=tmux-256color") // which is asked nothing that this test would have to answer
+		top.Env = append(os.Environ(), "TERM=tmux-256color") // makes top send no queries to the terminal
 		terminal, err := pty.StartWithSize(top, &pty.Winsize{Rows: 50, Cols: 140})
 		if err != nil {
 			t.Skip("no terminal: ", err)
@@ -100,7 +100,7 @@ func TestTopCostsLittle(t *testing.T) {
 			h.Must(err)
 			h.Eventually("top shows processes", func() bool { return strings.Contains(drawn.String(), " process ") })
 		}
-		time.Sleep(time.Second) // that it starts is no refresh
+		time.Sleep(time.Second) // exclude the start
 		begun := len(drawn.String())
 		ofTop, ofEnforcer := spent(top.Process.Pid), spent(info.PID)
 		begin := time.Now()
@@ -121,7 +121,7 @@ func TestTopCostsLittle(t *testing.T) {
 		if sum > 10 {
 			t.Error("that is too much")
 		}
-		for _, pid := range changers { // of gpuslice run, which passes it on
+		for _, pid := range changers { // gpuslice run forwards the signal
 			if phase == 0 {
 				h.Must(syscall.Kill(pid, syscall.SIGUSR1))
 			}

@@ -13,14 +13,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Without the programs an engine can neither start a process in a container nor end it.
+// Without the programs, an engine can neither start a process in a container nor stop it.
 func TestProgramsInUseAreNotUninstalled(t *testing.T) {
 	h := newHost(t)
 	prefix := filepath.Join(h.Dir, "installed")
 	program := filepath.Join(prefix, "bin", "gpuslice")
 	h.Must(os.MkdirAll(filepath.Dir(program), 0o755))
 	uninstall := func(force string) (string, error) {
-		// What systemd and the engines of this machine have of a gpuslice of its own is not to be found.
+		// Hide the state of systemd, engines and gpuslice on this machine.
 		cmd := exec.Command("unshare", "--mount", "/bin/sh", "-euc", `
 for dir in /run/systemd /var/lib/gpuslice; do [ ! -d "$dir" ] || mount -t tmpfs none "$dir"; done
 exec ../../configs/install.sh uninstall`)
@@ -57,7 +57,7 @@ exec ../../configs/install.sh uninstall`)
 	}
 }
 
-// On a host whose default runtime is gpuslice most containers name no quota.
+// With gpuslice as the default runtime, most containers have no quota.
 func TestAContainerWithoutAnnotationsIsCountedWhereTheOperatorHasItSo(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
 	c := h.newContainer(nil, "sleep", "1000")

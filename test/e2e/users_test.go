@@ -21,9 +21,9 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-const somebody = 8 // beside nobody: mail, whom each host has
+const somebody = 8 // mail, which every host has
 
-// usersHost is a host whose operator lets nobody have sessions of 4 GiB together.
+// usersHost is a host on which the sessions of user nobody may have 4 GiB together.
 type usersHost struct {
 	*host
 	bin string
@@ -36,7 +36,7 @@ func newUsersHost(t *testing.T) *usersHost {
 	if err != nil {
 		t.Skip("needs runc: make deps")
 	}
-	// The socket's place is known only when the directory is.
+	// The socket's path depends on the directory.
 	h := &usersHost{host: &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}}), runc}}
 	h.Stop(unix.SIGTERM)
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
@@ -52,7 +52,7 @@ func newUsersHost(t *testing.T) *usersHost {
 
 func (h *usersHost) users() string { return filepath.Join(h.Dir, "run", "session.sock") }
 
-// as is a gpuslice of a user, with a simulated card of his own.
+// as returns a gpuslice command of a user, with a separate simulated card.
 func (h *usersHost) as(uid uint32, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "HOG=" + filepath.Join(h.bin, "demo", "cuda_hog"), "GPUSLICE_SESSION_SOCKET=" + h.users(),
@@ -62,7 +62,7 @@ func (h *usersHost) as(uid uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// session runs a hog in a session of nobody until the test ends, and returns its id and where its token is.
+// session runs a hog in a session of user nobody, and returns the session's id and token file.
 func (h *usersHost) session(vram string, size uint64) (id, token string) {
 	h.T.Helper()
 	cmd := h.as(nobody, "run", "--vram", vram, "--", "sh", "-c", fmt.Sprintf("echo $GPUSLICE_TOKEN_FILE; exec $HOG %d", size))
@@ -125,7 +125,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, which does not say %q", name, code, out, c.want)
 		}
 	}
-	// His own he sees, renews and ends.
+	// The user can see, renew and end the session.
 	if out, code := output(h.as(nobody, "ps")); code != 0 || !strings.Contains(out, id) {
 		t.Errorf("ps: %d %s", code, out)
 	}
@@ -144,24 +144,24 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	h := newUsersHost(t)
 	id, token := h.session("2G", 1*gib)
-	// The same user, from elsewhere.
+	// The same user joins from another process.
 	out, code := output(h.as(nobody, "run", "--join", token, "--", "sh", "-c", fmt.Sprintf("$HOG %d", 2*gib)))
 	if code != 0 && !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") || !strings.Contains(out, "slice "+id+", joined") {
 		t.Errorf("a process that joined draws on the session's quota: exit code %d, %s", code, out)
 	}
-	// Another user has no right to the file, though he knows its name.
+	// Another user cannot read the file, even with its path.
 	out, code = output(h.as(somebody, "run", "--join", token, "--", "true"))
 	if code != 125 || !strings.Contains(out, "permission denied") {
 		t.Errorf("a stolen path: exit code %d, %s", code, out)
 	}
-	// What he makes up opens nothing.
+	// A forged token must fail.
 	forged := filepath.Join(h.Dir, "public", "forged")
 	h.Must(os.WriteFile(forged, []byte(id+" "+strings.Repeat("0", 64)+"\n"), 0o644))
 	out, code = output(h.as(somebody, "run", "--join", forged, "--", "true"))
 	if code != 125 || !strings.Contains(out, "no session "+id+" with that token") {
 		t.Errorf("a forged token: exit code %d, %s", code, out)
 	}
-	// One who is handed the open file may, and the session's quota holds him.
+	// A user with an open descriptor of the file can join, within the session's quota.
 	file, err := os.Open(token)
 	h.Must(err)
 	defer file.Close()
@@ -185,7 +185,7 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && s.Devices[0].Used == gib
 	})
-	// By the token, the session is renewed and ended without being one's own.
+	// The token alone suffices to renew and end the session.
 	given := filepath.Join(h.Dir, "public", "given")
 	text, err := os.ReadFile(token)
 	h.Must(err)
@@ -201,10 +201,10 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	}
 }
 
-// A user who may not control the host's slices reads whom to join for that.
+// The error names the group with access to the control socket.
 func TestAUserWhoMayNotAskReadsWhichGroupMay(t *testing.T) {
 	h := newUsersHost(t)
-	h.Must(os.Chown(h.Socket(), 0, 1)) // "daemon" on each Linux
+	h.Must(os.Chown(h.Socket(), 0, 1)) // "daemon" on Linux
 	h.Must(os.Chmod(h.Socket(), 0o660))
 	want := "gpuslice: you may not ask the enforcer on " + h.Socket() + ": root may, and members of the group daemon: `sudo usermod -aG daemon USER`, then log in again. [[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced\n"
 	for _, args := range []string{"ps", "devices", "events", "inspect x", "set x --vram 1G", "pool ls", "release x", "recommend"} {
@@ -217,7 +217,6 @@ func TestAUserWhoMayNotAskReadsWhichGroupMay(t *testing.T) {
 	}
 }
 
-// lines may be written while they are read.
 type lines = testhost.Output
 
 func TestWithoutLimitsThereIsNoSocketForUsers(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// newHostOf has several simulated cards, which NVML counts from the other end than CUDA and the device nodes do.
+// newHostOf starts a host with several simulated cards, which NVML enumerates in the reverse order of CUDA and the device nodes.
 func newHostOf(t *testing.T, cards int) *host {
 	t.Helper()
 	t.Parallel()
@@ -29,7 +29,7 @@ func newHostOf(t *testing.T, cards int) *host {
 	}), runc}
 }
 
-// sees gives a container that was not started the device nodes of cards.
+// sees adds the device nodes of cards to a container before its start.
 func (c *container) sees(minors ...int) *container {
 	c.T.Helper()
 	path := filepath.Join(c.bundle, "config.json")
@@ -48,7 +48,7 @@ func (c *container) sees(minors ...int) *container {
 	return c
 }
 
-// countsOn are the NVML indices of the devices that a slice's quota counts on.
+// countsOn returns the NVML indices of the devices that a slice's quota applies to.
 func (h *host) countsOn(id string) (indices []int) {
 	h.T.Helper()
 	slice, err := h.Client.Slice(h.T.Context(), id)
@@ -108,7 +108,7 @@ func TestAGPUThatWasNotKnownToBeSeenIsLimitedToo(t *testing.T) {
 	if got := h.countsOn(c.id); !slices.Equal(got, []int{1}) {
 		t.Fatalf("it counts on %v", got)
 	}
-	// The program uses CUDA's first card, whose node the container has not; the simulated driver needs none.
+	// The program uses CUDA's first card without a device node, which the simulated driver does not need.
 	if g := c.hog(5 * gib); !g.refused() {
 		t.Errorf("said %q: 5 GiB of 4", g.said)
 	}

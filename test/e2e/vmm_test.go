@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// vmm is the program of test/vmm in a session.
+// vmm returns the command to run the program of test/vmm in a session.
 func (h *host) vmm(session []string, args ...string) *exec.Cmd {
 	h.T.Helper()
 	program := filepath.Join(h.Bin, "vmm")
@@ -75,7 +75,7 @@ func TestAPoolOfSlicesIsTheLimitOfSharedModels(t *testing.T) {
 	if held != 2*gib || limit != 6*gib || current < held {
 		t.Errorf("holds %d, limit %d, current %d", held, limit, current)
 	}
-	// The other has what is left, and is told of both.
+	// The second gets the rest, and its figures include both.
 	var requested, all uint64
 	second := holds()
 	read(second, "refused: requested %d, limit %d, current %d", &requested, &limit, &current)
