@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// device returns the host's only device.
 func (h *host) device() api.Device {
 	h.T.Helper()
 	devices, err := h.Client.Devices(h.T.Context())
@@ -71,7 +70,6 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 			t.Errorf("slices are left: %+v", slices)
 		}
 
-		// The second container fits once the first has ended.
 		h.Must(first.runtime("delete", "--force", first.id).Run())
 		second.run()
 		if d := h.device(); d.Quotas != d.Total/2 || d.Slices != 1 {
@@ -170,7 +168,7 @@ func TestTheLastBytesAreGivenOnceWhereverTheEnforcerIsKilled(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			h := newHostBy(t, api.Intercept, "", "GPUSLICE_KILLPOINT="+point)
 			all := h.askers(12)
-			bytes := h.device().Total / 5 // five of them fit
+			bytes := h.device().Total / 5
 			var deaths int
 			for undecided := all; len(undecided) > 0; {
 				together(undecided, func(a *asker) { a.ask(h, bytes) })

@@ -28,7 +28,7 @@ func (h *host) found(id string, pid int, bytes uint64) {
 	h.Eventually("it counts", func() bool { return h.Use(id).Overhead >= bytes })
 }
 
-// The program calls functions of a copy of the driver's library by their offsets, without looking up names.
+// The program calls functions of a copy of the driver's library by their offsets, without a lookup by name.
 func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
@@ -78,7 +78,7 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	h.found(c.id, g.pid, 5*gib)
 }
 
-// A static program has no loader, so nothing is preloaded.
+// Without a loader, nothing is preloaded.
 func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
@@ -89,8 +89,7 @@ func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	c.says("alone\n", "/fake/alone")
 }
 
-// Root of a container can rename files in its root filesystem. Any user can bring a loader, or change mounts in a user
-// namespace. Such programs are found, and the event names the state of the preload file.
+// Root can rename files in its root filesystem; any user can bring a loader or change mounts in a user namespace.
 func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 	h := newHost(t)
 	const inNamespaces = "exec unshare --user --map-root-user --mount "

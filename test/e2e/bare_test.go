@@ -42,10 +42,8 @@ ended() {
 }
 `
 
-// sh matches a fenced script for /bin/sh.
 var sh = regexp.MustCompile("(?s)```sh\n(#!/bin/sh\n.*?)```")
 
-// The documentation shows two ways to run gpusliced without systemd: by hand, and with a supervisor's script.
 func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	t.Parallel()
 	needs.Root(t)
@@ -62,7 +60,7 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// install.sh needs these files; other tests of this package do not.
+	// Only install.sh needs these files.
 	if out, err := exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput(); err != nil {
 		t.Fatalf("make share: %v\n%s", err, out)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// profile returns a seccomp profile that denies one call only.
+// profile denies one call only.
 func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
 	errno := uint(2)
 	return &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{
@@ -60,7 +60,6 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	}
 }
 
-// The default masks and profile of engines keep the quota, and so does a profile that denies attaching.
 func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 	h := newHost(t)
 	for name, linux := range map[string]map[string]any{
@@ -110,7 +109,6 @@ var modes = []struct {
 	{"state/*", 0o600},
 }
 
-// A quota applies to unprivileged processes whatever the umask of the enforcer and the engine, and private files stay private.
 func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 	for _, umask := range []string{"000", "027", "077"} {
 		t.Run(umask, func(t *testing.T) {
@@ -135,7 +133,7 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			c.configure(func(config map[string]any) {
 				process := config["process"].(map[string]any)
 				process["user"] = map[string]any{"uid": 1000, "gid": 1000}
-				process["env"] = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/user"} // a separate card
+				process["env"] = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/user"}
 			})
 			h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
 			h.Must(os.Remove(filepath.Join(c.bundle, "rootfs", "etc"))) // the hook creates it

@@ -52,7 +52,6 @@ func (c *container) plain(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// hogOn is hog on the device with this CUDA ordinal.
 func (c *container) hogOn(device int, bytes uint64) hog {
 	c.T.Helper()
 	return c.start("/usr/bin/env", "CUDA_VISIBLE_DEVICES="+strconv.Itoa(device), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
@@ -156,7 +155,7 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 	}
 }
 
-// On this host, containers without a quota are only counted. A claim is a quota.
+// Containers without a quota are only counted here; a claim is a quota.
 func TestAClaimIsAQuotaAlsoWhereContainersWithoutOneAreOnlyCounted(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
 	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")

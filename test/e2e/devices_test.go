@@ -30,7 +30,7 @@ func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
 	return h, uuids, filepath.Join(h.Dir, "fake", "devices")
 }
 
-// run returns a `gpuslice run` on the host of cardsOf, with more in its environment.
+// run returns a `gpuslice run` on the host of cardsOf.
 func (h *host) run(more []string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "run", "--quiet"}, args...)...)
 	cmd.Env = append(append(h.Env(), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse"), more...)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/doccommands"
 )
 
-// Commands in the documents print what the documents show. The card is simulated; `python` is a script that queries the driver.
+// The card is simulated; `python` is a script that queries the driver.
 func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
 	h := newLeaseHost(t)
 	programs := t.TempDir()

@@ -42,7 +42,7 @@ func (h *host) evictions(id string) uint64 {
 	return s.Elastic.Evictions
 }
 
-// Each program works without pause, and checks at each step that its memory is unchanged.
+// Each program checks at each step that its memory is unchanged.
 func TestThreeContainersThatDoNotFitTogetherWorkInTurns(t *testing.T) { eachMover(t, threeInTurns) }
 
 func threeInTurns(t *testing.T, turns string) {
@@ -83,7 +83,6 @@ func threeInTurns(t *testing.T, turns string) {
 	}, smallCard)
 }
 
-// The test kills containers in each state. The other containers keep working.
 func TestAnElasticContainerMayBeKilledAtAnyTime(t *testing.T) { eachMover(t, killedAtAnyTime) }
 
 func killedAtAnyTime(t *testing.T, turns string) {
@@ -145,15 +144,14 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	c.works(4 * gib)
 }
 
-// A process can move memory that it maps itself, as PyTorch's expandable segments do. Its context and little else stay on the
-// device, because the new container needs nearly all of it.
+// The process moves memory that it mapped itself, as with PyTorch's expandable segments. Little stays on the device.
 func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	w := h.elastic("5G").works(3*gib, "maps")
 	idle := filepath.Join(w.Dir, "fake", w.file+".idle")
 	for range 3 {
 		h.Must(os.WriteFile(idle, nil, 0o644))
-		time.Sleep(1500 * time.Millisecond) // calls are sampled once a second
+		time.Sleep(1500 * time.Millisecond)
 		c := h.newContainer(map[string]string{"gpuslice.vram": "7600M"}, "/bin/sleep", "600")
 		c.run()
 		h.Eventually("little is left on the device, and that by the process itself", func() bool {
@@ -187,7 +185,7 @@ func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	}
 }
 
-// All three work without pause. The members never exceed their pool, and no process is lost.
+// The members never exceed their pool, and no process is lost.
 func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 	eachMover(t, func(t *testing.T, turns string) {
 		h := newHostBy(t, api.Intercept, turns, smallCard)

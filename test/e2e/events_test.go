@@ -21,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// events returns the events of a slice, by `gpuslice events --json`.
 func (h *host) events(id string, kind api.EventKind) []api.Event {
 	h.T.Helper()
 	out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output()
@@ -48,7 +47,7 @@ func (h *host) refusals(id string) (sum uint64) {
 	return sum
 }
 
-// asker requests memory in the container and returns its output; see programs/asker.c.
+// asker requests memory in the container; see programs/asker.c.
 func (c *container) asker(held, asked, times uint64, env ...string) string {
 	c.T.Helper()
 	args := append(append([]string{"env"}, env...), "/fake/asker")
@@ -83,7 +82,7 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 		h.Must(err)
 		return n
 	}
-	// The process has exited, so its event arrives soon if it has not already.
+	// The process has exited; its event may arrive later.
 	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
 	told := h.events(c.id, api.EventRefused)
 	if len(told) != 1 {

@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// timed sets a short grace.
 const timed = "[expiry]\ngrace = \"1s\"\nmax_ttl = \"24h\"\n"
 
 // stubborn ignores SIGTERM and keeps forking.
@@ -89,7 +88,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 				filepath.Join(h.Bin, "demo", "cuda_hog")+" "+strconv.Itoa(gib)+" & "+stubborn)
 			cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), args...)
 			cmd.Env = h.Env()
-			// A separate session, to find the remaining processes.
+			// To find the remaining processes.
 			cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 			var said testhost.Output
 			cmd.Stdout, cmd.Stderr = &said, &said
@@ -110,7 +109,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 	}
 }
 
-// A command that exits on SIGTERM keeps its exit code, and receives the signal once.
+// The command receives SIGTERM once and keeps its exit code.
 func TestASessionIsAskedToEndFirst(t *testing.T) {
 	h := newHostBy(t, api.Intercept, timed)
 	out, err := h.cli("run", "--name", "s", "--quiet", "--vram", "1G", "--ttl", "1s", "--", "sh", "-c",

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// loading lists the calls by which the dynamic loader maps a library.
+// loading lists the loader's calls that map a library.
 var loading = []string{"openat", "read", "pread64", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close"}
 
 var callName = regexp.MustCompile(`^(\w+)\(`)
@@ -92,7 +92,6 @@ func containsBase(paths []string, base string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool { return filepath.Base(path) == base })
 }
 
-// Compares signals, threads and descriptors as the program sees them.
 func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
 	library := filepath.Join(testhost.BinDir(t), "libgpuslice.so")
 	look := []string{"sh", "-c", `grep -E '^(Threads|SigPnd|SigBlk|SigIgn|SigCgt|CapEff|Umask|NoNewPrivs)' /proc/self/status; ls -1 /proc/self/fd; ulimit -a; umask`}

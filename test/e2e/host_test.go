@@ -26,13 +26,11 @@ const (
 	gib = 1 << 30
 )
 
-// host is a private enforcer with a private simulated card, and runc.
 type host struct {
 	*testhost.Host
 	runc string
 }
 
-// newHost starts an enforcer, or skips the test if a requirement is missing.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	return newHostBy(t, api.Intercept, "")
@@ -41,7 +39,7 @@ func newHost(t *testing.T) *host {
 // newHostBy appends lines to the configuration, and adds variables to the enforcer's environment.
 func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...string) *host {
 	t.Helper()
-	t.Parallel() // each test has its own host
+	t.Parallel()
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Skip("needs runc: make deps")
@@ -193,7 +191,7 @@ func (g hog) holds(bytes, total uint64) bool {
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
 
-// hog starts a process in the container that allocates bytes and keeps them.
+// hog starts a process that allocates bytes and keeps them.
 func (c *container) hog(bytes uint64) hog {
 	c.T.Helper()
 	return c.start("/demo/cuda_hog", strconv.FormatUint(bytes, 10))

@@ -33,7 +33,7 @@ func newHolderHost(t *testing.T, env ...string) *holderHost {
 	h := &holderHost{name: name}
 	t.Cleanup(func() { // runs after the enforcer has exited
 		if h.host == nil {
-			return // skipped
+			return
 		}
 		for _, dir := range h.Cgroups(name) {
 			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -77,7 +77,6 @@ func number(t testing.TB, file string) uint64 {
 	return n
 }
 
-// charged returns the memory charged to the holder's cgroup.
 func (h *holderHost) charged() uint64 { return number(h.T, h.file("usage_in_bytes", "current")) }
 
 // holder returns the holder's pid, or 0.

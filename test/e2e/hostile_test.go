@@ -21,7 +21,6 @@ func (h *host) compile(name string) {
 	h.compileAs(name, filepath.Join("programs", name+".c"), "-ldl")
 }
 
-// compileAs builds a source file under another name.
 func (h *host) compileAs(name, source string, flags ...string) {
 	h.T.Helper()
 	args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(h.Dir, "fake", name), source}, flags...)
@@ -30,7 +29,7 @@ func (h *host) compileAs(name, source string, flags ...string) {
 	}
 }
 
-// started starts a program in the container in the background, and returns its first line.
+// started starts a program in the background and returns its first line.
 func (c *container) started(args ...string) string {
 	c.T.Helper()
 	said, err := os.CreateTemp(c.Dir, "said-")
@@ -106,8 +105,7 @@ func damagedIn(table, id string) bool {
 	return false
 }
 
-// A slice that is released while its container runs gets no memory. Later processes load the interceptor too, with and without
-// an enforcer.
+// A slice that is released while its container runs gets no memory, with and without an enforcer.
 func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
@@ -138,7 +136,6 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	})
 }
 
-// A container is refused if its annotations cannot be enforced.
 func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 	h := newHost(t)
 	for annotation, c := range map[string]struct{ value, says string }{

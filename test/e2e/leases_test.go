@@ -90,7 +90,7 @@ cgroup = %q
 	return h
 }
 
-// forAll copies the programs to a directory that all users can execute.
+// forAll copies the programs to a directory that all users can read.
 func forAll(t *testing.T, bin string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "gpuslice-bin-")
@@ -216,7 +216,6 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if err := works(s, 64*mib); err != nil {
 		t.Error(err)
 	}
-	// A refusal names the requested, limit and current bytes.
 	keep, err := s.Alloc(ctx, 40*mib)
 	h.Must(err)
 	var refusal *lease.Error
@@ -291,7 +290,6 @@ func (h *leaseHost) brokerOf(id string) int {
 	return record.PID
 }
 
-// as returns a gpuslice command of a user.
 func (h *leaseHost) as(uid uint32, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "GPUSLICE_LEASE_SOCKET=" + h.Service.Socket, "GPUSLICE_SOCKET=" + h.Host.Socket()}
@@ -300,7 +298,6 @@ func (h *leaseHost) as(uid uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// leased acquires a lease for a user.
 func (h *leaseHost) leased(uid uint32, args ...string) *lease.Lease {
 	h.T.Helper()
 	out, code := output(h.as(uid, append([]string{"lease", "acquire", "--json"}, args...)...))
@@ -352,7 +349,7 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 	if out, code := output(h.as(0, "lease", "list")); code != 0 || !strings.Contains(out, mine.ID) || !strings.Contains(out, "2GiB") {
 		t.Errorf("%d %s", code, out)
 	}
-	// Only the user can read the token and use the session. The host's enforcer lists the lease for that user.
+	// Only the user may read the token.
 	for uid, may := range map[uint32]bool{nobody: true, somebody: false} {
 		cat := exec.Command("cat", mine.TokenFile)
 		cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}

@@ -15,8 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// forEachBackend runs a test with enforcement by the interceptor and, if only cgroup v2 is mounted (test/cgroup2.sh), by the
-// driver.
+// forEachBackend runs a test with the interceptor and, if only cgroup v2 is mounted (test/cgroup2.sh), with the driver.
 func forEachBackend(t *testing.T, test func(t *testing.T, h *host, by api.Enforcement)) {
 	t.Helper()
 	forEachBackendWith(t, "", test)

@@ -59,7 +59,6 @@ func (c *container) shown(env ...string) (figures string, pids []string) {
 	return figures, pids
 }
 
-// A container must see its own processes by its own pids, however NVML lists processes.
 func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	h := newHost(t)
 	h.nvml()

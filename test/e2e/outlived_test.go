@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// used returns the bytes in use on the simulated card.
 func (h *host) used() uint64 {
 	h.T.Helper()
 	cmd := exec.Command(filepath.Join(h.Dir, "fake", "leaver"))
@@ -35,8 +34,7 @@ func (h *host) lists(id string, pid int) func() bool {
 	}
 }
 
-// The driver frees a dead process's memory only when its forked children have exited. Parents that allocate, fork and die in
-// turn must not exceed the quota on the card.
+// The driver frees a dead process's memory once its forked children exit. Until then the memory counts.
 func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 	const unlisted = 64 * mib // memory of two or three contexts beyond the quota
 	h := newHost(t)

@@ -96,7 +96,7 @@ func (c *container) emulator32() []string {
 	return []string{"/qemu-i386"}
 }
 
-// Only the programs' own output appears, and both load the interceptor.
+// Both load the interceptor, which prints nothing.
 func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 	const hello = "Hello, world!\n"
 	forEachGLibc(t, func(t *testing.T, c *container) {
@@ -119,8 +119,7 @@ func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 	})
 }
 
-// A future glibc may expand $PLATFORM to an unknown word. The loader then prints a warning and loads the interceptor by the
-// other line.
+// If glibc expands $PLATFORM to an unknown word, the loader warns and loads the interceptor by the other line.
 func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 	needs.Root(t)
 	bin := testhost.BinDir(t)

@@ -18,8 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-// ownLoader copies the dynamic loader without its ld.so.preload into every container, as an unprivileged image could, and
-// returns its path.
+// ownLoader copies a dynamic loader without ld.so.preload into every container, as an image could, and returns its path.
 func (h *host) ownLoader() string {
 	h.T.Helper()
 	const preload, other = "/etc/ld.so.preload", "/etc/ld.so.nowhere"
@@ -51,7 +50,6 @@ func (h *host) dead(g hog) func() bool {
 	return func() bool { return unix.Kill(g.pid, 0) == unix.ESRCH }
 }
 
-// is reports whether a slice is in a state.
 func (h *host) is(id string, want api.State) func() bool {
 	return func() bool {
 		s, err := h.Client.Slice(h.T.Context(), id)
@@ -63,7 +61,7 @@ func TestHiddenMemoryIsNamedInEventsAndInspect(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
-	g := c.hide(8 * gib) // twice its quota
+	g := c.hide(8 * gib)
 	h.Eventually("it is named", func() bool { return len(h.events(c.id, api.EventBypass)) == 1 })
 	if e := h.events(c.id, api.EventBypass)[0]; e.PID != g.pid || e.Bytes < 8*gib || e.Action != api.Log || e.Cause != api.BypassUnattached {
 		t.Errorf("%+v", e)

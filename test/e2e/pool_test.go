@@ -25,7 +25,6 @@ func (h *host) mustRun(args ...string) string {
 	return out
 }
 
-// pool returns the pool's usage of the first device.
 func (h *host) pool(name string) api.PoolUse {
 	h.T.Helper()
 	var p api.Pool
@@ -52,7 +51,6 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		own.run()
 		elastic.run()
 
-		// Programs see the smaller of the two quotas.
 		if g := own.hog(gib); !g.holds(gib, 4*gib) {
 			t.Fatalf("said %q: it should see its own quota", g.said)
 		}
@@ -69,7 +67,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		if g := own.hog(left); !g.refused() {
 			t.Fatalf("said %q: with its context there is no room for that in the pool", g.said)
 		}
-		// An exit in one container frees memory for the other, although their processes are isolated from each other.
+		// An exit in one container frees memory for the other.
 		elastic.kill(first)
 		h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
 		if g := own.hog(gib); !g.holds(gib, 4*gib) {
@@ -81,7 +79,6 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 			return all.Used == use.Used && all.Overhead == use.Overhead
 		})
 
-		// The event names the exceeded limit.
 		if g := elastic.hog(5 * gib); !g.refused() {
 			t.Fatalf("said %q: there is no room", g.said)
 		}
@@ -128,7 +125,6 @@ func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
 		if g := a.hog(2 * gib); !g.refused() {
 			t.Fatalf("said %q: there is none", g.said)
 		}
-		// Change the quota while they run.
 		h.mustRun("pool", "set", "llm", "--vram", "10G")
 		if g := a.hog(2 * gib); !g.holds(2*gib, 6*gib) {
 			t.Fatalf("said %q: there is room now", g.said)
@@ -207,8 +203,7 @@ func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 	})
 }
 
-// The race of test/interceptor in a member that only the pool limits: never over, never refused wrongly, to the byte, with
-// kills. It relies on the programs' results, not on the ledgers.
+// The race of test/interceptor, limited by the pool only. It relies on the programs' results, not on the ledgers.
 func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	t.Parallel()
 	const limit = 1536 * mib

@@ -84,7 +84,6 @@ func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
 	if l.UID != nobody || l.TokenFile != "" || l.Token == "" || !strings.HasPrefix(l.Address, "tls:localhost:") || !strings.HasSuffix(l.Address, "/"+l.ID) {
 		t.Errorf("%+v", l)
 	}
-	// On the host, the lease belongs to the user and has both addresses.
 	local, err := h.Show(t.Context(), l.ID)
 	h.Must(err)
 	if !strings.HasPrefix(local.Address, "unix:") || local.RemoteAddress != l.Address || local.Token != "" {

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// cli runs gpuslice against the host's enforcer.
 func (h *host) cli(args ...string) (string, error) {
 	h.T.Helper()
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket()}, args...)...)
@@ -30,7 +29,6 @@ type teller struct {
 	out *bufio.Reader
 }
 
-// newTeller starts a teller in a session with this name.
 func (h *host) newTeller(name string, args ...string) *teller {
 	h.T.Helper()
 	h.compile("teller")
@@ -60,7 +58,6 @@ func (p *teller) ask(line string) string {
 	return strings.TrimSpace(answer)
 }
 
-// info returns the result of cuMemGetInfo.
 func (p *teller) info() (free, total uint64) {
 	p.h.T.Helper()
 	if _, err := fmt.Sscanf(p.ask("info"), "%d of %d", &free, &total); err != nil {

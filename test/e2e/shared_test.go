@@ -100,7 +100,6 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	})
 }
 
-// fails starts a session that must fail, and returns its message.
 func fails(t *testing.T, h *usersHost, uid uint32, vram string) string {
 	t.Helper()
 	out, code := output(h.as(uid, "run", "--vram", vram, "--", "true"))

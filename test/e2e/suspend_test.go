@@ -25,7 +25,7 @@ type worker struct {
 	file string
 }
 
-// works starts a worker with bytes of memory, and waits for its first steps.
+// works starts a worker and waits for its first steps.
 func (c *container) works(bytes uint64, more ...string) worker {
 	c.T.Helper()
 	w := c.begin(bytes, more...)

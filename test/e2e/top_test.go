@@ -42,8 +42,7 @@ func processorTime(t *testing.T, pid int) (sum time.Duration) {
 	return sum
 }
 
-// With 100 slices, top and its load on the enforcer use less than 1 % of a core, unless all processes are shown. The test allows
-// 10 %.
+// With 100 slices, top costs less than 1 % of a core in total, unless all processes are shown. The test allows 10 %.
 func TestTopCostsLittle(t *testing.T) {
 	const (
 		crowd  = 100

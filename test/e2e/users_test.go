@@ -52,7 +52,7 @@ func newUsersHost(t *testing.T) *usersHost {
 
 func (h *usersHost) users() string { return filepath.Join(h.Dir, "run", "session.sock") }
 
-// as returns a gpuslice command of a user, with a separate simulated card.
+// as returns a gpuslice command of a user with a separate simulated card.
 func (h *usersHost) as(uid uint32, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "HOG=" + filepath.Join(h.bin, "demo", "cuda_hog"), "GPUSLICE_SESSION_SOCKET=" + h.users(),
@@ -125,7 +125,6 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, which does not say %q", name, code, out, c.want)
 		}
 	}
-	// The user can see, renew and end the session.
 	if out, code := output(h.as(nobody, "ps")); code != 0 || !strings.Contains(out, id) {
 		t.Errorf("ps: %d %s", code, out)
 	}
@@ -144,7 +143,6 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	h := newUsersHost(t)
 	id, token := h.session("2G", 1*gib)
-	// The same user joins from another process.
 	out, code := output(h.as(nobody, "run", "--join", token, "--", "sh", "-c", fmt.Sprintf("$HOG %d", 2*gib)))
 	if code != 0 && !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") || !strings.Contains(out, "slice "+id+", joined") {
 		t.Errorf("a process that joined draws on the session's quota: exit code %d, %s", code, out)
@@ -154,7 +152,6 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	if code != 125 || !strings.Contains(out, "permission denied") {
 		t.Errorf("a stolen path: exit code %d, %s", code, out)
 	}
-	// A forged token must fail.
 	forged := filepath.Join(h.Dir, "public", "forged")
 	h.Must(os.WriteFile(forged, []byte(id+" "+strings.Repeat("0", 64)+"\n"), 0o644))
 	out, code = output(h.as(somebody, "run", "--join", forged, "--", "true"))

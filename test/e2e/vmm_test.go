@@ -15,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// vmm returns the command to run the program of test/vmm in a session.
 func (h *host) vmm(session []string, args ...string) *exec.Cmd {
 	h.T.Helper()
 	program := filepath.Join(h.Bin, "vmm")
