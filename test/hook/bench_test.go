@@ -101,7 +101,6 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// parts reads the hook's timing file.
 func parts(t testing.TB, path string) map[string][]time.Duration {
 	t.Helper()
 	f, err := os.Open(path)

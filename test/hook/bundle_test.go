@@ -123,7 +123,6 @@ func newContainer(t testing.TB, r runtime, id string, b *bundle) *container {
 	return c
 }
 
-// run runs a command of the runtime and returns its output.
 func (c *container) run(verb string, args ...string) (string, error) {
 	words := slices.Concat(c.prefix, []string{c.program, "--root", c.root, "--log", c.log(), "--log-format", "json", verb}, args)
 	cmd := exec.Command(words[0], words[1:]...)
@@ -243,7 +242,7 @@ func difference(before, after []string) string {
 	return strings.Join(d, "\n")
 }
 
-// tree lists a directory with kind, mode and size of each entry, without sockets and the hook's empty directory of records.
+// tree lists a directory with kind, mode and size, without sockets and the hook's empty directory of records.
 func tree(t testing.TB, dir string) []string {
 	t.Helper()
 	var all []string

@@ -28,7 +28,6 @@ type enforcer struct {
 	released   []string
 }
 
-// startEnforcer starts a fake enforcer in a temporary directory.
 func startEnforcer(t testing.TB) *enforcer {
 	t.Helper()
 	e := newEnforcer(t)

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// runc runs the poststop hooks of a container that it could not create. crun 1.8.1 does not: there the enforcer detects that
-// init died.
+// runc runs poststop hooks after a failed create. crun 1.8.1 does not: there the enforcer detects that init died.
 func TestAFailedCreateReleases(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestAHostileImageIsRefused checks that each image fails with one message, and that nothing changes.
+// Each image fails with one message, and nothing changes.
 func TestAHostileImageIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -182,7 +182,6 @@ func TestAHostileImageIsRefused(t *testing.T) {
 	}
 }
 
-// volume creates a directory on the host with empty files.
 func volume(t *testing.T, b *bundle, files ...string) string {
 	t.Helper()
 	dir := filepath.Join(b.dir, "volume")
@@ -199,7 +198,6 @@ func onVolume(where string) string {
 	return "/etc/ld.so.preload in the container is on what is mounted at " + where + ": "
 }
 
-// checkSentence checks that a runtime's output contains the message.
 func checkSentence(t *testing.T, out, says string) {
 	t.Helper()
 	if !strings.Contains(out, "gpuslice: ") || !strings.Contains(out, says) {
@@ -207,7 +205,7 @@ func checkSentence(t *testing.T, out, says string) {
 	}
 }
 
-// TestAnUnusualImageIsTaken checks that odd but harmless images work and are restored.
+// Odd but harmless images work and are restored.
 func TestAnUnusualImageIsTaken(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -296,7 +294,6 @@ func TestWhatTheContainerPutThereStays(t *testing.T) {
 	}
 }
 
-// The container uses the host's C library.
 func TestEveryProcessOfAGlibcContainerLoadsTheInterceptor(t *testing.T) {
 	requires(t, "runc", "cc")
 	e := startEnforcer(t)
@@ -322,8 +319,7 @@ __attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }
 	c.remove()
 }
 
-// readOnly mounts the root filesystem as a read-only tmpfs. A read-only bind mount is not enough: crun bind mounts it again,
-// writable.
+// readOnly mounts the root filesystem as a read-only tmpfs. crun would remount a read-only bind mount writable.
 func readOnly(t testing.TB, b *bundle) {
 	t.Helper()
 	tmpfs := t.TempDir()

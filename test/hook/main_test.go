@@ -31,7 +31,6 @@ func program(t testing.TB, name string) string {
 	return path
 }
 
-// requires skips the test if it does not run as root or a program is missing.
 func requires(t testing.TB, programs ...string) {
 	t.Helper()
 	needs.Root(t)

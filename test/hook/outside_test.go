@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// Removing a file unmounts bind mounts on it in every other mount namespace. The interceptor must therefore not be bound on a
-// file of a volume, nor found through one.
+// Removing a file unmounts bind mounts on it in all other mount namespaces, so the interceptor must not depend on a volume.
 func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 	for _, c := range []struct {
 		name    string

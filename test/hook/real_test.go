@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 )
 
-// TestHookAloneWithTheRealEnforcer uses gpusliced instead of a fake: runc or crun runs the hook of config.json.
+// TestHookAloneWithTheRealEnforcer uses gpusliced instead of a fake.
 func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		daemon, library := program(t, "gpusliced"), program(t, "libgpuslice.so")

@@ -48,7 +48,6 @@ func TestABadAnnotationIsShownInTheLog(t *testing.T) {
 	}
 }
 
-// checkLog checks the last line of the runtime's log.
 func checkLog(t *testing.T, c *container, says string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(read(t, c.log())), "\n")

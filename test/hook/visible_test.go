@@ -18,7 +18,6 @@ func node(path string, minor int) object {
 	return object{"path": path, "type": "c", "major": 195, "minor": minor, "fileMode": 0o666}
 }
 
-// set sets a key of the section linux in config.json.
 func (b *bundle) set(t testing.TB, key string, value any) {
 	t.Helper()
 	b.config["linux"].(object)[key] = value
