@@ -25,7 +25,6 @@ type CRIO struct {
 func (c *CRIO) in(name string) string      { return filepath.Join(c.Dir, name) }
 func (c *CRIO) program(name string) string { return filepath.Join(c.Programs, name) }
 
-// State returns the directory of a container's runtime state.
 func (c *CRIO) State(id string) string { return filepath.Join(c.in("runc"), id) }
 
 func (c *CRIO) Configure() (string, error) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testhost starts a private enforcer from the programs in bin/, on a private simulated card. It starts no container
-// engine.
+// Package testhost starts a private enforcer from the programs in bin/, on a private simulated card.
 package testhost
 
 import (
@@ -29,7 +28,6 @@ import (
 // Patience bounds the wait for an event that is normally immediate.
 const Patience = await.Patience
 
-// Host is a private enforcer with a private simulated card.
 type Host struct {
 	T      testing.TB
 	Dir    string // temporary: "run" and "state" of the enforcer, "fake" of the simulated card
@@ -162,8 +160,7 @@ func (h *Host) Env() []string {
 		"GPUSLICE_CONFIG="+h.Config())
 }
 
-// TopDirs gives rootfs the image's /bin, /sbin, /lib and /lib64: it copies symbolic links, and creates and returns the
-// directories to bind mount.
+// TopDirs creates the image's top-level directories in rootfs, as links if the image has links. It returns those to bind mount.
 func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 	h.T.Helper()
 	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
@@ -182,7 +179,6 @@ func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 	return bound
 }
 
-// Must fails the test on an error.
 func (h *Host) Must(err error) {
 	h.T.Helper()
 	if err != nil {
@@ -207,7 +203,6 @@ func (h *Host) Start() {
 // SetEnv replaces the enforcer's additional environment from the next Start on.
 func (h *Host) SetEnv(env ...string) { h.env = env }
 
-// Stop stops the enforcer with a signal.
 func (h *Host) Stop(sig os.Signal) {
 	if h.command == nil {
 		return
@@ -230,7 +225,6 @@ func (h *Host) Signal(sig os.Signal) {
 	h.Must(h.command.Process.Signal(sig))
 }
 
-// Eventually polls until the condition holds.
 func (h *Host) Eventually(what string, is func() bool) {
 	h.T.Helper()
 	for deadline := time.Now().Add(Patience); !is(); time.Sleep(10 * time.Millisecond) {
@@ -240,7 +234,6 @@ func (h *Host) Eventually(what string, is func() bool) {
 	}
 }
 
-// Slices lists the enforcer's slices.
 func (h *Host) Slices() []api.Slice {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -270,7 +263,6 @@ func (h *Host) Holds(id string, bytes uint64) func() bool {
 	}
 }
 
-// IsGone reports whether the slice does not exist.
 func (h *Host) IsGone(id string) func() bool {
 	return func() bool {
 		_, err := h.Client.Slice(context.Background(), id)

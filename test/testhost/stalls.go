@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Stalls records when the machine stalled: each nap that took longer than Nap. A busy machine can stall for seconds, which is no
-// delay of the enforcer.
+// Stalls records naps that took longer than Nap: the machine stalled, and the enforcer is not to blame.
 type Stalls struct {
 	Nap time.Duration
 
