@@ -91,7 +91,6 @@ func descriptor() error {
 	return err
 }
 
-// plain prints a line after its first kernel.
 func plain() error {
 	n, err := openNative()
 	if err != nil {
@@ -104,7 +103,6 @@ func plain() error {
 	return nil
 }
 
-// native calls the driver without a broker.
 type native struct {
 	*cuda.Stream
 	device   *cuda.Device

@@ -39,7 +39,7 @@ type speeds struct {
 	module   *lease.Module
 	address  string
 	token    string
-	begun    int // brokers started so far
+	begun    int // brokers started by byHand
 }
 
 // speed prints the table, and writes the points of the curve to rows unless it is empty.
@@ -135,7 +135,7 @@ func child(lines int, name string, args ...string) (stop func() error, err error
 	command := exec.Command(name, args...)
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // main keeps its thread
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // tied to this thread, which main does not leave
 	stdin, err := command.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -204,7 +204,6 @@ var (
 	both      = &leasepb.Requests{Requests: append(slices.Clone(oneLaunch.GetRequests()), oneSync)}
 )
 
-// launches performs count launches and a sync.
 func (s *speeds) launches(count int) error {
 	for range count {
 		if err := s.launch(); err != nil {
@@ -245,7 +244,6 @@ func (s *speeds) pipelined() error {
 
 func quotient(a, b time.Duration) float64 { return float64(a) / float64(b) }
 
-// messages sends count messages, and receives the replies concurrently.
 func messages(stream leasepb.Session_WorkClient, count int, message *leasepb.Requests) error {
 	received := make(chan error, 1)
 	go func() {
