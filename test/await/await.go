@@ -46,8 +46,7 @@ func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	}
 }
 
-// Once repeats an attempt until one takes less than limit. A stall of the machine fails one attempt, a slow code path all of
-// them.
+// Once repeats an attempt until one takes less than limit. A stall fails one attempt, a slow code path all of them.
 func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {
 	t.Helper()
 	var took time.Duration

@@ -63,7 +63,6 @@ func TestNoTestIsDecidedByWallTime(t *testing.T) {
 	}
 }
 
-// fault is code in which wall time decides the result.
 type fault struct {
 	file     string
 	line     int
@@ -80,7 +79,6 @@ type pkg struct {
 
 type tree map[string]*pkg
 
-// inspect returns the faults in the tests of a tree.
 func inspect(root string) ([]fault, error) {
 	all := make(tree)
 	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
@@ -158,7 +156,6 @@ func (all tree) faults() []fault {
 	return found
 }
 
-// scope is a function of a test.
 type scope struct {
 	all     tree
 	pkg     *pkg
@@ -260,7 +257,6 @@ func fails(n ast.Node) bool {
 	})
 }
 
-// duration evaluates a constant expression.
 func (s *scope) duration(e ast.Expr) (time.Duration, bool) { return s.evaluate(e, 0) }
 
 func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
