@@ -21,8 +21,7 @@ import (
 
 const page = 2 * mib
 
-// caches grows and shrinks four caches concurrently: two pools and two models of a Shared. After each round all caches stop, and
-// their sizes are compared byte for byte.
+// caches grows and shrinks two pools and two models of a Shared concurrently, and compares their sizes after each round.
 type caches struct {
 	time   time.Duration
 	seed   uint64
@@ -229,7 +228,6 @@ func (c *cache) set(first, n int, mapped bool) {
 
 func (c *cache) tag(at int) uint64 { return c.id<<32 | uint64(at) }
 
-// mark writes a page's number into it.
 func (c *cache) mark(first, n int) error {
 	for at := first; at < first+n; at++ {
 		if err := c.device.Write(c.at(at), binary.LittleEndian.AppendUint64(nil, c.tag(at))); err != nil {
@@ -324,7 +322,6 @@ func (c *caches) fill() error {
 	}
 }
 
-// use reads the ledger.
 func (c *caches) use() (api.DeviceUse, error) {
 	slice, err := client.New(c.socket).Slice(context.Background(), c.slice)
 	if err != nil {
@@ -351,7 +348,6 @@ func (c *caches) fillWith(left uint64) (err error) {
 	return nil
 }
 
-// find returns the id of the slice of this process.
 func (c *caches) find() (string, error) {
 	enforcer, ctx := client.New(c.socket), context.Background()
 	all, err := enforcer.Slices(ctx)

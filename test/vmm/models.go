@@ -25,7 +25,6 @@ const (
 	hold     = 2 * time.Second       // mean time for which a request holds memory
 )
 
-// request needs memory for one cache, for a limited time.
 type request struct {
 	model   int
 	arrives time.Duration
@@ -139,7 +138,6 @@ type server struct {
 	busy    time.Duration // end of the last map or unmap operation; operations are serial
 }
 
-// serve returns when all requests have ended.
 func (s *server) serve(requests []*request) error {
 	for len(requests) > 0 || len(s.running) > 0 {
 		if len(s.running) > 0 && (len(requests) == 0 || s.running[0].at <= requests[0].arrives) {
@@ -229,7 +227,6 @@ func arrivals(memory uint64, count int, load, busy float64) []*request {
 	}
 }
 
-// models compares static shares with one common limit.
 func models(d *vmm.Device, memory uint64) error {
 	if memory == 0 {
 		free, _, err := d.MemoryInfo()
