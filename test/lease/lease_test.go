@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lease_test runs a program without a driver in leases, with gpusliced, the lease service and brokers, on the simulated
-// driver.
+// Package lease_test runs a program without a driver in leases, on the simulated driver.
 package lease_test
 
 import (
@@ -20,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// host starts a host with a lease service.
 func host(t *testing.T) (*testhost.Host, lease.Service) {
 	t.Helper()
 	h := testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})

@@ -57,7 +57,6 @@ func fromBytes(raw []byte) ([]float32, error) {
 	return numbers, binary.Read(bytes.NewReader(raw), binary.LittleEndian, numbers)
 }
 
-// free unloads the module and frees the buffers.
 func free(ctx context.Context, m *lease.Module, buffers ...*lease.Buffer) error {
 	err := m.Unload(ctx)
 	for _, b := range buffers {
@@ -177,8 +176,7 @@ func inference(ctx context.Context, s *lease.Session) (string, error) {
 	return fmt.Sprintf("%d requests on the same weights", workers*requests), free(ctx, module, weights)
 }
 
-// solver relaxes a rod with fixed ends 0 and 1 until it converges. The rod stays on the card; the host reads one number every
-// 100 steps.
+// solver relaxes a rod until it converges. The rod stays on the card; the host reads one number every 100 steps.
 func solver(ctx context.Context, s *lease.Session) (string, error) {
 	const n, every, most = 32, 100, 100_000
 	rod := make([]float32, n)

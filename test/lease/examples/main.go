@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command examples runs programs in leases and checks their results: two kernels on one buffer, an inference server, an
-// iterative solver, several modules, and work in one request. It needs no GPU, driver or CUDA, only the lease service's socket
-// or a session's address.
+// Command examples runs programs in leases and checks their results. It needs no GPU, driver or CUDA, only the lease service's
+// socket or a session's address.
 package main
 
 import (
