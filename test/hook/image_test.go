@@ -319,7 +319,7 @@ __attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }
 	c.remove()
 }
 
-// readOnly mounts the root filesystem as a read-only tmpfs. crun would remount a read-only bind mount writable.
+// readOnly mounts the root filesystem as a read-only tmpfs. crun would bind a read-only bind mount again, writable.
 func readOnly(t testing.TB, b *bundle) {
 	t.Helper()
 	tmpfs := t.TempDir()
