@@ -61,7 +61,7 @@ func threeInTurns(t *testing.T, turns string) {
 			devices, err := h.Client.Devices(t.Context())
 			h.Must(err)
 			if d := devices[0]; d.Quotas > 5*gib+left || d.Used != nil && *d.Used > 6*gib {
-				t.Fatalf("%d bytes are given, %d used", d.Quotas, *d.Used)
+				t.Fatalf("%+v", d)
 			}
 		}
 		for _, w := range all {

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -84,14 +83,16 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	contains("more than a researcher has", fails(t, h, somebody, "26%"), "(max_vram)")
 	contains("who is in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
 
-	file, err := os.Open(h.audit())
-	h.Must(err)
-	defer file.Close()
-	refused := make(map[string]int)
 	h.Eventually("all that was refused is in the audit log", func() bool {
-		for lines := bufio.NewScanner(file); lines.Scan(); {
+		text, err := os.ReadFile(h.audit())
+		h.Must(err)
+		refused := make(map[string]int)
+		for line := range strings.Lines(string(text)) {
 			var e audit.Entry
-			h.Must(json.Unmarshal(lines.Bytes(), &e))
+			if !strings.HasSuffix(line, "\n") {
+				break // it is being written
+			}
+			h.Must(json.Unmarshal([]byte(line), &e))
 			if e.Kind == audit.KindRequest && e.Result == audit.Refused && e.UID != nil {
 				refused[fmt.Sprint(*e.UID)]++
 			}
