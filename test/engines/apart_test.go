@@ -14,12 +14,13 @@ import (
 	"testing"
 )
 
-// apart is a mount namespace in which engines find a host of today: cgroup v2 and nothing else. (It has no controllers where
-// the host's v1 hierarchies have taken them.) crun refuses to run where both are mounted. What is mounted there the test does
-// not see, and it is gone with the namespace.
-type apart struct{ pid int } // of a process that keeps it
+// apart is a mount namespace with only cgroup v2, as on a current host; crun refuses to run where v1 is mounted too.
+// Controllers that the host's v1 hierarchies use are missing. Mounts made there are invisible to the test and end with
+// the namespace.
+type apart struct{ pid int } // of the process that keeps the namespace
 
-// What is written there below /etc, /usr/share and /var/lib stays there: Podman's configuration is where users have it.
+// Writes below /etc, /usr/share and /var/lib stay in the namespace, so Podman can use the default paths of its
+// configuration.
 const prepareApart = `
 if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then
 	umount -R /sys/fs/cgroup
@@ -34,7 +35,7 @@ echo ready
 exec cat
 `
 
-// newApart makes one, which ends with the test, or its process.
+// newApart creates the namespace, which ends with the test or its process.
 func newApart(t testing.TB) *apart {
 	t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc", prepareApart)
@@ -60,12 +61,12 @@ func newApart(t testing.TB) *apart {
 	return &apart{cmd.Process.Pid}
 }
 
-// enter are the words that start a command there.
+// enter returns the command prefix that enters the namespace.
 func (a *apart) enter() []string {
 	return []string{"nsenter", "--target", strconv.Itoa(a.pid), "--mount", "--"}
 }
 
-// mountinfo has the mounts there; those of the test, if a is nil.
+// mountinfo returns the path of the namespace's mountinfo, or of the test's own if a is nil.
 func (a *apart) mountinfo() string {
 	if a == nil {
 		return "/proc/self/mountinfo"
@@ -73,7 +74,7 @@ func (a *apart) mountinfo() string {
 	return fmt.Sprintf("/proc/%d/mountinfo", a.pid)
 }
 
-// has says whether a process is there.
+// has reports whether a process is in the namespace.
 func (a *apart) has(pid string) bool {
 	if a == nil {
 		return false
@@ -83,9 +84,10 @@ func (a *apart) has(pid string) bool {
 	return err == nil && ourErr == nil && its == ours
 }
 
-// alone is the path of a low-level runtime of the cache that runs where engines' tests do. Its state is beside it, unless a flag
-// says where: Podman passes on no such flag. And it needs no CAP_SYS_RESOURCE: crun asks for unlimited locked memory, of which
-// kernels since 5.11 need nothing to load its program for devices.
+// alone returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in
+// its own directory unless a flag names another: Podman passes no such flag. It also drops the need for
+// CAP_SYS_RESOURCE: crun asks for unlimited locked memory, which kernels since 5.11 do not need to load its device
+// program.
 func alone(t testing.TB, parts ...string) string {
 	t.Helper()
 	dir := t.TempDir()

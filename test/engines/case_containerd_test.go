@@ -23,14 +23,14 @@ func isCtr(e engine) string {
 	return "it is about containerd, and tried with ctr"
 }
 
-// ends waits until a slice and the container's init are gone.
+// ends waits until a slice and its container's init are gone.
 func (s *site) ends(id string, init int) {
 	s.t.Helper()
 	s.Eventually("the slice is gone", s.IsGone(id))
 	s.Eventually("the container's init is gone", func() bool { return unix.Kill(init, 0) == unix.ESRCH })
 }
 
-// shimsAreKilled: containerd then has our shim program clean up, once for each. Who is not concerned does not notice.
+// shimsAreKilled: containerd runs our shim program once per killed shim to clean up. Other containers are unaffected.
 func shimsAreKilled(s *site) {
 	e := s.engine.(*ctr)
 	var names []string
@@ -62,8 +62,8 @@ func shimsAreKilled(s *site) {
 	}
 }
 
-// shimIsKilledAlone: without containerd nobody cleans up after a shim, and the container goes on with its quota. The
-// containerd that comes back ends it.
+// shimIsKilledAlone: while containerd is down the container of a killed shim keeps running with its quota. A restarted
+// containerd ends it.
 func shimIsKilledAlone(s *site) {
 	name := s.run(container{})
 	id, init := s.id(name), s.init(name)
@@ -91,8 +91,7 @@ func shimIsKilledAlone(s *site) {
 	s.works(s.run(container{}))
 }
 
-// containerdIsKilledCreating kills containerd while our hook waits for the enforcer. Its shim finds
-// nobody to make a container for.
+// containerdIsKilledCreating kills containerd while our hook waits for the enforcer.
 func containerdIsKilledCreating(s *site) {
 	s.Signal(unix.SIGSTOP)
 	done := make(chan struct{})
@@ -115,7 +114,7 @@ func containerdIsKilledCreating(s *site) {
 	s.launch(s.daemons["containerd"])
 	s.remove(name)
 	s.Eventually("the slice is gone", s.IsGone(s.id(name)))
-	// containerd 1.6 keeps the shim, which has no container now, and with it the name, whosever shim it is.
+	// containerd 1.6 keeps the shim without a container, and so the name. runc's shim behaves alike.
 	for _, line := range s.lookProcesses() {
 		if strings.Contains(line, " -id "+name+" ") {
 			pid, _, _ := strings.Cut(line, " ")
@@ -123,12 +122,12 @@ func containerdIsKilledCreating(s *site) {
 			s.Eventually("containerd has cleaned up", func() bool { return len(s.lookBundles()) == 0 })
 		}
 	}
-	s.works(s.run(container{name: name})) // nothing of the former is in its way
+	s.works(s.run(container{name: name}))
 }
 
 // foreground is an engine that can start a container and wait for it, with or without a terminal.
 type foreground interface {
-	foreground(c container, terminal bool) []string // the command, which removes the container when it has ended
+	foreground(c container, terminal bool) []string // the command, which also removes the ended container
 }
 
 func hasForeground(e engine) string {
@@ -138,13 +137,13 @@ func hasForeground(e engine) string {
 	return "nobody waits for a container there"
 }
 
-// attachedRun is `run --rm`: its user sees what a process says, and gets its status.
+// attachedRun: `run --rm` shows the output of the processes and returns their status.
 func attachedRun(s *site) {
 	for _, terminal := range []bool{false, true} {
 		c := container{name: fmt.Sprintf("attached%d-%d", names.Add(1), os.Getpid())}
 		s.t.Cleanup(func() { _, _ = s.engine.remove(c.name) })
-		// A second process ends when it was refused, and the first, which holds memory, with the container's init. That waits a
-		// moment: clients may lose what is said just before the end.
+		// The second process exits when it is refused; the first holds memory until the container's init exits. Init
+		// sleeps before its exit because clients may lose output written just before the end.
 		c.args = []string{"/bin/sh", "-c", fmt.Sprintf(`/demo/cuda_hog %d >/fake/%[2]s & until grep -q holds /fake/%[2]s; do sleep 0.05; done
 			cat /fake/%[2]s; rm /fake/%[2]s; /demo/cuda_hog %d; sleep 0.2; exit 7`, gib, c.name, 3*gib)}
 		if terminal {
@@ -167,13 +166,13 @@ func attachedRun(s *site) {
 	}
 }
 
-// shimOptions: what a client sends to runc's shim or to ours reaches the low-level runtime.
+// shimOptions: options of a client for runc's shim or ours reach the low-level runtime.
 func shimOptions(s *site) {
 	e := s.engine.(*ctr)
 	real := tool(s.t, e.runtime...)
 	root, record, recorder := s.in("another-root"), s.in("recorded"), s.in("recorder")
 	defer os.RemoveAll(root)
-	// Without systemd the option would be an error.
+	// The script removes the option, which fails without systemd.
 	script := fmt.Sprintf(`#!/bin/sh
 echo "$*" >>%s
 for word; do shift; [ "$word" = --systemd-cgroup ] || set -- "$@" "$word"; done
@@ -209,7 +208,7 @@ exec %s "$@"
 		for _, verb := range []string{"create", "start", "exec", "delete"} {
 			lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
 				words := strings.Fields(line)
-				// What runc's shim asks when it is cleaned up after names the root only.
+				// Cleaning up after a shim, runc's shim passes only the root.
 				return !slices.Contains(words, verb) || slices.Contains(words, "--force")
 			})
 			if len(lines) == 0 {
@@ -229,8 +228,8 @@ exec %s "$@"
 	}
 }
 
-// sameIDElsewhere: containerd's namespaces each have their own ids, and a slice has its container's. The second user of
-// one is told, and the first does not notice.
+// sameIDElsewhere: each containerd namespace has its own ids, and a slice has its container's id. A second container
+// with the same id is rejected; the first is unaffected.
 func sameIDElsewhere(s *site) {
 	e := s.engine.(*ctr)
 	name := s.run(container{})

@@ -19,7 +19,7 @@ func isDocker(e engine) string {
 	return "it is Docker's own"
 }
 
-// docker is a command of docker's, which must work.
+// docker runs a docker command, which must succeed.
 func (s *site) docker(args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.(*docker).invoke(args...)
@@ -36,7 +36,7 @@ func hasShims(e engine) string {
 	return isDocker(e)
 }
 
-// dockerByShim: our shim is another way to the same, under its own name or one in daemon.json.
+// dockerByShim: our shim works under its own name and under a name in daemon.json.
 func dockerByShim(s *site) {
 	for _, runtime := range []string{shimRuntime, dockerShim} {
 		flags := []string{"--runtime", runtime}
@@ -53,7 +53,7 @@ func dockerByShim(s *site) {
 	s.killShim(container{flags: []string{"--runtime", dockerShim}})
 }
 
-// dockerStops: an init that heeds SIGTERM, and one that has to be killed.
+// dockerStops covers an init that handles SIGTERM and one that must be killed.
 func dockerStops(s *site) {
 	for _, c := range []struct{ init, status string }{
 		{"trap 'exit 7' TERM; sleep 600 & wait", "7"},
@@ -75,7 +75,7 @@ func dockerStops(s *site) {
 	}
 }
 
-// dockerUpdates: what the engine changes in a container's cgroup, and in its record of it, is not ours.
+// dockerUpdates: `docker update` keeps the quota of a running container.
 func dockerUpdates(s *site) {
 	name := s.run(container{})
 	if g := s.hog(name, gib); !g.holds(gib, quota) {
@@ -98,7 +98,7 @@ func dockerInit(s *site) {
 	s.works(name)
 }
 
-// dockerNamespaces: who shares namespaces with another container shares no quota with it.
+// dockerNamespaces: sharing namespaces with another container does not share its quota.
 func dockerNamespaces(s *site) {
 	one := s.run(container{flags: []string{"--ipc", "shareable"}})
 	two := s.run(container{flags: []string{"--pid", "container:" + one, "--ipc", "container:" + one}})
@@ -126,22 +126,22 @@ func dockerNamespaces(s *site) {
 	}
 }
 
-// dockerCommits: a container's layer has what we mount on, and nothing of ours in it. The image made of it works with
-// us and without.
+// dockerCommits: a container's layer holds mount points but no content of ours. Its committed image works with
+// gpuslice and without.
 func dockerCommits(s *site) {
 	name := s.run(container{})
 	s.exec(name, "/bin/sh", "-c", "echo works >/etc/mine")
 	for line := range strings.Lines(s.docker("diff", name)) {
 		switch change := strings.TrimSpace(line); change {
 		case "C /etc", "A /etc/mine", "A /etc/ld.so.preload", "A /.gpuslice",
-			"A /demo", "A /fakecuda", "A /fake": // what the suite mounts on
+			"A /demo", "A /fakecuda", "A /fake": // the mount points of the suite
 		default:
 			s.t.Errorf("the layer has %q", change)
 		}
 	}
 	s.docker("commit", name, imageRef("committed"))
 	defer s.docker("rmi", "--force", imageRef("committed"))
-	// What a container had while it ran is not there when it is over.
+	// The files of a running container are gone when it has ended.
 	s.docker("stop", "-t", "0", name)
 	if diff := s.docker("diff", name); strings.Contains(diff, "gpuslice") || strings.Contains(diff, "preload") {
 		s.t.Errorf("after its end the layer has\n%s", diff)
@@ -161,7 +161,6 @@ func dockerCommits(s *site) {
 	s.remove(again)
 }
 
-// dockerCopies: cp looks at a container from outside.
 func dockerCopies(s *site) {
 	name := s.run(container{})
 	file, back := s.in("copied"), s.in("copied-back")
@@ -179,7 +178,7 @@ func dockerCopies(s *site) {
 	s.works(name)
 }
 
-// dockerHealth: a health check is started by the daemon, and is one more process of the slice.
+// dockerHealth: the daemon starts the health check, and its process counts against the slice.
 func dockerHealth(s *site) {
 	name := s.run(container{flags: []string{
 		"--health-interval", "200ms", "--health-retries", "1000",
@@ -193,7 +192,7 @@ func dockerHealth(s *site) {
 	}
 }
 
-// dockerRestarts: Docker starts the container again by itself.
+// dockerRestarts covers restarts by Docker itself.
 func dockerRestarts(s *site) {
 	name := s.run(container{flags: []string{"--restart", "always"}})
 	id := s.id(name)
@@ -211,7 +210,7 @@ func dockerRestarts(s *site) {
 	s.works(name)
 }
 
-// dockerByDefault: daemon.json's default-runtime, for those who name no runtime.
+// dockerByDefault covers default-runtime in daemon.json, with no runtime on the command line.
 func dockerByDefault(s *site) {
 	e := s.engine.(*docker)
 	e.runtime = ""

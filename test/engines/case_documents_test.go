@@ -12,9 +12,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/doccommands"
 )
 
-// documented is an engine with the command that the documents have for it.
+// documented is an engine with a documented command.
 type documented interface {
-	// typed is what is run for the words of a command of its own, with the name of the container; nil if that is not for it.
+	// typed returns the command line for a documented command and the container's name, or nil if the command is for
+	// another engine.
 	typed(words []string, name string) []string
 }
 
@@ -28,8 +29,8 @@ func hasDocuments(e engine) string {
 	return "the documents have no commands of it"
 }
 
-// documentsAreTrue runs the fences of the documents that name this engine. An image and what is run in it are stood in for, GPUs are not
-// asked for (that has cases of its own), and what changes the machine's configuration is left out: the site has been set up so.
+// documentsAreTrue runs the documents' command blocks that name this engine. It substitutes images and their commands,
+// requests no GPUs (other cases do) and skips changes to the machine's configuration, which the site already has.
 func documentsAreTrue(s *site) {
 	blocks, err := doccommands.Read("../..")
 	s.Must(err)
@@ -51,7 +52,7 @@ func documentsAreTrue(s *site) {
 	}
 }
 
-// isFor is whether one of them is the engine's.
+// isFor reports whether one of the commands is for the engine.
 func (s *site) isFor(commands []doccommands.Command) bool {
 	return slices.ContainsFunc(commands, func(c doccommands.Command) bool {
 		return s.engine.(documented).typed(strings.Fields(c.Text), "") != nil
@@ -75,7 +76,7 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 				name = words[i+1]
 			}
 			if words = s.engine.(documented).typed(words, name); words == nil {
-				continue // of another engine
+				continue
 			}
 			defer s.remove(name)
 		}
@@ -93,9 +94,9 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 	}
 }
 
-// stoodIn are the words behind `run` with an image that is here, which runs a command that is here.
+// stoodIn returns the arguments of `run` with a local image and command substituted.
 func stoodIn(words []string, name string) (all []string) {
-	command := "grep -q gpuslice /etc/ld.so.preload" // fails where the runtime is another one
+	command := "grep -q gpuslice /etc/ld.so.preload" // fails under any other runtime
 	for i := 0; i < len(words); i++ {
 		switch word := words[i]; word {
 		case "--gpus", "--device", "--name":
@@ -119,7 +120,7 @@ func (e *dockerlike) typed(words []string, name string) []string {
 		return nil
 	}
 	program := e.program
-	if e.runtime == "" { // what the document has of it, the site has too
+	if e.runtime == "" { // the site already has the documented flags
 		program = append(program[:1:1], words[1:i]...)
 	}
 	return slices.Concat(program, []string{"run"}, e.flags, stoodIn(words[i+1:], name))

@@ -19,7 +19,7 @@ func isByHand(e engine) string {
 	return "engines pass on no such option"
 }
 
-// execElsewhere: a container is in its slice from its creation on, and so is whoever enters it, by whatever cgroup.
+// execElsewhere: an exec'd process belongs to the container's slice, whatever cgroup it enters by.
 func execElsewhere(s *site) {
 	e := s.engine.(*oci)
 	c := container{name: "exec-" + strconv.Itoa(os.Getpid())}.complete(s)
@@ -41,7 +41,7 @@ func execElsewhere(s *site) {
 		}
 		below := filepath.Join(cgroup, "below")
 		s.Must(os.Mkdir(below, 0o755))
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // of version 1, where a new one has none
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // cgroup v1 only: a new cgroup has none set
 			if text, err := os.ReadFile(filepath.Join(cgroup, file)); err == nil {
 				s.Must(os.WriteFile(filepath.Join(below, file), text, 0o644))
 			}
@@ -57,7 +57,7 @@ func execElsewhere(s *site) {
 			s.t.Errorf("exec --cgroup %s: %v\n%s", elsewhere.cgroup, err, out)
 		}
 	}
-	// crun lets its caller put a process anywhere.
+	// With crun the caller chooses the cgroup of a process.
 	other := s.run(container{annotations: vram("2G")})
 	out, err := e.invoke("exec", "--cgroup", "/../"+other, c.name, "/demo/cuda_hog", "0")
 	if !strings.Contains(out, "sub cgroup path") && !strings.HasSuffix(out, fmt.Sprintf("holds 0 of %d\n", quota)) {

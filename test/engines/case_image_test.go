@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// setuidWorks: the loader ignores LD_PRELOAD for a setuid program, and what a program does not preload has no quota.
+// setuidWorks: the loader ignores LD_PRELOAD for a setuid program, and a program without the preload has no quota.
 func setuidWorks(s *site) {
 	name := s.run(container{})
-	// The inner su is run by an ordinary user, so it is setuid indeed; a loader error would be the first line.
+	// An ordinary user runs the inner su, so it is setuid. A loader error would be the first line.
 	if out := s.exec(name, "su", "nobody", "-s", "/bin/sh", "-c", "su --version"); !strings.HasPrefix(out, "su ") {
 		s.t.Errorf("a setuid program says %q", out)
 	}
@@ -30,7 +30,7 @@ func setuidWorks(s *site) {
 	s.killHogs(id)
 }
 
-// imageIsLeftAlone: in an image without glibc nothing is preloaded, and nothing may complain.
+// imageIsLeftAlone: an image without glibc gets no preload, and runs without complaint.
 func imageIsLeftAlone(image string) func(*site) {
 	return func(s *site) {
 		name := s.run(container{image: image})
@@ -45,8 +45,8 @@ func imageIsLeftAlone(image string) func(*site) {
 	}
 }
 
-// readOnlyRoot: where the engine's layer is writable below a read-only mount the slice is bound as ever; where it is
-// not, the user is told.
+// readOnlyRoot: a slice is bound even if the root is read-only, as long as the layer below is writable. Otherwise the
+// user sees an error.
 func readOnlyRoot(s *site) {
 	s.works(s.run(container{readOnly: true}))
 }
@@ -73,7 +73,7 @@ func hostPID(s *site) {
 	if g := s.hog(name, gib); !g.holds(gib, quota) {
 		s.t.Fatalf("said %q", g.said)
 	}
-	// Without a pid namespace of its own nothing ends with init; the engine has to find them all.
+	// Without a pid namespace processes outlive init; the engine must find them all.
 	s.remove(name)
 	s.Eventually("the slice is gone", s.IsGone(id))
 }

@@ -61,7 +61,7 @@ func pausedKeeps(s *site) {
 		s.t.Fatalf("pause: %v\n%s", err, out)
 	}
 	other := s.run(container{})
-	s.works(other) // a frozen slice is in nobody's way
+	s.works(other) // a frozen slice blocks no other
 	if use := s.Use(s.id(name)); use.Used != 2*gib {
 		s.t.Errorf("a paused container shows %+v, want 2 GiB", use)
 	}
@@ -92,7 +92,6 @@ func hasShim(e engine) string {
 	return ""
 }
 
-// parent of a process.
 func (s *site) parent(pid int) int {
 	s.t.Helper()
 	parent, err := parentOf(strconv.Itoa(pid))
@@ -124,13 +123,13 @@ func (s *site) killShim(c container) {
 		s.t.Fatalf("said %q", g.said)
 	}
 	s.Must(unix.Kill(shim, unix.SIGKILL))
-	// The engine then ends the container, or leaves it running; the quota is right in both.
+	// The engine then ends the container or leaves it running; the quota holds in both cases.
 	if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
 		s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
 	}
 	s.remove(name)
 	if err := unix.Kill(init, 0); err == nil {
-		_ = unix.Kill(init, unix.SIGKILL) // its engine has forgotten it
+		_ = unix.Kill(init, unix.SIGKILL) // the engine no longer knows it
 	}
 	s.Eventually("the slice is gone", s.IsGone(id))
 	if e, ok := s.engine.(interface{ forgotten(id string) }); ok {
@@ -154,7 +153,7 @@ func containerdIsKilled(s *site) { s.daemonIsKilled("containerd") }
 func dockerdIsKilled(s *site)    { s.daemonIsKilled("dockerd") }
 func crioIsKilled(s *site)       { s.daemonIsKilled("crio") }
 
-// daemonIsKilled shows that containers do not notice, and the daemon that comes back can do all with them.
+// daemonIsKilled: containers keep running, and the restarted daemon manages them as before.
 func (s *site) daemonIsKilled(daemon string) {
 	s.t.Helper()
 	name := s.run(container{})
@@ -198,26 +197,26 @@ func runtimeIsKilled(s *site) {
 		s.t.Error("the runtime was killed and the engine says that the container runs")
 	}
 	s.remove(name)
-	// runc 1.1 has not yet written what the container is when its hooks run, so there is nothing to delete for it then, and the
-	// container's cgroup stays behind, with or without us.
+	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup
+	// stays behind, with gpuslice or without.
 	s.soon(func() bool {
 		left := without(lookCgroups(s.Dir), before)
 		for _, cgroup := range left {
-			_ = os.Remove(cgroup) // one with processes cannot be removed; they end in a moment
+			_ = os.Remove(cgroup) // fails while processes are left; they end soon
 		}
 		return len(left) == 0
 	})
 	s.works(s.run(container{}))
 }
 
-// hook is the pid of our hook at work; 0 if there is none.
+// hook returns the pid of our running hook, or 0 if there is none.
 func (s *site) hook() int {
 	for _, pid := range children("/proc") {
 		line, err := os.ReadFile("/proc/" + pid + "/cmdline")
 		if err != nil || !strings.HasSuffix(string(line), "\x00prestart\x00") {
 			continue
 		}
-		// Apart it is known by who runs it: the hook's own first thread may be in the container already.
+		// Apart, the parent identifies the hook: the hook's own first thread may already be in the container.
 		parent, err := parentOf(pid)
 		if err == nil && (strings.Contains(string(line), s.Config()+"\x00") || s.apart.has(strconv.Itoa(parent))) {
 			n, _ := strconv.Atoi(pid)

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// namer has names for its containers: what a slice is shown with, and whether the image is among it.
+// namer is an engine that names its containers: names returns what a slice is shown with, and whether that includes
+// the image.
 type namer interface {
 	names(name string) (want api.Names, image bool)
 }

@@ -17,7 +17,7 @@ func isNewDocker(e engine) string {
 	return "Docker in Docker is tried with Docker 29"
 }
 
-// innerDocker starts a Docker in a container: a privileged one, as Docker in Docker has to be.
+// innerDocker starts Docker in a container, which must be privileged for it.
 const innerDocker = `
 mkdir /inner
 mount -t tmpfs none /inner
@@ -43,7 +43,6 @@ cat /inner/*.log
 exit 1
 `
 
-// innerDaemon starts an enforcer in a container.
 const innerDaemon = `
 mkdir -p /inner/gpuslice
 cat >/inner/gpuslice.toml <<TOML
@@ -64,7 +63,7 @@ cat /inner/gpusliced.log
 exit 1
 `
 
-// nested is a container in a container.
+// nested is a Docker in a container.
 type nested struct {
 	s     *site
 	outer string
@@ -74,7 +73,7 @@ func (n nested) docker(words ...string) (string, error) {
 	return n.s.engine.exec(n.outer, append([]string{"docker"}, words...)...)
 }
 
-// run starts a container in the outer one, which takes memory and keeps it, and returns what it said of that.
+// run starts an inner container that takes and keeps memory, and returns its output.
 func (n nested) run(name string, bytes uint64, flags ...string) string {
 	n.s.t.Helper()
 	words := append([]string{"run", "--detach", "--name", name, "--network", "none", "-v", "/fakecuda:/fakecuda", "-v", "/demo:/demo", "-v", "/fake:/fake",
@@ -91,7 +90,7 @@ func (n nested) run(name string, bytes uint64, flags ...string) string {
 	return said
 }
 
-// remove removes inner containers, and waits until the outer one holds nothing.
+// remove removes inner containers and waits until the outer one holds no memory.
 func (n nested) remove(names ...string) {
 	n.s.t.Helper()
 	if out, err := n.docker(append([]string{"rm", "--force"}, names...)...); err != nil {
@@ -103,7 +102,7 @@ func (n nested) remove(names ...string) {
 	})
 }
 
-// dockerInDocker: what runs in a container's containers is the container's, whatever they are given, and by whom.
+// dockerInDocker: inner containers count against the outer container, whatever settings they have.
 func dockerInDocker(s *site) {
 	outer := s.run(container{
 		privileged: true,
@@ -116,7 +115,7 @@ func dockerInDocker(s *site) {
 	id, n := s.id(outer), nested{s, outer}
 	s.exec(outer, "sh", "-eu", "-c", innerDocker)
 
-	// Who may mount the host's cgroups leaves his own, and is known by the pid namespace.
+	// A process that may mount the host's cgroups can leave its own; the pid namespace still identifies it.
 	s.exec(outer, "sh", "-euc", "mkdir /host; mount -t cgroup2 none /host")
 	if g := s.hogBy(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
 		s.t.Errorf("in another cgroup it said %q", g.said)
@@ -126,7 +125,7 @@ func dockerInDocker(s *site) {
 	}
 	s.killHogs(id)
 
-	// Nothing in it is ours: driver truth finds it.
+	// The inner container has no file of ours: driver truth finds it.
 	if said := n.run("plain", gib); !strings.HasPrefix(said, "holds ") {
 		s.t.Errorf("said %q", said)
 	}
@@ -136,7 +135,7 @@ func dockerInDocker(s *site) {
 	}
 	n.remove("plain")
 
-	// It has what is bound into the outer container.
+	// The inner container gets the outer container's bind mounts.
 	bound := []string{"-v", "/.gpuslice:/.gpuslice:ro", "-v", "/etc/ld.so.preload:/etc/ld.so.preload:ro"}
 	if said := n.run("bound", 2*gib, bound...); said != fmt.Sprintf("holds %d of %d", 2*gib, quota) {
 		s.t.Errorf("said %q", said)
@@ -149,7 +148,7 @@ func dockerInDocker(s *site) {
 	}
 	n.remove("bound", "more")
 
-	// The host's control socket: its enforcer knows no process by the pid that it has in here.
+	// Uses the host's control socket: the host's enforcer does not know the pids of this namespace.
 	s.Must(os.WriteFile(s.in("run", "nested.toml"), fmt.Appendf(nil, "[enforcer]\nsocket = %q\nrun_dir = %q\n", s.Socket(), s.in("run")), 0o644))
 	defer os.Remove(s.in("run", "nested.toml"))
 	s.exec(outer, "cp", s.in("run", "nested.toml"), "/inner/gpuslice.toml")
@@ -160,7 +159,8 @@ func dockerInDocker(s *site) {
 	}
 	n.remove("asks")
 
-	// A gpuslice of its own: its card is as large as the outer quota, and what it gives is the outer container's all the same.
+	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer
+	// container.
 	s.exec(outer, "sh", "-eu", "-c", innerDaemon)
 	if said := n.run("sliced", gib, asks...); said != fmt.Sprintf("holds %d of %d", gib, 2*gib) {
 		s.t.Errorf("said %q", said)

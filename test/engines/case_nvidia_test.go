@@ -12,22 +12,23 @@ import (
 	"strings"
 )
 
-// equippable is an engine that is tried with NVIDIA's container toolkit too.
+// equippable is an engine that the suite also runs with NVIDIA's container toolkit.
 type equippable interface {
-	// equipped is another such engine, whose up equips its site.
+	// equipped returns an engine with an up that equips its site.
 	equipped() engine
-	// ask is a container that asks for GPUs ("0", "1" or "all") in a way, or says why the engine has not that way.
+	// ask returns a container that requests GPUs ("0", "1" or "all") in one way, or the reason why the engine lacks
+	// that way.
 	ask(w way, gpus string) (c container, not string)
 }
 
-// way is one by which GPUs get into containers.
+// way is one method of passing GPUs to a container.
 type way string
 
 const (
 	byCDI  way = "cdi"  // the engine, by a CDI specification
-	byFlag way = "gpus" // the engine's own flag --gpus, which it turns into CDI
-	byHook way = "hook" // that flag, for which it names a hook
-	// The other ways are runtimes, by their names, and NVIDIA_VISIBLE_DEVICES.
+	byFlag way = "gpus" // the engine's own --gpus, which becomes CDI
+	byHook way = "hook" // --gpus, which adds a hook
+	// Other ways are names of runtimes, used with NVIDIA_VISIBLE_DEVICES.
 )
 
 func hasWay(ways ...way) func(engine) string {
@@ -47,8 +48,8 @@ func hasWay(ways ...way) func(engine) string {
 
 func (w way) isFlag() bool { return w == byCDI || w == byFlag || w == byHook }
 
-// equipped is the site's sister that has a machine of two GPUs and the toolkit. It is started for the first case that
-// wants it, and ends with the engine's last.
+// equipped returns the sister site, with two GPUs and the toolkit. The first case that needs it starts it; it ends
+// with the engine's last case.
 func (s *site) equipped() *site {
 	s.t.Helper()
 	if s.sister == nil {
@@ -57,7 +58,7 @@ func (s *site) equipped() *site {
 	return s.sister.of(s.t)
 }
 
-// asked is a container that asks for GPUs in a way. The driver is not bound into it: that is the toolkit's affair.
+// asked returns a container that requests GPUs. It does not bind the driver, which is the toolkit's job.
 func (s *site) asked(w way, gpus string) container {
 	s.t.Helper()
 	c, _ := s.engine.(equippable).ask(w, gpus)
@@ -65,8 +66,8 @@ func (s *site) asked(w way, gpus string) container {
 	return c
 }
 
-// gives starts a container, which is to see the GPUs of those indices, and shows that its quota counts on them, and
-// holds. nil is a container to which the toolkit gives nothing: its quota is on all GPUs.
+// gives starts a container, which must see the GPUs with these indices, and checks that its quota applies to them.
+// Without indices the toolkit adds no GPU, and the quota applies to all.
 func (s *site) gives(c container, seen ...int) {
 	s.t.Helper()
 	name := s.run(c)
@@ -92,7 +93,7 @@ func (s *site) gives(c container, seen ...int) {
 		}
 	}
 	for _, n := range seen {
-		hog := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d /demo/cuda_hog ", n) // the simulated driver shows all
+		hog := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d /demo/cuda_hog ", n) // the simulated driver shows all GPUs
 		if g := s.hogBy(name, fmt.Sprint(hog, 3*gib)); !g.holds(3*gib, quota) {
 			s.t.Errorf("%q %q: on GPU %d the first process said %q", c.flags, c.env, n, g.said)
 		}
@@ -109,7 +110,7 @@ func (s *site) gives(c container, seen ...int) {
 	s.Eventually("the slice is gone", s.IsGone(id))
 }
 
-// counts are the UUIDs of the GPUs on which a slice's quota counts.
+// counts returns the UUIDs of the GPUs to which a slice's quota applies.
 func (s *site) counts(id string) (uuids []string) {
 	s.t.Helper()
 	slice, err := s.Client.Slice(context.Background(), id)
@@ -120,7 +121,7 @@ func (s *site) counts(id string) (uuids []string) {
 	return uuids
 }
 
-// refuses tries a container that is to be refused with a sentence of ours.
+// refuses starts a container that must be rejected with an error of ours.
 func (s *site) refuses(c container, told ...string) {
 	s.t.Helper()
 	name, out, err := s.try(c)
@@ -131,7 +132,7 @@ func (s *site) refuses(c container, told ...string) {
 	s.remove(name)
 }
 
-// cdiByEngine: device nodes and the driver's libraries are in config.json before we are called.
+// cdiByEngine: config.json already has the device nodes and the driver's libraries when our runtime starts.
 func cdiByEngine(s *site) {
 	s.sisters(func(s *site) {
 		s.gives(s.asked(byCDI, "1"), 1)
@@ -139,13 +140,13 @@ func cdiByEngine(s *site) {
 		c := s.asked(byCDI, "0")
 		c.annotations = map[string]string{"gpuslice.vram.1": "4G"}
 		if p, ok := s.engine.(*equippedPodman); ok && p.hooks {
-			return // of what a hook says crun shows nothing
+			return // crun drops the output of hooks
 		}
 		s.refuses(c, "device 1", "does not see", "it sees 0")
 	})
 }
 
-// gpusFlag: a hook changes the container when it is there already, before ours or after it.
+// gpusFlag: a hook modifies the created container before or after ours.
 func gpusFlag(s *site) {
 	s.sisters(func(s *site) {
 		for _, w := range []way{byFlag, byHook} {
@@ -164,7 +165,7 @@ func gpusFlag(s *site) {
 	})
 }
 
-// configured checks for which devices nvidia-container-cli was called.
+// configured checks the devices of the calls to nvidia-container-cli.
 func (s *site) configured(devices ...string) {
 	s.t.Helper()
 	text, _ := os.ReadFile(s.cliLog())
@@ -179,16 +180,16 @@ func (s *site) configured(devices ...string) {
 	}
 }
 
-// nvidiaInside: gpuslice-runtime's low-level runtime is NVIDIA's, which writes config.json anew after us.
+// nvidiaInside: gpuslice-runtime calls NVIDIA's runtime, which rewrites config.json afterwards.
 func nvidiaInside(s *site) { s.nvidiaRuntime(inside) }
 
-// nvidiaOutside: the low-level runtime of NVIDIA's is gpuslice-runtime.
+// nvidiaOutside: NVIDIA's runtime calls gpuslice-runtime.
 func nvidiaOutside(s *site) { s.nvidiaRuntime(outside) }
 
 func (s *site) nvidiaRuntime(name string) {
 	s.t.Helper()
 	s.sisters(func(s *site) {
-		_, byHand := s.engine.(*equippedOCI) // else it is about what the engine makes of it
+		_, byHand := s.engine.(*equippedOCI) // other engines only test how they call the runtime
 		for _, mode := range []string{modeCDI, modeLegacy} {
 			_ = os.Remove(s.cliLog())
 			w := way(name + mode)
@@ -209,13 +210,13 @@ func (s *site) nvidiaRuntime(name string) {
 		if byHand {
 			c.annotations = map[string]string{}
 			s.refuses(c, "no quota")
-			// In the mode of its default, NVIDIA's runtime takes a whole name of CDI from the specification.
+			// In its default mode NVIDIA's runtime takes a full CDI name from the specification.
 			s.gives(s.asked(way(name+modeAuto), "nvidia.com/gpu=1"), 1)
 		}
 	})
 }
 
-// runtimesLoop: two runtimes that wrap each other are told apart from two that work.
+// runtimesLoop: two runtimes that call each other are detected as a loop.
 func runtimesLoop(s *site) {
 	s.sisters(func(s *site) {
 		for _, first := range []string{"gpuslice-runtime", "nvidia-container-runtime"} {
@@ -224,7 +225,7 @@ func runtimesLoop(s *site) {
 	})
 }
 
-// sisters runs a part of a case on the equipped site, which it must leave as it found it.
+// sisters runs part of a case on the equipped site as well, which it must leave unchanged.
 func (s *site) sisters(run func(s *site)) {
 	s.t.Helper()
 	sister := s.equipped()

@@ -20,7 +20,7 @@ func hasPods(e engine) string {
 	return "pods are Kubernetes'"
 }
 
-// hasShimOfPods: containerd's pods have one shim for all of their containers, and handlers that are shims.
+// hasShimOfPods returns "" if one shim serves a pod and handlers are shims, as with containerd.
 func hasShimOfPods(e engine) string {
 	if why := hasPods(e); why != "" {
 		return why
@@ -31,7 +31,7 @@ func hasShimOfPods(e engine) string {
 	return ""
 }
 
-// newPod starts a pod without a container, and returns its name and what a container in it is like.
+// newPod starts an empty pod and returns its name and a container to start in it.
 func (s *site) newPod(handler string, c container) (string, container) {
 	s.t.Helper()
 	name, c, err := s.tryPod(handler, c)
@@ -40,7 +40,7 @@ func (s *site) newPod(handler string, c container) (string, container) {
 }
 
 func (s *site) tryPod(handler string, c container) (string, container, error) {
-	c.name = "pod" + strings.TrimPrefix(s.t.Name(), "TestEngines") // no pod of another case has it
+	c.name = "pod" + strings.TrimPrefix(s.t.Name(), "TestEngines")
 	c.name = strings.NewReplacer("/", "-", " ", "-", "_", "-").Replace(c.name)
 	c = c.complete(s)
 	e := s.engine.(*kube)
@@ -48,7 +48,7 @@ func (s *site) tryPod(handler string, c container) (string, container, error) {
 	return c.name, c, e.sandbox(handler, c)
 }
 
-// inPod starts a container in a pod, which must work, and returns its id.
+// inPod starts a container in a pod, which must succeed, and returns its id.
 func (s *site) inPod(pod string, c container) string {
 	s.t.Helper()
 	id, err := s.engine.(*kube).start(pod, c)
@@ -56,7 +56,6 @@ func (s *site) inPod(pod string, c container) string {
 	return id
 }
 
-// ids are those of all slices.
 func (s *site) ids() (ids []string) {
 	for _, slice := range s.Slices() {
 		ids = append(ids, slice.ID)
@@ -65,7 +64,7 @@ func (s *site) ids() (ids []string) {
 	return ids
 }
 
-// podOfTwo: an annotation of the pod is one of each of its containers, and the sandbox takes nothing.
+// podOfTwo: a pod's annotation applies to each of its containers, and the sandbox holds no memory.
 func podOfTwo(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	if ids := s.ids(); len(ids) != 0 {
@@ -80,11 +79,11 @@ func podOfTwo(s *site) {
 	if g := s.hog(one, 3*gib); !g.holds(3*gib, quota) {
 		s.t.Fatalf("in the one container: said %q", g.said)
 	}
-	s.works(two) // the one's 3 GiB are not its
+	s.works(two) // its quota is separate from the first container's
 	if g := s.hog(one, 3*gib); !g.refused() {
 		s.t.Errorf("3 GiB beside 3 GiB of the same container: said %q", g.said)
 	}
-	// The pod is deleted with all that runs in it.
+	// Deleting the pod ends all its containers.
 	ctx, cancel := patience()
 	defer cancel()
 	e := s.engine.(*kube)
@@ -93,7 +92,7 @@ func podOfTwo(s *site) {
 	s.remove(pod)
 }
 
-// podRestarts: what the kubelet restarts has another id, and the same pod.
+// podRestarts: a restarted container has a new id in the same pod.
 func podRestarts(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	first := s.inPod(pod, c)
@@ -117,7 +116,7 @@ func podRestarts(s *site) {
 	s.remove(pod)
 }
 
-// podShimIsKilled: all that is in a pod has one shim.
+// podShimIsKilled: one shim serves all containers of a pod.
 func podShimIsKilled(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	one, two := s.inPod(pod, c), s.inPod(pod, c)
@@ -142,17 +141,17 @@ func podShimIsKilled(s *site) {
 	s.works(s.run(container{}))
 }
 
-// podAnnotations: whose they are, and what a handler lets through.
+// podAnnotations covers the precedence of annotations, and handlers that drop them.
 func podAnnotations(s *site) {
 	e := s.engine.(*kube)
-	// The kubelet gives a container only its own annotations and those of device plugins; they are the closer ones.
+	// The kubelet gives a container only its own annotations and those of device plugins; they take precedence.
 	pod, c := s.newPod(handlerShim, container{annotations: vram("8G")})
 	id, err := e.startAnnotated(pod, c, vram("4G"))
 	s.Must(err)
 	s.works(id)
 	s.remove(pod)
 
-	// A handler that does not list them drops them without a word.
+	// A handler without pod_annotations drops them silently.
 	if hasShimOfPods(e) == "" {
 		pod, c = s.newPod(handlerUnlisted, container{})
 		_, err = e.start(pod, c)
@@ -163,7 +162,7 @@ func podAnnotations(s *site) {
 		s.remove(pod)
 	}
 
-	// What is wrong is told for the container, not for its sandbox: it is in the events of the pod.
+	// The error belongs to the container, not to its sandbox, so the pod's events show it.
 	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
 	_, err = e.start(pod, c)
 	if err == nil || !strings.Contains(err.Error(), "Container: ") {
@@ -173,7 +172,7 @@ func podAnnotations(s *site) {
 	s.remove(pod)
 }
 
-// podOfRuncsShim: the handler that needs no shim of ours.
+// podOfRuncsShim uses a handler with runc's shim.
 func podOfRuncsShim(s *site) {
 	pod, c := s.newPod(handlerRunc, container{})
 	s.works(s.inPod(pod, c))
@@ -184,7 +183,7 @@ func podOfRuncsShim(s *site) {
 	s.remove(pod)
 }
 
-// podSystemd: a kubelet whose cgroup driver is systemd needs SystemdCgroup, which goes by our shim to the low-level runtime.
+// podSystemd: for the systemd cgroup driver our shim passes SystemdCgroup to the low-level runtime.
 func podSystemd(s *site) {
 	e := s.engine.(*kube)
 	pod, _, err := s.tryPod(handlerSystemd, container{})

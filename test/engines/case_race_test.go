@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raceForTheLast has the processes of two containers, whose quotas are more than the card together, take what is left of it
-// in the smallest steps that it gives. Each charge that the card then refused must have been taken back.
+// raceForTheLast has processes of two containers allocate the rest of the card in the smallest steps. Their quotas
+// together exceed the card. Each charge for an allocation that the card refused must be undone.
 func raceForTheLast(s *site) {
 	const racers, step = 3, 2 * mib
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-o", s.in("fake", "racer"), "programs/racer.c", "-ldl").CombinedOutput()
@@ -78,7 +78,7 @@ func raceForTheLast(s *site) {
 	}
 }
 
-// churnCount is how many containers are started; GPUSLICE_CHURN sets another number.
+// churnCount returns the number of containers to start, by default 200; GPUSLICE_CHURN overrides it.
 func churnCount(s *site) int {
 	n := 200
 	if text := os.Getenv("GPUSLICE_CHURN"); text != "" {
@@ -89,7 +89,7 @@ func churnCount(s *site) int {
 	return n
 }
 
-// churn starts and removes containers as fast as the engine goes, and kills at random.
+// churn starts and removes containers as fast as the engine can, and kills processes at random.
 func churn(s *site) {
 	count, seed := churnCount(s), uint64(time.Now().UnixNano())
 	s.t.Logf("seed %d", seed)
@@ -121,15 +121,15 @@ func churn(s *site) {
 	group.Wait()
 }
 
-// disturb does one of the things that happen to containers.
+// disturb applies one random disturbance to a container.
 func (s *site) disturb(r *rand.Rand, id string) {
 	time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 	slice, err := s.Client.Slice(context.Background(), id)
 	if err != nil {
-		return // it has ended
+		return
 	}
 	switch r.IntN(4) {
-	case 0: // nothing: it is removed while it runs
+	case 0: // it is removed while it runs
 	case 1:
 		_ = unix.Kill(slice.PID, unix.SIGKILL)
 	case 2:

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// refusal is a container that is refused, and what the user must be told.
+// refusal is a rejected container with the parts of the expected error.
 type refusal struct {
 	annotations map[string]string
 	told        []string
 }
 
-// bad annotations and what the user must be told: the annotation, the value, and what is accepted.
+// bad lists annotations with what the error must name: the annotation, the value, and the accepted form.
 var bad = []refusal{
 	{vram("4X"), []string{"gpuslice.vram", `"4X"`, `"4G"`}},
 	{vram("0"), []string{"gpuslice.vram", `"0"`, "is not accepted"}},
@@ -47,8 +47,8 @@ func refusalsAreShown(s *site) {
 	}
 }
 
-// told checks what the user is shown: our sentence once, whatever the engine puts around it, and nothing of a runtime that says how it ran
-// a hook, if that is ours to avoid: to a hook of hooks.d, runc alone listens.
+// told checks the shown error: our message once, whatever text the engine adds, and no runtime's log of how it ran a
+// hook. Hooks in hooks.d are exempt: only runc honours their output.
 func (s *site) told(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")
@@ -57,7 +57,7 @@ func (s *site) told(out string, parts ...string) {
 			s.t.Errorf("%q is not in what the user is shown:\n%s", part, out)
 		}
 	}
-	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // its name for the runtime, behind its log
+	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // Podman's prefix, after its log
 		shown = after
 	}
 	if e, ok := s.engine.(*podman); ok && e.hooks {
@@ -76,7 +76,7 @@ func (s *site) told(out string, parts ...string) {
 	}
 }
 
-// etcIsBound: our preload file would be made in the host's directory, and bound on what another can remove.
+// etcIsBound: our preload file would land in the host's directory, on a mount point that another user can remove.
 func etcIsBound(s *site) {
 	for _, files := range []map[string]string{
 		{"passwd": "root:x:0:0:root:/root:/bin/sh\n"},
@@ -99,7 +99,7 @@ func etcIsBound(s *site) {
 				s.t.Errorf("the host's %s is now %q, %v", file, now, err)
 			}
 		}
-		// Engines themselves put hosts, hostname and resolv.conf there.
+		// Engines create hosts, hostname and resolv.conf in it.
 		for _, file := range children(etc) {
 			if _, was := files[file]; !was && (strings.Contains(file, "preload") || strings.Contains(file, "gpuslice")) {
 				s.t.Errorf("the host's directory has %s now", file)

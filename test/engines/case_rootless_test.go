@@ -24,22 +24,22 @@ func hasRootless(e engine) string {
 	return "rootless engines are tried with Podman"
 }
 
-// rootlessUser has a Podman of his own.
+// rootlessUser is the uid of the user with a rootless Podman.
 const rootlessUser = 4711
 
-// rootless is a Podman that a user runs: its containers, hooks and runtime have his rights.
+// rootless is a rootless Podman: its containers, hooks and runtime have the user's rights.
 type rootless struct {
 	s    *site
 	home string
 	env  []string
-	end  func() // leaves the site as it was
+	end  func() // restores the site
 }
 
-// newRootless has the user known where engines are, and sessions allowed to him.
+// newRootless creates the user where engines run and allows the user sessions.
 func newRootless(s *site, e *podman) *rootless {
 	s.t.Helper()
 	r := &rootless{s: s, home: s.in("rootless")}
-	tools := s.in("tools") // the cache is not for everybody to read
+	tools := s.in("tools") // the cache is not world-readable
 	session := s.in("run", "session.sock")
 	config := s.in("rootless.toml")
 	r.env = []string{
@@ -88,7 +88,7 @@ gpuslice = ["%[4]s/gpuslice-runtime"]
 	s.Must(os.WriteFile(s.Config(), fmt.Appendf(text[:len(text):len(text)], "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\n", session, rootlessUser), 0o644))
 	s.Start()
 	r.end = func() {
-		_, _ = r.podman("system", "migrate") // ends the process that keeps the user's namespaces
+		_, _ = r.podman("system", "migrate")
 		s.Stop(unix.SIGTERM)
 		s.Must(os.WriteFile(s.Config(), text, 0o644))
 		s.Start()
@@ -98,7 +98,7 @@ gpuslice = ["%[4]s/gpuslice-runtime"]
 	return r
 }
 
-// command is one of the user's.
+// command returns a command that runs as the user.
 func (r *rootless) command(args ...string) *exec.Cmd {
 	id := strconv.Itoa(rootlessUser)
 	cmd := r.s.command("setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups"}, args...)...)
@@ -117,7 +117,7 @@ func (r *rootless) remove(name string) {
 	}
 }
 
-// run are the words of `podman run`.
+// run returns the arguments of `podman run`.
 func (r *rootless) run(flags, args []string) []string {
 	words := append([]string{"podman", "run", "--rm", "--network", "none"}, flags...)
 	for source, target := range map[string]string{r.s.Bin: r.s.Bin, r.s.Bin + "/demo": "/demo", r.s.Bin + "/fakecuda": "/fakecuda", r.s.in("fake"): "/fake"} {
@@ -126,7 +126,8 @@ func (r *rootless) run(flags, args []string) []string {
 	return append(append(words, "--env", "LD_LIBRARY_PATH=/fakecuda", "--env", "FAKECUDA_STATE=/fake/state", "debian"), args...)
 }
 
-// rootlessContainers: an engine of a user's registers nothing. What it starts in a session is the session's, by driver truth.
+// rootlessContainers: a rootless engine registers no slice. Driver truth counts its containers in a session against
+// that session.
 func rootlessContainers(s *site) {
 	e := s.engine.(*podman)
 	r := newRootless(s, e)

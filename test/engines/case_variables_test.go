@@ -18,7 +18,8 @@ func isOldDocker(e engine) string {
 	return isDocker(e)
 }
 
-// dockerVariables: what an old Docker can do in place of annotations, that an image gains nothing by it, and that each advice can be followed.
+// dockerVariables: an old Docker can use variables in place of annotations, an image cannot, and each error's advice
+// works.
 func dockerVariables(s *site) {
 	dockerIsFoundOld(s)
 	dockerRefusalIsOfUse(s)
@@ -44,7 +45,7 @@ func dockerVariables(s *site) {
 	s.remove(name)
 	for _, c := range []container{
 		{env: []string{"GPUSLICE_VRAM_0=2G", "GPUSLICE_VRAM=4G"}},
-		{env: []string{"GPUSLICE_VRAM=2G"}, flags: []string{"--label", "gpuslice.vram=1G"}}, // dockerd keeps labels to itself
+		{env: []string{"GPUSLICE_VRAM=2G"}, flags: []string{"--label", "gpuslice.vram=1G"}}, // dockerd does not pass labels on
 	} {
 		s.remove(limit(2*gib, c))
 	}
@@ -82,7 +83,7 @@ func dockerVariables(s *site) {
 	}
 }
 
-// dockerIsFoundOld: what the documents have first fails here, and `gpuslice install` says what does not.
+// dockerIsFoundOld: the first documented flag fails here, and `gpuslice install` names the one that works.
 func dockerIsFoundOld(s *site) {
 	e := s.engine.(*docker)
 	if out, err := e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"); err == nil || !strings.Contains(out, "unknown flag: --annotation") {
@@ -96,7 +97,7 @@ func dockerIsFoundOld(s *site) {
 	}
 }
 
-// dockerRefusalIsOfUse: without allow_env the refusal says what to do, which is then done.
+// dockerRefusalIsOfUse: without allow_env the error names a fix, which the test then applies.
 func dockerRefusalIsOfUse(s *site) {
 	allowed, err := os.ReadFile(s.Config())
 	s.Must(err)

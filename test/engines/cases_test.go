@@ -4,12 +4,12 @@
 
 package engines
 
-// testcase is one line of the table.
+// testcase is one row of the table.
 type testcase struct {
 	name  string // of the sub-test
 	title string // in the table
 	run   func(s *site)
-	needs func(e engine) string // why this engine has it not; "" if it has
+	needs func(e engine) string // why the engine lacks it; "" if it has it
 }
 
 var cases = []testcase{

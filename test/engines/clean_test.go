@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// world is what a case must leave as it found it.
+// world is the state that a case must restore.
 type world struct {
-	mounts    []string // of the host, that have to do with the site
-	processes []string // that its engine started and are no daemon
-	cgroups   []string // beneath all hierarchies, that are not the machine's
+	mounts    []string // of the host, related to the site
+	processes []string // started by the engine, except daemons
+	cgroups   []string // in all hierarchies, except the machine's own
 	dirs      []string // of the enforcer and the hook
 	bundles   []string // what engines keep for each container
-	sources   []string // host files that containers see, with their sizes and times
+	sources   []string // host files bound into containers, with sizes and times
 }
 
-// look sees what there is now.
+// look captures the current state.
 func (s *site) look() world {
 	return world{
 		mounts:    s.lookMounts(),
@@ -39,14 +39,14 @@ func (s *site) look() world {
 	}
 }
 
-// clean waits until all that the case made is gone, and names what is not.
+// clean waits until the case's leftovers are gone and reports those that remain.
 func (s *site) clean(before world) {
 	s.t.Helper()
 	for _, slice := range s.Slices() {
 		_, _ = s.engine.remove(slice.Container)
 	}
 	if s.t.Failed() {
-		return // what it says first is what is wrong
+		return // the first error is the cause
 	}
 	for _, what := range []struct {
 		name string
@@ -72,14 +72,14 @@ func (s *site) clean(before world) {
 	}
 }
 
-// sweep ends what is there when the engine's daemons have been stopped. After a failure that may be much; else it is the
-// parents of cgroups, which no engine removes.
+// sweep removes what remains after the engine's daemons have stopped: after a failure anything, else only parent
+// cgroups, which engines never remove.
 func (s *site) sweep() {
 	left := append(s.lookMounts(), append(s.lookProcesses(), s.lookBundles()...)...)
 	if len(left) > 0 && !s.t.Failed() {
 		s.t.Errorf("when the engine has ended there is still %q", left)
 	}
-	for _, line := range s.lookProcesses() { // shims first: they would tell of what follows
+	for _, line := range s.lookProcesses() { // shims first, so that they report nothing
 		name, _, _ := strings.Cut(line, " ")
 		kill(name)
 	}
@@ -96,7 +96,7 @@ func (s *site) sweep() {
 	for _, point := range mounts {
 		_, _ = s.output("umount", "--lazy", point)
 	}
-	for _, root := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // v2 alone, and all others
+	for _, root := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // v2 alone, and v1 or hybrid
 		parents, _ := filepath.Glob(root + cgroupParent(s.Dir))
 		cgroups = append(cgroups, parents...)
 	}
@@ -132,8 +132,8 @@ func (s *site) lookMounts() (points []string) {
 	return points
 }
 
-// lookProcesses are those with the site's environment but its daemons and enforcer. Containers have it not: they are in
-// the cgroups.
+// lookProcesses returns processes with the site's environment, except its daemons and enforcer. Processes of
+// containers have another environment; lookCgroups covers them.
 func (s *site) lookProcesses() (found []string) {
 	mark := []byte("GPUSLICE_CONFIG=" + s.Config() + "\x00")
 	for _, name := range children("/proc") {
@@ -163,21 +163,20 @@ func (s *site) isDaemon(pid int) bool {
 	return false
 }
 
-// cgroupParent names the cgroups of a site's containers, wherever the engine lets one choose.
+// cgroupParent names the parent cgroup of a site's containers, for engines with such a setting.
 func cgroupParent(dir string) string { return filepath.Base(dir) }
 
-// lookCgroups are the cgroups beneath a site's own, in every hierarchy.
 func lookCgroups(dir string) (found []string) {
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.Contains(path, cgroupParent(dir)+"/") {
 			found = append(found, path)
 		}
-		return nil // one that goes away meanwhile
+		return nil // removed during the walk
 	})
 	return found
 }
 
-// lookSources are the host's directories that containers have bound, or for a root: what is there, and as it was written.
+// lookSources returns the files, sizes and times of host directories that containers bind or use as root.
 func (s *site) lookSources() (found []string) {
 	for _, dir := range []string{s.Bin + "/demo", s.Bin + "/fakecuda", tools + "/images/*", tools + "/images/*/etc"} {
 		files, err := filepath.Glob(dir + "/*")
@@ -191,7 +190,7 @@ func (s *site) lookSources() (found []string) {
 	return found
 }
 
-// lookBundles are the places where engines and runtimes keep a directory for each container that is there.
+// lookBundles returns the per-container directories of engines and runtimes.
 func (s *site) lookBundles() (found []string) {
 	for _, pattern := range []string{
 		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/runtime-*/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",

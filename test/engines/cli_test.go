@@ -13,22 +13,22 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// dockerlike is the dialect that docker, nerdctl and podman have in common. An engine embeds it, and says the rest.
+// dockerlike is the command line that docker, nerdctl and podman share. An engine embeds it.
 type dockerlike struct {
 	s       *site
-	program []string // the command and the flags before its verb
-	runtime string   // of --runtime; "" if that is not said with run
+	program []string // the command and its global flags
+	runtime string   // of --runtime; "" omits the flag
 	flags   []string // of run, for each container
-	userns  []string // of run, for a container in a user namespace
+	userns  []string // of run, with a user namespace
 
-	// annotate is how run is told of annotations; nil: by --annotation.
+	// annotate returns the flags for annotations; nil uses --annotation.
 	annotate func(map[string]string) []string
 
 	mu  sync.Mutex
-	ids map[string]string // of containers, by their names; kept when they are removed
+	ids map[string]string // of containers, by name; kept after removal
 }
 
-// invoke is a command of the engine's.
+// invoke runs an engine command.
 func (e *dockerlike) invoke(args ...string) (string, error) {
 	all := slices.Concat(e.program[1:], args)
 	return e.s.output(e.program[0], all...)
@@ -44,7 +44,7 @@ func (e *dockerlike) run(c container) (string, error) {
 
 func (e *dockerlike) names(name string) (api.Names, bool) { return api.Names{Name: name}, true }
 
-// runArgs are those of a verb that starts or makes a container: "run" or "create".
+// runArgs returns the arguments of "run" or "create".
 func (e *dockerlike) runArgs(verb string, c container) []string {
 	args := []string{verb, "--name", c.name}
 	if verb == "run" {
@@ -99,7 +99,7 @@ func annotationFlags(annotations map[string]string) (flags []string) {
 
 var idLine = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
 
-// remember keeps the id that a detached run wrote, perhaps after warnings.
+// remember stores the id that a detached run printed, possibly after warnings.
 func (e *dockerlike) remember(name, out string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

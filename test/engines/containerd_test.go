@@ -12,41 +12,39 @@ import (
 	"strings"
 )
 
-// shimRuntime is the name under which containerd's clients know our shim.
+// shimRuntime is the runtime name of our shim for containerd's clients.
 const shimRuntime = "io.containerd.gpuslice.v1"
 
-// containerdOptions is what engines want of their containerd.
+// containerdOptions configures an engine's containerd.
 type containerdOptions struct {
 	version string // the directory in the cache: "containerd-1.6", "containerd-2"
-	cri     bool   // with Kubernetes' interface, whose tables more has
-	format  int    // of its configuration; 0 is 2, which all understand
-	more    string // tables of its configuration, after those that each has
+	cri     bool   // with the CRI plugin, configured by more
+	format  int    // of its configuration; 0 means 2, the common format
+	more    string // extra tables of its configuration
 }
 
-// containerdFile is containerd's configuration.
 func (s *site) containerdFile() string { return s.in("containerd", "config.toml") }
 
-// containerdSocket is its address.
 func (s *site) containerdSocket() string { return s.in("containerd", "sock") }
 
-// containerdNamespace is that of all which an engine does. It names cgroups too: clients put containers into /NAMESPACE/ID.
+// containerdNamespace is the namespace of the engine's containers. It names cgroups too: clients put containers into
+// /NAMESPACE/ID.
 func (s *site) containerdNamespace() string { return cgroupParent(s.Dir) }
 
-// containerdUp starts a containerd for an engine: the daemon "containerd", which has all below the site's containerd/
-// that it can be told to have there.
+// containerdUp starts the daemon "containerd", with all configurable paths below the site's containerd/.
 func containerdUp(s *site, o containerdOptions) {
 	s.t.Helper()
 	containerdConfigure(s, o)
 	containerdStart(s)
 }
 
-// containerdConfigure writes the configuration only.
+// containerdConfigure only writes the configuration.
 func containerdConfigure(s *site, o containerdOptions) {
 	s.t.Helper()
 	tool(s.t, o.version, "containerd")
 	s.prepend(o.version)
-	s.env = append(s.env, "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1") // ctr's, amid what an exec writes
-	// What nobody here uses and takes time, or would be found by the machine's other containerds.
+	s.env = append(s.env, "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1") // ctr's, mixed with the output of exec
+	// Disables plugins that are unused and slow, or visible to other containerds of the machine.
 	disabled := []string{"io.containerd.nri.v1.nri", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"}
 	if !o.cri {
 		disabled = append(disabled, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime")
@@ -66,11 +64,10 @@ path = %q
 	s.Must(os.WriteFile(s.containerdFile(), []byte(text), 0o644))
 }
 
-// containerdStart starts the daemon as it is configured.
 func containerdStart(s *site) {
 	s.t.Helper()
 	s.daemon("containerd", func() error {
-		// ctr waits ten seconds for a socket at which nobody listens.
+		// ctr waits ten seconds for a socket without a listener.
 		conn, err := net.Dial("unix", s.containerdSocket())
 		if err != nil {
 			return err
@@ -83,11 +80,11 @@ func containerdStart(s *site) {
 	}, "containerd", "--config", s.containerdFile())
 }
 
-// runcRoot is where runc's shim has the low-level runtime keep its state for a namespace, unless a client names another
-// place. It is the same for all containerds of a machine.
+// runcRoot is the default directory for the runtime state of a namespace under runc's shim. All containerds of a
+// machine share it.
 func runcRoot(namespace string) string { return filepath.Join("/run/containerd/runc", namespace) }
 
-// ctr is a command of containerd's own client.
+// ctr runs a command of containerd's own client.
 func (s *site) ctr(args ...string) (string, error) {
 	s.t.Helper()
 	return s.output("ctr", s.ctrArgs(args...)...)
@@ -97,7 +94,6 @@ func (s *site) ctrArgs(args ...string) []string {
 	return append([]string{"--address", s.containerdSocket(), "--namespace", s.containerdNamespace()}, args...)
 }
 
-// ctrImport loads the suite's images.
 func (s *site) ctrImport() {
 	s.t.Helper()
 	for _, image := range images {

@@ -14,16 +14,15 @@ import (
 	"sync/atomic"
 )
 
-// criContainerd is containerd's CRI.
 type criContainerd struct {
 	version string // its directory in the cache
 	format  int    // of its configuration
 }
 
-// kubeNamespace is containerd's for Kubernetes.
+// kubeNamespace is containerd's namespace for Kubernetes.
 const kubeNamespace = "k8s.io"
 
-// kubes are the engines that are up. They share a directory of runc's outside their sites.
+// kubes counts the running engines, which share a runc directory outside their sites.
 var kubes atomic.Int32
 
 func (criContainerd) name() string          { return "containerd" }
@@ -61,12 +60,11 @@ func (criContainerd) start(e *kube) {
 	})
 }
 
-// load is by containerd's client.
 func (criContainerd) load(e *kube, image string) {
 	e.s.must("ctr", "--address", e.s.containerdSocket(), "--namespace", kubeNamespace, "image", "import", imageArchive(e.s.t, image))
 }
 
-// tables are what containerd's configuration has for Kubernetes, but for the handler that `gpuslice install` adds.
+// tables returns containerd's CRI tables, without the handler that `gpuslice install` adds.
 func (d criContainerd) tables(e *kube) string {
 	var b strings.Builder
 	runtime := "io.containerd.grpc.v1.cri"
@@ -77,7 +75,7 @@ func (d criContainerd) tables(e *kube) string {
 		runtime = "io.containerd.cri.v1.runtime"
 		fmt.Fprintf(&b, "[plugins.%q]\ncdi_spec_dirs = [%q]\n", runtime, e.s.in("cdi"))
 	}
-	// A machine of tests may forbid what a node's kubelet may do.
+	// A test machine may forbid what a node's kubelet may do.
 	fmt.Fprint(&b, "restrict_oom_score_adj = true\nnetns_mounts_under_state_dir = true\n")
 	fmt.Fprintf(&b, "[plugins.%q.cni]\nconf_dir = %q\n", runtime, e.s.in("cni", "conf"))
 	if d.format < 3 {
@@ -94,8 +92,8 @@ func (d criContainerd) tables(e *kube) string {
 		}
 	}
 	root := fmt.Sprintf("Root = %q", e.s.in("containerd", "runc"))
-	// `gpuslice install` copies its options, and it has none: containerd 2 starts no container in a user namespace by a
-	// runtime that has options and is not runc's ("can't unmarshal type runtimeoptions.v1.Options").
+	// `gpuslice install` copies the options of this handler. They stay empty: in a user namespace containerd 2 fails
+	// for a runtime with options that is not runc's ("can't unmarshal type runtimeoptions.v1.Options").
 	handler("runc", "io.containerd.runc.v2", "")
 	handler(handlerRunc, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.Bin+"/gpuslice-runtime"))
 	handler(handlerSystemd, shimRuntime, listed, "SystemdCgroup = true")
@@ -103,7 +101,7 @@ func (d criContainerd) tables(e *kube) string {
 		handler(name, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.runtime(name)))
 	}
 	if d.format < 3 {
-		// containerd 1.6 drops all other options of a runtime that is not runc's, and says nothing.
+		// For a runtime that is not runc's, containerd 1.6 silently drops all other options.
 		file := e.s.in("options.toml")
 		e.s.Must(os.WriteFile(file, []byte(root), 0o644))
 		root = fmt.Sprintf("ConfigPath = %q", file)
@@ -112,8 +110,8 @@ func (d criContainerd) tables(e *kube) string {
 	return b.String()
 }
 
-// install adds the handler "gpuslice" as operators do. It is told that the site is the root of a host, so as to
-// keep its record there.
+// install adds the handler "gpuslice" as an operator would, with the site as the host's root so that its record stays
+// there.
 func (e *kube) install(engine, file string) {
 	e.s.t.Helper()
 	file, err := filepath.Rel(e.s.Dir, file)
@@ -121,8 +119,8 @@ func (e *kube) install(engine, file string) {
 	e.s.must("gpuslice", "install", engine, "--root", e.s.Dir, "--config", "/"+file)
 }
 
-// fakeNetwork makes a network plugin that says there is a network. Only pods in user namespaces ask for one, since the
-// host's is not for them.
+// fakeNetwork creates a network plugin that reports success. Only pods in user namespaces need it, as they cannot use
+// the host's network.
 func (e *kube) fakeNetwork() {
 	const plugin = `#!/bin/sh
 cat >/dev/null
@@ -139,7 +137,7 @@ esac
 		e.s.Must(os.MkdirAll(filepath.Dir(path), 0o755))
 		e.s.Must(os.WriteFile(path, []byte(text), 0o755))
 	}
-	// The library of containerd's keeps the answers there, wherever all else is.
+	// containerd's CNI library caches results in this fixed directory.
 	const kept = "/var/lib/cni"
 	if _, err := os.Stat(kept); errors.Is(err, fs.ErrNotExist) {
 		e.s.t.Cleanup(func() {

@@ -27,14 +27,14 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// kube is a daemon as Kubernetes uses it: what the kubelet says to it over the CRI, for pods as users write them. A
-// container of the suite is a pod with one container, and the annotations are the pod's.
+// kube is a CRI daemon, driven with the kubelet's calls for pods. A container of the suite becomes a pod with one
+// container; the annotations are the pod's.
 type kube struct {
 	s       *site
 	daemon  criDaemon
-	runtime []string // the low-level one, in the cache
-	systemd string   // the file that says how the low-level runtime was told to use systemd
-	more    []string // handlers of an equipped site, by the names of its runtimes
+	runtime []string // the low-level runtime, in the cache
+	systemd string   // records how the low-level runtime was called for systemd
+	more    []string // handlers of an equipped site, named like its runtimes
 	images  cri.ImageServiceClient
 	client  cri.RuntimeServiceClient
 
@@ -42,31 +42,30 @@ type kube struct {
 	pods map[string]*pod // by name
 }
 
-// pod is one that is there.
 type pod struct {
 	config     *cri.PodSandboxConfig
-	handler    string // that of its RuntimeClass
-	sandbox    string // its id
+	handler    string // of its RuntimeClass
+	sandbox    string // id
 	containers []string
 }
 
-// criDaemon is one that has the CRI.
+// criDaemon is a daemon with the CRI.
 type criDaemon interface {
-	name() string // of the daemon
-	// configure writes its configuration, with the handler that `gpuslice install` adds; start starts it.
+	name() string
+	// configure writes the configuration, with the handler that `gpuslice install` adds; start starts the daemon.
 	configure(e *kube)
 	start(e *kube)
 	socket(s *site) string
-	// load puts an image where the CRI looks for it.
+	// load imports an image for the CRI.
 	load(e *kube, image string)
-	// state is where the low-level runtime keeps what it knows of a container.
+	// state is the low-level runtime's state directory for a container.
 	state(s *site, id string) string
-	// Why it cannot do that; "" if it can.
+	// noUserns and noCDI return why the daemon lacks the feature, or "" if it has it.
 	noUserns() string
 	noCDI() string
 }
 
-// The handlers of RuntimeClasses that are configured.
+// Handlers for RuntimeClasses.
 const (
 	handlerShim     = "gpuslice"          // as `gpuslice install containerd` configures it
 	handlerRunc     = "gpuslice-runc"     // runc's shim with gpuslice-runtime for runc
@@ -74,8 +73,8 @@ const (
 	handlerSystemd  = "gpuslice-systemd"  // with SystemdCgroup = true
 )
 
-// options puts a script in front of the low-level runtime which takes down how it was called for systemd's cgroups.
-// There is no systemd here, so that container then fails.
+// options wraps the low-level runtime in a script that records calls for systemd's cgroups. Such a container then
+// fails, since there is no systemd.
 func (e *kube) options(t testing.TB) testhost.Options {
 	dir := t.TempDir()
 	e.systemd = filepath.Join(dir, "said")
@@ -90,7 +89,7 @@ func (e *kube) options(t testing.TB) testhost.Options {
 
 func (e *kube) hasDaemon(name string) bool { return name == e.daemon.name() }
 
-// showsRuncToo: CRI-O's monitor shows standard error, and not runc's log.
+// showsRuncToo: CRI-O's monitor shows standard error, not runc's log.
 func (e *kube) showsRuncToo() bool { return e.daemon.name() == "crio" }
 
 func (e *kube) noUserns() string { return e.daemon.noUserns() }
@@ -105,7 +104,7 @@ func (e *kube) up(s *site) {
 	first := daemon.ready
 	daemon.ready = func() error { return errors.Join(first(), e.ready()) }
 	s.Eventually("the CRI is ready", func() bool { return e.ready() == nil })
-	s.t.Cleanup(func() { // before the daemon ends
+	s.t.Cleanup(func() {
 		for name := range e.pods {
 			_, _ = e.remove(name)
 		}
@@ -121,7 +120,7 @@ func (e *kube) up(s *site) {
 	}
 }
 
-// dial makes the client, which waits for a daemon that is not up.
+// dial creates the client, which waits for the daemon to start.
 func (e *kube) dial() {
 	e.s.t.Helper()
 	conn, err := grpc.NewClient("unix://"+e.daemon.socket(e.s),
@@ -133,7 +132,7 @@ func (e *kube) dial() {
 	e.client, e.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
 }
 
-// ready says whether the daemon has read what it left: containerd's CRI is there later than the rest.
+// ready reports whether the daemon has loaded its state: containerd's CRI starts later than the rest.
 func (e *kube) ready() error {
 	ctx, cancel := patience()
 	defer cancel()
@@ -149,8 +148,8 @@ func (e *kube) ready() error {
 	return nil
 }
 
-// patience is the time that a call may take: much more than any does. The context has no deadline, since CRI-O waits until shortly before it
-// for a container that ignores SIGTERM.
+// patience returns a context that is cancelled after far more time than any call takes. It has no deadline, since
+// CRI-O waits until shortly before it for a container that ignores SIGTERM.
 func patience() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	timer := time.AfterFunc(5*time.Minute, cancel)
@@ -160,7 +159,7 @@ func patience() (context.Context, context.CancelFunc) {
 	}
 }
 
-// shown is what an event of the pod shows to its user.
+// shown returns the text of a pod's event for an error.
 func shown(err error) string {
 	if err == nil {
 		return ""
@@ -176,7 +175,7 @@ func (e *kube) run(c container) (string, error) {
 	return shown(err), err
 }
 
-// sandbox starts a pod of the name of a container that is to be in it.
+// sandbox starts a pod, named like its future container.
 func (e *kube) sandbox(handler string, c container) error {
 	cgroups := "/" + cgroupParent(e.s.Dir)
 	if handler == handlerSystemd {
@@ -205,7 +204,7 @@ func (e *kube) sandbox(handler string, c container) error {
 	return nil
 }
 
-// podLabels are the kubelet's.
+// podLabels returns the labels that the kubelet sets.
 func podLabels(name string) map[string]string {
 	return map[string]string{"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": name}
 }
@@ -214,12 +213,12 @@ func (e *kube) names(name string) (api.Names, bool) {
 	return api.Names{Name: "main", Pod: name, Namespace: "default"}, true
 }
 
-// start starts a container in a pod. Its annotations are left to the pod.
+// start starts a container without annotations of its own in a pod.
 func (e *kube) start(name string, c container) (id string, err error) {
 	return e.startAnnotated(name, c, nil)
 }
 
-// startAnnotated is start for a container that has annotations of its own.
+// startAnnotated starts a container with its own annotations in a pod.
 func (e *kube) startAnnotated(name string, c container, annotations map[string]string) (id string, err error) {
 	p := e.pod(name)
 	config := &cri.ContainerConfig{
@@ -227,7 +226,7 @@ func (e *kube) startAnnotated(name string, c container, annotations map[string]s
 		Image:    &cri.ImageSpec{Image: imageRef(c.image), UserSpecifiedImage: imageRef(c.image)},
 		Command:  c.args, Annotations: annotations,
 		Linux: &cri.LinuxContainerConfig{
-			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000}, // the kubelet's for a pod that asks for nothing
+			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000}, // the kubelet's values for a best-effort pod
 			SecurityContext: &cri.LinuxContainerSecurityContext{
 				NamespaceOptions: namespaces(c), Privileged: c.privileged, ReadonlyRootfs: c.readOnly,
 			},
@@ -260,13 +259,13 @@ func (e *kube) startAnnotated(name string, c container, annotations map[string]s
 	return r.ContainerId, nil
 }
 
-// namespaces are those that the kubelet asks for, of pods in the host's network.
+// namespaces returns the kubelet's namespace options for a pod in the host's network.
 func namespaces(c container) *cri.NamespaceOption {
 	o := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}
 	if c.hostPID {
 		o.Pid = cri.NamespaceMode_NODE
 	}
-	if c.userns { // the host's network is not for them
+	if c.userns { // cannot use the host's network
 		mapping := []*cri.IDMapping{{HostId: usernsBase, Length: 65536}}
 		o.Network = cri.NamespaceMode_POD
 		o.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: mapping, Gids: mapping}
@@ -274,7 +273,7 @@ func namespaces(c container) *cri.NamespaceOption {
 	return o
 }
 
-// pod is the one with that name, or with a container of that id.
+// pod finds a pod by its name or the id of one of its containers.
 func (e *kube) pod(name string) *pod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -289,7 +288,7 @@ func (e *kube) pod(name string) *pod {
 	return nil
 }
 
-// id is that of the container that was started last in a pod.
+// id returns the id of the newest container in a pod.
 func (e *kube) id(name string) string {
 	p := e.pod(name)
 	e.mu.Lock()
@@ -300,7 +299,7 @@ func (e *kube) id(name string) string {
 	return p.containers[len(p.containers)-1]
 }
 
-// exec is in the pod's newest container, or in that whose id is the name.
+// exec runs a command in a pod's newest container, or in the container with that id.
 func (e *kube) exec(name string, args ...string) (string, error) {
 	id := name
 	if p := e.pod(name); p != nil && !slices.Contains(p.containers, name) {
@@ -326,7 +325,7 @@ func (e *kube) kill(name string) (string, error) {
 	return shown(err), err
 }
 
-// remove does what the kubelet does for a pod that is deleted, and like it does it again until it works.
+// remove deletes a pod as the kubelet does, retrying until it works.
 func (e *kube) remove(name string) (string, error) {
 	p := e.pod(name)
 	if p == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// criCRIO is CRI-O: it has all below the site's crio/, and runs pods without a pause container where they need none.
+// criCRIO is CRI-O, with all paths below the site's crio/. It runs pods without a pause container where possible.
 type criCRIO struct{}
 
 func (criCRIO) name() string          { return "crio" }
@@ -45,7 +45,7 @@ func (d criCRIO) configure(e *kube) {
 	}
 	dropIn := s.in("crio", "conf.d", "99-gpuslice.conf")
 	e.install("crio", dropIn)
-	// What is installed in that root has its programs there, and these are elsewhere.
+	// The drop-in names programs below the root's /usr/local/bin; the site's are elsewhere.
 	text, err := os.ReadFile(dropIn)
 	s.Must(err)
 	s.Must(os.WriteFile(dropIn, bytes.Replace(text, []byte("/usr/local/bin/"), []byte(s.Bin+"/"), 1), 0o644))

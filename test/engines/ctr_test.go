@@ -17,11 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// ctr is containerd's own client, which starts containers by our shim: `ctr run --runtime io.containerd.gpuslice.v1`.
+// ctr is containerd's own client, with our shim: `ctr run --runtime io.containerd.gpuslice.v1`.
 type ctr struct {
 	s       *site
 	version string   // of containerd, a directory in the cache
-	runtime []string // the low-level one, in the cache
+	runtime []string // the low-level runtime, in the cache
 }
 
 func (e *ctr) options(t testing.TB) testhost.Options {
@@ -42,9 +42,9 @@ func (e *ctr) run(c container) (string, error) {
 	return e.s.ctr(append([]string{"run", "--detach", "--runtime", shimRuntime}, e.words(c)...)...)
 }
 
-// words are the flags and arguments of `ctr run` that say what a container is.
+// words returns the arguments of `ctr run` that describe a container.
 func (e *ctr) words(c container) []string {
-	// Without the first flag setuid programs are none.
+	// Without --allow-new-privs setuid programs lose their rights.
 	words := []string{"--allow-new-privs", "--fifo-dir", e.s.in("fifo")}
 	for _, key := range slices.Sorted(maps.Keys(c.annotations)) {
 		words = append(words, "--annotation", key+"="+c.annotations[key])
@@ -72,18 +72,18 @@ func (e *ctr) words(c container) []string {
 	return append(append(words, imageRef(c.image), c.name), c.args...)
 }
 
-// exec has the shim write into a file. ctr may open the pipe to a process when that has ended and the shim has closed it,
-// and shows nothing then.
+// exec has the shim write into a file. ctr may open a process's pipe only after the process has ended and the shim has
+// closed it, and then shows nothing.
 func (e *ctr) exec(name string, args ...string) (string, error) {
 	id := "exec" + strconv.FormatUint(names.Add(1), 10)
 	file := e.s.in(id)
 	defer os.Remove(file)
 	out, err := e.s.ctr(append([]string{"task", "exec", "--log-uri", "file://" + file, "--exec-id", id, name}, args...)...)
-	text, _ := os.ReadFile(file) // it is not there if nothing was written or nothing was started
+	text, _ := os.ReadFile(file) // absent if nothing was written or started
 	return string(text) + out, err
 }
 
-// kill waits until containerd has heard of the end: a task is deleted then only.
+// kill waits until containerd knows that the task stopped: only then can the task be deleted.
 func (e *ctr) kill(name string) (string, error) {
 	out, err := e.s.ctr("task", "kill", "--signal", "SIGKILL", name)
 	if err == nil && !e.s.soon(func() bool { return e.status(name) == "STOPPED" }) {
@@ -92,7 +92,7 @@ func (e *ctr) kill(name string) (string, error) {
 	return out, err
 }
 
-// status is that of a task as containerd has it; "" if there is none.
+// status returns containerd's status of a task, or "" if there is none.
 func (e *ctr) status(name string) string {
 	out, _ := e.s.ctr("task", "list")
 	for line := range strings.Lines(out) {
@@ -106,7 +106,7 @@ func (e *ctr) status(name string) string {
 func (e *ctr) pause(name string) (string, error)   { return e.s.ctr("task", "pause", name) }
 func (e *ctr) unpause(name string) (string, error) { return e.s.ctr("task", "resume", name) }
 
-// restart gives the container another task, as its users do: ctr has no word for it.
+// restart gives the container a new task; ctr has no restart command.
 func (e *ctr) restart(name string) (string, error) {
 	if out, err := e.kill(name); err != nil {
 		return out, err
@@ -117,7 +117,7 @@ func (e *ctr) restart(name string) (string, error) {
 	return e.start(name)
 }
 
-// start gives a container without a task one.
+// start creates a task for a container without one.
 func (e *ctr) start(name string) (string, error) {
 	return e.s.ctr("task", "start", "--detach", "--fifo-dir", e.s.in("fifo"), name)
 }

@@ -18,25 +18,25 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// docker is Docker Engine, with a containerd of its own.
+// docker is Docker Engine with its own containerd.
 type docker struct {
 	*dockerlike
-	version    string   // of dockerd and docker: their directory in the cache
+	version    string   // of dockerd and docker, the directory in the cache
 	containerd string   // its directory
 	low        []string // the low-level runtime, in the cache
-	// old is an engine that passes no annotations: the quota comes by variables, as allow_env has it.
+	// old is set for an engine without annotations: variables set the quota, as allow_env permits.
 	old bool
-	// shim has our shim for the runtime "gpuslice", as `gpuslice install docker` has it; else that is gpuslice-runtime.
+	// shim makes our shim the runtime "gpuslice", as `gpuslice install docker` does; else it is gpuslice-runtime.
 	shim bool
-	// more is done to daemon.json; nil: nothing.
+	// more edits daemon.json; may be nil.
 	more func(config object)
 
 	mu       sync.Mutex
-	remapped *dockerlike     // that of a second daemon, with userns-remap; nil if it is not up
+	remapped *dockerlike     // of a second daemon, with userns-remap; nil if it is down
 	inUserns map[string]bool // the second daemon's containers, by name and id
 }
 
-// oldDefault is default_vram for engines that know no annotations: what the variable can lower.
+// oldDefault is default_vram for engines without annotations; the variable can lower it.
 const oldDefault = "70G"
 
 func (e *docker) options(t testing.TB) testhost.Options {
@@ -48,8 +48,8 @@ func (e *docker) options(t testing.TB) testhost.Options {
 	return o
 }
 
-// withoutCapability is a low-level runtime that does not give what root has not here: an old dockerd gives a privileged
-// container all capabilities that there are, and an old runc then fails.
+// withoutCapability wraps a low-level runtime to drop capabilities that root lacks here: an old dockerd gives a
+// privileged container all existing capabilities, which makes an old runc fail.
 func withoutCapability(t testing.TB, runtime string) string {
 	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
 	if err != nil {
@@ -80,7 +80,6 @@ exec %s "$@"
 
 func (e *docker) hasDaemon(name string) bool { return name == "containerd" || name == "dockerd" }
 
-// Names of runtimes in daemon.json.
 const (
 	dockerRuntime = "gpuslice"      // also Docker's default here
 	dockerShim    = "gpuslice-shim" // our shim, with options
@@ -89,14 +88,14 @@ const (
 func (e *docker) up(s *site) {
 	tool(s.t, e.version, "dockerd")
 	containerdConfigure(s, containerdOptions{version: e.containerd})
-	s.prepend(filepath.Dir(filepath.Join(e.low...))) // docker's own runtime "runc"
+	s.prepend(filepath.Dir(filepath.Join(e.low...))) // docker's default runtime "runc"
 	s.prepend(e.version)
 	containerdStart(s)
-	// What is said here of runc's state is in a file, since dockerd passes nothing else on to a shim that it does not know.
+	// A file holds runc's root, since dockerd passes only ConfigPath to an unknown shim.
 	s.Must(os.WriteFile(s.in("shim.toml"), fmt.Appendf(nil, "Root = %q\n", s.in("docker", "exec", "runtime-shim")), 0o644))
 	hadDocker()
 	s.t.Cleanup(func() {
-		// What a dockerd that was killed has bound there.
+		// Unmounts what a killed dockerd has bound.
 		_ = unix.Unmount(s.in("docker", "data"), 0)
 		if !hadDocker() {
 			_ = os.Remove(dockerPlugins)
@@ -113,7 +112,7 @@ func (e *docker) up(s *site) {
 		e.more(config)
 	}
 	e.daemon(s, "docker", "dockerd", config)
-	// One that comes back is up when dockerd has found it.
+	// A restarted containerd is ready when dockerd has found it.
 	back := s.daemons["containerd"]
 	first := back.ready
 	back.ready = func() error {
@@ -131,16 +130,16 @@ func (e *docker) up(s *site) {
 	}
 }
 
-// dockerPlugins is a directory that every dockerd makes, wherever else it is told to have what is its own.
+// dockerPlugins is a directory that every dockerd creates, whatever its configuration.
 const dockerPlugins = "/run/docker/plugins"
 
-// hadDocker says whether the machine had it before the suite.
+// hadDocker reports whether the directory existed before the suite ran.
 var hadDocker = sync.OnceValue(func() bool {
 	_, err := os.Stat(dockerPlugins)
 	return err == nil
 })
 
-// client is docker, talking to the daemon that has all in a directory of the site.
+// client returns the docker client for the daemon in a directory of the site.
 func (e *docker) client(s *site, dir string) *dockerlike {
 	d := &dockerlike{
 		s: s, program: []string{"docker", "--host", "unix://" + s.in(dir, "sock")}, runtime: dockerRuntime,
@@ -152,7 +151,7 @@ func (e *docker) client(s *site, dir string) *dockerlike {
 	return d
 }
 
-// asVariable gives annotations as variables, for those that a variable stands for.
+// asVariable turns the annotations that have a variable into variables.
 func asVariable(annotations map[string]string) (flags []string) {
 	for key, value := range annotations {
 		if key == "gpuslice.ttl" || strings.HasPrefix(key, "gpuslice.vram") {
@@ -162,7 +161,7 @@ func asVariable(annotations map[string]string) (flags []string) {
 	return flags
 }
 
-// config is daemon.json for a daemon that has all in a directory of the site.
+// config returns daemon.json for a daemon with all paths in a directory of the site.
 func (e *docker) config(s *site, dir string) object {
 	runtimes := object{dockerRuntime: object{"path": filepath.Join(s.Bin, "gpuslice-runtime")}}
 	if e.shim {
@@ -176,14 +175,14 @@ func (e *docker) config(s *site, dir string) object {
 		"runtimes": runtimes, "default-runtime": dockerRuntime,
 	}
 	if e.old {
-		config["deprecated-key-path"] = s.in(dir, "key.json") // else in /etc/docker
+		config["deprecated-key-path"] = s.in(dir, "key.json") // the default is in /etc/docker
 	} else {
 		runtimes[dockerShim] = object{"runtimeType": shimRuntime, "options": object{"ConfigPath": s.in("shim.toml")}}
 	}
 	return config
 }
 
-// daemon starts a dockerd with a daemon.json. before are words that start it.
+// daemon starts a dockerd with a daemon.json; before is its command prefix.
 func (e *docker) daemon(s *site, dir, name string, config object, before ...string) {
 	s.t.Helper()
 	if err := os.Mkdir(s.in(dir), 0o711); err != nil && !os.IsExist(err) {
@@ -202,8 +201,8 @@ func (e *docker) daemon(s *site, dir, name string, config object, before ...stri
 	}, append(before, "dockerd", "--config-file", file)...)
 }
 
-// usernsUp starts a second dockerd, since userns-remap holds for all of a daemon's containers. It starts a containerd
-// by itself, and is in a mount namespace of its own, where /etc/subuid says what the case needs.
+// usernsUp starts a second dockerd, since userns-remap applies to a whole daemon. It starts its own containerd, and
+// has its own mount namespace for /etc/subuid.
 func (e *docker) usernsUp(s *site) {
 	s.t.Helper()
 	s.Must(os.WriteFile(s.in("subid"), fmt.Appendf(nil, "daemon:%d:65536\n", usernsBase), 0o644))
@@ -218,13 +217,13 @@ func (e *docker) usernsUp(s *site) {
 	e.remapped, e.inUserns = client, map[string]bool{}
 }
 
-// usernsDown ends it with its only container, so that the case's site is as it was.
+// usernsDown stops the second dockerd and its only container, to restore the site.
 func (e *docker) usernsDown() {
 	e.remapped.s.daemons["dockerd-remapped"].stop(unix.SIGTERM)
 	e.remapped, e.inUserns = nil, nil
 }
 
-// of is the client that has a container.
+// of returns the client for a container.
 func (e *docker) of(name string) *dockerlike {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -264,7 +263,7 @@ func (e *docker) remove(name string) (string, error) {
 	return out, err
 }
 
-// refusals are those of the variable: there is one, and without it the operator's default holds.
+// refusals returns the one for the variable if old: without it the operator's default applies.
 func (e *docker) refusals() []refusal {
 	if !e.old {
 		return bad

@@ -2,59 +2,57 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engines tries the same cases with every engine that people start containers with: the real programs, each
-// with private daemons, state and cgroups. Only the driver is simulated. `make test-engines` runs it; build.sh
-// fetches and builds the engines.
+// Package engines runs the same cases with every supported engine: the real programs, each with private daemons, state
+// and cgroups. Only the driver is simulated. `make test-engines` runs it; build.sh fetches and builds the engines.
 //
-// An engine is a file that implements the interface engine, and a line in the table below; a case is a function and a line in
-// the table in cases_test.go. What an engine cannot do at all it says by not implementing an interface, or in
-// its line; there is a dash in the table of docs/evidence/engines.md then, and the reason below it.
+// To add an engine, implement the interface engine and add a row in rows_test.go; to add a case, write a function and
+// a row in cases_test.go. An engine lacks a case if it does not implement its interface or if its row says so. The
+// table in docs/evidence/engines.md then has a dash, with the reason below.
 package engines
 
-// engine is one way to start containers. Its methods are what its users type, and return what they are shown.
+// engine is one way to start containers. Its methods run its users' commands and return their output.
 type engine interface {
-	// up starts the daemons it has; s ends them with the test.
+	// up starts the engine's daemons; s stops them with the test.
 	up(s *site)
-	// run starts a container, which stays.
+	// run starts a container, which keeps running.
 	run(c container) (string, error)
-	// exec runs a command in a container and returns what it wrote.
+	// exec runs a command in a container and returns its output.
 	exec(name string, args ...string) (string, error)
-	// kill ends a container's init as the engine's users do (docker kill), and returns when the engine knows.
+	// kill ends a container's init as users do (docker kill) and returns when the engine has noticed.
 	kill(name string) (string, error)
-	// remove removes a container whatever its state is. That it is not there is no error.
+	// remove removes a container in any state. A missing container is no error.
 	remove(name string) (string, error)
-	// id is that of the container's slice.
+	// id returns the id of the container's slice.
 	id(name string) string
 }
 
-// pauser can freeze a container.
 type pauser interface {
 	pause(name string) (string, error)
 	unpause(name string) (string, error)
 }
 
-// restarter can start a container again under the same id.
+// restarter can restart a container under the same id.
 type restarter interface {
 	restart(name string) (string, error)
 }
 
-// container is what is to be started. Every one has the demonstration, the simulated driver and the simulated card
-// bound below /demo, /fakecuda and /fake.
+// container describes a container to start. The demonstration, the simulated driver and the simulated card are bound
+// below /demo, /fakecuda and /fake.
 type container struct {
 	name        string
-	image       string            // "debian" if it is empty; see images_test.go
-	annotations map[string]string // nil: four GiB
+	image       string            // default "debian"; see images_test.go
+	annotations map[string]string // nil: 4 GiB
 	env         []string
 	binds       []bind
-	args        []string // nil: one that sleeps
-	flags       []string // of the engine's own run, in the cases that only it has
+	args        []string // nil: a command that sleeps
+	flags       []string // of the engine's own run, for its own cases
 
 	readOnly, privileged, hostPID, userns bool
 }
 
 type bind struct{ source, target string }
 
-// quota is that of containers whose annotations are nil.
+// quota applies to containers with nil annotations.
 const quota = 4 * gib
 
 const (
@@ -62,10 +60,9 @@ const (
 	gib = 1 << 30
 )
 
-// vram are the annotations of a quota.
 func vram(size string) map[string]string { return map[string]string{"gpuslice.vram": size} }
 
-// complete fills in what a container says nothing of.
+// complete sets defaults.
 func (c container) complete(s *site) container {
 	if c.image == "" {
 		c.image = "debian"
@@ -83,10 +80,10 @@ func (c container) complete(s *site) container {
 	return c
 }
 
-// row is an engine's line in the table.
+// row is an engine's row in the table.
 type row struct {
 	name    string
-	version []string // whose versions are told: names in build.sh's VERSIONS
+	version []string // names in build.sh's VERSIONS
 	make    func() engine
-	lacks   map[string]string // case: why this engine has it not
+	lacks   map[string]string // case: why the engine lacks it
 }

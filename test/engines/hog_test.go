@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hog is a process in a container that holds memory, or was refused it.
+// hog is a process in a container that holds memory or was refused it.
 type hog struct {
-	said string // its one line
+	said string // its only line of output
 	pid  int    // as the container sees it
 }
 
@@ -26,7 +26,7 @@ func (g hog) holds(bytes, total uint64) bool {
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
 
-// hog has `exec` start a process that takes bytes of memory and keeps them.
+// hog starts a process that allocates memory and keeps it, by the engine's exec.
 func (s *site) hog(name string, bytes uint64) hog {
 	s.t.Helper()
 	return s.hogBy(name, "/demo/cuda_hog "+strconv.FormatUint(bytes, 10))
@@ -53,7 +53,7 @@ func (s *site) hogBy(name, command string) hog {
 	return g
 }
 
-// lastLine returns the last whole line.
+// lastLine returns the last complete line.
 func lastLine(text string) string {
 	end := strings.LastIndexByte(text, '\n')
 	if end < 0 {
@@ -71,18 +71,19 @@ func (s *site) killHogs(id string) {
 		s.t.Fatalf("slice %s has no process to kill: %+v", id, slice)
 	}
 	for _, p := range slice.Processes {
-		if err := unix.Kill(p.PID, unix.SIGKILL); err != unix.ESRCH { // one that was refused may just have ended
+		if err := unix.Kill(p.PID, unix.SIGKILL); err != unix.ESRCH { // a refused process may just have ended
 			s.Must(err)
 		}
 	}
-	// A context too: that of a process that was refused is in the quota until it has ended.
+	// Contexts too: a refused process's context counts until the process ends.
 	s.Eventually("what they held is back", func() bool {
 		use := s.Use(id)
 		return use.Used+use.Overhead == 0
 	})
 }
 
-// works is the core of every case: two processes draw on one quota, a third is refused, and a death gives back.
+// works is the core of every case: two processes share one quota, a third is refused, and a process's exit returns its
+// memory.
 func (s *site) works(name string) {
 	s.t.Helper()
 	id := s.id(name)

@@ -20,10 +20,10 @@ import (
 //	musl     musl and busybox
 var images = []string{"debian", "busybox", "musl"}
 
-// pauseImage is busybox with a command that stays, for the sandboxes of pods.
+// pauseImage is busybox with a command that sleeps, for pod sandboxes.
 const pauseImage = "pause"
 
-// imageRef is the name under which engines know an image.
+// imageRef returns an image's reference for engines.
 func imageRef(name string) string { return "gpuslice.test/" + name + ":latest" }
 
 var archives struct {
@@ -38,7 +38,7 @@ func removeImages() {
 	}
 }
 
-// imageArchive is an image as `docker save` writes it and every engine loads it. It is made once for all engines.
+// imageArchive returns an image in the format of `docker save`, made once for all engines.
 func imageArchive(t testing.TB, name string) string {
 	t.Helper()
 	archives.Lock()

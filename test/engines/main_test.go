@@ -14,10 +14,9 @@ import (
 	"testing"
 )
 
-// tools is the directory of the real engines.
 var tools string
 
-// tableFile is the document in which the table is written, if every case of every engine was tried.
+// tableFile is the document for the table, written only if every case of every engine ran.
 var tableFile = flag.String("table", "", "write the table of results into this `file`")
 
 func TestMain(m *testing.M) {
@@ -38,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// tool is the path of a program in the cache.
+// tool returns the path of a program in the cache.
 func tool(t testing.TB, parts ...string) string {
 	t.Helper()
 	path := filepath.Join(append([]string{tools}, parts...)...)

@@ -13,9 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// nerdctl is docker's dialect spoken to containerd. It finds the runtime by its name alone: `--runtime gpuslice` is the program
-// of that name in PATH, as a low-level runtime of containerd's own shim, and what looks like
-// io.containerd.gpuslice.v1 is a shim.
+// nerdctl is docker's command line for containerd. It finds the runtime by name: `--runtime gpuslice` is a program in
+// PATH, run by containerd's own shim, and a name like io.containerd.gpuslice.v1 is a shim.
 type nerdctl struct{ dockerlike }
 
 func (e *nerdctl) options(t testing.TB) testhost.Options {
@@ -35,7 +34,7 @@ func (e *nerdctl) up(s *site) {
 	for _, dir := range []string{"data", "cni", "netconf"} {
 		s.Must(os.MkdirAll(s.in("nerdctl", dir), 0o755))
 	}
-	s.env = append(s.env, "NERDCTL_TOML="+s.in("nerdctl", "nerdctl.toml")) // there is none, not even the machine's
+	s.env = append(s.env, "NERDCTL_TOML="+s.in("nerdctl", "nerdctl.toml")) // absent, to ignore the machine's
 	e.s = s
 	e.program = []string{"nerdctl", "--address", s.containerdSocket(), "--namespace", s.containerdNamespace(),
 		"--data-root", s.in("nerdctl", "data"), "--cgroup-manager", "cgroupfs",
@@ -43,15 +42,15 @@ func (e *nerdctl) up(s *site) {
 	e.flags = []string{"--network", "none", "--pull", "never"}
 }
 
-// names: nerdctl tells a runtime nothing of the image.
+// names has no image: nerdctl passes none to the runtime.
 func (e *nerdctl) names(name string) (api.Names, bool) { return api.Names{Name: name}, false }
 
-// exec has the process write into a file, as ctr's has: what a process says that ends at once may be lost by nerdctl too.
+// exec has the process write into a file: like ctr, nerdctl may lose the output of a process that ends at once.
 func (e *nerdctl) exec(name string, args ...string) (string, error) {
 	file := "exec" + strconv.FormatUint(names.Add(1), 10)
 	defer os.Remove(e.s.in("fake", file))
 	shell := []string{"/bin/sh", "-c", `exec "$@" >/fake/` + file + " 2>&1", "sh"}
 	out, err := e.dockerlike.exec(name, append(shell, args...)...)
-	text, _ := os.ReadFile(e.s.in("fake", file)) // it is not there if nothing was started
+	text, _ := os.ReadFile(e.s.in("fake", file)) // absent if nothing was started
 	return string(text) + out, err
 }

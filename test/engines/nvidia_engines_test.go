@@ -12,15 +12,14 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// byRuntime is a container for a runtime of an equipped site.
+// byRuntime returns a container for a runtime of an equipped site.
 func byRuntime(w way, gpus string) (container, string) {
 	return container{flags: []string{"--runtime", string(w)}, env: []string{"NVIDIA_VISIBLE_DEVICES=" + gpus}}, ""
 }
 
-// chainsElsewhere is why engines are not tried with NVIDIA's runtime.
+// chainsElsewhere is the reason why other engines skip NVIDIA's runtime.
 const chainsElsewhere = "which runtime calls which is tried by hand, with Docker 29 and with Kubernetes: what calls the first is the same to the next"
 
-// equippedDocker is Docker with the toolkit.
 type equippedDocker struct{ *docker }
 
 func (e *docker) equipped() engine {
@@ -49,7 +48,7 @@ func (e *docker) ask(w way, gpus string) (c container, not string) {
 	if gpus == "all" {
 		device = "count=all"
 	}
-	if e.old { // it has one way only, and no word for it
+	if e.old { // it has only one way, and no flag for it
 		driver = ""
 	}
 	switch {
@@ -69,7 +68,7 @@ func (e *docker) ask(w way, gpus string) (c container, not string) {
 	return c, not
 }
 
-// equippedOCI is a runtime by hand, with the toolkit.
+// equippedOCI is a bare runtime with the toolkit.
 type equippedOCI struct{ *oci }
 
 func (e *oci) equipped() engine { return &equippedOCI{&oci{runtime: e.runtime}} }
@@ -90,7 +89,7 @@ func (e *equippedOCI) up(s *site) {
 	e.oci.up(s)
 }
 
-// run creates and starts: of the word run NVIDIA's runtime knows nothing.
+// run creates and starts: NVIDIA's runtime does not know the verb run.
 func (e *equippedOCI) run(c container) (string, error) {
 	bundle := e.bundle(c.name)
 	if err := e.prepare(bundle, c); err != nil {
@@ -103,8 +102,8 @@ func (e *equippedOCI) run(c container) (string, error) {
 	return e.invoke("start", c.name)
 }
 
-// equippedKube is Kubernetes on a node with GPUs: its device plugin names CDI's devices to the CRI, or there is a RuntimeClass
-// for runc's shim with another runtime.
+// equippedKube is Kubernetes on a node with GPUs: a device plugin passes CDI device names to the CRI, or a
+// RuntimeClass selects runc's shim with another runtime.
 type equippedKube struct{ *kube }
 
 func (e *kube) equipped() engine {
@@ -147,7 +146,7 @@ func (e *equippedKube) run(c container) (string, error) {
 	return shown(err), err
 }
 
-// equippedCtr is the client of containerd 1.6, whose --gpus has a hook run nvidia-container-cli.
+// equippedCtr is containerd 1.6's client; its --gpus adds a hook that runs nvidia-container-cli.
 type equippedCtr struct{ *ctr }
 
 func (e *ctr) equipped() engine {
@@ -179,7 +178,7 @@ func (e *equippedCtr) up(s *site) {
 	e.ctr.up(s)
 }
 
-// equippedNerdctl has the same hook.
+// equippedNerdctl uses the same hook.
 type equippedNerdctl struct{ *nerdctl }
 
 func (e *nerdctl) equipped() engine {
@@ -209,7 +208,7 @@ func (e *equippedNerdctl) up(s *site) {
 	e.nerdctl.up(s)
 }
 
-// equippedPodman has NVIDIA's hook in its hooks.d, beside ours.
+// equippedPodman has NVIDIA's hook in hooks.d, next to ours.
 type equippedPodman struct{ *podman }
 
 func (e *podman) equipped() engine { return &equippedPodman{&podman{low: e.low, hooks: e.hooks}} }
@@ -218,7 +217,7 @@ func (e *podman) ask(w way, gpus string) (c container, not string) {
 	switch {
 	case !w.isFlag():
 		not = chainsElsewhere
-	case w == byHook: // Podman 4 has no --gpus
+	case w == byHook:
 		c.env = []string{"NVIDIA_VISIBLE_DEVICES=" + gpus}
 	case w == byCDI:
 		c.flags = []string{"--device", "nvidia.com/gpu=" + gpus}
@@ -235,7 +234,7 @@ func (e *equippedPodman) options(t testing.TB) testhost.Options {
 func (e *equippedPodman) up(s *site) {
 	equip(s)
 	e.podman.up(s)
-	path := s.in("nvidia", "nvidia-container-toolkit") // as it was called when NVIDIA shipped such a file
+	path := s.in("nvidia", "nvidia-container-toolkit") // the name that NVIDIA's package once had
 	s.Must(os.Symlink(tool(s.t, "nvidia", "nvidia-container-runtime-hook"), path))
 	text, err := json.Marshal(object{
 		"version": "1.0.0", "when": object{"always": true}, "stages": []string{"prestart"},

@@ -17,12 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// A site that is equipped has a simulated machine of two GPUs, and the real programs of NVIDIA's container toolkit with
-// configurations of the site's own. Simulated are what the driver would bring: device nodes, which nobody opens, and two
-// libraries; the CDI specification that `nvidia-ctk cdi generate` writes of them; and nvidia-container-cli, which is
-// C and no part of the toolkit's Go module.
+// An equipped site has a simulated machine of two GPUs and the real programs of NVIDIA's container toolkit, configured
+// for the site. The driver's parts are simulated: device nodes that are never opened, two libraries, the output of
+// `nvidia-ctk cdi generate`, and nvidia-container-cli, which is C and not in the toolkit's Go module.
 
-// equippedOptions is what a site with such a machine wants of its enforcer.
+// equippedOptions adds the machine to the enforcer's options.
 func equippedOptions(o testhost.Options) testhost.Options {
 	o.Env = append(o.Env, "FAKECUDA_DEVICES=2")
 	return o
@@ -30,7 +29,7 @@ func equippedOptions(o testhost.Options) testhost.Options {
 
 var runtimesLine = regexp.MustCompile(`(?m)^runtimes = \["(.*)"\]$`)
 
-// equip puts the machine and the toolkit below the site's directory, before the engine's daemons start.
+// equip writes the machine and the toolkit below the site's directory, before the engine's daemons start.
 func equip(s *site) {
 	s.t.Helper()
 	config, err := os.ReadFile(s.Config())
@@ -55,12 +54,12 @@ func equip(s *site) {
 	}
 	s.path = s.in("nvidia", "bin") + ":" + s.path
 	s.prepend("nvidia")
-	// What the hook reads that an engine adds by itself.
+	// The configuration for hooks that an engine adds itself.
 	s.env = append(s.env, "NVIDIA_CTK_CONFIG_FILE_PATH="+s.in("nvidia", inside+modeLegacy+".toml"))
 }
 
-// Runtimes of an equipped site: gpuslice-runtime with NVIDIA's inside of it or outside, which is followed by NVIDIA's mode;
-// and the two around each other, which is followed by which is first.
+// Runtimes of an equipped site: gpuslice-runtime around NVIDIA's or inside it, followed by NVIDIA's mode; and the loop
+// of the two, followed by the first one.
 const (
 	inside  = "gpuslice-around-nvidia-"
 	outside = "nvidia-around-gpuslice-"
@@ -71,10 +70,9 @@ const (
 	modeAuto   = "auto"
 )
 
-// runtime is the program of one of them.
+// runtime returns the path of one of these runtimes.
 func (s *site) runtime(name string) string { return s.in("nvidia", "bin", name) }
 
-// runtimes are all of them.
 func (s *site) runtimes() (names []string) {
 	for _, name := range children(s.in("nvidia", "bin")) {
 		if name != "nvidia-container-cli" {
@@ -84,7 +82,8 @@ func (s *site) runtimes() (names []string) {
 	return names
 }
 
-// chain makes a runtime that begins with the program first. Ours has our for its low-level runtime, NVIDIA's has its.
+// chain creates a runtime that starts with the program first. our and its are the low-level runtimes of gpuslice and
+// NVIDIA.
 func (s *site) chain(name, mode, first, our, its string) {
 	s.t.Helper()
 	config, err := os.ReadFile(s.Config())
@@ -98,7 +97,6 @@ func (s *site) chain(name, mode, first, our, its string) {
 		s.in("nvidia", name+".gpuslice.toml"), s.in("nvidia", name+".toml"), first))
 }
 
-// toolkitConfig is /etc/nvidia-container-runtime/config.toml.
 const toolkitConfig = `[nvidia-container-cli]
 path = %q
 load-kmods = true
@@ -124,11 +122,11 @@ func (s *site) script(name, text string) {
 	s.Must(os.WriteFile(s.in("nvidia", "bin", name), []byte("#!/bin/sh\n"+path+text), 0o755))
 }
 
-// cliLog is the file in which the stand-in for nvidia-container-cli takes down how it was called.
+// cliLog is where the nvidia-container-cli substitute logs its calls.
 func (s *site) cliLog() string { return s.in("nvidia", "cli-log") }
 
-// standIn does what of `nvidia-container-cli configure --device=… --pid=… ROOTFS` matters here: within the container's mount
-// namespace it makes the device nodes and binds the driver's libraries.
+// standIn substitutes `nvidia-container-cli configure --device=… --pid=… ROOTFS`: in the container's mount namespace
+// it creates the device nodes and binds the driver's libraries.
 const standIn = `echo "$*" >>%[1]s
 for arg; do
 	case $arg in
@@ -148,8 +146,8 @@ exec nsenter --target "$pid" --mount sh -ec '
 	done' sh "$arg" "$devices"
 `
 
-// cdiSpec is what NVIDIA's tool writes: each GPU, and all. The libraries are in a directory that the loader knows from
-// its cache only, which NVIDIA's hook writes anew.
+// cdiSpec mimics NVIDIA's tool: each GPU, and all. The loader finds the libraries' directory only through its cache,
+// which NVIDIA's hook rebuilds.
 func cdiSpec(s *site) object {
 	gpu := func(name string, minors ...int) object {
 		var nodes []object

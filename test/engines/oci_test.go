@@ -19,22 +19,20 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// oci is gpuslice-runtime by hand: a bundle, and no engine.
+// oci is gpuslice-runtime with a bundle and without an engine.
 type oci struct {
 	s       *site
-	runtime []string // the low-level one, in the cache
-	hostPID sync.Map // by name: crun's containers without a pid namespace
+	runtime []string // the low-level runtime, in the cache
+	hostPID sync.Map // crun's containers without a pid namespace, by name
 }
 
 func (e *oci) isCrun() bool { return e.runtime[0] == "crun" }
 
-// showsRuncToo: what runc writes on standard error is for the container's, too, and nobody can keep one from the other.
+// showsRuncToo: standard error of runc and of the container's process are one stream.
 func (e *oci) showsRuncToo() bool { return !e.isCrun() }
 
-// isApart: see apart.
 func (e *oci) isApart() bool { return e.isCrun() }
 
-// low is the path of the low-level runtime.
 func (e *oci) low(t testing.TB) string {
 	if e.isCrun() {
 		return alone(t, e.runtime...)
@@ -71,14 +69,14 @@ func (e *oci) start(name string) (string, error) {
 	if !e.isCrun() {
 		return e.invoke("run", "--detach", "--bundle", e.bundle(name), name)
 	}
-	// As engines do it. To crun's run all is well when the process that it left to do the work was killed.
+	// Engines create and start separately. crun's run reports success even if its child process was killed.
 	if out, err := e.invoke("create", "--bundle", e.bundle(name), name); err != nil {
 		return out, err
 	}
 	return e.invoke("start", name)
 }
 
-// prepare makes a bundle whose root is an overlay, as engines make it.
+// prepare creates a bundle with an overlay root, as engines do.
 func (e *oci) prepare(bundle string, c container) error {
 	rootfs := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{rootfs, bundle + "/upper", bundle + "/work"} {
@@ -86,7 +84,7 @@ func (e *oci) prepare(bundle string, c container) error {
 			return err
 		}
 	}
-	if c.userns { // the container's root must be able to make the places to mount on
+	if c.userns { // the container's root must be able to create mount points
 		if err := os.Chown(bundle+"/upper", usernsBase, usernsBase); err != nil {
 			return err
 		}
@@ -107,13 +105,14 @@ func (e *oci) exec(name string, args ...string) (string, error) {
 	if _, ok := e.hostPID.Load(name); !ok {
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 			out, err := e.invoke(append([]string{"exec", name}, args...)...)
-			// Debian 12's crun 1.8.1 fails now and then to join a user namespace (containers/crun#1264).
+			// Debian 12's crun 1.8.1 sometimes fails to join a user namespace (containers/crun#1264).
 			if err == nil || !strings.Contains(out, "fail startup") || time.Now().After(deadline) {
 				return out, err
 			}
 		}
 	}
-	// Without a pid namespace crun's exec waits for all that the command leaves running, so it is told to wait for nothing.
+	// Without a pid namespace crun's exec waits for all processes that the command leaves running, so --detach is
+	// used.
 	const script = `file=$1; shift; "$@"; while [ -e /proc/$(cat $file)/exe ]; do sleep 0.01; done`
 	file := filepath.Join(e.bundle(name), "pid")
 	words := []string{"-euc", script, "sh", file, "gpuslice-runtime", "--root", e.s.in("runc"), "exec", "--detach", "--pid-file", file, name}
@@ -125,7 +124,7 @@ func (e *oci) kill(name string) (string, error) { return e.invoke("kill", name, 
 func (e *oci) pause(name string) (string, error)   { return e.invoke("pause", name) }
 func (e *oci) unpause(name string) (string, error) { return e.invoke("resume", name) }
 
-// restart is what engines do: delete, and create under the same id.
+// restart deletes and creates with the same id, as engines do.
 func (e *oci) restart(name string) (string, error) {
 	if out, err := e.invoke("delete", "--force", name); err != nil {
 		return out, err
@@ -153,12 +152,12 @@ func (e *oci) remove(name string) (string, error) {
 	return out, err
 }
 
-// usernsBase is the host's uid and gid of a user namespace's root.
+// usernsBase is the host's uid and gid for root in a user namespace.
 const usernsBase = 100000
 
 type object = map[string]any
 
-// ociSpec is the config.json of a container.
+// ociSpec returns a container's config.json.
 func ociSpec(c container, cgroup string) object {
 	capabilities := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
 	mounts := []object{

@@ -14,12 +14,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// podman is Podman of Debian. It finds its configuration where users have it, since it is apart: what the distribution gives it, and
-// what `gpuslice install podman` writes.
+// podman is Debian's Podman. Since it runs apart, it uses the default configuration paths: the distribution's files
+// and those of `gpuslice install podman`.
 type podman struct {
 	dockerlike
 	low   []string // the low-level runtime, in the cache
-	hooks bool     // that is the one which Podman runs, with our hook by hooks.d
+	hooks bool     // Podman runs it directly, with our hook in hooks.d
 	path  string   // of the low-level runtime
 }
 
@@ -45,7 +45,7 @@ func (e *podman) up(s *site) {
 	s.Must(os.Symlink(filepath.Join(filepath.Dir(e.path), "state"), s.in("runc")))
 	s.Must(os.WriteFile(s.in("containers.conf"), []byte(e.config()), 0o644))
 	s.Must(os.WriteFile(s.in("storage.conf"), []byte(e.storage()), 0o644))
-	// The host's own configuration is not there. All containers' monitors share a cgroup, which stays.
+	// Removes the host's configuration. The monitors of all containers share a cgroup, which stays.
 	s.must("sh", "-euc", `
 		cd "$2"
 		rm -rf /etc/containers /usr/share/containers
@@ -62,14 +62,14 @@ func (e *podman) up(s *site) {
 	}
 }
 
-// config is containers.conf.
 func (e *podman) config() string {
 	var env []string
 	for _, v := range append([]string{"PATH=" + e.s.path}, e.s.env...) {
 		env = append(env, fmt.Sprintf("%q", v))
 	}
 	name := filepath.Base(e.path)
-	// Limits that the one of the test allows, without a controller of pids. What could be shared with the host's Podman is not.
+	// Limits stay within the test's own, without a pids controller. Paths shared with the host's Podman are
+	// redirected.
 	return fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 pids_limit = 0
@@ -93,7 +93,6 @@ tmp_dir = %q
 		name, e.s.in("podman", "tmp"), name, e.path)
 }
 
-// storage is storage.conf.
 func (e *podman) storage() string {
 	return fmt.Sprintf(`[storage]
 driver = "overlay"
@@ -105,7 +104,7 @@ skip_mount_home = "true"
 `, e.s.in("podman", "graph"), e.s.in("podman", "run"))
 }
 
-// refusals: without an annotation of ours nobody asks us.
+// refusals: the hook does not run without an annotation of ours.
 func (e *podman) refusals() (all []refusal) {
 	for _, r := range bad {
 		if !e.hooks || len(r.annotations) > 0 {
@@ -115,11 +114,12 @@ func (e *podman) refusals() (all []refusal) {
 	return all
 }
 
-// forgotten deletes what Podman leaves, with us or without, of a container whose monitor was killed: the runtime's state.
+// forgotten deletes the runtime state that Podman leaves when a container's monitor was killed, with gpuslice or
+// without.
 func (e *podman) forgotten(id string) {
 	e.s.t.Helper()
-	// Podman has removed the bundle, in which crun would run the poststop hook: so crun may die of its pipe, before or after it has
-	// deleted the container. One that is deleted it deletes without an error.
+	// Podman has removed the bundle in which crun would run the poststop hook, so crun may die from its pipe before or
+	// after it deletes the container. Deleting a deleted container is no error.
 	e.s.Eventually("crun has deleted it", func() bool {
 		_, err := e.s.output(e.path, "delete", "--force", id)
 		return err == nil

@@ -26,21 +26,20 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// site is where one engine is tried: an enforcer, and the engine's daemons with all that they have below the
-// enforcer's directory.
+// site is the environment of one engine: an enforcer, and the engine's daemons with their files below the enforcer's
+// directory.
 type site struct {
 	*testhost.Host
 	t       *testing.T // of the case
 	row     *testing.T // of the engine
 	engine  engine
 	daemons map[string]*daemon
-	path    string // PATH of daemons and commands: the engine's own programs, ours, the machine's
+	path    string // of daemons and commands: the engine's programs, ours, the machine's
 	env     []string
-	apart   *apart // where daemons and commands are, and the enforcer; nil: where the test is
-	sister  *site  // see equipped; nil until a case wants it
+	apart   *apart // namespace of daemons, commands and the enforcer; nil: the test's
+	sister  *site  // see equipped; nil until first used
 }
 
-// daemon is one that an engine runs.
 type daemon struct {
 	name    string
 	args    []string
@@ -49,7 +48,7 @@ type daemon struct {
 	log     testhost.Output
 }
 
-// newSite starts an enforcer and the engine of a row. What sits in front of the low-level runtime is asked of the engine.
+// newSite starts an enforcer and a row's engine. The engine may add options, such as a wrapped low-level runtime.
 func newSite(t *testing.T, r row) *site {
 	t.Helper()
 	s := &site{t: t, row: t, engine: r.make(), daemons: map[string]*daemon{}}
@@ -63,9 +62,9 @@ func newSite(t *testing.T, r row) *site {
 		s.apart = newApart(t)
 		o.Enter = s.apart.enter()
 	}
-	o.Runtime += "\n[admission]\novercommit = 2.0" // for the two that race for the last of a card
+	o.Runtime += "\n[admission]\novercommit = 2.0" // for raceForTheLast
 	s.Host = testhost.New(t, o)
-	// All users of all containers.
+	// All users in containers need access.
 	s.Must(os.Chmod(s.Dir, 0o755))
 	s.Must(os.Chmod(filepath.Join(s.Dir, "fake"), 0o777))
 	s.path = s.Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -76,21 +75,21 @@ func newSite(t *testing.T, r row) *site {
 	return s
 }
 
-// of is the site for one case. An engine's cases follow one another.
+// of returns the site for one case. Cases of an engine run in sequence.
 func (s *site) of(t *testing.T) *site {
 	s.T, s.t = t, t
 	return s
 }
 
-// in is a path below the site's directory.
+// in returns a path below the site's directory.
 func (s *site) in(parts ...string) string { return filepath.Join(append([]string{s.Dir}, parts...)...) }
 
-// prepend puts a directory of the cache in front of PATH.
+// prepend adds a directory of the cache to the front of PATH.
 func (s *site) prepend(parts ...string) {
 	s.path = filepath.Join(append([]string{tools}, parts...)...) + ":" + s.path
 }
 
-// command is one with the site's environment, and that only.
+// command returns a command with only the site's environment.
 func (s *site) command(name string, args ...string) *exec.Cmd {
 	if !strings.Contains(name, "/") {
 		for _, dir := range strings.Split(s.path, ":") {
@@ -110,14 +109,14 @@ func (s *site) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs a command with its output in a file: what it leaves running would keep a pipe open. A command that
-// hangs is a failure.
+// output runs a command with its output in a file: processes that it leaves running would keep a pipe open. A command
+// that hangs fails.
 func (s *site) output(name string, args ...string) (string, error) {
 	return s.finish(s.command(name, args...))
 }
 
-// outputOnTerminal is output of a command on a terminal. (script(1) would miss the end of its child: the signal of the child and one of finish can
-// become one.)
+// outputOnTerminal is output on a terminal. script(1) does not work here: the signals of its child and of finish can
+// merge, so it misses the child's exit.
 func (s *site) outputOnTerminal(name string, args ...string) (string, error) {
 	s.t.Helper()
 	master, terminal, err := pty.Open()
@@ -127,7 +126,7 @@ func (s *site) outputOnTerminal(name string, args ...string) (string, error) {
 	defer master.Close()
 	var shown bytes.Buffer
 	read := make(chan struct{})
-	go func() { _, _ = io.Copy(&shown, master); close(read) }() // until no process has the terminal
+	go func() { _, _ = io.Copy(&shown, master); close(read) }() // until the last process closes the terminal
 	cmd := s.command(name, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -150,7 +149,7 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	}
 	if err = cmd.Start(); err == nil {
 		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
-		// runc 1.4 sets up its handler of signals in the background: of an exec that ends sooner it does not hear, and waits.
+		// runc 1.4 installs its signal handler in the background: it misses the exit of a short exec and hangs.
 		ended := make(chan struct{})
 		go func() {
 			for {
@@ -175,7 +174,7 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	return string(text), err
 }
 
-// must is output for what has to work.
+// must is output for a command that must succeed.
 func (s *site) must(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.output(name, args...)
@@ -185,7 +184,7 @@ func (s *site) must(name string, args ...string) string {
 	return out
 }
 
-// daemon starts a daemon, and has it ended after the engine's cases. It counts as up when ready gives no error.
+// daemon starts a daemon and stops it after the engine's cases. It is up when ready returns nil.
 func (s *site) daemon(name string, ready func() error, args ...string) {
 	s.t.Helper()
 	d := &daemon{name: name, args: args, ready: ready}
@@ -225,7 +224,7 @@ func (d *daemon) stop(sig unix.Signal) {
 	d.command = nil
 }
 
-// crash kills a daemon and starts it again.
+// crash kills a daemon and restarts it.
 func (s *site) crash(name string) {
 	s.t.Helper()
 	d := s.daemons[name]
@@ -235,7 +234,7 @@ func (s *site) crash(name string) {
 
 var names atomic.Uint64
 
-// run starts a container, which must work, and returns its name. It is removed with the case.
+// run starts a container, which must succeed, and returns its name. The case removes it at its end.
 func (s *site) run(c container) string {
 	s.t.Helper()
 	name, out, err := s.try(c)
@@ -245,7 +244,7 @@ func (s *site) run(c container) string {
 	return name
 }
 
-// try is run for a container that may be refused; out is what the user is shown.
+// try is run for a container that may be rejected; out is the engine's output.
 func (s *site) try(c container) (name, out string, err error) {
 	s.t.Helper()
 	if c.name == "" {
@@ -256,7 +255,7 @@ func (s *site) try(c container) (name, out string, err error) {
 	return c.name, out, err
 }
 
-// remove removes a container, which must work.
+// remove removes a container, which must succeed.
 func (s *site) remove(name string) {
 	s.t.Helper()
 	if out, err := s.engine.remove(name); err != nil {
@@ -264,10 +263,10 @@ func (s *site) remove(name string) {
 	}
 }
 
-// id is that of a container's slice.
+// id returns the id of a container's slice.
 func (s *site) id(name string) string { return s.engine.id(name) }
 
-// init is the pid of a container's init on the host, as its slice has it.
+// init returns the host pid of a container's init, from its slice.
 func (s *site) init(name string) int {
 	s.t.Helper()
 	slice, err := s.Client.Slice(context.Background(), s.id(name))
@@ -275,11 +274,12 @@ func (s *site) init(name string) int {
 	return slice.PID
 }
 
-// exec runs a command in a container, which must work.
+// exec runs a command in a container, which must succeed.
 func (s *site) exec(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.exec(name, args...)
-	// crun before 1.8.7 cannot join a user namespace as long as the container's process has not called execve (containers/crun#1264).
+	// crun before 1.8.7 cannot join a user namespace until the container's process has called execve
+	// (containers/crun#1264).
 	for end := time.Now().Add(await.Patience); err != nil && strings.Contains(out, "setns(pid=") && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		out, err = s.engine.exec(name, args...)
@@ -290,7 +290,7 @@ func (s *site) exec(name string, args ...string) string {
 	return out
 }
 
-// soon waits a while for what happens by itself, and says whether it did.
+// soon polls a condition for a while and reports whether it became true.
 func (s *site) soon(is func() bool) bool {
 	for deadline := time.Now().Add(testhost.Patience); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -15,11 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table is what the suite found, as docs/evidence/engines.md shows it.
+// table holds the suite's results for docs/evidence/engines.md.
 type table struct {
 	mu    sync.Mutex
 	cells map[string]string // "engine case": ok, FAILED or –
-	whys  []string          // for each dash
+	whys  []string          // one per dash
 }
 
 var results = table{cells: map[string]string{}}
@@ -39,7 +39,7 @@ func (r *table) dash(engine, name, why string) {
 	r.whys = append(r.whys, name+": "+why)
 }
 
-// why says why an engine has not a case; "" is that it has.
+// why returns why an engine lacks a case, or "" if it has it.
 func (r row) why(e engine, c testcase) string {
 	if why := r.lacks[c.name]; why != "" {
 		return r.name + " " + why
@@ -50,8 +50,8 @@ func (r row) why(e engine, c testcase) string {
 	return ""
 }
 
-// finish prints the table, or puts it into the file that GPUSLICE_TABLE names, and writes it into the document if that is named.
-// Then, every cell must be there: a run of a part of the suite must not make a table of it.
+// finish prints the table, or writes it to the file in GPUSLICE_TABLE, and updates the document if one is named. A
+// document needs every cell, so a partial run cannot replace its table.
 func (r *table) finish(document string) error {
 	text, whole := r.markdown()
 	if file := os.Getenv("GPUSLICE_TABLE"); file == "" {
@@ -99,7 +99,7 @@ func (r *table) markdown() (text string, whole bool) {
 	return b.String(), whole
 }
 
-// versions says of each row what it is made of, as build.sh found it.
+// versions returns each row's component versions, as build.sh recorded them.
 func versions() []string {
 	text, err := os.ReadFile(filepath.Join(tools, "VERSIONS"))
 	if err != nil {

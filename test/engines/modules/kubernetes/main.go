@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kubernetes is a cluster's programs in one, as what it is called by. Linking each alone takes longer than compiling what only one of them
-// has. kubectl is not among them: what is called often shall not begin with all that the others begin with.
+// Kubernetes is one binary for a cluster's programs, selected by the name it is called by. Linking each separately
+// takes longer than compiling their distinct parts. kubectl is separate: it runs often and should not initialize the
+// others.
 package main
 
 import (
