@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// changeQuota gives a slice that runs more, or less, or less than it holds.
+// changeQuota raises or lowers a running slice's quota, perhaps below its use.
 func changeQuota(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.elastic })
 	if s == nil {
@@ -36,16 +36,16 @@ func changeQuota(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// mayBe says whether a change that failed may be in force for the next enforcer: nobody answered, or the disk keeps it.
+// mayBe reports whether a failed change may still apply in the next enforcer: it got no answer, or the disk keeps it.
 func (w *world) mayBe(err error) bool { return !answered(err) || w.keeps }
 
-// answered says whether an error is the enforcer's own.
+// answered reports whether an error is the enforcer's own answer.
 func answered(err error) bool { return errors.As(err, new(*api.Error)) }
 
-// limits that the slice may have, as far as is known.
+// limits returns the limits that the slice may have.
 func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...) }
 
-// askTooMuch asks for the whole card, beside slices that have some of it.
+// askTooMuch requests the whole card while other slices hold part of it.
 func askTooMuch(w *world, r *rand.Rand) bool {
 	given := w.pickSlice(r, func(s *slice) bool { return s.state == active && s.pool == nil })
 	if given == nil || w.doubt != "" {
@@ -63,14 +63,14 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// pool is what the model says of one.
+// pool is the model of a pool.
 type pool struct {
 	name    string
 	limit   uint64
-	others  []uint64 // as a slice's
-	unknown bool     // so is whether it is there
-	// ghosts are bytes of processes that died while no enforcer was there to give them back: in another container nobody else
-	// can see that they are dead.
+	others  []uint64 // as for a slice
+	unknown bool     // it may or may not exist
+	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the
+	// exit and return them.
 	ghosts [devices]uint64
 }
 
@@ -93,7 +93,7 @@ func (w *world) members(p *pool) (n int) {
 	return n
 }
 
-// noLimit of its own has a slice that draws on its pool alone.
+// noLimit marks a slice that only its pool limits.
 const noLimit = uint64(1) << 62
 
 func onAll(bytes uint64) api.PoolRequest {
@@ -175,7 +175,7 @@ func deletePool(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// beginMember begins a container that draws on a pool, too, or on it alone.
+// beginMember starts a container in a pool, with or without a quota of its own.
 func beginMember(w *world, r *rand.Rand) bool {
 	p := w.pickPool(r)
 	if p == nil || len(w.slices) >= mostSlices {
@@ -193,7 +193,7 @@ func beginMember(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// memberWork: a process of a pool's member begins, and is killed.
+// memberWork starts and kills a process of a pool member.
 func memberWork(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool {
 		return s.state == active && s.pool != nil && !s.init.dead && len(s.workers) < mostWorkers
@@ -221,7 +221,7 @@ func memberWork(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// dropPools ends all pools, and their members before them.
+// dropPools removes all pools, after their members.
 func (w *world) dropPools() {
 	w.Helper()
 	for _, s := range slices.Clone(w.slices) {
@@ -238,7 +238,6 @@ func (w *world) dropPools() {
 	}
 }
 
-// poolsDiffer compares the pools with the model.
 func (w *world) poolsDiffer() error {
 	all, err := w.client.Pools(w.Context())
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// promptly bounds an answer of the daemon, without the time for which the machine stood still. Load delays single answers, so a daemon hangs
-// only if 20 answers in a row take longer.
+// promptly limits the daemon's response time, without the time that the machine was stalled. Load delays single
+// answers, so only 20 slow answers in a row count as a hang.
 const promptly = time.Second
 
-// prompt asks the enforcer, which must answer at once, whatever it is waiting for itself.
+// prompt calls the enforcer, which must answer at once even while it waits for something itself.
 func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 	w.Helper()
 	for tries := 1; ; tries++ {
@@ -45,7 +45,7 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 	}
 }
 
-// listing asks the enforcer for its slices, but for those of leases and turners.
+// listing returns the enforcer's slices, except those of leases and turners.
 func (w *world) listing() []api.Slice {
 	return slices.DeleteFunc(w.everySlice(), func(s api.Slice) bool { return isLease(s) || isTurner(s) })
 }
@@ -61,9 +61,8 @@ func (w *world) everySlice() (all []api.Slice) {
 	return all
 }
 
-// never looks at what may at no instant be so: more charged than the limit, more held than the limit. In a storm a listing is not of
-// one instant, and what one process gave back and another took meanwhile may be in it twice: there it is looked at so many times, and
-// whoever has too much has it each time.
+// never checks that no slice has charged or holds more than its limit. In a storm a listing is not atomic and may
+// count memory twice that moved between processes, so it fails only if every look finds an error.
 func (w *world) never(looks int) {
 	w.Helper()
 	w.goesOn()
@@ -81,7 +80,7 @@ func (w *world) never(looks int) {
 	}
 }
 
-// overcharged says who has more charged than he may have.
+// overcharged returns an error for a slice that is charged more than its limit.
 func (w *world) overcharged() error {
 	w.Helper()
 	if w.away != "" || w.doubt != "" {
@@ -94,7 +93,7 @@ func (w *world) overcharged() error {
 	for _, s := range w.listing() {
 		for _, d := range s.Devices {
 			if d.Index < 0 || d.Index >= devices {
-				continue // without NVML nothing has a number
+				continue // without NVML there are no figures
 			}
 			if s := byID[s.ID]; s != nil && s.state != spoilt && d.Used+d.Overhead > max(s.most(w, d.Index), s.charged[d.Index]) {
 				return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, where it may have %d", s.id, d.Used, d.Overhead, d.Index, s.most(w, d.Index))
@@ -104,7 +103,7 @@ func (w *world) overcharged() error {
 	return nil
 }
 
-// overheld says for whom the driver holds more than he may have.
+// overheld returns an error for a slice that holds more than its limit by the driver's figures.
 func (w *world) overheld() error {
 	w.Helper()
 	listed := w.listed()
@@ -139,18 +138,19 @@ func (w *world) overheld() error {
 	return nil
 }
 
-// most is what the slice may have on a device: its limit, or what it had before that was lowered.
+// most returns a slice's maximum on a device: its limit, or its use before the limit was lowered.
 func (s *slice) most(_ *world, device int) uint64 { return max(slices.Max(s.limits()), s.used(device)) }
 
-// noteCharged: what a process held that has ended is charged until the enforcer hears of it, also beyond a limit that was lowered.
+// noteCharged records use that may stay charged after its process exits, even beyond a lowered limit, until the
+// enforcer notices the exit.
 func (s *slice) noteCharged() {
 	for device := range devices {
 		s.charged[device] = max(s.charged[device], s.used(device))
 	}
 }
 
-// check compares all there is with the model: at once what the driver holds, which is true at every instant, and in
-// the end what the enforcer says, which hears of deaths in its time.
+// check compares the host with the model: the driver's figures at once, since they are always exact, and the
+// enforcer's eventually, since it learns of exits later.
 func (w *world) check() {
 	w.Helper()
 	w.never(1)
@@ -166,7 +166,7 @@ func (w *world) check() {
 			for device := range devices {
 				want := p.on(device)
 				if !p.contexts[device] {
-					want = 0 // NVML lists those that have one
+					want = 0 // NVML only lists processes with a context
 				}
 				if got := listed[device][p.pid]; got != want && s.state != spoilt {
 					w.fail("the driver holds %d bytes on device %d for process %d of %s, the model %d", got, device, p.pid, s.id, want)
@@ -200,7 +200,7 @@ func (w *world) check() {
 	}
 }
 
-// resolve finds out what became of slices whose release was asked for and not answered.
+// resolve determines the state of slices after a release without an answer.
 func (w *world) resolve() {
 	w.Helper()
 	there := map[string]api.State{}
@@ -226,7 +226,7 @@ func (w *world) resolve() {
 	}
 }
 
-// differs says in what the enforcer's world is not the model's.
+// differs returns an error if the enforcer's state differs from the model.
 func (w *world) differs() error {
 	w.Helper()
 	listing := w.listing()
@@ -239,7 +239,7 @@ func (w *world) differs() error {
 		got, there := byID[s.id]
 		delete(byID, s.id)
 		if there || s.state == released && !s.session {
-			dirs++ // of a container that is released it stays while there are processes
+			dirs++ // a released container keeps its directory while it has processes
 		}
 		switch {
 		case s.state == released && there:
@@ -277,7 +277,7 @@ func (s *slice) differs(w *world, got api.Slice) error {
 	}
 	for _, d := range got.Devices {
 		if d.Index < 0 || d.Index >= devices {
-			continue // without NVML nothing has a number
+			continue // without NVML there are no figures
 		}
 		if slices.Contains(s.others, d.Limit) {
 			s.others = append(s.others, s.limit)
@@ -295,7 +295,7 @@ func (s *slice) differs(w *world, got api.Slice) error {
 		if p.attached {
 			attached++
 		}
-		if p.attached || p.alone { // it may have been let in late, and been refused for want of quota
+		if p.attached || p.alone { // it may have attached late and been refused for lack of quota
 			most++
 		}
 	}
@@ -305,7 +305,7 @@ func (s *slice) differs(w *world, got api.Slice) error {
 	return nil
 }
 
-// socketsDiffer says whether the enforcer listens on one socket for each slice and on its own.
+// socketsDiffer returns an error unless the enforcer listens on its own sockets and one per slice.
 func (w *world) socketsDiffer(count int) error {
 	text, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -336,10 +336,10 @@ func (w *world) socketsDiffer(count int) error {
 	return nil
 }
 
-// nothingLeft checks a host without slices.
+// nothingLeft checks that a host without slices is clean.
 func (w *world) nothingLeft() {
 	w.Helper()
-	// Each poststop looks after a few roots whose own never came.
+	// Each poststop also cleans a few roots that missed their own.
 	none := &slice{id: w.name()}
 	for range 50 {
 		if err := w.hook("poststop", none); err != nil {

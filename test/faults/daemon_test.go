@@ -20,10 +20,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// patience is how long something may take that happens at once: machines that test are slow.
+// patience is the timeout for immediate actions; test machines are slow.
 const patience = await.Patience
 
-// daemon is the real gpusliced, which is killed again and again.
+// daemon is the real gpusliced, killed and restarted many times.
 type daemon struct {
 	w *world
 
@@ -37,8 +37,8 @@ func (w *world) socket() string    { return filepath.Join(w.dir, "run", "control
 func (w *world) nvmlFault() string { return filepath.Join(w.dir, "nvml") }
 func (w *world) slicesDir() string { return filepath.Join(w.dir, "run", "slices") }
 
-// launch starts it, to die at a point if one is given. If it dies, and revive is not 0, it is started again after that
-// time, as systemd does.
+// launch starts gpusliced, which dies at a point if one is given. If revive is not 0, a dead daemon is restarted after
+// that time, as by systemd.
 func (d *daemon) launch(point string, revive time.Duration) error {
 	words := []string{binary(d.w, "gpusliced"), "--config", d.w.config(), "--log-level", "debug"}
 	if d.w.misled {
@@ -63,7 +63,7 @@ func (d *daemon) launch(point string, revive time.Duration) error {
 		_ = cmd.Wait()
 		if revive > 0 {
 			time.Sleep(revive)
-			_ = d.launch("", 0) // that it does not come up is found by who waits for it
+			_ = d.launch("", 0) // callers that wait for it notice a failed start
 		}
 		close(done)
 	}()
@@ -78,7 +78,7 @@ func (d *daemon) now() (*exec.Cmd, chan struct{}) {
 
 var errEnded = errors.New("it has ended")
 
-// up waits until the newest one answers; an error says that it ended instead.
+// up waits until the newest process answers; an error reports that it ended.
 func (d *daemon) up() error {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		cmd, done := d.now()
@@ -99,13 +99,13 @@ func (d *daemon) up() error {
 	return fmt.Errorf("it does not answer within %v", patience)
 }
 
-// end ends it by a signal, and any that is started in its place.
+// end stops gpusliced and its replacements with a signal.
 func (d *daemon) end(sig unix.Signal) {
 	d.w.Helper()
 	d.w.must(d.ends(sig))
 }
 
-// ends is end for who must not fail: an error says that it goes on.
+// ends is end that returns an error if gpusliced keeps running.
 func (d *daemon) ends(sig unix.Signal) error {
 	for _, s := range d.w.slices {
 		s.owed = s.owed && sig != unix.SIGKILL
@@ -127,7 +127,7 @@ func (d *daemon) ends(sig unix.Signal) error {
 	}
 }
 
-// start starts it and waits for it, which must succeed.
+// start starts gpusliced, which must succeed.
 func (w *world) start() {
 	w.Helper()
 	if err := w.daemon.launch("", 0); err != nil {
@@ -144,7 +144,7 @@ func (w *world) restart(sig unix.Signal) {
 	w.start()
 }
 
-// descriptors is how many the daemon has open.
+// descriptors returns the number of the daemon's open descriptors.
 func (w *world) descriptors() int {
 	cmd, _ := w.daemon.now()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))

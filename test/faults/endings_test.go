@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// last says whether the slice ends with this process.
+// last reports whether the slice ends with this process.
 func (p *worker) last() bool {
 	all := p.slice.workers
 	return len(all) == 1 || p == p.slice.init || p.slice.session && p == all[0] && all[1].run != nil
@@ -54,7 +54,7 @@ func endSlice(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// loseContainer ends it without a poststop: its engine is dead.
+// loseContainer ends a container without a poststop, as when its engine died.
 func loseContainer(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return !s.session })
 	if s == nil {
@@ -66,7 +66,7 @@ func loseContainer(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// killRun leaves a session's processes alone: they get nothing more.
+// killRun kills `gpuslice run`; the session's processes survive and get no more memory.
 func killRun(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.session && s.state == active && s.run != nil })
 	if s == nil {
@@ -131,7 +131,7 @@ func show(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// storm has all processes allocate and free at the same time, while some are killed, and meanwhile happens.
+// storm has all processes allocate and free concurrently while it kills some and calls its argument.
 func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 	var all []*worker
 	for _, s := range w.slices {
@@ -151,7 +151,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 	}
 	var killed []*worker
 	for _, p := range all {
-		if p != p.slice.workers[0] && r.IntN(4) == 0 { // one stays, or the slice ends
+		if p != p.slice.workers[0] && r.IntN(4) == 0 { // one stays, to keep the slice
 			killed = append(killed, p)
 		}
 	}
@@ -169,7 +169,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 	for range 3 {
 		w.never(3)
 	}
-	<-done // it waits for nothing without an end
+	<-done
 	for _, p := range killed {
 		p.kill()
 		all = without(all, p)

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fault is something that goes wrong while operations go on. inject brings it about, does operations, ends it, and says how
-// it ended, in few words that do not depend on the seed; "" if it could not be tried.
+// fault is a failure during operations. inject causes it, runs operations, ends it, and returns its outcome in a few
+// words that do not depend on the seed, or "" if it was not possible.
 type fault struct {
 	name   string
 	inject func(w *world, r *rand.Rand) string
-	leases bool // a lease service runs then
+	leases bool // needs a running lease service
 }
 
 func faults() []fault {
@@ -61,7 +61,7 @@ func faults() []fault {
 	return append(list, leaseFaults()...)
 }
 
-// repeated is how often the named ones are injected.
+// repeated is how often named faults are injected.
 const repeated = 20
 
 func onlyNamed(part string) []fault {
@@ -74,7 +74,7 @@ func onlyNamed(part string) []fault {
 	return slices.Repeat(list, repeated)
 }
 
-// inject has a fault happen, and compares the world with the model when it is over.
+// inject injects a fault, then compares the host with the model.
 func (w *world) inject(f fault) {
 	w.Helper()
 	w.step++
@@ -128,7 +128,7 @@ func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 	return whole
 }
 
-// killInChange kills it at a moment of its own choice, a few milliseconds after a request.
+// killInChange kills the enforcer a few milliseconds after a request.
 func killInChange(w *world, r *rand.Rand) string {
 	w.doubt = "the enforcer is killed"
 	w.trim(mostSlices - 1)
@@ -156,7 +156,7 @@ func killInChange(w *world, r *rand.Rand) string {
 	return whole
 }
 
-// populate sees to it that there are processes at work.
+// populate ensures that processes are running.
 func (w *world) populate(r *rand.Rand) {
 	for len(w.slices) < 3 {
 		w.registerContainer(r)
@@ -175,7 +175,7 @@ func (w *world) populate(r *rand.Rand) {
 	}
 }
 
-// away: charging, refusing and giving back go on without an enforcer, and so does taking back from the dead.
+// away: charges, refusals and returns work without an enforcer, as does reclaiming the memory of exited processes.
 func away(w *world, r *rand.Rand) string {
 	w.populate(r)
 	w.daemon.end(unix.SIGKILL)
@@ -247,7 +247,7 @@ func killAttaching(w *world, r *rand.Rand) string {
 	return "all given back"
 }
 
-// A container whose hook is killed is not created: the runtime ends its init and runs poststop.
+// If its hook is killed, a container is not created: the runtime ends its init and runs poststop.
 func killHookAtCall(w *world, r *rand.Rand) string {
 	w.doubt = "the hook is killed"
 	calls := shuffled(r, []string{"connect", "openat2", "mkdirat", "flock", "pwrite64", "fstat", "open_tree", "mount_setattr", "move_mount", "write", "setns"})
@@ -280,7 +280,7 @@ func killHookAnytime(w *world, r *rand.Rand) string {
 	return whole
 }
 
-// trim ends the oldest slices if there are more than most.
+// trim ends the oldest slices beyond most.
 func (w *world) trim(most int) {
 	for len(w.slices) > most {
 		w.stop(w.slices[0])

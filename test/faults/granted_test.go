@@ -15,16 +15,16 @@ import (
 	gpu "github.com/gpuslice/gpuslice/lease"
 )
 
-// granted is a lease, and the test's own session in it.
+// granted is a lease with the test's own session.
 type granted struct {
 	*gpu.Lease
 	l       *leased
 	token   string
 	session *gpu.Session
 	module  *gpu.Module
-	buffer  *gpu.Buffer // whose first numbers are count: each use adds 1
+	buffer  *gpu.Buffer // its first numbers equal count: each use adds 1
 	count   float32
-	broker  int // of which nobody kills the process
+	broker  int // its process is never killed; 0 means that it may be
 }
 
 func (g *granted) open() error {
@@ -45,14 +45,13 @@ func (g *granted) close() {
 	}
 }
 
-// give drops it.
 func (g *granted) give() {
 	g.l.w.Helper()
 	g.l.drop(g.ID)
 	g.close()
 }
 
-// begin makes what stays in the lease.
+// begin sets up the session's lasting state.
 func (g *granted) begin() {
 	w := g.l.w
 	w.Helper()
@@ -66,7 +65,7 @@ func (g *granted) begin() {
 	w.must(err)
 }
 
-// use adds 1 to the numbers of what stays, once, and compares.
+// use adds 1 to the buffer's numbers and checks them.
 func (g *granted) use() {
 	w := g.l.w
 	w.Helper()
@@ -85,16 +84,15 @@ func (g *granted) use() {
 	}
 }
 
-// kernels are the examples'.
 var kernels []byte
 
-// work does one of all that a session can, and gives all back.
+// work does each of a session's operations once and returns all memory.
 func work(ctx context.Context, s *gpu.Session) error {
 	m, err := s.Load(ctx, kernels)
 	if err != nil {
 		return err
 	}
-	const size = 4 << 20 // staged
+	const size = 4 << 20 // exceeds one message
 	b, err := s.Alloc(ctx, size)
 	if err != nil {
 		return err
@@ -147,7 +145,7 @@ func work(ctx context.Context, s *gpu.Session) error {
 
 var errWrong = errors.New("wrong results")
 
-// worksOn has the session's client do its work until that succeeds: what is lost with a broker it does again.
+// worksOn has the client retry its work until it succeeds: it repeats the work that was lost with a broker.
 func (g *granted) worksOn() {
 	w := g.l.w
 	w.Helper()
@@ -160,7 +158,7 @@ func (g *granted) worksOn() {
 		if err == nil || errors.As(err, &lost) && (lost.Code == gpu.SyncFailed || lost.Code == gpu.InvalidHandle) {
 			return err == nil
 		}
-		if !errors.Is(err, errWrong) && strings.Contains(err.Error(), "share memory with a session") { // it is no request
+		if !errors.Is(err, errWrong) && strings.Contains(err.Error(), "share memory with a session") { // not a request
 			return false
 		}
 		w.fail("the client of lease %s: %v", g.ID, err)

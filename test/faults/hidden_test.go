@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// hide has a process of a container hold memory of which the interceptor knows nothing, and sees to it that the enforcer
-// does what its policy says, and that nothing is left of it.
+// hide has a container's process hold memory unknown to the interceptor. It checks that the enforcer applies its
+// policy and that no memory remains.
 func hide(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.cut && !s.session && s.pool == nil })
 	_, silent := os.Stat(w.nvmlFault())

@@ -18,7 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// killPoints are those that the enforcer's sources have, but for programs that checkpoint themselves, and for host memory in a cgroup and its holder: no operation here needs any (test/e2e does).
+// killPoints returns the enforcer's kill points. It omits programs that checkpoint themselves and host memory with its
+// cgroup and holder: only test/e2e covers these.
 func killPoints() []string {
 	return slices.DeleteFunc(killPointsIn("enforcer", "hostmem"), func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
@@ -26,7 +27,7 @@ func killPoints() []string {
 	})
 }
 
-// killPointsIn are those that the sources below some directories have.
+// killPointsIn returns the kill points in the sources below some directories.
 func killPointsIn(dirs ...string) (points []string) {
 	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
 	for _, dir := range dirs {
@@ -35,9 +36,9 @@ func killPointsIn(dirs ...string) (points []string) {
 				text, _ := os.ReadFile(path)
 				for _, m := range call.FindAllSubmatch(text, -1) {
 					switch point := string(m[2]); string(m[1]) {
-					case "q.p": // it is one of a pool's, too
+					case "q.p": // also one of a pool
 						points = append(points, point, strings.Replace(point, ".", ".pool.", 1))
-					case "l.p": // of a lease's first broker, and of another one
+					case "l.p": // of a lease's first broker and of a replacement
 						points = append(points, "acquire."+point, "restart."+point)
 					default:
 						points = append(points, point)
@@ -51,8 +52,8 @@ func killPointsIn(dirs ...string) (points []string) {
 	return slices.Compact(points)
 }
 
-// killAt arms a point, and does what there is to do until the enforcer dies at it; then it is started again, as systemd
-// does, while operations go on.
+// killAt arms a point and runs operations until the enforcer dies at it. The enforcer is then restarted, as by
+// systemd, while operations continue.
 func (w *world) killAt(point string, r *rand.Rand) string {
 	part, _, _ := strings.Cut(point, ".")
 	if part == "restore" {
@@ -83,7 +84,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	if strings.Contains(point, "pool") {
 		part = "pool"
 	}
-	if point == "device.stored" || point == "pool.device" { // with driver truth all that a slice can see is known when it begins
+	if point == "device.stored" || point == "pool.device" { // with driver truth, all visible devices are known at the start
 		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
 		w.blind = true
 	}
@@ -92,7 +93,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	armed, _ := w.daemon.now()
 	w.must(w.daemon.up())
 	died := func() bool { return !alive(armed.Process.Pid) }
-	// What passes the points of that name sooner or later; the rest is chance.
+	// These operations reach the points of that part eventually; others are random.
 	way := map[string][]func(*world, *rand.Rand) bool{
 		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
 		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
@@ -108,8 +109,8 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 		} else {
 			w.operate()
 		}
-		time.Sleep(10 * time.Millisecond) // deaths are told in the kernel's time
-		if !alive(armed.Process.Pid) {    // so that the next operation finds the next one
+		time.Sleep(10 * time.Millisecond) // the kernel reports exits asynchronously
+		if !alive(armed.Process.Pid) {    // so that the next operation finds a running enforcer
 			w.must(w.daemon.up())
 		}
 	}
@@ -135,7 +136,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	return "nothing lost or leaked"
 }
 
-// configuredFor is what an enforcer needs that passes the point.
+// configuredFor returns the settings with which an enforcer passes the point.
 func configuredFor(point string, policy api.Action, r *rand.Rand) (_ api.Action, native bool) {
 	switch {
 	case point == "policy.killed":

@@ -26,18 +26,18 @@ import (
 	gpu "github.com/gpuslice/gpuslice/lease"
 )
 
-// leased is a lease service on the world's host, and what the model says of its leases. All faults of leases have the same one.
+// leased is the host's lease service with the model of its leases. All lease faults share one.
 type leased struct {
 	w      *world
 	client gpu.Service
 	cgroup string
-	leases []*granted // that were answered, and not dropped
+	leases []*granted // acquired and not dropped
 	idle   int        // descriptors of a service without leases
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
-	stop bool          // it is not started again
+	stop bool          // it is not restarted
 }
 
 const (
@@ -48,12 +48,12 @@ const (
 func (l *leased) dir() string       { return filepath.Join(l.w.dir, "leases") }
 func (l *leased) armedFile() string { return filepath.Join(l.w.dir, "armed", "point") }
 
-// newLeased starts a lease service, and has one lease whose broker nobody kills.
+// newLeased starts a lease service with one lease, of which the broker is never killed.
 func (w *world) newLeased() *leased {
 	w.Helper()
 	l := &leased{w: w, client: gpu.Service{Socket: filepath.Join(w.dir, "leases.sock")}, cgroup: filepath.Base(w.dir) + "-leases"}
 	w.leased = l
-	// A broker is nobody in particular: it passes through the host's directories, and shares the machine.
+	// An unprivileged broker needs access to the host's directories and the simulated card.
 	w.must(os.Chmod(w.dir, 0o755))
 	w.must(os.Chmod(filepath.Join(w.dir, "fake"), 0o777))
 	files, err := filepath.Glob(filepath.Join(w.dir, "fake", "*"))
@@ -63,7 +63,7 @@ func (w *world) newLeased() *leased {
 	}
 	w.must(os.Mkdir(filepath.Dir(l.armedFile()), 0o777))
 	w.must(os.Chmod(filepath.Dir(l.armedFile()), 0o777))
-	// The next broker, or keeper, that is started after a point of that kind was armed dies at it, and no other one.
+	// Exactly one broker, or keeper, dies at an armed point: the next one started.
 	w.must(os.WriteFile(l.program(), fmt.Appendf(nil, `#!/bin/sh
 case "$1" in --keep) kind=keeper ;; *) kind=broker ;; esac
 if read -r point 2>/dev/null <%[1]s.$kind && rm %[1]s.$kind; then
@@ -88,20 +88,20 @@ exec %[3]s "$@"
 func (l *leased) program() string { return filepath.Join(l.w.dir, "broker") }
 func (l *leased) config() string  { return filepath.Join(l.w.dir, "leased.toml") }
 
-// arm has the next broker, or keeper, die at a point.
+// arm makes the next broker, or keeper, die at a point.
 func (l *leased) arm(point string) {
 	kind, _, _ := strings.Cut(point, ".")
 	l.w.must(os.WriteFile(l.armedFile()+"."+kind, []byte(point+"\n"), 0o644))
 }
 
-// armed says whether nobody has taken that yet.
+// armed reports whether a point has not been taken yet.
 func (l *leased) armed(point string) bool {
 	kind, _, _ := strings.Cut(point, ".")
 	_, err := os.Stat(l.armedFile() + "." + kind)
 	return err == nil
 }
 
-// doomed is the pid of who took it last.
+// doomed returns the pid of the last process that took a point.
 func (l *leased) doomed() int {
 	text, err := os.ReadFile(l.armedFile() + ".doomed")
 	l.w.must(err)
@@ -110,7 +110,7 @@ func (l *leased) doomed() int {
 	return pid
 }
 
-// launch starts the service, to die at a point if one is given. One that ends is started again, as systemd does.
+// launch starts the service, which dies at a point if one is given. A service that ends is restarted, as by systemd.
 func (l *leased) launch(point string) error {
 	cmd := exec.Command(binary(l.w, "gpuslice-leased"), "--config", l.config(), "--broker", l.program())
 	log, err := os.OpenFile(l.w.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -133,7 +133,7 @@ func (l *leased) launch(point string) error {
 	go func() {
 		_ = cmd.Wait()
 		time.Sleep(10 * time.Millisecond)
-		_ = l.launch("") // that it does not come up is found by who waits for it
+		_ = l.launch("") // callers that wait for it notice a failed start
 		close(done)
 	}()
 	return nil
@@ -162,7 +162,7 @@ func (l *leased) list() ([]*gpu.Lease, error) {
 	return l.client.List(ctx)
 }
 
-// start starts one that dies at a point, or goes on.
+// start starts a service, which dies at the point if one is given.
 func (l *leased) start(point string) {
 	l.w.Helper()
 	l.w.must(l.launch(point))
@@ -171,7 +171,7 @@ func (l *leased) start(point string) {
 	}
 }
 
-// end ends it by a signal, and any that is started in its place.
+// end stops the service and its replacements with a signal.
 func (l *leased) end(sig unix.Signal) error {
 	l.mu.Lock()
 	l.stop = true
@@ -194,7 +194,7 @@ func (l *leased) end(sig unix.Signal) error {
 	}
 }
 
-// again kills it, and starts one that dies at a point.
+// again kills the service and starts one that dies at a point.
 func (l *leased) again(sig unix.Signal, point string) {
 	l.w.Helper()
 	l.w.must(l.end(sig))
@@ -210,7 +210,7 @@ func (l *leased) descriptors() int {
 	return len(entries)
 }
 
-// stored is of a lease's record what is needed here.
+// stored is the needed part of a lease's record.
 type stored struct {
 	PID       int    `json:"pid"`
 	BrokerUID uint32 `json:"broker_uid"`
@@ -230,11 +230,10 @@ func within(t time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), t)
 }
 
-// acquire asks for a lease.
 func (l *leased) acquire(r gpu.Request) (*granted, error) {
 	ctx, cancel := within(patience)
 	defer cancel()
-	r.Device = strconv.Itoa(devices - 1) // what is on the turners' card the model does not know
+	r.Device = strconv.Itoa(devices - 1) // the model does not cover the turners' card
 	of, err := l.client.Acquire(ctx, r)
 	if err != nil {
 		return nil, err
@@ -243,7 +242,7 @@ func (l *leased) acquire(r gpu.Request) (*granted, error) {
 	return &granted{Lease: of, l: l, token: string(token)}, err
 }
 
-// mustAcquire is for when nothing is to go wrong but that the service is being started.
+// mustAcquire retries only while the service starts; any other failure ends the round.
 func (l *leased) mustAcquire(r gpu.Request) *granted {
 	l.w.Helper()
 	var g *granted
@@ -258,7 +257,7 @@ func (l *leased) mustAcquire(r gpu.Request) *granted {
 	return g
 }
 
-// drop ends a lease, however often it has to be asked for.
+// drop ends a lease, retrying as often as needed.
 func (l *leased) drop(id string) {
 	l.w.Helper()
 	l.w.eventually("lease "+id+" is dropped", func() bool {
@@ -270,14 +269,14 @@ func (l *leased) drop(id string) {
 		}
 		var refused *gpu.Error
 		if errors.As(err, &refused) && (refused.Code == gpu.NotFound || refused.Code == gpu.Expired) {
-			return true // the one that died had done it
+			return true // the killed service had dropped it
 		}
 		l.w.must(err)
 		return true
 	})
 }
 
-// check compares all there is of leases with the model.
+// check compares the leases with the model.
 func (l *leased) check() {
 	w := l.w
 	w.Helper()
@@ -304,8 +303,8 @@ func (l *leased) ids() (ids []string) {
 	return ids
 }
 
-// brokers are those of the leases, by the record.
-func (l *leased) brokers() map[int]bool { // also of none
+// brokers returns the pids of the leases' brokers, by the records.
+func (l *leased) brokers() map[int]bool {
 	all := map[int]bool{}
 	if l != nil {
 		for _, g := range l.leases {
@@ -408,7 +407,7 @@ func (l *leased) differs() error {
 	return nil
 }
 
-// processes are the brokers and keepers of this host.
+// processes returns the host's brokers and keepers.
 func (l *leased) processes() (pids []int) {
 	mark := []byte("FAKECUDA_STATE=" + filepath.Join(l.w.dir, "fake", "state") + "\x00")
 	for _, name := range names("/proc", os.DirEntry.IsDir) {
@@ -428,7 +427,7 @@ func (l *leased) processes() (pids []int) {
 	return pids
 }
 
-// finish gives all back, and checks that nothing is left.
+// finish drops all leases and checks that nothing is left.
 func (l *leased) finish() {
 	w := l.w
 	w.Helper()
@@ -447,7 +446,7 @@ func (l *leased) finish() {
 	w.leased = nil
 }
 
-// clear is finish for a round that failed.
+// clear is finish for a failed round.
 func (l *leased) clear() {
 	if l == nil {
 		return
@@ -468,7 +467,7 @@ func (l *leased) clear() {
 	}
 }
 
-// leaseSlices are those that the enforcer has for leases.
+// leaseSlices returns the enforcer's slices of leases.
 func (w *world) leaseSlices() (all []api.Slice) {
 	return slices.DeleteFunc(w.everySlice(), func(s api.Slice) bool { return !isLease(s) })
 }

@@ -20,7 +20,7 @@ import (
 	gpu "github.com/gpuslice/gpuslice/lease"
 )
 
-// leaseFaults are those of the lease service, of brokers, and of leases' clients.
+// leaseFaults returns the faults of the lease service, brokers and lease clients.
 func leaseFaults() []fault {
 	of := func(name string, inject func(l *leased, r *rand.Rand)) fault {
 		return fault{name: name, leases: true, inject: func(w *world, r *rand.Rand) string {
@@ -58,7 +58,8 @@ func leaseFaults() []fault {
 	return list
 }
 
-// leasePoints are the enforcer's kill points that a lease passes: from its acquisition to its end, and when an enforcer finds one.
+// leasePoints are the enforcer's kill points in a lease's life: from acquisition to end, and at recovery by a new
+// enforcer.
 var leasePoints = []string{
 	"register.decided", "register.ledger", "register.dir", "register.stored", "register.listening", "register.done",
 	"attach.assigned", "attach.live", "attach.stored", "attach.replied",
@@ -67,7 +68,8 @@ var leasePoints = []string{
 	"restore.ledger", "restore.listening",
 }
 
-// killEnforcerAt has the enforcer die at a point that a lease passes, and be started again. A lease that was not answered leaves nothing.
+// killEnforcerAt kills the enforcer at a point of a lease's life and restarts it. A lease without an answer must leave
+// nothing.
 func (l *leased) killEnforcerAt(point string, r *rand.Rand) string {
 	w := l.w
 	part, _, _ := strings.Cut(point, ".")
@@ -86,7 +88,7 @@ func (l *leased) killEnforcerAt(point string, r *rand.Rand) string {
 			continue // the enforcer died
 		}
 		if part == "expire" {
-			if point == "expire.noted" || point == "expire.killed" { // it does not end when it is asked to
+			if point == "expire.noted" || point == "expire.killed" { // it ignores the request to end
 				w.must(unix.Kill(l.record(g.ID).PID, unix.SIGSTOP))
 			}
 			w.eventually("lease "+g.ID+" ends with its time", func() bool {
@@ -98,7 +100,7 @@ func (l *leased) killEnforcerAt(point string, r *rand.Rand) string {
 			g.worksOn()
 			g.give()
 		}
-		time.Sleep(10 * time.Millisecond) // deaths are told in the kernel's time
+		time.Sleep(10 * time.Millisecond) // the kernel reports exits asynchronously
 	}
 	passed := died()
 	if !passed {
@@ -119,13 +121,13 @@ func (l *leased) kill(pid int) {
 	}
 }
 
-// another is a lease whose broker may be killed.
+// another acquires a lease with a broker that may be killed.
 func (l *leased) another() *granted {
 	l.w.Helper()
 	return l.mustAcquire(gpu.Request{VRAM: leaseBytes})
 }
 
-// restarted waits until the lease has another broker.
+// restarted waits until the lease has a new broker.
 func (l *leased) restarted(g *granted, before int) {
 	l.w.Helper()
 	l.w.eventually("lease "+g.ID+" has another broker", func() bool { pid := l.record(g.ID).PID; return pid != before && alive(pid) })
@@ -151,7 +153,7 @@ func killBrokers(l *leased, r *rand.Rand) {
 	g.give()
 }
 
-// killKeeper: a lease without a keeper gets another one, and so outlives its broker.
+// killKeeper: a lease without a keeper gets a new one, so it can outlive its broker.
 func killKeeper(l *leased, r *rand.Rand) {
 	g := l.another()
 	before := l.record(g.ID)
@@ -162,7 +164,7 @@ func killKeeper(l *leased, r *rand.Rand) {
 	g.give()
 }
 
-// killBoth: the broker goes on while neither runs.
+// killBoth: the broker keeps running while neither service runs.
 func killBoth(l *leased, r *rand.Rand) {
 	w := l.w
 	w.must(l.end(unix.SIGKILL))
@@ -199,7 +201,7 @@ func killUnderLeases(l *leased, r *rand.Rand) {
 	}
 }
 
-// killAcquiring: what nobody was told of ends with its time at the latest.
+// killAcquiring: a lease without an answer ends no later than its time to live.
 func killAcquiring(l *leased, r *rand.Rand) {
 	const ttl = "1s"
 	for range 2 {
@@ -219,7 +221,7 @@ func expireAlone(l *leased, r *rand.Rand) {
 	l.start("")
 }
 
-// killAt has the service die at a point, and do what there is to do.
+// killAt kills the service at a point, by an operation that passes it.
 func (l *leased) killAt(point string, r *rand.Rand) {
 	w := l.w
 	part, _, _ := strings.Cut(point, ".")
@@ -241,7 +243,7 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 		}
 		l.up()
 		l.unanswered(point == "acquire.stored" || point == "acquire.done")
-		g = l.another() // who asks again gets one
+		g = l.another() // a new request succeeds
 		g.worksOn()
 		g.give()
 	case "renew":
@@ -253,7 +255,7 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 		l.up()
 		shown, err := l.client.Show(ctx, l.leases[0].ID)
 		w.must(err)
-		if shown.Expires == nil || time.Until(*shown.Expires) < 59*time.Minute || time.Until(*shown.Expires) > time.Hour+time.Second { // it is shown to a second
+		if shown.Expires == nil || time.Until(*shown.Expires) < 59*time.Minute || time.Until(*shown.Expires) > time.Hour+time.Second { // to a second
 			w.fail("the lease was renewed for an hour, and expires %v", shown.Expires)
 		}
 	case "restart":
@@ -270,14 +272,13 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 		if _, err := l.client.Drop(ctx, g.ID); err == nil {
 			w.fail("a drop is answered by a service that died at %s", point)
 		}
-		l.up() // and the next one finishes that: nobody asks again
+		l.up() // the next service completes the drop without another request
 	}
 	w.eventually("the service dies at "+point, dead)
 	l.up()
 }
 
-// unanswered is what has become of a lease whose acquisition nobody was answered: if it is there, its owner finds it in the list, can use
-// it, and drops it.
+// unanswered checks a lease without an answer: if it exists, its owner finds it in the list, can use it and drops it.
 func (l *leased) unanswered(there bool) {
 	w := l.w
 	w.Helper()
@@ -298,11 +299,11 @@ func (l *leased) unanswered(there bool) {
 	}
 }
 
-// killBrokerAt has a broker, or a keeper, die at a point.
+// killBrokerAt kills a broker, or a keeper, at a point.
 func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	w := l.w
 	if point == "broker.configured" || point == "broker.opened" || point == "broker.ready" {
-		// That of a lease that is being acquired; then one that follows another.
+		// First at an acquisition, then at a broker's restart.
 		l.arm(point)
 		if g, err := l.acquire(gpu.Request{VRAM: leaseBytes}); err == nil {
 			g.worksOn()
@@ -330,7 +331,7 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	before := l.record(g.ID)
 	g.worksOn()
 	if strings.HasPrefix(point, "keeper.") {
-		// Which may be there already when the lease is.
+		// The new keeper may already be running.
 		dies := l.doomed()
 		w.eventually("the lease has another keeper", func() bool { pid := l.record(g.ID).Keeper.PID; return pid != dies && alive(pid) })
 	} else {
@@ -340,7 +341,7 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	g.give()
 }
 
-// What a client is told that is a program of its own: this one.
+// Environment of this program run as a client.
 const (
 	clientAddress = "FAULTS_LEASE_ADDRESS"
 	clientToken   = "FAULTS_LEASE_TOKEN"
@@ -367,12 +368,12 @@ func leaseClient(address string) int {
 	return 1
 }
 
-// killClientAt has a client die at a point. What it held is given back when nobody is connected any more, if the lease says so; else another
-// client goes on.
+// killClientAt kills a client at a point. With a linger time its memory is returned once no client is connected;
+// otherwise another client continues.
 func (l *leased) killClientAt(point string, r *rand.Rand) {
 	w := l.w
 	request := gpu.Request{VRAM: leaseBytes}
-	if point != "client.lost" && r.IntN(2) == 0 { // another broker waits longer for clients that come back
+	if point != "client.lost" && r.IntN(2) == 0 { // a broker with the default linger waits longer for its clients
 		linger := 10 * time.Millisecond
 		request.Linger = &linger
 	}
@@ -402,7 +403,7 @@ func (l *leased) killClientAt(point string, r *rand.Rand) {
 		w.fail("a client that was to die at %s: %v", point, err)
 	}
 	if request.Linger != nil {
-		return // nobody has to say anything
+		return // no new client is needed
 	}
 	w.must(g.open())
 	w.eventually("the dead client's connections and memory are given back", func() bool {

@@ -15,21 +15,20 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// lease is between which times since boot a slice's own is over; 0 is never.
+// lease bounds a slice's expiry in time since boot; 0 is never.
 type lease struct {
 	from, to time.Duration
-	unsure   bool // it was changed, or not (mayBe)
+	unsure   bool // whether it was changed is unknown (mayBe)
 }
 
-// sinceBoot is by CLOCK_BOOTTIME, which nobody sets.
+// sinceBoot reads CLOCK_BOOTTIME, which cannot be set.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
 	return time.Duration(t.Nano())
 }
 
-// expire is the whole life of a container that may live for a second. Some of its processes do not end when they are
-// asked to.
+// expire runs a container with one second to live. Some of its processes ignore the request to end.
 func expire(w *world, r *rand.Rand) bool { return expireWhile(w, r, func() {}) }
 
 func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
@@ -48,7 +47,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 		w.stopContainer(s)
 		return true
 	}
-	s.state = spoilt // nothing is foretold of one that ends any moment
+	s.state = spoilt // the model predicts nothing for a slice about to end
 	w.begin(s)
 	stubborn := r.IntN(2) == 0
 	for range 2 {
@@ -80,7 +79,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 	return true
 }
 
-// renew gives time, or takes it back.
+// renew extends or shortens a slice's time to live.
 func renew(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
 	if s == nil {
@@ -106,8 +105,8 @@ func renew(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// differs says in what a slice's time, as it was shown between two times since boot, is not the model's. The wall clock is
-// so much ahead.
+// differs returns an error if a slice's expiry, shown between begin and end since boot, differs from the model. The
+// wall clock is ahead by the given time.
 func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	switch {
 	case l.unsure:
@@ -119,8 +118,8 @@ func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	case got.Expires == nil || got.Remaining < l.from-end || got.Remaining > l.to-begin:
 		return fmt.Errorf("slice %s has %v left, the model between %v and %v", got.ID, got.Remaining, l.from-end, l.to-begin)
 	}
-	// It was shown between begin and end, by the wall clock.
-	const rounded = 2 * time.Second // to a second, and that clock is slewed
+	// Converts the shown wall-clock time to time since boot.
+	const rounded = 2 * time.Second // to a second, and the clock is slewed
 	shown := time.Until(*got.Expires) + sinceBoot() - ahead - got.Remaining
 	if shown < begin-rounded || shown > end+rounded {
 		return fmt.Errorf("slice %s is shown to end at %v, which is %v off", got.ID, got.Expires, max(begin-shown, shown-end))

@@ -2,14 +2,14 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faults runs thousands of random operations against all of gpuslice at once, injects faults among them, and
-// compares what happens with a model after every step. The daemon, the hook, the interceptor and the processes are the
-// real ones; only the driver is simulated, and the runtime is played.
+// Package faults runs thousands of random operations against all of gpuslice and injects faults among them. It
+// compares the outcome with a model after every step. Daemon, hook, interceptor and processes are real; the driver and
+// the runtime are simulated.
 //
-// A run is a row of rounds. Each has a host of its own and a seed, from which its operations and faults follow, one by
-// one: `test/faults/run.sh -seed N` does one round again. Where two processes meet is what the kernel makes of it: whether a
-// request was carried out just before the enforcer was killed, say, and then what comes after has one slice more or less to
-// choose from. So all is cleared away every few faults, and what follows is the same again.
+// A run is a series of rounds. Each round has its own host and a seed that determines its operations and faults:
+// `test/faults/run.sh -seed N` repeats one. The kernel's scheduling is not repeatable: a request may complete just
+// before the enforcer is killed, or not, which changes the choices that follow. Every few faults the round therefore
+// removes all slices, so that the sequence is the same again.
 package faults
 
 import (
@@ -38,13 +38,12 @@ var (
 	tableFile = flag.String("table", "", "write the table of results into this `file`")
 )
 
-// machine is the one that this runs on.
 var machine = testhost.Stalls{Nap: 50 * time.Millisecond}
 
-// programs are what the tests compile: by name, the path.
+// programs maps the names of compiled test programs to paths.
 var programs = map[string]string{}
 
-// interrupted is closed when somebody wants the suite to end: the round that is under way fails then, and clears away.
+// interrupted is closed when the suite is to stop: the current round then fails and cleans up.
 var interrupted = make(chan struct{})
 
 func TestMain(m *testing.M) {
@@ -113,7 +112,7 @@ func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
 	}
 }
 
-// partition is which faults are of leases, and which are not.
+// partition separates lease faults from others.
 func partition(list []fault) (ofLeases, others []fault) {
 	for _, f := range list {
 		if f.leases {
@@ -125,7 +124,7 @@ func partition(list []fault) (ofLeases, others []fault) {
 	return ofLeases, others
 }
 
-// round is one host's life: every fault once, in an order of the seed's, with operations between them.
+// round runs every fault once on one host, in an order set by the seed, with operations between them.
 func round(t *testing.T, seed uint64) {
 	w := newWorld(t, seed)
 	list := shuffled(w.random(), faults())
@@ -135,7 +134,7 @@ func round(t *testing.T, seed uint64) {
 	for range operationsBefore {
 		w.operate()
 	}
-	// Those of leases come in a row, on one lease service.
+	// Lease faults run in sequence on one lease service.
 	ofLeases, others := partition(list)
 	if n := w.random().IntN(len(others) + 1); len(ofLeases) > 0 {
 		list = slices.Concat(others[:n:n], ofLeases, others[n:])
@@ -146,7 +145,7 @@ func round(t *testing.T, seed uint64) {
 		} else if !f.leases && w.leased != nil {
 			w.leased.finish()
 		}
-		// Whatever the last one took, and now and then: whatever it left.
+		// Slices survive several faults, so that faults also meet the state that earlier ones left.
 		if w.step = 1000 * (i + 1); i%faultsTogether == 0 {
 			w.dropAll()
 			w.named = w.step

@@ -20,18 +20,18 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// lies are what an enforcer is told that was started by programs/mislead.c, as the kernel would tell it.
+// lies are the false answers that programs/mislead.c gives an enforcer in the kernel's name.
 type lies struct {
-	ahead      time.Duration // by which the wall clock is; whole seconds
-	writeError unix.Errno    // of changing files and names in the state directory
-	syncError  unix.Errno    // of having them on the disk
-	spared     int           // so many calls go well before the first of these errors
+	ahead      time.Duration // offset of the wall clock; whole seconds
+	writeError unix.Errno    // for changes of files and names in the state directory
+	syncError  unix.Errno    // for syncing them
+	spared     int           // calls that succeed before the first error
 }
 
 func (w *world) liesFile() string { return filepath.Join(w.dir, "lies") }
 func (w *world) stateDir() string { return filepath.Join(w.dir, "state") }
 
-// lie tells it something else from now on.
+// lie sets new false answers.
 func (w *world) lie(l lies) {
 	w.Helper()
 	w.turn++
@@ -40,14 +40,14 @@ func (w *world) lie(l lies) {
 	for _, n := range []int64{int64(l.ahead / time.Second), int64(l.writeError), int64(l.syncError), int64(l.spared), w.turn} {
 		w.must(encoding.Write(&text, encoding.NativeEndian, n))
 	}
-	file, err := os.OpenFile(w.liesFile(), os.O_CREATE|os.O_WRONLY, 0o600) // over what is there: it is read meanwhile
+	file, err := os.OpenFile(w.liesFile(), os.O_CREATE|os.O_WRONLY, 0o600) // overwritten in place: mislead.c reads it concurrently
 	w.must(err)
 	_, err = file.Write(text.Bytes())
 	w.must(err)
 	w.must(file.Close())
 }
 
-// mislead starts the enforcer again as one that can be lied to, until believe.
+// mislead restarts the enforcer under mislead.c, until believe.
 func (w *world) mislead() {
 	w.Helper()
 	w.lie(lies{})
@@ -55,7 +55,7 @@ func (w *world) mislead() {
 	w.restart(unix.SIGKILL)
 }
 
-// believe has all be as the kernel says: what goes on, goes on, and what is on disk is found by the next enforcer.
+// believe ends all false answers: the enforcer continues, and a new one finds the state on disk.
 func (w *world) believe(r *rand.Rand) string {
 	w.Helper()
 	w.lie(lies{})
@@ -66,7 +66,7 @@ func (w *world) believe(r *rand.Rand) string {
 	return outcome
 }
 
-// jumpingClock: whoever sets the clock ends no slice, and none lives longer for it.
+// jumpingClock: setting the clock neither ends a slice nor extends its life.
 func jumpingClock(w *world, r *rand.Rand) string {
 	w.populate(r)
 	w.mislead()
@@ -116,8 +116,7 @@ func diskFailsAndKilled(w *world, r *rand.Rand) string {
 	return w.refuses(r, failing(r), true)
 }
 
-// full is a disk on which nothing can be written. That its file system is full does not suffice for it: the audit log makes room when it
-// rotates.
+// full is a disk that rejects all writes. A full file system is not enough: the audit log frees space when it rotates.
 var full = lies{writeError: unix.ENOSPC}
 
 func diskFull(w *world, r *rand.Rand) string {
@@ -128,7 +127,7 @@ func diskFullAndKilled(w *world, r *rand.Rand) string {
 	return w.whileFull(r, true)
 }
 
-// whileFull has the file system full, too: for new names, and for what the enforcer writes beside its store.
+// whileFull also fills the file system, for new names and for files outside the store.
 func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	w.mislead()
 	w.trim(mostSlices - 1)
@@ -160,7 +159,7 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	return w.believe(r)
 }
 
-// isFull sees to it that the enforcer can write nothing down, promises nothing, and says why.
+// isFull checks that the enforcer, unable to write, makes no promise and reports why.
 func (w *world) isFull() {
 	w.Helper()
 	if w.away != "" {
@@ -173,7 +172,7 @@ func (w *world) isFull() {
 	}
 }
 
-// failing is a disk that takes what is written and cannot keep it, or that does not take it either.
+// failing is a disk that cannot sync writes, or rejects them too.
 func failing(r *rand.Rand) lies {
 	l := lies{syncError: unix.EIO, spared: r.IntN(8)}
 	if r.IntN(2) == 0 {
@@ -182,7 +181,7 @@ func failing(r *rand.Rand) lies {
 	return l
 }
 
-// refuses has operations done on a state that turns bad under the enforcer, which is killed then or not.
+// refuses runs operations while the state fails under the enforcer, and kills the enforcer if kill is set.
 func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 	w.Helper()
 	w.say("the state turns bad: %+v", l)
@@ -219,7 +218,7 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 	return w.believe(r)
 }
 
-// hasSaid looks whether the enforcer that did not start said why.
+// hasSaid checks that an enforcer that failed to start reported why.
 func (w *world) hasSaid(why unix.Errno) {
 	w.Helper()
 	if text, err := os.ReadFile(w.logFile()); err != nil || !strings.Contains(string(text[max(0, len(text)-2000):]), why.Error()) {

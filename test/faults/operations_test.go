@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// operation is what a user, a program or an engine does. A new feature's is a new row of operations.
+// operation is an action of a user, a program or an engine. A new feature adds a row.
 type operation struct {
 	name   string
 	weight int
-	asks   bool // the enforcer: not done while that is away
-	// run does it and brings the model up to date. False if there is nothing to do it with.
+	asks   bool // of the enforcer; skipped while that is away
+	// run performs it and updates the model. It returns false if it is impossible now.
 	run func(w *world, r *rand.Rand) bool
 }
 
@@ -27,7 +27,7 @@ func operations() []operation {
 		{"begin a container", 3, true, beginContainer},
 		{"begin a session", 2, true, beginSession},
 		{"begin a container that is not accepted", 1, true, beginRefused},
-		{"begin a container that expires", 1, true, expire}, // it takes a second: behind one that can always be done
+		{"begin a container that expires", 1, true, expire}, // it takes a second, so it follows an operation that is always possible
 		{"begin a process", 6, true, beginProcess},
 		{"join a session", 2, true, joinSession},
 		{"make a context", 8, true, makeContext},
@@ -60,8 +60,8 @@ func operations() []operation {
 	}
 }
 
-// operate does the next random operation, and compares the world with the model. If there is nothing to do it with, it is
-// the next one in the list that can be done.
+// operate runs the next random operation and compares the host with the model. If the operation is impossible, the
+// next possible one in the list runs.
 func (w *world) operate() {
 	w.Helper()
 	w.step++
@@ -83,7 +83,7 @@ func (w *world) operate() {
 	w.check()
 }
 
-// pickSlice of those in the given states, that can run; nil if there is none.
+// pickSlice picks a runnable slice that fits, or nil if there is none.
 func (w *world) pickSlice(r *rand.Rand, fits func(*slice) bool) *slice {
 	var list []*slice
 	for _, s := range w.slices {
@@ -160,14 +160,14 @@ func beginProcess(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// How long a process waits for an enforcer at first, and how long it does not ask again: FIRST_PATIENCE and RETRY_AFTER of the
+// How long a process first waits for an enforcer, and how long until it retries: FIRST_PATIENCE and RETRY_AFTER of the
 // interceptor.
 const (
 	firstPatience = 5 * time.Second
 	retryAfter    = time.Second
 )
 
-// granted compares an answer with what the model says of a request that needs so many bytes.
+// granted checks an answer against the model for a request of that size, and reports whether it was granted.
 func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	p.w.Helper()
 	s, ok := p.slice, strings.HasPrefix(answer, "ok")
@@ -206,21 +206,21 @@ func (p *worker) makeContext(device int) {
 	p.tookContext(device, begin, p.ask("context %d", device))
 }
 
-// tookContext is for an answer to a process that asked for a context at begin.
+// tookContext handles the answer to a context request made at begin.
 func (p *worker) tookContext(device int, begin time.Time, answer string) {
 	p.w.Helper()
 	p.w.say("… %s", answer)
-	// It has waited for an enforcer that died meanwhile in vain, or for one on a machine that stood still; and does not wait again.
+	// A process that waited in vain, for a dead enforcer or on a stalled machine, does not wait again.
 	end := time.Now()
 	took := end.Sub(begin)
 	stood := took >= firstPatience && took-machine.Between(begin, end) < firstPatience
 	p.alone = (p.alone || took >= firstPatience) && answer == "oom"
 	if p.alone && (p.w.doubt != "" || stood) {
-		p.attached, p.shy = false, time.Now().Add(retryAfter) // a former image was
+		p.attached, p.shy = false, time.Now().Add(retryAfter) // only its former image was attached
 		return
 	}
 	p.contexts[device] = p.granted(answer, device, contextBytes)
-	p.alone = p.alone || p.slice.cut && answer == "oom" // let in without room, and refused for want of quota
+	p.alone = p.alone || p.slice.cut && answer == "oom" // attached without room and refused for lack of quota
 	if p.slice.state == active && (p.contexts[device] || !p.slice.cut) {
 		p.attached = true
 	}
@@ -252,7 +252,7 @@ func (p *worker) allocate(device int, bytes uint64, kind int) {
 	p.w.say("… %s", answer)
 }
 
-// allocateAll takes what is left to the byte, and asks for more.
+// allocateAll takes the rest to the byte and then requests more.
 func allocateAll(w *world, r *rand.Rand) bool {
 	device := r.IntN(devices)
 	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] && p.slice.state == active })
@@ -300,7 +300,8 @@ func askTotal(w *world, r *rand.Rand) bool {
 	if s.pool != nil {
 		size = min(size, s.pool.limit)
 	}
-	// Who ended while nobody was there to see it is counted until the enforcer is back, or somebody needs the bytes.
+	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the
+	// bytes.
 	if sure := w.away == "" && w.doubt == ""; err != nil || left > most || sure && (left != most || total != size) {
 		w.fail("process %d of %s was told %q of device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
 	}
@@ -321,7 +322,7 @@ func forkChild(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// executeAnew becomes a new image, which asks for CUDA again: then what the former one held is given back.
+// executeAnew executes a new image that requests CUDA again; the former image's memory is then returned.
 func executeAnew(w *world, r *rand.Rand) bool {
 	p := w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active })
 	if p == nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// registerSession begins one by `gpuslice run`; nil as for registerContainer.
+// registerSession starts a session by `gpuslice run`; nil as for registerContainer.
 func (w *world) registerSession(r *rand.Rand) *slice {
 	w.Helper()
 	s := &slice{id: w.name(), limit: quota(r), state: active, session: true}
@@ -53,7 +53,7 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 	return s
 }
 
-// stopSession ends all its processes, and `gpuslice run` with them.
+// stopSession ends a session's processes, and `gpuslice run` with them.
 func (w *world) stopSession(s *slice) {
 	w.Helper()
 	for len(s.workers) > 0 {
@@ -63,16 +63,16 @@ func (w *world) stopSession(s *slice) {
 	w.drop(s)
 }
 
-// ended waits for a `gpuslice run` whose processes have ended.
+// ended waits for a `gpuslice run` after its processes have ended.
 func (w *world) ended(run *exec.Cmd) {
 	w.Helper()
 	if run == nil {
 		return
 	}
-	_ = w.reap(run) // with 137: its command was killed
+	_ = w.reap(run) // exit status 137: its command was killed
 }
 
-// spawn has a worker make another, of the same slice.
+// spawn has a worker start another one in the same slice.
 func (w *world) spawn(parent *worker) *worker {
 	w.Helper()
 	p := &worker{w: w, slice: parent.slice}
@@ -102,11 +102,11 @@ func (w *world) spawn(parent *worker) *worker {
 	if n < 0 {
 		n = len(s.workers)
 	}
-	s.workers = slices.Insert(s.workers, n, p) // before those that joined: the first is one with which the session ends
+	s.workers = slices.Insert(s.workers, n, p) // before joined ones: the session ends with the first
 	return p
 }
 
-// joinSession begins a process by `gpuslice run --join`, which is of the session by its token alone.
+// joinSession starts a process by `gpuslice run --join`; only its token ties it to the session.
 func joinSession(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool {
 		return s.session && s.state == active && s.run != nil && len(s.workers) < mostWorkers
@@ -136,7 +136,7 @@ func joinSession(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// env is a variable of the worker's environment.
+// env returns a variable of the worker's environment.
 func (p *worker) env(name string) string {
 	p.w.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))

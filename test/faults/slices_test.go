@@ -25,36 +25,36 @@ type state string
 
 const (
 	active   state = "active"
-	released state = "released" // by force: its processes get nothing more
-	closed   state = "closed"   // the like, and listed as damaged: the disk was not told, and the enforcer is another since
-	spoilt   state = "spoilt"   // a process wrote over its ledger: what it gets is not foretold
-	unknown  state = "unknown"  // whether it was released is seen when the enforcer is well again
+	released state = "released" // by force: its processes get no more memory
+	closed   state = "closed"   // like released, but listed as damaged: the disk missed the release, and the enforcer was replaced
+	spoilt   state = "spoilt"   // a process overwrote its ledger: the model predicts nothing
+	unknown  state = "unknown"  // it may be released: resolved when the enforcer is well again
 )
 
-// slice is what the model says of one.
+// slice is the model of a slice.
 type slice struct {
 	id      string
 	session bool
 	limit   uint64 // on each device
 	state   state
 	frozen  bool
-	cut     bool // nobody was attached when the run directory became full: the first who attaches may be refused
+	cut     bool // no process was attached when the run directory became full: the first attach may be refused
 	workers []*worker
-	others  []uint64 // the limit may be one of these: it was changed, and whether it is (mayBe) is seen when the enforcer is well again
-	owed    bool     // its release is unknown, and the enforcer that has not written it down yet was not killed
+	others  []uint64 // other possible limits after a failed change (mayBe): resolved when the enforcer is well again
+	owed    bool     // its release is unknown, and the enforcer that has not stored it was not killed
 	pool    *pool
-	elastic bool            // it has no quota of its own, but its pool's
-	charged [devices]uint64 // the most that it has used since the enforcer was last seen to have heard of all deaths
+	elastic bool            // only its pool limits it
+	charged [devices]uint64 // maximum use since the enforcer last knew all exits
 
-	init   *worker   // of a container: the first; its mount namespace is the container's
+	init   *worker   // of a container: the first process, in the container's mount namespace
 	cgroup string    // of a container
 	run    *exec.Cmd // of a session: `gpuslice run`
 	token  string    // of a session: the file with its token
 	lease  lease
 
-	program []string  // of its init; none is a worker's
-	env     []string  // beside a worker's
-	over    time.Time // of one that lives for a while: before that nobody ends it; zero is never
+	program []string  // of its init; nil means a worker
+	env     []string  // added to a worker's
+	over    time.Time // when it may expire; zero is never
 }
 
 func (s *slice) used(device int) uint64 {
@@ -65,7 +65,8 @@ func (s *slice) used(device int) uint64 {
 	return bytes
 }
 
-// room is how much more the slice may take on a device, at most and at least: they differ where the model does not know.
+// room returns the most and the least that the slice may still take on a device; they differ where the model is
+// unsure.
 func (s *slice) room(w *world, device int) (most, least uint64) {
 	left := func(limit, used uint64) uint64 { return limit - min(limit, used) }
 	used := s.used(device)
@@ -78,7 +79,7 @@ func (s *slice) room(w *world, device int) (most, least uint64) {
 	return most, least
 }
 
-// command is what a container's first process runs.
+// command returns a container's first command.
 func (s *slice) command() []string {
 	if s.program != nil {
 		return s.program
@@ -91,7 +92,7 @@ func (w *world) name() string {
 	return fmt.Sprintf("gsf-%d-%d-%d", os.Getpid(), w.seed, w.named)
 }
 
-// quota of a slice: some leave hardly room for the contexts.
+// quota returns a random quota; some barely fit the contexts.
 func quota(r *rand.Rand) uint64 {
 	return []uint64{192 * mib, 512 * mib, gib, 3 * gib, 8 * gib}[r.IntN(5)]
 }
@@ -110,7 +111,7 @@ func (w *world) add(s *slice) {
 
 func (w *world) drop(s *slice) { w.slices = without(w.slices, s) }
 
-// create makes a container as a runtime does, up to the moment in which the hooks run.
+// create creates a container up to the point where a runtime calls the hooks.
 func (w *world) create(s *slice, annotations map[string]string) {
 	w.Helper()
 	for _, dir := range []string{"proc", "dev", "etc", "tmp", "usr", "programs", "fakecuda", "fake"} {
@@ -146,10 +147,10 @@ func (w *world) create(s *slice, annotations map[string]string) {
 	}
 }
 
-// mayBeOver says whether so much time has passed that the enforcer may have ended it.
+// mayBeOver reports whether the enforcer may have ended the slice by now.
 func (s *slice) mayBeOver() bool { return !s.over.IsZero() && time.Now().After(s.over) }
 
-// begin lets the container's program run.
+// begin starts the container's program.
 func (w *world) begin(s *slice) {
 	w.Helper()
 	if _, err := s.init.in.WriteString("g"); err != nil && !s.mayBeOver() {
@@ -160,7 +161,7 @@ func (w *world) begin(s *slice) {
 	}
 }
 
-// hook runs the real one; words come before it, if it is to be killed. An error has what it said.
+// hook runs the real hook; words are a command prefix, used to kill it. An error includes its output.
 func (w *world) hook(stage string, s *slice, words ...string) error {
 	pid := 0
 	if s.init != nil && stage != "poststop" {
@@ -172,7 +173,7 @@ func (w *world) hook(stage string, s *slice, words ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
-	cmd.WaitDelay = time.Second // for what it has started, and is not killed
+	cmd.WaitDelay = time.Second // for surviving children
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Stdin = bytes.NewReader(state)
 	out, err := cmd.CombinedOutput()
@@ -199,7 +200,7 @@ func (w *world) newCgroup(name string) string {
 	return ""
 }
 
-// removeCgroup removes it, if there is one, as soon as the last of its processes has ended.
+// removeCgroup removes the cgroup, if any, once its last process has ended.
 func (s *slice) removeCgroup() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		err := os.Remove(s.cgroup)
@@ -212,14 +213,14 @@ func (s *slice) removeCgroup() error {
 	}
 }
 
-// registerContainer begins a container; nil if the enforcer was not able to give it a slice and had a reason.
+// registerContainer starts a container, or returns nil if the enforcer had a valid reason to refuse it.
 func (w *world) registerContainer(r *rand.Rand, words ...string) *slice {
 	w.Helper()
 	s := &slice{id: w.name(), limit: quota(r), state: active}
 	return w.beginContainer(s, map[string]string{"gpuslice.vram": toMiB(s.limit)}, words...)
 }
 
-// beginContainer begins one with these annotations; words come before its hook.
+// beginContainer starts a container with these annotations; words prefix its hook.
 func (w *world) beginContainer(s *slice, annotations map[string]string, words ...string) *slice {
 	w.Helper()
 	s.cgroup = w.newCgroup(s.id)
@@ -240,30 +241,30 @@ func (w *world) beginContainer(s *slice, annotations map[string]string, words ..
 	return s
 }
 
-// stopContainer ends it as a runtime does.
+// stopContainer ends a container as a runtime does.
 func (w *world) stopContainer(s *slice) {
 	w.Helper()
 	w.killAll(s)
 	if err := w.hook("poststop", s); err != nil {
-		w.fail("poststop: %v", err) // it must not: the hooks of others come after it
+		w.fail("poststop: %v", err) // it must succeed: other hooks run after it
 	}
 	w.must(os.RemoveAll(w.bundle(s)))
 	w.drop(s)
 }
 
-// killAll ends a container's processes, and its cgroup.
+// killAll ends a container's processes and removes its cgroup.
 func (w *world) killAll(s *slice) {
 	w.Helper()
 	for len(s.workers) > 0 {
 		s.workers[0].kill()
 	}
 	if w.native {
-		time.Sleep(20 * time.Millisecond) // an engine is not that quick: there are limits to take away while the cgroup is there
+		time.Sleep(20 * time.Millisecond) // as slow as an engine: limits must be removed before the cgroup
 	}
 	w.must(s.removeCgroup())
 }
 
-// join begins another process in a slice.
+// join starts another process in a slice.
 func (w *world) join(s *slice) *worker {
 	w.Helper()
 	if s.session {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// fill takes all bytes and all names of a small file system.
+// fill uses up all bytes and inodes of a small file system.
 func (w *world) fill(dir string) (empty func()) {
 	place := filepath.Join(dir, "filler")
 	w.must(os.Mkdir(place, 0o700))
@@ -40,7 +40,7 @@ func (w *world) fill(dir string) (empty func()) {
 	return func() { w.must(os.RemoveAll(place)) }
 }
 
-// killWhileFull: the next enforcer starts, or says that it cannot.
+// killWhileFull: the next enforcer starts, or reports why it cannot.
 func (w *world) killWhileFull() {
 	w.Helper()
 	w.daemon.end(unix.SIGKILL)
@@ -54,7 +54,7 @@ func (w *world) killWhileFull() {
 	}
 }
 
-// roomAgain: what was refused for want of room is given by the enforcer, or by the next.
+// roomAgain: after the shortage, this enforcer or the next grants rejected requests.
 func (w *world) roomAgain(r *rand.Rand, empty func()) string {
 	w.Helper()
 	w.operations(3)
@@ -90,7 +90,7 @@ func (w *world) fillRun(r *rand.Rand) (empty func()) {
 	return empty
 }
 
-// afterwards: what did not go goes.
+// afterwards: operations that failed during the fault succeed again.
 func (w *world) afterwards(r *rand.Rand) string {
 	w.doubt, w.full = "", false
 	for _, s := range w.slices {
@@ -104,7 +104,8 @@ func (w *world) afterwards(r *rand.Rand) string {
 	return "refused or done, and well afterwards"
 }
 
-// readOnly: a file system cannot be made read-only under an open file, so the enforcer meets it when it starts.
+// readOnly: a file system with a file open for writing cannot become read-only, so the enforcer finds it so at its
+// start.
 func readOnly(w *world, r *rand.Rand) string {
 	state := filepath.Join(w.dir, "state")
 	w.populate(r)
@@ -235,7 +236,8 @@ func (w *world) nvml(what string, kill bool) string {
 	return "the ledger goes on"
 }
 
-// scribble: the slice is the offender's own; all others go on. (A pool's ledger is all its members', any of which can spoil it.)
+// scribble: overwriting a ledger harms only the writer's own slice. (Members of a pool share its ledger, and each can
+// damage it.)
 func scribble(w *world, r *rand.Rand) string {
 	victim := func(p *worker) bool { return p.attached && p.slice.state == active && p.slice.pool == nil }
 	p := w.pickWorker(r, victim)
@@ -253,7 +255,7 @@ func scribble(w *world, r *rand.Rand) string {
 		w.fail("process %d has not found its ledger: %q", p.pid, got)
 	}
 	if w.policy == api.Kill {
-		w.stop(s) // its processes are killed any moment, if what was overwritten matters
+		w.stop(s) // its processes may be killed at any moment
 	}
 	w.operations(5)
 	if slices.Contains(w.slices, s) {

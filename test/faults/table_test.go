@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table is what the suite did, as docs/evidence/faults.md shows it.
+// table collects the suite's results for docs/evidence/faults.md.
 type table struct {
 	mu         sync.Mutex
 	tried      map[string]map[string]int // by fault and outcome
@@ -58,12 +58,12 @@ func (r *table) addRound(steps int, slowest time.Duration) {
 	r.slowest = max(r.slowest, slowest)
 }
 
-// finish prints the table, and writes it into the document if that is named. Then, every fault must have been tried: a
-// run of a part of the suite must not make a table of it.
+// finish prints the table, and updates the document if one is named. A document needs every fault, so a partial run
+// cannot replace its table.
 func (r *table) finish(document string) error {
 	text, never := r.markdown()
 	fmt.Print(text)
-	if len(never) > 0 { // no failure: a short run cannot try all
+	if len(never) > 0 { // a short run cannot try all
 		fmt.Printf("Never tried in this run, %d: %s.\n", len(never), strings.Join(never, "; "))
 	} else {
 		fmt.Println("Every fault was tried.")
@@ -77,7 +77,7 @@ func (r *table) finish(document string) error {
 	return doctable.Write(document, text)
 }
 
-// markdown is the table, and which faults were never tried, or were not passed by what was done.
+// markdown returns the table and the faults that were never tried or never reached.
 func (r *table) markdown() (text string, never []string) {
 	var b strings.Builder
 	fmt.Fprint(&b, "| fault | tried | outcome |\n|---|---|---|\n")

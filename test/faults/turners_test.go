@@ -18,13 +18,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// A turner is an elastic container that works without pause while all else happens, and looks at each step whether its memory is
-// as it left it (e2e/programs/steady.c). No two of them fit on a card together: so they take turns, whoever is killed and
-// whatever fails meanwhile, and none of them may ever be lost.
+// A turner is an elastic container that works continuously and checks its memory at each step (e2e/programs/steady.c).
+// No two fit on a card together, so they take turns. No kill or fault may lose one.
 type turner struct {
 	*slice
-	number string // the file in which it says at which step it is
-	asleep bool   // it was suspended by hand, or may have been
+	number string // the file with its current step
+	asleep bool   // suspended by hand, or maybe so
 }
 
 const (
@@ -35,7 +34,8 @@ const (
 
 func isTurner(s api.Slice) bool { return strings.HasPrefix(s.ID, "turner-") }
 
-// beginTurner begins the next one. Two of three see one card, and move their memory themselves; the others are moved by the driver.
+// beginTurner starts the next turner. Two of three use one card and move their memory themselves; the driver moves the
+// others.
 func (w *world) beginTurner() {
 	w.Helper()
 	n := w.turned
@@ -56,7 +56,7 @@ func (w *world) beginTurner() {
 	w.must(err)
 }
 
-// endTurner ends it, whatever it is doing.
+// endTurner ends a turner in any state.
 func (w *world) endTurner(t *turner) {
 	w.Helper()
 	w.turners = without(w.turners, t)
@@ -64,7 +64,7 @@ func (w *world) endTurner(t *turner) {
 	w.must(os.RemoveAll(t.number))
 }
 
-// turnersGoOn: each of them makes another step.
+// turnersGoOn checks that each turner makes another step.
 func (w *world) turnersGoOn() {
 	w.Helper()
 	for _, t := range w.turners {
@@ -98,14 +98,14 @@ func (w *world) shownTurners() string {
 	return strings.Join(all, "; ")
 }
 
-// step is 0 before the first.
+// step returns the current step; 0 before the first.
 func (t *turner) step() int {
 	text, _ := os.ReadFile(t.number)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return n
 }
 
-// suspendTurner: wherever its memory is, until it is asked to go on.
+// suspendTurner suspends a turner in any state until wake.
 func suspendTurner(w *world, r *rand.Rand) bool {
 	if len(w.turners) == 0 || w.blind {
 		return false
@@ -129,13 +129,13 @@ func suspendTurner(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// wake waits for room.
+// wake resumes a turner, waiting for room.
 func (w *world) wake(t *turner) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		w.goesOn()
 		_, err := w.client.Resume(w.Context(), t.id)
-		if err == nil || strings.HasSuffix(err.Error(), "is not suspended") { // it has come back in its turn
+		if err == nil || strings.HasSuffix(err.Error(), "is not suspended") { // it resumed in its turn
 			t.asleep = false
 			return
 		}
@@ -149,7 +149,7 @@ func (w *world) wake(t *turner) {
 	}
 }
 
-// killTurner: wherever its memory is, and another one begins.
+// killTurner kills a turner in any state and starts another.
 func killTurner(w *world, r *rand.Rand) bool {
 	if len(w.turners) == 0 || w.doubt != "" || w.blind {
 		return false

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// worker is a process that does what it is told (programs/worker.c), and what the model says that it holds.
+// worker is a process that follows commands (programs/worker.c), with the model of its memory.
 type worker struct {
 	w     *world
 	slice *slice
 	cmd   *exec.Cmd // nil if it is another worker's child
-	run   *exec.Cmd // `gpuslice run --join`, whose child it is: it joined its session
+	run   *exec.Cmd // `gpuslice run --join`, its parent, if it joined a session
 	pid   int
 	in    *os.File
 	out   *os.File
@@ -32,17 +32,16 @@ type worker struct {
 	attached bool
 	contexts [devices]bool
 	held     []allocation
-	alone    bool      // it has waited in vain for an enforcer, and does not wait again
-	shy      time.Time // it was refused by who was not there, and does not ask again before then
+	alone    bool      // it waited in vain for an enforcer and does not wait again
+	shy      time.Time // it found no enforcer and does not retry before then
 }
 
-// allocation of a worker, which knows it by a number.
 type allocation struct {
 	number, device int
 	bytes          uint64
 }
 
-// newWorker starts a command whose input and output are a worker's. Nothing was read from it yet.
+// newWorker starts a worker's command without reading its output.
 func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
 	w.Helper()
 	p := &worker{w: w, slice: s, cmd: cmd}
@@ -63,7 +62,7 @@ func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
 	return p
 }
 
-// hear is the worker's next line; "gone" if there will be none.
+// hear returns the worker's next line, or "gone" at the end.
 func (p *worker) hear() string {
 	p.w.Helper()
 	_ = p.out.SetReadDeadline(time.Now().Add(patience))
@@ -78,7 +77,7 @@ func (p *worker) hear() string {
 }
 
 func (p *worker) tell(format string, args ...any) {
-	fmt.Fprintf(p.in, format+"\n", args...) // to one that is gone: then no answer comes
+	fmt.Fprintf(p.in, format+"\n", args...) // a process that is gone gives no answer
 }
 
 func (p *worker) ask(format string, args ...any) string {
@@ -88,7 +87,7 @@ func (p *worker) ask(format string, args ...any) string {
 	return p.hear()
 }
 
-// kill kills it and waits until the kernel has taken it apart.
+// kill kills the process and waits until the kernel has removed it.
 func (p *worker) kill() {
 	if !p.dead {
 		_ = unix.Kill(p.pid, unix.SIGKILL)
@@ -96,7 +95,7 @@ func (p *worker) kill() {
 	p.gone()
 }
 
-// reap waits for the end of a process of ours that ends, and returns how it did. One that does not ends the round.
+// reap waits for a child that ends and returns its result. A child that does not end fails the round.
 func (w *world) reap(cmd *exec.Cmd) error {
 	w.Helper()
 	err := ending(cmd)
@@ -108,7 +107,7 @@ func (w *world) reap(cmd *exec.Cmd) error {
 
 var errLate = errors.New("it goes on")
 
-// ending is reap for who must not fail: errLate says that it goes on.
+// ending is reap without failing: errLate means that the child still runs.
 func ending(cmd *exec.Cmd) error {
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
@@ -120,7 +119,6 @@ func ending(cmd *exec.Cmd) error {
 	}
 }
 
-// gone waits for the end of a process that ends.
 func (p *worker) gone() {
 	p.w.Helper()
 	if p.dead {
@@ -135,7 +133,7 @@ func (p *worker) gone() {
 	p.forget()
 }
 
-// forget takes it out of the model.
+// forget removes the worker from the model.
 func (p *worker) forget() {
 	p.dead = true
 	p.in.Close()
@@ -159,7 +157,7 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-// on is what the model says that it holds on a device.
+// on returns the memory that it holds on a device, by the model.
 func (p *worker) on(device int) uint64 {
 	var bytes uint64
 	if p.contexts[device] {
@@ -173,7 +171,7 @@ func (p *worker) on(device int) uint64 {
 	return bytes
 }
 
-// listed is what NVML says of all processes, by device and pid.
+// listed returns NVML's memory for all processes, by device and pid.
 func (w *world) listed() (all [devices]map[int]uint64) {
 	w.Helper()
 	for device := range devices {

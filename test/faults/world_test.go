@@ -27,8 +27,8 @@ const (
 	gib = uint64(1) << 30
 
 	devices      = 2
-	cards        = devices + 1 // what is on the last one only its turners know
-	block        = 2 * mib     // what the card gives, and so what is charged, is a multiple of it
+	cards        = devices + 1 // only turners use the last card
+	block        = 2 * mib     // the card's allocation unit, so charges are multiples of it
 	contextBytes = 64 * mib
 
 	memory = "512G" // of each card
@@ -38,11 +38,10 @@ const (
 	mostPools         = 2
 	operationsBefore  = 12
 	operationsBetween = 3
-	faultsTogether    = 4 // on the same slices
+	faultsTogether    = 4 // faults with the same slices
 )
 
-// world is one host: a daemon with file systems of its own, the simulated cards, the slices, and what the model says of
-// them.
+// world is one host: a daemon with its own file systems, the simulated cards, the slices, and their model.
 type world struct {
 	*testing.T
 	dir, bin string
@@ -50,32 +49,32 @@ type world struct {
 	step     int
 	client   *client.Client
 	daemon   *daemon
-	looker   *worker // in no slice: asks NVML
+	looker   *worker // outside all slices; queries NVML
 	slices   []*slice
 	leased   *leased // nil: no lease service runs
 	turners  []*turner
-	turned   int // so many of them began
+	turned   int // number started
 	pools    []*pool
 	named    int    // slices so far
-	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
-	full     bool   // the run directory is
-	away     string // why it is not there at all
-	// The disk may keep what it refuses, since it does not let it be undone, and the enforcer is killed before it does.
+	doubt    string // why the enforcer may fail a request; "" if it may not
+	full     bool   // the run directory is full
+	away     string // why the enforcer does not run
+	// The disk may keep a change that it rejects: it prevents the undo, and the enforcer is killed before retrying.
 	keeps   bool
-	blind   bool // without driver truth it does not know how much there is
+	blind   bool // the enforcer has no driver truth and does not know the card's size
 	trace   []string
 	steps   int
 	slowest time.Duration
-	workers []*worker // all that ever were
+	workers []*worker // all workers ever started
 	idle    int       // descriptors of a daemon without slices
 
-	policy api.Action    // about memory past the ledger; whatever it is, nobody honest is to be hurt
+	policy api.Action    // on memory past the ledger; must never hurt an honest process
 	native bool          // the driver enforces, too
 	misled bool          // the enforcer runs under programs/mislead.c
-	turn   int64         // so often it was lied to
-	ahead  time.Duration // by which its wall clock is
+	turn   int64         // number of lies so far
+	ahead  time.Duration // offset of its wall clock
 
-	asked struct{ begin, end time.Duration } // since boot: when the slices were listed last
+	asked struct{ begin, end time.Duration } // since boot: around the last listing of slices
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
@@ -86,7 +85,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if w.bin, err = filepath.Abs("../../bin"); err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: a socket's address has 108 bytes.
+	// Not t.TempDir: a socket address is limited to 108 bytes.
 	if w.dir, err = os.MkdirTemp("/tmp", "gsf-"); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +93,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	for _, name := range []string{"run", "state", "fake", "bundles"} {
 		w.must(os.Mkdir(filepath.Join(w.dir, name), 0o755))
 	}
-	// Small, so that they can be filled. The mount namespace is the test's own: run.sh makes it.
+	// Small enough to fill. run.sh gives the test its own mount namespace.
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "run"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=755"))
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=700"))
 	w.configure(w.policy, false)
@@ -103,7 +102,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if said := w.looker.hear(); !strings.HasPrefix(said, "ready ") {
 		w.fail("the one who looks on: %q", said)
 	}
-	w.looker.ask("list 0") // makes the cards
+	w.looker.ask("list 0") // creates the cards
 	w.start()
 	w.warm()
 	w.eventually("the enforcer has nothing open of former slices", func() bool {
@@ -118,7 +117,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// configure is for the enforcer that is started next.
+// configure writes the configuration for the next enforcer.
 func (w *world) configure(policy api.Action, native bool) {
 	w.Helper()
 	enforcement := api.Intercept
@@ -157,7 +156,7 @@ keep = 1
 		filepath.Join(w.stateDir(), "audit.jsonl")), 0o644))
 }
 
-// warm has the enforcer learn what a context takes: what the first one takes is charged when it is there.
+// warm has the enforcer learn a context's size: only the first context is charged after its creation.
 func (w *world) warm() {
 	r := w.random()
 	s := w.registerContainer(r)
@@ -175,7 +174,7 @@ func (w *world) warm() {
 	w.check()
 }
 
-// env is that of the simulated driver and of our programs.
+// env returns the environment for the simulated driver and our programs.
 func (w *world) env() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
 		fmt.Sprint("FAKECUDA_DEVICES=", cards), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "FAKECUDA_LIMITS=1", "GPUSLICE_CONFIG="+w.config())
@@ -183,7 +182,7 @@ func (w *world) env() []string {
 
 func (w *world) logFile() string { return filepath.Join(w.dir, "log") }
 
-// random numbers of this step: they depend on the seed and the step, and on nothing that was answered before.
+// random returns a generator that depends only on the seed and the step.
 func (w *world) random() *rand.Rand { return rand.New(rand.NewPCG(w.seed, uint64(w.step))) }
 
 func shuffled[E any](r *rand.Rand, list []E) []E {
@@ -192,7 +191,7 @@ func shuffled[E any](r *rand.Rand, list []E) []E {
 	return list
 }
 
-// say adds a line to what happened.
+// say adds a line to the trace.
 func (w *world) say(format string, args ...any) {
 	w.trace = append(w.trace, fmt.Sprintf("%4d  %s", w.step, fmt.Sprintf(format, args...)))
 	if testing.Verbose() {
@@ -207,7 +206,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// fail ends the round, with how to have it again and what led to it.
+// fail ends the round, with its trace and how to repeat it.
 func (w *world) fail(format string, args ...any) {
 	w.Helper()
 	w.goesOn()
@@ -216,7 +215,7 @@ func (w *world) fail(format string, args ...any) {
 		strings.Join(w.trace[max(0, len(w.trace)-25):], "\n"), text[max(0, len(text)-8000):])
 }
 
-// goesOn ends the round if the suite was told to end.
+// goesOn ends the round if the suite was interrupted.
 func (w *world) goesOn() {
 	w.Helper()
 	select {
@@ -226,7 +225,7 @@ func (w *world) goesOn() {
 	}
 }
 
-// eventually waits for what the kernel or the enforcer does by itself.
+// eventually waits for an asynchronous change of the kernel or the enforcer.
 func (w *world) eventually(what string, is func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
@@ -237,7 +236,6 @@ func (w *world) eventually(what string, is func() bool) {
 	}
 }
 
-// dropAll ends all slices and pools.
 func (w *world) dropAll() {
 	w.Helper()
 	for _, s := range slices.Clone(w.slices) {
@@ -247,7 +245,7 @@ func (w *world) dropAll() {
 	w.check()
 }
 
-// end gives all back, and checks that nothing is left.
+// end removes all slices and checks that nothing is left.
 func (w *world) end() {
 	w.say("the end")
 	w.dropAll()
@@ -261,7 +259,7 @@ func (w *world) end() {
 	w.nothingLeft()
 }
 
-// clear removes what the round made, however it ended. What it cannot remove it says, and goes on.
+// clear removes what the round created, even after a failure. It logs what it cannot remove.
 func (w *world) clear() {
 	w.leased.clear()
 	if err := w.daemon.ends(unix.SIGKILL); err != nil {
@@ -274,7 +272,7 @@ func (w *world) clear() {
 	for _, s := range all {
 		if s.cgroup != "" {
 			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte("0"), 0)
-			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.kill"), []byte("1"), 0) // also who is not known yet
+			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.kill"), []byte("1"), 0) // including processes not yet known
 		}
 	}
 	for _, p := range w.workers {
