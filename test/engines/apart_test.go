@@ -14,13 +14,11 @@ import (
 	"testing"
 )
 
-// apart is a mount namespace with only cgroup v2, as on a current host; crun refuses to run where v1 is mounted too.
-// Controllers that the host's v1 hierarchies use are missing. Mounts made there are invisible to the test and end with
-// the namespace.
+// apart is a mount namespace with only cgroup v2, as on a current host; crun refuses to run where v1 is mounted too. Controllers
+// that the host's v1 hierarchies use are missing. Mounts made there are invisible to the test and end with the namespace.
 type apart struct{ pid int } // of the process that keeps the namespace
 
-// Writes below /etc, /usr/share and /var/lib stay in the namespace, so Podman can use the default paths of its
-// configuration.
+// Writes below /etc, /usr/share and /var/lib stay in the namespace, so Podman can use the default paths of its configuration.
 const prepareApart = `
 if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then
 	umount -R /sys/fs/cgroup
@@ -61,7 +59,6 @@ func newApart(t testing.TB) *apart {
 	return &apart{cmd.Process.Pid}
 }
 
-// enter returns the command prefix that enters the namespace.
 func (a *apart) enter() []string {
 	return []string{"nsenter", "--target", strconv.Itoa(a.pid), "--mount", "--"}
 }
@@ -74,7 +71,6 @@ func (a *apart) mountinfo() string {
 	return fmt.Sprintf("/proc/%d/mountinfo", a.pid)
 }
 
-// has reports whether a process is in the namespace.
 func (a *apart) has(pid string) bool {
 	if a == nil {
 		return false
@@ -84,10 +80,9 @@ func (a *apart) has(pid string) bool {
 	return err == nil && ourErr == nil && its == ours
 }
 
-// alone returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in
-// its own directory unless a flag names another: Podman passes no such flag. It also drops the need for
-// CAP_SYS_RESOURCE: crun asks for unlimited locked memory, which kernels since 5.11 do not need to load its device
-// program.
+// alone returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in its own
+// directory unless a flag names another: Podman passes no such flag. It also drops the need for CAP_SYS_RESOURCE: crun asks for
+// unlimited locked memory, which kernels since 5.11 do not need to load its device program.
 func alone(t testing.TB, parts ...string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -23,7 +23,6 @@ func isCtr(e engine) string {
 	return "it is about containerd, and tried with ctr"
 }
 
-// ends waits until a slice and its container's init are gone.
 func (s *site) ends(id string, init int) {
 	s.t.Helper()
 	s.Eventually("the slice is gone", s.IsGone(id))
@@ -125,7 +124,6 @@ func containerdIsKilledCreating(s *site) {
 	s.works(s.run(container{name: name}))
 }
 
-// foreground is an engine that can start a container and wait for it, with or without a terminal.
 type foreground interface {
 	foreground(c container, terminal bool) []string // the command, which also removes the ended container
 }
@@ -142,8 +140,8 @@ func attachedRun(s *site) {
 	for _, terminal := range []bool{false, true} {
 		c := container{name: fmt.Sprintf("attached%d-%d", names.Add(1), os.Getpid())}
 		s.t.Cleanup(func() { _, _ = s.engine.remove(c.name) })
-		// The second process exits when it is refused; the first holds memory until the container's init exits. Init
-		// sleeps before its exit because clients may lose output written just before the end.
+		// The second process exits when it is refused; the first holds memory until the container's init exits. Init sleeps
+		// before its exit because clients may lose output written just before the end.
 		c.args = []string{"/bin/sh", "-c", fmt.Sprintf(`/demo/cuda_hog %d >/fake/%[2]s & until grep -q holds /fake/%[2]s; do sleep 0.05; done
 			cat /fake/%[2]s; rm /fake/%[2]s; /demo/cuda_hog %d; sleep 0.2; exit 7`, gib, c.name, 3*gib)}
 		if terminal {
@@ -228,8 +226,8 @@ exec %s "$@"
 	}
 }
 
-// sameIDElsewhere: each containerd namespace has its own ids, and a slice has its container's id. A second container
-// with the same id is rejected; the first is unaffected.
+// sameIDElsewhere: each containerd namespace has its own ids, and a slice has its container's id. A second container with the
+// same id is rejected; the first is unaffected.
 func sameIDElsewhere(s *site) {
 	e := s.engine.(*ctr)
 	name := s.run(container{})

@@ -19,7 +19,6 @@ func isDocker(e engine) string {
 	return "it is Docker's own"
 }
 
-// docker runs a docker command, which must succeed.
 func (s *site) docker(args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.(*docker).invoke(args...)
@@ -126,8 +125,8 @@ func dockerNamespaces(s *site) {
 	}
 }
 
-// dockerCommits: a container's layer holds mount points but no content of ours. Its committed image works with
-// gpuslice and without.
+// dockerCommits: a container's layer holds mount points but no content of ours. Its committed image works with gpuslice and
+// without.
 func dockerCommits(s *site) {
 	name := s.run(container{})
 	s.exec(name, "/bin/sh", "-c", "echo works >/etc/mine")
@@ -192,7 +191,6 @@ func dockerHealth(s *site) {
 	}
 }
 
-// dockerRestarts covers restarts by Docker itself.
 func dockerRestarts(s *site) {
 	name := s.run(container{flags: []string{"--restart", "always"}})
 	id := s.id(name)

@@ -14,8 +14,8 @@ import (
 
 // documented is an engine with a documented command.
 type documented interface {
-	// typed returns the command line for a documented command and the container's name, or nil if the command is for
-	// another engine.
+	// typed returns the command line for a documented command and the container's name, or nil if the command is for another
+	// engine.
 	typed(words []string, name string) []string
 }
 
@@ -29,8 +29,8 @@ func hasDocuments(e engine) string {
 	return "the documents have no commands of it"
 }
 
-// documentsAreTrue runs the documents' command blocks that name this engine. It substitutes images and their commands,
-// requests no GPUs (other cases do) and skips changes to the machine's configuration, which the site already has.
+// documentsAreTrue runs the documents' command blocks that name this engine. It substitutes images and their commands, requests
+// no GPUs (other cases do) and skips changes to the machine's configuration, which the site already has.
 func documentsAreTrue(s *site) {
 	blocks, err := doccommands.Read("../..")
 	s.Must(err)
@@ -52,7 +52,6 @@ func documentsAreTrue(s *site) {
 	}
 }
 
-// isFor reports whether one of the commands is for the engine.
 func (s *site) isFor(commands []doccommands.Command) bool {
 	return slices.ContainsFunc(commands, func(c doccommands.Command) bool {
 		return s.engine.(documented).typed(strings.Fields(c.Text), "") != nil

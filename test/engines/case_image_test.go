@@ -45,8 +45,8 @@ func imageIsLeftAlone(image string) func(*site) {
 	}
 }
 
-// readOnlyRoot: a slice is bound even if the root is read-only, as long as the layer below is writable. Otherwise the
-// user sees an error.
+// readOnlyRoot: a slice is bound even if the root is read-only, as long as the layer below is writable. Otherwise the user sees
+// an error.
 func readOnlyRoot(s *site) {
 	s.works(s.run(container{readOnly: true}))
 }

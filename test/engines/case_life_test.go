@@ -197,8 +197,8 @@ func runtimeIsKilled(s *site) {
 		s.t.Error("the runtime was killed and the engine says that the container runs")
 	}
 	s.remove(name)
-	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup
-	// stays behind, with gpuslice or without.
+	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup stays
+	// behind, with gpuslice or without.
 	s.soon(func() bool {
 		left := without(lookCgroups(s.Dir), before)
 		for _, cgroup := range left {

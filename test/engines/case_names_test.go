@@ -11,8 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// namer is an engine that names its containers: names returns what a slice is shown with, and whether that includes
-// the image.
+// namer is an engine that names its containers: names returns what a slice is shown with, and whether that includes the image.
 type namer interface {
 	names(name string) (want api.Names, image bool)
 }

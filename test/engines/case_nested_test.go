@@ -63,7 +63,6 @@ cat /inner/gpusliced.log
 exit 1
 `
 
-// nested is a Docker in a container.
 type nested struct {
 	s     *site
 	outer string
@@ -159,8 +158,7 @@ func dockerInDocker(s *site) {
 	}
 	n.remove("asks")
 
-	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer
-	// container.
+	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer container.
 	s.exec(outer, "sh", "-eu", "-c", innerDaemon)
 	if said := n.run("sliced", gib, asks...); said != fmt.Sprintf("holds %d of %d", gib, 2*gib) {
 		s.t.Errorf("said %q", said)

@@ -16,12 +16,10 @@ import (
 type equippable interface {
 	// equipped returns an engine with an up that equips its site.
 	equipped() engine
-	// ask returns a container that requests GPUs ("0", "1" or "all") in one way, or the reason why the engine lacks
-	// that way.
+	// ask returns a container that requests GPUs ("0", "1" or "all") in one way, or the reason why the engine lacks that way.
 	ask(w way, gpus string) (c container, not string)
 }
 
-// way is one method of passing GPUs to a container.
 type way string
 
 const (
@@ -48,8 +46,8 @@ func hasWay(ways ...way) func(engine) string {
 
 func (w way) isFlag() bool { return w == byCDI || w == byFlag || w == byHook }
 
-// equipped returns the sister site, with two GPUs and the toolkit. The first case that needs it starts it; it ends
-// with the engine's last case.
+// equipped returns the sister site, with two GPUs and the toolkit. The first case that needs it starts it; it ends with the
+// engine's last case.
 func (s *site) equipped() *site {
 	s.t.Helper()
 	if s.sister == nil {
@@ -66,8 +64,8 @@ func (s *site) asked(w way, gpus string) container {
 	return c
 }
 
-// gives starts a container, which must see the GPUs with these indices, and checks that its quota applies to them.
-// Without indices the toolkit adds no GPU, and the quota applies to all.
+// gives starts a container, which must see the GPUs with these indices, and checks that its quota applies to them. Without
+// indices the toolkit adds no GPU, and the quota applies to all.
 func (s *site) gives(c container, seen ...int) {
 	s.t.Helper()
 	name := s.run(c)

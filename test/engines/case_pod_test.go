@@ -48,7 +48,6 @@ func (s *site) tryPod(handler string, c container) (string, container, error) {
 	return c.name, c, e.sandbox(handler, c)
 }
 
-// inPod starts a container in a pod, which must succeed, and returns its id.
 func (s *site) inPod(pod string, c container) string {
 	s.t.Helper()
 	id, err := s.engine.(*kube).start(pod, c)

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raceForTheLast has processes of two containers allocate the rest of the card in the smallest steps. Their quotas
-// together exceed the card. Each charge for an allocation that the card refused must be undone.
+// raceForTheLast has processes of two containers allocate the rest of the card in the smallest steps. Their quotas together
+// exceed the card. Each charge for an allocation that the card refused must be undone.
 func raceForTheLast(s *site) {
 	const racers, step = 3, 2 * mib
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-o", s.in("fake", "racer"), "programs/racer.c", "-ldl").CombinedOutput()
@@ -121,7 +121,6 @@ func churn(s *site) {
 	group.Wait()
 }
 
-// disturb applies one random disturbance to a container.
 func (s *site) disturb(r *rand.Rand, id string) {
 	time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 	slice, err := s.Client.Slice(context.Background(), id)

@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-// refusal is a rejected container with the parts of the expected error.
 type refusal struct {
 	annotations map[string]string
 	told        []string
@@ -47,8 +46,8 @@ func refusalsAreShown(s *site) {
 	}
 }
 
-// told checks the shown error: our message once, whatever text the engine adds, and no runtime's log of how it ran a
-// hook. Hooks in hooks.d are exempt: only runc honours their output.
+// told checks the shown error: our message once, whatever text the engine adds, and no runtime's log of how it ran a hook. Hooks
+// in hooks.d are exempt: only runc honours their output.
 func (s *site) told(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")

@@ -24,7 +24,6 @@ func hasRootless(e engine) string {
 	return "rootless engines are tried with Podman"
 }
 
-// rootlessUser is the uid of the user with a rootless Podman.
 const rootlessUser = 4711
 
 // rootless is a rootless Podman: its containers, hooks and runtime have the user's rights.
@@ -98,7 +97,6 @@ gpuslice = ["%[4]s/gpuslice-runtime"]
 	return r
 }
 
-// command returns a command that runs as the user.
 func (r *rootless) command(args ...string) *exec.Cmd {
 	id := strconv.Itoa(rootlessUser)
 	cmd := r.s.command("setpriv", append([]string{"--reuid", id, "--regid", id, "--clear-groups"}, args...)...)
@@ -117,7 +115,6 @@ func (r *rootless) remove(name string) {
 	}
 }
 
-// run returns the arguments of `podman run`.
 func (r *rootless) run(flags, args []string) []string {
 	words := append([]string{"podman", "run", "--rm", "--network", "none"}, flags...)
 	for source, target := range map[string]string{r.s.Bin: r.s.Bin, r.s.Bin + "/demo": "/demo", r.s.Bin + "/fakecuda": "/fakecuda", r.s.in("fake"): "/fake"} {
@@ -126,8 +123,8 @@ func (r *rootless) run(flags, args []string) []string {
 	return append(append(words, "--env", "LD_LIBRARY_PATH=/fakecuda", "--env", "FAKECUDA_STATE=/fake/state", "debian"), args...)
 }
 
-// rootlessContainers: a rootless engine registers no slice. Driver truth counts its containers in a session against
-// that session.
+// rootlessContainers: a rootless engine registers no slice. Driver truth counts its containers in a session against that
+// session.
 func rootlessContainers(s *site) {
 	e := s.engine.(*podman)
 	r := newRootless(s, e)

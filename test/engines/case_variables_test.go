@@ -18,8 +18,7 @@ func isOldDocker(e engine) string {
 	return isDocker(e)
 }
 
-// dockerVariables: an old Docker can use variables in place of annotations, an image cannot, and each error's advice
-// works.
+// dockerVariables: an old Docker can use variables in place of annotations, an image cannot, and each error's advice works.
 func dockerVariables(s *site) {
 	dockerIsFoundOld(s)
 	dockerRefusalIsOfUse(s)

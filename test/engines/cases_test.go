@@ -4,7 +4,6 @@
 
 package engines
 
-// testcase is one row of the table.
 type testcase struct {
 	name  string // of the sub-test
 	title string // in the table

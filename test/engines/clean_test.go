@@ -27,7 +27,6 @@ type world struct {
 	sources   []string // host files bound into containers, with sizes and times
 }
 
-// look captures the current state.
 func (s *site) look() world {
 	return world{
 		mounts:    s.lookMounts(),
@@ -72,8 +71,8 @@ func (s *site) clean(before world) {
 	}
 }
 
-// sweep removes what remains after the engine's daemons have stopped: after a failure anything, else only parent
-// cgroups, which engines never remove.
+// sweep removes what remains after the engine's daemons have stopped: after a failure anything, else only parent cgroups, which
+// engines never remove.
 func (s *site) sweep() {
 	left := append(s.lookMounts(), append(s.lookProcesses(), s.lookBundles()...)...)
 	if len(left) > 0 && !s.t.Failed() {
@@ -132,8 +131,8 @@ func (s *site) lookMounts() (points []string) {
 	return points
 }
 
-// lookProcesses returns processes with the site's environment, except its daemons and enforcer. Processes of
-// containers have another environment; lookCgroups covers them.
+// lookProcesses returns processes with the site's environment, except its daemons and enforcer. Processes of containers have
+// another environment; lookCgroups covers them.
 func (s *site) lookProcesses() (found []string) {
 	mark := []byte("GPUSLICE_CONFIG=" + s.Config() + "\x00")
 	for _, name := range children("/proc") {

@@ -28,7 +28,6 @@ type dockerlike struct {
 	ids map[string]string // of containers, by name; kept after removal
 }
 
-// invoke runs an engine command.
 func (e *dockerlike) invoke(args ...string) (string, error) {
 	all := slices.Concat(e.program[1:], args)
 	return e.s.output(e.program[0], all...)
@@ -44,7 +43,6 @@ func (e *dockerlike) run(c container) (string, error) {
 
 func (e *dockerlike) names(name string) (api.Names, bool) { return api.Names{Name: name}, true }
 
-// runArgs returns the arguments of "run" or "create".
 func (e *dockerlike) runArgs(verb string, c container) []string {
 	args := []string{verb, "--name", c.name}
 	if verb == "run" {

@@ -12,10 +12,8 @@ import (
 	"strings"
 )
 
-// shimRuntime is the runtime name of our shim for containerd's clients.
 const shimRuntime = "io.containerd.gpuslice.v1"
 
-// containerdOptions configures an engine's containerd.
 type containerdOptions struct {
 	version string // the directory in the cache: "containerd-1.6", "containerd-2"
 	cri     bool   // with the CRI plugin, configured by more
@@ -38,7 +36,6 @@ func containerdUp(s *site, o containerdOptions) {
 	containerdStart(s)
 }
 
-// containerdConfigure only writes the configuration.
 func containerdConfigure(s *site, o containerdOptions) {
 	s.t.Helper()
 	tool(s.t, o.version, "containerd")
@@ -80,11 +77,10 @@ func containerdStart(s *site) {
 	}, "containerd", "--config", s.containerdFile())
 }
 
-// runcRoot is the default directory for the runtime state of a namespace under runc's shim. All containerds of a
-// machine share it.
+// runcRoot is the default directory for the runtime state of a namespace under runc's shim. All containerds of a machine share
+// it.
 func runcRoot(namespace string) string { return filepath.Join("/run/containerd/runc", namespace) }
 
-// ctr runs a command of containerd's own client.
 func (s *site) ctr(args ...string) (string, error) {
 	s.t.Helper()
 	return s.output("ctr", s.ctrArgs(args...)...)

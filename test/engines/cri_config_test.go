@@ -19,7 +19,6 @@ type criContainerd struct {
 	format  int    // of its configuration
 }
 
-// kubeNamespace is containerd's namespace for Kubernetes.
 const kubeNamespace = "k8s.io"
 
 // kubes counts the running engines, which share a runc directory outside their sites.
@@ -92,8 +91,8 @@ func (d criContainerd) tables(e *kube) string {
 		}
 	}
 	root := fmt.Sprintf("Root = %q", e.s.in("containerd", "runc"))
-	// `gpuslice install` copies the options of this handler. They stay empty: in a user namespace containerd 2 fails
-	// for a runtime with options that is not runc's ("can't unmarshal type runtimeoptions.v1.Options").
+	// `gpuslice install` copies the options of this handler. They stay empty: in a user namespace containerd 2 fails for a
+	// runtime with options that is not runc's ("can't unmarshal type runtimeoptions.v1.Options").
 	handler("runc", "io.containerd.runc.v2", "")
 	handler(handlerRunc, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.Bin+"/gpuslice-runtime"))
 	handler(handlerSystemd, shimRuntime, listed, "SystemdCgroup = true")
@@ -110,8 +109,7 @@ func (d criContainerd) tables(e *kube) string {
 	return b.String()
 }
 
-// install adds the handler "gpuslice" as an operator would, with the site as the host's root so that its record stays
-// there.
+// install adds the handler "gpuslice" as an operator would, with the site as the host's root so that its record stays there.
 func (e *kube) install(engine, file string) {
 	e.s.t.Helper()
 	file, err := filepath.Rel(e.s.Dir, file)
@@ -119,8 +117,8 @@ func (e *kube) install(engine, file string) {
 	e.s.must("gpuslice", "install", engine, "--root", e.s.Dir, "--config", "/"+file)
 }
 
-// fakeNetwork creates a network plugin that reports success. Only pods in user namespaces need it, as they cannot use
-// the host's network.
+// fakeNetwork creates a network plugin that reports success. Only pods in user namespaces need it, as they cannot use the host's
+// network.
 func (e *kube) fakeNetwork() {
 	const plugin = `#!/bin/sh
 cat >/dev/null

@@ -27,8 +27,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// kube is a CRI daemon, driven with the kubelet's calls for pods. A container of the suite becomes a pod with one
-// container; the annotations are the pod's.
+// kube is a CRI daemon, driven with the kubelet's calls for pods. A container of the suite becomes a pod with one container; the
+// annotations are the pod's.
 type kube struct {
 	s       *site
 	daemon  criDaemon
@@ -73,8 +73,8 @@ const (
 	handlerSystemd  = "gpuslice-systemd"  // with SystemdCgroup = true
 )
 
-// options wraps the low-level runtime in a script that records calls for systemd's cgroups. Such a container then
-// fails, since there is no systemd.
+// options wraps the low-level runtime in a script that records calls for systemd's cgroups. Such a container then fails, since
+// there is no systemd.
 func (e *kube) options(t testing.TB) testhost.Options {
 	dir := t.TempDir()
 	e.systemd = filepath.Join(dir, "said")
@@ -120,7 +120,6 @@ func (e *kube) up(s *site) {
 	}
 }
 
-// dial creates the client, which waits for the daemon to start.
 func (e *kube) dial() {
 	e.s.t.Helper()
 	conn, err := grpc.NewClient("unix://"+e.daemon.socket(e.s),
@@ -148,8 +147,8 @@ func (e *kube) ready() error {
 	return nil
 }
 
-// patience returns a context that is cancelled after far more time than any call takes. It has no deadline, since
-// CRI-O waits until shortly before it for a container that ignores SIGTERM.
+// patience returns a context that is cancelled after far more time than any call takes. It has no deadline, since CRI-O waits
+// until shortly before it for a container that ignores SIGTERM.
 func patience() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	timer := time.AfterFunc(5*time.Minute, cancel)
@@ -204,7 +203,6 @@ func (e *kube) sandbox(handler string, c container) error {
 	return nil
 }
 
-// podLabels returns the labels that the kubelet sets.
 func podLabels(name string) map[string]string {
 	return map[string]string{"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": name}
 }
@@ -273,7 +271,6 @@ func namespaces(c container) *cri.NamespaceOption {
 	return o
 }
 
-// pod finds a pod by its name or the id of one of its containers.
 func (e *kube) pod(name string) *pod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -288,7 +285,6 @@ func (e *kube) pod(name string) *pod {
 	return nil
 }
 
-// id returns the id of the newest container in a pod.
 func (e *kube) id(name string) string {
 	p := e.pod(name)
 	e.mu.Lock()

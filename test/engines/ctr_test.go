@@ -72,8 +72,8 @@ func (e *ctr) words(c container) []string {
 	return append(append(words, imageRef(c.image), c.name), c.args...)
 }
 
-// exec has the shim write into a file. ctr may open a process's pipe only after the process has ended and the shim has
-// closed it, and then shows nothing.
+// exec has the shim write into a file. ctr may open a process's pipe only after the process has ended and the shim has closed
+// it, and then shows nothing.
 func (e *ctr) exec(name string, args ...string) (string, error) {
 	id := "exec" + strconv.FormatUint(names.Add(1), 10)
 	file := e.s.in(id)

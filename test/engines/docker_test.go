@@ -48,8 +48,8 @@ func (e *docker) options(t testing.TB) testhost.Options {
 	return o
 }
 
-// withoutCapability wraps a low-level runtime to drop capabilities that root lacks here: an old dockerd gives a
-// privileged container all existing capabilities, which makes an old runc fail.
+// withoutCapability wraps a low-level runtime to drop capabilities that root lacks here: an old dockerd gives a privileged
+// container all existing capabilities, which makes an old runc fail.
 func withoutCapability(t testing.TB, runtime string) string {
 	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
 	if err != nil {
@@ -139,7 +139,6 @@ var hadDocker = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// client returns the docker client for the daemon in a directory of the site.
 func (e *docker) client(s *site, dir string) *dockerlike {
 	d := &dockerlike{
 		s: s, program: []string{"docker", "--host", "unix://" + s.in(dir, "sock")}, runtime: dockerRuntime,
@@ -201,8 +200,8 @@ func (e *docker) daemon(s *site, dir, name string, config object, before ...stri
 	}, append(before, "dockerd", "--config-file", file)...)
 }
 
-// usernsUp starts a second dockerd, since userns-remap applies to a whole daemon. It starts its own containerd, and
-// has its own mount namespace for /etc/subuid.
+// usernsUp starts a second dockerd, since userns-remap applies to a whole daemon. It starts its own containerd, and has its own
+// mount namespace for /etc/subuid.
 func (e *docker) usernsUp(s *site) {
 	s.t.Helper()
 	s.Must(os.WriteFile(s.in("subid"), fmt.Appendf(nil, "daemon:%d:65536\n", usernsBase), 0o644))
@@ -217,13 +216,11 @@ func (e *docker) usernsUp(s *site) {
 	e.remapped, e.inUserns = client, map[string]bool{}
 }
 
-// usernsDown stops the second dockerd and its only container, to restore the site.
 func (e *docker) usernsDown() {
 	e.remapped.s.daemons["dockerd-remapped"].stop(unix.SIGTERM)
 	e.remapped, e.inUserns = nil, nil
 }
 
-// of returns the client for a container.
 func (e *docker) of(name string) *dockerlike {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -263,7 +260,7 @@ func (e *docker) remove(name string) (string, error) {
 	return out, err
 }
 
-// refusals returns the one for the variable if old: without it the operator's default applies.
+// refusals covers rejected values of the variable if old. A missing variable is valid: the default applies.
 func (e *docker) refusals() []refusal {
 	if !e.old {
 		return bad

@@ -36,8 +36,8 @@ type restarter interface {
 	restart(name string) (string, error)
 }
 
-// container describes a container to start. The demonstration, the simulated driver and the simulated card are bound
-// below /demo, /fakecuda and /fake.
+// container describes a container to start. The demonstration, the simulated driver and the simulated card are bound below
+// /demo, /fakecuda and /fake.
 type container struct {
 	name        string
 	image       string            // default "debian"; see images_test.go
@@ -80,7 +80,6 @@ func (c container) complete(s *site) container {
 	return c
 }
 
-// row is an engine's row in the table.
 type row struct {
 	name    string
 	version []string // names in build.sh's VERSIONS

@@ -53,7 +53,6 @@ func (s *site) hogBy(name, command string) hog {
 	return g
 }
 
-// lastLine returns the last complete line.
 func lastLine(text string) string {
 	end := strings.LastIndexByte(text, '\n')
 	if end < 0 {
@@ -62,7 +61,6 @@ func lastLine(text string) string {
 	return text[strings.LastIndexByte(text[:end], '\n')+1 : end]
 }
 
-// killHogs kills, from the host, each process of a slice that holds memory.
 func (s *site) killHogs(id string) {
 	s.t.Helper()
 	slice, err := s.Client.Slice(context.Background(), id)
@@ -82,8 +80,7 @@ func (s *site) killHogs(id string) {
 	})
 }
 
-// works is the core of every case: two processes share one quota, a third is refused, and a process's exit returns its
-// memory.
+// works is the core of every case: two processes share one quota, a third is refused, and a process's exit returns its memory.
 func (s *site) works(name string) {
 	s.t.Helper()
 	id := s.id(name)

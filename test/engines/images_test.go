@@ -23,7 +23,6 @@ var images = []string{"debian", "busybox", "musl"}
 // pauseImage is busybox with a command that sleeps, for pod sandboxes.
 const pauseImage = "pause"
 
-// imageRef returns an image's reference for engines.
 func imageRef(name string) string { return "gpuslice.test/" + name + ":latest" }
 
 var archives struct {

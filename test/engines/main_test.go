@@ -37,7 +37,6 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// tool returns the path of a program in the cache.
 func tool(t testing.TB, parts ...string) string {
 	t.Helper()
 	path := filepath.Join(append([]string{tools}, parts...)...)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// nerdctl is docker's command line for containerd. It finds the runtime by name: `--runtime gpuslice` is a program in
-// PATH, run by containerd's own shim, and a name like io.containerd.gpuslice.v1 is a shim.
+// nerdctl is docker's command line for containerd. It finds the runtime by name: `--runtime gpuslice` is a program in PATH, run
+// by containerd's own shim, and a name like io.containerd.gpuslice.v1 is a shim.
 type nerdctl struct{ dockerlike }
 
 func (e *nerdctl) options(t testing.TB) testhost.Options {

@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// byRuntime returns a container for a runtime of an equipped site.
 func byRuntime(w way, gpus string) (container, string) {
 	return container{flags: []string{"--runtime", string(w)}, env: []string{"NVIDIA_VISIBLE_DEVICES=" + gpus}}, ""
 }
@@ -102,8 +101,8 @@ func (e *equippedOCI) run(c container) (string, error) {
 	return e.invoke("start", c.name)
 }
 
-// equippedKube is Kubernetes on a node with GPUs: a device plugin passes CDI device names to the CRI, or a
-// RuntimeClass selects runc's shim with another runtime.
+// equippedKube is Kubernetes on a node with GPUs: a device plugin passes CDI device names to the CRI, or a RuntimeClass selects
+// runc's shim with another runtime.
 type equippedKube struct{ *kube }
 
 func (e *kube) equipped() engine {

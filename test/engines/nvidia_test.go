@@ -17,11 +17,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// An equipped site has a simulated machine of two GPUs and the real programs of NVIDIA's container toolkit, configured
-// for the site. The driver's parts are simulated: device nodes that are never opened, two libraries, the output of
-// `nvidia-ctk cdi generate`, and nvidia-container-cli, which is C and not in the toolkit's Go module.
+// An equipped site has a simulated machine of two GPUs and the real programs of NVIDIA's container toolkit, configured for the
+// site. The driver's parts are simulated: device nodes that are never opened, two libraries, the output of `nvidia-ctk cdi
+// generate`, and nvidia-container-cli, which is C and not in the toolkit's Go module.
 
-// equippedOptions adds the machine to the enforcer's options.
 func equippedOptions(o testhost.Options) testhost.Options {
 	o.Env = append(o.Env, "FAKECUDA_DEVICES=2")
 	return o
@@ -58,8 +57,8 @@ func equip(s *site) {
 	s.env = append(s.env, "NVIDIA_CTK_CONFIG_FILE_PATH="+s.in("nvidia", inside+modeLegacy+".toml"))
 }
 
-// Runtimes of an equipped site: gpuslice-runtime around NVIDIA's or inside it, followed by NVIDIA's mode; and the loop
-// of the two, followed by the first one.
+// Runtimes of an equipped site: gpuslice-runtime around NVIDIA's or inside it, followed by NVIDIA's mode; and the loop of the
+// two, followed by the first one.
 const (
 	inside  = "gpuslice-around-nvidia-"
 	outside = "nvidia-around-gpuslice-"
@@ -70,7 +69,6 @@ const (
 	modeAuto   = "auto"
 )
 
-// runtime returns the path of one of these runtimes.
 func (s *site) runtime(name string) string { return s.in("nvidia", "bin", name) }
 
 func (s *site) runtimes() (names []string) {
@@ -82,8 +80,7 @@ func (s *site) runtimes() (names []string) {
 	return names
 }
 
-// chain creates a runtime that starts with the program first. our and its are the low-level runtimes of gpuslice and
-// NVIDIA.
+// chain creates a runtime that starts with the program first. our and its are the low-level runtimes of gpuslice and NVIDIA.
 func (s *site) chain(name, mode, first, our, its string) {
 	s.t.Helper()
 	config, err := os.ReadFile(s.Config())
@@ -125,8 +122,8 @@ func (s *site) script(name, text string) {
 // cliLog is where the nvidia-container-cli substitute logs its calls.
 func (s *site) cliLog() string { return s.in("nvidia", "cli-log") }
 
-// standIn substitutes `nvidia-container-cli configure --device=… --pid=… ROOTFS`: in the container's mount namespace
-// it creates the device nodes and binds the driver's libraries.
+// standIn substitutes `nvidia-container-cli configure --device=… --pid=… ROOTFS`: in the container's mount namespace it creates
+// the device nodes and binds the driver's libraries.
 const standIn = `echo "$*" >>%[1]s
 for arg; do
 	case $arg in
@@ -146,8 +143,8 @@ exec nsenter --target "$pid" --mount sh -ec '
 	done' sh "$arg" "$devices"
 `
 
-// cdiSpec mimics NVIDIA's tool: each GPU, and all. The loader finds the libraries' directory only through its cache,
-// which NVIDIA's hook rebuilds.
+// cdiSpec mimics NVIDIA's tool: each GPU, and all. The loader finds the libraries' directory only through its cache, which
+// NVIDIA's hook rebuilds.
 func cdiSpec(s *site) object {
 	gpu := func(name string, minors ...int) object {
 		var nodes []object

@@ -111,8 +111,7 @@ func (e *oci) exec(name string, args ...string) (string, error) {
 			}
 		}
 	}
-	// Without a pid namespace crun's exec waits for all processes that the command leaves running, so --detach is
-	// used.
+	// Without a pid namespace crun's exec waits for all processes that the command leaves running, so --detach is used.
 	const script = `file=$1; shift; "$@"; while [ -e /proc/$(cat $file)/exe ]; do sleep 0.01; done`
 	file := filepath.Join(e.bundle(name), "pid")
 	words := []string{"-euc", script, "sh", file, "gpuslice-runtime", "--root", e.s.in("runc"), "exec", "--detach", "--pid-file", file, name}
@@ -157,7 +156,6 @@ const usernsBase = 100000
 
 type object = map[string]any
 
-// ociSpec returns a container's config.json.
 func ociSpec(c container, cgroup string) object {
 	capabilities := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
 	mounts := []object{

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// podman is Debian's Podman. Since it runs apart, it uses the default configuration paths: the distribution's files
-// and those of `gpuslice install podman`.
+// podman is Debian's Podman. Since it runs apart, it uses the default configuration paths: the distribution's files and those of
+// `gpuslice install podman`.
 type podman struct {
 	dockerlike
 	low   []string // the low-level runtime, in the cache
@@ -68,8 +68,7 @@ func (e *podman) config() string {
 		env = append(env, fmt.Sprintf("%q", v))
 	}
 	name := filepath.Base(e.path)
-	// Limits stay within the test's own, without a pids controller. Paths shared with the host's Podman are
-	// redirected.
+	// Limits stay within the test's own, without a pids controller. Paths shared with the host's Podman are redirected.
 	return fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 pids_limit = 0
@@ -114,12 +113,11 @@ func (e *podman) refusals() (all []refusal) {
 	return all
 }
 
-// forgotten deletes the runtime state that Podman leaves when a container's monitor was killed, with gpuslice or
-// without.
+// forgotten deletes the runtime state that Podman leaves when a container's monitor was killed, with gpuslice or without.
 func (e *podman) forgotten(id string) {
 	e.s.t.Helper()
-	// Podman has removed the bundle in which crun would run the poststop hook, so crun may die from its pipe before or
-	// after it deletes the container. Deleting a deleted container is no error.
+	// Podman has removed the bundle in which crun would run the poststop hook, so crun may die from its pipe before or after it
+	// deletes the container. Deleting a deleted container is no error.
 	e.s.Eventually("crun has deleted it", func() bool {
 		_, err := e.s.output(e.path, "delete", "--force", id)
 		return err == nil

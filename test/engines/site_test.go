@@ -26,8 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// site is the environment of one engine: an enforcer, and the engine's daemons with their files below the enforcer's
-// directory.
+// site is the environment of one engine: an enforcer, and the engine's daemons with their files below the enforcer's directory.
 type site struct {
 	*testhost.Host
 	t       *testing.T // of the case
@@ -81,10 +80,8 @@ func (s *site) of(t *testing.T) *site {
 	return s
 }
 
-// in returns a path below the site's directory.
 func (s *site) in(parts ...string) string { return filepath.Join(append([]string{s.Dir}, parts...)...) }
 
-// prepend adds a directory of the cache to the front of PATH.
 func (s *site) prepend(parts ...string) {
 	s.path = filepath.Join(append([]string{tools}, parts...)...) + ":" + s.path
 }
@@ -109,14 +106,14 @@ func (s *site) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs a command with its output in a file: processes that it leaves running would keep a pipe open. A command
-// that hangs fails.
+// output runs a command with its output in a file: processes that it leaves running would keep a pipe open. A command that hangs
+// fails.
 func (s *site) output(name string, args ...string) (string, error) {
 	return s.finish(s.command(name, args...))
 }
 
-// outputOnTerminal is output on a terminal. script(1) does not work here: the signals of its child and of finish can
-// merge, so it misses the child's exit.
+// outputOnTerminal is output on a terminal. script(1) does not work here: the signals of its child and of finish can merge, so
+// it misses the child's exit.
 func (s *site) outputOnTerminal(name string, args ...string) (string, error) {
 	s.t.Helper()
 	master, terminal, err := pty.Open()
@@ -174,7 +171,6 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	return string(text), err
 }
 
-// must is output for a command that must succeed.
 func (s *site) must(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.output(name, args...)
@@ -224,7 +220,6 @@ func (d *daemon) stop(sig unix.Signal) {
 	d.command = nil
 }
 
-// crash kills a daemon and restarts it.
 func (s *site) crash(name string) {
 	s.t.Helper()
 	d := s.daemons[name]
@@ -234,7 +229,6 @@ func (s *site) crash(name string) {
 
 var names atomic.Uint64
 
-// run starts a container, which must succeed, and returns its name. The case removes it at its end.
 func (s *site) run(c container) string {
 	s.t.Helper()
 	name, out, err := s.try(c)
@@ -255,7 +249,6 @@ func (s *site) try(c container) (name, out string, err error) {
 	return c.name, out, err
 }
 
-// remove removes a container, which must succeed.
 func (s *site) remove(name string) {
 	s.t.Helper()
 	if out, err := s.engine.remove(name); err != nil {
@@ -263,10 +256,8 @@ func (s *site) remove(name string) {
 	}
 }
 
-// id returns the id of a container's slice.
 func (s *site) id(name string) string { return s.engine.id(name) }
 
-// init returns the host pid of a container's init, from its slice.
 func (s *site) init(name string) int {
 	s.t.Helper()
 	slice, err := s.Client.Slice(context.Background(), s.id(name))
@@ -274,12 +265,10 @@ func (s *site) init(name string) int {
 	return slice.PID
 }
 
-// exec runs a command in a container, which must succeed.
 func (s *site) exec(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.exec(name, args...)
-	// crun before 1.8.7 cannot join a user namespace until the container's process has called execve
-	// (containers/crun#1264).
+	// crun before 1.8.7 cannot join a user namespace until the container's process has called execve (containers/crun#1264).
 	for end := time.Now().Add(await.Patience); err != nil && strings.Contains(out, "setns(pid=") && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		out, err = s.engine.exec(name, args...)

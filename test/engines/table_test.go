@@ -15,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table holds the suite's results for docs/evidence/engines.md.
 type table struct {
 	mu    sync.Mutex
 	cells map[string]string // "engine case": ok, FAILED or –
@@ -50,8 +49,8 @@ func (r row) why(e engine, c testcase) string {
 	return ""
 }
 
-// finish prints the table, or writes it to the file in GPUSLICE_TABLE, and updates the document if one is named. A
-// document needs every cell, so a partial run cannot replace its table.
+// finish prints the table, or writes it to the file in GPUSLICE_TABLE, and updates the document if one is named. A document
+// needs every cell, so a partial run cannot replace its table.
 func (r *table) finish(document string) error {
 	text, whole := r.markdown()
 	if file := os.Getenv("GPUSLICE_TABLE"); file == "" {
@@ -99,7 +98,6 @@ func (r *table) markdown() (text string, whole bool) {
 	return b.String(), whole
 }
 
-// versions returns each row's component versions, as build.sh recorded them.
 func versions() []string {
 	text, err := os.ReadFile(filepath.Join(tools, "VERSIONS"))
 	if err != nil {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kubernetes is one binary for a cluster's programs, selected by the name it is called by. Linking each separately
-// takes longer than compiling their distinct parts. kubectl is separate: it runs often and should not initialize the
-// others.
+// Kubernetes is one binary for a cluster's programs, selected by the name it is called by. Linking each separately takes longer
+// than compiling their distinct parts. kubectl is separate: it runs often and should not initialize the others.
 package main
 
 import (
