@@ -42,7 +42,6 @@ func (w *world) mayBe(err error) bool { return !answered(err) || w.keeps }
 // answered reports whether an error is the enforcer's own answer.
 func answered(err error) bool { return errors.As(err, new(*api.Error)) }
 
-// limits returns the limits that the slice may have.
 func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...) }
 
 // askTooMuch requests the whole card while other slices hold part of it.
@@ -63,14 +62,13 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// pool is the model of a pool.
 type pool struct {
 	name    string
 	limit   uint64
 	others  []uint64 // as for a slice
 	unknown bool     // it may or may not exist
-	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the
-	// exit and return them.
+	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the exit and
+	// return them.
 	ghosts [devices]uint64
 }
 
@@ -193,7 +191,6 @@ func beginMember(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// memberWork starts and kills a process of a pool member.
 func memberWork(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool {
 		return s.state == active && s.pool != nil && !s.init.dead && len(s.workers) < mostWorkers
@@ -221,7 +218,6 @@ func memberWork(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// dropPools removes all pools, after their members.
 func (w *world) dropPools() {
 	w.Helper()
 	for _, s := range slices.Clone(w.slices) {

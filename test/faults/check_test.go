@@ -17,8 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// promptly limits the daemon's response time, without the time that the machine was stalled. Load delays single
-// answers, so only 20 slow answers in a row count as a hang.
+// promptly limits the daemon's response time, without the time that the machine was stalled. Load delays single answers, so only
+// 20 slow answers in a row count as a hang.
 const promptly = time.Second
 
 // prompt calls the enforcer, which must answer at once even while it waits for something itself.
@@ -61,8 +61,8 @@ func (w *world) everySlice() (all []api.Slice) {
 	return all
 }
 
-// never checks that no slice has charged or holds more than its limit. In a storm a listing is not atomic and may
-// count memory twice that moved between processes, so it fails only if every look finds an error.
+// never checks that no slice has charged or holds more than its limit. In a storm a listing is not atomic and may count memory
+// twice that moved between processes, so it fails only if every look finds an error.
 func (w *world) never(looks int) {
 	w.Helper()
 	w.goesOn()
@@ -80,7 +80,6 @@ func (w *world) never(looks int) {
 	}
 }
 
-// overcharged returns an error for a slice that is charged more than its limit.
 func (w *world) overcharged() error {
 	w.Helper()
 	if w.away != "" || w.doubt != "" {
@@ -103,7 +102,6 @@ func (w *world) overcharged() error {
 	return nil
 }
 
-// overheld returns an error for a slice that holds more than its limit by the driver's figures.
 func (w *world) overheld() error {
 	w.Helper()
 	listed := w.listed()
@@ -141,16 +139,16 @@ func (w *world) overheld() error {
 // most returns a slice's maximum on a device: its limit, or its use before the limit was lowered.
 func (s *slice) most(_ *world, device int) uint64 { return max(slices.Max(s.limits()), s.used(device)) }
 
-// noteCharged records use that may stay charged after its process exits, even beyond a lowered limit, until the
-// enforcer notices the exit.
+// noteCharged records use that may stay charged after its process exits, even beyond a lowered limit, until the enforcer notices
+// the exit.
 func (s *slice) noteCharged() {
 	for device := range devices {
 		s.charged[device] = max(s.charged[device], s.used(device))
 	}
 }
 
-// check compares the host with the model: the driver's figures at once, since they are always exact, and the
-// enforcer's eventually, since it learns of exits later.
+// check compares the host with the model: the driver's figures at once, since they are always exact, and the enforcer's
+// eventually, since it learns of exits later.
 func (w *world) check() {
 	w.Helper()
 	w.never(1)
@@ -226,7 +224,6 @@ func (w *world) resolve() {
 	}
 }
 
-// differs returns an error if the enforcer's state differs from the model.
 func (w *world) differs() error {
 	w.Helper()
 	listing := w.listing()
@@ -336,7 +333,6 @@ func (w *world) socketsDiffer(count int) error {
 	return nil
 }
 
-// nothingLeft checks that a host without slices is clean.
 func (w *world) nothingLeft() {
 	w.Helper()
 	// Each poststop also cleans a few roots that missed their own.

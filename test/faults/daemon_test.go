@@ -37,8 +37,8 @@ func (w *world) socket() string    { return filepath.Join(w.dir, "run", "control
 func (w *world) nvmlFault() string { return filepath.Join(w.dir, "nvml") }
 func (w *world) slicesDir() string { return filepath.Join(w.dir, "run", "slices") }
 
-// launch starts gpusliced, which dies at a point if one is given. If revive is not 0, a dead daemon is restarted after
-// that time, as by systemd.
+// launch starts gpusliced, which dies at a point if one is given. If revive is not 0, a dead daemon is restarted after that
+// time, as by systemd.
 func (d *daemon) launch(point string, revive time.Duration) error {
 	words := []string{binary(d.w, "gpusliced"), "--config", d.w.config(), "--log-level", "debug"}
 	if d.w.misled {
@@ -127,7 +127,6 @@ func (d *daemon) ends(sig unix.Signal) error {
 	}
 }
 
-// start starts gpusliced, which must succeed.
 func (w *world) start() {
 	w.Helper()
 	if err := w.daemon.launch("", 0); err != nil {
@@ -144,7 +143,6 @@ func (w *world) restart(sig unix.Signal) {
 	w.start()
 }
 
-// descriptors returns the number of the daemon's open descriptors.
 func (w *world) descriptors() int {
 	cmd, _ := w.daemon.now()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fault is a failure during operations. inject causes it, runs operations, ends it, and returns its outcome in a few
-// words that do not depend on the seed, or "" if it was not possible.
+// fault is a failure during operations. inject causes it, runs operations, ends it, and returns its outcome in a few words that
+// do not depend on the seed, or "" if it was not possible.
 type fault struct {
 	name   string
 	inject func(w *world, r *rand.Rand) string
@@ -61,7 +61,6 @@ func faults() []fault {
 	return append(list, leaseFaults()...)
 }
 
-// repeated is how often named faults are injected.
 const repeated = 20
 
 func onlyNamed(part string) []fault {
@@ -74,7 +73,6 @@ func onlyNamed(part string) []fault {
 	return slices.Repeat(list, repeated)
 }
 
-// inject injects a fault, then compares the host with the model.
 func (w *world) inject(f fault) {
 	w.Helper()
 	w.step++
@@ -156,7 +154,6 @@ func killInChange(w *world, r *rand.Rand) string {
 	return whole
 }
 
-// populate ensures that processes are running.
 func (w *world) populate(r *rand.Rand) {
 	for len(w.slices) < 3 {
 		w.registerContainer(r)
@@ -280,7 +277,6 @@ func killHookAnytime(w *world, r *rand.Rand) string {
 	return whole
 }
 
-// trim ends the oldest slices beyond most.
 func (w *world) trim(most int) {
 	for len(w.slices) > most {
 		w.stop(w.slices[0])

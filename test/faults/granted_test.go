@@ -51,7 +51,6 @@ func (g *granted) give() {
 	g.close()
 }
 
-// begin sets up the session's lasting state.
 func (g *granted) begin() {
 	w := g.l.w
 	w.Helper()
@@ -65,7 +64,6 @@ func (g *granted) begin() {
 	w.must(err)
 }
 
-// use adds 1 to the buffer's numbers and checks them.
 func (g *granted) use() {
 	w := g.l.w
 	w.Helper()

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// hide has a container's process hold memory unknown to the interceptor. It checks that the enforcer applies its
-// policy and that no memory remains.
+// hide has a container's process hold memory unknown to the interceptor. It checks that the enforcer applies its policy and that
+// no memory remains.
 func hide(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.cut && !s.session && s.pool == nil })
 	_, silent := os.Stat(w.nvmlFault())

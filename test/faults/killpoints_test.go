@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// killPoints returns the enforcer's kill points. It omits programs that checkpoint themselves and host memory with its
-// cgroup and holder: only test/e2e covers these.
+// killPoints returns the enforcer's kill points. It omits programs that checkpoint themselves and host memory with its cgroup
+// and holder: only test/e2e covers these.
 func killPoints() []string {
 	return slices.DeleteFunc(killPointsIn("enforcer", "hostmem"), func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
@@ -52,8 +52,8 @@ func killPointsIn(dirs ...string) (points []string) {
 	return slices.Compact(points)
 }
 
-// killAt arms a point and runs operations until the enforcer dies at it. The enforcer is then restarted, as by
-// systemd, while operations continue.
+// killAt arms a point and runs operations until the enforcer dies at it. The enforcer is then restarted, as by systemd, while
+// operations continue.
 func (w *world) killAt(point string, r *rand.Rand) string {
 	part, _, _ := strings.Cut(point, ".")
 	if part == "restore" {

@@ -210,7 +210,6 @@ func (l *leased) descriptors() int {
 	return len(entries)
 }
 
-// stored is the needed part of a lease's record.
 type stored struct {
 	PID       int    `json:"pid"`
 	BrokerUID uint32 `json:"broker_uid"`
@@ -257,7 +256,6 @@ func (l *leased) mustAcquire(r gpu.Request) *granted {
 	return g
 }
 
-// drop ends a lease, retrying as often as needed.
 func (l *leased) drop(id string) {
 	l.w.Helper()
 	l.w.eventually("lease "+id+" is dropped", func() bool {
@@ -276,7 +274,6 @@ func (l *leased) drop(id string) {
 	})
 }
 
-// check compares the leases with the model.
 func (l *leased) check() {
 	w := l.w
 	w.Helper()
@@ -303,7 +300,6 @@ func (l *leased) ids() (ids []string) {
 	return ids
 }
 
-// brokers returns the pids of the leases' brokers, by the records.
 func (l *leased) brokers() map[int]bool {
 	all := map[int]bool{}
 	if l != nil {
@@ -427,7 +423,6 @@ func (l *leased) processes() (pids []int) {
 	return pids
 }
 
-// finish drops all leases and checks that nothing is left.
 func (l *leased) finish() {
 	w := l.w
 	w.Helper()
@@ -446,7 +441,6 @@ func (l *leased) finish() {
 	w.leased = nil
 }
 
-// clear is finish for a failed round.
 func (l *leased) clear() {
 	if l == nil {
 		return
@@ -467,7 +461,6 @@ func (l *leased) clear() {
 	}
 }
 
-// leaseSlices returns the enforcer's slices of leases.
 func (w *world) leaseSlices() (all []api.Slice) {
 	return slices.DeleteFunc(w.everySlice(), func(s api.Slice) bool { return !isLease(s) })
 }

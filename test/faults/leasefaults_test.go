@@ -20,7 +20,6 @@ import (
 	gpu "github.com/gpuslice/gpuslice/lease"
 )
 
-// leaseFaults returns the faults of the lease service, brokers and lease clients.
 func leaseFaults() []fault {
 	of := func(name string, inject func(l *leased, r *rand.Rand)) fault {
 		return fault{name: name, leases: true, inject: func(w *world, r *rand.Rand) string {
@@ -58,8 +57,7 @@ func leaseFaults() []fault {
 	return list
 }
 
-// leasePoints are the enforcer's kill points in a lease's life: from acquisition to end, and at recovery by a new
-// enforcer.
+// leasePoints are the enforcer's kill points in a lease's life: from acquisition to end, and at recovery by a new enforcer.
 var leasePoints = []string{
 	"register.decided", "register.ledger", "register.dir", "register.stored", "register.listening", "register.done",
 	"attach.assigned", "attach.live", "attach.stored", "attach.replied",
@@ -68,8 +66,7 @@ var leasePoints = []string{
 	"restore.ledger", "restore.listening",
 }
 
-// killEnforcerAt kills the enforcer at a point of a lease's life and restarts it. A lease without an answer must leave
-// nothing.
+// killEnforcerAt kills the enforcer at a point of a lease's life and restarts it. A lease without an answer must leave nothing.
 func (l *leased) killEnforcerAt(point string, r *rand.Rand) string {
 	w := l.w
 	part, _, _ := strings.Cut(point, ".")
@@ -121,13 +118,11 @@ func (l *leased) kill(pid int) {
 	}
 }
 
-// another acquires a lease with a broker that may be killed.
 func (l *leased) another() *granted {
 	l.w.Helper()
 	return l.mustAcquire(gpu.Request{VRAM: leaseBytes})
 }
 
-// restarted waits until the lease has a new broker.
 func (l *leased) restarted(g *granted, before int) {
 	l.w.Helper()
 	l.w.eventually("lease "+g.ID+" has another broker", func() bool { pid := l.record(g.ID).PID; return pid != before && alive(pid) })
@@ -368,8 +363,8 @@ func leaseClient(address string) int {
 	return 1
 }
 
-// killClientAt kills a client at a point. With a linger time its memory is returned once no client is connected;
-// otherwise another client continues.
+// killClientAt kills a client at a point. With a linger time its memory is returned once no client is connected; otherwise
+// another client continues.
 func (l *leased) killClientAt(point string, r *rand.Rand) {
 	w := l.w
 	request := gpu.Request{VRAM: leaseBytes}

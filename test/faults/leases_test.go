@@ -79,7 +79,6 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 	return true
 }
 
-// renew extends or shortens a slice's time to live.
 func renew(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
 	if s == nil {
@@ -105,8 +104,8 @@ func renew(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// differs returns an error if a slice's expiry, shown between begin and end since boot, differs from the model. The
-// wall clock is ahead by the given time.
+// differs returns an error if a slice's expiry, shown between begin and end since boot, differs from the model. The wall clock
+// is ahead by the given time.
 func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	switch {
 	case l.unsure:

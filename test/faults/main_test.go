@@ -40,7 +40,6 @@ var (
 
 var machine = testhost.Stalls{Nap: 50 * time.Millisecond}
 
-// programs maps the names of compiled test programs to paths.
 var programs = map[string]string{}
 
 // interrupted is closed when the suite is to stop: the current round then fails and cleans up.
@@ -112,7 +111,6 @@ func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
 	}
 }
 
-// partition separates lease faults from others.
 func partition(list []fault) (ofLeases, others []fault) {
 	for _, f := range list {
 		if f.leases {

@@ -31,7 +31,6 @@ type lies struct {
 func (w *world) liesFile() string { return filepath.Join(w.dir, "lies") }
 func (w *world) stateDir() string { return filepath.Join(w.dir, "state") }
 
-// lie sets new false answers.
 func (w *world) lie(l lies) {
 	w.Helper()
 	w.turn++

@@ -6,8 +6,8 @@ package faults
 
 import "fmt"
 
-// limitsDiffer compares the driver's limits on the containers' cgroups with the model: their quotas if the driver
-// enforces, else none.
+// limitsDiffer compares the driver's limits on the containers' cgroups with the model: their quotas if the driver enforces, else
+// none.
 func (w *world) limitsDiffer() error {
 	for _, s := range w.slices {
 		if s.session || s.state == spoilt || s.state == closed {

@@ -13,7 +13,6 @@ import (
 	"time"
 )
 
-// operation is an action of a user, a program or an engine. A new feature adds a row.
 type operation struct {
 	name   string
 	weight int
@@ -60,8 +59,8 @@ func operations() []operation {
 	}
 }
 
-// operate runs the next random operation and compares the host with the model. If the operation is impossible, the
-// next possible one in the list runs.
+// operate runs the next random operation and compares the host with the model. If the operation is impossible, the next possible
+// one in the list runs.
 func (w *world) operate() {
 	w.Helper()
 	w.step++
@@ -300,8 +299,7 @@ func askTotal(w *world, r *rand.Rand) bool {
 	if s.pool != nil {
 		size = min(size, s.pool.limit)
 	}
-	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the
-	// bytes.
+	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the bytes.
 	if sure := w.away == "" && w.doubt == ""; err != nil || left > most || sure && (left != most || total != size) {
 		w.fail("process %d of %s was told %q of device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
 	}

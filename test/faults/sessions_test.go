@@ -53,7 +53,6 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 	return s
 }
 
-// stopSession ends a session's processes, and `gpuslice run` with them.
 func (w *world) stopSession(s *slice) {
 	w.Helper()
 	for len(s.workers) > 0 {
@@ -72,7 +71,6 @@ func (w *world) ended(run *exec.Cmd) {
 	_ = w.reap(run) // exit status 137: its command was killed
 }
 
-// spawn has a worker start another one in the same slice.
 func (w *world) spawn(parent *worker) *worker {
 	w.Helper()
 	p := &worker{w: w, slice: parent.slice}
@@ -136,7 +134,6 @@ func joinSession(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// env returns a variable of the worker's environment.
 func (p *worker) env(name string) string {
 	p.w.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))

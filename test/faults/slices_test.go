@@ -31,7 +31,6 @@ const (
 	unknown  state = "unknown"  // it may be released: resolved when the enforcer is well again
 )
 
-// slice is the model of a slice.
 type slice struct {
 	id      string
 	session bool
@@ -65,8 +64,7 @@ func (s *slice) used(device int) uint64 {
 	return bytes
 }
 
-// room returns the most and the least that the slice may still take on a device; they differ where the model is
-// unsure.
+// room returns the most and the least that the slice may still take on a device; they differ where the model is unsure.
 func (s *slice) room(w *world, device int) (most, least uint64) {
 	left := func(limit, used uint64) uint64 { return limit - min(limit, used) }
 	used := s.used(device)
@@ -79,7 +77,6 @@ func (s *slice) room(w *world, device int) (most, least uint64) {
 	return most, least
 }
 
-// command returns a container's first command.
 func (s *slice) command() []string {
 	if s.program != nil {
 		return s.program
@@ -92,7 +89,6 @@ func (w *world) name() string {
 	return fmt.Sprintf("gsf-%d-%d-%d", os.Getpid(), w.seed, w.named)
 }
 
-// quota returns a random quota; some barely fit the contexts.
 func quota(r *rand.Rand) uint64 {
 	return []uint64{192 * mib, 512 * mib, gib, 3 * gib, 8 * gib}[r.IntN(5)]
 }
@@ -150,7 +146,6 @@ func (w *world) create(s *slice, annotations map[string]string) {
 // mayBeOver reports whether the enforcer may have ended the slice by now.
 func (s *slice) mayBeOver() bool { return !s.over.IsZero() && time.Now().After(s.over) }
 
-// begin starts the container's program.
 func (w *world) begin(s *slice) {
 	w.Helper()
 	if _, err := s.init.in.WriteString("g"); err != nil && !s.mayBeOver() {
@@ -200,7 +195,6 @@ func (w *world) newCgroup(name string) string {
 	return ""
 }
 
-// removeCgroup removes the cgroup, if any, once its last process has ended.
 func (s *slice) removeCgroup() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		err := os.Remove(s.cgroup)
@@ -241,7 +235,6 @@ func (w *world) beginContainer(s *slice, annotations map[string]string, words ..
 	return s
 }
 
-// stopContainer ends a container as a runtime does.
 func (w *world) stopContainer(s *slice) {
 	w.Helper()
 	w.killAll(s)
@@ -252,7 +245,6 @@ func (w *world) stopContainer(s *slice) {
 	w.drop(s)
 }
 
-// killAll ends a container's processes and removes its cgroup.
 func (w *world) killAll(s *slice) {
 	w.Helper()
 	for len(s.workers) > 0 {
@@ -264,7 +256,6 @@ func (w *world) killAll(s *slice) {
 	w.must(s.removeCgroup())
 }
 
-// join starts another process in a slice.
 func (w *world) join(s *slice) *worker {
 	w.Helper()
 	if s.session {

@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// fill uses up all bytes and inodes of a small file system.
 func (w *world) fill(dir string) (empty func()) {
 	place := filepath.Join(dir, "filler")
 	w.must(os.Mkdir(place, 0o700))
@@ -104,8 +103,7 @@ func (w *world) afterwards(r *rand.Rand) string {
 	return "refused or done, and well afterwards"
 }
 
-// readOnly: a file system with a file open for writing cannot become read-only, so the enforcer finds it so at its
-// start.
+// readOnly: a file system with a file open for writing cannot become read-only, so the enforcer finds it so at its start.
 func readOnly(w *world, r *rand.Rand) string {
 	state := filepath.Join(w.dir, "state")
 	w.populate(r)
@@ -236,8 +234,8 @@ func (w *world) nvml(what string, kill bool) string {
 	return "the ledger goes on"
 }
 
-// scribble: overwriting a ledger harms only the writer's own slice. (Members of a pool share its ledger, and each can
-// damage it.)
+// scribble: overwriting a ledger harms only the writer's own slice. (Members of a pool share its ledger, and each can damage
+// it.)
 func scribble(w *world, r *rand.Rand) string {
 	victim := func(p *worker) bool { return p.attached && p.slice.state == active && p.slice.pool == nil }
 	p := w.pickWorker(r, victim)

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table collects the suite's results for docs/evidence/faults.md.
 type table struct {
 	mu         sync.Mutex
 	tried      map[string]map[string]int // by fault and outcome
@@ -58,8 +57,8 @@ func (r *table) addRound(steps int, slowest time.Duration) {
 	r.slowest = max(r.slowest, slowest)
 }
 
-// finish prints the table, and updates the document if one is named. A document needs every fault, so a partial run
-// cannot replace its table.
+// finish prints the table, and updates the document if one is named. A document needs every fault, so a partial run cannot
+// replace its table.
 func (r *table) finish(document string) error {
 	text, never := r.markdown()
 	fmt.Print(text)
@@ -77,7 +76,6 @@ func (r *table) finish(document string) error {
 	return doctable.Write(document, text)
 }
 
-// markdown returns the table and the faults that were never tried or never reached.
 func (r *table) markdown() (text string, never []string) {
 	var b strings.Builder
 	fmt.Fprint(&b, "| fault | tried | outcome |\n|---|---|---|\n")

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// A turner is an elastic container that works continuously and checks its memory at each step (e2e/programs/steady.c).
-// No two fit on a card together, so they take turns. No kill or fault may lose one.
+// A turner is an elastic container that works continuously and checks its memory at each step (e2e/programs/steady.c). No two
+// fit on a card together, so they take turns. No kill or fault may lose one.
 type turner struct {
 	*slice
 	number string // the file with its current step
@@ -34,8 +34,6 @@ const (
 
 func isTurner(s api.Slice) bool { return strings.HasPrefix(s.ID, "turner-") }
 
-// beginTurner starts the next turner. Two of three use one card and move their memory themselves; the driver moves the
-// others.
 func (w *world) beginTurner() {
 	w.Helper()
 	n := w.turned
@@ -56,7 +54,6 @@ func (w *world) beginTurner() {
 	w.must(err)
 }
 
-// endTurner ends a turner in any state.
 func (w *world) endTurner(t *turner) {
 	w.Helper()
 	w.turners = without(w.turners, t)
@@ -64,7 +61,6 @@ func (w *world) endTurner(t *turner) {
 	w.must(os.RemoveAll(t.number))
 }
 
-// turnersGoOn checks that each turner makes another step.
 func (w *world) turnersGoOn() {
 	w.Helper()
 	for _, t := range w.turners {
@@ -98,14 +94,12 @@ func (w *world) shownTurners() string {
 	return strings.Join(all, "; ")
 }
 
-// step returns the current step; 0 before the first.
 func (t *turner) step() int {
 	text, _ := os.ReadFile(t.number)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return n
 }
 
-// suspendTurner suspends a turner in any state until wake.
 func suspendTurner(w *world, r *rand.Rand) bool {
 	if len(w.turners) == 0 || w.blind {
 		return false
@@ -149,7 +143,6 @@ func (w *world) wake(t *turner) {
 	}
 }
 
-// killTurner kills a turner in any state and starts another.
 func killTurner(w *world, r *rand.Rand) bool {
 	if len(w.turners) == 0 || w.doubt != "" || w.blind {
 		return false

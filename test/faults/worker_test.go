@@ -41,7 +41,6 @@ type allocation struct {
 	bytes          uint64
 }
 
-// newWorker starts a worker's command without reading its output.
 func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
 	w.Helper()
 	p := &worker{w: w, slice: s, cmd: cmd}
@@ -87,7 +86,6 @@ func (p *worker) ask(format string, args ...any) string {
 	return p.hear()
 }
 
-// kill kills the process and waits until the kernel has removed it.
 func (p *worker) kill() {
 	if !p.dead {
 		_ = unix.Kill(p.pid, unix.SIGKILL)
@@ -133,7 +131,6 @@ func (p *worker) gone() {
 	p.forget()
 }
 
-// forget removes the worker from the model.
 func (p *worker) forget() {
 	p.dead = true
 	p.in.Close()
@@ -157,7 +154,6 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-// on returns the memory that it holds on a device, by the model.
 func (p *worker) on(device int) uint64 {
 	var bytes uint64
 	if p.contexts[device] {

@@ -117,7 +117,6 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// configure writes the configuration for the next enforcer.
 func (w *world) configure(policy api.Action, native bool) {
 	w.Helper()
 	enforcement := api.Intercept
@@ -174,7 +173,6 @@ func (w *world) warm() {
 	w.check()
 }
 
-// env returns the environment for the simulated driver and our programs.
 func (w *world) env() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
 		fmt.Sprint("FAKECUDA_DEVICES=", cards), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "FAKECUDA_LIMITS=1", "GPUSLICE_CONFIG="+w.config())
@@ -191,7 +189,6 @@ func shuffled[E any](r *rand.Rand, list []E) []E {
 	return list
 }
 
-// say adds a line to the trace.
 func (w *world) say(format string, args ...any) {
 	w.trace = append(w.trace, fmt.Sprintf("%4d  %s", w.step, fmt.Sprintf(format, args...)))
 	if testing.Verbose() {
@@ -245,7 +242,6 @@ func (w *world) dropAll() {
 	w.check()
 }
 
-// end removes all slices and checks that nothing is left.
 func (w *world) end() {
 	w.say("the end")
 	w.dropAll()
