@@ -16,53 +16,51 @@ import (
 	"time"
 )
 
-// action is one thing that somebody hostile does again and again.
+// action is one hostile act, repeated during the run.
 type action struct {
 	name    string
-	atLeast int           // so often in a minute, or it was not really done
+	atLeast int           // per minute; the test fails below that
 	pause   time.Duration // after each time
-	last    bool          // in the last tenth of the time only: nothing is left to do afterwards
-	// do does it once. An error says why it did not come to it, and is not counted; a harm, that it got what it must not get.
+	last    bool          // in the last tenth of the run only, as no action works after it
+	// do performs it once. An error gives the reason for a failed attempt, which is not counted; a harm means that the attack
+	// succeeded.
 	do func() error
 }
 
-// harm is what nobody hostile may get.
+// harm is a result that no hostile actor may achieve.
 type harm struct{ what string }
 
 func (h harm) Error() string { return h.what }
 
 func harmf(format string, args ...any) error { return harm{fmt.Sprintf(format, args...)} }
 
-// outcome is what became of an action.
 type outcome struct {
 	Name    string
 	AtLeast int // in this run
 	Done    int
-	Missed  int    // times that it did not come to it
-	Why     string // the last of those
-	Harm    string // the first one
+	Missed  int    // failed attempts
+	Why     string // reason of the last one
+	Harm    string // the first harm
 }
 
-// The environment of somebody hostile: this test's program, started again.
+// Environment of a hostile actor, which is this test's program started again.
 const (
 	asEnv      = "GPUSLICE_HOSTILE_AS"  // container, user, stranger, subordinate or client
 	forEnv     = "GPUSLICE_HOSTILE_FOR" // how long
 	victimsEnv = "GPUSLICE_HOSTILE_VICTIMS"
 )
 
-// victims are what somebody hostile would like to reach.
 type victims struct {
 	Control, Users string // sockets
 	Slices         string // the directory of the slices
 	ID             string // the well-behaved container's
-	Secret         string // is in the names of the operator's slices
+	Secret         string // part of the names of the operator's slices
 	PIDs           []int  // of others: the well-behaved container's, the enforcer's
 	Programs       string // directory
-	Leases, Remote string // the lease service: its socket, and its address for other machines
+	Leases, Remote string // the lease service's socket, and its address for other machines
 	Lease          string // another user's
 }
 
-// actors are those that are hostile, and their tables.
 var actors = map[string]func(victims) []action{
 	"container":   containerActions,
 	"user":        userActions,
@@ -71,7 +69,7 @@ var actors = map[string]func(victims) []action{
 	"client":      clientActions,
 }
 
-// act does all actions of one of them at once, says "begun", and then what became of each, in JSON.
+// act runs all actions of an actor concurrently. It prints "begun", then the outcomes in JSON.
 func act(as string) error {
 	duration, err := time.ParseDuration(os.Getenv(forEnv))
 	if err != nil {
@@ -81,7 +79,7 @@ func act(as string) error {
 	if err := json.Unmarshal([]byte(os.Getenv(victimsEnv)), &v); err != nil {
 		return err
 	}
-	// The runtime ends a program that gets no thread, as one does not while there is a storm of forks: so they are made before.
+	// Threads are created first: the runtime aborts a program that cannot create one, which happens during a fork storm.
 	var warm, ready sync.WaitGroup
 	const threads = 64
 	ready.Add(threads)

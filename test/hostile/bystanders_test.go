@@ -27,16 +27,15 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/audit"
 )
 
-// operator registers containers and lists the slices, as an engine and a person do.
 type operator struct {
 	*host
 	cgroup         string
 	register, list latencies
 	ids            []string
-	sessions       int // of the users, the most that he saw at once
+	sessions       int // the most concurrent ones of the users
 }
 
-// latencies are what answers took, without the time for which the machine stood still.
+// latencies are response times, and separately the time that the machine was stalled.
 type latencies struct{ took, stood []time.Duration }
 
 func (l *latencies) time(ask func() error) error {
@@ -77,7 +76,6 @@ func (h *host) newOperator() *operator {
 	return o
 }
 
-// work does it until ctx ends.
 func (o *operator) work(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := o.container(); err != nil {
@@ -88,7 +86,6 @@ func (o *operator) work(ctx context.Context) error {
 	return nil
 }
 
-// container begins one, looks around, and ends it.
 func (o *operator) container() error {
 	id := fmt.Sprintf("%s-%d", o.secret, len(o.ids))
 	cgroup := filepath.Join(o.cgroup, id)
@@ -132,13 +129,13 @@ func (o *operator) container() error {
 		return err
 	}
 	kill()
-	if _, err := o.Client.Release(context.Background(), id, 0, true); err != nil && !errors.Is(err, api.ErrNotFound) { // it has ended by itself
+	if _, err := o.Client.Release(context.Background(), id, 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {
 		return fmt.Errorf("release: %w", err)
 	}
 	return nil
 }
 
-// holdsUsers says whether the users have no more than they may.
+// holdsUsers checks that the users stay within their limits.
 func (o *operator) holdsUsers(all []api.Slice) error {
 	var bytes uint64
 	sessions := 0
@@ -160,12 +157,12 @@ func (o *operator) holdsUsers(all []api.Slice) error {
 	return nil
 }
 
-// tenant is the well-behaved container: a program that allocates and frees, and knows what it should hold.
+// tenant is the well-behaved container: its program allocates, frees and knows what it should hold.
 type tenant struct {
 	*container
 	worker   *worker
 	onHost   int     // its pid
-	looker   *worker // in no slice: asks NVML
+	looker   *worker // outside all slices; queries NVML
 	held     map[string]uint64
 	refusals uint64
 	looks    int
@@ -203,7 +200,6 @@ func (b *tenant) want() (bytes uint64) {
 	return contextBytes + bytes
 }
 
-// work allocates and frees until ctx ends, and compares after each call.
 func (b *tenant) work(ctx context.Context) error {
 	for i := uint64(0); ctx.Err() == nil; i++ {
 		if err := b.operate(i); err != nil {
@@ -220,7 +216,7 @@ func (b *tenant) work(ctx context.Context) error {
 func (b *tenant) operate(i uint64) error {
 	left := tenantQuota - b.want()
 	switch n := 2 * mib * (1 + rand.Uint64N(128)); {
-	case i%64 == 0: // one byte too much
+	case i%64 == 0: // over the quota
 		if got := b.worker.ask("alloc 0 %d %d", left+2*mib, i%2); got != "oom" {
 			return fmt.Errorf("it asks for %d bytes where %d are left: %s", left+2*mib, left, got)
 		}
@@ -247,7 +243,7 @@ func (b *tenant) operate(i uint64) error {
 	return nil
 }
 
-// look compares what it should hold with what the driver says and what it is charged, to the byte.
+// look compares the expected memory with the driver's figures and the charges, to the byte.
 func (b *tenant) look() error {
 	b.looks++
 	want := b.want()
@@ -271,7 +267,6 @@ func (b *tenant) look() error {
 	return nil
 }
 
-// follower is told the events, as `gpuslice events --follow` is.
 type follower struct {
 	mu   sync.Mutex
 	last uint64
@@ -280,7 +275,7 @@ type follower struct {
 	all  map[api.EventKind]int
 }
 
-// told is what was told of slices, by id and kind: how often, or of refusals how many there were.
+// told counts events by slice id and kind; for refusals it sums their numbers.
 type told map[string]map[string]uint64
 
 func (t told) add(id, kind string, n uint64) {
@@ -310,7 +305,6 @@ func (f *follower) follow(ctx context.Context, h *host) {
 	}
 }
 
-// lacks says what was not told that happened to the operator's slices and the tenant's.
 func (t told) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []error) {
 	want := func(id, kind string, n uint64) {
 		if got := t[id][kind]; got != n {
@@ -327,7 +321,7 @@ func (t told) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []
 	return errs
 }
 
-// audited reads the audit log with all files that were put aside, and how large they are.
+// audited reads the audit log with its rotated files and returns their size.
 func (h *host) audited() (t told, size int64, err error) {
 	names, err := filepath.Glob(h.audit() + "*")
 	if err != nil {
@@ -361,9 +355,8 @@ func (h *host) audited() (t told, size int64, err error) {
 	return t, size, nil
 }
 
-// cost is what the enforcer has taken of the machine.
 type cost struct {
-	peak int64 // bytes resident, the most so far
+	peak int64 // maximum resident bytes
 	cpu  time.Duration
 }
 
@@ -383,7 +376,7 @@ func (h *host) costOf(pid int) (c cost) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	h.Must(err)
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest) // from the third on
+	fields := strings.Fields(rest) // fields from the third on
 	for _, ticks := range fields[11:13] {
 		n, err := strconv.Atoi(ticks)
 		h.Must(err)

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// clientActions are those of a user for whom there is a limit, as a client of the lease service and of his own sessions.
+// clientActions are those of a limited user, as a client of the lease service and of sessions.
 func clientActions(v victims) []action {
 	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
 	return []action{
@@ -57,10 +57,10 @@ type leaseClient struct {
 	service lease.Service
 
 	mu  sync.Mutex
-	own *lease.Lease // that stays, until it does not
+	own *lease.Lease // long-lived; replaced when it ends
 }
 
-// lease is his that stays; another one where that has ended.
+// lease returns the user's long-lived lease, or a new one if that has ended.
 func (c *leaseClient) lease(ctx context.Context) (*lease.Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +76,6 @@ func (c *leaseClient) lease(ctx context.Context) (*lease.Lease, error) {
 	return own, err
 }
 
-// in has a session of that lease.
 func (c *leaseClient) in(do func(context.Context, *lease.Lease, *lease.Session) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
@@ -160,7 +159,6 @@ func (c *leaseClient) faults() error {
 	return nil
 }
 
-// open opens so many connections at once, and has each say something, or nothing.
 func open(network, address string) error {
 	var all []net.Conn
 	defer func() {
@@ -205,7 +203,7 @@ func (c *leaseClient) crowds() error {
 func (c *leaseClient) crowdsTheService() error { return open("unix", c.Leases) }
 func (c *leaseClient) crowdsTheAddress() error { return open("tcp", c.Remote) }
 
-// raw is a stream of his that does as it likes.
+// raw returns a stream for arbitrary messages.
 func (c *leaseClient) raw(ctx context.Context) (stream leasepb.Session_WorkClient, stop func(), err error) {
 	l, err := c.lease(ctx)
 	if err != nil {
@@ -321,7 +319,7 @@ func (c *leaseClient) cutsStreams() error {
 	if err != nil {
 		return err
 	}
-	// A frame that says more than comes, and a message of 8 MiB whose stream ends.
+	// Sends a frame that is shorter than its header says, and an 8 MiB message on a stream that ends early.
 	conn, err := net.Dial("unix", strings.TrimPrefix(l.Address, "unix:"))
 	if err != nil {
 		return err
@@ -399,7 +397,7 @@ func (c *leaseClient) namesOthers() error {
 	return nil
 }
 
-// truncatesShared gets memory that the broker has pinned, and would have it another size.
+// truncatesShared obtains memory that the broker has pinned, and tries to resize it.
 func (c *leaseClient) truncatesShared() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()

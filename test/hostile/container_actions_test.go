@@ -24,7 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// containerActions are those of a container: of its root, who has the capabilities that Docker leaves it.
+// containerActions are those of a container's root, with Docker's default capabilities.
 func containerActions(victims) []action {
 	c := &containerActor{socket: api.ContainerDir + "/" + api.AttachSocketName}
 	return []action{
@@ -48,10 +48,10 @@ func containerActions(victims) []action {
 
 type containerActor struct {
 	socket string
-	etc    sync.RWMutex // whose loader has the interceptor
+	etc    sync.RWMutex // guards /etc with the loader's preload list
 }
 
-// connect waits for room to wait in: the container's actions are each other's rivals for it.
+// connect waits for a place in the queue: the container's own actions compete for it.
 func (c *containerActor) connect() (conn *net.UnixConn, err error) {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(100 * time.Microsecond) {
 		conn, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
@@ -65,7 +65,6 @@ func (c *containerActor) connect() (conn *net.UnixConn, err error) {
 	return conn, err
 }
 
-// answered reads an answer, with what comes along.
 func answered(conn *net.UnixConn) error {
 	buffer, along := make([]byte, ledger.MessageSize), make([]byte, 256)
 	n, m, _, _, err := conn.ReadMsgUnix(buffer, along)
@@ -89,7 +88,7 @@ func (c *containerActor) asks(r ledger.Request) func() error {
 	return func() error { return c.sends(message, nil) }
 }
 
-// sends sends a message, and wants an answer, whichever.
+// sends sends a message and expects some answer.
 func (c *containerActor) sends(message, along []byte) error {
 	conn, err := c.connect()
 	if err != nil {
@@ -162,7 +161,7 @@ func (c *containerActor) sendsDescriptors() error {
 		files = append(files, fd)
 	}
 	err := c.sends(ledger.Request{Op: ledger.OpTruth}.Encode(), unix.UnixRights(files...))
-	if errors.Is(err, unix.EPERM) { // from Linux 6.16 on it is the sender that is refused
+	if errors.Is(err, unix.EPERM) { // since Linux 6.16 the sender gets the error
 		return nil
 	}
 	return err
@@ -181,7 +180,7 @@ func (c *containerActor) connectsAndWaits() error {
 			return err
 		}
 		all = append(all, conn)
-		if i%2 == 0 { // asks, and reads nothing
+		if i%2 == 0 { // requests without reading answers
 			_, _ = conn.Write(ledger.Request{Op: ledger.OpAttach}.Encode())
 		}
 	}
@@ -202,7 +201,6 @@ func crowd(what string) func() error {
 	}
 }
 
-// cuda starts a program that does what it is told.
 func (c *containerActor) cuda() (*worker, error) {
 	c.etc.RLock()
 	defer c.etc.RUnlock()
@@ -219,7 +217,7 @@ func (c *containerActor) allocates() error {
 		return fmt.Errorf("a context: %s", got)
 	}
 	refusals := 0
-	for refusals < 50 { // of 2 GiB less what others of the container have
+	for refusals < 50 { // the container's other processes use part of 2 GiB
 		switch got := w.ask("alloc 0 %d %d", 64<<20, refusals%2); got {
 		case "oom":
 			refusals++
@@ -264,7 +262,7 @@ func (c *containerActor) hides() error {
 	if got := w.ask("context 0"); got != "ok" {
 		return fmt.Errorf("a context without the interceptor: %s", got)
 	}
-	if got := w.ask("alloc 0 %d 0", 3<<30); !strings.HasPrefix(got, "ok") { // the slice has 2 GiB
+	if got := w.ask("alloc 0 %d 0", 3<<30); !strings.HasPrefix(got, "ok") { // over the quota of 2 GiB
 		return fmt.Errorf("memory without the interceptor: %s", got)
 	}
 	time.Sleep(2 * time.Second)
@@ -304,7 +302,7 @@ func (c *containerActor) overwrites() error {
 		return err
 	}
 	defer w.kill()
-	// The first one has a place; those that come afterwards get none.
+	// The first process has a place in the ledger; later ones get none.
 	if got := w.ask("context 0"); got != "ok" {
 		return fmt.Errorf("a context: %s", got)
 	}

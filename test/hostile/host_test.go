@@ -30,16 +30,16 @@ const (
 
 	contextBytes = 64 * mib
 
-	hostileUser  = 8 // for whom there is a limit; each host has that user
-	strangerUser = 2 // for whom there is none
+	hostileUser  = 8 // with a limit; every host has this user
+	strangerUser = 2 // without a limit
 	subordinates = 200000
 )
 
-// host is a private enforcer with a private simulated card, as an operator configures it who lets users have sessions.
+// host is a private enforcer with a simulated card, configured to let users have sessions.
 type host struct {
 	*testhost.Host
 	pid     int    // the enforcer's
-	secret  string // in the names of the operator's slices
+	secret  string // part of the names of the operator's slices
 	lasts   time.Duration
 	cgroups []string
 }
@@ -51,9 +51,9 @@ func newHost(t *testing.T) *host {
 	}
 	card := fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)
 	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}}), secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration}
-	// Where the sockets and the file are to be is known only now.
+	// The paths of the sockets and the file are known only now.
 	h.Stop(unix.SIGTERM)
-	// In memory, as /run is. The mount namespace is the test's own: run.sh makes it.
+	// In memory, like /run. run.sh gives the test its own mount namespace.
 	h.Must(unix.Mount("tmpfs", filepath.Join(h.Dir, "run"), "tmpfs", 0, "mode=755"))
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(h.Dir, "run"), unix.MNT_DETACH) })
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
@@ -74,19 +74,18 @@ func (h *host) audit() string    { return filepath.Join(h.Dir, "audit.jsonl") }
 func (h *host) users() string    { return filepath.Join(h.Dir, "run", "session.sock") }
 func (h *host) programs() string { return programs }
 
-// container is a real one.
 type container struct {
 	*host
 	id, bundle string
 }
 
-// The capabilities that Docker leaves a container's root.
+// capabilities are those that Docker leaves a container's root.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
 	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// newContainer writes a bundle whose root file system is its own and can be written.
+// newContainer writes a bundle with a private, writable root file system.
 func (h *host) newContainer(name, vram string, env []string, args ...string) *container {
 	h.T.Helper()
 	c := &container{host: h, id: fmt.Sprintf("%s-%d", name, time.Now().UnixNano())}
@@ -148,7 +147,6 @@ func (c *container) runtime(args ...string) *exec.Cmd {
 
 func (c *container) run() *exec.Cmd { return c.runtime("run", "--bundle", c.bundle, c.id) }
 
-// pid1 is that of the container's first process on the host.
 func (c *container) pid1() int {
 	c.T.Helper()
 	out, err := c.runtime("state", c.id).Output()
@@ -158,13 +156,13 @@ func (c *container) pid1() int {
 	return state.Pid
 }
 
-// What each of those that are hostile may have of the machine, as on any host that several share.
+// Limits of each hostile actor, as on any shared host.
 const (
 	cpuPercent   = 30 // of one core
 	maxProcesses = 200
 )
 
-// newCgroup makes one with these limits, and returns the files that a process's number is written to to be in it.
+// newCgroup creates a cgroup with these limits. It returns the files that take the pid of a process to move.
 func (h *host) newCgroup(name string) (procs []string) {
 	h.T.Helper()
 	name = fmt.Sprintf("%s-%d", name, time.Now().UnixNano())
@@ -189,7 +187,6 @@ func (h *host) newCgroup(name string) (procs []string) {
 	return procs
 }
 
-// clear removes the cgroups, with the processes that are left in them.
 func (h *host) clear() {
 	for _, dir := range h.cgroups {
 		for range 500 {
@@ -207,7 +204,6 @@ func (h *host) clear() {
 	}
 }
 
-// actor is somebody hostile.
 type actor struct {
 	as   string
 	cmd  *exec.Cmd
@@ -220,7 +216,6 @@ func (h *host) environment(as string, v victims) []string {
 	return []string{asEnv + "=" + as, forEnv + "=" + h.lasts.String(), victimsEnv + "=" + string(text)}
 }
 
-// asUser starts somebody hostile as a user of the host, in a cgroup of his own.
 func (h *host) asUser(as string, uid int, v victims) *actor {
 	h.T.Helper()
 	a := &actor{as: as}
@@ -252,7 +247,6 @@ func (h *host) asUser(as string, uid int, v victims) *actor {
 	return a
 }
 
-// inContainer starts somebody hostile as a container's root.
 func (h *host) inContainer(v victims) *actor {
 	h.T.Helper()
 	c := h.newContainer("hostile", "2G", h.environment("container", v), "/programs/hostile")
@@ -262,7 +256,6 @@ func (h *host) inContainer(v victims) *actor {
 	return a
 }
 
-// begin starts one of those that are hostile.
 func (h *host) begin(as string, v victims) *actor {
 	h.T.Helper()
 	switch as {
@@ -274,13 +267,11 @@ func (h *host) begin(as string, v victims) *actor {
 	return h.asUser(as, hostileUser, v)
 }
 
-// begun waits until it has begun.
 func (a *actor) begun(h *host) {
 	h.T.Helper()
 	h.Eventually(a.as+" has begun", func() bool { return strings.Contains(a.said.String(), "begun\n") })
 }
 
-// report waits for its end, and says what it did.
 func (a *actor) report(h *host) {
 	h.T.Helper()
 	for _, o := range a.ends(h) {
@@ -294,7 +285,6 @@ func (a *actor) report(h *host) {
 	}
 }
 
-// ends waits for its end, and returns what became of its actions.
 func (a *actor) ends(h *host) (all []outcome) {
 	h.T.Helper()
 	done := make(chan error, 1)

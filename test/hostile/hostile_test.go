@@ -19,13 +19,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Bounds of the harm to others, and of its cost. The times are the promised ones, and the measured figures are printed. A slower or loaded
-// machine may take tenfold.
+// Bounds on the harm to others and its cost. The times are the promised ones, and the test prints the measured figures. A slow
+// or loaded machine may take ten times as long.
 const (
-	slowest   = 100 * time.Millisecond // p99 of what the operator asks
-	mostBytes = 64 << 20               // of memory that the enforcer has resident
+	slowest   = 100 * time.Millisecond // p99 of the operator's requests
+	mostBytes = 64 << 20               // resident memory of the enforcer
 	mostCPU   = 10                     // percent of a core
-	mostLines = 100                    // of the log, in a minute
+	mostLines = 100                    // of the log, per minute
 
 	allowedTime = 10 * slowest
 	allowedCPU  = 3 * mostCPU
@@ -55,7 +55,6 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 		a.begun(h)
 	}
 
-	// The minute.
 	before, said, begin := h.cost(), len(h.Log.String()), time.Now()
 	working, rest := context.WithTimeout(context.Background(), *duration)
 	defer rest()
@@ -100,7 +99,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 		t.Errorf("the enforcer wrote %.0f lines in a minute, want at most %d:\n%s", perMinute, mostLines, linesOf(log))
 	}
 
-	// Refusals that nobody said are counted by the next checks.
+	// The next checks count unreported refusals.
 	var lacks []error
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		events.mu.Lock()
@@ -157,7 +156,7 @@ func report(t *testing.T, what string, lacks []error) {
 	}
 }
 
-// withoutOperators is a log without the lines of the operator's slices.
+// withoutOperators removes the lines of the operator's slices from a log.
 func withoutOperators(log, secret string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(log) {
@@ -168,7 +167,6 @@ func withoutOperators(log, secret string) string {
 	return rest.String()
 }
 
-// linesOf are the messages of a log, with how often each is there.
 func linesOf(log string) string {
 	count := map[string]int{}
 	for line := range strings.Lines(log) {

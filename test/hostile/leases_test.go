@@ -24,13 +24,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// Of the lease service. Times and processor time are the promised ones; as above, more is allowed.
+// Bounds of the lease service. Times and CPU are the promised ones; as above, the test allows more.
 const (
 	mostLeasedBytes = 256 << 20
 	mostLeasedCPU   = 50 // percent of a core
 )
 
-// leases is a lease service on that host, which serves other machines, too.
+// leases is a lease service on the host that also serves other machines.
 type leases struct {
 	*host
 	lease.Service
@@ -42,7 +42,7 @@ type leases struct {
 func (h *host) newLeases() *leases {
 	h.T.Helper()
 	l := &leases{host: h, Service: lease.Service{Socket: filepath.Join(h.Dir, "run", "leases.sock")}}
-	bin := filepath.Join(programs, "bin") // which all users may run
+	bin := filepath.Join(programs, "bin") // accessible to all users
 	h.Must(os.MkdirAll(bin, 0o755))
 	for _, name := range []string{"gpuslice-leased", "gpuslice-broker", api.LibraryName, "fakecuda"} {
 		h.Must(exec.Command("cp", "-r", filepath.Join(h.Bin, name), bin).Run())
@@ -75,12 +75,12 @@ func (h *host) newLeases() *leases {
 			}
 		}
 		_ = l.daemon.Process.Signal(unix.SIGTERM)
-		_, _ = l.daemon.Process.Wait() // and not Wait, which a broker that was not ended would keep
+		_, _ = l.daemon.Process.Wait() // cmd.Wait would block on a remaining broker
 		if h.T.Failed() {
 			h.T.Logf("the lease service said:\n%s", linesOf(l.said.String()))
 		}
 		for _, dir := range h.Cgroups(filepath.Base(h.Dir) + "-leases") {
-			h.Must(os.Remove(dir)) // empty: no lease is left
+			h.Must(os.Remove(dir)) // fails unless empty: no lease is left
 		}
 	})
 	h.Eventually("the lease service answers", func() bool {
@@ -90,7 +90,7 @@ func (h *host) newLeases() *leases {
 	return l
 }
 
-// worksFor is a well-behaved client of a lease, until ctx ends: what it gets is what it wrote and computed.
+// worksFor acts as a well-behaved lease client until ctx ends, and checks its data and results.
 func (l *leases) worksFor(ctx context.Context, s *lease.Session, cycles, lists *latencies) error {
 	ptx, err := os.ReadFile("../lease/examples/kernels.ptx")
 	if err != nil {
@@ -192,7 +192,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	if got := cpu(before, after); got > 3*mostLeasedCPU {
 		t.Errorf("the lease service took %.1f%% of a core, want at most %d%%", got, 3*mostLeasedCPU)
 	}
-	// Of the hostile one nothing is left that it does not hold.
+	// After its leases are dropped, nothing of the hostile client is left.
 	all, err := l.List(context.Background())
 	h.Must(err)
 	for _, one := range all {

@@ -2,13 +2,13 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostile has a container, a user and his user namespace do all the harm that they can think of, at once and for a
-// minute, beside a well-behaved container and an operator, and measures what those notice of it. So does, for a quarter of that, a client of
-// leases, beside another one.
+// Package hostile measures how attacks affect others. For a minute a container, a user and the user's namespace attack
+// concurrently, beside a well-behaved container and an operator. For a quarter of that time a client of leases attacks
+// beside another client.
 //
-// What is hostile is this test's program, started again: tables (container_actions_test.go, user_actions_test.go, client_actions_test.go) name all that it does.
-// Each of them says how often an action came about, and the test fails where that is too seldom. The daemon, the hook, the
-// interceptor, the containers and the users are real; only the driver is simulated.
+// The attacker is this test's program, started again; container_actions_test.go, user_actions_test.go and
+// client_actions_test.go list its actions. The test fails if an action runs too rarely. Daemon, hook, interceptor,
+// containers and users are real; only the driver is simulated.
 package hostile
 
 import (
@@ -29,10 +29,8 @@ var (
 	only     = flag.String("only", "", "of those that are hostile, let these alone act: `names` from container,user,stranger,subordinate,client, or nobody")
 )
 
-// machine is the one that this runs on.
 var machine = testhost.Stalls{Nap: 5 * time.Millisecond}
 
-// programs is the directory of what everybody here runs.
 var programs string
 
 func TestMain(m *testing.M) {

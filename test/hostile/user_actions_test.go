@@ -31,7 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// userActions are those of a user for whom there is a limit: 2 GiB in four sessions.
+// userActions are those of a user limited to 2 GiB in four sessions.
 func userActions(v victims) []action {
 	u := newUser(v)
 	return []action{
@@ -51,7 +51,7 @@ func userActions(v victims) []action {
 	}
 }
 
-// strangerActions are those of a user for whom there is none.
+// strangerActions are those of a user without a limit entry.
 func strangerActions(v victims) []action {
 	u := newUser(v)
 	return []action{
@@ -64,7 +64,7 @@ func strangerActions(v victims) []action {
 	}
 }
 
-// subordinateActions are those of 200 users of a user namespace that a user made.
+// subordinateActions are those of 200 users in a user's namespace.
 func subordinateActions(v victims) []action {
 	u := newUser(v)
 	return []action{
@@ -76,22 +76,21 @@ func subordinateActions(v victims) []action {
 
 type user struct {
 	victims
-	turns chan struct{} // of the connections that he may have
+	turns chan struct{} // limits the user's connections
 	names atomic.Uint64
-	turn  atomic.Uint64 // of what is asked for by turns
+	turn  atomic.Uint64 // selects among alternating requests
 
-	// Of his session that stays, which begins with this program.
+	// The user's long-lived session, which starts with this program.
 	mu    sync.Mutex
 	own   api.RegisterReply
 	token api.Token
-	roots int // a process of root's that he started
+	roots int // pid of a process of root that the user started
 }
 
 func newUser(v victims) *user { return &user{victims: v, turns: make(chan struct{}, 6)} }
 
 type request struct{ method, path, body string }
 
-// answer to a request.
 type answer struct {
 	status int
 	body   []byte
@@ -100,7 +99,7 @@ type answer struct {
 
 type refusal = api.Error
 
-// ask asks on the users' socket. Whatever is answered must not name what is the operator's.
+// ask makes a request on the users' socket. No answer may name the operator's slices.
 func (u *user) ask(method, path string, body []byte, token api.Token) (a answer, err error) {
 	u.turns <- struct{}{}
 	defer func() { <-u.turns }()
@@ -111,14 +110,14 @@ func (u *user) ask(method, path string, body []byte, token api.Token) (a answer,
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+string(token))
 	}
-	// Not by an http.Client: who connects is this thread.
+	// Not by an http.Client: this thread's credentials must make the connection.
 	conn, err := u.dial()
 	if err != nil {
 		return a, err
 	}
 	defer conn.Close()
 	r.Close = true
-	writeErr := r.Write(conn) // an answer may have come before all of it was taken
+	writeErr := r.Write(conn) // an answer may arrive before the whole request is read
 	reply, err := http.ReadResponse(bufio.NewReader(conn), r)
 	if err != nil {
 		return a, errors.Join(writeErr, err)
@@ -136,13 +135,12 @@ func (u *user) ask(method, path string, body []byte, token api.Token) (a answer,
 			return a, fmt.Errorf("%s %s: status %d: %q", method, path, a.status, a.body)
 		}
 	}
-	if strings.Contains(a.Message, "connections") { // it was not looked at
+	if strings.Contains(a.Message, "connections") { // rejected before it was read
 		return a, &a.refusal
 	}
 	return a, nil
 }
 
-// refused asks for what must be refused.
 func (u *user) refused(method, path string, body []byte, token api.Token) error {
 	a, err := u.ask(method, path, body, token)
 	if err == nil && a.status/100 != 4 && a.Code != api.CodeBusy {
@@ -173,7 +171,7 @@ func (u *user) beginsAndEnds() error {
 	}()
 	a, err := u.ask("POST", "/v1/slices", u.session(child.Process.Pid, contextBytes, time.Hour), "")
 	if err != nil || a.Code == api.CodeBusy {
-		return err // he was told to wait
+		return err // busy
 	}
 	if a.status != http.StatusCreated {
 		return &a.refusal
@@ -188,7 +186,6 @@ func (u *user) beginsAndEnds() error {
 	return err
 }
 
-// own is his session that stays.
 func (u *user) ownSession() (reply api.RegisterReply, token api.Token, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -231,7 +228,7 @@ func (u *user) asksForTooMuch() error {
 	return u.refused("POST", "/v1/slices", u.session(os.Getpid(), 3<<30, 0), "")
 }
 
-// rootsProcess is one of root's that he started, as sudo does.
+// rootsProcess returns a process of root that the user started, as sudo does.
 func (u *user) rootsProcess() (int, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -248,7 +245,7 @@ func (u *user) rootsProcess() (int, error) {
 			return 0, fmt.Errorf("the set-user-ID program says %q: %w", said, err)
 		}
 		u.roots = cmd.Process.Pid
-		go func() { // it does not end by itself
+		go func() {
 			_ = cmd.Wait()
 			u.mu.Lock()
 			defer u.mu.Unlock()
@@ -272,7 +269,6 @@ func (u *user) beginsWithRoots() error {
 	return u.refused("POST", "/v1/slices", u.session(pid, contextBytes, time.Second), "")
 }
 
-// other is a process that is not his.
 func (u *user) other() int {
 	pids := append([]int{1}, u.PIDs...)
 	return pids[int(u.names.Add(1))%len(pids)]
@@ -302,7 +298,7 @@ func (u *user) showsWrongTokens() error {
 	return u.refused("POST", "/v1/slices/"+u.ID+"/renew", []byte(`{"ttl":1000000000}`), api.Token(hex.EncodeToString(b)))
 }
 
-// namesOthers: of others he is told neither that they are there, nor anything else.
+// namesOthers: requests about others reveal nothing, not even their existence.
 func (u *user) namesOthers() error {
 	requests := []request{
 		{"GET", "/v1/slices/" + u.ID, ""},
@@ -336,7 +332,7 @@ func (u *user) asksForTheOperators() error {
 	return u.refused(r.method, r.path, []byte(r.body), "")
 }
 
-// sendsGarbage sends what is no request, or none that there is, and is hung up on or told so.
+// sendsGarbage sends invalid or unknown requests; the answer is an error or a closed connection.
 func (u *user) sendsGarbage() error {
 	n, _ := rand.Int(rand.Reader, big.NewInt(5))
 	switch n.Int64() {
@@ -374,7 +370,7 @@ func ignoring(err, what error) error {
 	return err
 }
 
-// dial waits for room in the kernel's queue for a while, as a client does.
+// dial waits a while for room in the kernel's queue, as a client does.
 func (u *user) dial() (net.Conn, error) {
 	conn, err := net.Dial("unix", u.Users)
 	for begun := time.Now(); errors.Is(err, unix.EAGAIN) && time.Since(begun) < 10*time.Second; conn, err = net.Dial("unix", u.Users) {
@@ -440,7 +436,7 @@ func (u *user) allocates() error {
 	}
 }
 
-// opensTooMany is told once that they are too many; others wait until they are hung up on.
+// opensTooMany gets one error for too many connections; further ones wait until they are closed.
 func (u *user) opensTooMany() error {
 	var all []net.Conn
 	defer func() {
@@ -490,21 +486,21 @@ func (u *user) readsNothing() error {
 
 func (u *user) sendsMuch() error {
 	err := u.refused("POST", "/v1/slices", make([]byte, 8<<20), "")
-	return ignoring(ignoring(err, unix.EPIPE), unix.ECONNRESET) // it was hung up on
+	return ignoring(ignoring(err, unix.EPIPE), unix.ECONNRESET) // the server closed it
 }
 
 func (u *user) namesMuch() error {
 	return u.refused("DELETE", "/v1/slices/"+strings.Repeat("x", 255), nil, "")
 }
 
-// asEach does it as another user of the namespace each time, whom a thread of this program becomes.
+// asEach runs do as a different user of the namespace each time, by a thread with that uid.
 func (u *user) asEach(do func() error) func() error {
 	var next atomic.Uint32
 	return func() (err error) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			runtime.LockOSThread() // and never unlocked: the thread ends as the user that it became
+			runtime.LockOSThread() // never unlocked: the thread keeps the uid until it ends
 			if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(next.Add(1)%200), ^uintptr(0)); e != 0 {
 				err = e
 				return

@@ -12,14 +12,13 @@ import (
 	"strings"
 )
 
-// worker is a program of CUDA that does what a line says (../faults/programs/worker.c).
+// worker is a CUDA program that follows commands (../faults/programs/worker.c).
 type worker struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	lines *bufio.Reader
 }
 
-// newWorker starts a command whose input and output are a worker's.
 func newWorker(cmd *exec.Cmd) (*worker, error) {
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -40,7 +39,7 @@ func newWorker(cmd *exec.Cmd) (*worker, error) {
 	return w, nil
 }
 
-// hear is the next line; "gone" if there will be none.
+// hear returns the next line, or "gone" at the end.
 func (w *worker) hear() string {
 	line, err := w.lines.ReadString('\n')
 	if err != nil {
@@ -50,7 +49,7 @@ func (w *worker) hear() string {
 }
 
 func (w *worker) tell(format string, args ...any) {
-	fmt.Fprintf(w.in, format+"\n", args...) // to one that is gone: then no answer comes
+	fmt.Fprintf(w.in, format+"\n", args...) // a worker that is gone gives no answer
 }
 
 func (w *worker) ask(format string, args ...any) string {
