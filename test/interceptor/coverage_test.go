@@ -12,10 +12,10 @@ import (
 	"testing"
 )
 
-// table is what interceptor/driver.def and passes.def say of the driver's functions: by kind, name and text.
+// table holds the driver's functions in interceptor/driver.def and passes.def: by kind, name and text.
 type table map[string]map[string]string
 
-// theTable asks the program that also writes exports.txt and docs/evidence/coverage.md.
+// theTable runs the program that also writes exports.txt and docs/evidence/coverage.md.
 func theTable(t *testing.T) table {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "table")
@@ -53,7 +53,6 @@ func theTable(t *testing.T) table {
 	return all
 }
 
-// has tells whether a name has a row of its own.
 func (all table) has(name string) bool {
 	for _, kind := range []string{"hook", "call", "pass"} {
 		if _, ok := all[kind][name]; ok {
@@ -63,7 +62,6 @@ func (all table) has(name string) bool {
 	return false
 }
 
-// exportsOf reads the names that a driver's library exports.
 func exportsOf(t *testing.T, file string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -79,7 +77,7 @@ func exportsOf(t *testing.T, file string) []string {
 	return names
 }
 
-// card is what the driver of the measured card exports.
+// card returns the exports of the measured card's driver.
 func card(t *testing.T) []string {
 	t.Helper()
 	names := exportsOf(t, "exports/libcuda-580.159.04.txt")
@@ -89,7 +87,6 @@ func card(t *testing.T) []string {
 	return names
 }
 
-// exported asks a library that was built here.
 func exported(t *testing.T, library string) []string {
 	t.Helper()
 	out, err := exec.Command("nm", "-D", "--defined-only", "--format=posix", filepath.Join(bin(t), library)).Output()
@@ -103,11 +100,11 @@ func exported(t *testing.T, library string) []string {
 	return names
 }
 
-// movesMemory are the prefixes of the names that may take memory of a card, give it back, limit it or
-// hand it to others: a function of such a name is looked at by itself before it is passed.
+// movesMemory matches functions that may allocate, free, limit or share a card's memory. Each needs its own review before it is
+// passed.
 var movesMemory = regexp.MustCompile(`^cu(` + strings.Join([]string{
-	"Mem[A-Z]", "Array", "Mipmapped", // the kinds of memory; Memcpy and Memset are none
-	"(Import|Destroy)?External", "Ipc", "Multicast", "Checkpoint", // and who shares it
+	"Mem[A-Z]", "Array", "Mipmapped", // the kinds of memory, without Memcpy and Memset
+	"(Import|Destroy)?External", "Ipc", "Multicast", "Checkpoint", // sharing
 	"Ctx(Create|Destroy|Attach|Detach|From|SetLimit)", "DevicePrimaryCtx", "GreenCtx(Create|Destroy|Stream)",
 	"Device.*Mem", "Graph(Add|Instantiate|Exec|Launch|Upload|Mem)", // a graph may allocate
 	"Graphics", "GL", "EGL", "VDPAU",
@@ -115,7 +112,7 @@ var movesMemory = regexp.MustCompile(`^cu(` + strings.Join([]string{
 	"Launch(Kernel|Grid|Coop)", "Launch$", "GetExportTable",
 }, "|") + `)`)
 
-// stem is a name without version and stream suffixes.
+// stem returns a name without its version and stream suffixes.
 func stem(name string) string {
 	s, _, _ := strings.Cut(name, "_")
 	return s
@@ -176,7 +173,7 @@ func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
 	}
 }
 
-// What is not said cannot be read in docs/evidence/coverage.md.
+// docs/evidence/coverage.md prints these texts.
 func TestCoverageSaysWhatAndWhy(t *testing.T) {
 	all := theTable(t)
 	for _, kind := range []string{"hook", "nvml-hook", "pass", "family", "absent"} {
@@ -188,8 +185,8 @@ func TestCoverageSaysWhatAndWhy(t *testing.T) {
 	}
 }
 
-// One version that is hooked and one that is not is a way past the ledger, and the interceptor would take
-// it for one of a newer driver.
+// If only some versions of a name are hooked, the others bypass the ledger: the interceptor would take them for a newer
+// driver's.
 func TestCoverageIsOfAllVersionsOfAName(t *testing.T) {
 	all := theTable(t)
 	hooked := map[string]bool{}
@@ -234,7 +231,7 @@ func TestTableOfHooksIsWhatTheLibraryExports(t *testing.T) {
 	}
 }
 
-// A hook that the simulated driver does not know is tested by nothing here: the list of differences says so.
+// A hook missing from the simulated driver is untested, and the list of differences must say so.
 func TestCoverageOfTheSimulatedDriverIsTold(t *testing.T) {
 	differences, err := os.ReadFile("../conformance/expected/differences.md")
 	if err != nil {
@@ -287,7 +284,7 @@ func TestWhatIsNotKnownIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 	}
 }
 
-// All that the measured driver exports is asked for by name: none of it is unknown.
+// The test looks up every export of the measured driver; none may be unknown.
 func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "listed.c")
 	var text strings.Builder

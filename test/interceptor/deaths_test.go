@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// daemon is a gpusliced of this test's own: a process that can be killed, apart from those of the slice.
 type daemon struct {
 	dir string
 	cmd *exec.Cmd
@@ -26,12 +25,12 @@ type daemon struct {
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "control.sock") }
 
-// startDaemon starts it with the simulated driver of env and waits until it answers; more are lines of its configuration, of
-// [enforcer] at first.
+// startDaemon starts gpusliced with env's simulated driver and waits until it answers. more are lines of its configuration,
+// starting in [enforcer].
 func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 	t.Helper()
 	needs.Root(t)
-	dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+	dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,11 +70,11 @@ func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 
 func (d *daemon) kill() {
 	_ = d.cmd.Process.Kill()
-	_ = d.cmd.Wait() // the second time it has nothing to say
+	_ = d.cmd.Wait()
 }
 
-// start runs a command in a slice of the daemon's, and returns its lines. The command, what it starts and `gpuslice run` are
-// one process group, which ends with the test and, if the command fails and leaves some behind, at once.
+// start runs a command in a slice and returns its output. The command, its children and `gpuslice run` form one process group,
+// which is killed with the test, or at once if the command fails and leaves children.
 func (d *daemon) start(t *testing.T, env []string, vram string, command ...string) (cmd *exec.Cmd, lines *bufio.Scanner) {
 	t.Helper()
 	cmd = exec.Command(filepath.Join(bin(t), "gpuslice"),
@@ -97,7 +96,6 @@ func (d *daemon) start(t *testing.T, env []string, vram string, command ...strin
 	return cmd, bufio.NewScanner(output)
 }
 
-// lastOf shows all lines and returns the last.
 func lastOf(t *testing.T, lines *bufio.Scanner) (last string) {
 	t.Helper()
 	for lines.Scan() {
@@ -107,14 +105,14 @@ func lastOf(t *testing.T, lines *bufio.Scanner) (last string) {
 	return last
 }
 
-// machines are hosts with driver truth and without. A context is small, so that those of the dead leave no room for what is
-// to be refused as long as the next one lives (kills.c).
+// machines are hosts with driver truth and without. A context is small, so that the contexts of exited processes free too little
+// for a request that must be refused while the next process lives (kills.c).
 var machines = map[string][]string{
 	"with driver truth":    {"FAKECUDA_CONTEXT=8M"},
 	"without driver truth": {"FAKECUDA_CONTEXT=8M", "FAKECUDA_NVML=fail"},
 }
 
-// How soon that is depends on the machine, so the figures are shown and not judged: p99 of 10 ms is the aim.
+// The delay depends on the machine, so the test prints it without a check; the goal is a p99 of 10 ms.
 func TestBytesOfAKilledProcessAreItsSiblings(t *testing.T) {
 	count := "50"
 	if os.Getenv("GPUSLICE_LONG") != "" {
@@ -133,7 +131,7 @@ func TestBytesOfAKilledProcessAreItsSiblings(t *testing.T) {
 	}
 }
 
-// I4: nobody answers for the slice any more, and its processes settle their dead among themselves.
+// I4: without an enforcer the slice's processes reclaim the memory of exited ones themselves.
 func TestBytesOfAKilledProcessAreItsSiblingsWithoutAnEnforcer(t *testing.T) {
 	for name, more := range machines {
 		t.Run(name, func(t *testing.T) {

@@ -17,16 +17,16 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 	late := compileTo(t, filepath.Join(built, "late.so"), "-shared", "-fPIC", "programs/late.c", driver, "-Wl,-z,now")
 	build := func(name string, args ...string) string {
 		return compileTo(t, filepath.Join(built, name), append([]string{"programs/elastic.c", "programs/standin.c", "../../interceptor/ledger.c", driver,
-			"-ldl", "-lpthread", "-Wl,--disable-new-dtags,-rpath," + built}, args...)...) // before what LD_LIBRARY_PATH names
+			"-ldl", "-lpthread", "-Wl,--disable-new-dtags,-rpath," + built}, args...)...) // takes precedence over LD_LIBRARY_PATH
 	}
 	program, fixed := build("elastic"), build("fixed", "-fno-pie", "-no-pie", "-Wl,-z,lazy")
 	cases := []string{"routes", "wait", "restart", "killed", "exit", "moves", "gone", "attach", "left", "used-up", "plain", "old-kernel"}
 	if os.Getenv("AARCH64") == "" {
-		cases = append(cases, "fork") // emulated, memory that is to be wiped at fork is not
+		cases = append(cases, "fork") // qemu-user does not support memory wiped at fork
 	}
 	run := func(name, program string) {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,8 +44,8 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 	run("routes at a fixed address", fixed)
 }
 
-// ordered is the command of a program that relies on a store being seen before a later load is done. Emulated, that is so on one processor
-// only: qemu-user 7.2 has seen a load go before a sequentially consistent store 27 times in 300,000.
+// ordered returns the command of a program that needs stores to be visible before later loads. Emulation only guarantees that on
+// one processor: qemu-user 7.2 reordered a load before a sequentially consistent store 27 times in 300,000.
 func ordered(program string, args ...string) *exec.Cmd {
 	if os.Getenv("AARCH64") == "" {
 		return exec.Command(program, args...)
@@ -59,7 +59,7 @@ func TestAProcessMovesItsMemoryItself(t *testing.T) {
 	for _, name := range []string{"there-and-back", "part", "again", "few", "nothing", "full", "contexts", "lend", "records", "released", "killed", "fork", "given", "given-fork",
 		"own", "own-again", "own-full", "own-lent", "own-part", "own-fault", "own-rdma", "own-released", "own-killed", "own-fork"} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
 			if err != nil {
 				t.Fatal(err)
 			}

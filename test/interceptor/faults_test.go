@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A primary context is charged once for all who retain it, and as long as it is active: whoever else retains, releases
-// or resets it at the same moment.
+// A primary context is charged once for all threads that retain it, while it is active: even if others retain, release or reset
+// it concurrently.
 func TestThreadsRaceForThePrimaryContext(t *testing.T) {
 	for _, nvml := range []string{"", "fail"} {
 		t.Run("nvml="+nvml, func(t *testing.T) {
@@ -28,11 +28,11 @@ func TestThreadsRaceForThePrimaryContext(t *testing.T) {
 	}
 }
 
-// Which pool is current is the driver's to say; what it said before another became current must not be kept.
+// The driver decides which pool is current, so its answer must not be cached.
 func TestAPoolBecomesCurrentWhileAnotherThreadAllocates(t *testing.T) {
 	rounds := "5000"
 	if os.Getenv("AARCH64") != "" {
-		rounds = "300" // emulated, one takes 25 ms
+		rounds = "300" // emulated, one round takes 25 ms
 	}
 	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "current"), rounds, "700")
 	if err != nil {
@@ -47,8 +47,8 @@ func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
 	}
 }
 
-// attachSocket makes a directory in which somebody listens in the enforcer's place. `serve` is called for each connection
-// in turn, with its number from 0, in a goroutine of its own.
+// attachSocket creates a directory with a listener that replaces the enforcer. It calls `serve` in a goroutine for each
+// connection, with its number from 0.
 func attachSocket(t *testing.T, serve func(c *net.UnixConn, number int)) string {
 	t.Helper()
 	dir := t.TempDir()

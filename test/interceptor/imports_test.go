@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// preloaded runs a program with the interceptor and more preloaded, outside of a slice.
+// preloaded runs a program outside a slice, with the interceptor preloaded between before and after.
 func preloaded(t *testing.T, program string, before, after []string, args ...string) (string, error) {
 	t.Helper()
 	list := append(append(before, filepath.Join(bin(t), "libgpuslice.so")), after...)
@@ -41,8 +41,8 @@ func TestEveryLookUpOfALoadersFunctionAnswersWithOurs(t *testing.T) {
 	}
 }
 
-// wrappers returns C source that defines each name. A definition finds the next one by dlsym in its first call; handle is a C expression. A
-// call that returns here during that, as from our dlsym, ends the program.
+// wrappers returns C source that defines each name. On its first call a definition finds the next one by dlsym; handle is a C
+// expression. A recursive call during that, as from our dlsym, aborts the program.
 func wrappers(names []string, handle string) string {
 	var source strings.Builder
 	fmt.Fprintf(&source, `#define _GNU_SOURCE
@@ -81,7 +81,7 @@ func needsX8664(t *testing.T) {
 	}
 }
 
-// As WSL's pairs of libraries are, of which both have one soname.
+// WSL has such pairs of libraries with the same soname.
 func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
 	needsX8664(t)
 	dir := t.TempDir()
@@ -137,7 +137,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 	for _, symbol := range imports {
 		switch symbol.Name {
 		case "_r_debug": // data
-		case "calloc", "free", "realloc": // the C library's dlsym calls them itself
+		case "calloc", "free", "realloc": // called by the C library's own dlsym
 		default:
 			names = append(names, symbol.Name)
 		}
@@ -151,7 +151,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 		if err := os.WriteFile(source, []byte(wrappers(names, "RTLD_NEXT")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		// -rdynamic: the definitions are the ones that libraries call.
+		// -rdynamic: libraries must call these definitions.
 		program := compileTo(t, filepath.Join(dir, "program"), "-fno-builtin", "-rdynamic", source, "programs/plain.c", "-ldl", "-lpthread")
 		if out, err := exec.Command(program).CombinedOutput(); err != nil {
 			t.Fatalf("%q: without the interceptor: %v\n%s", names, err, out)
@@ -170,7 +170,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 	}
 }
 
-// Their runtimes call dlsym before they are ready for calls of the C library's functions, which they define.
+// Sanitizer runtimes call dlsym before their own definitions of C library functions are ready.
 func TestProgramsWithASanitizerStart(t *testing.T) {
 	for _, flags := range [][]string{{"-fsanitize=thread"}, {"-fsanitize=address", "-static-libasan"}, {"-fsanitize=undefined"}} {
 		program := compileTo(t, filepath.Join(t.TempDir(), "program"), append(flags, "programs/plain.c", "-ldl", "-lpthread")...)

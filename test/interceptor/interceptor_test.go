@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package interceptor tests libgpuslice.so as programs meet it: real processes, linked with or loading
-// the simulated driver, in a slice of `gpuslice run`.
+// Package interceptor tests libgpuslice.so with real processes in a slice of `gpuslice run`, which link or load the simulated
+// driver.
 package interceptor
 
 import (
@@ -25,7 +25,6 @@ const (
 	gib = 1 << 30
 )
 
-// bin is the directory of what `make build` made.
 func bin(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../bin")
@@ -38,7 +37,7 @@ func bin(t *testing.T) string {
 	return dir
 }
 
-// sources are programs/NAME.c and, of a program of several files, programs/NAME_*.c.
+// sources returns programs/NAME.c and any programs/NAME_*.c.
 func sources(t *testing.T, name string) []string {
 	t.Helper()
 	more, err := filepath.Glob(filepath.Join("programs", name+"_*.c"))
@@ -48,20 +47,19 @@ func sources(t *testing.T, name string) []string {
 	return append([]string{filepath.Join("programs", name+".c")}, more...)
 }
 
-// compile builds programs/NAME.c, linked with the simulated driver and libraries.
 func compile(t *testing.T, name string, libraries ...string) string {
 	t.Helper()
 	return compileFor(t, "fakecuda", name, libraries...)
 }
 
-// compileFor is compile for the simulated driver in a directory of bin; the program can call what that one has.
+// compileFor is compile for the simulated driver in a directory of bin; the program can only call that driver's functions.
 func compileFor(t *testing.T, driverDir, name string, libraries ...string) string {
 	t.Helper()
 	args := append(sources(t, name), filepath.Join(bin(t), driverDir, "libcuda.so.1"), "-ldl", "-lpthread")
 	return compileTo(t, filepath.Join(t.TempDir(), name), append(args, libraries...)...)
 }
 
-// compileTo runs the C compiler: the flags that all programs here have, and args.
+// compileTo runs the C compiler with the common flags and args.
 func compileTo(t *testing.T, output string, args ...string) string {
 	t.Helper()
 	cc := os.Getenv("CC")
@@ -76,7 +74,7 @@ func compileTo(t *testing.T, output string, args ...string) string {
 	return output
 }
 
-// environment is a machine of its own: a simulated card that no other test shares.
+// environment returns an environment with a private simulated card.
 func environment(t *testing.T, more ...string) []string {
 	t.Helper()
 	return append(append(os.Environ(),
@@ -84,7 +82,7 @@ func environment(t *testing.T, more ...string) []string {
 		"FAKECUDA_STATE="+filepath.Join(t.TempDir(), "card")), more...)
 }
 
-// inSlice runs a program by `gpuslice run` with the enforcer in that process.
+// inSlice runs a program by `gpuslice run` with the enforcer embedded.
 func inSlice(t *testing.T, env []string, vram string, command ...string) (string, error) {
 	t.Helper()
 	args := append([]string{"run", "--embedded", "--quiet", "--vram", vram, "--"}, command...)
@@ -113,7 +111,7 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 	}
 }
 
-// The card has less than the quota, as where others hold the rest.
+// The card has less than the quota, as if others held the rest.
 func TestWhatTheDriverRefusesIsNotCharged(t *testing.T) {
 	env := environment(t, "FAKECUDA_CONTEXT=64M", "FAKECUDA_MEMORY=1G", "FAKECUDA_RESERVED=512M")
 	if out, err := inSlice(t, env, "1G", compile(t, "starved")); err != nil {
@@ -121,14 +119,14 @@ func TestWhatTheDriverRefusesIsNotCharged(t *testing.T) {
 	}
 }
 
-// Driver truth is looked at fifty times as often as usual.
+// Driver truth is sampled fifty times as often as by default.
 func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 	seconds := "6"
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		seconds = "20"
 	}
 	env := environment(t, "FAKECUDA_CONTEXT=64M")
-	// settle_time as it is by default: a loaded machine may keep the process waiting inside a call for longer than some tenths of a second.
+	// The default settle_time: on a loaded machine a call may take longer than some tenths of a second.
 	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`).start(t, env, "1G", compile(t, "small"), seconds)
 	last := lastOf(t, lines)
 	if err := cmd.Wait(); err != nil {
@@ -152,7 +150,7 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT="+c.context, "FAKECUDA_NVML="+c.nvml)
-			// A machine that has other work may need longer until the bytes run out.
+			// A loaded machine may need longer to use up the memory.
 			for longer := seconds; ; longer *= 3 {
 				out, err := inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), fmt.Sprint(longer), processes, "4",
 					fmt.Sprint(c.limit*mib))
@@ -207,8 +205,7 @@ func TestAForkedChildBeginsAnew(t *testing.T) {
 	}
 }
 
-// A process that is preloaded but cannot attach is granted nothing, is told why once, and neither
-// crashes nor hangs (I5).
+// A preloaded process that cannot attach is granted no memory and logs the reason once. It neither crashes nor hangs (I5).
 func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	program := compile(t, "closed")
 	start := func(t *testing.T, dir string) (string, error) {
@@ -220,7 +217,6 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}
-	// listen answers each connection by `answer`.
 	listen := func(t *testing.T, answer func(*net.UnixConn)) string {
 		dir := t.TempDir()
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"})
@@ -255,7 +251,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		return func(c *net.UnixConn) {
 			question := make([]byte, 256)
 			if _, err := c.Read(question); err == nil {
-				_, _ = c.Write(message) // the peer may be gone; that is its test's business
+				_, _ = c.Write(message) // the peer may be gone
 			}
 		}
 	}
@@ -302,7 +298,6 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	}
 }
 
-// An enforcer that is being restarted is waited for.
 func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
 	dir := t.TempDir()
 	c := exec.Command(compile(t, "closed"))
@@ -313,7 +308,7 @@ func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	stale.SetUnlinkOnClose(false)
-	stale.Close() // the socket of an enforcer that died
+	stale.Close() // the socket of a dead enforcer
 
 	asked := make(chan error, 1)
 	time.AfterFunc(500*time.Millisecond, func() {

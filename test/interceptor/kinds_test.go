@@ -22,8 +22,8 @@ func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
 			storm := compile(t, "storm", "../../interceptor/ledger.c")
-			// A slow machine needs longer to come to what is to be shown, and comes to less at a time: processes begin and die more often than
-			// they hold much.
+			// A slow machine needs more time, and reaches less at a time: its processes start and end more often than they hold
+			// much.
 			for n, quota := seconds, 4; ; n, quota = 3*n, max(quota/2, 1) {
 				out, err := inSlice(t, env, strconv.Itoa(quota)+"G", storm, strconv.Itoa(n), processes, "2")
 				var exit *exec.ExitError

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// loaders builds programs/loaders.c, which is not linked with the driver, and its plugins beside it.
 func loaders(t *testing.T) (program, directory string) {
 	t.Helper()
 	directory = t.TempDir()
@@ -24,8 +23,8 @@ func loaders(t *testing.T) (program, directory string) {
 	return build("loaders", "programs/loaders.c", "-ldl"), directory
 }
 
-// However a program comes by the driver without meaning to hide it, and whatever it opened before: the quota holds,
-// and what fits it is granted.
+// However a program loads the driver without hiding it, and whatever it opened before, the quota applies and requests within it
+// succeed.
 func TestNoLoaderLeadsPastTheQuota(t *testing.T) {
 	program, directory := loaders(t)
 	for _, way := range []string{"by-path", "copy", "dlmopen", "libc-dlsym", "libc-dlvsym", "next-dlsym",

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// stranger is a process in no slice that holds 1 GiB of the card; it returns its pid.
+// stranger starts a process outside all slices that holds 1 GiB of the card, and returns its pid.
 func stranger(t *testing.T, env []string) int {
 	t.Helper()
 	c := exec.Command(filepath.Join(bin(t), "demo", "cuda_hog"), fmt.Sprint(gib))
@@ -68,7 +68,7 @@ func TestNVMLAgreesWithCUDAAndListsTheSlicesProcessesOnly(t *testing.T) {
 	}
 }
 
-// A program that never calls CUDA, as nvidia-smi, sees the same.
+// A program that never calls CUDA, such as nvidia-smi, sees the same.
 func TestAProgramThatAsksNVMLAloneSeesTheSlice(t *testing.T) {
 	program := compileNVML(t)
 	env := environment(t)
@@ -82,7 +82,7 @@ func TestAProgramThatAsksNVMLAloneSeesTheSlice(t *testing.T) {
 	if whole, err := inSlice(t, env, "100%", program, "show"); err != nil || whole != outside {
 		t.Errorf("%v: with the card as its quota it sees %s, on the card %s", err, whole, outside)
 	}
-	// What the driver keeps for itself is a part of such a quota, and can be held by nobody.
+	// Such a quota includes the driver's reserved memory, which no process can hold.
 	if near, err := inSlice(t, env, "85420146688b", program, "show"); err != nil ||
 		!strings.Contains(near, "v2 total 85420146688 reserved 402653184 free 85017493504 used 0") {
 		t.Errorf("%v: with a quota of 96 MiB less than the card it sees %s", err, near)
@@ -110,7 +110,7 @@ func TestNVMLShowsWhoHoldsTheCardInRecordModeOnly(t *testing.T) {
 	}
 }
 
-// What cannot be told is shown as the card with nothing free, as CUDA shows it.
+// If the quota is unknown, NVML shows the card with no free memory, as CUDA does.
 func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 	program := compileNVML(t)
 	env := environment(t, "FAKECUDA_DEVICES=2")
@@ -120,7 +120,7 @@ func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 	if !strings.HasSuffix(out, figures) || strings.Count(out, "gpuslice: ") != 1 {
 		t.Errorf("a process in no slice sees %s", out)
 	}
-	// Device 1 has a quota, and the program asks for device 0.
+	// Only device 1 has a quota; the program queries device 0.
 	out = run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--device", "1",
 		"--", program, "show")
 	if out != figures {
@@ -128,13 +128,13 @@ func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 	}
 }
 
-// A process of the slice in a pid namespace of its own is listed to the others, and they to it.
+// A process in its own pid namespace and the slice's other processes see each other.
 func TestNVMLListsProcessesAcrossPIDNamespaces(t *testing.T) {
 	needs.Root(t)
 	program := compileNVML(t)
 	env := environment(t)
 	hog := filepath.Join(bin(t), "demo", "cuda_hog") + " " + fmt.Sprint(gib)
-	// The outer process holds 1 GiB, then one in a namespace does; each looks once both hold.
+	// First the outer process holds 1 GiB, then one in a namespace; each lists processes once both hold it.
 	script := `set -e
 dir=` + t.TempDir() + `
 ` + hog + ` >$dir/outer & outer=$!

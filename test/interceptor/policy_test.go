@@ -11,12 +11,12 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 )
 
-// withoutRaces is all that a storm can do but threads that make and end contexts without a pause: while they do, nobody can tell what
-// code that another thread loads has taken, and it is charged late (docs/evidence/security.md).
+// withoutRaces excludes from a storm threads that create and destroy contexts continuously. Meanwhile the memory of code that
+// another thread loads cannot be determined and is charged late (docs/evidence/security.md).
 const withoutRaces = "2047"
 
-// The strictest policy that there is, looked at a hundred times a second, and honest processes that do all that
-// can be done with memory: whoever is accused here would be killed with all others.
+// The strictest policy is evaluated a hundred times a second while honest processes use memory in all ways. A violation would
+// kill all processes of the slice.
 func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
 	seconds, processes := "5", "6"
 	if os.Getenv("GPUSLICE_LONG") != "" {
@@ -26,7 +26,7 @@ func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
 			d := startDaemon(t, env, `truth_interval = "10ms"`, `settle_time = "1s"`, `[policy]`, `bypass_grace = "10ms"`, `bypass = "kill"`, `scope = "slice"`, `allowance = "128M"`)
-			// Events are kept as long as the enforcer is, also those of a slice that has ended.
+			// Events outlive their slice, as long as the enforcer runs.
 			cmd, lines := d.start(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2", "7", withoutRaces)
 			last := lastOf(t, lines)
 			if err := cmd.Wait(); err != nil || strings.Contains(last, " 0 kills") {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
-// The program is the one that runs on a card, too: programs/rows.c says how.
+// The same program runs on a real card; see programs/rows.c.
 func TestEveryRowOfTheTable(t *testing.T) {
 	for _, vram := range []string{"2G", "4G"} {
 		t.Run(vram, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestEveryRowOfTheTable(t *testing.T) {
 	}
 }
 
-// With several devices the interceptor asks of which one a stream is.
+// With several devices the interceptor must determine a stream's device.
 func TestARecordingWithSeveralDevices(t *testing.T) {
 	for _, way := range []string{"within", "beyond"} {
 		out, err := inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "rows"), "graph-captured", way)
@@ -46,7 +46,7 @@ func TestARecordingWithSeveralDevices(t *testing.T) {
 	}
 }
 
-// rowsOf asks the program for its rows: name, and the hooked functions that it calls.
+// rowsOf lists the program's rows: name, and the hooked functions that it calls.
 func rowsOf(t *testing.T, program string) map[string][]string {
 	t.Helper()
 	c := exec.Command(program, "list")
@@ -66,7 +66,7 @@ func rowsOf(t *testing.T, program string) map[string][]string {
 	return rows
 }
 
-// groupsOf are the groups of hooks of the table, with the functions of each, as docs/evidence/coverage.md has them.
+// groupsOf returns the groups of hooks in docs/evidence/coverage.md, with the functions of each.
 func groupsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	document, err := os.ReadFile("../../docs/evidence/coverage.md")
@@ -122,8 +122,8 @@ func TestEveryHookIsCalledByARow(t *testing.T) {
 		}
 	}
 
-	// What a row says that it calls is called: it is imported, or asked for by its name.
-	if other := program + ".aarch64"; exists(other) { // what is run is a script that starts it
+	// A row's functions must be imported or looked up by name.
+	if other := program + ".aarch64"; exists(other) { // the program itself is a script that starts it
 		program = other
 	}
 	file, err := elf.Open(program)
@@ -157,8 +157,7 @@ func TestEveryHookIsCalledByARow(t *testing.T) {
 	}
 }
 
-// What was made outside the slice takes none of its quota until it is opened inside, is refused if it does not
-// fit, and is given back when it is closed: whether its maker is in another slice or in none.
+// Memory from outside the slice, of another slice or none, is charged while it is open inside. It is refused if it does not fit.
 func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 	program := compile(t, "rows")
 	gpuslice := filepath.Join(bin(t), "gpuslice")
@@ -181,7 +180,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 				if err := lender.Start(); err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() { _ = lender.Process.Kill() }) // if the test ended before it did
+				t.Cleanup(func() { _ = lender.Process.Kill() }) // in case the test ended first
 				for end := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 					if _, err := os.Stat(socket); err == nil {
 						break

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// scopes builds programs/scopes.c, which is not linked with the driver, and its guests beside it.
 func scopes(t *testing.T) (program, directory string) {
 	t.Helper()
 	directory = t.TempDir()

@@ -14,17 +14,16 @@ import (
 	"testing"
 )
 
-// shape is an array that was made on a card, and what it took there.
 type shape struct {
-	name  string // as the conformance program printed it
+	name  string // as the conformance program prints it
 	line  string // as programs/shapes.c reads it
 	count uint64
-	one   uint64 // bytes that one took
-	many  uint64 // bytes that `count` took
-	takes bool   // memory of its own: neither sparse nor deferred
+	one   uint64 // bytes that one takes
+	many  uint64 // bytes that `count` take
+	takes bool   // its own memory: neither sparse nor deferred
 }
 
-// flags of CUDA_ARRAY3D_DESCRIPTOR, by the name that test/conformance/array.c gives to a kind of array.
+// flags of CUDA_ARRAY3D_DESCRIPTOR, by the names of test/conformance/array.c.
 var flags = map[string]uint{
 	"nv12_video": 0x100,
 	"1d":         0, "2d": 0, "3d": 0, "bc1": 0, "bc3": 0, "bc7": 0, "unorm8x4": 0,
@@ -32,10 +31,10 @@ var flags = map[string]uint{
 	"sparse": 0x40, "deferred": 0x80,
 }
 
-// array.KIND.WxHxD.0xFORMAT.CHANNELS: held N, 64 hold N, left 0; or mipmapLEVELS in place of array
+// array.KIND.WxHxD.0xFORMAT.CHANNELS: held N, 64 hold N, left 0; or mipmapLEVELS instead of array
 var arrayLine = regexp.MustCompile(`^(?:array|mipmap(\d+))\.(\w+)\.(\d+)x(\d+)x(\d+)\.0x(\w+)\.(\d): held (\d+),(?: (\d+) hold (\d+),)? left 0$`)
 
-// shapes are all those of the conformance program's run on a card.
+// shapes returns the arrays of the conformance program's run on a card.
 func shapes(t *testing.T) []shape {
 	t.Helper()
 	f, err := os.Open("../conformance/expected/h100.txt")
@@ -79,7 +78,7 @@ func shapes(t *testing.T) []shape {
 	return list
 }
 
-// took runs shapes.c, and calls `each` with what it says of one array and of `count`.
+// took runs shapes.c and calls `each` with its figures for one array and for `count`.
 func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s shape, one, many uint64)) {
 	t.Helper()
 	var in strings.Builder
@@ -104,11 +103,11 @@ func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s sha
 	}
 }
 
-// The interceptor charges an array before the driver makes it, so it must know what it will take.
+// The interceptor charges an array before the driver creates it, so it must predict the size.
 func TestAnArrayIsChargedAsMuchAsTheCardTakes(t *testing.T) {
 	const block = 2 * mib
 	c := exec.Command(filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--", compile(t, "shapes"))
-	// With driver truth a block that arrays share is charged in the end for what they do not take of it.
+	// With driver truth the unused part of a block that arrays share is charged, too.
 	c.Env = environment(t, "FAKECUDA_NVML=fail")
 	took(t, shapes(t), c, func(t *testing.T, s shape, one, many uint64) {
 		switch {
@@ -117,7 +116,7 @@ func TestAnArrayIsChargedAsMuchAsTheCardTakes(t *testing.T) {
 		case one > mib && one != s.one, !s.takes && one != 0:
 			t.Errorf("%s: %d bytes are charged, the card took %d", s.name, one, s.one)
 		case one > mib || !s.takes:
-		// Up to 1 MiB arrays share blocks, and the card's figures tell how many fit one.
+		// Arrays up to 1 MiB share blocks, and the card's figures tell how many fit in one.
 		case one == 0 || one%512 != 0 || s.one != block:
 			t.Errorf("%s: %d bytes are charged, the card took %d", s.name, one, s.one)
 		case s.count > 1 && (s.count+block/one-1)/(block/one)*block != s.many:
