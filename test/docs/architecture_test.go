@@ -11,7 +11,7 @@ import (
 
 const maxArchitectureWords = 2500
 
-// Who reads one page to know the whole reads one that is short.
+// The page gives an overview, so it must stay short.
 func TestTheArchitectureIsReadInOneSitting(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs/architecture.md"))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Each row of a table names tests, in one of its cells.
+// Each row of a table names tests in one of its cells.
 func TestEachRowNamesTestsThatExist(t *testing.T) {
 	for _, table := range []struct {
 		document, after, first string
@@ -51,7 +51,7 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 	}
 }
 
-// An attached process costs a descriptor, and a user with a limit may have sessions full of them.
+// An attached process costs a descriptor, and a limited user may have sessions full of them.
 func TestOneUsersProcessesLeaveDescriptorsForOthers(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "configs/gpusliced.service"))
 	if err != nil {

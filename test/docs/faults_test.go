@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The table of faults has every kill point that the code has, and no other.
+// The table of faults must have exactly the code's kill points.
 func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 	var points, named []string
 	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
@@ -24,9 +24,9 @@ func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 			text, err := os.ReadFile(path)
 			for _, m := range call.FindAllSubmatch(text, -1) {
 				switch point := string(m[2]); string(m[1]) {
-				case "q.p": // of a slice, and of a pool
+				case "q.p": // of a slice and of a pool
 					points = append(points, point, strings.Replace(point, ".", ".pool.", 1))
-				case "l.p": // of a lease's first broker, and of another one
+				case "l.p": // of a lease's first broker and of a replacement
 					points = append(points, "acquire."+point, "restart."+point)
 				default:
 					points = append(points, point)
@@ -38,7 +38,7 @@ func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Of what moves slices test/e2e has them.
+	// test/e2e covers the kill points of moves.
 	points = slices.DeleteFunc(points, func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
 		return slices.Contains([]string{"suspend", "move", "evict", "host", "holder"}, part)

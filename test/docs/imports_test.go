@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// The picture names every package of these directories, and a package imports only those of lower rows.
+// The picture names every package of these directories, and a package imports only packages of lower rows.
 func TestImportsGoDownOnly(t *testing.T) {
 	const picture, module = "docs/pictures/packages.svg", "github.com/gpuslice/gpuslice/"
 	rows, seen := packagesIn(t, filepath.Join(root, picture)), make(map[string]bool)
@@ -61,7 +61,7 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 }
 
-// packagesIn returns the texts of class "package" in a picture, and how far down each is.
+// packagesIn returns the texts of class "package" in a picture, with their vertical positions.
 func packagesIn(t *testing.T, path string) map[string]int {
 	t.Helper()
 	text, err := os.ReadFile(path)

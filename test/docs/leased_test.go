@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-// docs/operate/bounds.md says what clients of the lease service can have at one time: its unit leaves it that.
+// The unit must allow what docs/operate/bounds.md promises to concurrent clients.
 func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service"))
 	if err != nil {
@@ -47,7 +47,7 @@ func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
 	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
 		t.Errorf("the unit lets gpuslice-leased have %d descriptors, and its clients can take %d by default", limit, most)
 	}
-	// 1 MiB of what comes and 1 MiB of what goes wait on each connection from another machine.
+	// Each connection from another machine buffers 1 MiB in each direction.
 	if got := value("MemoryMax"); got != "1G" {
 		t.Errorf("MemoryMax is %s: is it more than the %d MiB that other machines can have wait?", got, 2*remote)
 	}

@@ -51,7 +51,7 @@ func TestLinksBetweenDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
-// document is a file without what stands there as code.
+// document returns a file's text without code.
 func document(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -61,7 +61,6 @@ func document(t *testing.T, path string) string {
 	return fence.ReplaceAllString(string(text), "")
 }
 
-// anchors are those of a document's headings, as GitHub makes them.
 func anchors(text string) (names []string) {
 	for _, found := range heading.FindAllStringSubmatch(text, -1) {
 		names = append(names, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(found[1]), ""), " ", "-"))

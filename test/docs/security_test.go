@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs holds documents to the tree that they speak of, where that is no one package's affair.
+// Package docs checks documents against the source tree where no single package can.
 package docs
 
 import (
@@ -20,8 +20,8 @@ var (
 	which = regexp.MustCompile(`^(test/\S+) --only (\w+)$`)
 )
 
-// Each row of the last table of docs/evidence/security.md says what is claimed, and what shows it: `TestX`, `TestY` in a directory, and
-// after a semicolon others. What it names has to be there.
+// Each row of the last table of docs/evidence/security.md has a claim and its evidence: `TestX`, `TestY` in a directory, and
+// more after semicolons. The named tests and files must exist.
 func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	document := ""
 	for _, page := range []string{"docs/operate/security.md", "docs/evidence/security.md"} {
@@ -63,10 +63,10 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	if rows < 50 {
 		t.Errorf("only %d claims were found: is the table another?", rows)
 	}
-	// The table follows the pages: a section that makes no claim is named here.
+	// Each section of the pages needs a row, except those listed here.
 	for _, heading := range regexp.MustCompile(`(?m)^###? (.+)$`).FindAllStringSubmatch(document, -1) {
 		switch heading[1] {
-		case "What cannot be stopped": // the short form of what comes after
+		case "What cannot be stopped": // a summary of the next sections
 			continue
 		case "What shows it", "Reporting a vulnerability":
 			continue
@@ -82,8 +82,8 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	}
 }
 
-// look whether what one part of a cell names is there: tests in a directory, a program's case, or a file, and what it is said to
-// have. It returns how many tests and files are named.
+// look checks one part of a cell: that its tests, case of a program, or file with its quoted text exist. It returns the number
+// of named tests and files.
 func look(t *testing.T, claim, part string) int {
 	t.Helper()
 	var tests, words []string

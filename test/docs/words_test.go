@@ -11,7 +11,6 @@ import (
 	"testing"
 )
 
-// odd are phrases that readers stumbled over.
 var odd = regexp.MustCompile(`(?i)it counts after|tells? an engine|engines? (is|are) told|\blives for\b|beginnings|^#+ rooms$|\bmourn|\bbury|\bburied|\bghost|\bguilty|\bpunish|\bacquit|` +
 	`\bbelieved?\b|without a word|\b(is|are|was|were|be) held to\b|\bof the dead\b|\bits own word\b|\bare lies\b|lives from now`)
 

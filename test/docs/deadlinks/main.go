@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Deadlinks DIR: whether each link within the site in DIR leads to a file, and to a section of it that there is. It asks nobody
-// on the network.
+// Deadlinks DIR checks that each link within the site in DIR leads to an existing file and section. It does not use the network.
 package main
 
 import (
@@ -40,7 +39,7 @@ func main() {
 	os.Exit(1)
 }
 
-// check returns how many links within the site there are, and a line for each that leads nowhere.
+// check returns the number of links within the site, and a line for each dead one.
 func check(site string) (links int, dead []string, err error) {
 	pages := map[string]string{}
 	err = filepath.WalkDir(site, func(path string, entry fs.DirEntry, err error) error {
