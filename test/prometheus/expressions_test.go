@@ -76,12 +76,10 @@ func loadDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// concrete is an expression with a dashboard's variables replaced, as "All" replaces them.
 func concrete(expr string) string {
 	return strings.NewReplacer("$instance", ".*", "$slice", ".*", "$__rate_interval", "10s").Replace(expr)
 }
 
-// documented are the metrics of docs/operate/metrics.md, with their labels.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(metricsTable)
@@ -113,7 +111,7 @@ var (
 	matchers   = regexp.MustCompile(`([a-z_]+) ?(?:=~|!~|!=|=) ?""`)
 )
 
-// checkNames says which metric or label of an expression does not exist.
+// checkNames reports unknown metrics and labels of an expression.
 func checkNames(t *testing.T, where, expr string, known map[string][]string) {
 	t.Helper()
 	bare := quotedText.ReplaceAllString(concrete(expr), `""`)
@@ -157,7 +155,6 @@ func TestTheRulesKeepTheirOwnTests(t *testing.T) {
 	}
 }
 
-// recorded are rules that a document has people put into their Prometheus.
 var recorded = regexp.MustCompile("(?s)```yaml\n(groups:\n.*?)```")
 
 func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
@@ -228,7 +225,7 @@ func TestTheDashboardsPanelsHaveTheirPlaces(t *testing.T) {
 	}
 }
 
-// emptyIsGood are the panels that show nothing on a host on which all is well.
+// emptyIsGood lists panels that are empty on a healthy host.
 var emptyIsGood = []string{"Past the ledger"}
 
 func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
@@ -238,8 +235,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 	s := startServer(t, address, absolute)
 	known := documented(t)
 
-	// Something of everything: a slice that is refused again and again, one whose processes are killed, one in a pool; and
-	// sessions that come and go.
+	// The workload covers a slice with frequent refusals, one with killed processes, one in a pool, and short sessions.
 	cli(h, "pool", "create", "llm", "--vram", "4G")
 	session(h, `$HOG 1073741824 & while :; do $HOG 4294967296 >/dev/null; sleep .2; done`, "--vram", "2G")
 	session(h, `while :; do $HOG 1073741824 >/dev/null & sleep .3; kill -9 $!; wait; done`, "--vram", "2G")
@@ -282,7 +278,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 			answered(r.Alert, r.Expr, true)
 		}
 	}
-	// What is scraped is what is documented.
+	// The scraped metrics must equal the documented ones.
 	names, err := s.query(`count by (__name__) ({job="gpuslice"})`)
 	h.Must(err)
 	for _, n := range names {
@@ -293,7 +289,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 	}
 }
 
-// quick are the rules, with less patience than a person wants.
+// quick returns the rules with shorter durations.
 func quick(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(rulesFile)
@@ -341,7 +337,7 @@ func TestAHostThatIsWellRaisesNoAlertAndOneThatIsDownDoes(t *testing.T) {
 	eventually(t, "it is up again", func() bool { return up("1")() && !s.fires("GpusliceDown") })
 }
 
-// A driver that hangs, hangs for a restarted enforcer as well: somebody is told, and nothing is restarted.
+// A hanging driver would hang for a restarted enforcer, too: an alert fires, and nothing is restarted.
 func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
 	fault := filepath.Join(t.TempDir(), "fault")
 	h, address := host(t, "FAKECUDA_NVML_FAULT="+fault)
@@ -361,7 +357,7 @@ func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
 			t.Errorf("%s is not 1 while the driver hangs", expr)
 		}
 	}
-	// Slices are given and ended meanwhile.
+	// Slices can still be created and ended.
 	if out, err := h.Client.Health(t.Context()); err != nil || !out.Live || !out.Ready {
 		t.Errorf("%+v, %v", out, err)
 	}

@@ -2,8 +2,8 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-// Package prometheus tries what configs/ has for Prometheus and Grafana: the rules' own tests, and every expression of rules and
-// dashboard in a real Prometheus that scrapes a private enforcer.
+// Package prometheus tests the Prometheus and Grafana files of configs/: it runs the rules' own tests, and evaluates every
+// expression of rules and dashboard in a real Prometheus that scrapes a private enforcer.
 package prometheus
 
 import (
@@ -41,7 +41,6 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// freeAddress is one that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,14 +51,13 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// server is a private Prometheus.
 type server struct {
 	t   *testing.T
 	url string
 	log testhost.Output
 }
 
-// startServer makes one that scrapes target twice a second with those rules.
+// startServer starts a Prometheus with those rules that scrapes target twice a second.
 func startServer(t *testing.T, target, rules string) *server {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,13 +92,11 @@ func startServer(t *testing.T, target, rules string) *server {
 	return s
 }
 
-// sample is one series of an answer.
 type sample struct {
 	Metric map[string]string `json:"metric"`
-	Value  [2]any            `json:"value"` // a time, and the value as a string
+	Value  [2]any            `json:"value"` // the time, and the value as a string
 }
 
-// query evaluates an expression now.
 func (s *server) query(expression string) ([]sample, error) {
 	r, err := http.Get(s.url + "/api/v1/query?" + url.Values{"query": {expression}}.Encode())
 	if err != nil {
@@ -132,7 +128,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	await.That(t, what, is)
 }
 
-// host is an enforcer with metrics at that address, and more in its environment.
+// host starts an enforcer with metrics at the returned address and extra environment.
 func host(t *testing.T, env ...string) (h *testhost.Host, address string) {
 	t.Helper()
 	address = freeAddress(t)
@@ -142,7 +138,7 @@ func host(t *testing.T, env ...string) (h *testhost.Host, address string) {
 	}), address
 }
 
-// session runs a shell script in a session until the test ends; $HOG takes memory.
+// session runs a shell script in a session until the test ends; $HOG allocates memory.
 func session(h *testhost.Host, script string, flags ...string) {
 	h.T.Helper()
 	words := append([]string{"--socket", h.Socket(), "run", "--quiet"}, flags...)
@@ -158,7 +154,7 @@ func session(h *testhost.Host, script string, flags ...string) {
 	h.T.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait()
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what the script has begun aside
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // and the script's children
 		if h.T.Failed() {
 			h.T.Logf("the session %q said: %.2000s", script, said.String())
 		}
