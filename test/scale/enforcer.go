@@ -23,7 +23,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/usage"
 )
 
-// enforcer is a private gpusliced.
 type enforcer struct {
 	*client.Client
 	o       *options
@@ -35,11 +34,10 @@ type enforcer struct {
 	members []*container
 }
 
-// container is a cgroup with a process.
 type container struct {
 	id, cgroup string
 	pid        int
-	in         *os.File // what a hog waits for
+	in         *os.File // releases a hog
 }
 
 func start(o *options, truth bool) (*enforcer, error) {
@@ -81,7 +79,7 @@ func start(o *options, truth bool) (*enforcer, error) {
 	return e, nil
 }
 
-// volatile is a directory in memory, as /run/gpuslice is; a disk's file system takes much longer to make a slice's directory.
+// volatile returns a directory in memory, like /run/gpuslice; on disk the creation of a slice's directory takes much longer.
 func volatile() string {
 	for _, dir := range []string{"/run", "/dev/shm"} {
 		var st unix.Statfs_t
@@ -117,7 +115,6 @@ func (e *enforcer) run() error {
 	}
 }
 
-// again kills it and starts another.
 func (e *enforcer) again() error {
 	_ = e.cmd.Process.Kill()
 	_ = e.cmd.Wait()
@@ -150,7 +147,7 @@ func (e *enforcer) stop() {
 	os.RemoveAll(e.state)
 }
 
-// containers makes n cgroups with a process each; kind is what the process is.
+// containers creates n cgroups with one process each, of the given kind.
 func (e *enforcer) containers(n int, kind string) ([]*container, error) {
 	hog, err := filepath.Abs(filepath.Join(e.o.bin, "demo", "cuda_hog"))
 	if err != nil {
@@ -181,7 +178,7 @@ func (e *enforcer) containers(n int, kind string) ([]*container, error) {
 			}
 			c.in = w
 			attr.Files[0] = r.Fd()
-			// It waits until it is registered, as a container does.
+			// Like a container it waits until it is registered.
 			args = []string{"/bin/sh", "-c", `read dir library; export GPUSLICE_DIR=$dir LD_PRELOAD=$library; exec "$0" 1048576`, hog}
 			defer r.Close()
 		}
@@ -196,7 +193,7 @@ func (e *enforcer) containers(n int, kind string) ([]*container, error) {
 	return all, nil
 }
 
-// register registers containers, so many at a time.
+// register registers containers with concurrent clients.
 func (e *enforcer) register(c []*container, clients int) (t timing, replies []api.RegisterReply, err error) {
 	replies = make([]api.RegisterReply, len(c))
 	t, err = timed(len(c), clients, func(i int) (err error) {
@@ -207,7 +204,6 @@ func (e *enforcer) register(c []*container, clients int) (t timing, replies []ap
 	return t, replies, err
 }
 
-// release releases them, though their processes are alive.
 func (e *enforcer) release(c []*container, clients int) (timing, error) {
 	return timed(len(c), clients, func(i int) error {
 		_, err := e.Release(context.Background(), c[i].id, 0, true)
@@ -215,7 +211,7 @@ func (e *enforcer) release(c []*container, clients int) (timing, error) {
 	})
 }
 
-// timed does something n times, so many at a time.
+// timed calls do n times with concurrent clients.
 func timed(n, clients int, do func(i int) error) (t timing, err error) {
 	took := make([]time.Duration, n)
 	var next atomic.Int64
@@ -249,7 +245,6 @@ func timed(n, clients int, do func(i int) error) (t timing, err error) {
 	return t, nil
 }
 
-// attach lets the hogs begin, and waits until all have attached.
 func (e *enforcer) attach(c []*container, replies []api.RegisterReply) error {
 	for i := range c {
 		if _, err := fmt.Fprintf(c[i].in, "%s %s\n", filepath.Join(replies[i].Dir, "bind"), replies[i].Library); err != nil {
@@ -276,7 +271,6 @@ func (e *enforcer) attach(c []*container, replies []api.RegisterReply) error {
 	}
 }
 
-// cost is what the enforcer has of the host.
 type cost struct {
 	usage.Usage
 	descriptors int
@@ -291,7 +285,7 @@ func (e *enforcer) cost() (c cost, err error) {
 	return c, err
 }
 
-// idle is what part of a core it takes while nobody asks anything.
+// idle returns the fraction of a core that the enforcer uses without requests.
 func (e *enforcer) idle(look time.Duration) (float64, error) {
 	time.Sleep(time.Second)
 	before, err := e.cost()

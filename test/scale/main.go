@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scale measures the enforcer: what it costs to register many slices, and to have some. It starts bin/gpusliced with a
-// configuration of its own, makes containers that are a cgroup with one process each, and asks over the control socket, as the
-// hook does. Nothing is asserted but that each slice which was promised is there: the figures are to look at.
+// Scale measures the enforcer's cost of registering and keeping many slices. It starts bin/gpusliced with its own configuration,
+// creates containers as cgroups with one process each, and uses the control socket as the hook does. It only asserts that each
+// promised slice exists; the figures are for the reader.
 package main
 
 import (
@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// options are the flags.
 type options struct {
 	bin     string
 	slices  int
@@ -66,7 +65,7 @@ func measure(o *options) error {
 	return os.WriteFile(o.out, append(text, '\n'), 0o644)
 }
 
-// room raises the limit on descriptors to that of the enforcer's unit, or registers no more slices than fit below what there is.
+// room raises the descriptor limit to that of the enforcer's unit, or lowers the number of slices to fit.
 func room(o *options) error {
 	const unit, each, rest = 65536, 1, 500
 	limit := unix.Rlimit{Cur: unit, Max: unit}
@@ -86,7 +85,6 @@ func room(o *options) error {
 	return nil
 }
 
-// alone registers one slice after the other, and releases them so.
 func alone(o *options, r *results) error {
 	e, err := start(o, false)
 	if err != nil {
@@ -105,7 +103,7 @@ func alone(o *options, r *results) error {
 	return err
 }
 
-// together registers all of them with many clients, and looks what they cost; and releases them again.
+// together registers all slices with many clients, measures their cost, and releases them.
 func together(o *options, r *results) error {
 	e, err := start(o, false)
 	if err != nil {
@@ -128,7 +126,7 @@ func together(o *options, r *results) error {
 		return err
 	}
 	r.CPU = (after.CPU - before.CPU).Seconds() * 1000 / float64(len(c))
-	time.Sleep(2 * time.Second) // its memory settles
+	time.Sleep(2 * time.Second) // until its memory settles
 	if after, err = e.cost(); err != nil {
 		return err
 	}
@@ -137,7 +135,7 @@ func together(o *options, r *results) error {
 	if r.IdleAll, err = e.idle(min(o.idle, 10*time.Second)); err != nil {
 		return err
 	}
-	// What it answered yes to is there again after a kill.
+	// Each acknowledged slice must exist again after a kill.
 	began := time.Now()
 	if err := e.again(); err != nil {
 		return err
@@ -154,7 +152,7 @@ func together(o *options, r *results) error {
 	return err
 }
 
-// having looks what slices cost in which a program is attached and does nothing.
+// having measures the cost of slices with an attached, idle program.
 func having(o *options, r *results) error {
 	e, err := start(o, true)
 	if err != nil {

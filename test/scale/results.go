@@ -8,14 +8,12 @@ import (
 	"text/tabwriter"
 )
 
-// timing of registrations, or of releases.
 type timing struct {
 	PerSecond float64 `json:"per_second"`
 	P50       float64 `json:"p50_ms"`
 	P99       float64 `json:"p99_ms"`
 }
 
-// results are what was measured.
 type results struct {
 	Slices  int `json:"slices"`
 	Clients int `json:"clients"`
@@ -25,13 +23,13 @@ type results struct {
 	Many        timing  `json:"many"`
 	ReleaseOne  timing  `json:"release_one"`
 	ReleaseMany timing  `json:"release_many"`
-	CPU         float64 `json:"cpu_ms"`          // of the enforcer, for each of many registrations
-	Restart     float64 `json:"restart_seconds"` // with all slices, until it answers
+	CPU         float64 `json:"cpu_ms"`          // of the enforcer, per registration
+	Restart     float64 `json:"restart_seconds"` // with all slices, until the first answer
 
 	BytesPerSlice       float64 `json:"bytes_per_slice"`
 	DescriptorsPerSlice float64 `json:"descriptors_per_slice"`
 
-	// Parts of a core.
+	// Fractions of a core.
 	IdleNone   float64 `json:"idle_none"`
 	IdleActive float64 `json:"idle_active"`
 	IdleAll    float64 `json:"idle_all"`
