@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Report reads the events of `go test -json` on its input and tells a person what happened: a line per
-// package, all that a failed test said, and the skips with their reasons. Its last line is
-// "N passed, N failed, N skipped"; with -strict, a skip is a failure unless no package and no privilege could
-// have prevented it: for want of a GPU. That nothing ran at all is a failure, too.
+// Report summarizes the output of `go test -json` on standard input: a line per package, the full output of failed tests, and
+// the skips with their reasons. Its last line is "N passed, N failed, N skipped". With -strict a skip is a failure unless no
+// package or privilege could have prevented it, such as a missing GPU. It fails, too, if no test ran.
 package main
 
 import (
@@ -31,7 +30,6 @@ func main() {
 	}
 }
 
-// event is one line of `go test -json` (go doc test2json).
 type event struct {
 	Action     string
 	Package    string
@@ -46,13 +44,13 @@ type skip struct{ pkg, test, reason string }
 type report struct {
 	strict                  bool
 	out                     io.Writer
-	output                  map[string][]string // what each running test or package has said
+	output                  map[string][]string // of each running test or package
 	passed, failed, skipped int
 	wrongSkips              []skip
 	rightSkips              []skip
 	packageFailed           bool
-	last                    string        // test that ended
-	silence                 time.Duration // after which a line says how far the tests are
+	last                    string        // that ended
+	silence                 time.Duration // interval of progress lines without other output
 }
 
 func (r *report) read(in io.Reader) error {
@@ -76,7 +74,7 @@ func (r *report) read(in io.Reader) error {
 			}
 			var e event
 			if err := json.Unmarshal([]byte(line), &e); err != nil {
-				// go itself complains in plain text.
+				// go prints its own errors in plain text.
 				fmt.Fprintln(r.out, line)
 				continue
 			}
@@ -132,7 +130,7 @@ func (r *report) endPackage(e event, said string) {
 		fmt.Fprintf(r.out, "ok   %s %.1fs\n", e.Package, e.Elapsed)
 	default:
 		fmt.Fprintf(r.out, "FAIL %s\n", e.Package)
-		for key, output := range r.output { // of tests that did not end: the package panicked, or ran out of time
+		for key, output := range r.output { // of tests that did not end: the package panicked or timed out
 			if pkg, test, _ := strings.Cut(key, " "); pkg == e.Package && test != "" {
 				fmt.Fprintf(r.out, "FAIL %s %s (it did not end)\n%s", pkg, test, strings.Join(output, ""))
 				delete(r.output, key)
@@ -147,10 +145,9 @@ func (r *report) endPackage(e event, said string) {
 	}
 }
 
-// noRoot is what needs.Root says.
 const noRoot = "needs root"
 
-// reason is what a skipped test gave t.Skip: its output less the framework's own lines.
+// reason returns a skipped test's reason for t.Skip: its output without the framework's own lines.
 func reason(said string) string {
 	var kept []string
 	for line := range strings.Lines(said) {
@@ -165,14 +162,14 @@ func reason(said string) string {
 			}
 		}
 		if line == noRoot {
-			return noRoot // whatever the test logged besides
+			return noRoot
 		}
 		kept = append(kept, line)
 	}
 	return strings.Join(kept, " ")
 }
 
-// unavoidable says whether a skip's reason is something that this machine does not have and cannot be given.
+// unavoidable reports whether this machine can never satisfy a skip's reason.
 func unavoidable(reason string) bool {
 	for _, begin := range []string{"requires a GPU", "needs a GPU", "requires a host without a GPU", "needs x86-64"} {
 		if strings.HasPrefix(reason, begin) {
@@ -182,7 +179,6 @@ func unavoidable(reason string) bool {
 	return false
 }
 
-// list prints skips, those of one package and reason in one line.
 func (r *report) list(skips []skip) {
 	same := make(map[skip]int)
 	for _, s := range skips {
@@ -201,7 +197,6 @@ func (r *report) list(skips []skip) {
 	}
 }
 
-// close prints the end of the report and says whether all is well.
 func (r *report) close() bool {
 	r.list(r.rightSkips)
 	if !r.strict {
@@ -214,7 +209,7 @@ func (r *report) close() bool {
 		r.skipped -= len(r.wrongSkips)
 	}
 	if r.packageFailed && r.failed == 0 {
-		r.failed++ // a package that does not build has no tests to fail
+		r.failed++ // a package that does not build has no failed tests
 	}
 	if r.passed+r.failed+r.skipped == 0 {
 		fmt.Fprintln(r.out, "FAIL no test ran")

@@ -122,7 +122,6 @@ func TestSilenceIsBrokenByALine(t *testing.T) {
 	tests.Close()
 }
 
-// writer sends what is written.
 type writer chan<- string
 
 func (w writer) Write(said []byte) (int, error) {
