@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doccommands reads the commands that the documents print, each in a fence whose first line says where it is run:
+// Package doccommands reads the documented commands, each in a fence that starts with the place where it runs:
 //
 //	```console bare       test/e2e, on a host without systemd
 //	```console cluster    kubernetes/test, in a cluster of one node
@@ -9,8 +9,8 @@
 //	```console newcomer   test/newcomer.sh, on a Debian and an Ubuntu of its own
 //	```console unrun: WHY no test runs it
 //
-// test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use and docs/operate/install.md.
-// A line with the prefix "$ ", or "# " for root, is a command; those after it are what it prints.
+// test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use and docs/operate/install.md. A
+// line with the prefix "$ ", or "# " for root, is a command; its output follows.
 package doccommands
 
 import (
@@ -21,19 +21,19 @@ import (
 	"strings"
 )
 
-// Marks are the words that a fence may have behind "console".
+// Marks are the words allowed after "console".
 var Marks = []string{"bare", "cluster", "engines", "host", "newcomer", "unrun"}
 
 // Block is one fence, or a command outside of one.
 type Block struct {
 	File     string // below the project's root
 	Line     int    // of the fence
-	Mark     string // "" if it has none, which is wrong
-	Why      string // it is not run
+	Mark     string // "" is an error
+	Why      string // reason for "unrun"
 	Commands []Command
 }
 
-// Command is what a person types, without "sudo" and without a remark behind it.
+// Command is a typed command, without "sudo" and any trailing remark.
 type Command struct {
 	Text    string
 	Printed []string // lines
@@ -41,7 +41,7 @@ type Command struct {
 
 func (b Block) String() string { return fmt.Sprintf("%s:%d", b.File, b.Line) }
 
-// Read returns the fences of README.md and of docs. An error is one of reading.
+// Read returns the fences of README.md and docs.
 func Read(root string) ([]Block, error) {
 	files := []string{"README.md"}
 	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, entry os.DirEntry, err error) error {
@@ -65,7 +65,6 @@ func Read(root string) ([]Block, error) {
 	return all, nil
 }
 
-// remark is what a document says behind a command.
 var remark = regexp.MustCompile(`\s{2,}#.*$`)
 
 func parse(file, text string) (all []Block) {
@@ -83,7 +82,7 @@ func parse(file, text string) (all []Block) {
 			b, inside = &all[len(all)-1], true
 		case fence:
 			b, inside = nil, !inside
-		case b == nil && strings.HasPrefix(strings.TrimSpace(line), "$ "): // one that is not in such a fence has no mark either
+		case b == nil && strings.HasPrefix(strings.TrimSpace(line), "$ "): // a command outside a fence has no mark
 			all = append(all, Block{File: file, Line: number, Commands: []Command{{Text: strings.TrimSpace(line)[2:]}}})
 		case b == nil:
 		case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "# "):
@@ -97,13 +96,13 @@ func parse(file, text string) (all []Block) {
 	return all
 }
 
-// varying is a word that may be another one at each run: it has a digit.
+// varying matches a word that may change between runs: it has a digit.
 var varying = regexp.MustCompile(`[0-9]`)
 
-// Session is one run of a block. Its zero value is before the first command.
+// Session is one run of a block. Its zero value is ready to use.
 type Session struct{ here map[string]string }
 
-// Words are those of a command, each that an earlier one printed in the place of which another one stood here replaced by that.
+// Words returns a command's words. A documented word that varied in earlier output is replaced by the actual one.
 func (s *Session) Words(c Command) []string {
 	words := strings.Fields(c.Text)
 	for i, word := range words {
@@ -114,7 +113,7 @@ func (s *Session) Words(c Command) []string {
 	return words
 }
 
-// Compare returns an error if what the document prints and what was said here differ in more than blanks and words with a digit.
+// Compare returns an error if the documented and the actual output differ in more than blanks and words with a digit.
 func (s *Session) Compare(c Command, said string) error {
 	if s.here == nil {
 		s.here = map[string]string{}

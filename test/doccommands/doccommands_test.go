@@ -60,7 +60,7 @@ func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
 	}
 }
 
-// test/newcomer.sh types each command of the pages for newcomers; every other block gives the reason.
+// test/newcomer.sh types each command of the newcomer pages; every other block gives a reason.
 func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
 	blocks, err := Read("../..")
 	if err != nil {
