@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package needs skips tests that ask for more than the machine offers.
+// Package needs skips tests that the machine cannot run.
 package needs
 
 import (
@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Root skips the test unless it runs as root. All tests that need privileges ask here, with one reason.
+// Root skips the test unless it runs as root. All tests that need privileges use it, so that their skips share one reason.
 func Root(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {

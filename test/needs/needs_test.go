@@ -16,11 +16,10 @@ import (
 	"testing"
 )
 
-// asked is how a suite names what it needs.
 var asked = regexp.MustCompile(`(?m)^(?:\.\./)?(?:test/)?deps\.sh --need (\S+) (.*)$`)
 
 func TestASuiteNamesWhatIsMissingAndTheCommandThatInstallsIt(t *testing.T) {
-	bin := t.TempDir() // all that this machine has, beside the directories of sbin
+	bin := t.TempDir() // all programs of this machine, besides the sbin directories
 	for _, program := range []string{"bash", "dirname", "uname"} {
 		path, err := exec.LookPath(program)
 		if err != nil {
@@ -48,7 +47,7 @@ func TestASuiteNamesWhatIsMissingAndTheCommandThatInstallsIt(t *testing.T) {
 	}
 }
 
-// A command that is not in the list would be taken for a package of that name.
+// A command missing from the list would be taken for a package name.
 func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 	list, err := os.ReadFile("../deps.sh")
 	if err != nil {
@@ -80,7 +79,7 @@ func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 	}
 }
 
-// privilege is in the reason of a skip that Root should give.
+// privilege matches a skip reason for which Root exists.
 var privilege = regexp.MustCompile(`(?i)\broot\b|\bprivilege|\bCAP_`)
 
 func TestRootIsAskedForInOnePlace(t *testing.T) {
@@ -116,7 +115,7 @@ func TestASkipForWantOfRootIsFound(t *testing.T) {
 	}
 }
 
-// ownSkips returns the lines that skip a test for want of root.
+// ownSkips returns the lines that skip a test for lack of root.
 func ownSkips(t *testing.T, path string, text []byte) (lines []int) {
 	t.Helper()
 	files := token.NewFileSet()
@@ -143,7 +142,7 @@ func ownSkips(t *testing.T, path string, text []byte) (lines []int) {
 	return lines
 }
 
-// calls reports whether a method or function of one of the names is called in n.
+// calls reports whether n calls a method or function with one of the names.
 func calls(n ast.Node, names ...string) (found bool) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
