@@ -90,7 +90,6 @@ func shimIsKilledAlone(s *site) {
 	s.works(s.run(container{}))
 }
 
-// containerdIsKilledCreating kills containerd while our hook waits for the enforcer.
 func containerdIsKilledCreating(s *site) {
 	s.Signal(unix.SIGSTOP)
 	done := make(chan struct{})

@@ -35,7 +35,6 @@ func hasShims(e engine) string {
 	return isDocker(e)
 }
 
-// dockerByShim: our shim works under its own name and under a name in daemon.json.
 func dockerByShim(s *site) {
 	for _, runtime := range []string{shimRuntime, dockerShim} {
 		flags := []string{"--runtime", runtime}
@@ -52,7 +51,6 @@ func dockerByShim(s *site) {
 	s.killShim(container{flags: []string{"--runtime", dockerShim}})
 }
 
-// dockerStops covers an init that handles SIGTERM and one that must be killed.
 func dockerStops(s *site) {
 	for _, c := range []struct{ init, status string }{
 		{"trap 'exit 7' TERM; sleep 600 & wait", "7"},
@@ -74,7 +72,7 @@ func dockerStops(s *site) {
 	}
 }
 
-// dockerUpdates: `docker update` keeps the quota of a running container.
+// dockerUpdates: `docker update` keeps the quota, also across a restart.
 func dockerUpdates(s *site) {
 	name := s.run(container{})
 	if g := s.hog(name, gib); !g.holds(gib, quota) {
@@ -208,7 +206,6 @@ func dockerRestarts(s *site) {
 	s.works(name)
 }
 
-// dockerByDefault covers default-runtime in daemon.json, with no runtime on the command line.
 func dockerByDefault(s *site) {
 	e := s.engine.(*docker)
 	e.runtime = ""

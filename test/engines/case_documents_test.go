@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/doccommands"
 )
 
-// documented is an engine with a documented command.
 type documented interface {
 	// typed returns the command line for a documented command and the container's name, or nil if the command is for another
 	// engine.

@@ -153,7 +153,6 @@ func containerdIsKilled(s *site) { s.daemonIsKilled("containerd") }
 func dockerdIsKilled(s *site)    { s.daemonIsKilled("dockerd") }
 func crioIsKilled(s *site)       { s.daemonIsKilled("crio") }
 
-// daemonIsKilled: containers keep running, and the restarted daemon manages them as before.
 func (s *site) daemonIsKilled(daemon string) {
 	s.t.Helper()
 	name := s.run(container{})
@@ -172,7 +171,6 @@ func (s *site) daemonIsKilled(daemon string) {
 	s.Eventually("the slice is gone", s.IsGone(id))
 }
 
-// runtimeIsKilled kills the low-level runtime while our hook waits for the enforcer.
 func runtimeIsKilled(s *site) {
 	before := lookCgroups(s.Dir)
 	s.Signal(unix.SIGSTOP)

@@ -72,7 +72,6 @@ func (n nested) docker(words ...string) (string, error) {
 	return n.s.engine.exec(n.outer, append([]string{"docker"}, words...)...)
 }
 
-// run starts an inner container that takes and keeps memory, and returns its output.
 func (n nested) run(name string, bytes uint64, flags ...string) string {
 	n.s.t.Helper()
 	words := append([]string{"run", "--detach", "--name", name, "--network", "none", "-v", "/fakecuda:/fakecuda", "-v", "/demo:/demo", "-v", "/fake:/fake",
@@ -89,7 +88,6 @@ func (n nested) run(name string, bytes uint64, flags ...string) string {
 	return said
 }
 
-// remove removes inner containers and waits until the outer one holds no memory.
 func (n nested) remove(names ...string) {
 	n.s.t.Helper()
 	if out, err := n.docker(append([]string{"rm", "--force"}, names...)...); err != nil {

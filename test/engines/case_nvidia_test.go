@@ -108,7 +108,6 @@ func (s *site) gives(c container, seen ...int) {
 	s.Eventually("the slice is gone", s.IsGone(id))
 }
 
-// counts returns the UUIDs of the GPUs to which a slice's quota applies.
 func (s *site) counts(id string) (uuids []string) {
 	s.t.Helper()
 	slice, err := s.Client.Slice(context.Background(), id)
@@ -119,7 +118,6 @@ func (s *site) counts(id string) (uuids []string) {
 	return uuids
 }
 
-// refuses starts a container that must be rejected with an error of ours.
 func (s *site) refuses(c container, told ...string) {
 	s.t.Helper()
 	name, out, err := s.try(c)
@@ -163,7 +161,6 @@ func gpusFlag(s *site) {
 	})
 }
 
-// configured checks the devices of the calls to nvidia-container-cli.
 func (s *site) configured(devices ...string) {
 	s.t.Helper()
 	text, _ := os.ReadFile(s.cliLog())

@@ -91,7 +91,6 @@ func podOfTwo(s *site) {
 	s.remove(pod)
 }
 
-// podRestarts: a restarted container has a new id in the same pod.
 func podRestarts(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	first := s.inPod(pod, c)
@@ -115,7 +114,6 @@ func podRestarts(s *site) {
 	s.remove(pod)
 }
 
-// podShimIsKilled: one shim serves all containers of a pod.
 func podShimIsKilled(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	one, two := s.inPod(pod, c), s.inPod(pod, c)
@@ -171,7 +169,6 @@ func podAnnotations(s *site) {
 	s.remove(pod)
 }
 
-// podOfRuncsShim uses a handler with runc's shim.
 func podOfRuncsShim(s *site) {
 	pod, c := s.newPod(handlerRunc, container{})
 	s.works(s.inPod(pod, c))

@@ -89,7 +89,6 @@ func churnCount(s *site) int {
 	return n
 }
 
-// churn starts and removes containers as fast as the engine can, and kills processes at random.
 func churn(s *site) {
 	count, seed := churnCount(s), uint64(time.Now().UnixNano())
 	s.t.Logf("seed %d", seed)

@@ -26,7 +26,6 @@ func hasRootless(e engine) string {
 
 const rootlessUser = 4711
 
-// rootless is a rootless Podman: its containers, hooks and runtime have the user's rights.
 type rootless struct {
 	s    *site
 	home string

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// world is the state that a case must restore.
 type world struct {
 	mounts    []string // of the host, related to the site
 	processes []string // started by the engine, except daemons

@@ -49,7 +49,6 @@ type pod struct {
 	containers []string
 }
 
-// criDaemon is a daemon with the CRI.
 type criDaemon interface {
 	name() string
 	// configure writes the configuration, with the handler that `gpuslice install` adds; start starts the daemon.
@@ -158,7 +157,6 @@ func patience() (context.Context, context.CancelFunc) {
 	}
 }
 
-// shown returns the text of a pod's event for an error.
 func shown(err error) string {
 	if err == nil {
 		return ""
@@ -174,7 +172,6 @@ func (e *kube) run(c container) (string, error) {
 	return shown(err), err
 }
 
-// sandbox starts a pod, named like its future container.
 func (e *kube) sandbox(handler string, c container) error {
 	cgroups := "/" + cgroupParent(e.s.Dir)
 	if handler == handlerSystemd {
@@ -211,12 +208,10 @@ func (e *kube) names(name string) (api.Names, bool) {
 	return api.Names{Name: "main", Pod: name, Namespace: "default"}, true
 }
 
-// start starts a container without annotations of its own in a pod.
 func (e *kube) start(name string, c container) (id string, err error) {
 	return e.startAnnotated(name, c, nil)
 }
 
-// startAnnotated starts a container with its own annotations in a pod.
 func (e *kube) startAnnotated(name string, c container, annotations map[string]string) (id string, err error) {
 	p := e.pod(name)
 	config := &cri.ContainerConfig{

@@ -6,8 +6,8 @@
 // and cgroups. Only the driver is simulated. `make test-engines` runs it; build.sh fetches and builds the engines.
 //
 // To add an engine, implement the interface engine and add a row in rows_test.go; to add a case, write a function and
-// a row in cases_test.go. An engine lacks a case if it does not implement its interface or if its row says so. The
-// table in docs/evidence/engines.md then has a dash, with the reason below.
+// a row in cases_test.go. An engine lacks a case if it does not implement the case's interface or if its row says
+// so. The table in docs/evidence/engines.md then has a dash, with the reason below.
 package engines
 
 // engine is one way to start containers. Its methods run its users' commands and return their output.

@@ -67,8 +67,8 @@ type pool struct {
 	limit   uint64
 	others  []uint64 // as for a slice
 	unknown bool     // it may or may not exist
-	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the exit and
-	// return them.
+	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see
+	// the exit, and so cannot return the bytes.
 	ghosts [devices]uint64
 }
 

@@ -24,7 +24,7 @@ type granted struct {
 	module  *gpu.Module
 	buffer  *gpu.Buffer // its first numbers equal count: each use adds 1
 	count   float32
-	broker  int // its process is never killed; 0 means that it may be
+	broker  int // pid of its broker, if that is never killed; else 0
 }
 
 func (g *granted) open() error {

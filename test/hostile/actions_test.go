@@ -16,7 +16,6 @@ import (
 	"time"
 )
 
-// action is one hostile act, repeated during the run.
 type action struct {
 	name    string
 	atLeast int           // per minute; the test fails below that
@@ -27,7 +26,6 @@ type action struct {
 	do func() error
 }
 
-// harm is a result that no hostile actor may achieve.
 type harm struct{ what string }
 
 func (h harm) Error() string { return h.what }

@@ -135,7 +135,6 @@ func (o *operator) container() error {
 	return nil
 }
 
-// holdsUsers checks that the users stay within their limits.
 func (o *operator) holdsUsers(all []api.Slice) error {
 	var bytes uint64
 	sessions := 0
@@ -321,7 +320,6 @@ func (t told) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []
 	return errs
 }
 
-// audited reads the audit log with its rotated files and returns their size.
 func (h *host) audited() (t told, size int64, err error) {
 	names, err := filepath.Glob(h.audit() + "*")
 	if err != nil {

@@ -60,7 +60,6 @@ type leaseClient struct {
 	own *lease.Lease // long-lived; replaced when it ends
 }
 
-// lease returns the user's long-lived lease, or a new one if that has ended.
 func (c *leaseClient) lease(ctx context.Context) (*lease.Lease, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +202,6 @@ func (c *leaseClient) crowds() error {
 func (c *leaseClient) crowdsTheService() error { return open("unix", c.Leases) }
 func (c *leaseClient) crowdsTheAddress() error { return open("tcp", c.Remote) }
 
-// raw returns a stream for arbitrary messages.
 func (c *leaseClient) raw(ctx context.Context) (stream leasepb.Session_WorkClient, stop func(), err error) {
 	l, err := c.lease(ctx)
 	if err != nil {

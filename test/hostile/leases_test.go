@@ -30,7 +30,6 @@ const (
 	mostLeasedCPU   = 50 // percent of a core
 )
 
-// leases is a lease service on the host that also serves other machines.
 type leases struct {
 	*host
 	lease.Service

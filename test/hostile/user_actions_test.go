@@ -51,7 +51,6 @@ func userActions(v victims) []action {
 	}
 }
 
-// strangerActions are those of a user without a limit entry.
 func strangerActions(v victims) []action {
 	u := newUser(v)
 	return []action{

@@ -39,7 +39,6 @@ func newWorker(cmd *exec.Cmd) (*worker, error) {
 	return w, nil
 }
 
-// hear returns the next line, or "gone" at the end.
 func (w *worker) hear() string {
 	line, err := w.lines.ReadString('\n')
 	if err != nil {

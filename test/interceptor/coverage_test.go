@@ -77,7 +77,6 @@ func exportsOf(t *testing.T, file string) []string {
 	return names
 }
 
-// card returns the exports of the measured card's driver.
 func card(t *testing.T) []string {
 	t.Helper()
 	names := exportsOf(t, "exports/libcuda-580.159.04.txt")

@@ -37,7 +37,6 @@ func bin(t *testing.T) string {
 	return dir
 }
 
-// sources returns programs/NAME.c and any programs/NAME_*.c.
 func sources(t *testing.T, name string) []string {
 	t.Helper()
 	more, err := filepath.Glob(filepath.Join("programs", name+"_*.c"))
@@ -59,7 +58,6 @@ func compileFor(t *testing.T, driverDir, name string, libraries ...string) strin
 	return compileTo(t, filepath.Join(t.TempDir(), name), append(args, libraries...)...)
 }
 
-// compileTo runs the C compiler with the common flags and args.
 func compileTo(t *testing.T, output string, args ...string) string {
 	t.Helper()
 	cc := os.Getenv("CC")

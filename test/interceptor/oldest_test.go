@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// oldest is the directory of a simulated driver with only the functions of CUDA 11.2.
 const oldest = "fakecuda-11.2"
 
 func TestTheOldestSupportedDriver(t *testing.T) {

@@ -34,7 +34,6 @@ var flags = map[string]uint{
 // array.KIND.WxHxD.0xFORMAT.CHANNELS: held N, 64 hold N, left 0; or mipmapLEVELS instead of array
 var arrayLine = regexp.MustCompile(`^(?:array|mipmap(\d+))\.(\w+)\.(\d+)x(\d+)x(\d+)\.0x(\w+)\.(\d): held (\d+),(?: (\d+) hold (\d+),)? left 0$`)
 
-// shapes returns the arrays of the conformance program's run on a card.
 func shapes(t *testing.T) []shape {
 	t.Helper()
 	f, err := os.Open("../conformance/expected/h100.txt")
