@@ -33,7 +33,6 @@ echo ready
 exec cat
 `
 
-// newApart creates the namespace, which ends with the test or its process.
 func newApart(t testing.TB) *apart {
 	t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc", prepareApart)

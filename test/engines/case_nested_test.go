@@ -17,7 +17,6 @@ func isNewDocker(e engine) string {
 	return "Docker in Docker is tried with Docker 29"
 }
 
-// innerDocker starts Docker in a container, which must be privileged for it.
 const innerDocker = `
 mkdir /inner
 mount -t tmpfs none /inner

@@ -12,7 +12,6 @@ import (
 	"strings"
 )
 
-// equippable is an engine that the suite also runs with NVIDIA's container toolkit.
 type equippable interface {
 	// equipped returns an engine with an up that equips its site.
 	equipped() engine

@@ -42,7 +42,6 @@ func (e *ctr) run(c container) (string, error) {
 	return e.s.ctr(append([]string{"run", "--detach", "--runtime", shimRuntime}, e.words(c)...)...)
 }
 
-// words returns the arguments of `ctr run` that describe a container.
 func (e *ctr) words(c container) []string {
 	// Without --allow-new-privs setuid programs lose their rights.
 	words := []string{"--allow-new-privs", "--fifo-dir", e.s.in("fifo")}
@@ -117,7 +116,6 @@ func (e *ctr) restart(name string) (string, error) {
 	return e.start(name)
 }
 
-// start creates a task for a container without one.
 func (e *ctr) start(name string) (string, error) {
 	return e.s.ctr("task", "start", "--detach", "--fifo-dir", e.s.in("fifo"), name)
 }

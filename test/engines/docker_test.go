@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// docker is Docker Engine with its own containerd.
 type docker struct {
 	*dockerlike
 	version    string   // of dockerd and docker, the directory in the cache
@@ -133,7 +132,6 @@ func (e *docker) up(s *site) {
 // dockerPlugins is a directory that every dockerd creates, whatever its configuration.
 const dockerPlugins = "/run/docker/plugins"
 
-// hadDocker reports whether the directory existed before the suite ran.
 var hadDocker = sync.OnceValue(func() bool {
 	_, err := os.Stat(dockerPlugins)
 	return err == nil
@@ -150,7 +148,6 @@ func (e *docker) client(s *site, dir string) *dockerlike {
 	return d
 }
 
-// asVariable turns the annotations that have a variable into variables.
 func asVariable(annotations map[string]string) (flags []string) {
 	for key, value := range annotations {
 		if key == "gpuslice.ttl" || strings.HasPrefix(key, "gpuslice.vram") {

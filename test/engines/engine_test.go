@@ -31,7 +31,6 @@ type pauser interface {
 	unpause(name string) (string, error)
 }
 
-// restarter can restart a container under the same id.
 type restarter interface {
 	restart(name string) (string, error)
 }
@@ -52,7 +51,6 @@ type container struct {
 
 type bind struct{ source, target string }
 
-// quota applies to containers with nil annotations.
 const quota = 4 * gib
 
 const (
@@ -62,7 +60,6 @@ const (
 
 func vram(size string) map[string]string { return map[string]string{"gpuslice.vram": size} }
 
-// complete sets defaults.
 func (c container) complete(s *site) container {
 	if c.image == "" {
 		c.image = "debian"

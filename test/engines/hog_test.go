@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hog is a process in a container that holds memory or was refused it.
 type hog struct {
 	said string // its only line of output
 	pid  int    // as the container sees it
@@ -32,7 +31,6 @@ func (s *site) hog(name string, bytes uint64) hog {
 	return s.hogBy(name, "/demo/cuda_hog "+strconv.FormatUint(bytes, 10))
 }
 
-// hogBy is hog with another command.
 func (s *site) hogBy(name, command string) hog {
 	s.t.Helper()
 	said := fmt.Sprintf("said-%s-%d", name, names.Add(1))

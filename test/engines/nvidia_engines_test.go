@@ -67,7 +67,6 @@ func (e *docker) ask(w way, gpus string) (c container, not string) {
 	return c, not
 }
 
-// equippedOCI is a bare runtime with the toolkit.
 type equippedOCI struct{ *oci }
 
 func (e *oci) equipped() engine { return &equippedOCI{&oci{runtime: e.runtime}} }
@@ -177,7 +176,6 @@ func (e *equippedCtr) up(s *site) {
 	e.ctr.up(s)
 }
 
-// equippedNerdctl uses the same hook.
 type equippedNerdctl struct{ *nerdctl }
 
 func (e *nerdctl) equipped() engine {

@@ -119,7 +119,6 @@ func (s *site) script(name, text string) {
 	s.Must(os.WriteFile(s.in("nvidia", "bin", name), []byte("#!/bin/sh\n"+path+text), 0o755))
 }
 
-// cliLog is where the nvidia-container-cli substitute logs its calls.
 func (s *site) cliLog() string { return s.in("nvidia", "cli-log") }
 
 // standIn substitutes `nvidia-container-cli configure --device=… --pid=… ROOTFS`: in the container's mount namespace it creates

@@ -123,7 +123,6 @@ func (e *oci) kill(name string) (string, error) { return e.invoke("kill", name, 
 func (e *oci) pause(name string) (string, error)   { return e.invoke("pause", name) }
 func (e *oci) unpause(name string) (string, error) { return e.invoke("resume", name) }
 
-// restart deletes and creates with the same id, as engines do.
 func (e *oci) restart(name string) (string, error) {
 	if out, err := e.invoke("delete", "--force", name); err != nil {
 		return out, err

@@ -279,7 +279,6 @@ func (s *site) exec(name string, args ...string) string {
 	return out
 }
 
-// soon polls a condition for a while and reports whether it became true.
 func (s *site) soon(is func() bool) bool {
 	for deadline := time.Now().Add(testhost.Patience); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -44,7 +44,6 @@ func answered(err error) bool { return errors.As(err, new(*api.Error)) }
 
 func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...) }
 
-// askTooMuch requests the whole card while other slices hold part of it.
 func askTooMuch(w *world, r *rand.Rand) bool {
 	given := w.pickSlice(r, func(s *slice) bool { return s.state == active && s.pool == nil })
 	if given == nil || w.doubt != "" {
@@ -67,8 +66,8 @@ type pool struct {
 	limit   uint64
 	others  []uint64 // as for a slice
 	unknown bool     // it may or may not exist
-	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see
-	// the exit, and so cannot return the bytes.
+	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the exit, and so
+	// cannot return the bytes.
 	ghosts [devices]uint64
 }
 
@@ -173,7 +172,6 @@ func deletePool(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// beginMember starts a container in a pool, with or without a quota of its own.
 func beginMember(w *world, r *rand.Rand) bool {
 	p := w.pickPool(r)
 	if p == nil || len(w.slices) >= mostSlices {

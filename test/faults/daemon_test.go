@@ -23,7 +23,6 @@ import (
 // patience is the timeout for immediate actions; test machines are slow.
 const patience = await.Patience
 
-// daemon is the real gpusliced, killed and restarted many times.
 type daemon struct {
 	w *world
 
@@ -99,7 +98,6 @@ func (d *daemon) up() error {
 	return fmt.Errorf("it does not answer within %v", patience)
 }
 
-// end stops gpusliced and its replacements with a signal.
 func (d *daemon) end(sig unix.Signal) {
 	d.w.Helper()
 	d.w.must(d.ends(sig))

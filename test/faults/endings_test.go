@@ -54,7 +54,6 @@ func endSlice(w *world, r *rand.Rand) bool {
 	return true
 }
 
-// loseContainer ends a container without a poststop, as when its engine died.
 func loseContainer(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return !s.session })
 	if s == nil {

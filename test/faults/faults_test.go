@@ -126,7 +126,6 @@ func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 	return whole
 }
 
-// killInChange kills the enforcer a few milliseconds after a request.
 func killInChange(w *world, r *rand.Rand) string {
 	w.doubt = "the enforcer is killed"
 	w.trim(mostSlices - 1)

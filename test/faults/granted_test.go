@@ -15,7 +15,6 @@ import (
 	gpu "github.com/gpuslice/gpuslice/lease"
 )
 
-// granted is a lease with the test's own session.
 type granted struct {
 	*gpu.Lease
 	l       *leased

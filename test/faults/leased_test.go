@@ -88,7 +88,6 @@ exec %[3]s "$@"
 func (l *leased) program() string { return filepath.Join(l.w.dir, "broker") }
 func (l *leased) config() string  { return filepath.Join(l.w.dir, "leased.toml") }
 
-// arm makes the next broker, or keeper, die at a point.
 func (l *leased) arm(point string) {
 	kind, _, _ := strings.Cut(point, ".")
 	l.w.must(os.WriteFile(l.armedFile()+"."+kind, []byte(point+"\n"), 0o644))
@@ -101,7 +100,6 @@ func (l *leased) armed(point string) bool {
 	return err == nil
 }
 
-// doomed returns the pid of the last process that took a point.
 func (l *leased) doomed() int {
 	text, err := os.ReadFile(l.armedFile() + ".doomed")
 	l.w.must(err)
@@ -145,7 +143,6 @@ func (l *leased) now() (*exec.Cmd, chan struct{}) {
 	return l.cmd, l.done
 }
 
-// up waits until the newest service answers.
 func (l *leased) up() {
 	l.w.Helper()
 	l.w.eventually("the lease service answers", func() bool {
@@ -162,7 +159,6 @@ func (l *leased) list() ([]*gpu.Lease, error) {
 	return l.client.List(ctx)
 }
 
-// start starts a service, which dies at the point if one is given.
 func (l *leased) start(point string) {
 	l.w.Helper()
 	l.w.must(l.launch(point))
@@ -171,7 +167,6 @@ func (l *leased) start(point string) {
 	}
 }
 
-// end stops the service and its replacements with a signal.
 func (l *leased) end(sig unix.Signal) error {
 	l.mu.Lock()
 	l.stop = true
@@ -194,7 +189,6 @@ func (l *leased) end(sig unix.Signal) error {
 	}
 }
 
-// again kills the service and starts one that dies at a point.
 func (l *leased) again(sig unix.Signal, point string) {
 	l.w.Helper()
 	l.w.must(l.end(sig))
@@ -403,7 +397,6 @@ func (l *leased) differs() error {
 	return nil
 }
 
-// processes returns the host's brokers and keepers.
 func (l *leased) processes() (pids []int) {
 	mark := []byte("FAKECUDA_STATE=" + filepath.Join(l.w.dir, "fake", "state") + "\x00")
 	for _, name := range names("/proc", os.DirEntry.IsDir) {

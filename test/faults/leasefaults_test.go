@@ -250,7 +250,8 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 		l.up()
 		shown, err := l.client.Show(ctx, l.leases[0].ID)
 		w.must(err)
-		if shown.Expires == nil || time.Until(*shown.Expires) < 59*time.Minute || time.Until(*shown.Expires) > time.Hour+time.Second { // to a second
+		// Expiry is shown to a second.
+		if shown.Expires == nil || time.Until(*shown.Expires) < 59*time.Minute || time.Until(*shown.Expires) > time.Hour+time.Second {
 			w.fail("the lease was renewed for an hour, and expires %v", shown.Expires)
 		}
 	case "restart":
@@ -294,7 +295,6 @@ func (l *leased) unanswered(there bool) {
 	}
 }
 
-// killBrokerAt kills a broker, or a keeper, at a point.
 func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	w := l.w
 	if point == "broker.configured" || point == "broker.opened" || point == "broker.ready" {

@@ -217,7 +217,6 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 	return w.believe(r)
 }
 
-// hasSaid checks that an enforcer that failed to start reported why.
 func (w *world) hasSaid(why unix.Errno) {
 	w.Helper()
 	if text, err := os.ReadFile(w.logFile()); err != nil || !strings.Contains(string(text[max(0, len(text)-2000):]), why.Error()) {

@@ -82,7 +82,6 @@ func (w *world) operate() {
 	w.check()
 }
 
-// pickSlice picks a runnable slice that fits, or nil if there is none.
 func (w *world) pickSlice(r *rand.Rand, fits func(*slice) bool) *slice {
 	var list []*slice
 	for _, s := range w.slices {
@@ -251,7 +250,6 @@ func (p *worker) allocate(device int, bytes uint64, kind int) {
 	p.w.say("… %s", answer)
 }
 
-// allocateAll takes the rest to the byte and then requests more.
 func allocateAll(w *world, r *rand.Rand) bool {
 	device := r.IntN(devices)
 	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] && p.slice.state == active })

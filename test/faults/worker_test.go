@@ -61,7 +61,6 @@ func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
 	return p
 }
 
-// hear returns the worker's next line, or "gone" at the end.
 func (p *worker) hear() string {
 	p.w.Helper()
 	_ = p.out.SetReadDeadline(time.Now().Add(patience))

@@ -222,7 +222,6 @@ func (w *world) goesOn() {
 	}
 }
 
-// eventually waits for an asynchronous change of the kernel or the enforcer.
 func (w *world) eventually(what string, is func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {

@@ -72,7 +72,6 @@ func compileTo(t *testing.T, output string, args ...string) string {
 	return output
 }
 
-// environment returns an environment with a private simulated card.
 func environment(t *testing.T, more ...string) []string {
 	t.Helper()
 	return append(append(os.Environ(),
@@ -80,7 +79,6 @@ func environment(t *testing.T, more ...string) []string {
 		"FAKECUDA_STATE="+filepath.Join(t.TempDir(), "card")), more...)
 }
 
-// inSlice runs a program by `gpuslice run` with the enforcer embedded.
 func inSlice(t *testing.T, env []string, vram string, command ...string) (string, error) {
 	t.Helper()
 	args := append([]string{"run", "--embedded", "--quiet", "--vram", vram, "--"}, command...)

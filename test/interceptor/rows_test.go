@@ -46,7 +46,6 @@ func TestARecordingWithSeveralDevices(t *testing.T) {
 	}
 }
 
-// rowsOf lists the program's rows: name, and the hooked functions that it calls.
 func rowsOf(t *testing.T, program string) map[string][]string {
 	t.Helper()
 	c := exec.Command(program, "list")
