@@ -84,7 +84,7 @@ func runtimeClass(n *node) {
 		p.Spec.RuntimeClassName = ptr.To("gpuslice")
 		p.Annotations = map[string]string{key: value}
 		n.create(p)
-		// As documented in docs/use/kubernetes.md.
+		// As documented in docs/use/kubernetes-reference.md.
 		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
 	}
 	c, err := n.claimOf("both")

@@ -48,7 +48,7 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 		switch {
 		case g.said == "holds" && left < 3:
 			left++
-			h.Eventually("the driver was asked about it", h.lists(c.id, g.pid)) // the simulated driver does not know the host pids of dead processes
+			h.Eventually("driver truth lists it", h.lists(c.id, g.pid)) // the simulated driver does not know the host pids of dead processes
 			c.kill(g)
 			h.Eventually("it is gone", h.dead(g))
 		case g.said != "2" || left == 0:
