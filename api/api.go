@@ -38,7 +38,7 @@ const (
 	SessionEnv = "GPUSLICE_SESSION"
 )
 
-// AllDevices, as Quota.Device, means every device that has no quota of its own.
+// AllDevices as Quota.Device means every device that has no quota of its own.
 const AllDevices = "*"
 
 // Mode is the treatment of a request that exceeds a limit.

@@ -294,7 +294,7 @@ def unattached(leases, host):
         os.chmod(host.run_dir, 0o711)
     check("a broker that cannot attach names the cause", lease is None and "attach.sock" in refusal and "permission denied" in refusal, refusal)
     with open(os.path.join(leases.out, "gpuslice-leased.log")) as f:
-        said = [line.strip() for line in f if line.startswith("gpuslice: ") and host.run_dir in line and "Permission denied" in line]
+        said = [line.strip() for line in f if "a broker wrote" in line and "gpuslice: " in line and host.run_dir in line and "Permission denied" in line]
     check("and so does the interceptor, once", len(said) == 1, said)
 
 
