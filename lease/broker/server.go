@@ -55,7 +55,6 @@ type Broker struct {
 	linger  *time.Timer
 	// sharedBytes counts shared memory in use, and requests in progress.
 	sharedBytes uint64
-	shared      map[*shared]struct{}
 }
 
 // New starts a session on the device returned by open.
@@ -74,7 +73,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 		return nil, err
 	}
 	killpoint.Pass("broker.opened")
-	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{}), shared: make(map[*shared]struct{})}
+	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
 	b.engine.watch = b.watch
 	b.engine.succeed(config)
 	return b, nil
@@ -121,7 +120,6 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	}
 	server.Stop()
 	_ = shared.Close()
-	b.freeShared()
 	return b.exit, b.why
 }
 

@@ -89,14 +89,11 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 		b.giveShared(bytes)
 		return nil, err
 	}
-	b.mutex.Lock()
-	b.shared[s] = struct{}{}
-	b.mutex.Unlock()
 	if !b.do(func() { s.number, err = b.engine.share(s.memory) }) {
 		return nil, errors.New("the session has ended") // the mapping ends with the process
 	}
 	if err != nil {
-		b.unmap(s)
+		s.unmap()
 		_ = s.file.Close()
 		b.giveShared(bytes)
 		return nil, err
@@ -124,29 +121,16 @@ func (b *Broker) giveShared(bytes uint64) {
 func (b *Broker) unshare(s *shared) {
 	if b.do(func() { b.engine.unshare(s.number) }) {
 		killpoint.Pass("broker.unshared")
-		b.unmap(s)
+		s.unmap()
 		b.giveShared(uint64(len(s.memory)))
 	}
 }
 
-// unmap frees the pages even if the client keeps the descriptor: pages that the client touches later are charged to its own
-// cgroup.
-func (b *Broker) unmap(s *shared) {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	delete(b.shared, s)
-	s.free()
+// unmap frees the pages, though the client may keep the descriptor: pages that it then touches are charged to its own cgroup. At the end of a
+// session the pages stay: a client may still copy what it was answered, and must not read zeros.
+func (s *shared) unmap() {
+	_ = unix.Madvise(s.memory, unix.MADV_REMOVE)
 	_ = unix.Munmap(s.memory)
-}
-
-func (s *shared) free() { _ = unix.Madvise(s.memory, unix.MADV_REMOVE) }
-
-func (b *Broker) freeShared() {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	for s := range b.shared {
-		s.free()
-	}
 }
 
 // newShared creates memory that clients cannot shrink. Its pages are populated now, to charge them to the broker's cgroup.
