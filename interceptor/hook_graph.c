@@ -124,7 +124,7 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 				pool_trim(pool, 0);
 			pool->pending -= charged[i];
 			if (pool_look(pool) && grows[i])
-				pool_charge_anyway(pool, UINT64_MAX); /* it runs */
+				pool_charge_anyway(pool); /* it runs */
 			lock_give(&pool->lock);
 		}
 		if (result == CUDA_SUCCESS && grows[i]) {

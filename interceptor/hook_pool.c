@@ -18,6 +18,7 @@ struct request {
 	CUmemoryPool handle; /* NULL: the current pool of the stream's device */
 	CUstream stream;
 	bool per_thread;
+	uint64_t taken; /* bytes of the pool's free memory that were taken for it */
 };
 
 static inline uint64_t grain_of(size_t bytes)
@@ -44,42 +45,29 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* With the pool's lock held, after a growth that does not fit: free the memory. The driver keeps
- * what its stream has not freed yet: of that much, and no more, the charge is raised. */
+/* With both of the pool's locks held, after a growth that does not fit: free the memory. The driver
+ * keeps memory that its stream has not freed yet: that is charged without asking the limit, unless
+ * it may be the growth of a call that will be judged. */
 static CUresult hand_back(struct pool *pool, const struct request *r)
 {
-	uint64_t before = pool->reserved, own = grain_of(r->bytes);
-
-	__atomic_store_n(&pool->slack, 0,
-	                 __ATOMIC_RELAXED); /* what is freed here is not to be taken */
+	/* Memory that is freed here is not to be taken. */
+	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
 	call_free(r);
 	*r->pointer = 0;
 	pool_trim(pool, 0);
-	if (pool_look(pool) && before - pool->reserved < own)
-		pool_charge_anyway(pool, own - (before - pool->reserved));
+	if (pool_look(pool) && __atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST) == r->taken)
+		pool_charge_anyway(pool);
 	pool_look_for_slack(pool);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* With the pool's lock held: `bytes` were granted, or were not. Returns what is still over. */
-static uint64_t add_granted(struct pool *pool, uint64_t bytes, bool granted)
+/* With both of the pool's locks held, after a call that succeeded: charge the growth, or undo the
+ * call. */
+static CUresult judge(struct pool *pool, const struct request *r)
 {
-	if (granted)
-		pool_add_charge(pool, bytes);
-	return pool_look(pool);
-}
-
-/* After a call that succeeded while the pool reserves more than is charged: charge the growth, or
- * undo the call. */
-static __attribute__((noinline)) CUresult settle_surprise(struct pool *pool,
-                                                          const struct request *r)
-{
-	CUresult result = CUDA_SUCCESS;
-	uint64_t over;
+	uint64_t over = pool_look(pool);
 	bool granted = false;
 
-	lock_take(&pool->lock);
-	over = pool_look(pool);
 	/* Make room for it; a refusal is reported at the second try, when no other call has undone
 	 * the growth. */
 	for (int tries = 0; over && !granted && tries < 2; tries++) {
@@ -90,73 +78,114 @@ static __attribute__((noinline)) CUresult settle_surprise(struct pool *pool,
 		              ? grant(pool->ordinal, wish, pool->kind, ATTACH_CALL_POOL) == GRANTED
 		              : grant_if_free(pool->ordinal, wish, pool->kind) == GRANTED;
 		lock_take(&pool->lock);
-		over = add_granted(pool, wish, granted);
+		if (granted)
+			pool_add_charge(pool, wish);
+		over = pool_look(pool);
 	}
 	if (over && !granted)
-		result = hand_back(pool, r);
-	else
-		pool_look_for_slack(pool);
-	lock_give(&pool->lock);
-	return result;
-}
-
-/* After a call that was not expected to make the pool grow: look whether it did. */
-static __attribute__((noinline)) CUresult look_after(struct pool *pool, const struct request *r)
-{
-	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-
-	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE) || pool_is_over(pool))
-		return settle_surprise(pool, r);
-	pool_note_blocks(pool, *r->pointer, r->bytes);
-	/* Trimmed by another thread since: these may be the blocks that went. */
-	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
-		pool_forget_blocks(pool);
+		return hand_back(pool, r);
+	pool_look_for_slack(pool);
 	return CUDA_SUCCESS;
 }
 
-static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
-                                                           const struct request *r, uint64_t grain)
+/* After a call that was not expected to make the pool grow: look whether it did. Growth that is
+ * covered only by the charge of a call in the driver is judged when that has ended. */
+static __attribute__((noinline)) CUresult look_after(struct pool *pool, const struct request *r)
 {
-	uint64_t growth = 0;
-	CUresult result;
-	bool over;
+	CUresult result = CUDA_SUCCESS;
+	bool covered;
+
+	lock_take(&pool->lock);
+	covered = !pool_look(pool) && pool->reserved <= pool->charged - pool->pending;
+	if (covered)
+		pool_note_blocks(pool, *r->pointer, r->bytes);
+	lock_give(&pool->lock);
+	if (covered)
+		return CUDA_SUCCESS;
+	lock_take(&pool->growing);
+	lock_take(&pool->lock);
+	result = judge(pool, r);
+	lock_give(&pool->lock);
+	lock_give(&pool->growing);
+	return result;
+}
+
+/* Take memory that the pool has free, after a look. */
+static bool take_looking(struct pool *pool, uint64_t grain)
+{
+	bool taken;
 
 	lock_take(&pool->lock);
 	(void)pool_look(pool);
 	pool_trim_excess(pool);
 	pool_look_for_slack(pool);
-	if (!pool_take(pool, grain))
-		growth = (grain + POOL_STEP - 1) & ~(POOL_STEP - 1);
+	taken = pool_take(pool, grain);
 	lock_give(&pool->lock);
+	return taken;
+}
 
-	if (growth) {
-		/* What is captured becomes a graph's node and takes no memory now. */
-		if (stream_records(r->stream, r->per_thread))
-			return call_driver(r);
-		if (grant(pool->ordinal, growth, pool->kind, ATTACH_CALL_ASYNC) != GRANTED)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		lock_take(&pool->lock);
-		pool->pending += growth;
-		pool_add_charge(pool, growth);
-		lock_give(&pool->lock);
-	}
+/* With `growing` held: charge the growth, and what the pool has beyond its charge; settle that
+ * after the call to what it was. */
+static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth)
+{
+	CUresult result;
+	uint64_t over;
+
+	lock_take(&pool->lock);
+	over = pool_look(pool);
+	lock_give(&pool->lock);
+	if (grant(pool->ordinal, over + growth, pool->kind, ATTACH_CALL_ASYNC) != GRANTED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	lock_take(&pool->lock);
+	pool->pending += growth;
+	pool_add_charge(pool, over + growth);
+	lock_give(&pool->lock);
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS)
 		grant_count(pool->ordinal);
-	if (!growth) {
-		pool_end_taking(pool, grain);
-		return result != CUDA_SUCCESS || pool_in_known_blocks(pool, *r->pointer, r->bytes)
-		           ? result
-		           : look_after(pool, r);
-	}
 	lock_take(&pool->lock);
 	pool->pending -= growth;
-	/* Another thread's growth may be in what is reserved and in `pending`, too: too much stays
-	 * charged until that thread gets here. */
-	over = pool_look(pool) != 0;
-	pool_look_for_slack(pool);
+	if (result == CUDA_SUCCESS) {
+		result = judge(pool, r);
+	} else {
+		(void)pool_look(pool);
+		pool_look_for_slack(pool);
+	}
 	lock_give(&pool->lock);
-	return over && result == CUDA_SUCCESS ? settle_surprise(pool, r) : result;
+	return result;
+}
+
+/* After a call that used memory which was taken. */
+static CUresult end_taking(struct pool *pool, const struct request *r, CUresult result)
+{
+	if (result == CUDA_SUCCESS && !pool_in_known_blocks(pool, *r->pointer, r->bytes))
+		result = look_after(pool, r);
+	pool_end_taking(pool, r->taken);
+	return result;
+}
+
+static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool, struct request *r,
+                                                           uint64_t grain)
+{
+	CUresult result;
+
+	if (!take_looking(pool, grain)) {
+		/* What is captured becomes a graph's node and takes no memory now. */
+		if (stream_records(r->stream, r->per_thread))
+			return call_driver(r);
+		lock_take(&pool->growing);
+		if (!take_looking(pool, grain)) {
+			result = grow(pool, r, (grain + POOL_STEP - 1) & ~(POOL_STEP - 1));
+			lock_give(&pool->growing);
+			return result;
+		}
+		lock_give(&pool->growing);
+	}
+	r->taken = grain;
+	result = call_driver(r);
+	if (result == CUDA_SUCCESS)
+		grant_count(pool->ordinal);
+	return end_taking(pool, r, result);
 }
 
 enum take {
@@ -219,7 +248,7 @@ static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, C
 	return pool_in_known_blocks(pool, pointer, bytes);
 }
 
-static CUresult allocate_cold(struct pool *pool, const struct request *r)
+static CUresult allocate_cold(struct pool *pool, struct request *r)
 {
 	uint64_t grain = grain_of(r->bytes);
 
@@ -230,7 +259,7 @@ static CUresult allocate_cold(struct pool *pool, const struct request *r)
 	return allocate_growing(pool, r, grain);
 }
 
-static CUresult allocate(struct process *process, struct pool *pool, const struct request *r)
+static CUresult allocate(struct process *process, struct pool *pool, struct request *r)
 {
 	enum take take;
 	CUresult result;
@@ -253,11 +282,13 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 	take = take_warm(pool, r->bytes);
 	if (take == TAKE_COLD)
 		return allocate_cold(pool, r);
-	result = call_driver(r);
 	if (take == TAKE_SHARED)
-		pool_end_taking(pool, grain_of(r->bytes));
+		r->taken = grain_of(r->bytes);
+	result = call_driver(r);
 	if (result == CUDA_SUCCESS && !took_warm(pool, *r->pointer, r->bytes))
-		return look_after(pool, r);
+		result = look_after(pool, r);
+	if (take == TAKE_SHARED)
+		pool_end_taking(pool, r->taken);
 	return result;
 }
 
@@ -288,17 +319,17 @@ static inline struct pool *current_at_hand(CUdevice ordinal)
 
 /* Another pool has become current while the call was in the driver, and either may have grown: look
  * at all, and undo the call if one is over. */
-static __attribute__((noinline)) CUresult look_at_all(struct process *process, CUresult result,
-                                                      const struct request *r)
+static __attribute__((noinline)) CUresult look_at_all(const struct request *r)
 {
+	struct process *process = process_get();
 	bool over = false;
 
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++) {
 		(void)pool_current(process, ordinal);
 		over |= pool_look_all(process, ordinal);
 	}
-	if (!over || result != CUDA_SUCCESS)
-		return result;
+	if (!over)
+		return CUDA_SUCCESS;
 	call_free(r);
 	*r->pointer = 0;
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++)
@@ -320,22 +351,27 @@ static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer,
 		return call_driver(&r);
 	pool = process ? pool_current(process, ordinal) : NULL;
 	result = allocate(process, pool, &r);
-	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(ordinal) != pool)
-		return look_at_all(process, result, &r);
+	if (result == CUDA_SUCCESS && process && ordinal < PROCESS_ORDINALS &&
+	    current_at_hand(ordinal) != pool)
+		return look_at_all(&r);
 	return result;
 }
 
 /* What is seldom to be done after a call from a pool that had room, which succeeded. */
 static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_t bytes,
                                                      CUstream stream, bool per_thread,
-                                                     struct pool *pool, bool known)
+                                                     struct pool *pool, enum take take)
 {
-	struct request r = {
-	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
-	struct process *process = process_get();
-	CUresult result = known ? CUDA_SUCCESS : look_after(pool, &r);
+	struct request r = {.pointer = pointer,
+	                    .bytes = bytes,
+	                    .stream = stream,
+	                    .per_thread = per_thread,
+	                    .taken = take == TAKE_SHARED ? grain_of(bytes) : 0};
+	CUresult result =
+	    pool_in_known_blocks(pool, *pointer, bytes) ? CUDA_SUCCESS : look_after(pool, &r);
 
-	return current_at_hand(0) == pool ? result : look_at_all(process, result, &r);
+	pool_end_taking(pool, r.taken);
+	return result == CUDA_SUCCESS && current_at_hand(0) != pool ? look_at_all(&r) : result;
 }
 
 /* With one device its pool is at hand. What is seldom is kept out of here, so that the rest is
@@ -355,14 +391,12 @@ allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_t
 		return allocate_current(pointer, bytes, stream, per_thread);
 	result = per_thread ? DRIVER(cuMemAllocAsync_ptsz)(pointer, bytes, stream)
 	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
+	known = result == CUDA_SUCCESS && took_warm(pool, *pointer, bytes);
+	if (result == CUDA_SUCCESS && __builtin_expect(!known || current_at_hand(0) != pool, 0))
+		return look_again(pointer, bytes, stream, per_thread, pool, take);
 	if (__builtin_expect(take == TAKE_SHARED, 0))
 		pool_end_taking(pool, grain_of(bytes));
-	if (__builtin_expect(result != CUDA_SUCCESS, 0))
-		return result;
-	known = took_warm(pool, *pointer, bytes);
-	if (__builtin_expect(!known || current_at_hand(0) != pool, 0))
-		return look_again(pointer, bytes, stream, per_thread, pool, known);
-	return CUDA_SUCCESS;
+	return result;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
@@ -375,7 +409,7 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream strea
 	return allocate_at_hand(pointer, bytes, stream, true);
 }
 
-static CUresult allocate_from(const struct request *r)
+static CUresult allocate_from(struct request *r)
 {
 	struct process *process = process_attached();
 

@@ -305,17 +305,15 @@ uint64_t pool_look(struct pool *pool)
 	return reserved > charged ? reserved - charged : 0;
 }
 
-void pool_charge_anyway(struct pool *pool, uint64_t bytes)
+void pool_charge_anyway(struct pool *pool)
 {
 	uint64_t over = pool->reserved > pool->charged ? pool->reserved - pool->charged : 0;
 
-	if (bytes > over)
-		bytes = over;
-	if (!bytes)
+	if (!over)
 		return;
-	process_charge_anyway(pool->ordinal, bytes, pool->kind);
-	SET(pool->forced, pool->forced + bytes);
-	pool_add_charge(pool, bytes);
+	process_charge_anyway(pool->ordinal, over, pool->kind);
+	SET(pool->forced, pool->forced + over);
+	pool_add_charge(pool, over);
 }
 
 void pool_trim_excess(struct pool *pool)
@@ -360,8 +358,8 @@ void pool_look_for_slack(struct pool *pool)
 	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
 	used = __atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST);
 	used += pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-	/* Free memory beyond what was granted goes first. */
-	if (!pool->forced && usable > used)
+	/* Memory beyond what was granted goes first. */
+	if (!pool->forced && !pool_is_over(pool) && usable > used)
 		__atomic_store_n(&pool->slack, (int64_t)(usable - used), __ATOMIC_SEQ_CST);
 }
 
@@ -384,6 +382,17 @@ static void end_if_empty(struct pool *pool)
 	__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
 }
 
+/* With the lock held. */
+static void settle(struct pool *pool)
+{
+	if (!pool->handle || !counts(pool))
+		return;
+	(void)pool_look(pool);
+	pool_trim_excess(pool);
+	pool_look_for_slack(pool);
+	end_if_empty(pool);
+}
+
 void pool_shrunk(struct pool *pool)
 {
 	if (!counts(pool))
@@ -391,12 +400,8 @@ void pool_shrunk(struct pool *pool)
 	lock_take(&pool->lock);
 	if (pool->handle &&
 	    (may_shrink(pool) ||
-	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
-		(void)pool_look(pool);
-		pool_trim_excess(pool);
-		pool_look_for_slack(pool);
-		end_if_empty(pool);
-	}
+	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved))
+		settle(pool);
 	lock_give(&pool->lock);
 }
 
@@ -448,31 +453,34 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 	return any;
 }
 
-bool pool_look_all(struct process *process, CUdevice ordinal)
+static bool look_all(struct process *process, CUdevice ordinal, bool charge)
 {
 	bool over = false;
 
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal)
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal || !counts(pool))
 			continue;
-		pool_shrunk(pool);
-		over |= counts(pool) && pool_is_over(pool);
+		lock_take(&pool->growing);
+		lock_take(&pool->lock);
+		settle(pool);
+		if (charge && !__atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST))
+			pool_charge_anyway(pool);
+		over |= pool_is_over(pool);
+		lock_give(&pool->lock);
+		lock_give(&pool->growing);
 	}
 	return over;
 }
 
+bool pool_look_all(struct process *process, CUdevice ordinal)
+{
+	return look_all(process, ordinal, false);
+}
+
 void pool_settle_all(struct process *process, CUdevice ordinal)
 {
-	if (!pool_look_all(process, ordinal))
-		return;
-	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
-	     pool = pool->next) {
-		lock_take(&pool->lock);
-		if (pool->ordinal == ordinal && counts(pool))
-			pool_charge_anyway(pool, UINT64_MAX);
-		lock_give(&pool->lock);
-	}
+	(void)look_all(process, ordinal, true);
 }
 
 /* --- the end --------------------------------------------------------------------------------- */

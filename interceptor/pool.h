@@ -37,7 +37,8 @@ struct pool {
 	CUmemoryPool handle; /* NULL: the node is free for another pool */
 	/* Bytes that calls may take: free, reserved and granted, less `taken`. */
 	int64_t slack;
-	/* Bytes that calls in the driver took of it, without those of a first thread alone. */
+	/* Bytes that calls took of it which are not judged yet, without those of a first thread
+	 * alone. */
 	uint64_t taken;
 	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	CUdevice ordinal;      /* or POOL_ELSEWHERE */
@@ -48,7 +49,9 @@ struct pool {
 	enum kind kind; /* managed memory is listed for nobody */
 
 	struct pool *next;
-	struct lock growing; /* graphs: a launch that may take memory is in the driver */
+	/* Held by a call that may make the pool grow, from its grant until it is judged: what the
+	 * pool reserves beyond the charge is that call's, or a later one's to judge. */
+	struct lock growing;
 	struct lock lock;
 	uint64_t reserved; /* what the pool reserved at the last look */
 	/* Charged for it: below `reserved` until the call that made it grow undoes that. */
@@ -56,7 +59,7 @@ struct pool {
 	/* The part of `charged` beyond what was granted: free memory that the driver did not take
 	 * back at once. No call may use it. */
 	uint64_t forced;
-	uint64_t pending;   /* the part of `charged` of calls that are in the driver now */
+	uint64_t pending;   /* the part of `charged` of a call that is in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
 	uint32_t shrunk;    /* how often it was seen to have let go of memory */
 	/*
@@ -136,9 +139,9 @@ void pool_forget_blocks(struct pool *pool);
  */
 uint64_t pool_look(struct pool *pool);
 
-/* With the pool's lock held: charge up to `bytes` of growth without asking the limit. For what a
- * call cannot undo. */
-void pool_charge_anyway(struct pool *pool, uint64_t bytes);
+/* With the pool's lock held: charge its growth without asking the limit. For what no call can
+ * undo. */
+void pool_charge_anyway(struct pool *pool);
 
 /* With the pool's lock held: have the driver let go of free memory, if the pool has more than what
  * was granted, and look. */
@@ -185,9 +188,9 @@ void pool_set_threshold(struct pool *pool, uint64_t bytes);
  */
 bool pool_give_back(struct process *process, CUdevice ordinal);
 
-/* Look at all pools on this device. Returns whether one is over. */
+/* Look at all pools on this device when no call makes them grow. Returns whether one is over. */
 bool pool_look_all(struct process *process, CUdevice ordinal);
-/* The same, and charge what is over without asking the limit. */
+/* The same, and charge what no call can undo. */
 void pool_settle_all(struct process *process, CUdevice ordinal);
 
 #endif

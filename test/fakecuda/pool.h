@@ -66,4 +66,13 @@ bool pool_import_destroy(CUmemoryPool pool); /* false: it is no import */
 /* Gives back what cuMemPoolImportPointer made: a range of kind RANGE_IMPORTED. */
 void pool_import_free(struct range *range);
 
+/* A program that defines this forces an order of events: it is called before the function acts. */
+__attribute__((weak)) void fakecuda_point(const char *function);
+
+static inline void pool_point(const char *function)
+{
+	if (fakecuda_point)
+		fakecuda_point(function);
+}
+
 #endif

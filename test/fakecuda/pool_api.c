@@ -63,6 +63,7 @@ CUDA_API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 CUDA_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
+	pool_point("cuMemPoolTrimTo");
 	DRIVER_ENTER_BY(enter_pool(pool));
 	if (capture_forbids())
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

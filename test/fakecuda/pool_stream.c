@@ -72,6 +72,7 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 
 CUDA_API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream)
 {
+	pool_point("cuMemAllocAsync");
 	return allocate(out, size, NULL, stream_legacy(stream));
 }
 
@@ -98,6 +99,7 @@ CUDA_API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CU
 
 CUDA_API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
+	pool_point("cuMemFreeAsync");
 	return release(pointer, stream_legacy(stream));
 }
 

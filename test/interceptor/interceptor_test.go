@@ -191,6 +191,13 @@ func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) 
 	}
 }
 
+func TestAGrowthThatAnotherCallSeesIsUndoneByItsOwn(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "undone", "-rdynamic"))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 func TestAForkedChildBeginsAnew(t *testing.T) {
 	program := compile(t, "fork", "-rdynamic")
 	for _, kernel := range []string{"", "OLD_KERNEL=1"} {
