@@ -115,6 +115,53 @@ static void pair(const char *key, size_t size)
 	MUST(cuGraphDestroy(other.graph));
 }
 
+static int by_size(const void *a, const void *b)
+{
+	unsigned long long x = *(const CUdeviceptr *)a, y = *(const CUdeviceptr *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* The distinct windows of 32 MiB that the addresses are in. */
+static int windows(const CUdeviceptr *pointer, const size_t *size, size_t kinds, int count)
+{
+	CUdeviceptr list[2048];
+	int found = 0, distinct = 0;
+
+	for (int i = 0; i < count; i++)
+		for (CUdeviceptr step = pointer[i] / (32 * MiB);
+		     step <= (pointer[i] + size[i % kinds] - 1) / (32 * MiB) && found < 2048;
+		     step++)
+			list[found++] = step;
+	qsort(list, (size_t)found, sizeof(*list), by_size);
+	for (int i = 0; i < found; i++)
+		distinct += i == 0 || list[i] != list[i - 1];
+	return distinct;
+}
+
+/* Allocations of one graph that live at the same time. */
+static void many(const char *key, const size_t *size, size_t kinds, int count)
+{
+	struct chain made = chain();
+	CUdeviceptr pointer[200];
+	CUgraphExec exec;
+	char text[64];
+
+	for (int i = 0; i < count; i++)
+		pointer[i] = add_alloc(&made, size[i % kinds]);
+	for (int i = 0; i < count; i++)
+		add_free(&made, pointer[i]);
+	exec = instantiate(made.graph);
+	launch(exec, first);
+	sprintf(text, "many.%s", key);
+	say(text);
+	printf("many.%s.windows: %d\n", key, windows(pointer, size, kinds, count));
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphDestroy(made.graph));
+	sprintf(text, "many.%s.trim", key);
+	trim(text);
+}
+
 static void in_turn(void)
 {
 	struct chain made = chain();
@@ -288,6 +335,13 @@ int main(void)
 	pair("pair.1", 1);
 	in_turn();
 	capture();
+	many("1MiB", (const size_t[]){1 * MiB}, 1, 200);
+	many("512", (const size_t[]){512}, 1, 200);
+	many("20MiB", (const size_t[]){20 * MiB}, 1, 10);
+	many("40MiB", (const size_t[]){40 * MiB}, 1, 2);
+	many("40MiB.ten", (const size_t[]){40 * MiB}, 1, 10);
+	many("33MiB.512", (const size_t[]){33 * MiB, 512}, 2, 20);
+	many("mixed", (const size_t[]){3 * MiB, 40 * MiB, 20 * MiB, 7 * MiB, 1}, 5, 50);
 	attributes();
 	auto_free();
 	generic();

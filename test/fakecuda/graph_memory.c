@@ -30,44 +30,83 @@ void graph_memory_drop(struct graph_memory *memory)
 		struct graph_slot *slot = memory->slots;
 
 		memory->slots = slot->next;
-		address_free(slot->range.start, slot->bytes);
 		free(slot);
 	}
+	while (memory->areas) {
+		struct graph_area *area = memory->areas;
+
+		memory->areas = area->next;
+		address_free(area->start, area->size);
+		free(area);
+	}
 	free(memory);
+}
+
+/* Observed: 200 allocations of 512 bytes are in one step. */
+#define SLOT_UNIT 512
+#define AREA (1024 * MiB)
+
+/* Where the device's next slot goes. */
+static struct graph_area *area_for(struct graph_memory *memory, const struct device *device,
+                                   uint64_t bytes)
+{
+	struct graph_area *area = memory->areas;
+
+	while (area && area->device != device)
+		area = area->next;
+	if (area && area->size - area->used >= bytes)
+		return area;
+	area = calloc(1, sizeof(*area));
+	if (!area)
+		return NULL;
+	area->device = device;
+	area->size = round_up(bytes > AREA ? bytes : AREA, GRAPH_STEP);
+	area->start = address_reserve(area->size, GRAPH_STEP);
+	if (!area->start) {
+		free(area);
+		return NULL;
+	}
+	area->next = memory->areas;
+	memory->areas = area;
+	return area;
 }
 
 struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device *device,
                                      uint64_t size)
 {
-	struct graph_slot *slot = calloc(1, sizeof(*slot));
+	struct graph_slot *slot = calloc(1, sizeof(*slot)), **last = &memory->slots;
+	struct graph_area *area;
 
 	if (!slot)
 		return NULL;
-	slot->bytes = round_up(size, ADDRESS_STEP);
-	slot->range.start = address_reserve(slot->bytes, ADDRESS_STEP);
-	if (!slot->range.start) {
+	slot->bytes = round_up(size, SLOT_UNIT);
+	area = area_for(memory, device, slot->bytes);
+	if (!area) {
 		free(slot);
 		return NULL;
 	}
+	slot->range.start = area->start + area->used;
+	area->used += slot->bytes;
 	slot->range.kind = RANGE_GRAPH;
 	slot->memory = memory;
 	slot->device = device;
 	slot->taken = true;
-	slot->next = memory->slots;
-	memory->slots = slot;
+	while (*last)
+		last = &(*last)->next;
+	*last = slot;
 	return slot;
 }
 
 /* Step by step: what there is of a segment stays, even if there is no room for the rest. */
-static struct graph_segment *grow(struct device *device, uint64_t bytes, uint64_t *partial)
+static bool grow(struct device *device, uint64_t bytes, uint64_t *partial)
 {
 	struct graph_pool *pool = &device->graphs;
 	uint64_t size = round_up(bytes, GRAPH_STEP);
-	struct graph_segment *segment, **last = &pool->segments;
+	struct graph_segment *segment;
 
 	while (*partial < size) {
 		if (!device_charge(device, GRAPH_STEP))
-			return NULL;
+			return false;
 		*partial += GRAPH_STEP;
 		pool->partial += GRAPH_STEP;
 		pool->reserved += GRAPH_STEP;
@@ -75,39 +114,37 @@ static struct graph_segment *grow(struct device *device, uint64_t bytes, uint64_
 	}
 	segment = calloc(1, sizeof(*segment));
 	if (!segment)
-		return NULL;
+		return false;
 	segment->size = size;
+	segment->next = pool->segments;
+	pool->segments = segment;
 	*partial -= size;
 	pool->partial -= size;
-	while (*last)
-		last = &(*last)->next;
-	*last = segment;
-	return segment;
+	return true;
 }
 
 bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial)
 {
 	struct graph_pool *pool = &device->graphs;
-	struct graph_segment *segment;
+	CUdeviceptr done = 0; /* the first step that none is behind yet */
 	uint64_t use = 0;
 
-	for (segment = pool->segments; segment; segment = segment->next)
-		segment->taken = 0;
 	for (struct graph_slot *slot = memory->slots; slot; slot = slot->next) {
+		CUdeviceptr first = slot->range.start / GRAPH_STEP;
+		CUdeviceptr end = (slot->range.start + slot->bytes - 1) / GRAPH_STEP + 1;
+
 		if (slot->device != device || slot->live)
 			continue;
-		segment = pool->segments;
-		while (segment && segment->size - segment->live - segment->taken < slot->bytes)
-			segment = segment->next;
-		if (!segment)
-			segment = grow(device, slot->bytes, partial);
-		if (!segment)
+		if (first < done)
+			first = done;
+		slot->steps = end > first ? (end - first) * GRAPH_STEP : 0;
+		if (end > done)
+			done = end;
+		use += slot->steps;
+		if (pool->reserved - pool->partial < pool->live_used + use &&
+		    !grow(device, slot->bytes, partial))
 			return false;
-		segment->taken += slot->bytes;
-		slot->segment = segment;
-		use += slot->bytes;
 	}
-	use = round_up(use, GRAPH_STEP);
 	if (pool->idle_used < use)
 		pool->idle_used = use;
 	note_high(pool);
@@ -117,17 +154,14 @@ bool graph_memory_reserve(struct graph_memory *memory, struct device *device, ui
 CUresult graph_slot_keep(struct graph_slot *slot, uint64_t size)
 {
 	struct graph_pool *pool = &slot->device->graphs;
-	uint64_t use = round_up(slot->bytes, GRAPH_STEP);
 
 	slot->range.size = size;
 	if (!ranges_add(&allocations, &slot->range))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	slot->live = true;
 	slot->memory->holders++;
-	slot->live_used = use < pool->idle_used ? use : pool->idle_used;
-	pool->idle_used -= slot->live_used;
-	pool->live_used += slot->live_used;
-	slot->segment->live += slot->bytes;
+	pool->idle_used -= slot->steps;
+	pool->live_used += slot->steps;
 	return CUDA_SUCCESS;
 }
 
@@ -137,9 +171,8 @@ void graph_slot_free(struct graph_slot *slot)
 
 	ranges_remove(&allocations, &slot->range);
 	slot->live = false;
-	pool->live_used -= slot->live_used;
-	pool->idle_used += slot->live_used;
-	slot->segment->live -= slot->bytes;
+	pool->live_used -= slot->steps;
+	pool->idle_used += slot->steps;
 	graph_memory_drop(slot->memory);
 }
 
@@ -154,7 +187,7 @@ void graph_memory_trim(struct device *device)
 	struct graph_segment *segment, **link = &pool->segments;
 
 	while ((segment = *link)) {
-		if (segment->live) {
+		if (pool->reserved - pool->partial - segment->size < pool->live_used) {
 			link = &segment->next;
 			continue;
 		}

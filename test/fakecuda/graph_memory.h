@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The memory of graphs. A card hands it out in steps of 32 MiB to the process's graphs together,
- * when one of them is uploaded or launched; it stays with them until it is trimmed. A graph's
- * allocations are packed into the segments that are there, and for one that fits into none of them
- * there is a new one. An allocation that a graph does not free itself keeps its part until someone
+ * when one of them is uploaded or launched; it stays with them until it is trimmed. Observed: a
+ * graph's allocations have addresses one behind the other, and a step stands behind each 32 MiB of
+ * addresses that they touch. Where steps are missing for an allocation, the card adds as many as
+ * its size takes. An allocation that a graph does not free itself keeps its steps until someone
  * else frees it.
  */
 #ifndef FAKECUDA_GRAPH_MEMORY_H
@@ -14,25 +15,30 @@
 
 #define GRAPH_STEP (32 * MiB)
 
-/* Memory of a card in one piece: whole steps. */
+/* Memory that the card added at a time: whole steps. */
 struct graph_segment {
 	struct graph_segment *next;
 	uint64_t size;
-	uint64_t live;  /* bytes of slots that are live */
-	uint64_t taken; /* while a graph is placed: bytes of its slots so far */
+};
+
+/* Addresses that a graph's slots on one device are in. */
+struct graph_area {
+	struct graph_area *next;
+	const struct device *device;
+	CUdeviceptr start;
+	uint64_t size, used;
 };
 
 /* Addresses that one or more allocation nodes of a graph have in turn. */
 struct graph_slot {
-	struct graph_slot *next; /* of the same graph */
+	struct graph_slot *next; /* of the same graph, in the order of addresses */
 	struct graph_memory *memory;
 	struct device *device;
-	uint64_t bytes;     /* of addresses: multiples of ADDRESS_STEP */
+	uint64_t bytes;     /* of addresses */
 	bool taken;         /* while the graph is being built: no node has freed it so far */
 	CUgraphNode freed;  /* the node that did last */
 	bool live;          /* a launch left it allocated, and nobody has freed it */
-	uint64_t live_used; /* what of the pool's it keeps while it is live */
-	struct graph_segment *segment; /* where it lies since the last graph_memory_reserve */
+	uint64_t steps;     /* bytes of the steps behind it that are not behind an earlier slot */
 	struct range range; /* in `allocations` while it is live; `start` is always right */
 };
 
@@ -41,6 +47,7 @@ struct graph_memory {
 	unsigned holders; /* graph, executable graph, live slots */
 	bool instantiated;
 	struct graph_slot *slots;
+	struct graph_area *areas;
 };
 
 struct graph_memory *graph_memory_create(void);

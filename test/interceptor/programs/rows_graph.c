@@ -45,6 +45,29 @@ static void run(CUgraphExec graph)
 	OK(cuStreamSynchronize(stream));
 }
 
+/* Many small pieces that live at the same time share steps. Apart they would not fit. */
+static void many_pieces(void)
+{
+	CUgraphExec executable = NULL;
+	CUdeviceptr pointer[200];
+	CUgraph graph = NULL;
+	uint64_t reserved = 0;
+
+	OK(cuGraphCreate(&graph, 0));
+	for (int i = 0; i < 200; i++)
+		OK(add(graph, MIB, false, &pointer[i]));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OK(cuGraphDestroy(graph));
+	run(executable);
+	OK(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
+	charged("200 pieces of 1 MiB", (long long)reserved);
+	for (int i = 0; i < 200; i++)
+		OK(cuMemFree_v2(pointer[i]));
+	OK(cuGraphExecDestroy(executable));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+}
+
 static void explicit_within(void)
 {
 	CUgraphExec graph;
@@ -66,6 +89,7 @@ static void explicit_within(void)
 	charged("the graph destroyed", 128 * MIB);
 	OK(cuDeviceGraphMemTrim(0));
 	charged("trimmed", 0);
+	many_pieces();
 	saw("100 MiB charge 128 from upload or launch until the trim");
 }
 
