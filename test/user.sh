@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# user.sh [PACKAGE…]: run the Go tests of the packages that ask for root (test/needs), or of PACKAGE…, as a user without privileges, in a copy of
-# the tree: tests that need root are skipped, and none fails. As root, after `make test-programs`. The last line is
-# "N passed, N failed, N skipped", where skips for want of root are no failures.
+# user.sh [PACKAGE…]: run Go tests as a user without privileges, in a copy of the tree: those of PACKAGE…, or of the packages that ask for root
+# (test/needs) and of the enforcer's, which acts otherwise without capabilities. Tests that need root are skipped, and none fails. As root, after
+# `make test-programs`. The last line is "N passed, N failed, N skipped", where skips for want of root are no failures.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" != 0 ]; then
@@ -12,7 +12,7 @@ if [ "$(id -u)" != 0 ]; then
 	exit 1
 fi
 GO=${GO:-$(test/go.sh)}
-[ $# -gt 0 ] || mapfile -t packages < <(git grep -l 'needs\.Root(' -- '*.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
+[ $# -gt 0 ] || mapfile -t packages < <(git ls-files 'enforcer/*_test.go' | cat - <(git grep -l 'needs\.Root(' -- '*.go') | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 [ $# = 0 ] || packages=("$@")
 "$GO" list -deps -test "${packages[@]}" >/dev/null # downloads the modules that are missing: the user cannot write to root's cache
 work=$(mktemp -d /tmp/gpuslice-user.XXXXXX)
