@@ -7,6 +7,7 @@
 #include "refusal.h"
 #include "say.h"
 #include "sibling.h"
+#include "table.h"
 
 static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
                    enum attach_call call)
@@ -104,6 +105,21 @@ enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind
 	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .quietly = true};
 
 	return fulfil(&wish);
+}
+
+CUresult grant_error(void)
+{
+	CUdevice ordinal;
+	CUresult result = DRIVER(cuCtxGetDevice)(&ordinal);
+
+	return result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult grant_error_on(CUdevice ordinal)
+{
+	CUresult result = process_device_uuid(ordinal, &(CUuuid){{0}});
+
+	return result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 bool grant_any_left(CUdevice ordinal, enum attach_call call)

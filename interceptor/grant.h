@@ -18,7 +18,12 @@ enum grant_result {
 /* Charge `bytes` on the device `ordinal`; a refusal is counted and reported as `call`. */
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call);
 
-/* The same for a caller that can do without: a refusal is neither counted nor reported. */
+/* What a call answers that was not granted its memory: the driver's own reason, if it would refuse
+ * the call anyway, because no context is current; or because there is no such device. */
+CUresult grant_error(void);
+CUresult grant_error_on(CUdevice ordinal);
+
+/* As grant(), for a caller that can do without: a refusal is neither counted nor reported. */
 enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind);
 
 /* Whether the limit leaves anything: for what cannot be undone, and whose size nobody knows before.

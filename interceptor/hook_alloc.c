@@ -7,6 +7,8 @@
 #include "piece.h"
 #include "table.h"
 
+#define ADDRESSES (1ull << 57) /* there are no more, on any machine */
+
 /* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
  * outputs. */
 struct request {
@@ -75,7 +77,7 @@ static CUresult allocate_small(struct request r, CUdevice ordinal)
 	CUresult result;
 
 	if (!account)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS && block_took_small(address(r), ordinal) != GRANTED)
 		result = free_again(r);
@@ -90,7 +92,7 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 	CUresult result;
 
 	if (grant(ordinal, charged, KIND_MEMORY, ATTACH_CALL_ALLOC) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	if (r.entry == ID_cuMemAlloc_v2 && piece_suits(ordinal, charged)) {
 		result = piece_allocate(r.pointer, ordinal, charged);
 		if (result == CUDA_SUCCESS)
@@ -124,7 +126,7 @@ static __attribute__((noinline)) CUresult allocate(struct request r)
 	uint64_t bytes = asked(r, false);
 
 	/* What cannot succeed is the driver's to refuse. */
-	if (__builtin_expect(ordinal < 0 || !r.pointer || !bytes, 0))
+	if (__builtin_expect(ordinal < 0 || !r.pointer || !bytes || bytes > ADDRESSES, 0))
 		return call_driver(r);
 	if (__builtin_expect(bytes <= BLOCK_SMALL, 1))
 		return allocate_small(r, ordinal);
@@ -207,7 +209,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	if (ordinal < 0 || !pointer || !bytes)
 		return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
 	if (grant(ordinal, charged, KIND_UNLISTED, ATTACH_CALL_MANAGED) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
 	return hold_or_release(result, result ? 0 : *pointer, ordinal, charged, KIND_UNLISTED);
 }

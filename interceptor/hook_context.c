@@ -99,7 +99,7 @@ static CUresult make(const struct request *r)
 	CUresult result;
 
 	if (grant(r->device, charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error_on(r->device);
 	result = call_driver(r);
 	if (result != CUDA_SUCCESS) {
 		process_release(r->device, charged, KIND_OVERHEAD);
@@ -120,6 +120,8 @@ static CUresult create(const struct request *r)
 {
 	CUresult result;
 
+	if (!r->context)
+		return call_driver(r);
 	overhead_change_begin(r->device);
 	result = make(r);
 	overhead_change_end(r->device);

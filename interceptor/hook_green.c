@@ -22,6 +22,8 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 	CUcontext primary = NULL, context = NULL;
 	CUresult result;
 
+	if (!green)
+		return DRIVER(cuGreenCtxCreate)(green, description, device, flags);
 	/* What makes the primary context active charges it: have that be our own call. */
 	result = cuDevicePrimaryCtxRetain(&primary, device);
 	if (result != CUDA_SUCCESS)

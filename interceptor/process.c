@@ -59,19 +59,20 @@ struct process *process_attach(void)
 	return process;
 }
 
+CUresult process_device_uuid(CUdevice ordinal, CUuuid *uuid)
+{
+	/* _v2 tells a MIG instance from its device. */
+	return DRIVER_HAS(cuDeviceGetUuid_v2) ? DRIVER(cuDeviceGetUuid_v2)(uuid, ordinal)
+	                                      : DRIVER(cuDeviceGetUuid)(uuid, ordinal);
+}
+
 /* With attach_lock held. */
 static int find_device(struct process *process, CUdevice ordinal)
 {
-	CUresult error = CUDA_ERROR_NOT_FOUND;
 	size_t bytes = 0;
 	CUuuid uuid;
 
-	/* _v2 tells a MIG instance from its device. */
-	if (DRIVER_HAS(cuDeviceGetUuid_v2))
-		error = DRIVER(cuDeviceGetUuid_v2)(&uuid, ordinal);
-	else if (DRIVER_HAS(cuDeviceGetUuid))
-		error = DRIVER(cuDeviceGetUuid)(&uuid, ordinal);
-	if (error != CUDA_SUCCESS)
+	if (process_device_uuid(ordinal, &uuid) != CUDA_SUCCESS)
 		return -1;
 	if (DRIVER_HAS(cuDeviceTotalMem_v2))
 		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
@@ -163,20 +164,23 @@ bool process_ready(CUdevice ordinal)
 
 CUdevice process_current_ordinal(void)
 {
+	CUresult result;
 	CUdevice ordinal;
 	int count;
 
 	/* With one device there is nothing to ask, and asking (11 ns on an H100's host) would be a
-	 * good part of what the interceptor costs. Without a context the driver refuses the call
-	 * itself. */
-	if (__builtin_expect(process_has_one_device(), 1))
+	 * good part of what the interceptor costs. */
+	if (__builtin_expect(process_has_one_device() && process_seen()->device_of[0], 1))
 		return 0;
 	if (__atomic_load_n(&at_hand.devices, __ATOMIC_RELAXED) == 0 &&
 	    DRIVER_HAS(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
 		__atomic_store_n(&at_hand.devices, count, __ATOMIC_RELAXED);
-	if (!DRIVER_HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
-		return -1;
-	return ordinal;
+	result = DRIVER(cuCtxGetDevice)(&ordinal);
+	if (result == CUDA_SUCCESS)
+		return ordinal;
+	/* A call in a stream may do without a current context, but none works in a driver that is
+	 * not initialised, as in a forked child. */
+	return process_has_one_device() && result != CUDA_ERROR_NOT_INITIALIZED ? 0 : -1;
 }
 
 /* With account_lock held: so much more, and so much less, of what is held is of this kind. */

@@ -129,6 +129,9 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 /* The ledger device that has the UUID already, -1 if none does. Asks nobody and needs no lock. */
 int attach_known_device(const struct process *process, const uint8_t uuid[16]);
 
+/* Ask the driver for a CUDA device's UUID. */
+CUresult process_device_uuid(CUdevice ordinal, CUuuid *uuid);
+
 /* The ledger device of a CUDA device, -1 if the slice has no quota there. */
 int process_find_device(struct process *process, CUdevice ordinal);
 static inline int process_device(struct process *process, CUdevice ordinal)

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// quotaFirst matches calls with two errors, of which the driver reports the other one: the quota is asked first. Each pattern
+// must match a difference.
+var quotaFirst = []string{
+	`current large (cuMemAlloc|cuMemAllocPitch)`, // not in a context of today's API
+	`current large cuMemAllocManaged`,            // without flags
+	`current large cuCtxSetLimit`,                // more than the card has for stacks
+	`(current|destroyed|no-context) large cuImportExternalMemory`,
+	`(destroyed|no-context) large cu(Array3D|Array|MipmappedArray)Create(_v2)?`,
+	`(destroyed|no-context) large cuMemAllocAsync(_ptsz)?`,
+	`\S+ \S+ cuMemCreate`,
+}
+
+// answers runs the program, and returns the driver's code for each call.
+func answers(t *testing.T, cmd *exec.Cmd) map[string]string {
+	t.Helper()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.SplitN(strings.TrimSpace(line), " ", 4)
+		if len(f) != 4 {
+			t.Fatalf("%q: four fields are expected", line)
+		}
+		codes[strings.Join(f[:3], " ")] = f[3]
+	}
+	return codes
+}
+
+func TestWhatTheDriverRefusesTheDriverRefuses(t *testing.T) {
+	program := compile(t, "codes")
+	command := func(args ...string) *exec.Cmd {
+		c := exec.Command(args[0], args[1:]...)
+		c.Env = environment(t, "FAKECUDA_CONTEXT=64M")
+		return c
+	}
+	native := answers(t, command(program))
+	if n := len(native); n < 3000 {
+		t.Fatalf("%d calls: too few", n)
+	}
+	used := map[string]bool{}
+	for call, code := range answers(t, command(filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--", program)) {
+		if code == native[call] {
+			continue
+		}
+		excused := false
+		for _, pattern := range quotaFirst {
+			if code == "2" && native[call] != "0" && regexp.MustCompile("^"+pattern+"$").MatchString(call) {
+				excused, used[pattern] = true, true
+			}
+		}
+		if !excused {
+			t.Errorf("%s: %s, and without the interceptor %s", call, code, native[call])
+		}
+	}
+	for _, pattern := range quotaFirst {
+		if !used[pattern] {
+			t.Errorf("%s: nothing differs any more", pattern)
+		}
+	}
+}
+
+// A process in no slice has no context, so each call that needs one is refused for that reason; and none is granted memory.
+func TestAProcessInNoSliceHearsTheDriversReason(t *testing.T) {
+	program := compile(t, "codes")
+	native := exec.Command(program)
+	native.Env = environment(t)
+	alone := exec.Command(program)
+	alone.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"))
+	codes := answers(t, alone)
+	later := regexp.MustCompile(` cu(MemCreate|MemAllocAsync|MemAllocAsync_ptsz|ImportExternalMemory|\w*Array\w*Create\w*|\w*Ctx\w*(Create|Retain)\w*)$`)
+	for call, code := range answers(t, native) {
+		got, made := codes[call]
+		situation, _, _ := strings.Cut(call, " ")
+		switch {
+		case situation != "uninitialised" && situation != "no-context":
+			if made {
+				t.Errorf("%s: there is a context", call)
+			}
+		case got != code && (got != "2" || !later.MatchString(call)):
+			t.Errorf("%s: %s, and without the interceptor %s", call, got, code)
+		}
+	}
+}
