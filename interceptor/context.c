@@ -2,6 +2,7 @@
 #include "context.h"
 
 #include "piece.h"
+#include "recording.h"
 #include "state.h"
 #include "table.h"
 
@@ -181,6 +182,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		}
 		return result;
 	}
+	recording_context_gone(leaving->handle);
 	hold_owner_gone(process, apart(leaving->handle));
 	piece_owner_gone(apart(leaving->handle));
 	block_owner_gone(process, apart(leaving->handle));

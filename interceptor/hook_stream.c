@@ -2,6 +2,7 @@
 /* Streams: each takes a little, and there may be many. What one took stays when it is destroyed,
  * for the next one (driver observation, H100, 580.159.04). */
 #include "overhead.h"
+#include "recording.h"
 #include "table.h"
 
 static CUresult created(CUresult result)
@@ -25,4 +26,26 @@ CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int
                                 int priority)
 {
 	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority));
+}
+
+/* A recording ends with its stream, whose handle may be another's as soon as it is let go. */
+static CUresult destroy(CUresult (*call)(CUstream stream), CUstream stream)
+{
+	struct recording recording;
+	bool noted = recording_take(stream, &recording);
+	CUresult result = call(stream);
+
+	if (noted && result != CUDA_SUCCESS)
+		recording_put(stream, &recording);
+	return result;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+	return destroy(DRIVER(cuStreamDestroy), stream);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+	return destroy(DRIVER(cuStreamDestroy_v2), stream);
 }

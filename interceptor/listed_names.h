@@ -170,8 +170,6 @@ static const char listed_names[] =
     "cuMulticastGetGranularity\0"
     "cuStreamAttachMemAsync\0"
     "cuStreamAttachMemAsync_ptsz\0"
-    "cuStreamDestroy\0"
-    "cuStreamDestroy_v2\0"
     "cuVDPAUCtxCreate\0"
     "cuVDPAUCtxCreate_v2\0"
     "cuVDPAUGetDevice\0";
@@ -190,7 +188,7 @@ static const uint16_t listed_name_at[] = {
     3013, 3039, 3070, 3104, 3143, 3166, 3194, 3208, 3223, 3244, 3274, 3292,
     3313, 3328, 3354, 3383, 3401, 3419, 3440, 3460, 3483, 3516, 3535, 3558,
     3577, 3596, 3620, 3642, 3669, 3693, 3722, 3745, 3769, 3794, 3832, 3868,
-    3893, 3911, 3932, 3951, 3969, 3995, 4018, 4046, 4062, 4081, 4098, 4118,
+    3893, 3911, 3932, 3951, 3969, 3995, 4018, 4046, 4063, 4083,
 };
 
 static const char listed_families[] =

@@ -5,6 +5,7 @@
 #include "entry.h"
 #include "movable.h"
 #include "piece.h"
+#include "recording.h"
 #include "state.h"
 #include "threads.h"
 
@@ -331,7 +332,7 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 			nanosleep(&pace, NULL);
 		if (wanted(m) != want)
 			return LEDGER_MOVE_DONE;
-		if (__atomic_load_n(&m->recordings, __ATOMIC_SEQ_CST))
+		if (recording_any())
 			return LEDGER_MOVE_BUSY;
 		if (!wait_for_work())
 			return LEDGER_MOVE_DRIVER;

@@ -20,7 +20,6 @@
 #include "ledger.h"
 
 struct mover {
-	uint32_t recordings;      /* of work for graphs: see hook_capture.c */
 	struct ledger_move *move; /* NULL: this process does not move itself */
 	enum ledger_place is;     /* as told there, where others of the slice can write, too */
 	/* Where each piece is: `list[i]` is on the device, or its bytes are in `arena` behind those

@@ -3,6 +3,7 @@
 
 #include "context.h"
 #include "process.h"
+#include "recording.h"
 #include "say.h"
 #include "state.h"
 
@@ -97,11 +98,6 @@ static void end(CUdeviceptr pointer, const struct block *block)
 	process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
-static bool records(void)
-{
-	return __atomic_load_n(&state_of(process_seen())->mover.recordings, __ATOMIC_SEQ_CST) != 0;
-}
-
 /* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
 static CUresult wait_for(uint64_t owner)
 {
@@ -133,7 +129,7 @@ static CUresult free_behind(CUdeviceptr pointer)
 	if (!block_find_piece(pointer, &block))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
 	/* To wait would spoil the recording: the next that is freed ends this one, too. */
-	if (records())
+	if (recording_any())
 		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	result = wait_for(block.owner);
 	if (result != CUDA_SUCCESS)

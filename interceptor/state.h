@@ -15,6 +15,7 @@
 #include "overhead.h"
 #include "pool.h"
 #include "process.h"
+#include "recording.h"
 
 /* The largest page that a kernel has: what is wiped at fork has pages of its own. */
 #if defined(__aarch64__)
@@ -36,6 +37,7 @@ struct state {
 	struct nvml_cache nvml;
 	struct movables movables;
 	struct mover mover;
+	struct recordings recordings;
 };
 
 static inline struct state *state_of(struct process *process)

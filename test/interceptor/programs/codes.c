@@ -73,8 +73,8 @@ static uint64_t value_of(const char *type, enum given given)
 {
 	static uint64_t nothing[GIVENS * ARGUMENTS * 64];
 	static size_t used;
-	static const size_t sizes[GIVENS] = {[SMALL] = 4096, [LARGE] = 1ull << 46, [GONE] = 4096,
-	                                     [BAD_DEVICE] = 4096};
+	static const size_t sizes[GIVENS] = {
+	    [SMALL] = 4096, [LARGE] = 1ull << 46, [GONE] = 4096, [BAD_DEVICE] = 4096};
 
 	if (given == NOTHING)
 		return 0;
@@ -126,7 +126,9 @@ static void call(size_t which, enum given given)
 	function *f;
 	size_t count = 0;
 
-	fill_structures(given == LARGE ? 1ull << 40 : given == ZERO ? 0 : 64,
+	fill_structures(given == LARGE  ? 1ull << 40
+	                : given == ZERO ? 0
+	                                : 64,
 	                given == BAD_DEVICE ? NO_DEVICE : 0);
 	snprintf(text, sizeof(text), "%s", functions[which].arguments + 1); /* behind the bracket */
 	for (argument = strtok_r(text, ",", &rest); argument && count < ARGUMENTS;
@@ -136,8 +138,8 @@ static void call(size_t which, enum given given)
 	}
 	*(void **)&f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), functions[which].name);
 	if (f)
-		*answer = f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
-		            a[11]);
+		*answer =
+		    f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
 }
 
 /* Make things of the driver that are gone. */
@@ -192,8 +194,8 @@ static void print_one(enum situation situation, size_t which, enum given given)
 
 int main(void)
 {
-	answer = mmap(NULL, sizeof(*answer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-	              0);
+	answer =
+	    mmap(NULL, sizeof(*answer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (answer == MAP_FAILED || setrlimit(RLIMIT_CORE, &(struct rlimit){0}))
 		return 1;
 	setvbuf(stdout, NULL, _IOLBF, 0); /* no child has a line of ours to write */

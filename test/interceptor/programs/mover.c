@@ -524,10 +524,22 @@ static void lend(void)
 	EXPECT(cuIpcGetMemHandle(&handle, plain) == CUDA_SUCCESS);
 }
 
-/* While it records work for a graph nobody waits for its context. */
+/* No recording is under way. */
+static void free_at_once(void)
+{
+	CUdeviceptr pointer;
+	uint64_t before = charged();
+
+	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS && charged() == before);
+}
+
+/* While it records work for a graph nobody waits for its context. A recording ends with its stream
+ * or its context, too. */
 static void record(void)
 {
 	CUdeviceptr pointer, other;
+	CUcontext second;
 	CUstream stream;
 	CUgraph graph;
 	uint64_t before;
@@ -553,6 +565,16 @@ static void record(void)
 	set(&control->ready, 3);
 	WAIT_UNTIL(get(&control->over) == 3);
 	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS && charged() == before);
+	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+	EXPECT(cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+	free_at_once();
+	EXPECT(cuCtxCreate_v2(&second, 0, 0) == CUDA_SUCCESS);
+	EXPECT(cuStreamCreate(&stream, 1) == CUDA_SUCCESS);
+	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+	EXPECT(cuCtxDestroy_v2(second) == CUDA_SUCCESS);
+	EXPECT(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	free_at_once();
 }
 
 static void move_who_records(pid_t child)

@@ -408,6 +408,6 @@ const struct row context_rows[] = {
     {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate",
      green_within, green_beyond},
     {"context-limit", "cuCtxSetLimit", limit_within, limit_beyond},
-    {"code-streams", "cuStreamCreate cuStreamCreateWithPriority cuMemAlloc_v2", streams_within,
-     streams_beyond},
+    {"code-streams", "cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuMemAlloc_v2",
+     streams_within, streams_beyond},
     {0}};

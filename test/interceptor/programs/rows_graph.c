@@ -306,6 +306,18 @@ static void captured_into(CUgraph graph)
 		failed("it was recorded into another graph");
 }
 
+/* Recordings of newer drivers, which do not begin. */
+static void captured_otherwise(void)
+{
+	__typeof__(&cuStreamBeginRecaptureToGraph) again = OPTIONAL(cuStreamBeginRecaptureToGraph);
+	__typeof__(&cuStreamBeginCaptureToCig) begin = OPTIONAL(cuStreamBeginCaptureToCig);
+	__typeof__(&cuStreamEndCaptureToCig) end = OPTIONAL(cuStreamEndCaptureToCig);
+
+	if ((again && again(stream, 99, NULL, NULL, NULL) == CUDA_SUCCESS) ||
+	    (begin && begin(stream, NULL) == CUDA_SUCCESS) || (end && end(stream) == CUDA_SUCCESS))
+		failed("a recording of nothing began or ended");
+}
+
 static void captured_within(void)
 {
 	CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
@@ -316,6 +328,7 @@ static void captured_within(void)
 	captured_strictly();
 	graph = captured(50 * MIB);
 	captured_into(graph);
+	captured_otherwise();
 	charged("50 MiB recorded", 0);
 	parameters.hUploadStream = stream;
 	OK(cuGraphInstantiateWithParams(&executable, graph, &parameters));
@@ -438,6 +451,7 @@ const struct row graph_rows[] = {
     {"graph-trim", "cuGraphUpload cuGraphLaunch cuDeviceGraphMemTrim", trim_within, trim_beyond},
     {"graph-captured",
      "cuStreamBeginCapture_v2 cuStreamBeginCaptureToGraph cuStreamEndCapture "
+     "cuStreamBeginRecaptureToGraph cuStreamBeginCaptureToCig cuStreamEndCaptureToCig "
      "cuMemAllocAsync cuMemFreeAsync cuGraphInstantiateWithParams "
      "cuGraphInstantiateWithParams_ptsz cuGraphUpload_ptsz cuGraphLaunch_ptsz",
      captured_within, captured_beyond},
