@@ -186,14 +186,18 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 static bool leave_small(struct blocks *blocks, uint64_t number, struct block *block)
 {
 	uint64_t *at = small_of(blocks, number);
-	uint64_t word = __atomic_load_n(at, __ATOMIC_RELAXED), left;
+	uint64_t word = __atomic_load_n(at, __ATOMIC_RELAXED), left, owner = 0;
 
 	while (is_of(word, number)) {
 		left = (word & USES_MASK) > 1 ? word - 1 : 0;
+		if (!left) /* the place is free for another block when the word is */
+			owner = __atomic_load_n(&blocks->owner[number % BLOCK_PLACES],
+			                        __ATOMIC_RELAXED);
 		if (!__atomic_compare_exchange_n(at, &word, left, true, __ATOMIC_ACQ_REL,
 		                                 __ATOMIC_RELAXED))
 			continue;
 		*block = (struct block){.bytes = BLOCK_BYTES,
+		                        .owner = owner,
 		                        .ordinal = ordinal_in(word),
 		                        .uses = (uint32_t)(word & USES_MASK) - 1};
 		if (!left)
@@ -338,7 +342,8 @@ static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block
 	if (block.uses)
 		process_charge_anyway(block.ordinal, block.bytes, KIND_MEMORY);
 	block.uses = 1;
-	block.owner = context_current();
+	if (!block.owner)
+		block.owner = context_current();
 	put_large(blocks, pointer, &block);
 }
 

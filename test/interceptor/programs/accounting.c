@@ -214,6 +214,26 @@ static void arrays(void)
 	charged("after arrays", 0);
 }
 
+/* What a wrong call frees stays with its context, whichever is current. */
+static void wrong_frees(void)
+{
+	CUcontext first, second;
+	CUdeviceptr p, q;
+
+	cuCtxGetCurrent(&first);
+	expect("alloc 1 byte", cuMemAlloc_v2(&p, 1), CUDA_SUCCESS);
+	expect("alloc 3 MiB", cuMemAlloc_v2(&q, 3 * MIB), CUDA_SUCCESS);
+	expect("second context", cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+	expect("free inside", cuMemFree_v2(p + 1), CUDA_ERROR_INVALID_VALUE);
+	expect("free inside", cuMemFree_v2(q + 1), CUDA_ERROR_INVALID_VALUE);
+	expect("destroy it", cuCtxDestroy_v2(second), CUDA_SUCCESS);
+	cuCtxSetCurrent(first);
+	charged("after wrong frees in another context", 6 * MIB);
+	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
+	expect("free", cuMemFree_v2(q), CUDA_SUCCESS);
+	charged("after frees", 0);
+}
+
 static void contexts(void)
 {
 	CUcontext second, primary;
@@ -262,6 +282,7 @@ int main(void)
 	pools();
 	physical();
 	arrays();
+	wrong_frees();
 	contexts();
 	if (!wrong)
 		printf("every kind is charged, refused and given back\n");
