@@ -121,6 +121,18 @@ static const char listed_names[] =
     "cuLinkCreate\0"
     "cuLinkCreate_v2\0"
     "cuLinkDestroy\0"
+    "cuLogicalEndpointAddDevice\0"
+    "cuLogicalEndpointBindAddr\0"
+    "cuLogicalEndpointBindMem\0"
+    "cuLogicalEndpointCreate\0"
+    "cuLogicalEndpointDestroy\0"
+    "cuLogicalEndpointExport\0"
+    "cuLogicalEndpointGetLimits\0"
+    "cuLogicalEndpointIdRelease\0"
+    "cuLogicalEndpointIdReserve\0"
+    "cuLogicalEndpointImport\0"
+    "cuLogicalEndpointQuery\0"
+    "cuLogicalEndpointUnbind\0"
     "cuMemAddressFree\0"
     "cuMemAddressReserve\0"
     "cuMemAdvise\0"
@@ -184,11 +196,12 @@ static const uint16_t listed_name_at[] = {
     1857, 1877, 1906, 1937, 1968, 1996, 2023, 2050, 2077, 2104, 2131, 2158,
     2184, 2207, 2235, 2271, 2313, 2348, 2386, 2416, 2449, 2485, 2510, 2540,
     2569, 2606, 2642, 2668, 2675, 2695, 2716, 2735, 2751, 2772, 2796, 2810,
-    2827, 2841, 2858, 2873, 2886, 2902, 2916, 2933, 2953, 2965, 2980, 2995,
-    3013, 3039, 3070, 3104, 3143, 3166, 3194, 3208, 3223, 3244, 3274, 3292,
-    3313, 3328, 3354, 3383, 3401, 3419, 3440, 3460, 3483, 3516, 3535, 3558,
-    3577, 3596, 3620, 3642, 3669, 3693, 3722, 3745, 3769, 3794, 3832, 3868,
-    3893, 3911, 3932, 3951, 3969, 3995, 4018, 4046, 4063, 4083,
+    2827, 2841, 2858, 2873, 2886, 2902, 2916, 2943, 2969, 2994, 3018, 3043,
+    3067, 3094, 3121, 3148, 3172, 3195, 3219, 3236, 3256, 3268, 3283, 3298,
+    3316, 3342, 3373, 3407, 3446, 3469, 3497, 3511, 3526, 3547, 3577, 3595,
+    3616, 3631, 3657, 3686, 3704, 3722, 3743, 3763, 3786, 3819, 3838, 3861,
+    3880, 3899, 3923, 3945, 3972, 3996, 4025, 4048, 4072, 4097, 4135, 4171,
+    4196, 4214, 4235, 4254, 4272, 4298, 4321, 4349, 4366, 4386,
 };
 
 static const char listed_families[] =

@@ -39,6 +39,22 @@ static bool other_version_is_hooked(const char *name)
 	return library_hook_of_stem(&library_cuda, name, length);
 }
 
+/* Whether a name says that the function only tells, and that neither of memory nor of code, which
+ * the driver may load to tell of it. */
+static bool only_tells(const char *name)
+{
+	static const char *const others[] = {"Mem", "Library", "Module", "Function"};
+	const char *verb = strstr(name, "Get");
+
+	if (!verb || verb == name + 2)
+		return false;
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		if (strstr(name, others[i]))
+			return false;
+	}
+	return true;
+}
+
 /*
  * A program was handed a function under `name` of which no row of the table is: nothing but driver
  * truth will count what it takes, if it takes anything. Say so. `cuda` is the CUDA version that it
@@ -48,7 +64,7 @@ static void unknown(const char *name, int cuda)
 {
 	struct process *process;
 
-	if (listed(name, cuda != 0))
+	if (listed(name, cuda != 0) || only_tells(name))
 		return;
 	process = process_get();
 	if (!other_version_is_hooked(name))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A version of a function that no driver has yet, and a function of a name that no gpuslice knows,
+ * A version of a function that no driver has yet, and functions of names that no gpuslice knows,
  * for what the interceptor does when they come. A real driver would not have them: cuGetProcAddress
  * hands them out with FAKECUDA_FUTURE=1 alone.
  */
@@ -19,4 +19,12 @@ CUDA_API CUresult cuLogicalMemAlloc(CUdeviceptr *out, size_t size, unsigned long
 CUDA_API CUresult cuLogicalMemAlloc(CUdeviceptr *out, size_t size, unsigned long long flags)
 {
 	return cuMemAlloc_v99(out, size, flags);
+}
+
+CUDA_API CUresult cuLogicalGetLimit(size_t *bytes);
+
+CUDA_API CUresult cuLogicalGetLimit(size_t *bytes)
+{
+	*bytes = 0;
+	return CUDA_SUCCESS;
 }

@@ -7,6 +7,8 @@
  *   dlsym           cuMemAlloc_v99
  *   unlisted        cuLogicalMemAlloc by cuGetProcAddress, whose name no table has
  *   unlisted-dlsym  that by dlsym
+ *   tells           cuLogicalGetLimit by cuGetProcAddress, whose name no table has either
+ *   tells-dlsym     that by dlsym
  *   unlisted-next   that by dlsym for the next object
  *   others          what is not hooked, and what does not exist: nothing is found
  *
@@ -47,6 +49,10 @@ static void *find(const char *way)
 		found = dlsym(cuda, "cuLogicalMemAlloc");
 	else if (strcmp(way, "unlisted-next") == 0)
 		found = dlsym(RTLD_NEXT, "cuLogicalMemAlloc");
+	else if (strcmp(way, "tells") == 0)
+		cuGetProcAddress_v2("cuLogicalGetLimit", &found, 99000, 0, &status);
+	else if (strcmp(way, "tells-dlsym") == 0)
+		found = dlsym(cuda, "cuLogicalGetLimit");
 	else {
 		cuGetProcAddress_v2("cuLaunchKernel", &found, 99000, 0, &status);
 		cuGetProcAddress_v2("cuStreamIsCapturing", &found, 99000, 0, &status);
