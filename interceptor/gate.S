@@ -57,6 +57,7 @@ gate:
 	.endr
 	movq	%r10, %rdi
 	movq	%rax, %rsi
+	movq	%r11, %rdx
 	call	gate_wait
 	.irp	n, 0, 1, 2, 3, 4, 5, 6, 7
 	movups	16 * \n(%rsp), %xmm\n
@@ -147,6 +148,7 @@ gate:
 	str	x8, [sp, #192]
 	mov	x0, x17
 	mov	x1, x9
+	mov	x2, x16
 	bl	gate_wait
 	ldp	q0, q1, [sp]
 	ldp	q2, q3, [sp, #32]

@@ -2,7 +2,9 @@
 #include "gate.h"
 
 #include "attach_client.h"
+#include "entry.h"
 #include "mover.h"
+#include "piece.h"
 #include "process.h"
 #include "quiet.h"
 #include "say.h"
@@ -164,14 +166,83 @@ void gate_leave(void)
 	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
 }
 
-/* Called by the stubs: a call was counted, and the slice is away. It is counted when this returns.
- */
-__attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away);
-void gate_wait(uint64_t *calls, const uint64_t *away)
+/* The process exits while its memory is aside, and only needs it again for other calls than these:
+ * what frees and ends things, and what the hooks of those ask. */
+static uint32_t leaving;
+
+static const char *const passing_names[] = {
+    "cuMemFree_v2",
+    "cuMemFree",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemHostUnregister",
+    "cuModuleUnload",
+    "cuLibraryUnload",
+    "cuEventDestroy_v2",
+    "cuStreamDestroy_v2",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuArrayDestroy",
+    "cuMipmappedArrayDestroy",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuStreamIsCapturing",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuDeviceGetCount",
+    "cuDevicePrimaryCtxGetState",
+    "cuMemPoolGetAttribute",
+};
+#define PASSING (sizeof(passing_names) / sizeof(*passing_names))
+
+static const void *passing[PASSING];
+
+/* Not called any more once the process is back, so a name that is missing costs time alone. */
+static void leave_aside(void)
 {
-	struct quiet quiet = quiet_begin();
+	struct elf_object object;
+
+	mover_stop(true);
+	if (library_find(&library_cuda, &object)) {
+		for (size_t i = 0; i < PASSING; i++)
+			passing[i] = elf_find_symbol(&object, passing_names[i]);
+	}
+	__atomic_store_n(&leaving, 1, __ATOMIC_RELEASE);
+}
+
+bool gate_is_leaving(void)
+{
+	return __atomic_load_n(&leaving, __ATOMIC_ACQUIRE);
+}
+
+static bool passes(const void *function)
+{
+	if (!gate_is_leaving())
+		return false;
+	for (size_t i = 0; i < PASSING; i++) {
+		if (passing[i] == function)
+			return true;
+	}
+	return piece_is_free(function);
+}
+
+/* Called by the stubs: a call of the function was counted, and the slice is away. It is counted
+ * when this returns. */
+__attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away,
+                                                     const void *function);
+void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
+{
+	struct quiet quiet;
 	enum gate_answer answer;
 
+	if (passes(function))
+		return;
+	quiet = quiet_begin();
+	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL))
+		mover_stop(false);
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
 		do {
@@ -190,9 +261,9 @@ void gate_wait(uint64_t *calls, const uint64_t *away)
 int run_at_exit(void (*function)(void *), void *argument, void *object) __asm__("__cxa_atexit");
 
 /*
- * The driver's own work at exit is no call: it would wait for the memory to be back without asking
- * for it. What the driver registered before the process attached runs after this, and the process
- * is not moved any more.
+ * The driver's own work at exit is no call: after its checkpoint it would wait for the memory to be
+ * back without asking for it. What the driver registered before the process attached runs after
+ * this, and the process is not moved any more. One that has moved its memory itself does without.
  */
 static void exit_begins(void *unused)
 {
@@ -203,8 +274,10 @@ static void exit_begins(void *unused)
 	if (!calls)
 		return;
 	count(calls, GATE_CALL);
-	if (is_away(gate->away))
-		gate_wait(calls, gate->away);
+	if (is_away(gate->away) && gate->moves && mover_is_aside())
+		leave_aside();
+	else if (is_away(gate->away))
+		gate_wait(calls, gate->away, NULL);
 }
 
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane)

@@ -63,6 +63,9 @@ void gate_begun(void);
 bool gate_enter(void);
 void gate_leave(void);
 
+/* Whether the process exits while its memory is aside: then what is freed stays there. */
+bool gate_is_leaving(void);
+
 /* Ask for the return of the slice, once. */
 enum gate_answer {
 	GATE_BACK,

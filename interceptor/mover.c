@@ -458,7 +458,14 @@ static void *run(void *unused)
 				syscall(SYS_futex, m->move, FUTEX_WAIT, seen.word, NULL, NULL, 0);
 			continue;
 		}
+		lock_take(&m->lock);
+		if (m->stopped) {
+			lock_give(&m->lock);
+			syscall(SYS_futex, &m->stopped, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+			continue;
+		}
 		failure = towards(m, want);
+		lock_give(&m->lock);
 		if (wanted(m) != want)
 			continue;
 		__atomic_store_n(&m->move->failure, failure, __ATOMIC_RELAXED);
@@ -466,6 +473,21 @@ static void *run(void *unused)
 		syscall(SYS_futex, m->move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 	}
 	return NULL;
+}
+
+bool mover_is_aside(void)
+{
+	return __atomic_load_n(&mover_of()->is, __ATOMIC_SEQ_CST) == LEDGER_ASIDE;
+}
+
+void mover_stop(bool stop)
+{
+	struct mover *m = mover_of();
+
+	lock_take(&m->lock);
+	m->stopped = stop;
+	lock_give(&m->lock);
+	syscall(SYS_futex, &m->stopped, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
 void mover_begin(struct ledger_lane *lane)

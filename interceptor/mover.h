@@ -21,6 +21,8 @@
 
 struct mover {
 	struct ledger_move *move; /* NULL: this process does not move itself */
+	struct lock lock;         /* held while it moves */
+	uint32_t stopped;         /* it moves nothing for now */
 	enum ledger_place is;     /* as told there, where others of the slice can write, too */
 	/* Where each piece is: `list[i]` is on the device, or its bytes are in `arena` behind those
 	 * of the ones before it. Valid from LEDGER_LOCKED until LEDGER_RUNNING. */
@@ -38,6 +40,11 @@ struct mover {
 /* Begin it, in the process that has this lane, if the enforcer wants anything there: once it is
  * attached, with no lock held. */
 void mover_begin(struct ledger_lane *lane);
+
+/* Whether all that can move is aside, and nothing moves. */
+bool mover_is_aside(void);
+/* Move nothing from now on, or go on. */
+void mover_stop(bool stop);
 
 /* The slice is gone, and with it whoever would bring the memory back: wait until this process has
  * done so. */

@@ -129,7 +129,7 @@ static CUresult free_behind(CUdeviceptr pointer)
 	if (!block_find_piece(pointer, &block))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
 	/* To wait would spoil the recording: the next that is freed ends this one, too. */
-	if (recording_any())
+	if (gate_is_leaving() || recording_any())
 		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	result = wait_for(block.owner);
 	if (result != CUDA_SUCCESS)
@@ -139,6 +139,11 @@ static CUresult free_behind(CUdeviceptr pointer)
 	end(pointer, &block);
 	end_freed();
 	return CUDA_SUCCESS;
+}
+
+bool piece_is_free(const void *function)
+{
+	return function == (const void *)free_behind;
 }
 
 CUresult piece_free(CUdeviceptr pointer)

@@ -56,7 +56,7 @@ func ordered(program string, args ...string) *exec.Cmd {
 func TestAProcessMovesItsMemoryItself(t *testing.T) {
 	nvml := filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1")
 	program := compile(t, "mover", "programs/standin.c", "../../interceptor/ledger.c", nvml)
-	for _, name := range []string{"there-and-back", "part", "again", "few", "nothing", "full", "contexts", "lend", "records", "released", "killed", "fork", "given", "given-fork",
+	for _, name := range []string{"there-and-back", "part", "again", "few", "nothing", "full", "contexts", "lend", "records", "released", "killed", "exit", "fork", "given", "given-fork",
 		"own", "own-again", "own-full", "own-lent", "own-part", "own-fault", "own-rdma", "own-released", "own-killed", "own-fork"} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes

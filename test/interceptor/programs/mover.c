@@ -627,6 +627,48 @@ void release(pid_t child)
 	set(&control->over, 1);
 }
 
+/* It exits while its memory is aside, and nobody brings that back. */
+static CUdeviceptr left_aside;
+
+static void free_at_exit(void)
+{
+	EXPECT(cuMemFree_v2(left_aside) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(left_aside) == CUDA_ERROR_INVALID_VALUE);
+	EXPECT(place() == LEDGER_ASIDE && get(&control->asked) == 0);
+	fflush(stdout);
+	if (wrong)
+		_exit(1);
+}
+
+static void exit_aside(void)
+{
+	EXPECT(atexit(free_at_exit) == 0);
+	attach();
+	EXPECT(cuMemAlloc_v2(&left_aside, OF_PIECES) == CUDA_SUCCESS);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	exit(wrong);
+}
+
+static void move_and_let_exit(pid_t child)
+{
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+	set(&control->asked, 0);
+	set(&control->status, ATTACH_AWAY);
+	set(&control->over, 1);
+	for (int tries = 0; tries < 20000; tries++) {
+		siginfo_t info = {0};
+
+		if (waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid)
+			return;
+		pause_ms(1);
+	}
+	EXPECT(!"the process waits for its memory");
+	kill(child, SIGKILL);
+}
+
 static void fork_and_check(void)
 {
 	pid_t child;
@@ -656,6 +698,7 @@ static const struct mover_case cases[] = {{"there-and-back", keep_and_check, mov
                                           {"records", record, move_who_records},
                                           {"released", go_on_alone, release},
                                           {"killed", keep_and_check, move_and_kill},
+                                          {"exit", exit_aside, move_and_let_exit},
                                           {"fork", fork_and_check, move_there_and_back},
                                           {"given", keep_and_check, move_to_what_is_given},
                                           {"given-fork", fork_and_check, move_to_what_is_given},
