@@ -11,9 +11,10 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
@@ -66,18 +67,28 @@ func recordPath(engine string) string { return path.Join(recordDir, engine+".jso
 // overwrites files of the system with its content.
 func loadRecord(t tree, engine string) (*record, error) {
 	r := &record{Version: recordVersion, Engine: engine}
-	real, err := t.resolve(recordPath(engine))
-	if err != nil {
-		return nil, err
+	dir, base, err := t.parent(recordPath(engine), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
 	}
-	text, exists, err := t.read(recordPath(engine))
 	if err != nil {
 		return nil, fmt.Errorf("the record: %w", err)
 	}
-	if !exists {
+	defer dir.Close()
+	fd, err := unix.Openat(int(dir.Fd()), base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil
 	}
-	info, err := os.Stat(real)
+	if err != nil {
+		return nil, fmt.Errorf("the record: %w", &fs.PathError{Op: "open", Path: recordPath(engine), Err: err})
+	}
+	f := os.NewFile(uintptr(fd), base)
+	defer f.Close()
+	text, err := readAll(f, recordPath(engine))
+	if err != nil {
+		return nil, fmt.Errorf("the record: %w", err)
+	}
+	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("the record: %w", err)
 	}
@@ -170,13 +181,11 @@ func (r *record) save(t tree) error {
 	if len(r.Files) == 0 {
 		return t.remove(recordPath(r.Engine), []string{recordDir})
 	}
-	real, err := t.resolve(recordDir)
+	dir, _, err := t.parent(recordPath(r.Engine), 0o700) // only root may read both; same mode as in gpusliced
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(real, 0o700); err != nil { // only root may read both; same mode as in gpusliced
-		return err
-	}
+	dir.Close()
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -187,14 +196,7 @@ func (r *record) save(t tree) error {
 // lock blocks other installations until unlock is called. It locks the parent of the records' directory, which exists or can be
 // created even without records.
 func lock(t tree) (unlock func(), err error) {
-	real, err := t.resolve(api.DefaultState)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(real), 0o755); err != nil {
-		return nil, err
-	}
-	dir, err := os.Open(filepath.Dir(real))
+	dir, _, err := t.parent(api.DefaultState, 0o755)
 	if err != nil {
 		return nil, err
 	}
