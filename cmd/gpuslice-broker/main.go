@@ -38,6 +38,7 @@ Flags:
 `
 
 func main() {
+	unix.Umask(0o077) // of what it makes, nothing is for other users
 	code, err := run(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpuslice-broker:", err)

@@ -43,6 +43,7 @@ Flags:
 `
 
 func main() {
+	syscall.Umask(0o022) // each file gets the mode that the code names
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)

@@ -30,6 +30,7 @@ type leaseHost struct {
 	cgroup string
 	daemon *exec.Cmd
 	said   testhost.Output
+	umask  string // of the lease service
 	lease.Service
 }
 
@@ -39,7 +40,7 @@ func newLeaseHost(t *testing.T) *leaseHost {
 	if _, err := os.Stat(filepath.Join(testhost.BinDir(t), "gpuslice-broker")); err != nil {
 		t.Skip("needs bin/gpuslice-broker: make test-programs")
 	}
-	h := &leaseHost{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})}
+	h := &leaseHost{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}}), umask: "022"}
 	h.Stop(unix.SIGTERM)
 	h.cgroup = "gpuslice-test-" + filepath.Base(h.Dir)
 	h.Service.Socket = filepath.Join(h.Dir, "run", "leases.sock")
@@ -112,7 +113,7 @@ func (h *leaseHost) leases() string { return filepath.Join(h.Dir, "run", "leases
 
 func (h *leaseHost) start() {
 	h.T.Helper()
-	h.daemon = exec.Command(filepath.Join(h.bin, "gpuslice-leased"), "--config", h.Config())
+	h.daemon = exec.Command("sh", "-c", "umask "+h.umask+`; exec "$@"`, "sh", filepath.Join(h.bin, "gpuslice-leased"), "--config", h.Config())
 	h.daemon.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"))
 	h.daemon.Stdout, h.daemon.Stderr = &h.said, &h.said
 	h.Must(h.daemon.Start())

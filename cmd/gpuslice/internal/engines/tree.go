@@ -260,8 +260,11 @@ func (w *walk) close(kept *os.File) {
 func (w *walk) link(name string) (string, error) {
 	target := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(w.at().Fd()), name, target)
-	if err != nil { // no link, or missing
-		return "", nil
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
+		return "", nil // no link, or missing
+	}
+	if err != nil {
+		return "", &fs.PathError{Op: "readlink", Path: filepath.Join(w.at().Name(), name), Err: err}
 	}
 	var is unix.Stat_t
 	if err := unix.Fstatat(int(w.at().Fd()), name, &is, unix.AT_SYMLINK_NOFOLLOW); err != nil {
