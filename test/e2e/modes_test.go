@@ -95,22 +95,24 @@ func TestNoUmaskChangesAModeOfTheLeaseService(t *testing.T) {
 			h.umask = umask
 			h.start()
 			h.leased(nobody, "--vram", "2G")
-			session := h.as(nobody, "--socket", filepath.Join(h.Dir, "run", "session.sock"), "run", "--vram", "1G", "--", "sh", "-c", "echo begun; read line")
+			home := filepath.Join(h.Dir, "home")
+			h.Must(os.Mkdir(home, 0o755))
+			h.Must(os.Chown(home, nobody, nobody))
+			session := h.as(nobody, "--socket", filepath.Join(h.Dir, "run", "session.sock"), "run", "--vram", "1G", "--",
+				"sh", "-c", "umask "+umask+`; exec "$@"`, "sh", filepath.Join(h.bin, "gpuslice-broker"), "--directory", filepath.Join(home, "broker"), "--vram", "64M")
 			session.Env = append(session.Env, "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"))
-			input, err := session.StdinPipe()
-			h.Must(err)
 			output, err := session.StdoutPipe()
 			h.Must(err)
 			h.Must(session.Start())
 			defer func() {
-				h.Must(input.Close())
-				_ = session.Wait() // read has failed
+				_ = session.Process.Signal(unix.SIGTERM)
+				_ = session.Wait()
 			}()
-			if line, err := bufio.NewReader(output).ReadString('\n'); line != "begun\n" {
+			if line, err := bufio.NewReader(output).ReadString('\n'); !strings.HasPrefix(line, "address ") {
 				t.Fatalf("the session says %q, %v", line, err)
 			}
-			h.Must(checkModes(h.Host, []string{"gpuslice-leased", "gpusliced for a session"},
-				map[string]string{"SOCKETS": "sockets", "LEASES": "run/leases", "RUN/slices": "run/slices"}))
+			h.Must(checkModes(h.Host, []string{"gpuslice-leased", "gpusliced for a session", "gpuslice-broker"},
+				map[string]string{"SOCKETS": "sockets", "LEASES": "run/leases", "RUN/slices": "run/slices", "BROKER": "home/broker"}))
 		})
 	}
 }
