@@ -9,15 +9,21 @@ import (
 	"testing"
 )
 
-const maxArchitectureWords = 2500
-
-// The page gives an overview, so it must stay short.
-func TestTheArchitectureIsReadInOneSitting(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/architecture.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if words := len(strings.Fields(string(text))); words > maxArchitectureWords {
-		t.Errorf("docs/architecture.md has %d words, and %d are its bound: docs/evidence/accounting.md and docs/evidence/restart.md are for the detail", words, maxArchitectureWords)
+// These pages give an overview, so they must stay short.
+func TestOverviewsAreReadInOneSitting(t *testing.T) {
+	for page, limit := range map[string]struct {
+		words  int
+		detail string
+	}{
+		"docs/architecture.md":     {2500, "docs/evidence/accounting.md and docs/evidence/restart.md"},
+		"docs/operate/security.md": {1000, "docs/evidence/security.md"},
+	} {
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if words := len(strings.Fields(string(text))); words > limit.words {
+			t.Errorf("%s has %d words, more than %d: move details to %s", page, words, limit.words, limit.detail)
+		}
 	}
 }
