@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,29 +40,5 @@ func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	}
 	if answers > 1 || asked.Load() != 1 {
 		t.Errorf("%d questions were taken, and %d answered", asked.Load(), answers)
-	}
-}
-
-// What an operator is told about this socket is what holds: docs/operate/bounds.md has a table of it.
-func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
-	document, err := os.ReadFile("../../docs/operate/bounds.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, row := range [][2]string{
-		{"| connections at a time |", "64, and 128 in the kernel's queue |"},
-		{"| until the head of a request is there |", "1 s for all of it |"},
-		{"| for the answer to be taken |", " 1 s |"},
-		{"| size of a head and of a body |", "64 bytes |"},
-		{"| requests a second |", "100, after a burst of 2,048 |"},
-	} {
-		_, rest, found := strings.Cut(string(document), "\n"+row[0])
-		line, _, _ := strings.Cut(rest, "\n")
-		if !found || !strings.HasSuffix(line, row[1]) {
-			t.Errorf("docs/operate/bounds.md: the row %q does not end with %q: %q", row[0], row[1], line)
-		}
-	}
-	if InFlight != 64 || backlog != 128 || Patience != time.Second || ledger.MessageSize != 64 || Rate != 100 || Burst != 2048 {
-		t.Error("and this is no longer so")
 	}
 }

@@ -25,7 +25,12 @@ type Pace struct {
 func WrongTokens() *Pace { return &Pace{Burst: 10, Interval: 6 * time.Second} }
 
 // Changes is the pace at which a user begins and renews sessions: each is stored, and has events.
-func Changes() *Pace { return &Pace{Burst: 64, Interval: time.Second} }
+func Changes() *Pace { return &Pace{Burst: changesAtOnce, Interval: changesInterval} }
+
+const (
+	changesAtOnce   = 64
+	changesInterval = time.Second
+)
 
 // maxPaced is of how many users at a time it is known what they did. Others may do it: a crowd of users keeps nobody from it.
 const maxPaced = 1024

@@ -3,6 +3,7 @@
 package docs
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,7 +13,95 @@ import (
 
 	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/doctable"
 )
+
+const bounds = "docs/operate/bounds.md"
+
+var (
+	update      = flag.Bool("update", false, "write the table of "+bounds)
+	placeholder = regexp.MustCompile(`\{([\w/]+\.[\w.]+)(:b)?\}`)
+)
+
+// noBound lists numeric constants that bound nothing that others can spend, by what they are.
+var noBound = map[string]string{
+	"how often and how long the daemons do their own work": `api/server.drainTimeout daemon/audit.closeTimeout lease/service.drainTimeout lease/service.interval lease/service.askTimeout
+		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.triedLasts enforcer.termQuiet
+		enforcer.minKillInterval enforcer.maxKillInterval enforcer.firstExit enforcer.killTimeout enforcer.drainPace
+		enforcer.obstacleLasts enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
+		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
+		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
+	"sizes that are estimated or rounded": `api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.stayMargin enforcer.slowest
+		enforcer.residue enforcer.spare enforcer.mayLeave enforcer.hostPlenty enforcer/native.rounding`,
+	"how many are named in a message": `enforcer.named enforcer/admission.named`,
+	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
+		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady
+		enforcer/checkpoint.ResultNotSupported enforcer/checkpoint.lockFD enforcer/process.Unreadable enforcer/process.wakeKey
+		enforcer/store.recordSchema enforcer/store.stateSchema enforcer/unixsocket.PassRights`,
+	"a shortcut of an algorithm": `enforcer/event.few`,
+}
+
+// The page has the values of the code. `go test ./test/docs -run TestTheBounds -update` writes it from testdata/bounds.md.
+func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
+	rows, err := os.ReadFile("testdata/bounds.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, used := make(source), make(map[string]bool)
+	table := placeholder.ReplaceAllStringFunc(string(rows), func(in string) string {
+		match := placeholder.FindStringSubmatch(in)
+		used[match[1]] = true
+		v, err := code.of(match[1])
+		if err != nil {
+			t.Error(err)
+			return in
+		}
+		return v.text(match[2] != "")
+	})
+	if strings.ContainsAny(table, "{}") {
+		t.Error("a placeholder is left")
+	}
+	page := filepath.Join(root, bounds)
+	if *update {
+		if err := doctable.Write(page, table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := doctable.Read(page); err != nil || got != table {
+		t.Errorf("%s is not what the code says (%v): run this test with -update", bounds, err)
+	}
+	exempt := make(map[string]bool)
+	for what, names := range noBound {
+		for name := range strings.FieldsSeq(names) {
+			if exempt[name] = true; used[name] {
+				t.Errorf("%s is in a row, and among %q", name, what)
+			}
+		}
+	}
+	dirs, err := packages("api/server", "lease/service", "enforcer", "daemon")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		p, err := code.load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range p.consts {
+			name = dir + "." + name
+			if _, err := code.of(name); err != nil { // not a number
+				continue
+			}
+			if !used[name] && !exempt[name] {
+				t.Errorf("%s is in no row of testdata/bounds.md: if it is a limit, add it, else name it in noBound", name)
+			}
+			delete(exempt, name)
+		}
+	}
+	for name := range exempt {
+		t.Errorf("%s is in noBound, and no constant", name)
+	}
+}
 
 // Each row of a table names tests in one of its cells.
 func TestEachRowNamesTestsThatExist(t *testing.T) {
@@ -20,7 +109,7 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 		document, after, first string
 		cells, tests, rows     int
 	}{
-		{"docs/operate/bounds.md", "\n## Of everything\n", "resource", 5, 4, 25},
+		{bounds, "\n", "resource", 6, 5, 40},
 		{"docs/evidence/promises.md", "\n", "promise", 2, 1, 25},
 	} {
 		text, err := os.ReadFile(filepath.Join(root, table.document))
@@ -40,6 +129,9 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 			}
 			rows++
 			for part := range strings.SplitSeq(cells[table.tests], ";") {
+				if table.document == bounds && strings.TrimSpace(cells[table.tests]) == "no test" {
+					continue
+				}
 				if look(t, cells[0], part) == 0 {
 					t.Errorf("%s: %q: no test is named in %q", table.document, cells[0], part)
 				}
