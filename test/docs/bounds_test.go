@@ -87,7 +87,7 @@ func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range p.consts {
+		for _, name := range p.limits() {
 			name = dir + "." + name
 			if _, err := code.of(name); err != nil { // not a number
 				continue

@@ -80,6 +80,32 @@ func (s source) load(dir string) (*pkg, error) {
 	return p, nil
 }
 
+// limits returns the names of constants, and of the fields of structs that are package variables.
+func (p *pkg) limits() []string {
+	all := p.consts
+	var fields func(name string, e ast.Expr)
+	fields = func(name string, e ast.Expr) {
+		literal, ok := e.(*ast.CompositeLit)
+		if !ok {
+			all = append(all, name)
+			return
+		}
+		for _, element := range literal.Elts {
+			if pair, ok := element.(*ast.KeyValueExpr); ok {
+				if key, ok := pair.Key.(*ast.Ident); ok {
+					fields(name+"."+key.Name, pair.Value)
+				}
+			}
+		}
+	}
+	for name, e := range p.values {
+		if _, ok := e.(*ast.CompositeLit); ok {
+			fields(name, e)
+		}
+	}
+	return all
+}
+
 // of returns the value of a name such as api/server.userLimits.header.
 func (s source) of(name string) (value, error) {
 	if name == "enforcer/ledger.Slots" { // from ledger.h

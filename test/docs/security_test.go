@@ -82,6 +82,42 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	}
 }
 
+// Each leaf of docs/evidence/attack-trees.md names tests that exist, or says that there is none, or what does not hold.
+func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs/evidence/attack-trees.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(text), "\n")
+	if len(lines) > 121 {
+		t.Errorf("it has %d lines, more than 120", len(lines)-1)
+	}
+	leaves := 0
+	for i, line := range lines[:len(lines)-1] {
+		item := strings.TrimLeft(line, " ")
+		if !strings.HasPrefix(item, "- ") || strings.HasPrefix(lines[i+1], strings.Repeat(" ", len(line)-len(item)+2)+"- ") {
+			continue
+		}
+		leaves++
+		switch {
+		case strings.Contains(item, ": no test: "):
+		case strings.Contains(item, ": not held: "):
+			if !strings.Contains(item, ", see [") {
+				t.Errorf("%q: where is the limit described?", item)
+			}
+		default:
+			for part := range strings.SplitSeq(item, ";") {
+				if look(t, item, part) == 0 {
+					t.Errorf("%q names no test", part)
+				}
+			}
+		}
+	}
+	if leaves < 60 {
+		t.Errorf("found %d leaves, want at least 60", leaves)
+	}
+}
+
 // look checks one part of a cell: that its tests, case of a program, or file with its quoted text exist. It returns the number
 // of named tests and files.
 func look(t *testing.T, claim, part string) int {
