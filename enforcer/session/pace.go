@@ -22,12 +22,14 @@ type Pace struct {
 
 // WrongTokens is the pace of wrong tokens. A token cannot be guessed in the age of the universe; this is so that guessing costs nobody
 // anything, and is noticed.
-func WrongTokens() *Pace { return &Pace{Burst: 10, Interval: 6 * time.Second} }
+func WrongTokens() *Pace { return &Pace{Burst: wrongAtOnce, Interval: wrongInterval} }
 
 // Changes is the pace at which a user begins and renews sessions: each is stored, and has events.
 func Changes() *Pace { return &Pace{Burst: changesAtOnce, Interval: changesInterval} }
 
 const (
+	wrongAtOnce     = 10
+	wrongInterval   = 6 * time.Second
 	changesAtOnce   = 64
 	changesInterval = time.Second
 )
