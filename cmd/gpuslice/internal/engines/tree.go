@@ -313,7 +313,7 @@ func (w *walk) check(full string, is *unix.Stat_t) error {
 		return fmt.Errorf("%s: the user %d owns %s, and could have another file written: give it to root", w.file, is.Uid, full)
 	case is.Mode&0o002 != 0 && !sticky,
 		is.Mode&0o020 != 0 && !sticky && is.Gid != 0 && int(is.Gid) != os.Getegid() && is.Gid != w.root.Gid:
-		return fmt.Errorf("%s: others than its owner may write to %s, and could have another file written: `chmod go-w` it", w.file, full)
+		return fmt.Errorf("%s: others than its owner may write to %s, and could have another file written: run `sudo chmod go-w` on it", w.file, full)
 	}
 	return nil
 }
