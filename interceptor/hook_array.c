@@ -10,12 +10,19 @@
  * padded to a block of the largest. The whole is taken in blocks of 2 MiB; up to 1 MiB it shares
  * one, but with other arrays only, not with linear memory. Sparse and deferred arrays take nothing
  * (but page tables). NV12 takes a byte and a half a texel.
+ *
+ * A block that small arrays share goes back with the last of them. An array has no address, so
+ * nobody can tell which block it is in: whether a call took one or gave one back is read off the
+ * card's free memory, and then asked of driver truth. What is charged for them is overhead.
  */
 #include "block.h"
 #include "grant.h"
 #include "hold.h"
 #include "object.h"
+#include "overhead.h"
 #include "table.h"
+
+#include <string.h>
 
 /* Bytes of one texel's channel; 0 if the format is not a plain one. */
 static uint64_t channel_bytes(int format)
@@ -144,8 +151,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 	if (has_layers(shape) && block &&
 	    __builtin_mul_overflow(round_up(sum, block), shape->Depth, &sum))
 		return UINT64_MAX;
-	/* Small ones are packed like small linear memory, but where is not known. */
-	return sum <= BLOCK_SMALL ? round_up(sum, 512) : block_round(sum);
+	return sum <= BLOCK_SMALL ? sum : block_round(sum);
 }
 
 /* One array to be made, whichever entry point it came by. */
@@ -173,6 +179,35 @@ static CUresult call_driver(const struct request *r)
 	}
 }
 
+static CUresult destroy_driver(const struct request *r)
+{
+	if (r->entry == ID_cuMipmappedArrayCreate)
+		return DRIVER(cuMipmappedArrayDestroy)(*(CUmipmappedArray *)r->array);
+	return DRIVER(cuArrayDestroy)(*(CUarray *)r->array);
+}
+
+/* One that may need a new block of those that small arrays share. What is held for it is its place
+ * alone. */
+static CUresult create_small(const struct request *r, CUdevice ordinal)
+{
+	struct watch watch;
+	CUresult result;
+
+	if (!process_ready(ordinal))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	watch = watch_begin();
+	result = call_driver(r);
+	if (result != CUDA_SUCCESS) {
+		watch_drop(&watch);
+		return result;
+	}
+	if (watch_end_block(&watch, ATTACH_CALL_ARRAY))
+		return hold_or_release(result, *(uintptr_t *)r->array, ordinal, 0, KIND_OVERHEAD);
+	(void)destroy_driver(r);
+	memset(r->array, 0, sizeof(CUarray));
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult create(const struct request *r)
 {
 	CUdevice ordinal = process_current_ordinal();
@@ -182,6 +217,8 @@ static CUresult create(const struct request *r)
 	if (ordinal < 0 || !r->array || !r->shape)
 		return call_driver(r);
 	bytes = array_bytes(&r->full, r->levels);
+	if (bytes && bytes <= BLOCK_SMALL)
+		return create_small(r, ordinal);
 	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_ARRAY) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = call_driver(r);
@@ -250,28 +287,46 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	return create(&r);
 }
 
-/* Its tiles, if it is sparse, let go of what was mapped in them. */
-static CUresult destroyed(CUresult result, uint64_t key, bool known, const struct holding *holding)
+/* Before and after the driver's call: of small ones it may end the block. */
+struct destroying {
+	uint64_t key;
+	bool known;
+	struct holding holding;
+	struct watch watch;
+};
+
+static struct destroying begin_destroying(const void *array)
 {
+	struct destroying d = {.key = (uint64_t)(uintptr_t)array, .watch = {.ordinal = -1}};
+
+	d.known = unhold(d.key, &d.holding);
+	if (d.known && d.holding.kind == KIND_OVERHEAD)
+		d.watch = watch_begin();
+	return d;
+}
+
+static CUresult end_destroying(const struct destroying *d, CUresult result)
+{
+	/* Its tiles, if it is sparse, let go of what was mapped in them. */
 	if (result == CUDA_SUCCESS)
-		objects_unbind(key, -1, 0, UINT64_MAX);
-	return known ? release_or_hold(result, key, holding) : result;
+		objects_unbind(d->key, -1, 0, UINT64_MAX);
+	if (!d->known)
+		return result;
+	if (d->holding.kind == KIND_OVERHEAD)
+		watch_end_less(&d->watch, d->holding.ordinal);
+	return release_or_hold(result, d->key, &d->holding);
 }
 
 CUresult cuArrayDestroy(CUarray array)
 {
-	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct holding holding;
-	bool known = unhold(key, &holding);
+	struct destroying d = begin_destroying(array);
 
-	return destroyed(DRIVER(cuArrayDestroy)(array), key, known, &holding);
+	return end_destroying(&d, DRIVER(cuArrayDestroy)(array));
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct holding holding;
-	bool known = unhold(key, &holding);
+	struct destroying d = begin_destroying(array);
 
-	return destroyed(DRIVER(cuMipmappedArrayDestroy)(array), key, known, &holding);
+	return end_destroying(&d, DRIVER(cuMipmappedArrayDestroy)(array));
 }

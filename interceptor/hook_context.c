@@ -247,6 +247,8 @@ static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device
 	result = primary_left(call(device), device);
 	overhead_change_end(device);
 	lock_give(lock);
+	if (!primary_active(device))
+		overhead_settle_loose(device);
 	return result;
 }
 

@@ -59,6 +59,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	result = primary_left(DRIVER(cuGreenCtxDestroy)(green), known.ordinal);
 	overhead_change_end(known.ordinal);
 	lock_give(lock);
+	if (!primary_active(known.ordinal))
+		overhead_settle_loose(known.ordinal);
 	if (result != CUDA_SUCCESS) {
 		context_note(key_of(green), &known);
 		if (context)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "overhead.h"
 
+#include "block.h"
 #include "grant.h"
 #include "quiet.h"
 #include "state.h"
@@ -269,8 +270,13 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* Whether the call may have taken something, and what there is now; if nobody knows, that is left
- * for later. */
+/* Whether the card's free memory is as it was before the call. */
+static bool took_nothing(const struct watch *watch)
+{
+	return watch->left && bytes_left() == watch->left;
+}
+
+/* What there is after the call; if nobody knows, that is left for later. */
 static bool measure_load(const struct watch *watch, struct measured *all)
 {
 	struct process *process = process_get();
@@ -278,8 +284,6 @@ static bool measure_load(const struct watch *watch, struct measured *all)
 	int device = (int)watch->account->device;
 	bool known;
 
-	if (watch->left && bytes_left() == watch->left)
-		return false;
 	/* A context takes a fraction of a second to come or go. */
 	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)
@@ -337,10 +341,45 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
 	if (!watch->account || !watch->account->ledger)
 		return true;
-	if (measure_load(watch, &all))
+	if (!took_nothing(watch) && measure_load(watch, &all))
 		fits = charge_load(watch, call, &all, bytes);
 	ledger_end_load(watch->account);
 	return fits;
+}
+
+bool watch_end_block(const struct watch *watch, enum attach_call call)
+{
+	struct measured all;
+	struct overheads *overheads = overheads_of(process_get());
+	uint64_t bytes = 0;
+	bool fits = true;
+
+	if (!watch->account || !watch->account->ledger)
+		return true;
+	if (!took_nothing(watch)) {
+		if (measure_load(watch, &all)) {
+			fits = charge_load(watch, call, &all, &bytes);
+		} else {
+			bytes = BLOCK_BYTES;
+			fits = grant(watch->ordinal, bytes, KIND_OVERHEAD, call) == GRANTED;
+		}
+		lock_take(&overheads->lock);
+		if (fits && bytes)
+			set_loose(overheads, watch->account->device,
+			          overheads->loose[watch->account->device] + bytes);
+		lock_give(&overheads->lock);
+	}
+	ledger_end_load(watch->account);
+	return fits;
+}
+
+void watch_end_less(const struct watch *watch, CUdevice ordinal)
+{
+	bool same = watch->ordinal == ordinal && took_nothing(watch);
+
+	watch_drop(watch);
+	if (!same)
+		overhead_settle_loose(ordinal);
 }
 
 void watch_drop(const struct watch *watch)

@@ -82,6 +82,14 @@ struct watch watch_begin(void);
  * measured while another thread loaded code, too, is charged, but nobody's. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
+/* The same after a call that takes a block of 2 MiB, which several things share, or nothing: what it
+ * took is nobody's alone. Where driver truth is silent and the card has other free memory than
+ * before, that is a block. */
+bool watch_end_block(const struct watch *watch, enum attach_call call);
+
+/* After one that may have given such a block of the device back: what is no more is given back. */
+void watch_end_less(const struct watch *watch, CUdevice ordinal);
+
 /* Instead of that, if the call was not made, or failed: no load is under way for it any more. */
 void watch_drop(const struct watch *watch);
 

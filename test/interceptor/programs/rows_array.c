@@ -122,7 +122,76 @@ static void mipmapped_beyond(void)
 	refused_beyond(&kind);
 }
 
+/* 1 MiB each, so two in a block of 2 MiB; every fourth that is left keeps a block. */
+static CUresult make_small(CUarray *array)
+{
+	CUDA_ARRAY_DESCRIPTOR plane = {
+	    .Width = 500, .Height = 500, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+
+	return cuArrayCreate_v2(array, &plane);
+}
+
+static void small_within(void)
+{
+	enum { COUNT = 64, APART = 4 };
+	CUarray array[COUNT] = {0};
+
+	begin();
+	for (unsigned i = 0; i < COUNT; i++)
+		OK(make_small(&array[i]));
+	charged("64 arrays of 1 MiB", COUNT * (long long)MIB);
+	agrees("64 arrays of 1 MiB", 0);
+	for (unsigned i = 0; i < COUNT; i++) {
+		if (i % APART)
+			OK(cuArrayDestroy(array[i]));
+	}
+	charged("every fourth of them", COUNT / APART * 2 * (long long)MIB);
+	agrees("every fourth of them", 0);
+	for (unsigned i = 0; i < COUNT; i += APART)
+		OK(cuArrayDestroy(array[i]));
+	charged("all destroyed", 0);
+	saw("64 arrays of 1 MiB are charged 64 MiB, 16 that are left in as many blocks 32");
+}
+
+/* Of each four arrays one is left, until one is refused: then as many are left as blocks fit. */
+static void small_beyond(void)
+{
+	enum { APART = 4, MOST = 1024 };
+	static CUarray array[MOST];
+	CUdeviceptr most;
+	size_t count = 0;
+	CUresult result;
+
+	begin();
+	most = fill_but(64 * MIB);
+	do {
+		for (unsigned i = 0; i < APART; i++) {
+			result = count + i < MOST ? make_small(&array[count + i])
+			                          : CUDA_ERROR_INVALID_VALUE;
+			if (result != CUDA_SUCCESS)
+				break;
+		}
+		for (unsigned i = 1; i < APART && result == CUDA_SUCCESS; i++) {
+			OK(cuArrayDestroy(array[count + i]));
+			array[count + i] = NULL;
+		}
+		count += APART;
+	} while (result == CUDA_SUCCESS);
+	OUT_OF_MEMORY("an array more", result);
+	agrees("when one is refused", 0);
+	if (left() > 4 * MIB)
+		failed("%zu MiB are left", left() / MIB);
+	for (size_t i = 0; i < count; i++) {
+		if (array[i])
+			OK(cuArrayDestroy(array[i]));
+	}
+	give_room(most);
+	charged("all destroyed", 0);
+	saw("%zu blocks are had by a fourth of the arrays that were in them", count / APART);
+}
+
 const struct row array_rows[] = {
+    {"arrays-small", "cuArrayCreate_v2 cuArrayDestroy", small_within, small_beyond},
     {"arrays", "cuArray3DCreate_v2 cuArrayCreate_v2 cuArrayDestroy", arrays_within, arrays_beyond},
     {"mipmapped", "cuMipmappedArrayCreate cuMipmappedArrayDestroy", mipmapped_within,
      mipmapped_beyond},
