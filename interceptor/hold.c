@@ -54,6 +54,18 @@ bool hold_known(uint64_t key)
 	return known;
 }
 
+uint64_t hold_count_sharing(CUdevice ordinal)
+{
+	struct holds *holds = take_holds();
+	struct holding *at = NULL;
+	uint64_t count = 0;
+
+	while ((at = map_next(&holds->by_key, at)))
+		count += at->ordinal == ordinal && at->kind == KIND_OVERHEAD && !at->bytes;
+	lock_give(&holds->lock);
+	return count;
+}
+
 CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes,
                          enum kind kind)
 {

@@ -32,6 +32,9 @@ void hold(uint64_t key, const struct holding *holding);
 void hold_part(uint64_t key, const struct holding *part);
 bool hold_known(uint64_t key);
 
+/* How much on the device has overhead, shared with others, that is charged to none of them. */
+uint64_t hold_count_sharing(CUdevice ordinal);
+
 /*
  * After the driver answered a request that was charged: hold the bytes under `key` if it succeeded,
  * give them back if not. Returns `result`.

@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "grant.h"
+#include "hold.h"
 #include "quiet.h"
 #include "state.h"
 #include "table.h"
@@ -149,6 +150,22 @@ static void set_loose(struct overheads *overheads, unsigned device, uint64_t byt
 	__atomic_store_n(&overheads->loose[device], bytes, __ATOMIC_RELAXED);
 }
 
+/* Nobody says what there is: then no more blocks are shared than there are things in them. */
+static void give_back_guessed(struct process *process, CUdevice ordinal, int device)
+{
+	struct overheads *overheads = overheads_of(process);
+	uint64_t most = hold_count_sharing(ordinal) * BLOCK_BYTES, less = 0;
+
+	lock_take(&overheads->lock);
+	if (overheads->guessed[device] > most)
+		less = overheads->guessed[device] - most;
+	overheads->guessed[device] -= less;
+	set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
+	if (less)
+		process_release(ordinal, less, KIND_OVERHEAD);
+	lock_give(&overheads->lock);
+}
+
 /* Make what is charged what there is, as far as it is nobody's. */
 static void settle(struct process *process, CUdevice ordinal, int device)
 {
@@ -162,9 +179,12 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 		leave_open(process, device);
 		return;
 	}
-	if (!overhead_measure(process, device, false, &all))
+	if (!overhead_measure(process, device, false, &all)) {
+		give_back_guessed(process, ordinal, device);
 		return;
+	}
 	lock_take(&overheads->lock);
+	overheads->guessed[device] = 0;
 	now = charged(process, device);
 	loads = overhead_loads(process, device);
 	if (loads.under_way || loads.ended != then.ended ||
@@ -351,22 +371,25 @@ bool watch_end_block(const struct watch *watch, enum attach_call call)
 {
 	struct measured all;
 	struct overheads *overheads = overheads_of(process_get());
-	uint64_t bytes = 0;
+	uint64_t bytes = 0, guessed = 0;
 	bool fits = true;
+	unsigned device;
 
 	if (!watch->account || !watch->account->ledger)
 		return true;
+	device = watch->account->device;
 	if (!took_nothing(watch)) {
 		if (measure_load(watch, &all)) {
 			fits = charge_load(watch, call, &all, &bytes);
 		} else {
-			bytes = BLOCK_BYTES;
-			fits = grant(watch->ordinal, bytes, KIND_OVERHEAD, call) == GRANTED;
+			guessed = BLOCK_BYTES;
+			fits = grant(watch->ordinal, guessed, KIND_OVERHEAD, call) == GRANTED;
 		}
 		lock_take(&overheads->lock);
-		if (fits && bytes)
-			set_loose(overheads, watch->account->device,
-			          overheads->loose[watch->account->device] + bytes);
+		if (fits) {
+			set_loose(overheads, device, overheads->loose[device] + bytes + guessed);
+			overheads->guessed[device] += guessed;
+		}
 		lock_give(&overheads->lock);
 	}
 	ledger_end_load(watch->account);

@@ -24,6 +24,8 @@ struct overheads {
 	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
+	/* Of that, blocks that nobody but the card's free memory told of. */
+	uint64_t guessed[LEDGER_DEVICES];
 	uint64_t
 	    not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
 };

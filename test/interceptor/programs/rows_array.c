@@ -145,7 +145,7 @@ static void small_within(void)
 		if (i % APART)
 			OK(cuArrayDestroy(array[i]));
 	}
-	charged("every fourth of them", COUNT / APART * 2 * (long long)MIB);
+	charged("every fourth of them", (long long)MIB * 2 * COUNT / APART);
 	agrees("every fourth of them", 0);
 	for (unsigned i = 0; i < COUNT; i += APART)
 		OK(cuArrayDestroy(array[i]));
