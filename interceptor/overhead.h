@@ -84,8 +84,8 @@ struct watch watch_begin(void);
  * measured while another thread loaded code, too, is charged, but nobody's. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
-/* The same after a call that takes a block of 2 MiB, which several things share, or nothing: what it
- * took is nobody's alone. Where driver truth is silent and the card has other free memory than
+/* The same after a call that takes a block of 2 MiB, which several things share, or nothing: what
+ * it took is nobody's alone. Where driver truth is silent and the card has other free memory than
  * before, that is a block. */
 bool watch_end_block(const struct watch *watch, enum attach_call call);
 
