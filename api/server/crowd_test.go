@@ -145,7 +145,7 @@ func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	l := limit(listener, userLimits.connections).(*limited)
+	l := limit(listener, userLimits).(*limited)
 	l.users.Subuid = file
 	for i, uid := range []uint32{unknownUID, nobody, unknownUID + 1} {
 		child := asNobody(t, crowd+"="+path, crowd+"_COUNT=1", crowd+"_OPEN=1")

@@ -35,10 +35,6 @@ type connections struct {
 	all    int
 	others int // of users but root and the enforcer's own
 	each   int // of each of those
-
-	// accepts is how many of all users together are accepted in a second, after as many at once; others wait in the kernel's queue. 0:
-	// as many as come.
-	accepts rate.Limit
 }
 
 var (
@@ -47,7 +43,7 @@ var (
 		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
 	}
 	userLimits = limits{
-		connections: connections{all: 256, others: 192, each: 8, accepts: 100},
+		connections: connections{all: 256, others: 192, each: 8},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
 		pace: 256,
 	}
@@ -56,27 +52,43 @@ var (
 // privileged says whose requests and connections are not counted.
 func privileged(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
-// limited keeps to the limits on connections.
+// limited keeps to the limits on connections. Each user has a pace of its own: a connection beyond it is answered and closed at once,
+// and takes nothing of another user's pace or places.
 type limited struct {
 	net.Listener
 	connections
 	free   chan struct{}
 	closed chan struct{}
 	once   sync.Once
-	pace   *rate.Limiter // of accepts
 	users  session.HostUsers
+	paces  *paces // of connections; nil: unlimited
+	rest   func() // after each restAfter rejections
+
+	rejected int // by Accept, which has one caller
 
 	mu     sync.Mutex
 	others int
 	by     map[uint32]int // users but root and the enforcer's own, as session.HostUsers has them
 }
 
-func limit(l net.Listener, c connections) net.Listener {
-	pace := rate.NewLimiter(rate.Inf, 0)
-	if c.accepts > 0 {
-		pace = rate.NewLimiter(c.accepts, int(c.accepts))
+// Rejecting a connection costs more than making it. The pause bounds that cost, and is the longest that a flood delays others'
+// connections in the kernel's queue.
+const (
+	restAfter = usersQueue
+	restFor   = 20 * time.Millisecond
+)
+
+func limit(l net.Listener, s limits) net.Listener {
+	limited := &limited{
+		Listener: l, connections: s.connections, paces: connectionPaces(s), free: make(chan struct{}, s.all), closed: make(chan struct{}), by: make(map[uint32]int),
 	}
-	return &limited{Listener: l, connections: c, free: make(chan struct{}, c.all), closed: make(chan struct{}), pace: pace, by: make(map[uint32]int)}
+	limited.rest = func() {
+		select {
+		case <-time.After(restFor):
+		case <-limited.closed:
+		}
+	}
+	return limited
 }
 
 func (l *limited) Accept() (net.Conn, error) {
@@ -91,19 +103,12 @@ func (l *limited) Accept() (net.Conn, error) {
 			<-l.free
 			return nil, err
 		}
-		// To accept and to hang up costs more than to connect. Some at once cost less than one by one.
-		if wait := l.pace.Reserve().Delay(); wait > 0 {
-			select {
-			case <-time.After(max(wait, paceStep)):
-			case <-l.closed:
-				conn.Close()
-				<-l.free
-				return nil, net.ErrClosed
-			}
-		}
 		leave, counts, refusal := l.enter(conn)
 		if refusal != nil {
 			reject(conn, refusal)
+			if l.rejected++; l.rejected%restAfter == 0 {
+				l.rest()
+			}
 			continue
 		}
 		return &limitedConn{Conn: conn, counts: counts, release: sync.OnceFunc(func() {
@@ -112,9 +117,6 @@ func (l *limited) Accept() (net.Conn, error) {
 		})}, nil
 	}
 }
-
-// paceStep is how long nobody is accepted once there were too many.
-const paceStep = 100 * time.Millisecond
 
 // placePatience is how long a connection waits for the host's user database. Without an answer it counts as NoUser's.
 const placePatience = 50 * time.Millisecond
@@ -134,6 +136,8 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
+	case l.paces != nil && !l.paces.of(counts).Allow():
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: ask again later", p.UID, l.paces.perSecond)
 	case l.by[counts] >= l.each:
 		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
 	case l.others >= l.connections.others:

@@ -313,17 +313,32 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	}
 }
 
-// A user that connects and disconnects as fast as possible is accepted at a bounded pace, and other users are answered.
-func TestUsersAreAcceptedAtABoundedPace(t *testing.T) {
-	const connects = "GPUSLICE_CONNECTS"
-	if path := os.Getenv(connects); path != "" {
-		for {
-			if conn, err := net.Dial("unix", path); err == nil {
-				conn.Close()
-			}
-		}
+// connects makes n connections as a user, and returns once they are in the kernel's queue.
+func connects(t *testing.T, path string, uid uint32, n int) {
+	t.Helper()
+	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, n), fmt.Sprintf("%s_OPEN=%d", crowd, n))
+	child.SysProcAttr.Credential.Uid = uid
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
-	path := socketPath(t)
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); _ = child.Wait() })
+	if said, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasSuffix(said, " 0 busy\n") {
+		t.Fatalf("uid %d: %q, %v", uid, said, err)
+	}
+}
+
+// paceOne returns a listener for users with a pace of one connection in all, and counts its pauses.
+func paceOne(t *testing.T) (l *limited, path string, rests *int) {
+	t.Helper()
+	path = socketPath(t)
 	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -331,23 +346,59 @@ func TestUsersAreAcceptedAtABoundedPace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer inner.Close()
-	l := limit(inner, userLimits.connections)
-	child := asNobody(t, connects+"="+path)
-	child.Args = append(child.Args, "-test.run=^"+t.Name()+"$")
-	begun := time.Now()
-	if err := child.Start(); err != nil {
+	t.Cleanup(func() { inner.Close() })
+	if err := inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
-	for n := 1; time.Since(begun) < 3*time.Second; n++ {
-		conn, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
+	l, rests = limit(inner, userLimits).(*limited), new(int)
+	l.paces = newPaces(0, 1)
+	l.rest = func() { *rests++ }
+	return l, path, rests
+}
+
+func (l *limited) accepts(t *testing.T, uid uint32) {
+	t.Helper()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatalf("none of uid %d is accepted: %v", uid, err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if got := conn.(*limitedConn).counts; got != uid {
+		t.Fatalf("a connection of uid %d is accepted, want %d", got, uid)
+	}
+}
+
+func TestAFloodOfOneUserDelaysNoConnectionOfAnother(t *testing.T) {
+	l, path, rests := paceOne(t)
+	connects(t, path, nobody, usersQueue)
+	connects(t, path, 1, 1) // which each host knows
+	l.accepts(t, nobody)
+	l.accepts(t, 1)
+	if *rests != 0 || l.rejected != usersQueue-1 {
+		t.Errorf("uid 1 waited for %d pauses and %d connections, want 0 and %d", *rests, l.rejected, usersQueue-1)
+	}
+}
+
+func TestRejectedConnectionsAreFewBetweenTwoPauses(t *testing.T) {
+	l, path, rests := paceOne(t)
+	for round := range 4 {
+		connects(t, path, nobody, usersQueue/2)
+		connects(t, path, uint32(1+round), 1)
+		if round == 0 {
+			l.accepts(t, nobody)
 		}
-		conn.Close()
-		if most := float64(userLimits.accepts) * (time.Since(begun).Seconds() + 1); float64(n) > most+1 {
-			t.Fatalf("%d connections were accepted in %v, want at most %.0f", n, time.Since(begun), most)
+		l.accepts(t, uint32(1+round))
+		if want := l.rejected / restAfter; *rests != want {
+			t.Errorf("%d pauses after %d rejections, want %d", *rests, l.rejected, want)
 		}
+	}
+	if *rests == 0 {
+		t.Errorf("no pause after %d rejections", l.rejected)
+	}
+}
+
+func TestAUserThatWaitsForItsAnswersIsWithinThePaceOfConnections(t *testing.T) {
+	if p := connectionPaces(userLimits); p.perSecond*perRequest < userLimits.pace || p.burst*perRequest < int(paceBurst*userLimits.pace)+userLimits.each {
+		t.Errorf("%v connections a second after %d, and %v KiB of requests after %v", p.perSecond, p.burst, userLimits.pace, paceBurst*userLimits.pace)
 	}
 }

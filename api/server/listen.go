@@ -53,8 +53,8 @@ func ListenForUsers(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// usersQueue is the length of the users' accept queue: about as many as are accepted in a second.
-const usersQueue = 128
+// usersQueue is the length of the users' accept queue.
+const usersQueue = 64
 
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)

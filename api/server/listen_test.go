@@ -178,7 +178,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limit(inner, connections{all: 1, others: 1, each: 1})
+	l := limit(inner, limits{connections: connections{all: 1, others: 1, each: 1}})
 	for range 2 {
 		conn, err := net.Dial("unix", path)
 		if err != nil {

@@ -16,31 +16,52 @@ import (
 // paceBurst is the number of seconds of requests that a user may send at once.
 const paceBurst = 8
 
+// paces has a limiter for each recent user.
+type paces struct {
+	perSecond rate.Limit
+	burst     int
+
+	mu sync.Mutex
+	by map[uint32]*rate.Limiter
+}
+
+func newPaces(perSecond rate.Limit, burst int) *paces {
+	return &paces{perSecond: perSecond, burst: burst, by: make(map[uint32]*rate.Limiter)}
+}
+
+func (p *paces) of(uid uint32) *rate.Limiter {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.by[uid] == nil {
+		maps.DeleteFunc(p.by, func(_ uint32, l *rate.Limiter) bool { return l.Tokens() >= float64(p.burst) })
+		p.by[uid] = rate.NewLimiter(p.perSecond, p.burst)
+	}
+	return p.by[uid]
+}
+
+// connectionPaces allows a user a connection for each request that it may send, so a user that waits for its answers stays within
+// it. nil: requests have no pace either.
+func connectionPaces(l limits) *paces {
+	if l.pace == 0 {
+		return nil
+	}
+	return newPaces(l.pace/perRequest, int(paceBurst*l.pace/perRequest)+l.each)
+}
+
 // paced delays the requests of a user beyond perSecond KiB of heads and bodies on all connections: reading 64 KiB of JSON takes
 // up to 5 ms of a processor. A delayed request keeps its connection, and delays no other user.
 func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 	if perSecond == 0 {
 		return next
 	}
-	burst := int(paceBurst * perSecond)
-	var mu sync.Mutex
-	by := make(map[uint32]*rate.Limiter) // of recent users
-	of := func(uid uint32) *rate.Limiter {
-		mu.Lock()
-		defer mu.Unlock()
-		if by[uid] == nil {
-			maps.DeleteFunc(by, func(_ uint32, l *rate.Limiter) bool { return l.Tokens() >= float64(burst) })
-			by[uid] = rate.NewLimiter(perSecond, burst)
-		}
-		return by[uid]
-	}
+	paces := newPaces(perSecond, int(paceBurst*perSecond))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, known := PeerOf(r.Context())
 		if !known {
 			p.counts = session.NoUser
 		}
 		if !privileged(p.counts) {
-			time.Sleep(of(p.counts).ReserveN(time.Now(), kibibytes(r)).Delay())
+			time.Sleep(paces.of(p.counts).ReserveN(time.Now(), kibibytes(r)).Delay())
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -101,7 +101,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		drained <- err
 	})
-	err := s.http.Serve(limit(l, s.limits.connections))
+	err := s.http.Serve(limit(l, s.limits))
 	if stop() || !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
