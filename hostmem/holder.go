@@ -4,7 +4,6 @@ package hostmem
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -91,10 +90,7 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 	if err := unix.Unlink(SocketName); err != nil && !errors.Is(err, unix.ENOENT) {
 		return nil, nil, &os.PathError{Op: "unlink", Path: SocketName, Err: err}
 	}
-	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (failed error) {
-		return errors.Join(c.Control(func(fd uintptr) { failed = unixsocket.RefuseDescriptors(int(fd)) }), failed)
-	}}
-	listener, err := config.Listen(context.Background(), "unixpacket", SocketName)
+	l, err := unixsocket.Listen("unixpacket", SocketName)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +98,6 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 	if h.deaths, err = process.NewWatcher(); err != nil {
 		return nil, nil, err
 	}
-	l := listener.(*net.UnixListener)
 	l.SetUnlinkOnClose(false) // the path may belong to another holder by then
 	h.end = sync.OnceFunc(func() { _ = l.Close() })
 	return h, l, nil

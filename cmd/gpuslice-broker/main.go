@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/lease/broker"
 )
 
@@ -207,12 +208,12 @@ func byHand(directory string, config broker.Config) (int, error) {
 	if err := os.WriteFile(token, []byte(config.Token+"\n"), 0o600); err != nil {
 		return broker.ExitFailed, err
 	}
-	sessions, err := net.Listen("unix", address)
+	sessions, err := unixsocket.Listen("unix", address)
 	if err != nil {
 		return broker.ExitFailed, err
 	}
 	defer sessions.Close() // removes the socket's file, so that the next broker can listen there
-	shared, err := net.Listen("unix", filepath.Join(directory, "shared.sock"))
+	shared, err := unixsocket.Listen("unix", filepath.Join(directory, "shared.sock"))
 	if err != nil {
 		return broker.ExitFailed, err
 	}

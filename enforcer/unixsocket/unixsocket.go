@@ -4,8 +4,11 @@
 package unixsocket
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +26,18 @@ func RefuseDescriptors(fd int) error {
 		return nil
 	}
 	return os.NewSyscallError("SO_PASSRIGHTS", err)
+}
+
+// Listen creates a socket that refuses descriptors.
+func Listen(network, path string) (*net.UnixListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (failed error) {
+		return errors.Join(c.Control(func(fd uintptr) { failed = RefuseDescriptors(int(fd)) }), failed)
+	}}
+	l, err := config.Listen(context.Background(), network, path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // Refuses says whether the kernel can.
