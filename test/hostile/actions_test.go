@@ -23,7 +23,8 @@ type action struct {
 	last    bool          // in the last tenth of the run only, as no action works after it
 	// do performs it once. An error gives the reason for a failed attempt, which is not counted; a harm means that the attack
 	// succeeded.
-	do func() error
+	do   func() error
+	note func() string // for the report; nil: none
 }
 
 type harm struct{ what string }
@@ -39,11 +40,12 @@ type outcome struct {
 	Missed  int    // failed attempts
 	Why     string // reason of the last one
 	Harm    string // the first harm
+	Note    string
 }
 
 // Environment of a hostile actor, which is this test's program started again.
 const (
-	asEnv      = "GPUSLICE_HOSTILE_AS"  // container, user, stranger, subordinate or client
+	asEnv      = "GPUSLICE_HOSTILE_AS"  // a key of actors
 	forEnv     = "GPUSLICE_HOSTILE_FOR" // how long
 	victimsEnv = "GPUSLICE_HOSTILE_VICTIMS"
 )
@@ -63,6 +65,8 @@ var actors = map[string]func(victims) []action{
 	"container":   containerActions,
 	"user":        userActions,
 	"stranger":    strangerActions,
+	"neighbour":   neighbourActions,
+	"visitor":     visitorActions,
 	"subordinate": subordinateActions,
 	"client":      clientActions,
 }
@@ -120,6 +124,9 @@ func act(as string) error {
 					o.Done++
 				}
 				pause(ctx, a.pause)
+			}
+			if a.note != nil {
+				o.Note = a.note()
 			}
 		})
 	}

@@ -10,7 +10,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,10 +31,10 @@ import (
 
 type operator struct {
 	*host
-	cgroup         string
-	register, list latencies
-	ids            []string
-	sessions       int // the most concurrent ones of the users
+	cgroup                 string
+	register, list, scrape latencies
+	ids                    []string
+	sessions               int // the most concurrent ones of the users
 }
 
 // latencies are response times, and separately the time that the machine was stalled.
@@ -81,7 +83,7 @@ func (o *operator) work(ctx context.Context) error {
 		if err := o.container(); err != nil {
 			return err
 		}
-		time.Sleep(250 * time.Millisecond)
+		time.Sleep(260 * time.Millisecond) // four scrapes a second are served
 	}
 	return nil
 }
@@ -128,11 +130,35 @@ func (o *operator) container() error {
 	if err := o.holdsUsers(all); err != nil {
 		return err
 	}
+	if err := o.scrape.time(o.scrapes); err != nil {
+		return fmt.Errorf("scrape the metrics: %w", err)
+	}
 	kill()
 	if _, err := o.Client.Release(context.Background(), id, 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {
 		return fmt.Errorf("release: %w", err)
 	}
 	return nil
+}
+
+func (o *operator) scrapes() error {
+	r, err := http.Get("http://" + o.metrics + "/metrics")
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %s", r.Status)
+	}
+	_, err = io.Copy(io.Discard, r.Body)
+	return err
+}
+
+// descriptors returns how many a process has open.
+func (h *host) descriptors(pid int) int {
+	h.T.Helper()
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	h.Must(err)
+	return len(all)
 }
 
 func (o *operator) holdsUsers(all []api.Slice) error {

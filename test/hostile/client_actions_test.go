@@ -13,6 +13,7 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -42,8 +43,87 @@ func clientActions(v victims) []action {
 		{name: "shows wrong tokens", atLeast: 15, do: c.showsWrongTokens},
 		{name: "names, renews, drops and opens what is another's", atLeast: 15, do: c.namesOthers},
 		{name: "truncates and writes over shared memory", atLeast: 30, do: c.truncatesShared},
+		{name: "takes shared memory, keeps its descriptor, hangs up and writes", atLeast: 15, do: c.keepsShared},
+		{name: "has a lease on its token's file (F_SETLEASE), and renews and drops what it is for", atLeast: 3, pause: time.Second, do: c.leasesTheToken},
+		{name: "acquires leases of nothing, 64 at once", atLeast: 3, do: c.acquiresNothing},
+		{name: "sends descriptors to the sockets of the lease service and of his session", atLeast: 15, do: c.sendsDescriptors},
 		{name: "loads garbage as code, and launches what does not fit", atLeast: 6, do: c.loadsGarbage},
 	}
+}
+
+// visitorActions are those of a user without a limit.
+func visitorActions(v victims) []action {
+	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
+	return []action{
+		{name: "acquires leases, 64 at once", atLeast: 3, do: c.acquiresNothing},
+		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 3, pause: 100 * time.Millisecond, do: c.crowdsTheService},
+	}
+}
+
+// acquiresNothing asks for what is never granted: no memory, or more than a user may have.
+func (c *leaseClient) acquiresNothing() error {
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	failures := make([]error, 64)
+	for i := range failures {
+		all.Go(func() {
+			l, err := c.service.Acquire(ctx, lease.Request{VRAM: uint64(i%2) << 40})
+			if err == nil {
+				_, _ = c.service.Drop(ctx, l.ID)
+				failures[i] = harmf("a lease of %d TiB is granted", i%2)
+			} else if !isCode(err, lease.Refused) && !isCode(err, lease.InvalidRequest) {
+				failures[i] = err
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(failures...)
+}
+
+func (c *leaseClient) leasesTheToken() error {
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
+	l, err := c.service.Acquire(ctx, lease.Request{VRAM: 1 << 20})
+	if err != nil {
+		return err
+	}
+	dropped := false
+	defer func() {
+		if !dropped {
+			_, _ = c.service.Drop(context.Background(), l.ID)
+		}
+	}()
+	file, err := os.OpenFile(l.TokenFile, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close() // ends the lease
+	signal.Ignore(unix.SIGIO)
+	if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return err
+	}
+	_, listed := c.service.List(ctx)
+	_, shown := c.service.Show(ctx, l.ID)
+	_, renewed := c.service.Renew(ctx, l.ID, time.Minute)
+	_, err = c.service.Drop(ctx, l.ID)
+	dropped = err == nil
+	err = errors.Join(listed, shown, renewed, err)
+	if ctx.Err() != nil {
+		return harmf("the lease service waits for a file: %v", err)
+	}
+	return err
+}
+
+func (c *leaseClient) sendsDescriptors() error {
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
+	l, err := c.lease(ctx)
+	if err != nil {
+		return err
+	}
+	session := strings.TrimPrefix(l.Address, "unix:")
+	return errors.Join(floodWithDescriptors(c.Leases), floodWithDescriptors(session), floodWithDescriptors(filepath.Join(filepath.Dir(session), "shared.sock")))
 }
 
 const (
@@ -58,6 +138,8 @@ type leaseClient struct {
 
 	mu  sync.Mutex
 	own *lease.Lease // long-lived; replaced when it ends
+
+	kept []int // descriptors of shared memory
 }
 
 func (c *leaseClient) lease(ctx context.Context) (*lease.Lease, error) {
@@ -359,7 +441,7 @@ func (c *leaseClient) showsWrongTokens() error {
 		s.Close()
 		return harmf("a wrong token opens a session")
 	}
-	if !isCode(err, lease.Refused) {
+	if !isCode(err, lease.Refused) && !isCode(err, lease.InvalidRequest) {
 		return err
 	}
 	return nil
@@ -395,47 +477,77 @@ func (c *leaseClient) namesOthers() error {
 	return nil
 }
 
-// truncatesShared obtains memory that the broker has pinned, and tries to resize it.
-func (c *leaseClient) truncatesShared() error {
+// shared obtains 1 MiB of memory that the broker has pinned, until hangUp.
+func (c *leaseClient) shared() (fd int, hangUp func(), err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	l, err := c.lease(ctx)
 	if err != nil {
-		return err
+		return -1, nil, err
 	}
 	token, err := os.ReadFile(l.TokenFile)
 	if err != nil {
-		return err
+		return -1, nil, err
 	}
 	conn, err := net.Dial("unix", filepath.Join(filepath.Dir(l.TokenFile), "shared.sock"))
 	if err != nil {
-		return err
+		return -1, nil, err
 	}
-	defer conn.Close()
+	defer func() {
+		if err != nil {
+			conn.Close()
+		}
+	}()
 	_ = conn.SetDeadline(time.Now().Add(clientTimeout))
 	if _, err := fmt.Fprintf(conn, "%s %d\n", strings.TrimSpace(string(token)), 1<<20); err != nil {
-		return err
+		return -1, nil, err
 	}
 	line, control := make([]byte, 512), make([]byte, unix.CmsgSpace(4))
 	n, controlled, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(line, control)
 	if err != nil || n == 0 {
-		return errors.Join(err, io.ErrUnexpectedEOF)
+		return -1, nil, errors.Join(err, io.ErrUnexpectedEOF)
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:controlled])
 	if err != nil || len(messages) != 1 {
-		return fmt.Errorf("it is refused: %q", line[:n])
+		return -1, nil, fmt.Errorf("it is refused: %q", line[:n])
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) != 1 {
-		return errors.Join(err, errors.New("no memory came"))
+		return -1, nil, errors.Join(err, errors.New("no memory came"))
 	}
-	defer unix.Close(fds[0])
+	return fds[0], func() { conn.Close() }, nil
+}
+
+// keepsShared keeps the last 64 descriptors.
+func (c *leaseClient) keepsShared() error {
+	fd, hangUp, err := c.shared()
+	if err != nil {
+		return err
+	}
+	hangUp()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kept = append(c.kept, fd); len(c.kept) > 64 {
+		unix.Close(c.kept[0])
+		c.kept = c.kept[1:]
+	}
+	_, err = unix.Pwrite(fd, make([]byte, 1<<20), 0)
+	return err
+}
+
+func (c *leaseClient) truncatesShared() error {
+	fd, hangUp, err := c.shared()
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	defer unix.Close(fd)
 	for _, size := range []int64{0, 4096, 1 << 30} {
-		if unix.Ftruncate(fds[0], size) == nil {
+		if unix.Ftruncate(fd, size) == nil {
 			return harmf("shared memory is %d bytes now", size)
 		}
 	}
-	if _, err := unix.FcntlInt(uintptr(fds[0]), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err == nil {
 		return harmf("the broker cannot write what it shares any more")
 	}
 	return nil

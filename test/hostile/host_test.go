@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,7 @@ const (
 
 	hostileUser  = 8 // with a limit; every host has this user
 	strangerUser = 2 // without a limit
+	neighbour    = 3 // without a limit
 	subordinates = 200000
 )
 
@@ -39,6 +41,7 @@ const (
 type host struct {
 	*testhost.Host
 	pid     int    // the enforcer's
+	metrics string // its address
 	secret  string // part of the names of the operator's slices
 	lasts   time.Duration
 	cgroups []string
@@ -49,8 +52,14 @@ func newHost(t *testing.T) *host {
 	if err != nil {
 		t.Fatal("it needs runc: make deps")
 	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := free.Addr().String()
+	free.Close()
 	card := fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)
-	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}}), secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration}
+	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}, Enforcer: fmt.Sprintf("metrics_address = %q\n", metrics)}), metrics: metrics, secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration}
 	// The paths of the sockets and the file are known only now.
 	h.Stop(unix.SIGTERM)
 	// In memory, like /run. run.sh gives the test its own mount namespace.
@@ -260,8 +269,10 @@ func (h *host) begin(as string, v victims) *actor {
 	switch as {
 	case "container":
 		return h.inContainer(v)
-	case "stranger":
+	case "stranger", "visitor":
 		return h.asUser(as, strangerUser, v)
+	case "neighbour":
+		return h.asUser(as, neighbour, v)
 	}
 	return h.asUser(as, hostileUser, v)
 }
@@ -275,6 +286,9 @@ func (a *actor) report(h *host) {
 	h.T.Helper()
 	for _, o := range a.ends(h) {
 		h.T.Logf("%-12s %7d times, %6d not: %s", a.as, o.Done, o.Missed, o.Name)
+		if o.Note != "" {
+			h.T.Log(o.Note)
+		}
 		if o.Done < o.AtLeast {
 			h.T.Errorf("%s %s %d times, and should at least %d times: this shows nothing. What kept it from it: %s", a.as, o.Name, o.Done, o.AtLeast, o.Why)
 		}

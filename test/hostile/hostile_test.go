@@ -26,6 +26,7 @@ const (
 	mostBytes = 64 << 20               // resident memory of the enforcer
 	mostCPU   = 10                     // percent of a core
 	mostLines = 100                    // of the log, per minute
+	mostFiles = 256                    // open files that the actors leave in a daemon
 
 	allowedTime = 10 * slowest
 	allowedCPU  = 3 * mostCPU
@@ -46,7 +47,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	v := victims{Control: h.Socket(), Users: h.users(), Slices: h.Dir + "/run/slices", ID: good.id, Secret: h.secret,
 		PIDs: []int{good.onHost, h.pid}, Programs: h.programs()}
 	var all []*actor
-	for _, as := range []string{"container", "user", "stranger", "subordinate"} {
+	for _, as := range []string{"container", "user", "stranger", "subordinate", "neighbour"} {
 		if *only == "" || slices.Contains(strings.Split(*only, ","), as) {
 			all = append(all, h.begin(as, v))
 		}
@@ -76,7 +77,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	for _, a := range all {
 		a.report(h)
 	}
-	for what, l := range map[string]*latencies{"register": &op.register, "ps": &op.list} {
+	for what, l := range map[string]*latencies{"register": &op.register, "ps": &op.list, "scrape": &op.scrape} {
 		t.Logf("the operator's %s: %v (promised: %v at p99)", what, l, slowest)
 		if len(l.took) < 100 && *duration >= time.Minute {
 			t.Errorf("the operator's %s was asked %d times, which shows nothing", what, len(l.took))
@@ -99,6 +100,9 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 		t.Errorf("the enforcer wrote %.0f lines in a minute, want at most %d:\n%s", perMinute, mostLines, linesOf(log))
 	}
 
+	if n := h.descriptors(h.pid); n > mostFiles {
+		t.Errorf("the enforcer has %d files open, want at most %d", n, mostFiles)
+	}
 	// The next checks count unreported refusals.
 	var lacks []error
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {

@@ -159,7 +159,9 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	h.Must(err)
 	defer func() { _ = s.Close() }()
 	client := h.begin("client", victims{Leases: l.Socket, Remote: l.remote, Lease: good.ID})
+	visitor := h.begin("visitor", victims{Leases: l.Socket})
 	client.begun(h)
+	visitor.begun(h)
 	before, enforcer, begin := h.costOf(l.daemon.Process.Pid), h.cost(), time.Now()
 	working, rest := context.WithTimeout(context.Background(), h.lasts)
 	defer rest()
@@ -169,6 +171,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	}
 	after, enforcerAfter, took := h.costOf(l.daemon.Process.Pid), h.cost(), time.Since(begin)
 	client.report(h)
+	visitor.report(h)
 	for what, of := range map[string]*latencies{"the well-behaved client's work on 1 MiB": &cycles, "the list of leases": &lists} {
 		if len(of.took) == 0 {
 			t.Errorf("%s never came about", what)
@@ -190,6 +193,9 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	}
 	if got := cpu(before, after); got > 3*mostLeasedCPU {
 		t.Errorf("the lease service took %.1f%% of a core, want at most %d%%", got, 3*mostLeasedCPU)
+	}
+	if n := h.descriptors(l.daemon.Process.Pid); n > mostFiles {
+		t.Errorf("the lease service has %d files open, want at most %d", n, mostFiles)
 	}
 	// After its leases are dropped, nothing of the hostile client is left.
 	all, err := l.List(context.Background())

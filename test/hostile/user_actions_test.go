@@ -7,6 +7,7 @@ package hostile
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -28,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
@@ -46,7 +48,11 @@ func userActions(v victims) []action {
 		{name: "asks for what is the operator's, and follows events", atLeast: 5, do: u.asksForTheOperators},
 		{name: "sends garbage, and asks on paths that there are not", atLeast: 5, do: u.sendsGarbage},
 		{name: "looks for others' directories and sockets", atLeast: 500, pause: 10 * time.Millisecond, do: u.looksAround},
-		{name: "floods his session's attach socket", atLeast: 500, do: u.floodsHisSession},
+		{name: "attaches by hand to his elastic session and never counts calls, without end", atLeast: 500, do: u.floodsHisSession},
+		{name: "asks for host memory for his session, without end", atLeast: 100, do: u.asksForHostMemory},
+		{name: "suspends a session, stops its process, and resumes it", atLeast: 2, do: u.suspendsAndStops},
+		{name: "begins elastic sessions of the highest priority", atLeast: 5, do: u.beginsUrgent},
+		{name: "sends descriptors to the users' socket and to his session's", atLeast: 20, do: u.sendsDescriptors},
 		{name: "allocates in his session until he is refused, and is killed", atLeast: 10, do: u.allocates},
 	}
 }
@@ -55,12 +61,25 @@ func strangerActions(v victims) []action {
 	u := newUser(v)
 	return []action{
 		{name: "opens more connections than he may, and says half", atLeast: 5, do: u.opensTooMany},
-		{name: "connects and hangs up, as often as he can", atLeast: 500, do: u.hangsUp},
+		{name: "connects and hangs up 1,600 times, 16 at once", atLeast: 10, do: u.hangsUp},
 		{name: "asks 1,000 times, and reads nothing", atLeast: 5, do: u.readsNothing},
 		{name: "sends bodies of 8 MiB", atLeast: 5, do: u.sendsMuch},
 		{name: "asks for a session, without a limit", atLeast: 5, do: u.asksForTooMuch},
 		{name: "ends sessions with names of 255 letters", atLeast: 5, do: u.namesMuch},
 	}
+}
+
+// neighbourActions are those of a user who harms nobody.
+func neighbourActions(v victims) []action {
+	c := client.New(v.Users)
+	var lists latencies
+	return []action{{name: "lists his sessions (gpuslice ps)", atLeast: 60, pause: 100 * time.Millisecond, do: func() error {
+		err := lists.time(func() error { _, err := c.Slices(context.Background()); return err })
+		if quick := lists.at(5); quick > allowedTime {
+			return harmf("he waits for %v or longer 19 times of 20", quick)
+		}
+		return err
+	}, note: func() string { return lists.String() }}}
 }
 
 // subordinateActions are those of 200 users in a user's namespace.
@@ -191,7 +210,8 @@ func (u *user) ownSession() (reply api.RegisterReply, token api.Token, err error
 	if u.token != "" {
 		return u.own, u.token, nil
 	}
-	a, err := u.ask("POST", "/v1/slices", u.session(os.Getpid(), 1<<30, time.Hour), "")
+	body := bytes.Replace(u.session(os.Getpid(), 1<<30, time.Hour), []byte("{"), []byte(`{"elastic":true,`), 1)
+	a, err := u.ask("POST", "/v1/slices", body, "")
 	if err != nil {
 		return reply, "", err
 	}
@@ -219,6 +239,99 @@ func (u *user) renews() error {
 	a, err := u.ask("POST", "/v1/slices/"+s.Slice.ID+"/renew", []byte(`{"ttl":3600000000000}`), "")
 	if err == nil && a.status != http.StatusOK && a.Code != api.CodeBusy {
 		err = &a.refusal
+	}
+	return err
+}
+
+func (u *user) beginsUrgent() error {
+	body, err := json.Marshal(api.RegisterRequest{
+		ID: fmt.Sprint("hostile-", u.names.Add(1)), PID: os.Getpid(), Session: true, TTL: time.Second, Elastic: true, Priority: api.MaxPriority,
+		Quotas: []api.Quota{{Device: api.AllDevices, Bytes: contextBytes}},
+	})
+	if err != nil {
+		return err
+	}
+	return u.refused("POST", "/v1/slices", body, "")
+}
+
+// suspendsAndStops has its own session: a suspended one would stop the other actions.
+func (u *user) suspendsAndStops() error {
+	cmd := exec.Command("/bin/sh", "-c", `read library && read dir && LD_PRELOAD=$library `+api.DirEnv+`=$dir exec "$0"`, filepath.Join(u.Programs, "worker"))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return err
+	}
+	w := &worker{cmd: cmd, in: in, lines: bufio.NewReader(out)}
+	defer w.kill()
+	a, err := u.ask("POST", "/v1/slices", u.session(cmd.Process.Pid, 256<<20, time.Minute), "")
+	if err == nil && a.status != http.StatusCreated {
+		err = &a.refusal
+	}
+	var s api.RegisterReply
+	if err == nil {
+		err = json.Unmarshal(a.body, &s)
+	}
+	if err != nil {
+		return err
+	}
+	path := "/v1/slices/" + s.Slice.ID
+	defer func() { _, _ = u.ask("DELETE", path+"?force=true", nil, "") }()
+	w.tell("%s\n%s", s.Library, filepath.Join(s.Dir, "bind"))
+	if said := w.hear(); !strings.HasPrefix(said, "ready ") {
+		return fmt.Errorf("a program of CUDA begins with %q", said)
+	}
+	if got := w.ask("alloc 0 %d 0", 64<<20); !strings.HasPrefix(got, "ok") {
+		return fmt.Errorf("it allocates: %s", got)
+	}
+	suspended := make(chan error, 1)
+	go func() {
+		_, err := u.ask("POST", path+"/suspend", nil, "")
+		suspended <- err
+	}()
+	if u.names.Add(1)%2 == 0 {
+		time.Sleep(20 * time.Millisecond)
+	}
+	_ = cmd.Process.Signal(unix.SIGSTOP)
+	_, err = u.ask("POST", path+"/resume", nil, "")
+	return errors.Join(err, <-suspended)
+}
+
+func (u *user) sendsDescriptors() error {
+	s, _, err := u.ownSession()
+	if err != nil {
+		return err
+	}
+	c := &containerActor{socket: filepath.Join(s.Dir, "bind", api.AttachSocketName)}
+	if err := c.sendsDescriptors(); err != nil {
+		return err
+	}
+	u.turns <- struct{}{}
+	defer func() { <-u.turns }()
+	return floodWithDescriptors(u.Users)
+}
+
+// floodWithDescriptors sends one descriptor with each of 64 parts of a request that never ends.
+func floodWithDescriptors(path string) error {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+	for range 64 {
+		if _, _, err = conn.WriteMsgUnix([]byte("x"), unix.UnixRights(0), nil); err != nil {
+			break
+		}
+	}
+	for _, expected := range []error{unix.EPERM, unix.EPIPE, unix.ECONNRESET} {
+		err = ignoring(err, expected)
 	}
 	return err
 }
@@ -406,6 +519,15 @@ func (u *user) floodsHisSession() error {
 	return c.sends(ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
 }
 
+func (u *user) asksForHostMemory() error {
+	s, _, err := u.ownSession()
+	if err != nil {
+		return err
+	}
+	c := &containerActor{socket: filepath.Join(s.Dir, "bind", api.AttachSocketName)}
+	return c.sends(ledger.Request{Op: ledger.OpHost, Bytes: 1 << 40}.Encode(), nil)
+}
+
 func (u *user) allocates() error {
 	s, _, err := u.ownSession()
 	if err != nil {
@@ -461,11 +583,23 @@ func (u *user) opensTooMany() error {
 }
 
 func (u *user) hangsUp() error {
-	conn, err := net.Dial("unix", u.Users)
-	if err == nil {
-		err = conn.Close()
+	var all sync.WaitGroup
+	var connected atomic.Int32
+	for range 16 {
+		all.Go(func() {
+			for range 100 {
+				if conn, err := net.Dial("unix", u.Users); err == nil {
+					connected.Add(1)
+					conn.Close()
+				}
+			}
+		})
 	}
-	return err
+	all.Wait()
+	if connected.Load() == 0 {
+		return errors.New("none of 1,600 is connected")
+	}
+	return nil
 }
 
 func (u *user) readsNothing() error {
