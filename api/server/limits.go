@@ -75,7 +75,7 @@ type limited struct {
 // connections in the kernel's queue.
 const (
 	restAfter = usersQueue
-	restFor   = 20 * time.Millisecond
+	restFor   = 30 * time.Millisecond
 )
 
 func limit(l net.Listener, s limits) net.Listener {

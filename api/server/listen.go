@@ -54,7 +54,7 @@ func ListenForUsers(path string) (net.Listener, error) {
 }
 
 // usersQueue is the length of the users' accept queue.
-const usersQueue = 64
+const usersQueue = 32
 
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)
