@@ -286,6 +286,9 @@ func (a *actor) report(h *host) {
 	h.T.Helper()
 	for _, o := range a.ends(h) {
 		h.T.Logf("%-12s %7d times, %6d not: %s", a.as, o.Done, o.Missed, o.Name)
+		if o.Missed > o.Done {
+			h.T.Logf("%-12s last failed attempt: %.200s", a.as, o.Why)
+		}
 		if o.Note != "" {
 			h.T.Log(o.Note)
 		}

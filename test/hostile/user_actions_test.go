@@ -37,8 +37,8 @@ import (
 func userActions(v victims) []action {
 	u := newUser(v)
 	return []action{
-		{name: "begins and ends sessions", atLeast: 3, do: u.beginsAndEnds},
-		{name: "renews a session of his", atLeast: 5, do: u.renews},
+		{name: "begins and ends sessions", atLeast: 3, pause: 2 * time.Second, do: u.beginsAndEnds},
+		{name: "renews a session of his", atLeast: 5, pause: 2 * time.Second, do: u.renews},
 		{name: "asks for more than his limit", atLeast: 5, do: u.asksForTooMuch},
 		{name: "begins a session with a process of root's that he started", atLeast: 5, do: u.beginsWithRoots},
 		{name: "begins a session with others' processes, for a second", atLeast: 5, do: u.beginsWithOthers},
@@ -50,8 +50,8 @@ func userActions(v victims) []action {
 		{name: "looks for others' directories and sockets", atLeast: 500, pause: 10 * time.Millisecond, do: u.looksAround},
 		{name: "attaches by hand to his elastic session and never counts calls, without end", atLeast: 500, do: u.floodsHisSession},
 		{name: "asks for host memory for his session, without end", atLeast: 100, do: u.asksForHostMemory},
-		{name: "suspends a session, stops its process, and resumes it", atLeast: 2, do: u.suspendsAndStops},
-		{name: "begins elastic sessions of the highest priority", atLeast: 5, do: u.beginsUrgent},
+		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 100 * time.Millisecond, do: u.suspendsAndStops},
+		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginsUrgent},
 		{name: "sends descriptors to the users' socket and to his session's", atLeast: 20, do: u.sendsDescriptors},
 		{name: "allocates in his session until he is refused, and is killed", atLeast: 10, do: u.allocates},
 	}
