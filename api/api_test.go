@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func good() RegisterRequest {
@@ -75,10 +77,7 @@ func TestAnErrorIsTheSameOnBothSides(t *testing.T) {
 	if !errors.As(sent, &e) {
 		t.Fatal("not an Error")
 	}
-	b, err := json.Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(e))(t)
 	var received Error
 	if err := json.Unmarshal(b, &received); err != nil || received != *e {
 		t.Errorf("got %+v, %v", received, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -106,9 +107,7 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	h.given(gpu0, 80*gib, 0)
 	_, err = h.ask("d", nil, on("0", 1))
 	refusal(t, err, "0B are left")
-	if _, err := h.Release(t.Context(), "a", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(t.Context(), "a", 0, true))(t)
 	h.given(gpu0, 40*gib, 40*gib)
 	h.give("d", api.Quota{Device: gpu0, Percent: 50})
 	if d := h.device(gpu0); d.Slices != 3 {
@@ -144,9 +143,7 @@ func TestAQuotaLargerThanTheDeviceIsTheDevice(t *testing.T) {
 func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: gib}})
 	for _, id := range []string{"a", "b"} {
-		if _, err := h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)))(t)
 	}
 	h.given(gpu0, 0, 80*gib)
 }
@@ -186,9 +183,7 @@ func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
 	}
 	fits := func(id, tenant string, bytes uint64) {
 		t.Helper()
-		if _, err := h.ask(id, of(tenant), on(gpu0, bytes)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.ask(id, of(tenant), on(gpu0, bytes)))(t)
 	}
 	fits("a", "physics", 20*gib)
 	_, err := h.ask("b", of("physics"), on(gpu0, 11*gib))
@@ -238,10 +233,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 	h.give("a", on(gpu1, 78*gib))
 	link := filepath.Join(t.TempDir(), "link")
 	b := start(t, link, "")
-	reply, err := h.sees("b", b, []string{"0"}, on(api.AllDevices, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	reply := must.Get(h.sees("b", b, []string{"0"}, on(api.AllDevices, 4*gib)))(t)
 	relink(t, reply, link)
 	attach(b)
 	b.must("device %s %d", hex0, 80*gib)
@@ -313,9 +305,7 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 	attach(init)
 	init.must("device %s %d", hex0, 80*gib)
 	init.must("charge 0 %d", 10*gib)
-	if _, err := h.Release(t.Context(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(t.Context(), "c", 0, true))(t)
 	h.given(gpu0, 10*gib, 70*gib)
 	h.given(gpu1, 0, 80*gib)
 	_, err = h.ask("d", nil, on(gpu0, 71*gib))
@@ -333,9 +323,7 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	attach(p)
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 50*gib)
-	if _, err := h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
 	h.given(gpu0, 50*gib, 30*gib)
 	_, err := h.ask("b", nil, on(gpu0, 31*gib))
 	refusal(t, err, "30GiB are left", "a has 50GiB")
@@ -418,9 +406,7 @@ func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 	fails := func(t *testing.T, h *host, p *proc) {
 		t.Helper()
 		given(t, h, 30*gib)
-		if err := h.LoseDisk(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.LoseDisk())
 		if answer := p.ask("device %s %d", hex1, 80*gib); !strings.HasPrefix(answer, "status ") {
 			t.Fatalf("a device that is not stored was added: %s", answer)
 		}
@@ -430,16 +416,11 @@ func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 		h := newHost(t, &fakeTruth{})
 		link := filepath.Join(h.options.RunDir, "to-s")
 		p := start(t, link, "")
-		reply, err := h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib))
-		if err != nil {
-			t.Fatal(err)
-		}
+		reply := must.Get(h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib)))(t)
 		lead(t, link, reply)
 		p.must("attach")
 		p.must("charge 0 %d", 30*gib)
-		if _, err := h.set("s", on(api.AllDevices, 10*gib)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.set("s", on(api.AllDevices, 10*gib)))(t)
 		fails(t, h, p)
 	})
 	t.Run("pool", func(t *testing.T) {
@@ -449,9 +430,7 @@ func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 		p.must("attach")
 		p.must("device %s %d", hex0, 80*gib)
 		p.must("charge 0 %d", 30*gib)
-		if _, err := h.SetPool(t.Context(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 10*gib)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.SetPool(t.Context(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 10*gib)}}))(t)
 		fails(t, h, p)
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // An enforcer that is killed again and again, at named points and at random times, in the middle of slices that come and
@@ -195,10 +196,7 @@ const witnessed = 5 * gib // with 5 processes, their parent, and contexts of 512
 
 func newWitness(t *testing.T, d *daemon) *witness {
 	t.Helper()
-	bin, err := filepath.Abs("../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := must.Get(filepath.Abs("../bin"))(t)
 	library, driver := filepath.Join(bin, api.LibraryName), filepath.Join(bin, "fakecuda", "libcuda.so.1")
 	for _, file := range []string{library, driver} {
 		if _, err := os.Stat(file); err != nil {
@@ -215,9 +213,7 @@ func newWitness(t *testing.T, d *daemon) *witness {
 	w.c = newContainer(t, d, "w")
 	request := w.c.request("witness")
 	request.Quotas = []api.Quota{on(api.AllDevices, witnessed)}
-	if err := d.registerAs(w.c, request); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.registerAs(w.c, request))
 	go w.run(program, []string{
 		"LD_PRELOAD=" + library, api.DirEnv + "=" + w.c.link,
 		"LD_LIBRARY_PATH=" + filepath.Dir(driver), "FAKECUDA_STATE=" + filepath.Join(d.dir, "card"), "FAKECUDA_DEVICES=2",

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -83,10 +84,7 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 	if err != nil || dir.Mode().Perm() != 0o711 {
 		t.Errorf("%v, %v", dir.Mode(), err)
 	}
-	socket, err := os.Stat(filepath.Join(reply.Dir, "bind", api.AttachSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := must.Get(os.Stat(filepath.Join(reply.Dir, "bind", api.AttachSocketName)))(t)
 	if st := socket.Sys().(*syscall.Stat_t); st.Uid != 7001 || st.Gid != 7002 || socket.Mode().Perm() != 0o600 {
 		t.Errorf("%d:%d %v", st.Uid, st.Gid, socket.Mode())
 	}

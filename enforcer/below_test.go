@@ -14,24 +14,20 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // inside starts a process in a cgroup, in a new pid namespace unless it enters another's.
 func inside(t *testing.T, cgroup string, args ...string) *exec.Cmd {
 	t.Helper()
-	dir, err := os.Open(cgroup)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.Open(cgroup))(t)
 	defer dir.Close()
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
 	if args[0] != "nsenter" {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -60,16 +56,12 @@ func enters(t *testing.T, cgroup string, in *exec.Cmd) (own int) {
 func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	cgroup := newCgroup(t)
 	below := filepath.Join(cgroup, "below")
-	if err := os.Mkdir(below, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(below, 0o755))
 	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(below) == nil }) })
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	b := inside(t, cgroup, "sleep", "1000")
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	theirs := inside(t, below, "sleep", "1000")
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: theirs.Process.Pid, Quotas: []api.Quota{on(gpu0, gib)}})
 	if err == nil || !strings.Contains(err.Error(), "lies below that of slice b") {
@@ -96,9 +88,7 @@ func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
 	b := inside(t, cgroup, "sleep", "1000")
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	own, stranger := enters(t, cgroup, b), inside(t, cgroup, "sleep", "1000")
 	truth.set(gpu0, stranger.Process.Pid, 2*gib)
 	truth.comparisons(t, 8)
@@ -116,9 +106,7 @@ func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
 	h := newPolicyHost(t, truth, api.Log, api.ScopeProcess)
 	b, victim := inside(t, cgroup, "sleep", "1000"), inside(t, anothers, "sleep", "1000")
 	for id, first := range map[string]*exec.Cmd{"b": b, "victim": victim} {
-		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: first.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: first.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	}
 	truth.set(gpu0, enters(t, nobodys, b), gib)
 	truth.set(gpu0, enters(t, anothers, b), 2*gib)

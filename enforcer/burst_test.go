@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // burst registers n sessions of this process at one time, and says which were answered yes.
@@ -74,9 +75,7 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 		}
 		d.nothingLeft()
 		for id := range there {
-			if _, err := d.Release(context.Background(), id, 0, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(d.Release(context.Background(), id, 0, true))(t)
 		}
 		d.kill()
 	}
@@ -142,9 +141,7 @@ func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
 		default:
 			t.Fatal(err)
 		}
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, <-ended)
 	}
 	if n := len(slicesOf(t, h)); n != 0 {
 		t.Errorf("%d slices are left", n)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -24,9 +25,7 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 		h := newHost(t, nil)
 		before := openFiles(t)
 		for i := range slices {
-			if _, err := h.Register(context.Background(), request(fmt.Sprint("s", i))); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Register(context.Background(), request(fmt.Sprint("s", i))))(t)
 		}
 		// Others come and go, but fewer than there are slices.
 		if n := openFiles(t) - before; n > slices*each+slices/2 {
@@ -64,17 +63,12 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 		each := 1
 		if pool != "" {
 			each, request.Pools = 2, api.PoolNames{pool}
-			if _, err := h.CreatePool(context.Background(), pool, api.PoolRequest{Quotas: request.Quotas}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.CreatePool(context.Background(), pool, api.PoolRequest{Quotas: request.Quotas}))(t)
 		}
 		link := filepath.Join(h.options.RunDir, "bind")
 		init := start(t, link, dir)
 		request.PID = init.pid()
-		reply, err := h.Register(context.Background(), request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		reply := must.Get(h.Register(context.Background(), request))(t)
 		lead(t, link, reply)
 		init.must("attach") // and what a slice's first one needs
 		none := openFiles(t)
@@ -97,10 +91,7 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 // openFiles is how many descriptors this process has.
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 
@@ -109,22 +100,16 @@ func inCgroups(t *testing.T, parent string, n int) (pids []int) {
 	t.Helper()
 	for i := range n {
 		dir := filepath.Join(parent, strconv.Itoa(i))
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(dir, 0o755))
 		t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
 		cmd := exec.Command("sleep", "600")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Start())
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		})
 		pid := cmd.Process.Pid
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
 		pids = append(pids, pid)
 	}
 	return pids

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const statusAway = "status 9"
@@ -269,10 +270,7 @@ func TestNobodyGoesWhoseGoingMakesNoRoom(t *testing.T) {
 	other := h.elastic("other", 20*gib, -1).works(truth, gib)
 	var all []*proc
 	for _, id := range []string{"a", "b"} {
-		p, err := h.tryElasticOf(id, "physics", 30*gib, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(h.tryElasticOf(id, "physics", 30*gib, 0))(t)
 		all = append(all, p)
 	}
 	all[0].works(truth, gib)
@@ -295,10 +293,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	_, err := h.Register(context.Background(), r)
 	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "idle elastic slices are being moved aside for it: ask again")
 	h.becomes("a", api.Evicted)
-	reply, err := h.Register(context.Background(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reply := must.Get(h.Register(context.Background(), r))(t)
 	lead(t, link, reply)
 	p.uses().takes(truth, 50*gib)
 	if s := h.see("a"); s.State != api.Evicted {
@@ -314,9 +309,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 20*gib, 0).works(truth, gib), h.elastic("b", 20*gib, 0).works(truth, gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	time.Sleep(2 * quick.MinResident)
 	refused := &api.Error{Code: api.CodeQuotaExceeded, Device: gpu0, Requested: 20 * gib, Limit: 80 * gib, Current: 70 * gib}
 	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "ask again")
@@ -380,9 +373,7 @@ func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
 	h.elastic("b", 40*gib, 0)
 	_, err = h.tryElastic("c", 40*gib, 0)
 	refusedWith(t, err, api.CodeQuotaExceeded, "c asks for 40GiB", "may be promised 120GiB together", "were promised 120GiB")
-	if _, err := h.Release(context.Background(), "b", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "b", 0, true))(t)
 	h.elastic("d", 40*gib, 0)
 	h.restart()
 	_, err = h.tryElastic("e", gib, 0)
@@ -525,17 +516,13 @@ func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 0).works(truth, gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	a.expect("away", "enter")
 	a.expect(statusAway, "return")
 	if s := h.see("a"); s.State != api.Suspended {
 		t.Errorf("%+v", s)
 	}
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 	a.returns()
 }
 
@@ -544,9 +531,7 @@ func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
 	h.becomes("a", api.Evicted)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	for range 2 {
 		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended || h.see("b").State != api.Active {
 			t.Fatalf("%+v", h.see("a"))
@@ -577,9 +562,7 @@ func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 	f.mu.Unlock()
 	a.expect(statusAway, "return")
 	h.becomes("b", api.Evicted)
-	if err := <-said; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-said)
 	for range 3 {
 		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended {
 			t.Fatalf("%+v", h.see("a"))
@@ -607,9 +590,7 @@ func resumed(t *testing.T, h *host, id string) {
 func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 0).works(truth, gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	other, _ := h.session("ordinary", on(gpu0, 50*gib))
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "30GiB are left", "it comes back when there is room and one of its processes asks")
 	if s := h.see("a"); s.State != api.Evicted {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) elasticPool(name string, priority int, quotas ...api.Quota) {
@@ -200,10 +201,7 @@ func TestASliceIsInElasticPoolsOfTwoDevices(t *testing.T) {
 	h.elasticPool("b", 0, on(gpu1, 60*gib))
 	s, alone, x := h.memberOf("s", both), h.member("alone", "b"), h.elastic("x", 60*gib, 0)
 	given := func() string {
-		devices, err := h.Devices(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		devices := must.Get(h.Devices(context.Background()))(t)
 		return fmt.Sprint(devices[0].Quotas/gib, devices[1].Quotas/gib)
 	}
 	s.returns().usesBoth()
@@ -284,10 +282,7 @@ func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
 				expected := func() (sum uint64) {
 					sum = quota["ordinary"]
 					there := make(map[string]bool)
-					all, err := h.Slices(context.Background())
-					if err != nil {
-						t.Fatal(err)
-					}
+					all := must.Get(h.Slices(context.Background()))(t)
 					for _, s := range all {
 						name, _, _ := strings.Cut(s.ID, "-")
 						if s.State == api.Active && name != "ordinary" {

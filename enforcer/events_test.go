@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -201,9 +202,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	if e := h.told(api.EventFreed)[0]; e.Bytes != 3*mib || e.Slice != "s1" || e.Device != gpu0 {
 		t.Errorf("%+v", e)
 	}
-	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s1", 0, true))(t)
 	registered, released := h.told(api.EventRegistered), h.told(api.EventReleased)
 	if len(registered) != 1 || registered[0].Slice != "s1" || registered[0].PID != p.pid() {
 		t.Errorf("%+v", registered)
@@ -222,9 +221,7 @@ func TestNoSliceNorUserDrivesOutTheEventsOfOthers(t *testing.T) {
 	h, u := newUsers(t, &fakeTruth{})
 	h.pool("llm", on(api.AllDevices, gib))
 	session := func(uid uint32, id string) {
-		if _, err := begin(t, u, uid, id, on(gpu0, gib)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(begin(t, u, uid, id, on(gpu0, gib)))(t)
 	}
 	session(bob, "quiet")
 	h.TellRefusals("u5002-quiet", 100)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Without descriptors the enforcer refuses what it cannot do, keeps what it has, and goes on when there are some again.
@@ -26,23 +27,14 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		_, err := d.Register(ctx, api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
 		return err
 	}
-	if err := request("before"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, request("before"))
 	var limit unix.Rlimit
-	if err := unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit))
 	set := func(n uint64) {
 		t.Helper()
-		if err := unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: limit.Max}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: limit.Max}, nil))
 	}
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid)))(t)
 	// From none left to a few: it fails at another step each time.
 	for left := range uint64(8) {
 		set(uint64(len(entries)) + left)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -53,14 +54,9 @@ func newDaemon(t *testing.T) *daemon {
 	if err != nil {
 		t.Skipf("the go command and a C compiler are needed: %v", err)
 	}
-	dir, err := os.MkdirTemp("", "gs-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "gs-"))(t)
 	config := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(config, []byte("[enforcer]\nnvml = \"off\"\ngroup = \"\"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte("[enforcer]\nnvml = \"off\"\ngroup = \"\"\n"), 0o600))
 	d := &daemon{t: t, program: program, dir: dir, Client: client.New(filepath.Join(dir, "control.sock"))}
 	t.Cleanup(func() { d.kill(); os.RemoveAll(dir) })
 	return d
@@ -196,9 +192,7 @@ func killedAt(t *testing.T, point string) {
 	d := newDaemon(t)
 	d.start("")
 	keep, other := newContainer(t, d, "k"), newContainer(t, d, "o")
-	if err := d.register(keep, "keep"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.register(keep, "keep"))
 	k := keep.init
 	attach(k)
 	k.must("device %s %d", hex0, 80*gib)
@@ -302,9 +296,7 @@ func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
 	d := newDaemon(t)
 	d.start("")
 	c := newContainer(t, d, "k")
-	if err := d.register(c, "keep"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.register(c, "keep"))
 	diesAsItComesBack(t, d, c, []string{"restore.ledger", "restore.settled", "restore.listening"}, func(after string) {
 		if s := d.ids()["keep"]; s.State != api.Active || s.Devices[0].Used != gib || s.ProcessCount != 1 {
 			t.Fatalf("after a death at %s: %+v\n%s", after, s, d.log())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func damaged(h *host, id string) bool { return h.see(id).State == api.Damaged }
@@ -44,9 +45,7 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 				t.Fatal("something more was charged")
 			}
 			p.expect("status 3", "attach")
-			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Release(context.Background(), "s", 0, true))(t)
 		})
 	}
 }

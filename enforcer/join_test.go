@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -67,10 +68,7 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 // tokenOf is the token of a session that was registered.
 func tokenOf(t *testing.T, reply api.RegisterReply) api.Token {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(reply.Dir, api.TokenName)))(t)
 	named, token, err := api.ParseTokenFile(string(text))
 	if err != nil || named != reply.Slice.ID {
 		t.Fatalf("%q, %v", named, err)
@@ -91,9 +89,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	bind := filepath.Join(reply.Dir, "bind")
 	other := start(t, bind, "")
 	other.expect("status 1", "attach") // a stranger
-	if err := h.join(other, "s", token); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(other, "s", token))
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
 	other.must("charge 0 %d", 3*gib)
@@ -116,9 +112,7 @@ func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
 	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
 	first, second := start(t, filepath.Join(reply.Dir, "bind"), ""), start(t, filepath.Join(reply.Dir, "bind"), "")
 	for _, p := range []*proc{first, second} {
-		if err := h.join(p, "s", token); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.join(p, "s", token))
 		p.must("attach")
 	}
 	first.must("device %s %d", hex0, 80*gib)
@@ -134,9 +128,7 @@ func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
 	first.tell("exec")
 	first.must("attach") // it is still a member
 	// And the token is still the session's: its sum was kept.
-	if err := h.join(start(t, filepath.Join(reply.Dir, "bind"), ""), "s", token); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(start(t, filepath.Join(reply.Dir, "bind"), ""), "s", token))
 }
 
 func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
@@ -208,9 +200,7 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	h.believe()
 	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
 	p := start(t, "/nonexistent", cgroup)
-	if _, err := h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	if err := h.join(p, "s", token); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "container's") {
 		t.Errorf("%v", err)
 	}
@@ -241,9 +231,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	}
 	joins := start(t, "/nonexistent", "")
 	_ = h.join(joins, "s", token[:60])
-	if err := h.join(joins, "s", token); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(joins, "s", token))
 	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil {
 		t.Fatal(err)
@@ -273,10 +261,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 
 func command(t *testing.T, pid int, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name)))(t)
 	return string(text)
 }
 
@@ -311,10 +296,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(reply.Dir, api.TokenName)))(t)
 		_, token, err := api.ParseTokenFile(string(text))
 		if err != nil {
 			t.Fatal(err)
@@ -333,9 +315,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		other.must("device %s %d", hex0, 80*gib)
 		other.must("charge 0 %d", gib)
 		other.expect("refused", "charge 0 1")
-		if err := second(d.Release(context.Background(), id, 0, true)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, second(d.Release(context.Background(), id, 0, true)))
 		d.kill()
 		first.kill()
 		other.kill()
@@ -348,21 +328,14 @@ func withRoots(t *testing.T, uid uint32) (users, roots int) {
 	t.Helper()
 	needs.Root(t)
 	cmd := exec.Command("sh", "-c", fmt.Sprintf("sleep 1000 & echo $!; exec setpriv --reuid=%d --clear-groups sleep 1000", uid))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = syscall.Kill(roots, syscall.SIGKILL)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	if _, err := fmt.Fscan(out, &roots); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fscan(out, &roots))(t)
 	users = cmd.Process.Pid
 	eventually(t, "it is the user's", func() bool { return process.OwnedBy(users, uid) })
 	return users, roots

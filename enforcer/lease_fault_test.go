@@ -10,19 +10,15 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // newTimedDaemon is a daemon with a short grace.
 func newTimedDaemon(t *testing.T) *daemon {
 	d := newDaemon(t)
 	config := filepath.Join(d.dir, "config.toml")
-	text, err := os.ReadFile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(config, append(text, "\n[expiry]\ngrace = \"100ms\"\n"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(config))(t)
+	must.Do(t, os.WriteFile(config, append(text, "\n[expiry]\ngrace = \"100ms\"\n"...), 0o600))
 	return d
 }
 
@@ -34,14 +30,10 @@ func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
 			d := newTimedDaemon(t)
 			d.start(point)
 			c, keep := newContainer(t, d, "c"), newContainer(t, d, "k")
-			if err := d.register(keep, "keep"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.register(keep, "keep"))
 			request := c.request("c")
 			request.TTL = time.Second
-			if err := d.registerAs(c, request); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.registerAs(c, request))
 			p := c.init
 			p.must("attach")
 			p.must("stubborn")
@@ -75,9 +67,7 @@ func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
 			c := newContainer(t, d, "c")
 			request := c.request("c")
 			request.Quotas = []api.Quota{on(api.AllDevices, 4*gib)}
-			if err := d.registerAs(c, request); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, d.registerAs(c, request))
 			p := c.init
 			p.must("attach")
 			p.must("device %s %d", hex0, 80*gib)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -213,10 +214,7 @@ const oldCgroups = "/sys/fs/cgroup/pids"
 func newOldCgroup(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
-	dir, err := os.MkdirTemp(oldCgroups, "gpuslice-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp(oldCgroups, "gpuslice-test-"))(t)
 	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
 	return dir
 }
@@ -287,9 +285,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 				t.Fatalf("it was renewed, and is %+v", s)
 			}
 			p.must("charge 0 1")
-			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Release(context.Background(), "s", 0, true))(t)
 			p.kill()
 		case errors.Is(err, api.ErrExpired), errors.Is(err, api.ErrNotFound):
 			over++
@@ -402,9 +398,7 @@ func TestAnExpiredSliceCanBeReleased(t *testing.T) {
 	q.must("stubborn")
 	c.pass(time.Hour)
 	h.expired("t")
-	if _, err := h.Release(context.Background(), "t", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "t", 0, true))(t)
 	q.expect("refused", "charge 0 1")
 	q.kill()
 }

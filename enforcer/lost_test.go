@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -48,9 +49,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != 4*gib {
 		t.Fatalf("%+v", s)
 	}
-	if _, err := h.set("s", on(gpu0, 5*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.set("s", on(gpu0, 5*gib)))(t)
 	sibling.uses().must("charge 0 %d", gib)
 	slow.expect("refused", "charge 0 1")
 }
@@ -207,9 +206,7 @@ func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
 	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
 		"released by force": func(t *testing.T, h *host, _ *proc) {
-			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Release(context.Background(), "s", 0, true))(t)
 		},
 		"its first process was killed": func(_ *testing.T, _ *host, first *proc) { first.kill() },
 	} {
@@ -218,9 +215,7 @@ func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
 			h.believe()
 			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
 			slow := start(t, filepath.Join(reply.Dir, "bind"), "")
-			if err := h.join(slow, "s", token); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.join(slow, "s", token))
 			slow.uses().must("charge 0 %d", 3*gib)
 			h.lost("s", slow)
 			end(t, h, first)
@@ -246,9 +241,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	}
 	lead(t, link, reply)
 	slow.uses().must("charge 0 %d", 5*gib)
-	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	h.restartBlindTo(slow)
 	if p := h.seePool("llm"); p.State != api.Damaged {
 		t.Fatalf("%+v", p)
@@ -288,9 +281,7 @@ func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	_, p := h.pair(on(gpu0, 4*gib))
 	p.uses().must("charge 0 %d", gib)
 	h.stop()
-	if err := os.WriteFile(filepath.Join(elsewhere, "cgroup.procs"), []byte(strconv.Itoa(p.pid())), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(elsewhere, "cgroup.procs"), []byte(strconv.Itoa(p.pid())), 0))
 	h.start()
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != gib {
 		t.Fatalf("%+v", s)
@@ -307,10 +298,7 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 	const lane2, pid, start = 4096 + 2*(64+64*16), 8, 16
 	overwrite := func(t *testing.T, word string, keeps, named *proc) {
 		t.Helper()
-		started, err := process.StartTime(keeps.pid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		started := must.Get(process.StartTime(keeps.pid()))(t)
 		const live = 1
 		named.expect("ok", "%s %d %d", word, lane2+pid, uint64(keeps.pid())<<32|live)
 		named.expect("ok", "%s %d %d", word, lane2+start, started)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // onlooker is a driver with limits that looks, whenever it is told one, whether the store knows.
@@ -80,14 +81,10 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 			truth.set(gpu0, p.pid(), 3*gib)
 			eventually(t, "it is frozen", func() bool { return h.see(id).State == api.Frozen })
 		case "expired": // it does not end when it is asked to
-			if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		}
 	}
-	if _, err := h.Release(context.Background(), "released", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "released", 0, true))(t)
 	c.pass(time.Hour)
 	h.expired("expired")
 	as(api.Native)
@@ -104,10 +101,7 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 // returns the devices, and what a cgroup is limited to on one of them.
 func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, limit func(cgroup string, device int) uint64) {
 	t.Helper()
-	libraries, err := filepath.Abs("../bin/fakecuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	libraries := must.Get(filepath.Abs("../bin/fakecuda"))(t)
 	if _, err := os.Stat(filepath.Join(libraries, "libnvidia-ml.so.1")); err != nil {
 		t.Skipf("requires the simulated driver (make test-programs): %v", err)
 	}
@@ -138,9 +132,7 @@ func nativeDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := newDaemon(t)
 	config := "[enforcer]\ngroup = \"\"\nenforcement = \"native\"\n"
-	if err := os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600))
 	return d
 }
 
@@ -252,14 +244,9 @@ func TestALimitThatTheSimulatedDriverLostIsSetAgain(t *testing.T) {
 	if err := d.registerAs(c, request); err != nil {
 		t.Fatalf("%v\n%s", err, d.log())
 	}
-	nvml, err := driver.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nvml := must.Get(driver.Open())(t)
 	defer nvml.Close()
-	if err := nvml.Unlimit(c.cgroup, devices[0].UUID); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, nvml.Unlimit(c.cgroup, devices[0].UUID))
 	eventually(t, "it has it again", func() bool { return limit(c.cgroup, 0) == 3*gib })
 	c.init.kill()
 	eventually(t, "the slice is gone", func() bool { return len(d.ids()) == 0 })

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/native"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // inV2 runs the calling test again, alone, where cgroups of version 2 are mounted and no others. It is true in that run.
@@ -176,9 +177,7 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 		t.Errorf("%+v", info)
 	}
 
-	if _, err := h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 6*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 6*gib)}}))(t)
 	f.are(t, "with another quota", b.cgroup, 6*gib, 80*gib)
 
 	// It is told again what it may have forgotten.
@@ -187,9 +186,7 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	h.start()
 	f.are(t, "after a restart", b.cgroup, 6*gib, 80*gib)
 
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	f.are(t, "released, with a process", b.cgroup, 0, 0)
 	h.restart()
 	f.are(t, "the same after a restart", b.cgroup, 0, 0)
@@ -208,26 +205,18 @@ func TestTheDriverHoldsAMemberToItsOwnQuotaOrToThePools(t *testing.T) {
 	f := &fakeBackend{}
 	h := newNativeHost(t, f)
 	pool := func(bytes uint64) api.PoolRequest { return api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}} }
-	if _, err := h.CreatePool(context.Background(), "p", pool(10*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.CreatePool(context.Background(), "p", pool(10*gib)))(t)
 	member := func(id string, quotas ...api.Quota) string {
 		cgroup := newCgroup(t)
 		p := start(t, "", cgroup)
-		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, PID: p.pid(), Pools: api.PoolNames{"p"}, Quotas: quotas}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.Register(context.Background(), api.RegisterRequest{ID: id, PID: p.pid(), Pools: api.PoolNames{"p"}, Quotas: quotas}))(t)
 		return cgroup
 	}
 	elastic, own := member("e"), member("o", on(gpu0, 2*gib))
 	f.are(t, "without a quota of its own", elastic, 10*gib, driver.NoLimit)
 	f.are(t, "with one", own, 2*gib, driver.NoLimit)
-	if _, err := h.Release(context.Background(), "o", 0, true); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.SetPool(context.Background(), "p", pool(12*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "o", 0, true))(t)
+	must.Get(h.SetPool(context.Background(), "p", pool(12*gib)))(t)
 	f.are(t, "of a larger pool", elastic, 12*gib, driver.NoLimit)
 	f.are(t, "released", own, 0, driver.NoLimit)
 	h.restart()
@@ -272,9 +261,7 @@ func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	as(api.Native)
 	f.are(t, "native", b.cgroup, 0, driver.NoLimit)
 	as(api.Intercept)
@@ -435,9 +422,7 @@ func TestWhatTheDriverDidNotTakeItIsToldAgainUntilItDoes(t *testing.T) {
 	}
 	for i, bytes := range []uint64{2 * gib, gib} {
 		f.fail(errors.New("Unknown Error"))
-		if _, err := h.set("c", on(gpu0, bytes)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.set("c", on(gpu0, bytes)))(t)
 		f.toldAgain(t, 3)
 		h.by("c", api.Intercept, i+1) // which is said once
 		f.fail(nil)
@@ -474,9 +459,7 @@ func TestALimitThatTheDriverLostIsSetAgain(t *testing.T) {
 		return
 	}
 	for range 2 {
-		if err := f.Unlimit(b.cgroup, gpu0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Unlimit(b.cgroup, gpu0))
 		f.holds(t, "it has it again", b.cgroup, 4*gib)
 	}
 	h.by("c", api.Native, 2)
@@ -498,9 +481,7 @@ func TestADriverThatHangsIsToldOnceItAnswers(t *testing.T) {
 	f.hang = hang
 	f.mu.Unlock()
 	for _, bytes := range []uint64{2 * gib, 3 * gib} { // of which it is told one when it answers
-		if _, err := h.set("c", on(gpu0, bytes)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.set("c", on(gpu0, bytes)))(t)
 	}
 	h.by("c", api.Intercept, 1)
 	f.mu.Lock()

@@ -11,14 +11,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func device0(t *testing.T, h *host) api.Device {
 	t.Helper()
-	devices, err := h.Devices(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	devices := must.Get(h.Devices(context.Background()))(t)
 	return devices[0]
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -36,9 +37,7 @@ func startBelow(t *testing.T, dir string) *proc {
 	// A shell gives what it starts beside itself another standard input; the fourth descriptor is let through.
 	cmd := exec.Command("/bin/sh", "-c", `"$0" "$1" <&3 3<&- & wait`, client, dir)
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{r}, end, os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	p := &proc{t: t, cmd: cmd, in: w, out: bufio.NewReader(out)}
 	t.Cleanup(func() { p.kill(); out.Close() }) // the child ends with its input
 	p.ask("hello")                              // it is there
@@ -84,9 +83,7 @@ func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
 	h.believe()
 	first, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
 	joined := start(t, filepath.Join(reply.Dir, "bind"), "")
-	if err := h.join(joined, "s", token); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(joined, "s", token))
 	joined.must("attach")
 	joined.must("device %s %d", hex0, 80*gib)
 	joined.must("charge 0 %d", gib)
@@ -131,9 +128,7 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
 	h.stop()
 	another := store.RecordsDir(h.options.RunDir, "another")
-	if err := os.Rename(h.records(), another); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(h.records(), another))
 	h.start()
 	if _, err := os.Lstat(another); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // newPolicyHost is a host with a policy of what to do about memory past the ledger.
@@ -269,9 +270,7 @@ func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	p := start(t, "/nonexistent", "")
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}))(t)
 	truth.set(gpu0, p.pid(), 3*gib)
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 10)

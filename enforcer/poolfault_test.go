@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // poolPoints are those of a pool's life, and of its members' processes.
@@ -53,15 +54,9 @@ func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 	d := newDaemon(t)
 	d.start("")
 	keep, other := newContainer(t, d, "k"), newContainer(t, d, "o")
-	if _, err := d.CreatePool(ctx, "keep", all(4*gib)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.CreatePool(ctx, "beside", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.registerIn(keep, "keep", pools...); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.CreatePool(ctx, "keep", all(4*gib)))(t)
+	must.Get(d.CreatePool(ctx, "beside", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}}))(t)
+	must.Do(t, d.registerIn(keep, "keep", pools...))
 	k, o := keep.init, other.init
 	attach(k)
 	d.kill()
@@ -172,13 +167,9 @@ func TestAnEnforcerKilledWhileItTakesUpAPoolTakesItUp(t *testing.T) {
 	}
 	d := newDaemon(t)
 	d.start("")
-	if _, err := d.CreatePool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 4*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(d.CreatePool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 4*gib)}}))(t)
 	c := newContainer(t, d, "k")
-	if err := d.registerIn(c, "keep", "llm"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.registerIn(c, "keep", "llm"))
 	diesAsItComesBack(t, d, c, []string{"restore.pool.settled", "restore.pool", "restore.ledger"}, func(after string) {
 		if p := d.pools()["llm"]; p.State != api.Active || p.Devices[0].Used != gib || p.ProcessCount != 1 {
 			t.Fatalf("after a death at %s: %+v\n%s", after, p, d.log())

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -25,10 +26,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	set := func(quotas ...api.Quota) api.Pool {
 		t.Helper()
-		p, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas}))(t)
 		return p
 	}
 	if p := set(on("0", 8*gib)); len(p.Quotas) != 2 || p.Devices[0].Limit != 8*gib || p.Devices[1].Limit != 6*gib {
@@ -48,10 +46,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	}
 	var kinds []api.EventKind
 	var figures []uint64
-	events, err := h.Events(context.Background(), "", 0, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
 	for _, e := range events {
 		if e.Pool == "llm" && e.Kind != api.EventRefused { // those are told when the next check comes to it
 			kinds = append(kinds, e.Kind)
@@ -111,17 +106,12 @@ func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 	used := h.member("holds", "llm").uses()
 	used.must("charge 0 %d", 50*gib)
 	given := func() uint64 {
-		devices, err := h.Devices(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		devices := must.Get(h.Devices(context.Background()))(t)
 		return devices[0].Quotas
 	}
 	set := func(bytes uint64) {
 		t.Helper()
-		if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}))(t)
 	}
 	if set(10 * gib); given() != 70*gib {
 		t.Fatalf("%d are given: what members hold beyond the new quota is promised to others", given())
@@ -202,13 +192,9 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
 	r := api.PoolRequest{Quotas: []api.Quota{on("0", 6*gib)}, Tenant: "team", TTL: time.Hour, Label: "team/claim"}
-	if _, err := h.CreatePool(ctx, "llm", r); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.CreatePool(ctx, "llm", r))(t)
 	created := h.seePool("llm")
-	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)}}))(t)
 	for range 2 {
 		p, err := h.CreatePool(ctx, "llm", r)
 		if err != nil || !p.Created.Equal(created.Created) || len(p.Quotas) != 2 || p.Quotas[0].Bytes != 7*gib {
@@ -258,9 +244,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 		_, err := h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour})
 		return err
 	}
-	if err := claim("a", 6*gib); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, claim("a", 6*gib))
 	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "tenant team has 4GiB left of 10GiB (pool a has 6GiB)") {
 		t.Fatal(err)
 	}
@@ -296,9 +280,7 @@ func TestAPoolWhoseMembersHaveEndedIsDeleted(t *testing.T) {
 		h := newHost(t, nil)
 		h.pool("llm", on(api.AllDevices, 6*gib))
 		h.member("a", "llm").kill()
-		if _, err := h.DeletePool(context.Background(), "llm"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.DeletePool(context.Background(), "llm"))(t)
 		h.stop()
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -226,9 +227,7 @@ func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", 4*gib)
-	if _, err := h.Release(context.Background(), "a", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "a", 0, true))(t)
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 %d", 3*gib)
 	if _, err := h.DeletePool(context.Background(), "llm"); !errors.Is(err, api.ErrRunning) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
@@ -77,10 +78,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	for since := uint64(0); ; {
-		events, err := h.Events(ctx, "", since, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		events := must.Get(h.Events(ctx, "", since, true))(t)
 		for _, e := range events {
 			since = e.Seq
 			if e.Kind != api.EventRefused {

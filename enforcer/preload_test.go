@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestWhereTheContainersPreloadFileIs(t *testing.T) {
@@ -32,10 +33,7 @@ func TestWhereTheContainersPreloadFileIs(t *testing.T) {
 		"64 65 254:0 /rootfs / rw - ext4 /dev/vda rw\n" + root + at("/etc/ld.so.preload"):         api.PreloadBound,
 		root + at("/etc\\040x/ld.so.preload"):                                                     api.PreloadMoved,
 	} {
-		list, err := mountinfo.GetMountsFromReader(strings.NewReader(mounts), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Get(mountinfo.GetMountsFromReader(strings.NewReader(mounts), nil))(t)
 		if got := findPreload(list, "77-ab"); got != want {
 			t.Errorf("%s, want %s, of\n%s", got, want, mounts)
 		}

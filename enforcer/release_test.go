@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
@@ -44,18 +45,13 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	request := api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
-	reply, err := h.Register(context.Background(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reply := must.Get(h.Register(context.Background(), request))(t)
 	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	init.must("charge 0 1")
 	second := start(t, link, dir)
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	held := func(when string) {
 		t.Helper()
 		if _, err := os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName)); err != nil {
@@ -73,14 +69,9 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	}
 
 	// Its id is free, and even its cgroup: a new slice is not disturbed by what goes on with the old.
-	next, err := h.Register(context.Background(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	next := must.Get(h.Register(context.Background(), request))(t)
 	held("beside another slice")
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	for _, p := range []*proc{init, second} {
 		p.kill()
 	}
@@ -107,18 +98,14 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := filepath.Join(dir, "cgroup.events")
-	if err := unix.Mount("/dev/null", events, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mount("/dev/null", events, "", unix.MS_BIND, ""))
 	readable := sync.OnceFunc(func() {
 		if err := unix.Unmount(events, 0); err != nil {
 			t.Error(err)
 		}
 	})
 	defer readable()
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	if _, err := os.Stat(reply.Dir); err != nil {
 		t.Errorf("its directory is removed: %v", err)
 	}
@@ -138,13 +125,9 @@ func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	h.stop()
-	if _, err := os.Stat(reply.Dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(os.Stat(reply.Dir))(t)
 	init.kill() // and nobody is told
 	h.start()
 	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
@@ -181,19 +164,10 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 	h := newHost(t, nil)
 	files := func() map[string]string {
 		all := make(map[string]string)
-		entries, err := os.ReadDir(h.options.StateDir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := must.Get(os.ReadDir(h.options.StateDir))(t)
 		for _, entry := range entries {
-			text, err := os.ReadFile(filepath.Join(h.options.StateDir, entry.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			info, err := entry.Info()
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(filepath.Join(h.options.StateDir, entry.Name())))(t)
+			info := must.Get(entry.Info())(t)
 			all[entry.Name()] = fmt.Sprint(info.ModTime(), info.Size(), string(text))
 		}
 		return all
@@ -201,12 +175,8 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 	before := files()
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.uses().must("charge 0 %d", gib)
-	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))(t)
+	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	after := files()
 	if len(after) != len(before) {
 		t.Errorf("%d files, %d before", len(after), len(before))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -109,18 +110,14 @@ func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
 	p.uses().must("charge 0 %d", 3*gib)
 	h.stop()
 	obstacle := filepath.Join(reply.Dir, "bind", ".attach.sock")
-	if err := os.Mkdir(obstacle, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(obstacle, 0o700))
 	h.start()
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used+s.Devices[0].Overhead != 3*gib {
 		t.Fatalf("%+v", s)
 	}
 	p.must("charge 0 %d", gib)
 	p.expect("status 100", "attach")
-	if err := os.Remove(obstacle); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(obstacle))
 	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
 	p.uses().must("charge 0 %d", 4*gib) // what a process had before it attached anew is given back
 	p.expect("refused", "charge 0 1")
@@ -132,9 +129,7 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.stop()
 	dir := h.options.RunDir
-	if err := unix.Mount("none", dir, "tmpfs", 0, "nr_inodes=60"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mount("none", dir, "tmpfs", 0, "nr_inodes=60"))
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	h.start()
 	h.session("before", on(gpu0, gib))

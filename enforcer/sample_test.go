@@ -9,16 +9,14 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/truth"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAPidThatAnotherProcessHasIsNoExitedOnes(t *testing.T) {
 	const nobodys = 1<<22 + 1 // more than there are pids
 	s := &slice{}
 	now := time.Now()
-	start, err := process.StartTime(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	start := must.Get(process.StartTime(os.Getpid()))(t)
 	exited := func(pid int, start uint64) exit { return exit{s, truth.Process{PID: pid, Start: start}, now} }
 	m := &sampler{e: &Enforcer{}, after: newLanes(), before: newLanes(), known: make(map[int]*sampled)}
 	m.after.exits[os.Getpid()] = exited(os.Getpid(), start-1)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
@@ -248,9 +249,7 @@ func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
 					waits := func(p *proc) {
 						p.tell("return")
 						<-stopped
-						if _, err := p.out.ReadString('\n'); err != nil {
-							t.Fatal(err)
-						}
+						must.Get(p.out.ReadString('\n'))(t)
 					}
 					if direction == "out" {
 						m.set(func(m *selfMover) { m.first = first })
@@ -283,9 +282,7 @@ func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
 
 func TestASelfMoverIsSuspendedByHand(t *testing.T) {
 	h, truth, f, a, _, m := ownTurns(t)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	if s := h.see("a"); s.State != api.Suspended || m.is() != ledger.Aside || h.granted(t) != 600*mib {
 		t.Errorf("%+v, %d given", s, h.granted(t))
 	}
@@ -301,9 +298,7 @@ func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
 	a, _ := h.session("a", on(gpu0, 50*gib))
 	a.uses().takes(truth, 40*gib)
 	m := h.movesItself(a, "a", truth)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	if m.begun[0] != 0 || m.been() != "" || f.states()[a.pid()] != checkpoint.Checkpointed || h.granted(t) != 0 {
 		t.Errorf("%v", f.states())
 	}
@@ -549,9 +544,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 		t.Fatalf("%d", truth.holds(a.pid()))
 	}
 	a.returns()
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	if truth.holds(a.pid()) != 600*mib {
 		t.Errorf("%d", truth.holds(a.pid()))
 	}
@@ -569,12 +562,8 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 func TestWhoIsAsideGivesBackHostMemoryThatItDoesNotNeed(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
+	must.Do(t, h.resume("a"))
 	b.works(truth, 44*gib)
 	other := h.movesItself(b, "b", truth)
 	leavesAPart(other)

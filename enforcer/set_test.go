@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) set(id string, quotas ...api.Quota) (api.Slice, error) {
@@ -65,18 +66,11 @@ func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
 	p.must("attach")
 	p.must("charge 0 %d", gib)
 	for _, quota := range []uint64{gib, gib / 2, gib / 2} {
-		if _, err := h.set("s", on(gpu0, quota)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.set("s", on(gpu0, quota)))(t)
 	}
 	ttl := time.Hour
-	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{TTL: &ttl}); err != nil {
-		t.Fatal(err)
-	}
-	events, err := h.Events(context.Background(), "", 0, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Change(context.Background(), "s", api.ChangeRequest{TTL: &ttl}))(t)
+	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
 	var changed []api.Event
 	for _, e := range events {
 		if e.Kind == api.EventChanged {
@@ -148,9 +142,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	h.give("large", on(gpu1, 30*gib))
-	if _, err := h.ask("p", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 4*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.ask("p", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 4*gib)))(t)
 	unchanged := func(id string) {
 		t.Helper()
 		if s := h.see(id); s.State != api.Active || len(s.Devices) != 1 || !slices.Equal(s.Quotas, []api.Quota{on(gpu0, 4*gib)}) {
@@ -171,9 +163,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 		refusal(t, err, row.says...)
 		unchanged(row.id)
 	}
-	if err := h.LoseDisk(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.LoseDisk())
 	if _, err := h.set("s", on(gpu1, 20*gib)); err == nil {
 		t.Error("it is given, and not on disk")
 	}
@@ -181,10 +171,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	h.restart()
 	unchanged("s")
 
-	s, err := h.set("s", on(gpu1, 20*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(h.set("s", on(gpu1, 20*gib)))(t)
 	check := func(s api.Slice) {
 		t.Helper()
 		if s.State != api.Active || len(s.Devices) != 2 || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 20*gib ||
@@ -213,18 +200,12 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	ctx := context.Background()
-	if _, err := h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.ask("m", func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"llm"} }, on(gpu0, gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
+	must.Get(h.ask("m", func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"llm"} }, on(gpu0, gib)))(t)
 	if _, err := h.set("m", on(gpu1, 5*gib)); !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "pool llm has none") {
 		t.Errorf("where the pool has nothing: %v", err)
 	}
-	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 20*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 20*gib)}}))(t)
 	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -286,9 +267,7 @@ func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	}
 	var above int
 	for range rounds {
-		if _, err := h.set("s", on(gpu0, low)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.set("s", on(gpu0, low)))(t)
 		most := max(watcher.must("used 0"), low)
 		if most > low {
 			above++

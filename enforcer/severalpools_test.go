@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 var both = api.PoolNames{"b", "a"}
@@ -124,9 +125,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := extend("a", on(gpu0, 7*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, extend("a", on(gpu0, 7*gib)))
 	s.kill()
 	eventually(t, "it can be, once that has ended", func() bool { return extend("a", on(gpu1, gib)) == nil })
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -423,13 +424,8 @@ func TestTwoEnforcersDoNotShareAState(t *testing.T) {
 func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
-	lock, err := os.Open(filepath.Join(h.options.StateDir, "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(os.Open(filepath.Join(h.options.StateDir, "lock")))(t)
+	must.Do(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	time.AfterFunc(200*time.Millisecond, func() { _ = lock.Close() })
 	h.start()
 }
@@ -437,9 +433,7 @@ func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
 func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
-	if err := os.Chmod(filepath.Join(h.options.RunDir, "slices"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(h.options.RunDir, "slices"), 0o777))
 	if _, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), "chmod") {
 		t.Fatal(err)
 	}
@@ -462,9 +456,7 @@ func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 		_, reply := h.session("s", on(gpu0, gib))
 		name, _, _ := strings.Cut(filepath.Base(reply.Dir), "-")
 		names = append(names, name)
-		if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	}
 	if names[0] == names[1] {
 		t.Errorf("both slices s have a directory %s", names[0])
@@ -491,9 +483,7 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 			all[i].tell("attach")
 		}
 		for _, p := range all {
-			if _, err := p.out.ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.out.ReadString('\n'))(t)
 			p.must("charge 0 %d", mib)
 		}
 		for _, p := range all {
@@ -577,9 +567,7 @@ func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
 func TestNamesAndPoolLabelsAreShownAlsoAfterARestart(t *testing.T) {
 	h := newHost(t, nil)
 	names := api.Names{Name: "main", Pod: "train-0", Namespace: "team", Image: "cuda:13"}
-	if _, err := h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 4*gib)}, Label: "team/train"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 4*gib)}, Label: "team/train"}))(t)
 	dir := newCgroup(t)
 	init := start(t, filepath.Join(h.options.RunDir, "bind"), dir)
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Pools: api.PoolNames{"claim"}, Names: names})

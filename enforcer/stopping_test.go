@@ -9,15 +9,14 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Who comes as an enforcer stops is to ask again, of the next one: that is no failure, and changes nothing.
 func TestWhoAsksForAChangeWhenTheEnforcerStopsIsToldToAskAgain(t *testing.T) {
 	h := newHost(t, nil)
 	h.session("s", on(gpu0, gib))
-	if _, err := h.CreatePool(context.Background(), "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.CreatePool(context.Background(), "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	h.stop()
 	ctx, stopped := context.Background(), h.Enforcer
 	quotas := []api.Quota{on(gpu0, 2*gib)}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -22,9 +23,7 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 	for how, end := range map[string]func(t *testing.T, h *host, first, dead *proc){
 		"released by force": func(t *testing.T, h *host, _, dead *proc) {
 			dead.kill()
-			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(h.Release(context.Background(), "s", 0, true))(t)
 		},
 		"its first process was killed": func(_ *testing.T, _ *host, first, dead *proc) {
 			dead.kill()
@@ -42,15 +41,11 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			h.believe()
 			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
 			other := start(t, filepath.Join(reply.Dir, "bind"), "")
-			if err := h.join(other, "s", token); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.join(other, "s", token))
 			other.must("attach")
 			other.must("charge 0 %d", 3*gib)
 			dead := start(t, filepath.Join(reply.Dir, "bind"), "") // by then
-			if err := h.join(dead, "s", token); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, h.join(dead, "s", token))
 			dead.must("attach")
 			dead.must("charge 0 %d", 2*gib)
 			end(t, h, first, dead)
@@ -97,9 +92,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
 			join := func(bytes uint64) *proc {
 				p := start(t, filepath.Join(reply.Dir, "bind"), "")
-				if err := h.join(p, "s", token); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, h.join(p, "s", token))
 				p.must("attach")
 				p.must("charge 0 %d", bytes)
 				return p
@@ -142,16 +135,12 @@ func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 	_, reply, token := h.tokenSession("s", on(gpu0, 12*gib))
 	for charged, held := range map[uint64]uint64{3 * gib: gib, gib: 4 * gib} {
 		p := start(t, filepath.Join(reply.Dir, "bind"), "")
-		if err := h.join(p, "s", token); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.join(p, "s", token))
 		p.must("attach")
 		p.must("charge 0 %d", charged)
 		truth.set(gpu0, p.pid(), held)
 	}
-	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	h.given(gpu0, 7*gib, 73*gib)
 	h.restart()
 	if got := h.device(gpu0).Quotas; got < 7*gib { // and perhaps what was past the lanes, twice
@@ -165,13 +154,9 @@ func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newHost(t, truth)
 	p := start(t, "/nonexistent", cgroup) // it never attaches
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}))(t)
 	truth.set(gpu0, p.pid(), 5*gib)
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	h.given(gpu0, 5*gib, 75*gib)
 	h.restart()
 	h.given(gpu0, 5*gib, 75*gib)
@@ -194,14 +179,9 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 		} else {
 			r.Pools = api.PoolNames{pool}
 		}
-		reply, err := h.Register(as(first.pid(), 0), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		reply := must.Get(h.Register(as(first.pid(), 0), r))(t)
 		stray := startBelow(t, filepath.Join(reply.Dir, "bind"))
-		if err := h.join(stray, id, tokenOf(t, reply)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.join(stray, id, tokenOf(t, reply)))
 		stray.must("attach")
 		stray.must("charge 0 %d", 3*gib)
 		if err := stray.cmd.Process.Kill(); err != nil { // who joined; its child has the page
@@ -240,9 +220,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	if !used(3 * gib)() {
 		t.Fatalf("%+v", h.seePool("llm"))
 	}
-	if err := below.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, below.cmd.Process.Kill())
 	eventually(t, "the session is gone", func() bool {
 		_, err := h.Slice(context.Background(), "s")
 		return errors.Is(err, api.ErrNotFound) && used(3*gib)()
@@ -274,17 +252,13 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := startBelow(t, filepath.Join(reply.Dir, "bind"))
-	if err := h.join(other, "s", tokenOf(t, reply)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(other, "s", tokenOf(t, reply)))
 	other.must("attach")
 	other.must("charge 0 %d", 3*gib)
 	if err := other.cmd.Process.Kill(); err != nil { // who joined; its child has the page
 		t.Fatal(err)
 	}
-	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	for range 2 {
 		h.restart()
 		if got := h.seePool("llm").Devices[0].Used; got != 3*gib {
@@ -310,9 +284,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 		p.must("attach")
 		p.must("device %s %d", hex0, 80*gib)
 		p.must("charge 0 %d", 8*gib)
-		if _, err := u.Release(as(p.pid(), alice), "u5001-a", 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(u.Release(as(p.pid(), alice), "u5001-a", 0, true))(t)
 		if _, err := begin(t, u, alice, "b", on(gpu0, 3*gib)); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "have 8GiB") {
 			t.Errorf("%v", err)
 		}
@@ -334,9 +306,7 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := start(t, filepath.Join(reply.Dir, "bind"), "")
-	if _, err := u.Join(api.WithToken(as(other.pid(), alice), tokenOf(t, reply)), "u5001-a", api.JoinRequest{PID: other.pid()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(u.Join(api.WithToken(as(other.pid(), alice), tokenOf(t, reply)), "u5001-a", api.JoinRequest{PID: other.pid()}))(t)
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
 	other.must("charge 0 %d", 8*gib)

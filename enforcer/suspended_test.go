@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -43,13 +44,9 @@ func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
 	}
 	h.restart()
 	refusedWith(t, release(true), api.CodeRunning, "slice a is suspended")
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 	p.must("charge 0 %d", 10*gib)
-	if err := release(true); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, release(true))
 }
 
 // As `gpuslice run` releases its session when its command has ended.
@@ -65,18 +62,14 @@ func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testin
 	lead(t, link, reply)
 	p := start(t, link, cgroup)
 	p.uses().takes(truth, 40*gib)
-	if err := h.suspend("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("c"))
 	release := func() error {
 		_, err := h.Release(context.Background(), "c", 0, true)
 		return err
 	}
 	refusedWith(t, release(), api.CodeRunning, fmt.Sprint("process ", p.pid()))
 	p.kill()
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, release())
 	if given := h.granted(t); given != 0 {
 		t.Errorf("%d bytes are given", given)
 	}
@@ -93,9 +86,7 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	}
 	lead(t, link, reply)
 	p.uses().takes(truth, 40*gib)
-	if err := h.suspend("r"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("r"))
 	if s := h.see("r"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib {
 		t.Fatalf("%+v", s)
 	}
@@ -108,9 +99,7 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	}
 	truth.set(gpu0, b.pid(), 0)
 	b.must("release 0 %d", 60*gib)
-	if err := h.resume("r"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("r"))
 	if s := h.see("r"); s.State != api.Active || s.Devices[0].Used != 40*gib || f.states()[p.pid()] != checkpoint.Running {
 		t.Errorf("%+v", s)
 	}
@@ -133,9 +122,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	p := h.lease("a", "", time.Hour)
 	p.must("stubborn")
 	p.takes(truth, gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	if _, err := h.Renew(context.Background(), "a", renewed(2*time.Hour)); err != nil {
 		t.Errorf("its time is not renewed while it is suspended: %v", err)
 	}
@@ -180,9 +167,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	if err := move(u.Suspend, bob); err == nil {
 		t.Error("another user suspends it")
 	}
-	if err := move(u.Suspend, alice); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, move(u.Suspend, alice))
 	if _, err := begin(t, u, alice, "b", on(gpu0, 6*gib)); err != nil {
 		t.Fatalf("what she suspended counts in her limit: %v", err)
 	}
@@ -194,9 +179,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	if s := h.see("u5001-a"); s.State != api.Suspended || f.states()[p.pid()] != checkpoint.Checkpointed {
 		t.Errorf("%+v", s)
 	}
-	if _, err := h.Release(context.Background(), "u5001-b", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "u5001-b", 0, true))(t)
 	eventually(t, "it is resumed", func() bool { return h.resume("u5001-a") == nil })
 }
 

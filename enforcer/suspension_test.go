@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // fakeMover is the driver's checkpoint, over what fakeTruth says that each process holds.
@@ -174,10 +175,7 @@ func refusedWith(t *testing.T, err error, code api.Code, words ...string) {
 
 func (h *host) granted(t *testing.T) uint64 {
 	t.Helper()
-	devices, err := h.Devices(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	devices := must.Get(h.Devices(context.Background()))(t)
 	return devices[0].Quotas
 }
 
@@ -185,9 +183,7 @@ func TestTwoSlicesThatDoNotFitTogetherTakeTurnsOnADevice(t *testing.T) {
 	h, truth, f := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))
 	a.uses().takes(truth, 40*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	s := h.see("a")
 	if d := s.Devices[0]; s.State != api.Suspended || d.Used != 0 || d.Overhead != 0 || d.Suspended != 40*gib || d.Limit != 50*gib {
 		t.Fatalf("%+v", s)
@@ -206,12 +202,8 @@ func TestTwoSlicesThatDoNotFitTogetherTakeTurnsOnADevice(t *testing.T) {
 	if s := h.see("a"); s.State != api.Suspended || f.states()[a.pid()] != checkpoint.Checkpointed {
 		t.Fatalf("after a refusal: %+v, %v", s, f.states())
 	}
-	if err := h.suspend("b"); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("b"))
+	must.Do(t, h.resume("a"))
 	if s := h.see("a"); s.State != api.Active || s.Devices[0].Used != 40*gib || s.Devices[0].Suspended != 0 || h.granted(t) != 50*gib {
 		t.Fatalf("%+v", s)
 	}
@@ -227,17 +219,13 @@ func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, _ := h.session("a", on(gpu0, 4*gib))
 	a.uses().takes(truth, 3*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	a.must("charge 0 %d", gib)
 	a.expect("refused", "charge 0 1")
 	if s := h.see("a"); s.Devices[0].Used != 0 {
 		t.Errorf("%+v", s)
 	}
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 	if s := h.see("a"); s.Devices[0].Used != 4*gib {
 		t.Errorf("%+v", s)
 	}
@@ -272,9 +260,7 @@ func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
 			t.Errorf("%s: %+v, %d granted", action, s, h.granted(t))
 		}
 		f.deafen("")
-		if err := h.resume("a"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.resume("a"))
 		if s := h.see("a"); s.State != api.Active || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
 			t.Errorf("%s: %+v, %v", action, s, f.states())
 		}
@@ -307,9 +293,7 @@ func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
 	a.expect("away", "enter")
 	full.Store(false)
 	f.fail(checkpoint.Unlock, 0, 0)
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 	a.expect("ok 1", "enter")
 }
 
@@ -352,14 +336,10 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	untouched("a host that has not the memory")
 	enforcer.HostHas(1 << 40)
 
-	if err := h.suspend("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("c"))
 	b.kill()
 	eventually(t, "its bytes are given back", func() bool { return h.see("c").Devices[0].Suspended == 10*gib })
-	if err := h.resume("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("c"))
 	if s := h.see("c"); s.State != api.Active || s.Devices[0].Used != 10*gib {
 		t.Errorf("%+v", s)
 	}
@@ -369,9 +349,7 @@ func TestASliceWithAProcessThatNeverAttachedIsNotSuspended(t *testing.T) {
 	h, truth, _ := movers(t)
 	cgroup := newCgroup(t)
 	a := start(t, filepath.Join(h.options.RunDir, "to"), cgroup)
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: a.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: a.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	truth.set(gpu0, a.pid(), 64*mib)
 	refusedWith(t, h.suspend("c"), api.CodeBadRequest, fmt.Sprint("process ", a.pid()), "never attached")
 }
@@ -380,18 +358,14 @@ func TestNothingIsRestoredWithoutRoomOnTheDevice(t *testing.T) {
 	h, truth, f := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))
 	a.uses().takes(truth, 40*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	truth.set(gpu0, 1, 45*gib) // of no slice
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "on device 0", "34GiB are free", "outside slices holds 45GiB")
 	if s := h.see("a"); s.State != api.Suspended || h.granted(t) != 0 || f.states()[a.pid()] != checkpoint.Checkpointed {
 		t.Fatalf("%+v", s)
 	}
 	truth.set(gpu0, 1, 0)
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 }
 
 // The driver does not say why, and nothing brings such a process back.
@@ -400,9 +374,7 @@ func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testi
 	a, b := two(t, h, "c", 50*gib)
 	a.takes(truth, 10*gib)
 	b.takes(truth, 10*gib)
-	if err := h.suspend("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("c"))
 	first, last := a, b
 	if a.pid() > b.pid() {
 		first, last = b, a
@@ -440,9 +412,7 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 	for _, p := range all {
 		p.uses().takes(truth, 10*gib)
 	}
-	if err := h.suspend("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("c"))
 	slices.SortFunc(all, func(a, b *proc) int { return a.pid() - b.pid() })
 	f.fail(checkpoint.Restore, all[1].pid(), 2)
 	if err := h.resume("c"); err == nil {
@@ -461,9 +431,7 @@ func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(gpu0, 8*gib)).uses()
 	a.takes(truth, 6*gib)
 	b.expect("refused", "charge 0 %d", 4*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	if h.pooled("llm") != 0 {
 		t.Errorf("%d bytes of a suspended member are shown as used", h.pooled("llm"))
 	}
@@ -477,9 +445,7 @@ func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
 	b.must("release 0 %d", 4*gib)
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "pool llm")
 	b.must("release 0 %d", 2*gib)
-	if err := h.resume("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("a"))
 	b.expect("refused", "charge 0 1")
 }
 
@@ -487,9 +453,7 @@ func TestASuspendedSliceOutlivesTheEnforcer(t *testing.T) {
 	h, truth, f := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))
 	a.uses().takes(truth, 40*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	h.restart()
 	if s := h.see("a"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 0 {
 		t.Fatalf("%+v", s)
@@ -510,14 +474,10 @@ func TestASuspendedSliceLetsNoProcessAttach(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, b := two(t, h, "c", 4*gib)
 	a.takes(truth, gib)
-	if err := h.suspend("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("c"))
 	b.tell("exec")
 	b.expect("status 3", "attach")
-	if err := h.resume("c"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.resume("c"))
 	b.must("attach")
 }
 
@@ -526,9 +486,7 @@ func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) 
 	h, truth, _ := movers(t)
 	a, _ := h.session("s", on(gpu0, 4*gib))
 	a.uses().takes(truth, 2*gib)
-	if err := h.suspend("s"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("s"))
 	truth.comparisons(t, 4)
 	if o := overhead(h); o != 0 {
 		t.Fatalf("%d bytes are charged to a suspended slice", o)
@@ -542,9 +500,7 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))
 	a.uses().takes(truth, 40*gib)
-	if err := h.suspend("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("a"))
 	a.kill()
 	eventually(t, "it is released", func() bool {
 		_, err := h.Slice(context.Background(), "a")
@@ -578,9 +534,7 @@ func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 	other.must("device %s %d", hex1, 80*gib)
 	other.must("charge 0 %d", 40*gib)
 	truth.set(gpu1, other.pid(), 40*gib)
-	if err := h.suspend("other"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.suspend("other"))
 	begun, let := f.held(silent.pid())
 	defer let()
 	back := make(chan error, 1)

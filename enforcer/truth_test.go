@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func overhead(h *host) uint64 { return h.see("s").Devices[0].Overhead }
@@ -202,9 +203,7 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 	if d := h.see("s").Devices[0]; d.Used != gib {
 		t.Fatalf("%+v", d)
 	}
-	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 }
 
 func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
@@ -325,9 +324,7 @@ func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 		other.must("truth 0")
 	}
 	truth.set(gpu0, other.pid(), 3*gib)
-	if _, err := h.Release(context.Background(), "other", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "other", 0, true))(t)
 	h.given(gpu0, (4+3)*gib, (80-4-3)*gib) // as the driver says it, and not the quota
 }
 

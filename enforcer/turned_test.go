@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -49,9 +50,7 @@ func TestAMemberThatGetsNoPlaceIsToldToo(t *testing.T) {
 		t.Errorf("%+v", told)
 	}
 	// In their order: what the slice itself has to say comes before its end.
-	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Release(context.Background(), "s1", 0, true))(t)
 }
 
 // Its processes can ask as often as they like.

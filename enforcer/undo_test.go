@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // writes calls do before each write of a slice's record, of enforcers that begin from now on.
@@ -81,9 +82,7 @@ func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
 	}
 	do.Store(nil)
 	p.expect("status 1", "attach") // a stranger
-	if err := h.join(p, "s", token); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.join(p, "s", token))
 	p.must("attach")
 }
 
@@ -104,9 +103,7 @@ func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
 		}
 		h.LeavePlacesInPool(full, 1)
 		p.must("attach")
-		if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	}
 }
 
@@ -116,10 +113,7 @@ func TestADeviceThatCannotBeStoredIsNotGranted(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	link := filepath.Join(h.options.RunDir, "to-s")
 	p := start(t, link, "")
-	reply, err := h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	reply := must.Get(h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib)))(t)
 	lead(t, link, reply)
 	p.must("attach")
 	full := func() error { return syscall.ENOSPC }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -94,9 +95,7 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 		}
 	}
 	// What ended is free again.
-	if _, err := u.Release(as(1, alice), "u5001-a", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(u.Release(as(1, alice), "u5001-a", 0, true))(t)
 	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib)); err != nil {
 		t.Error(err)
 	}
@@ -107,10 +106,7 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 
 func slicesOf(t *testing.T, h *host) []api.Slice {
 	t.Helper()
-	all, err := h.Slices(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(h.Slices(context.Background()))(t)
 	return all
 }
 
@@ -123,9 +119,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: id, Quotas: []api.Quota{quota}, Visible: []string{gpu0}, Session: true, PID: p.pid(), UID: alice})
 		return err
 	}
-	if err := see("all", on(api.AllDevices, 6*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, see("all", on(api.AllDevices, 6*gib)))
 	if given := h.device(gpu1).Quotas; given != 6*gib {
 		t.Errorf("%d bytes are given of the device that it says it does not see", given)
 	}
@@ -149,9 +143,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 	needs.Root(t)
 	_, u := newUsers(t, nil)
-	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)))(t)
 	for want, quota := range map[string]api.Quota{
 		"have 6GiB":                 on(gpu1, 5*gib),
 		"accepted as sizes only":    {Device: gpu0, Percent: 1},
@@ -252,12 +244,8 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 	u := h.Users(func(context.Context) []uint32 { return []uint32{alice} })
 	p := start(t, "/nonexistent", "")
 	for range 20 {
-		if _, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := u.Release(as(p.pid(), alice), "u5001-a", 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice}))(t)
+		must.Get(u.Release(as(p.pid(), alice), "u5001-a", 0, true))(t)
 	}
 	h.options.Log = slog.New(slog.DiscardHandler)
 	h.restart()                                                    // what the other one had to say, it has said
@@ -280,14 +268,8 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
-	mine, err := begin(t, u, alice, "mine", on(gpu0, gib))
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, err := begin(t, u, bob, "theirs", on(gpu0, gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine := must.Get(begin(t, u, alice, "mine", on(gpu0, gib)))(t)
+	theirs := must.Get(begin(t, u, bob, "theirs", on(gpu0, gib)))(t)
 	if all, err := u.Slices(as(1, alice)); err != nil || len(all) != 1 || all[0].ID != mine.Slice.ID {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -333,10 +315,7 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 		t.Fatalf("%d slices", n)
 	}
 	// Who was given the token may.
-	text, err := os.ReadFile(theirs.Dir + "/" + api.TokenName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(theirs.Dir + "/" + api.TokenName))(t)
 	_, token, err := api.ParseTokenFile(string(text))
 	if err != nil {
 		t.Fatal(err)

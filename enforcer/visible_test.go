@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -98,18 +99,13 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 		if got := shown(reply.Slice); !slices.Equal(got, c.want) {
 			t.Errorf("%q: counts on %q, want %q", c.names, got, c.want)
 		}
-		devices, err := h.Devices(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		devices := must.Get(h.Devices(t.Context()))(t)
 		for _, d := range devices {
 			if counts := d.Quotas == 4*gib; counts != slices.Contains(c.want, d.UUID) {
 				t.Errorf("%q: on %s are quotas of %d bytes", c.names, d.UUID, d.Quotas)
 			}
 		}
-		if _, err := h.Release(t.Context(), "s", 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(h.Release(t.Context(), "s", 0, true))(t)
 		p.kill()
 	}
 }
@@ -139,10 +135,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	link := t.TempDir() + "/bind"
 	p := start(t, link, "")
-	reply, err := h.sees("s", p, []string{gpu0}, on(api.AllDevices, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	reply := must.Get(h.sees("s", p, []string{gpu0}, on(api.AllDevices, 4*gib)))(t)
 	lead(t, link, reply)
 	check := func(when string, want ...string) {
 		t.Helper()
@@ -164,9 +157,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
 	h := newMachine(t)
 	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
-	if _, err := h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)))(t)
 	h.restart()
 	if got := shown(h.see("s")); !slices.Equal(got, []string{gpu1}) {
 		t.Errorf("after a restart it counts on %q", got)

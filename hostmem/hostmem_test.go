@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -41,10 +42,7 @@ const mib = 1 << 20
 func place(t *testing.T) Options {
 	t.Helper()
 	needs.Root(t)
-	host, err := cgroup.Open("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must.Get(cgroup.Open("/proc"))(t)
 	o := Options{
 		RunDir: t.TempDir(), Cgroup: fmt.Sprintf("/gpuslice-test-%d-%d", os.Getpid(), time.Now().UnixNano()), Idle: 200 * time.Millisecond,
 		Log: slog.New(slog.DiscardHandler),
@@ -71,10 +69,7 @@ func place(t *testing.T) Options {
 
 func (o Options) keeper(t *testing.T) *Keeper {
 	t.Helper()
-	k, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(New(o))(t)
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }
@@ -82,13 +77,8 @@ func (o Options) keeper(t *testing.T) *Keeper {
 func other(t *testing.T) (p Process, end func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	start, err := process.StartTime(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
+	start := must.Get(process.StartTime(cmd.Process.Pid))(t)
 	end = func() { _, _ = cmd.Process.Kill(), cmd.Wait() }
 	t.Cleanup(end)
 	return Process{cmd.Process.Pid, start}, end
@@ -99,17 +89,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	await.That(t, what, ok)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (k *Keeper) mustGrow(t *testing.T, p Process, from, to uint64) *os.File {
 	t.Helper()
-	file, err := k.Grow(p, 16*Step, from, to)
-	must(t, err)
+	file := must.Get(k.Grow(p, 16*Step, from, to))(t)
 	t.Cleanup(func() { file.Close() })
 	return file
 }
@@ -119,15 +101,13 @@ func near(n, want uint64) bool { return n >= want && n < want+32*mib }
 
 func (k *Keeper) used(t *testing.T) uint64 {
 	t.Helper()
-	n, err := k.Used()
-	must(t, err)
+	n := must.Get(k.Used())(t)
 	return n
 }
 
 func (k *Keeper) has(t *testing.T, p Process) uint64 {
 	t.Helper()
-	n, err := k.Bytes(p)
-	must(t, err)
+	n := must.Get(k.Bytes(p))(t)
 	return n
 }
 
@@ -139,15 +119,14 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	a, endA := other(t)
 	b, endB := other(t)
 	file := k.mustGrow(t, a, 0, 2*Step)
-	memory, err := unix.Mmap(int(file.Fd()), 0, 2*Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(t, err)
+	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 2*Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	for i := range memory {
 		if memory[i] != 0 {
 			t.Fatal("it is not empty")
 		}
 		memory[i] = 7
 	}
-	must(t, unix.Munmap(memory))
+	must.Do(t, unix.Munmap(memory))
 	k.mustGrow(t, a, 2*Step, 3*Step)
 	otherFile := k.mustGrow(t, b, 0, Step)
 	if k.has(t, a) != 3*Step || k.has(t, b) != Step || k.has(t, Process{}) != 4*Step || !near(k.used(t), 4*Step) {
@@ -155,7 +134,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	}
 	// Each process gets its own memfd, of fixed size and seals.
 	var one, two unix.Stat_t
-	must(t, errors.Join(unix.Fstat(int(file.Fd()), &one), unix.Fstat(int(otherFile.Fd()), &two)))
+	must.Do(t, errors.Join(unix.Fstat(int(file.Fd()), &one), unix.Fstat(int(otherFile.Fd()), &two)))
 	if one.Ino == two.Ino || one.Size != 16*Step {
 		t.Errorf("%+v %+v", one, two)
 	}
@@ -167,7 +146,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
 		t.Errorf("it was sealed: %v", err)
 	}
-	must(t, k.Trim(a, Step, 16*Step))
+	must.Do(t, k.Trim(a, Step, 16*Step))
 	if k.has(t, a) != Step || !near(k.used(t), 2*Step) {
 		t.Errorf("%d, %d used", k.has(t, a), k.used(t))
 	}
@@ -201,8 +180,7 @@ func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
 	first := o.keeper(t)
 	p, _ := other(t)
 	first.mustGrow(t, p, 0, Step)
-	pid, err := first.PID()
-	must(t, err)
+	pid := must.Get(first.PID())(t)
 	_ = first.Close()
 	time.Sleep(2 * o.Idle) // it is in use
 	next := o.keeper(t)
@@ -216,8 +194,7 @@ func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
 func TestAHolderThatIsOfNoUseEnds(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
-	pid, err := k.PID()
-	must(t, err)
+	pid := must.Get(k.PID())(t)
 	ended := func() bool { return !process.Exists(pid) }
 	await.Quiet(t, "it ends while the enforcer is there", 2*o.Idle, ended)
 	p, end := other(t)
@@ -233,13 +210,11 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	k := place(t).keeper(t)
 	p, _ := other(t)
 	file := k.mustGrow(t, p, 0, Step)
-	memory, err := unix.Mmap(int(file.Fd()), 0, Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(t, err)
+	memory := must.Get(unix.Mmap(int(file.Fd()), 0, Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	file.Close()
 	copy(memory, "what was written is read")
-	pid, err := k.PID()
-	must(t, err)
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	pid := must.Get(k.PID())(t)
+	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
 	eventually(t, "it is dead", func() bool { return !process.Exists(pid) })
 	next, err := k.PID()
 	if err != nil || next == pid || k.has(t, p) != 0 || !near(k.used(t), Step) {
@@ -249,7 +224,7 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	if !near(k.used(t), 2*Step) || !strings.HasPrefix(string(memory), "what was written is read") {
 		t.Errorf("%d used", k.used(t))
 	}
-	must(t, unix.Munmap(memory))
+	must.Do(t, unix.Munmap(memory))
 	eventually(t, "it is given back", func() bool { return near(k.used(t), Step) })
 }
 
@@ -258,21 +233,20 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
-	_, err := k.PID()
-	must(t, err)
+	must.Get(k.PID())(t)
 	places, err := k.host.Named(o.Cgroup)
-	must(t, err)
+	must.Do(t, err)
 	limit := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[places[0].V2]
-	must(t, os.WriteFile(filepath.Join(places[0].Dir(), limit), []byte(strconv.Itoa(2*Step)), 0))
+	must.Do(t, os.WriteFile(filepath.Join(places[0].Dir(), limit), []byte(strconv.Itoa(2*Step)), 0))
 	p, _ := other(t)
 	file := k.mustGrow(t, p, 0, Step)
 	_, err = file.WriteAt([]byte("what was written is read"), Step-100)
-	must(t, err)
+	must.Do(t, err)
 	if _, err := k.Grow(p, 16*Step, Step, 4*Step); err == nil {
 		t.Error("it got more than the cgroup may have")
 	}
 	_, err = k.PID()
-	must(t, err)
+	must.Do(t, err)
 	if got := k.has(t, p); got != Step && got != 0 || !near(k.used(t), Step) {
 		t.Errorf("%d, %d used", got, k.used(t))
 	}
@@ -292,10 +266,9 @@ func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	host, err := cgroup.Open("/proc")
-	must(t, err)
+	host := must.Get(cgroup.Open("/proc"))(t)
 	places, err := host.Named(good) // for the end of the test
-	must(t, err)
+	must.Do(t, err)
 	for _, p := range places {
 		_ = os.MkdirAll(p.Dir(), 0o755)
 	}
@@ -306,13 +279,11 @@ func TestAHolderOfAnotherCgroupIsNotTaken(t *testing.T) {
 	first := o.keeper(t)
 	p, _ := other(t)
 	first.mustGrow(t, p, 0, Step)
-	was, err := first.PID()
-	must(t, err)
+	was := must.Get(first.PID())(t)
 	two := place(t)
 	two.RunDir = o.RunDir
 	next := two.keeper(t)
-	now, err := next.PID()
-	must(t, err)
+	now := must.Get(next.PID())(t)
 	if now == was || !process.Exists(was) || !near(next.used(t), 0) || !near(first.used(t), Step) {
 		t.Errorf("%d, it was %d", now, was)
 	}
@@ -339,17 +310,14 @@ func intrude(dir string) int {
 func TestAnotherUserIsNotHeard(t *testing.T) {
 	o := place(t)
 	dir, err := os.MkdirTemp("", "gs-") // accessible to other users
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	o.RunDir = dir
 	k := o.keeper(t)
-	if _, err := k.PID(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(k.PID())(t)
 	program := filepath.Join(dir, "program")
-	text, err := os.ReadFile("/proc/self/exe")
-	must(t, err)
-	must(t, errors.Join(os.WriteFile(program, text, 0o755), os.Chmod(dir, 0o755)))
+	text := must.Get(os.ReadFile("/proc/self/exe"))(t)
+	must.Do(t, errors.Join(os.WriteFile(program, text, 0o755), os.Chmod(dir, 0o755)))
 	as := func() (string, error) {
 		cmd := exec.Command(program, "intrude", dir)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -359,7 +327,7 @@ func TestAnotherUserIsNotHeard(t *testing.T) {
 	if out, err := as(); err == nil || !strings.Contains(out, "permission denied") {
 		t.Errorf("the socket is open to others: %v %s", err, out)
 	}
-	must(t, os.Chmod(filepath.Join(dir, SocketName), 0o666))
+	must.Do(t, os.Chmod(filepath.Join(dir, SocketName), 0o666))
 	if out, err := as(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -368,13 +336,12 @@ func TestAnotherUserIsNotHeard(t *testing.T) {
 func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
-	pid, err := k.PID()
-	must(t, err)
+	pid := must.Get(k.PID())(t)
 	for _, message := range [][]byte{{1}, make([]byte, requestSize), make([]byte, 4096), request{op: opGrow, of: Process{1, 1}, size: Step, to: 2 * Step}.encode()} {
 		conn, _, err := dial(o.RunDir)
-		must(t, err)
+		must.Do(t, err)
 		_, err = conn.Write(message)
-		must(t, err)
+		must.Do(t, err)
 		_ = conn.SetDeadline(time.Now().Add(await.Patience))
 		if n, err := conn.Read(make([]byte, 64)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%d bytes, %v", n, err)
@@ -416,8 +383,7 @@ func FuzzReply(f *testing.F) {
 
 // As on hosts where shmem gives huge pages on madvise only.
 func TestMemoryIsTouchedToHaveIt(t *testing.T) {
-	fd, err := newFile(2 * Step)
-	must(t, err)
+	fd := must.Get(newFile(2 * Step))(t)
 	defer unix.Close(fd)
 	if err := populate(fd, Step, 2*Step); errors.Is(err, unix.EINVAL) {
 		t.Skip("requires Linux 5.14")
@@ -428,7 +394,7 @@ func TestMemoryIsTouchedToHaveIt(t *testing.T) {
 	if f.charged() != Step {
 		t.Errorf("%d", f.charged())
 	}
-	must(t, punch(fd, 0, 2*Step))
+	must.Do(t, punch(fd, 0, 2*Step))
 	if f.charged() != 0 {
 		t.Errorf("%d", f.charged())
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type service struct {
@@ -109,10 +110,7 @@ func (s *service) Events(ctx context.Context, instance string, since uint64, wai
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "gs"))(t) // t.TempDir is too long for a socket's name
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir + "/s.sock"
 }
@@ -120,10 +118,7 @@ func socketPath(t *testing.T) string {
 func enforcer(t *testing.T, s server.Service) *Client {
 	t.Helper()
 	path := socketPath(t)
-	l, err := server.Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(server.Listen(path, ""))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- server.New(s, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
@@ -182,10 +177,7 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 // A program that answers instead of the enforcer must not fill the client's memory.
 func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 	path := socketPath(t)
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	sent := make(chan int64, 1)
 	go func() {
@@ -271,10 +263,7 @@ func TestWhoMayNotAskIsToldWhoMay(t *testing.T) {
 func TestNobodyThereSaysWhatToDo(t *testing.T) {
 	path := socketPath(t)
 	refused := path + "2"
-	l, err := net.Listen("unix", refused)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", refused))(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	for _, socket := range []string{path, refused} {
@@ -289,10 +278,7 @@ func TestNobodyThereSaysWhatToDo(t *testing.T) {
 func answering(t *testing.T, f func(net.Conn)) *Client {
 	t.Helper()
 	path := socketPath(t)
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", path))(t)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -355,10 +341,7 @@ func FuzzParse(f *testing.F) {
 
 func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	raw, err := l.(*net.UnixListener).SyscallConn()
 	if err != nil {
@@ -407,10 +390,7 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 
 func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	bodies := make(chan string, 4)
 	go func() {

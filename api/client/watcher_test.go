@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // crowd has several slices, and records the requests.
@@ -83,10 +84,7 @@ func (c *counting) Accept() (net.Conn, error) {
 func counted(t *testing.T, s server.Service) (*Client, *counting) {
 	t.Helper()
 	path := socketPath(t)
-	l, err := server.Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(server.Listen(path, ""))(t)
 	counts := &counting{Listener: l}
 	go func() { _ = server.New(s, slog.New(slog.DiscardHandler)).Serve(t.Context(), counts) }()
 	return New(path), counts
@@ -193,10 +191,7 @@ func TestALookIsOneConnection(t *testing.T) {
 // An unchanged answer costs no memory and little time.
 func TestWhatIsAsItWasIsNotDecodedAgain(t *testing.T) {
 	body := func(slices []api.Slice) answer {
-		text, err := json.Marshal(slices)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(json.Marshal(slices))(t)
 		return answer{200, text}
 	}
 	s := newCrowd(100)
@@ -205,9 +200,7 @@ func TestWhatIsAsItWasIsNotDecodedAgain(t *testing.T) {
 	is := body(s.slices)
 	var version uint64
 	var l list[api.Slice]
-	if err := l.take(was, &version); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.take(was, &version))
 	all := testing.AllocsPerRun(20, func() { _ = new(list[api.Slice]).take(was, &version) })
 	none := testing.AllocsPerRun(20, func() { _ = l.take(was, &version) })
 	now := was

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // auditor asks a Server on a socket, and returns the entry that it put of a request, without what all have in common.
@@ -31,10 +32,7 @@ type auditor struct {
 func newAuditor(t *testing.T, s *Server) *auditor {
 	t.Helper()
 	a := &auditor{path: socketPath(t)}
-	l, err := Listen(a.path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(a.path, ""))(t)
 	s.AuditWith(func(e audit.Entry) { a.mu.Lock(); defer a.mu.Unlock(); a.put = append(a.put, e) })
 	go func() { _ = s.Serve(t.Context(), l) }()
 	return a
@@ -42,10 +40,7 @@ func newAuditor(t *testing.T, s *Server) *auditor {
 
 func (a *auditor) ask(t *testing.T, method, target, body string) audit.Entry {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := must.Get(http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body)))(t)
 	r, err := httpClient(a.path).Do(request)
 	switch {
 	case err == nil:

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
@@ -66,14 +67,8 @@ func TestAChangeIsReadAsItIsWritten(t *testing.T) {
 		{"PATCH", "/v1/slices/c1", `{"ttl":` + strings.Repeat(" ", maxBody) + `0}`, 413, nil},
 	} {
 		f.changed = api.ChangeRequest{}
-		request, err := http.NewRequest(row.method, s.URL+row.path, strings.NewReader(row.body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := s.Client().Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		request := must.Get(http.NewRequest(row.method, s.URL+row.path, strings.NewReader(row.body)))(t)
+		answer := must.Get(s.Client().Do(request))(t)
 		text, _ := io.ReadAll(answer.Body)
 		answer.Body.Close()
 		what := row.method + " " + row.path + " " + row.body[:min(40, len(row.body))]

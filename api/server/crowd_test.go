@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Several users together have fewer places than there are: root finds one.
@@ -35,17 +36,9 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 		child.Dir, child.SysProcAttr = program.Dir, program.SysProcAttr
 		child.SysProcAttr.Credential.Uid = uid
 		child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, l.each), fmt.Sprintf("%s_OPEN=%d", crowd, open))
-		in, err := child.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := child.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		in := must.Get(child.StdinPipe())(t)
+		out := must.Get(child.StdoutPipe())(t)
+		must.Do(t, child.Start())
 		defer func() { in.Close(); _ = child.Wait() }()
 		want := fmt.Sprintf("%d open, %d busy\n", open, l.each-open)
 		if said, err := bufio.NewReader(out).ReadString('\n'); said != want {
@@ -86,10 +79,7 @@ const unknownUID = 3_000_000_007
 func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
-		r, err := httpClient(path).Get("http://gpuslice/v1/info")
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 		defer r.Body.Close()
 		body, _ := io.ReadAll(r.Body)
 		fmt.Printf("status %d %s\n", r.StatusCode, body)
@@ -133,34 +123,19 @@ func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 
 func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "subuid")
-	if err := os.WriteFile(file, []byte("nobody:3000000000:65536\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("nobody:3000000000:65536\n"), 0o600))
 	path := socketPath(t)
-	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := ListenForUsers(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Dir(path), 0o755))
+	listener := must.Get(ListenForUsers(path))(t)
 	defer listener.Close()
 	l := limit(listener, userLimits).(*limited)
 	l.users.Subuid = file
 	for i, uid := range []uint32{unknownUID, nobody, unknownUID + 1} {
 		child := asNobody(t, crowd+"="+path, crowd+"_COUNT=1", crowd+"_OPEN=1")
 		child.SysProcAttr.Credential.Uid = uid
-		in, err := child.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
-		conn, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		in := must.Get(child.StdinPipe())(t)
+		must.Do(t, child.Start())
+		conn := must.Get(l.Accept())(t)
 		defer func() { conn.Close(); in.Close(); _ = child.Wait() }()
 		if got := conn.(*limitedConn).counts; got != nobody || l.by[nobody] != i+1 {
 			t.Errorf("uid %d has a place of uid %d, and the places are %v", uid, got, l.by)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func withEvents(n, kept int) *fakeService {
@@ -47,10 +48,7 @@ type answer struct {
 
 func get(t *testing.T, path, target string) answer {
 	t.Helper()
-	r, err := httpClient(path).Get("http://gpuslice" + target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(httpClient(path).Get("http://gpuslice" + target))(t)
 	t.Cleanup(func() { r.Body.Close() })
 	return answer{r.StatusCode, r.Header.Get("Content-Type"), r.Body}
 }
@@ -102,9 +100,7 @@ func TestAFollowerThatReconnectsIsToldOfARestart(t *testing.T) {
 	for range 5 {
 		last = next(t, lines)
 	}
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, stop())
 	start(t, withEvents(10, 64), path)
 	for _, follow := range []string{"true", "false"} {
 		lines = bufio.NewScanner(get(t, path, fmt.Sprintf("/v1/events?since=%d&instance=%s&follow=%s", last.Seq, last.Instance, follow)).body)
@@ -142,10 +138,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	start(t, f, path)
 	var first net.Conn
 	for i := range maxStreams {
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, "GET /v1/events?follow=true HTTP/1.0\r\n\r\n")
 		answer, err := bufio.NewReader(conn).ReadString('\n')
@@ -172,10 +165,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
-		r, err := httpClient(path).Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(httpClient(path).Do(request))(t)
 		cancel()
 		r.Body.Close()
 		if r.StatusCode == 200 {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -95,13 +96,8 @@ func serveWith(t *testing.T, s Service, l limits) (path string) {
 func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 	t.Helper()
 	path = socketPath(t)
-	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := ListenForUsers(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Dir(path), 0o755))
+	listener := must.Get(ListenForUsers(path))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- newServer(h, l, quiet()).Serve(ctx, listener) }()
@@ -111,10 +107,7 @@ func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 
 func answers200(t *testing.T, path string) {
 	t.Helper()
-	r, err := httpClient(path).Get("http://gpuslice/v1/info")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	r.Body.Close()
 	if r.StatusCode != 200 {
 		t.Fatalf("status %d", r.StatusCode)
@@ -125,19 +118,11 @@ func answers200(t *testing.T, path string) {
 func asNobody(t *testing.T, env ...string) *exec.Cmd {
 	t.Helper()
 	needs.Root(t)
-	program, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("/tmp", "gs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(os.ReadFile(os.Args[0]))(t)
+	dir := must.Get(os.MkdirTemp("/tmp", "gs"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	copied := filepath.Join(dir, "crowd")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(copied, program, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(copied, program, 0o755)))
 	cmd := exec.Command(copied)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Dir = "/"
@@ -147,10 +132,7 @@ func asNobody(t *testing.T, env ...string) *exec.Cmd {
 
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 
@@ -160,24 +142,13 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	path := serveWith(t, &fakeService{}, l)
 	const connections = 10_000
 	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.each))
-	in, err := child.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(child.StdinPipe())(t)
+	out := must.Get(child.StdoutPipe())(t)
 	before := openFiles(t)
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Start())
 	defer func() { in.Close(); _ = child.Wait() }()
 	answers200(t, path) // answered during the slow request
-	said, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := must.Get(bufio.NewReader(out).ReadString('\n'))(t)
 	var open, busy int
 	if _, err := fmt.Sscanf(said, "%d open, %d busy", &open, &busy); err != nil {
 		t.Fatalf("%q: %v", said, err)
@@ -201,10 +172,7 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 			child := exec.Command(program.Path)
 			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
 			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
-			said, err := child.Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			said := must.Get(child.Output())(t)
 			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.each) {
 				break
 			}
@@ -236,10 +204,7 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 		},
 		"one request, no more": func(w io.Writer) { _, _ = io.WriteString(w, "GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n") },
 	} {
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		go says(conn)
 		_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -267,10 +232,7 @@ func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
 	path := serveWith(t, &fakeService{}, controlLimits)
 	for size, want := range map[int]string{maxHeader: " 200 ", maxHeader + 1: " 431 ", 2 * maxHeader: " 431 "} {
 		const before, after = "GET /v1/info HTTP/1.0\r\nX: ", "\r\n\r\n"
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, before+strings.Repeat("x", size-len(before)-len(after))+after)
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, want) {
@@ -285,10 +247,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	l.write = 50 * time.Millisecond
 	path := serveWith(t, f, l)
 	for range maxStreams {
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, "GET /v1/events?follow=true HTTP/1.0\r\n\r\n")
 		if line, err := bufio.NewReaderSize(conn, 16).ReadString('\n'); err != nil || !strings.Contains(line, " 200 ") {

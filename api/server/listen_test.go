@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestTheSocketIsForRootAndTheGroupAlone(t *testing.T) {
@@ -27,15 +28,9 @@ func TestTheSocketIsForRootAndTheGroupAlone(t *testing.T) {
 	}
 	for name, mode := range map[string]os.FileMode{group.Name: 0o660, "": 0o600} {
 		path := socketPath(t)
-		l, err := Listen(path, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(Listen(path, name))(t)
 		defer l.Close()
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(os.Stat(path))(t)
 		if info.Mode().Perm() != mode || info.Sys().(*syscall.Stat_t).Gid != uint32(os.Getgid()) {
 			t.Errorf("group %q: mode %v, group %d", name, info.Mode(), info.Sys().(*syscall.Stat_t).Gid)
 		}
@@ -51,16 +46,10 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 		"users":   ListenForUsers,
 	} {
 		path := socketPath(t)
-		l, err := listen(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(listen(path))(t)
 		t.Run(name, func(t *testing.T) { sendDescriptor(t, path, unixsocket.Refuses()) })
 		// As before Linux 6.16: reading the message closes the descriptors.
-		raw, err := l.(*net.UnixListener).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := must.Get(l.(*net.UnixListener).SyscallConn())(t)
 		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unixsocket.PassRights, 1) })
 		go func() { _ = New(&fakeService{}, quiet()).Serve(t.Context(), l) }()
 		t.Run(name+", older kernel", func(t *testing.T) { sendDescriptor(t, path, false) })
@@ -69,10 +58,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 
 // sendDescriptor sends one end of a pipe along with a request, and checks whether it gets closed.
 func sendDescriptor(t *testing.T, path string, refused bool) {
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	defer conn.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -104,10 +90,7 @@ func TestAGroupThatDoesNotExistIsNamed(t *testing.T) {
 
 func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	path := socketPath(t)
-	first, err := Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(Listen(path, ""))(t)
 	if _, err := Listen(path, ""); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
@@ -115,24 +98,15 @@ func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("the test is about a file that stays: %v", err)
 	}
-	second, err := Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(Listen(path, ""))(t)
 	defer second.Close()
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("unix", path))(t)
 	conn.Close()
 }
 
 func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 	path := socketPath(t)
-	l, err := Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(path, ""))(t)
 	defer l.Close()
 	raw, err := l.(*net.UnixListener).SyscallConn()
 	if err != nil {
@@ -161,9 +135,7 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 
 func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 	path := socketPath(t)
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := Listen(path, ""); err == nil {
 		t.Error("it was replaced")
 	}
@@ -180,16 +152,10 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	}
 	l := limit(inner, limits{connections: connections{all: 1, others: 1, each: 1}})
 	for range 2 {
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 	}
-	first, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(l.Accept())(t)
 	second := make(chan error, 1)
 	go func() {
 		conn, err := l.Accept()
@@ -205,9 +171,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	}
 	first.Close()
 	first.Close() // the second Close must not free another place
-	if err := <-second; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-second)
 	l.Close()
 	if _, err := l.Accept(); err == nil {
 		t.Error("accepted after Close")

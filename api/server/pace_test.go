@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type countedService struct {
@@ -45,16 +46,11 @@ func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 	path := serveWith(t, s, l)
 	child := asNobody(t, asks+"="+path)
 	child.Args = append(child.Args, "-test.run=^"+t.Name()+"$")
-	in, err := child.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(child.StdinPipe())(t)
 	var said bytes.Buffer
 	child.Stdout, child.Stderr = &said, &said
 	begun := time.Now()
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Start())
 	defer func() { in.Close(); _ = child.Wait() }()
 	atOnce := int64(paceBurst * l.pace)
 	for mine := int64(1); ; mine++ {

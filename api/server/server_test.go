@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // fakeService records the calls, and answers each with err.
@@ -263,10 +264,7 @@ func FuzzRegister(f *testing.F) {
 
 func start(t *testing.T, s Service, path string) (stop func() error) {
 	t.Helper()
-	l, err := Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Listen(path, ""))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- New(s, quiet()).Serve(ctx, l) }()
@@ -282,10 +280,7 @@ func start(t *testing.T, s Service, path string) (stop func() error) {
 
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "gs"))(t) // t.TempDir is too long for a socket's name
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir + "/s.sock"
 }
@@ -302,19 +297,13 @@ func httpClient(path string) *http.Client {
 func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	path, f := socketPath(t), &fakeService{}
 	stop := start(t, f, path)
-	r, err := httpClient(path).Get("http://gpuslice/v1/info")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	_, _ = io.Copy(io.Discard, r.Body)
 	r.Body.Close()
 	if err := stop(); err != nil {
 		t.Errorf("stopping: %v", err)
 	}
-	start, err := process.StartTime(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	start := must.Get(process.StartTime(os.Getpid()))(t)
 	if uid := uint32(os.Getuid()); f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uid, GID: uint32(os.Getgid()), counts: uid}) {
 		t.Errorf("the peer is %+v", f.peer)
 	}
@@ -324,16 +313,10 @@ func TestOneWhoSaysNothingDoesNotKeepOthersOut(t *testing.T) {
 	path := socketPath(t)
 	start(t, &fakeService{}, path)
 	for range 20 {
-		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = conn.Write([]byte("POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))
 	}
-	r, err := httpClient(path).Get("http://gpuslice/v1/health")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/health"))(t)
 	r.Body.Close()
 }

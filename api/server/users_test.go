@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // askUsers sends one request to the users' handlers, with a token if given.
@@ -146,10 +147,7 @@ func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
 	f := &fakeService{may: api.Errorf(api.CodeForbidden, "not you")}
 	a := newAuditor(t, NewForUsers(f, quiet()))
 	for _, asked := range []string{"POST /v1/slices", "POST /v1/slices/s1/renew", "POST /v1/slices/s1/join", "DELETE /v1/slices/s1", "PATCH /v1/slices/s1", "PUT /v1/pools/p"} {
-		conn, err := net.Dial("unix", a.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("unix", a.path))(t)
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(userLimits.read / 2))
 		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 60000\r\n\r\n{\"id\":", asked)

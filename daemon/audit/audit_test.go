@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -55,10 +56,7 @@ func read(t *testing.T, files ...string) []Entry {
 	t.Helper()
 	var all []Entry
 	for _, name := range files {
-		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(os.Open(name))(t)
 		defer f.Close()
 		lines := bufio.NewScanner(f)
 		for lines.Scan() {
@@ -74,10 +72,7 @@ func read(t *testing.T, files ...string) []Entry {
 
 func files(t *testing.T, dir string) []string {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, "audit.jsonl.*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := must.Get(filepath.Glob(filepath.Join(dir, "audit.jsonl.*")))(t)
 	return append(names, filepath.Join(dir, "audit.jsonl"))
 }
 
@@ -115,10 +110,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	w.Put(Entry{Event: api.Event{Time: at, Kind: KindRequest, Slice: "c2", PID: 8}, UID: &uid, Operation: "POST /v1/slices",
 		Result: Refused, Code: api.CodeExists, Message: "it exists", Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}})
 	w.Close()
-	text, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, "audit.jsonl")))(t)
 	const want = `{"time":"2026-01-02T03:04:05.000000006Z","kind":"refused","slice":"c1","generation":3,"tenant":"physics","pid":7,"command":"python","device":"GPU-1","count":2,"call":"cuMemAlloc","requested":100,"limit":50,"used":0,"overhead":5,"bytes":100,"seq":9,"result":"refused","code":"quota_exceeded","operation":"cuMemAlloc"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"freed","slice":"c1","device":"GPU-1","bytes":20,"seq":10,"result":"ok"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"denied","slice":"c1","device":"GPU-1","requested":30,"bytes":30,"seq":11,"result":"refused","code":"quota_exceeded"}
@@ -137,10 +129,7 @@ func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
 	w, _ := writer(t, dir, func(o *Options) { o.GID = 12345 })
 	w.Put(entry(1))
 	w.Close()
-	info, err := os.Stat(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(os.Stat(filepath.Join(dir, "audit.jsonl")))(t)
 	if info.Mode() != 0o640 || info.Sys().(*syscall.Stat_t).Gid != 12345 || info.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("%v, %+v", info.Mode(), info.Sys())
 	}
@@ -152,21 +141,13 @@ func TestAFileGoesOnWhereAnEarlierEnforcerStopped(t *testing.T) {
 	w.Put(entry(1))
 	w.Close()
 	// As after the death of the machine while it wrote a line.
-	f, err := os.OpenFile(filepath.Join(dir, "audit.jsonl"), os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteString(`{"time":"20`); err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(filepath.Join(dir, "audit.jsonl"), os.O_WRONLY|os.O_APPEND, 0))(t)
+	must.Get(f.WriteString(`{"time":"20`))(t)
 	f.Close()
 	w, _ = writer(t, dir, nil)
 	w.Put(entry(2))
 	w.Close()
-	text, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, "audit.jsonl")))(t)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) != 3 || lines[1] != `{"time":"20` || !strings.Contains(lines[2], `"s2"`) {
 		t.Errorf("%q", lines)
@@ -283,9 +264,7 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 	if err := os.Rename(name, name+"-again"); err != nil { // with its "create"
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(name, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, nil, 0o600))
 	w.Put(entry(3))
 	eventually(t, "the third is written", w.wrote(3))
 	if err := os.Truncate(name, 0); err != nil { // with its "copytruncate"

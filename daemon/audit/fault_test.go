@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -18,9 +19,7 @@ func small(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	return dir
 }
@@ -60,9 +59,7 @@ func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
 	if there := bytes.Count(text, []byte("\n")); err != nil || there < 100 {
 		t.Errorf("%d entries were written, %v", there, err)
 	}
-	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=16m"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=16m"))
 	w.Put(entry(n))
 	whole(t, w, log, dir, n+1)
 }
@@ -74,9 +71,7 @@ func TestAReadOnlyDiskStopsNobody(t *testing.T) {
 	eventually(t, "the first is written", w.wrote(1))
 	// A file system can become read-only only if no file is open for writing. Moving the file closes it.
 	name := filepath.Join(dir, "audit.jsonl")
-	if err := os.Rename(name, name+".000001"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(name, name+".000001"))
 	eventually(t, "the file system can be made read-only", func() bool {
 		return syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "") == nil
 	})
@@ -84,9 +79,7 @@ func TestAReadOnlyDiskStopsNobody(t *testing.T) {
 		w.Put(entry(n))
 	}
 	eventually(t, "entries are dropped", func() bool { _, dropped := w.Counts(); return dropped == 49 })
-	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=64k"))
 	// The marker is written without a further entry.
 	whole(t, w, log, dir, 50)
 }
@@ -96,21 +89,15 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 	w, log := writer(t, dir, nil)
 	w.Put(entry(0)) // the file never existed
 	eventually(t, "entries are dropped", func() bool { _, dropped := w.Counts(); return dropped == 1 })
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(dir, 0o755))
 	eventually(t, "the marker is written", func() bool { return log.count(ends) == 1 })
 	w.Put(entry(1))
 	eventually(t, "an entry is written", w.wrote(1))
 	aside := dir + "-aside"
-	if err := os.Rename(dir, aside); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(dir, aside))
 	w.Put(entry(2))
 	eventually(t, "entries are dropped again", func() bool { _, dropped := w.Counts(); return dropped == 2 })
-	if err := os.Rename(aside, dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(aside, dir))
 	eventually(t, "the second marker is written", func() bool { return log.count(ends) == 2 })
 	w.Close()
 	all := read(t, files(t, dir)...)
@@ -160,25 +147,19 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
-	if err := os.WriteFile(victim, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(victim, []byte("mine"), 0o600))
 	name := filepath.Join(dir, "audit.jsonl")
 	for what, place := range map[string]func() error{
 		"a link":      func() error { return os.Symlink(victim, name) },
 		"a pipe":      func() error { return syscall.Mkfifo(name, 0o600) },
 		"a directory": func() error { return os.Mkdir(name, 0o700) },
 	} {
-		if err := place(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, place())
 		w, log := writer(t, dir, nil)
 		w.Put(entry(1))
 		eventually(t, what+" is refused", func() bool { return log.count(begins) == 1 })
 		w.Close()
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(name))
 	}
 	if text, err := os.ReadFile(victim); err != nil || !bytes.Equal(text, []byte("mine")) {
 		t.Errorf("%q, %v", text, err)
@@ -188,9 +169,7 @@ func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
 func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 	dir := small(t)
 	name := filepath.Join(dir, "audit.jsonl")
-	if err := os.WriteFile(name, nil, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, nil, 0o640))
 	if err := syscall.Mount(name, name, "", syscall.MS_BIND, ""); err != nil { // a mount point cannot be renamed
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/badconfig"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const shipped = "../../configs/config.toml"
@@ -24,9 +25,7 @@ const shipped = "../../configs/config.toml"
 func load(t *testing.T, text string) (Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.toml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 	return Load(path)
 }
 
@@ -34,10 +33,7 @@ func load(t *testing.T, text string) (Config, error) {
 // example.
 func sections(t *testing.T) (defaults, examples []string) {
 	t.Helper()
-	text, err := os.ReadFile(shipped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(shipped))(t)
 	active := regexp.MustCompile(`(?m)^#([[a-z])`).ReplaceAllString(string(text), "$1")
 	starts := regexp.MustCompile(`(?m)^\[`).FindAllStringIndex(active, -1)
 	for i, start := range starts {
@@ -88,10 +84,7 @@ func documented(t *testing.T) (blocks []string) {
 			t.Fatal(pattern, err)
 		}
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			for _, found := range block.FindAllSubmatch(text, -1) {
 				if !others.Match(found[1]) {
 					blocks = append(blocks, string(found[1]))
@@ -103,10 +96,7 @@ func documented(t *testing.T) (blocks []string) {
 }
 
 func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
-	text, err := os.ReadFile(shipped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(shipped))(t)
 	defaults, examples := sections(t)
 	blocks := documented(t)
 	if len(defaults) < 10 || len(examples) == 0 || len(blocks) == 0 {
@@ -137,10 +127,7 @@ func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 	defaults, examples := sections(t)
 	text := strings.Join(append(defaults, examples...), "")
 	var c Config
-	known, err := toml.Decode(text, &c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	known := must.Get(toml.Decode(text, &c))(t)
 	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
 		fields, path := table.Type, []string{table.Tag.Get("toml")}
 		if fields.Kind() == reflect.Map { // sections with arbitrary names; one stands for all
@@ -335,9 +322,7 @@ func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
 		"[runtime]\nruntimes = 7\n":                                      Default().Runtime.Runtimes,
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 		if _, err := Load(path); err == nil {
 			t.Errorf("%q was loaded", text)
 		}

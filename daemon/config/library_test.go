@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestTheLibraryIsOfTheSameInstallation(t *testing.T) {
@@ -20,12 +21,8 @@ func TestTheLibraryIsOfTheSameInstallation(t *testing.T) {
 		t.Errorf("without one: %s", got)
 	}
 	library := filepath.Join(prefix, "lib/gpuslice/libgpuslice.so")
-	if err := os.MkdirAll(filepath.Dir(library), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(library, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(library), 0o755))
+	must.Do(t, os.WriteFile(library, nil, 0o644))
 	if got := of(); got != library {
 		t.Errorf("%s, want %s", got, library)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type counting struct {
@@ -49,10 +50,7 @@ func (c *countedConn) Close() error {
 
 // On a TCP address the peer's user is unknown: all peers share a few connections, and each that ends is free for the next peer.
 func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	c := &counting{Listener: l}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -61,10 +59,7 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	var all sync.WaitGroup
 	full := make(chan struct{}) // all connections are in use until it closes
 	for range 4 * maxConnections {
-		conn, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 		all.Go(func() {
 			defer conn.Close()
 			_, _ = io.WriteString(conn, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")

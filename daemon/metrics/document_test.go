@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/doctable"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/operate/metrics.md")
@@ -81,10 +82,7 @@ func described(t *testing.T, m *Metrics) []string {
 
 func gathered(t *testing.T, m *Metrics) map[string]*dto.MetricFamily {
 	t.Helper()
-	families, err := m.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(m.registry.Gather())(t)
 	found := make(map[string]*dto.MetricFamily)
 	for _, f := range families {
 		found[f.GetName()] = f
@@ -119,17 +117,12 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 		help := strings.ReplaceAll(f.GetHelp(), "|", "\\|")
 		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), strings.Join(labels(f), ", "), help)
 	}
-	written, err := doctable.Read(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	written := must.Get(doctable.Read(document))(t)
 	if written == table.String() {
 		return
 	}
 	if *update {
-		if err := doctable.Write(document, table.String()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, doctable.Write(document, table.String()))
 		return
 	}
 	t.Errorf("%s has\n%s\nand the metrics are\n%s\n`go test ./daemon/metrics -update` writes it", document, written, table.String())
@@ -141,10 +134,7 @@ var mayBeLabels = []string{"image", "namespace", "pod", "label", "slice", "pool"
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 	m := full()
-	problems, err := testutil.GatherAndLint(m.registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	problems := must.Get(testutil.GatherAndLint(m.registry))(t)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type fixed struct {
@@ -54,10 +55,7 @@ func scrape(t *testing.T, m *Metrics) (int, string) {
 }
 
 func TestTheNamesFollowPrometheusRules(t *testing.T) {
-	problems, err := testutil.GatherAndLint(counted(two()).registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	problems := must.Get(testutil.GatherAndLint(counted(two()).registry))(t)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
@@ -123,10 +121,7 @@ func TestFiguresThatAreMissingDoNotLookLikeZero(t *testing.T) {
 }
 
 func TestOnlyMetricsAreServedAndOnlyUntilTheEnd(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)

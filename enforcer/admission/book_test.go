@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -26,11 +27,7 @@ func newBook(l Limits) *Book {
 
 func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) (undo func()) {
 	t.Helper()
-	undo, err := b.Admit(h, map[string]uint64{uuid: bytes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return undo
+	return must.Get(b.Admit(h, map[string]uint64{uuid: bytes}))(t)
 }
 
 func (b *Book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
@@ -142,10 +139,7 @@ func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
 		for kind, h := range map[string]*Holder{"a slice": {Name: "a", Tenant: "physics"}, "a pool": {Name: "p", Pool: "p"}, "of no tenant": {Name: "n"}} {
 			b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 60 * gib}}})
 			b.Set(h, had)
-			undo, err := b.Admit(h, map[string]uint64{gpu0: 10 * gib, gpu1: 20 * gib})
-			if err != nil {
-				t.Fatal(err)
-			}
+			undo := must.Get(b.Admit(h, map[string]uint64{gpu0: 10 * gib, gpu1: 20 * gib}))(t)
 			undo()
 			if has := b.Has(h); !maps.Equal(has, had) {
 				t.Errorf("%s, %s: it has %v after the undo, %v before", kind, name, has, had)
@@ -238,9 +232,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	}
 	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container of the same user is none of his sessions
 	a := session("a")
-	if err := begin(a, 6*gib); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, begin(a, 6*gib))
 	e := refused(t, begin(session("b"), 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB")
 	if e.Limit != 10*gib || e.Current != 6*gib {
 		t.Errorf("%+v", e)
@@ -252,9 +244,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	}
 	all.Wait()
 	b.given(t, gpu0, 11*gib, 69*gib, 3)
-	if err := begin(session("d"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, begin(session("d"), 0))
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
 	b.Set(a, nil) // it is over, and a process of it lives
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
@@ -269,9 +259,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
 	b := New(Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}, nil)
 	first := &Holder{Name: "a", UID: &uid}
-	if err := b.Begin(first, nil, []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Begin(first, nil, []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, limit))
 	asks := func(q api.Quota) error {
 		return b.Begin(&Holder{Name: "b", UID: &uid}, nil, []api.Quota{q}, limit)
 	}
@@ -316,9 +304,7 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 		"by a former enforcer": func(b *Book, h *Holder) error { b.NotePromise(h, wants); return nil },
 	} {
 		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
-		if err := promise(b, h); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, promise(b, h))
 		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
 		if err := b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil); err != nil {
 			t.Errorf("%s: its own promise is in its way: %v", name, err)
@@ -336,9 +322,7 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 	b := newBook(Limits{})
 	pool, elastic := &Holder{Name: "pool x", Pool: "x"}, &Holder{Name: "pool y", Pool: "y"}
-	if err := b.Promise(elastic, map[string]uint64{gpu0: 20 * gib}, 1000, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Promise(elastic, map[string]uint64{gpu0: 20 * gib}, 1000, nil))
 	b.give(t, elastic, gpu0, 20*gib)
 	b.give(t, &Holder{Name: "a"}, gpu0, 10*gib)
 	done := make(chan struct{})

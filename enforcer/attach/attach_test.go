@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -83,14 +84,8 @@ func ask(t testing.TB, conn *net.UnixConn, message, rights []byte) ledger.Reply 
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 	var b [128]byte
-	n, err := conn.Read(b[:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	reply, err := ledger.DecodeReply(b[:n])
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(conn.Read(b[:]))(t)
+	reply := must.Get(ledger.DecodeReply(b[:n]))(t)
 	return reply
 }
 
@@ -128,10 +123,7 @@ func mutate(message []byte, at int) []byte {
 
 func descriptors(t testing.TB) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 
@@ -148,10 +140,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 		conn.Close()
 	}
 	// As before Linux 6.16: they are let go of when the message is read.
-	raw, err := s.listener.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Get(s.listener.SyscallConn())(t)
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unixsocket.PassRights, 1) })
 	for range 50 {
 		conn := dial(t, dir)
@@ -204,9 +193,7 @@ func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 	for range InFlight + backlog/2 {
 		conn := dial(t, flooded)
 		defer conn.Close()
-		if _, err := conn.Write(message); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(conn.Write(message))(t)
 	}
 	await.That(t, "all slots are taken", func() bool { return len(all) == InFlight })
 	conn := dial(t, other)
@@ -274,9 +261,7 @@ func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(dir, link))
 	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("it was")
 	}
@@ -336,9 +321,7 @@ func TestWhatIsSaidIsNotAnswered(t *testing.T) {
 	heard := make(chan int, 1)
 	conn := dial(t, serveBoth(t, echo, func(pid int, _ ledger.Request) { heard <- pid }))
 	defer conn.Close()
-	if _, err := conn.Write(refused().Encode()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(conn.Write(refused().Encode()))(t)
 	if pid := <-heard; pid != os.Getpid() {
 		t.Errorf("process %d was heard", pid)
 	}
@@ -393,14 +376,9 @@ func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
 	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	p, err := process.Open(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(process.Open(cmd.Process.Pid))(t)
 	defer p.Close()
 	s.members[p.Identity] = time.Now().Add(time.Hour)
 	if !s.ask(p) || asked != 0 {
@@ -429,9 +407,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	}))
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
 	conn.Close()
-	if err := read.SetReadDeadline(time.Now().Add(await.Patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, read.SetReadDeadline(time.Now().Add(await.Patience)))
 	if _, err := read.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the file is open still: %v", err)
 	}
@@ -444,15 +420,10 @@ func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
 	needs.Root(t)
 	dir := t.TempDir()
 	const uid, gid = 5001, 5002
-	listener, err := listen(Place{Dir: dir, Mode: 0o640, UID: uid, GID: gid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(listen(Place{Dir: dir, Mode: 0o640, UID: uid, GID: gid}))(t)
 	defer listener.Close()
 	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(dir, api.AttachSocketName), &st); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Stat(filepath.Join(dir, api.AttachSocketName), &st))
 	if st.Uid != uid || st.Gid != gid || st.Mode != unix.S_IFSOCK|0o640 {
 		t.Errorf("uid %d, gid %d, mode %o", st.Uid, st.Gid, st.Mode)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // hammer asks dir's socket again and again until it is killed, as a process of a container may.
@@ -46,9 +47,7 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	for range 64 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), "ATTACH_HAMMER="+flooded)
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, child.Start())
 		t.Cleanup(func() {
 			_ = child.Process.Kill()
 			_ = child.Wait()
@@ -93,9 +92,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 	for range InFlight {
 		conn := dial(t, dir)
 		defer conn.Close()
-		if _, err := conn.Write(message); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(conn.Write(message))(t)
 		conns = append(conns, conn)
 	}
 	for _, conn := range conns {
@@ -151,12 +148,8 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 	late := dial(t, dir)
 	defer late.Close()
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: before.Max}))
 	var taken []*os.File
 	for {
 		file, err := os.Open("/dev/null")

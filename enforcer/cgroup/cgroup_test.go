@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // fakeHost is a /proc and cgroup mounts in a directory: a layout of another machine.
@@ -176,10 +178,7 @@ func TestAHostWithoutCgroupsIsRefusedWithAReason(t *testing.T) {
 func TestMembershipReachesDownAndNotSideways(t *testing.T) {
 	fake := newFakeHost(t, hybrid...)
 	fake.process("501", 1, "1:pids:/docker/c1", "0::/docker/c1/init")
-	m, err := fake.open().Membership(501)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(fake.open().Membership(501))(t)
 	unified, pids := filepath.Join(fake.mount, "unified"), filepath.Join(fake.mount, "pids")
 	for p, want := range map[Path]bool{
 		{Mount: unified, Rel: "/docker/c1"}:        true,

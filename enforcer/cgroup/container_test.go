@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // TestAContainersCgroupIsFound asks about containers of the real runtimes that are installed.
@@ -30,14 +32,8 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 		ran = true
 		t.Run(runtime, func(t *testing.T) {
 			pid := container(t, runtime, busybox)
-			host, err := Open("/proc")
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := of(host, pid)
-			if err != nil {
-				t.Fatal(err)
-			}
+			host := must.Get(Open("/proc"))(t)
+			p := must.Get(of(host, pid))(t)
 			t.Logf("%s", p)
 			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{pid}) {
 				t.Errorf("its processes are %v, %v, want %d", pids, err, pid)
@@ -87,16 +83,11 @@ func container(t *testing.T, runtime, busybox string) int {
 	run("mkdir", "-p", "rootfs/bin", "rootfs/proc", "rootfs/sys", "rootfs/dev")
 	run("cp", busybox, "rootfs/bin/sleep")
 	run(runtime, "spec")
-	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(os.ReadFile(filepath.Join(bundle, "config.json")))(t)
 	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`,
 		// crun loads a program into the kernel for these, which takes a capability that not every root has.
 		`"devices": [`, `"unused": [`).Replace(string(config))
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600))
 	verb := func(args ...string) *exec.Cmd {
 		words := append([]string{runtime}, args...)
 		if runtime == "crun" {
@@ -107,10 +98,7 @@ func container(t *testing.T, runtime, busybox string) int {
 		return cmd
 	}
 	cmd := verb("run", "--detach", "--pid-file", "pid", id)
-	log, err := os.Create(filepath.Join(bundle, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := must.Get(os.Create(filepath.Join(bundle, "log")))(t)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log // not a pipe: the container inherits it, and Wait would wait for that
 	t.Cleanup(func() { _ = verb("delete", "--force", id).Run() })
@@ -118,13 +106,7 @@ func container(t *testing.T, runtime, busybox string) int {
 		text, _ := os.ReadFile(log.Name())
 		t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, text)
 	}
-	text, err := os.ReadFile(filepath.Join(bundle, "pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(bundle, "pid")))(t)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	return pid
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
@@ -33,9 +35,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			if cgroup == p {
 				cmd.Stdin, cmd.Stdout = theirIn, theirOut
 			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cmd.Start())
 			t.Cleanup(func() {
 				_ = cmd.Process.Kill()
 				_ = cmd.Wait()
@@ -51,9 +51,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			t.Error("a cgroup whose path another one has:", err)
 		}
 		theirOut.Close()
-		if _, err := in.WriteString("alive\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(in.WriteString("alive\n"))(t)
 		if said, err := bufio.NewReader(out).ReadString('\n'); said != "alive\n" {
 			t.Fatal("another cgroup of that path was killed:", err)
 		}
@@ -71,9 +69,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		waitFor(t, "nobody is left", func() bool {
-			if err := Kill(p); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, Kill(p))
 			populated, err := Populated(p)
 			return err == nil && !populated
 		})

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -61,9 +62,7 @@ func eachHierarchy(t *testing.T, f func(t *testing.T, p Path)) {
 func newCgroup(t *testing.T, h *hierarchy, rel string) Path {
 	t.Helper()
 	p := Path{Mount: h.mount, Rel: rel, V2: h.v2}
-	if err := os.Mkdir(p.Dir(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(p.Dir(), 0o755))
 	t.Cleanup(func() { remove(t, p) })
 	var err error
 	if p.Inode, err = inode(p.Dir()); err != nil {
@@ -90,13 +89,9 @@ func remove(t *testing.T, p Path) {
 func member(t *testing.T, p Path) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() { end(cmd) })
-	if err := os.WriteFile(filepath.Join(p.Dir(), "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(p.Dir(), "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0))
 	return cmd
 }
 
@@ -112,10 +107,7 @@ func waitFor(t *testing.T, what string, f func() bool) {
 
 func newTestWatcher(t *testing.T) *Watcher {
 	t.Helper()
-	w, err := NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(NewWatcher())(t)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -124,9 +116,7 @@ func newTestWatcher(t *testing.T) *Watcher {
 func watch(t *testing.T, w *Watcher, p Path) <-chan struct{} {
 	t.Helper()
 	reports := make(chan struct{}, 8)
-	if err := w.Watch(p, func() { reports <- struct{}{} }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Watch(p, func() { reports <- struct{}{} }))
 	return reports
 }
 
@@ -286,10 +276,7 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 		wantSilence(t, reports)
 		defer stall(t, w, p)()
 		before := unread(t, w) // the end of the watch of "empty"
-		files, err := os.ReadDir(c.Dir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(os.ReadDir(c.Dir()))(t)
 		for _, f := range files {
 			if info, err := f.Info(); err != nil || os.Chmod(filepath.Join(c.Dir(), f.Name()), info.Mode()) != nil {
 				t.Errorf("chmod %s: %v", f.Name(), err)
@@ -348,10 +335,7 @@ func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 		end(process)
 		w.Recheck(again)
 		wantReport(t, second)
-		entries, err := os.ReadDir("/proc/self/fdinfo")
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := must.Get(os.ReadDir("/proc/self/fdinfo"))(t)
 		for _, e := range entries {
 			if text, _ := os.ReadFile(filepath.Join("/proc/self/fdinfo", e.Name())); strings.Contains(string(text), "inotify wd:") {
 				t.Errorf("watches are left: %s", text)
@@ -435,9 +419,7 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	at, length := dir, len(p.Rel)
 	add := func(name string) {
 		t.Helper()
-		if err := unix.Mkdirat(at, name, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mkdirat(at, name, 0o755))
 		parent := at
 		t.Cleanup(func() {
 			waitFor(t, "remove a deep cgroup", func() bool { return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR) == nil })
@@ -458,30 +440,20 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	}
 	add(strings.TrimPrefix(end, "/") + "deeper")
 	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	procs, err := unix.Openat(at, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	procs := must.Get(unix.Openat(at, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0))(t)
 	defer unix.Close(procs)
-	if _, err := unix.Write(procs, []byte(strconv.Itoa(cmd.Process.Pid))); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(unix.Write(procs, []byte(strconv.Itoa(cmd.Process.Pid))))(t)
 	return cmd
 }
 
 // Who may make cgroups below a container's (Docker in Docker) makes them as deep as he likes, and named as he likes.
 func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
-	host, err := Open("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must.Get(Open("/proc"))(t)
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		for _, end := range []string{"/", "/.", "/..", "/x"} {
 			t.Run(end, func(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
@@ -14,9 +16,7 @@ func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
 		for limit, want := range map[string]bool{"max": false, "9223372036854771712": false, "68719476736": true, "0": true} {
 			dir := t.TempDir()
 			for name, text := range map[string]string{files.limit: limit, files.current: "4096", "memory.stat": files.reclaimable + " 0"} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600))
 			}
 			if short, err := files.short(dir, more); err != nil || (short != nil) != want {
 				t.Errorf("%s %s: %+v, %v", files.limit, limit, short, err)

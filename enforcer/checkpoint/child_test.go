@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -20,10 +21,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {
-	self, err := process.Open(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(process.Open(os.Getpid()))(t)
 	defer self.Close()
 	another := self.Identity
 	another.Start++

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestHowBusyProcessesAreIsKnownOrNot(t *testing.T) {
@@ -44,15 +46,9 @@ func TestTheSimulatedDriverSaysHowBusyAProcessIs(t *testing.T) {
 	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2") {
 		return
 	}
-	n, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(Open())(t)
 	defer n.Close()
-	devices, err := n.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	devices := must.Get(n.Devices())(t)
 	pid := runHog(t, hog)
 	for i, want := range []map[int]uint32{{pid: 1}, {}} {
 		if got, err := n.Busy(devices[i].UUID, time.Now().Add(-time.Second)); err != nil || !maps.Equal(got, want) || got == nil {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // inside is set in the process that a test starts with another library path: the dynamic linker reads it once.
@@ -32,10 +34,7 @@ func under(t *testing.T, libraries string, env ...string) bool {
 
 func simulated(t *testing.T) (libraries, hog string) {
 	t.Helper()
-	libraries, err := filepath.Abs("../../bin/fakecuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	libraries = must.Get(filepath.Abs("../../bin/fakecuda"))(t)
 	hog = filepath.Join(libraries, "../demo/cuda_hog")
 	for _, file := range []string{filepath.Join(libraries, libraryName), filepath.Join(libraries, "libcuda.so.1"), hog} {
 		if _, err := os.Stat(file); err != nil {
@@ -51,10 +50,7 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2", "FAKECUDA_MEMORY=8G", "FAKECUDA_CONTEXT=300M") {
 		return
 	}
-	n, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(Open())(t)
 	defer n.Close()
 	devices, err := n.Devices()
 	if err != nil || len(devices) != 2 || devices[1].Index != 1 || devices[0].Total != 8<<30 || devices[0].Name == "" {
@@ -65,10 +61,7 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	}
 	pid := runHog(t, hog)
 	for i, want := range []uint64{1<<30 + 300<<20, 0} {
-		held, err := n.Processes(devices[i].UUID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		held := must.Get(n.Processes(devices[i].UUID))(t)
 		if held[pid] != want {
 			t.Errorf("device %d: process %d holds %d, want %d: %v", i, pid, held[pid], want, held)
 		}
@@ -80,10 +73,7 @@ func TestAMinorNumberIsNotAnIndex(t *testing.T) {
 	if !under(t, libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse") {
 		return
 	}
-	n, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(Open())(t)
 	defer n.Close()
 	devices, err := n.Devices()
 	if err != nil || len(devices) != 3 {
@@ -100,13 +90,8 @@ func TestAMinorNumberIsNotAnIndex(t *testing.T) {
 func runHog(t *testing.T, hog string) int {
 	t.Helper()
 	cmd := exec.Command(hog, "1073741824")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -123,10 +108,7 @@ func TestTheRealDriverSaysTheSame(t *testing.T) {
 		t.Skipf("requires a GPU and its driver: %v", err)
 	}
 	defer n.Close()
-	hog, err := filepath.Abs("../../bin/demo/cuda_hog")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hog := must.Get(filepath.Abs("../../bin/demo/cuda_hog"))(t)
 	if _, err := os.Stat(hog); err != nil {
 		t.Skipf("requires the demo program (make test-programs): %v", err)
 	}
@@ -136,10 +118,7 @@ func TestTheRealDriverSaysTheSame(t *testing.T) {
 	}
 	t.Logf("driver %s: %+v", n.DriverVersion(), devices)
 	pid := runHog(t, hog)
-	held, err := n.Processes(devices[0].UUID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := must.Get(n.Processes(devices[0].UUID))(t)
 	t.Logf("process %d: %v", pid, held)
 	if bytes, ok := held[pid]; !ok || bytes == Unknown || bytes < 1<<30 || bytes > 3<<30 {
 		t.Errorf("process %d holds %d bytes: %v", pid, bytes, held)

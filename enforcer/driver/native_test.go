@@ -13,6 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -102,27 +103,16 @@ func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	if err := syscall.Statfs(mount, &fs); err != nil || fs.Type != 0x63677270 {
 		t.Skip("a unified cgroup hierarchy is needed")
 	}
-	cgroup, err := os.MkdirTemp(mount, "gpuslice-driver-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cgroup := must.Get(os.MkdirTemp(mount, "gpuslice-driver-"))(t)
 	defer os.Remove(cgroup)
-	n, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(Open())(t)
 	defer n.Close()
-	devices, err := n.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	devices := must.Get(n.Devices())(t)
 	uuid := devices[0].UUID
 	if got, err := n.Limited(cgroup, uuid); err != nil || got != NoLimit {
 		t.Errorf("%d, %v", got, err)
 	}
-	if err := n.Limit(cgroup, uuid, 1<<30); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Limit(cgroup, uuid, 1<<30))
 	if got, err := n.Limited(cgroup, uuid); err != nil || got != 1<<30 {
 		t.Errorf("%d, %v", got, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestManyWhoAskShareTheAnswers(t *testing.T) {
@@ -41,9 +43,7 @@ func TestQuestionsAreNotPutOneUponTheOther(t *testing.T) {
 	s := Shared[int64]{Slot: NewSlot(), Put: func() (int64, error) { return put.Add(1), nil }}
 	begun := time.Now()
 	for range 10 {
-		if _, err := s.Ask(30 * time.Second); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Ask(30 * time.Second))(t)
 	}
 	if took := time.Since(begun); took < 9*betweenShared {
 		t.Errorf("10 questions in %s", took)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func open(t *testing.T, dir string) *Log {
@@ -73,9 +74,7 @@ func TestAHistoryThatCannotBeReadIsSetAside(t *testing.T) {
 	for what, text := range map[string]string{"half": `[{"source":`, "empty": "", "another thing": `{"pools":1}`} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, Name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 		l := open(t, dir)
 		l.Put("a", run("a", 1))
 		l.Write()

@@ -22,25 +22,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func create(t *testing.T) *Ledger {
 	t.Helper()
-	l, err := Create([16]byte{1, 2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(Create([16]byte{1, 2, 3}))(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
 
 func file(t *testing.T, l *Ledger) *os.File {
 	t.Helper()
-	memfd, err := l.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	memfd := must.Get(l.File())(t)
 	t.Cleanup(func() { memfd.Close() })
 	return memfd
 }
@@ -50,26 +45,16 @@ var someDevice = Device{UUID: [16]byte{9}, Limit: 1000, Quota: 1000, Total: 5000
 // withDevice sets device 0, and returns lane 0's account of it.
 func withDevice(t *testing.T, l *Ledger) *Account {
 	t.Helper()
-	a, err := l.OpenAccount(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.SetDevice(someDevice, 10); err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(l.OpenAccount(0, 0))(t)
+	must.Do(t, a.SetDevice(someDevice, 10))
 	return a
 }
 
 func give(t *testing.T, l *Ledger, lane uint32) *Account {
 	t.Helper()
-	if err := l.Assign(lane, Owner{PID: 42, Start: 7, NSPID: 2, PIDNS: 3}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Assign(lane, Owner{PID: 42, Start: 7, NSPID: 2, PIDNS: 3}))
 	l.SetLive(lane)
-	a, err := l.OpenAccount(0, lane)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(l.OpenAccount(0, lane))(t)
 	return a
 }
 
@@ -81,18 +66,13 @@ func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 			t.Errorf("truncate to %d: %v", size, err)
 		}
 	}
-	if err := l.Check(false, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Check(false, false, nil))
 }
 
 // descriptors is how many this process has of the ledger's memfd.
 func descriptors(t *testing.T, l *Ledger) (count int) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	for _, entry := range entries {
 		var st unix.Stat_t
 		if unix.Stat("/proc/self/fd/"+entry.Name(), &st) == nil && st.Dev == l.id.Dev && st.Ino == l.id.Inode {
@@ -105,10 +85,7 @@ func descriptors(t *testing.T, l *Ledger) (count int) {
 // handedOut holds a descriptor of the ledger to what a process may expect of it.
 func handedOut(t *testing.T, l *Ledger) {
 	t.Helper()
-	again, err := Open(file(t, l), l.Identity()) // it is the very file, and sealed
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(Open(file(t, l), l.Identity()))(t) // it is the very file, and sealed
 	defer again.Close()
 	l.SetClosed()
 	if err := again.Check(false, true, nil); err != nil {
@@ -138,9 +115,7 @@ func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
 	runtime.LockOSThread() // and never back: the thread that has lost its capabilities ends with the test
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Capset(&header, &none[0]))
 	l := create(t)
 	if n := descriptors(t, l); n != 1 {
 		t.Fatalf("it has %d descriptors", n)
@@ -152,15 +127,11 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	l := create(t)
 	enforcer := withDevice(t, l)
 	a := give(t, l, 1)
-	if err := a.Charge(600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Charge(600))
 	if err := a.Charge(401); !errors.Is(err, ErrRefused) {
 		t.Fatalf("over the limit: %v", err)
 	}
-	if err := enforcer.Set(300); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, enforcer.Set(300))
 	l.page.lane[1].entry[0].context = 250
 	live := Live{1: 1}
 	if f := l.Figures(0, &live, 1); f.Used != 900 || f.Held != 900 || f.Context != 250 || f.Enforcer != 300 || !f.Quiet {
@@ -200,10 +171,7 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	if m := l.MoveOf(1); m != (Move{}) {
 		t.Fatalf("a new lane says %+v", m)
 	}
-	owner, err := Open(file(t, l), l.Identity())
-	if err != nil {
-		t.Fatal(err)
-	}
+	owner := must.Get(Open(file(t, l), l.Identity()))(t)
 	word := (*uint32)(unsafe.Pointer(&owner.page.lane[1].move))
 	seen := make(chan Move)
 	go func() {
@@ -256,18 +224,13 @@ func TestCheckNamesWhatWasOverwritten(t *testing.T) {
 		}
 		copy(l.mem[offset:], saved)
 	}
-	if err := l.Check(false, false, []Device{someDevice}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Check(false, false, []Device{someDevice}))
 }
 
 func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 	l := create(t)
 	enforcer := withDevice(t, l)
-	second, err := unix.Mmap(int(file(t, l).Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(unix.Mmap(int(file(t, l).Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	stop := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -302,9 +265,7 @@ func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 	}
 	close(stop)
 	writer.Wait()
-	if err := unix.Munmap(second); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Munmap(second))
 }
 
 // otherProcess has the ledger mapped, by C code that is the interceptor's.
@@ -344,9 +305,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	}
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "p.c"), filepath.Join(dir, "p")
-	if err := os.WriteFile(source, []byte(otherProcess), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(source, []byte(otherProcess), 0o600))
 	if out, err := exec.Command(cc, "-O2", "-I", "../../interceptor", "-pthread", "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -355,22 +314,12 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	give(t, l, 1)
 	cmd := exec.Command(program)
 	cmd.ExtraFiles = []*os.File{file(t, l)}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	defer func() { in.Close(); _ = cmd.Wait() }()
 	var first, second, limit int
-	if _, err := fmt.Fscan(out, &first, &second, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fscan(out, &first, &second, &limit))(t)
 	if first+second != 1 || limit != 1000 { // in whatever order C evaluates arguments: one fits
 		t.Fatal(first, second, limit)
 	}
@@ -396,9 +345,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	})
 	t.Run("also when its first thread has ended", func(t *testing.T) {
 		needs.Root(t)
-		if _, err := in.Write([]byte("\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(in.Write([]byte("\n")))(t)
 		for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
 			if err != nil || time.Now().After(deadline) {
@@ -431,10 +378,7 @@ func TestALedgerThatIsMappedOftenIsFoundOnce(t *testing.T) {
 	l, other := create(t), create(t)
 	f := file(t, l)
 	for range 100 {
-		mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mem := must.Get(unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED))(t)
 		defer func() { _ = unix.Munmap(mem) }()
 	}
 	one, two, none := l.Identity(), other.Identity(), Identity{Dev: l.Identity().Dev, Inode: 1 << 60}
@@ -450,17 +394,10 @@ func TestALedgerThatIsMappedOftenIsFoundOnce(t *testing.T) {
 
 func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {
 	l := create(t)
-	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Ftruncate(fd, int64(Size)); err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC))(t)
+	must.Do(t, unix.Ftruncate(fd, int64(Size)))
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Fstat(fd, &st))
 	id := Identity{Name: l.Identity().Name, Dev: st.Dev, Inode: st.Ino}
 	if _, err := Open(os.NewFile(uintptr(fd), "x"), id); !errors.Is(err, ErrDamaged) {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -213,9 +214,7 @@ func TestWhatAnEarlierEnforcerSetIsTakenOverOrTakenAway(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	for _, device := range []string{gpu0, gpu1} {
-		if err := b.Limit(c.Dir(), device, mib); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.Limit(c.Dir(), device, mib))
 	}
 	b.Inherit(c)
 	time.Sleep(100 * time.Millisecond) // some rounds
@@ -254,9 +253,7 @@ func TestALimitThatTheDriverLostIsSetAnew(t *testing.T) {
 	c := b.cgroup("c")
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: driver.NoLimit - 1})
 	b.reached(c)
-	if err := b.Unlimit(c.Dir(), gpu0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Unlimit(c.Dir(), gpu0))
 	b.eventually("it has it again", func() bool { got, _ := b.Limited(c.Dir(), gpu0); return got == mib })
 	b.eventually("that is known", func() bool { return b.By(c, gpu0) == api.Native })
 	if told := b.events(); len(told) != 1 || !strings.Contains(told[0], "has not the limit any more") {
@@ -297,9 +294,7 @@ func TestACgroupWithoutTheControllerDoesWithoutUnlessThatIsNotWanted(t *testing.
 	for _, want := range []api.Enforcement{api.Auto, api.Native} {
 		b := newBench(t, want)
 		c := b.cgroup("c")
-		if err := os.WriteFile(filepath.Join(b.mount, "cgroup.subtree_control"), []byte("dmem"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(b.mount, "cgroup.subtree_control"), []byte("dmem"), 0o644))
 		b.fail(gpu0, driver.ErrNoController)
 		b.Want(c, map[string]uint64{gpu0: mib})
 		if _, err := b.reach(c); (err == nil) != (want == api.Auto) {
@@ -321,9 +316,7 @@ func TestALimitOfACgroupThatIsGoneIsForgotten(t *testing.T) {
 	b.fail(gpu0, errors.New("Unknown Error"))
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: mib})
 	_, _ = b.reach(c)
-	if err := os.Remove(c.Dir()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(c.Dir()))
 	b.eventually("it is forgotten", func() bool {
 		b.Keeper.mu.Lock()
 		defer b.Keeper.mu.Unlock()
@@ -356,16 +349,10 @@ func TestManyWantAtTheSameTime(t *testing.T) {
 func TestEachCgroupAboveHandsTheControllerDown(t *testing.T) {
 	mount := t.TempDir()
 	for dir, has := range map[string]string{"": "cpu dmem\n", "engine": "memory\n", "engine/c": "", "engine/c/below": ""} {
-		if err := os.MkdirAll(filepath.Join(mount, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(mount, dir, "cgroup.subtree_control"), []byte(has), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(mount, dir), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(mount, dir, "cgroup.subtree_control"), []byte(has), 0o644))
 	}
-	if err := handDown(mount, filepath.Join(mount, "engine/c/below")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, handDown(mount, filepath.Join(mount, "engine/c/below")))
 	for dir, want := range map[string]string{"": "cpu dmem\n", "engine": "+dmem", "engine/c": "+dmem", "engine/c/below": ""} {
 		if got, err := os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")); err != nil || string(got) != want {
 			t.Errorf("%q was told %q, want %q: %v", dir, got, want, err)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -24,50 +25,25 @@ const nobody = 65534
 // notDumpable starts a program of the caller's, or of nobody's, that the kernel makes non-dumpable since its user may not read it.
 func notDumpable(t *testing.T, flags uintptr) *exec.Cmd {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs-") // t.TempDir is below a directory of the caller's alone
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // t.TempDir is below a directory of the caller's alone
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	path, err := exec.LookPath("cat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(dir, 0o755))
+	path := must.Get(exec.LookPath("cat"))(t)
+	text := must.Get(os.ReadFile(path))(t)
 	program := filepath.Join(dir, "cat")
-	if err := os.WriteFile(program, text, 0o111); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, text, 0o111))
 	cmd := exec.Command(program)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 	if os.Getuid() == 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
 	}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() { end(cmd) })
 	// Once it answers, it has executed its program.
-	if _, err := in.Write([]byte{1}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(in.Write([]byte{1}))(t)
+	must.Get(io.ReadFull(out, make([]byte, 1)))(t)
 	return cmd
 }
 
@@ -106,10 +82,7 @@ func asNobody(t *testing.T, before func() error, f func() error) {
 
 func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 	plain := notDumpable(t, 0).Process.Pid
-	own, err := PIDNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(PIDNamespace())(t)
 	asNobody(t, func() error { return nil }, func() error {
 		if _, err := os.Stat("/proc/" + strconv.Itoa(plain) + "/ns/pid"); !errors.Is(err, os.ErrPermission) {
 			t.Errorf("the kernel does not hide its namespace: %v", err)

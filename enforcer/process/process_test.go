@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -21,9 +22,7 @@ import (
 func sleeper(t testing.TB) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() { end(cmd) })
 	return cmd
 }
@@ -35,20 +34,14 @@ func end(cmd *exec.Cmd) {
 
 func mustOpen(t testing.TB, pid int) *Handle {
 	t.Helper()
-	h, err := Open(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(Open(pid))(t)
 	t.Cleanup(func() { h.Close() })
 	return h
 }
 
 func TestIdentityIsWhatTheProcessItselfSees(t *testing.T) {
 	h := mustOpen(t, os.Getpid())
-	ns, err := os.Stat("/proc/self/ns/pid")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := must.Get(os.Stat("/proc/self/ns/pid"))(t)
 	if h.PID != os.Getpid() || h.NSPID != os.Getpid() || h.PIDNS != ns.Sys().(*syscall.Stat_t).Ino {
 		t.Errorf("got %+v", h.Identity)
 	}
@@ -62,9 +55,7 @@ func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
 	needs.Root(t)
 	cmd := exec.Command("sleep", "600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	defer end(cmd)
 	h := mustOpen(t, cmd.Process.Pid)
 	self := mustOpen(t, os.Getpid())
@@ -110,9 +101,7 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 	if _, err := Again(first.PID, first.Start+1); !errors.Is(err, ErrDead) {
 		t.Errorf("another that had its pid: %v", err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Process.Kill())
 	waitFor(t, func() bool { return !first.Alive() })
 	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // its parent has not taken notice yet
 		t.Errorf("a dead one: %v", err)
@@ -125,9 +114,7 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 func TestSignalReachesTheProcess(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
-	if err := h.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.Signal(syscall.SIGTERM))
 	_ = cmd.Wait()
 	if got := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); got != syscall.SIGTERM {
 		t.Errorf("it died of %v", got)
@@ -150,17 +137,11 @@ func TestAClosedHandleActsOnNobody(t *testing.T) {
 func TestFromPidfdBelievesThePidfd(t *testing.T) {
 	one, other := sleeper(t), sleeper(t)
 	pidfd := func() int {
-		fd, err := unix.PidfdOpen(one.Process.Pid, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fd := must.Get(unix.PidfdOpen(one.Process.Pid, 0))(t)
 		return fd
 	}
 	for _, pid := range []int{one.Process.Pid, 0} {
-		h, err := FromPidfd(pidfd(), pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(FromPidfd(pidfd(), pid))(t)
 		if h.PID != one.Process.Pid {
 			t.Errorf("pid %d: the handle is of %d", pid, h.PID)
 		}
@@ -170,10 +151,7 @@ func TestFromPidfdBelievesThePidfd(t *testing.T) {
 		t.Error("another process's pid was believed")
 	}
 	end(one)
-	fd, err := unix.PidfdOpen(other.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fd := must.Get(unix.PidfdOpen(other.Process.Pid, 0))(t)
 	end(other)
 	if _, err := FromPidfd(fd, other.Process.Pid); !errors.Is(err, ErrDead) {
 		t.Errorf("a dead process's pidfd: %v, want ErrDead", err)
@@ -188,17 +166,10 @@ func waitFor(t testing.TB, f func() bool) {
 func TestAncestor(t *testing.T) {
 	// A shell, with a shell below it, with a sleep below that; the last says that it is there.
 	cmd := exec.Command("sh", "-c", `sh -c 'sleep 600 & echo $!; wait'; :`)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	var grandchild int
-	if _, err := fmt.Fscan(out, &grandchild); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fscan(out, &grandchild))(t)
 	defer end(cmd)
 	defer syscall.Kill(grandchild, syscall.SIGKILL)
 	for _, c := range []struct {
@@ -233,13 +204,8 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 	}
 	for range 8 {
 		cmd := exec.Command("sleep", "60")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		want, err := identify(cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Start())
+		want := must.Get(identify(cmd.Process.Pid))(t)
 		for range 3 {
 			h, err := Open(cmd.Process.Pid)
 			if err != nil || h.Identity != want {
@@ -253,10 +219,7 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 			t.Errorf("one that has ended is taken hold of: %+v", h.Identity)
 		}
 	}
-	h, err := Open(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(Open(os.Getpid()))(t)
 	defer h.Close()
 	var kept identities
 	for range 3 * maxLately {
@@ -273,14 +236,9 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 
 func TestANameMovesNoCursor(t *testing.T) {
 	const comm = "/proc/self/comm"
-	was, err := os.ReadFile(comm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	was := must.Get(os.ReadFile(comm))(t)
 	defer func() { _ = os.WriteFile(comm, was, 0) }()
-	if err := os.WriteFile(comm, []byte("a\x1b[2J\xffé\nb"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(comm, []byte("a\x1b[2J\xffé\nb"), 0))
 	if got := Name(os.Getpid()); got != "a[2Jéb" {
 		t.Errorf("%q", got)
 	}

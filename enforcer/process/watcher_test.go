@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // leaderExits makes the test program a process whose first thread ends, and the others when stdin does.
@@ -25,16 +26,12 @@ func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), leaderExits+"=1")
 	in, _ := cmd.StdinPipe()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	defer end(cmd)
 	h := mustOpen(t, cmd.Process.Pid)
 	w := watcher(t)
 	died := make(chan struct{})
-	if err := w.Watch(h, func() { close(died) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Watch(h, func() { close(died) }))
 	waitFor(t, func() bool {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.PID))
 		return strings.Contains(string(b), ") Z ")
@@ -71,10 +68,7 @@ func TestMain(m *testing.M) {
 
 func watcher(t testing.TB) *Watcher {
 	t.Helper()
-	w, err := NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(NewWatcher())(t)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -86,9 +80,7 @@ func TestEachDeathIsReportedOnce(t *testing.T) {
 	var processes [n]*exec.Cmd
 	for i := range n {
 		processes[i] = sleeper(t)
-		if err := w.Watch(mustOpen(t, processes[i].Process.Pid), func() { calls[i].Add(1) }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Watch(mustOpen(t, processes[i].Process.Pid), func() { calls[i].Add(1) }))
 	}
 	for _, p := range processes[:n/2] {
 		end(p)
@@ -118,9 +110,7 @@ func TestTheDeadAreReportedToWhoComesLate(t *testing.T) {
 	h := mustOpen(t, cmd.Process.Pid)
 	end(cmd)
 	died := make(chan struct{})
-	if err := watcher(t).Watch(h, func() { close(died) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, watcher(t).Watch(h, func() { close(died) }))
 	<-died
 }
 
@@ -130,9 +120,7 @@ func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
 	h := mustOpen(t, cmd.Process.Pid)
 	watch := func(died func()) {
 		t.Helper()
-		if err := w.Watch(h, died); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.Watch(h, died))
 	}
 	watch(func() { t.Error("called after Unwatch") })
 	if err := w.Watch(h, func() {}); err == nil {
@@ -173,12 +161,8 @@ func TestAClosedWatcherIsSilent(t *testing.T) {
 	w := watcher(t)
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
-	if err := w.Watch(h, func() { t.Error("called after Close") }); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Close(), w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Watch(h, func() { t.Error("called after Close") }))
+	must.Do(t, errors.Join(w.Close(), w.Close()))
 	end(cmd)
 	if err := w.Watch(h, func() {}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("watch after Close: %v", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const gib = 1 << 30
@@ -49,26 +50,17 @@ func (o *owner) eventually(what string, ok func() bool) {
 	})
 }
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newQuota has one device, of which limit of 80 GiB may be held, and no ledger.
 func newQuota(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 	t.Helper()
-	deaths, err := process.NewWatcher()
-	check(t, err)
+	deaths := must.Get(process.NewWatcher())(t)
 	o := &owner{t: t}
 	q := quota.New(quota.Options{Log: slog.New(slog.DiscardHandler), Owner: o, Lock: o, Deaths: deaths})
-	uuid, err := driver.ParseUUID("GPU-11111111-2222-3333-4444-555555555555")
-	check(t, err)
+	uuid := must.Get(driver.ParseUUID("GPU-11111111-2222-3333-4444-555555555555"))(t)
 	q.Devices = []*quota.Device{q.Describe(uuid, limit, 80*gib)}
 	t.Cleanup(func() {
-		o.with(func() { check(t, q.Leave()) })
-		check(t, deaths.Close())
+		o.with(func() { must.Do(t, q.Leave()) })
+		must.Do(t, deaths.Close())
 	})
 	return q, o
 }
@@ -76,7 +68,7 @@ func newQuota(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 func begun(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 	t.Helper()
 	q, o := newQuota(t, limit)
-	check(t, q.Begin())
+	must.Do(t, q.Begin())
 	return q, o
 }
 
@@ -84,7 +76,7 @@ func begun(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 func start(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
-	check(t, cmd.Start())
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -95,15 +87,14 @@ func start(t *testing.T) *exec.Cmd {
 // attach gives a process a lane, of which account is the process's view.
 func attach(q *quota.Quota, o *owner, pid int) (l *quota.Lane, account *ledger.Account) {
 	o.t.Helper()
-	p, err := process.Open(pid)
-	check(o.t, err)
+	p := must.Get(process.Open(pid))(o.t)
 	o.with(func() {
 		l = &quota.Lane{Process: p}
 		file, err := q.Attach(l)
-		check(o.t, err)
-		check(o.t, file.Close())
+		must.Do(o.t, err)
+		must.Do(o.t, file.Close())
 		account, err = q.Ledger.OpenAccount(0, l.Number)
-		check(o.t, err)
+		must.Do(o.t, err)
 	})
 	return l, account
 }
@@ -120,16 +111,16 @@ func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
 	first, second := start(t), start(t)
 	_, a := attach(q, o, first.Process.Pid)
 	_, b := attach(q, o, second.Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	refused(t, b.Charge(2*gib))
-	check(t, first.Process.Kill())
+	must.Do(t, first.Process.Kill())
 	o.eventually("its lane is settled", func() bool { return q.Count() == 1 })
-	check(t, b.Charge(4*gib))
+	must.Do(t, b.Charge(4*gib))
 	o.with(func() {
 		if !slices.Equal(o.settled, []int{first.Process.Pid}) || q.Of(first.Process.Pid) != nil || q.Used(0) != 4*gib {
 			t.Errorf("settled %v, used %d", o.settled, q.Used(0))
 		}
-		check(t, q.Verify())
+		must.Do(t, q.Verify())
 	})
 }
 
@@ -137,7 +128,7 @@ func TestAnotherImageOfAProcessHasNothingOfTheFormerOne(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)
 	before, a := attach(q, o, cmd.Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	after, _ := attach(q, o, cmd.Process.Pid)
 	o.with(func() {
 		if q.Has(before) || !q.Has(after) || q.Count() != 1 || q.Used(0) != 0 || before.ID() == after.ID() {
@@ -150,16 +141,15 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	q.Next = uint32(ledger.Slots) // there is one left
 	l, _ := attach(q, o, start(t).Process.Pid)
-	p, err := process.Open(start(t).Process.Pid)
-	check(t, err)
+	p := must.Get(process.Open(start(t).Process.Pid))(t)
 	o.with(func() {
 		if _, err := q.Attach(&quota.Lane{Process: p}); !errors.Is(err, ledger.StatusFull) {
 			t.Errorf("%v", err)
 		}
 		q.Withdraw(l)
 	})
-	check(t, l.Process.Close())
-	check(t, p.Close())
+	must.Do(t, l.Process.Close())
+	must.Do(t, p.Close())
 	attach(q, o, start(t).Process.Pid)
 }
 
@@ -167,7 +157,7 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 func noDescriptors(t *testing.T, f func()) {
 	t.Helper()
 	var limit unix.Rlimit
-	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := limit
 	none.Cur = 1 // descriptor 0 is open; at a limit of 0 fcntl(2) answers EINVAL
 	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
@@ -186,7 +176,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 			return err
 		},
 		"its exit cannot be watched": func(t *testing.T, q *quota.Quota, p *process.Handle) error {
-			check(t, p.Close())
+			must.Do(t, p.Close())
 			_, err := q.Attach(&quota.Lane{Process: p})
 			return err
 		},
@@ -194,8 +184,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			q, o := begun(t, 4*gib)
 			q.Next = uint32(ledger.Slots) // there is one left
-			p, err := process.Open(start(t).Process.Pid)
-			check(t, err)
+			p := must.Get(process.Open(start(t).Process.Pid))(t)
 			o.with(func() {
 				for range 2 {
 					if err := failing(t, q, p); err == nil || errors.Is(err, ledger.StatusFull) {
@@ -208,11 +197,11 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 				if owners := q.Owners(); len(owners) != 0 {
 					t.Errorf("the page names %v", owners)
 				}
-				check(t, q.Verify())
+				must.Do(t, q.Verify())
 			})
-			check(t, p.Close())
+			must.Do(t, p.Close())
 			_, a := attach(q, o, start(t).Process.Pid)
-			check(t, a.Charge(4*gib))
+			must.Do(t, a.Charge(4*gib))
 		})
 	}
 }
@@ -221,23 +210,23 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	away, a := attach(q, o, start(t).Process.Pid)
 	_, b := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	resume := func() (was bool, err error) {
 		o.with(func() { was, err = q.Resume(away) })
 		return was, err
 	}
 	o.with(func() {
-		check(t, q.Suspend(away))
+		must.Do(t, q.Suspend(away))
 		if d := q.Devices[0]; d.Granted() != 4*gib || d.Limit != 7*gib || q.Used(0) != 0 || q.Held(0, away) != 0 {
 			t.Errorf("granted %d, limit %d, used %d", d.Granted(), d.Limit, q.Used(0))
 		}
 	})
-	check(t, b.Charge(4*gib))
+	must.Do(t, b.Charge(4*gib))
 	refused(t, b.Charge(1))
 	if _, err := resume(); !errors.Is(err, ledger.StatusRefused) {
 		t.Errorf("%v: what it lent is another's", err)
 	}
-	check(t, b.Release(3*gib))
+	must.Do(t, b.Release(3*gib))
 	o.with(func() {
 		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
 			t.Errorf("limit %d", d.Limit)
@@ -247,33 +236,33 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 		t.Errorf("%v, %v", was, err)
 	}
 	refused(t, b.Charge(1))
-	o.with(func() { check(t, q.Verify()) })
+	o.with(func() { must.Do(t, q.Verify()) })
 }
 
 func TestAFrozenQuotaGrantsNothing(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(gib))
+	must.Do(t, a.Charge(gib))
 	o.with(func() {
 		if !q.Freeze("a test") || q.Freeze("a test") {
 			t.Error("it changes once")
 		}
-		check(t, q.Verify())
+		must.Do(t, q.Verify())
 	})
 	refused(t, a.Charge(1))
-	check(t, a.Release(gib/2))
+	must.Do(t, a.Release(gib/2))
 	o.with(func() {
 		if !q.Thaw() || q.Frozen != "" {
 			t.Error("not thawed")
 		}
 	})
-	check(t, a.Charge(gib))
+	must.Do(t, a.Charge(gib))
 }
 
 func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	for _, c := range []struct{ known, unverified, want uint64 }{
 		{0, 2 * gib, gib}, // up to the limit
 		{gib / 2, 0, gib / 2},
@@ -285,7 +274,7 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 			if got := q.Ledger.Held(0, 0); got != c.want {
 				t.Errorf("%+v: %d", c, got)
 			}
-			check(t, q.Verify())
+			must.Do(t, q.Verify())
 		})
 	}
 }
@@ -293,11 +282,11 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	o.with(func() {
 		d, had := q.Devices[0], q.Commitment()
 		d.SetLimit(2*gib, d.HighestLimit())
-		check(t, q.Write(0))
+		must.Do(t, q.Write(0))
 		has := q.Commitment()
 		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
 			t.Errorf("%v, highest %d", has, d.HighestLimit())
@@ -313,7 +302,7 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	o.with(func() {
 		name := q.Devices[0].Name
 		has := map[string]uint64{name: gib}
@@ -342,7 +331,7 @@ func TestADeviceThatThePageHasNoPlaceForIsNotAdded(t *testing.T) {
 			full, last := len(q.Devices) == ledger.Devices, q.Devices[len(q.Devices)-1]
 			err := q.Add(q.Describe(driver.UUID{Raw: [16]byte{n}}, gib, 80*gib))
 			if !full {
-				check(t, err)
+				must.Do(t, err)
 				continue
 			}
 			if !errors.Is(err, ledger.StatusClosed) || len(q.Devices) != ledger.Devices || q.Devices[ledger.Devices-1] != last || q.State != api.Damaged {
@@ -358,36 +347,35 @@ func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)
 	away, a := attach(q, o, cmd.Process.Pid)
-	check(t, a.Charge(3*gib))
+	must.Do(t, a.Charge(3*gib))
 	d := q.Devices[0]
 	o.with(func() {
-		check(t, q.Suspend(away))
+		must.Do(t, q.Suspend(away))
 		d.SetLimit(5*gib, d.HighestLimit())
-		check(t, q.Write(0))
+		must.Do(t, q.Write(0))
 		if d.Granted() != 5*gib || d.Limit != 8*gib || !d.Lends(away.Number) {
 			t.Errorf("granted %d, limit %d", d.Granted(), d.Limit)
 		}
-		check(t, q.Verify())
+		must.Do(t, q.Verify())
 	})
-	check(t, cmd.Process.Kill())
+	must.Do(t, cmd.Process.Kill())
 	o.eventually("its lane is settled", func() bool { return q.Count() == 0 })
 	o.with(func() {
 		if d.Granted() != 5*gib || d.Limit != 5*gib || d.Lends(away.Number) || q.Used(0) != 0 {
 			t.Errorf("granted %d, limit %d, used %d after its end", d.Granted(), d.Limit, q.Used(0))
 		}
-		check(t, q.Verify())
+		must.Do(t, q.Verify())
 	})
 	_, b := attach(q, o, start(t).Process.Pid)
 	refused(t, b.Charge(5*gib+1))
-	check(t, b.Charge(5*gib))
+	must.Do(t, b.Charge(5*gib))
 }
 
 func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
-	other, err := q.Ledger.OpenAccount(0, 0)
-	check(t, err)
-	check(t, other.Limit(80*gib)) // as one of its processes might
+	other := must.Get(q.Ledger.OpenAccount(0, 0))(t)
+	must.Do(t, other.Limit(80*gib)) // as one of its processes might
 	o.with(func() {
 		err := q.Verify()
 		if !errors.Is(err, ledger.ErrDamaged) {
@@ -406,9 +394,9 @@ func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *o
 	t.Helper()
 	q, o := newQuota(t, 4*gib)
 	file, err := from.Ledger.File()
-	check(t, err)
+	must.Do(t, err)
 	q.Ledger, err = ledger.Open(file, from.Identity)
-	check(t, err)
+	must.Do(t, err)
 	claims := q.Claims(func(*process.Handle) bool { return true })
 	o.with(func() { q.Adopt(r, claims) })
 	return q, o
@@ -427,13 +415,13 @@ func TestAProcessThatMayNotHaveItsLaneHasLostIt(t *testing.T) {
 		before, o := begun(t, 4*gib)
 		cmd := start(t)
 		l, a := attach(before, o, cmd.Process.Pid)
-		check(t, a.Charge(gib))
+		must.Do(t, a.Charge(gib))
 		o.with(func() { before.Deaths.Unwatch(l.Process) })
 		q, after := newQuota(t, 4*gib)
 		file, err := before.Ledger.File()
-		check(t, err)
+		must.Do(t, err)
 		q.Ledger, err = ledger.Open(file, before.Identity)
-		check(t, err)
+		must.Do(t, err)
 		claims := q.Claims(func(*process.Handle) bool { return c.keep(cmd) })
 		if len(claims) != 1 || (claims[0].Process != nil) != c.has {
 			t.Errorf("%s: %+v", name, claims)
@@ -458,8 +446,8 @@ func TestARestartLosesNoLane(t *testing.T) {
 		before.Withdraw(free)
 		before.Deaths.Unwatch(gone.Process)
 	})
-	check(t, free.Process.Close())
-	check(t, dies.Process.Kill())
+	must.Do(t, free.Process.Close())
+	must.Do(t, dies.Process.Kill())
 	_ = dies.Wait()
 	q, after := inherit(t, before, quota.Restart{})
 	q.Next = uint32(ledger.Slots) + 1 // none is left beyond
@@ -477,13 +465,13 @@ func TestARestartLosesNoLane(t *testing.T) {
 func TestAPageThatWasOverwrittenIsClosedByARestart(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	_, a := attach(before, o, start(t).Process.Pid)
-	check(t, a.Charge(1))
+	must.Do(t, a.Charge(1))
 	q, after := newQuota(t, 4*gib)
 	q.WasOverwritten("a test")
 	file, err := before.Ledger.File()
-	check(t, err)
+	must.Do(t, err)
 	q.Ledger, err = ledger.Open(file, before.Identity)
-	check(t, err)
+	must.Do(t, err)
 	claims := q.Claims(func(*process.Handle) bool { return true })
 	after.with(func() { q.Adopt(quota.Restart{}, claims) })
 	refused(t, a.Charge(1))
@@ -498,15 +486,15 @@ func TestARestartTakesUpThoseWhoLive(t *testing.T) {
 	_, a := attach(before, o, lives.Process.Pid)
 	away, b := attach(before, o, start(t).Process.Pid)
 	gone, c := attach(before, o, dies.Process.Pid)
-	check(t, a.Charge(gib))
-	check(t, b.Charge(gib))
-	check(t, c.Charge(gib))
+	must.Do(t, a.Charge(gib))
+	must.Do(t, b.Charge(gib))
+	must.Do(t, c.Charge(gib))
 	o.with(func() {
-		check(t, before.Suspend(away))
+		must.Do(t, before.Suspend(away))
 		before.SetExcess(0, gib/2, 0)
 		before.Deaths.Unwatch(gone.Process)
 	})
-	check(t, dies.Process.Kill())
+	must.Do(t, dies.Process.Kill())
 	_ = dies.Wait()
 	q, after := inherit(t, before, quota.Restart{})
 	after.with(func() {
@@ -527,10 +515,10 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	cmd := start(t)
 	l, a := attach(before, o, cmd.Process.Pid)
-	check(t, a.Charge(gib))
+	must.Do(t, a.Charge(gib))
 	o.with(func() { // as a process that writes its own name into another lane
 		p := l.Process
-		check(t, before.Ledger.Assign(2, ledger.Owner{PID: p.PID, Start: p.Start, NSPID: p.NSPID, PIDNS: p.PIDNS}))
+		must.Do(t, before.Ledger.Assign(2, ledger.Owner{PID: p.PID, Start: p.Start, NSPID: p.NSPID, PIDNS: p.PIDNS}))
 		before.Ledger.SetLive(2)
 	})
 	q, after := inherit(t, before, quota.Restart{})
@@ -547,9 +535,8 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 
 func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
 	before, _ := begun(t, 4*gib)
-	other, err := before.Ledger.OpenAccount(0, 0)
-	check(t, err)
-	check(t, other.Limit(80*gib))
+	other := must.Get(before.Ledger.OpenAccount(0, 0))(t)
+	must.Do(t, other.Limit(80*gib))
 	q, _ := inherit(t, before, quota.Restart{})
 	if q.State != api.Damaged || q.Overwritten {
 		t.Errorf("%s, overwritten %v: nobody is accused of what another version may have left", q.State, q.Overwritten)
@@ -570,7 +557,7 @@ func TestWhatWasFrozenStaysSo(t *testing.T) {
 func TestAnExpiredQuotaTakesBackAndGivesNothing(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	l, a := attach(q, o, start(t).Process.Pid)
-	check(t, a.Charge(gib))
+	must.Do(t, a.Charge(gib))
 	o.with(func() {
 		q.Expire()
 		if q.State != api.Expired {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // theLedger is what tests look for.
@@ -212,10 +213,7 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 		}}, []int{1, 2, 3, 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := ledger.Create([16]byte{1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Get(ledger.Create([16]byte{1}))(t)
 			s, asked := newTestScan(t, [][]int{{1, 2}, {3}, {4}}, is(), is())
 			s.wanted, s.own, s.everywhere = make(ledger.Wanted), nil, false
 			s.Want(theLedger, c.own...)
@@ -288,10 +286,7 @@ func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 }
 
 func TestProcessesAreAskedByTheirUsersAndCgroups(t *testing.T) {
-	pids, err := everybody()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pids := must.Get(everybody())(t)
 	groups := byUser(pids)
 	var all []int
 	for i, group := range groups {

@@ -14,15 +14,14 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // hostOf is a host with these users and subordinate ranges.
 func hostOf(t *testing.T, users map[string]uint32, subuid string) *HostUsers {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "subuid")
-	if err := os.WriteFile(file, []byte(subuid), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(subuid), 0o600))
 	return &HostUsers{Subuid: file, lookUp: func(name string) (uint32, error) {
 		for user, uid := range users {
 			if name == user || name == strconv.Itoa(int(uid)) {

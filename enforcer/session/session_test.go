@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // A user who showed too many wrong tokens waits, and the list of users is bounded.
@@ -57,18 +58,12 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 
 func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	dir := t.TempDir()
-	sum, err := NewToken(dir, "s", -1, -1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sum := must.Get(NewToken(dir, "s", -1, -1))(t)
 	info, err := os.Stat(filepath.Join(dir, api.TokenName))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v", info, err)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, api.TokenName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, api.TokenName)))(t)
 	id, shown, err := api.ParseTokenFile(string(text))
 	if err != nil || id != "s" || !sum.Is(shown) {
 		t.Errorf("the file has session %s, and no token of it: %v", id, err)
@@ -115,14 +110,9 @@ func TestALimitIsForAUserOrForAGroup(t *testing.T) {
 func child(t *testing.T) (*process.Handle, *exec.Cmd) {
 	t.Helper()
 	c := exec.Command("sleep", "60")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Start())
 	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
-	p, err := process.Open(c.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(process.Open(c.Process.Pid))(t)
 	return p, c
 }
 
@@ -131,9 +121,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 	p, _ := child(t)
 	q, exits := child(t)
 	for _, member := range []Member{{p, 1}, {q, 2}} {
-		if err := m.Add(member); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.Add(member))
 	}
 	before := m.All()
 	stored := m.Stored()
@@ -147,9 +135,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 		t.Error("one is removed once, and nobody's list is changed")
 	}
 	for range maxMembers - 1 {
-		if err := m.Add(Member{Handle: p}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.Add(Member{Handle: p}))
 	}
 	if err := m.Add(Member{Handle: p}); !errors.Is(err, errFull) {
 		t.Errorf("one too many: %v", err)
@@ -159,10 +145,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
 	var r Remaining
 	p, exits := child(t)
-	twice, err := process.Open(p.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	twice := must.Get(process.Open(p.PID))(t)
 	r.Add(p)
 	r.Add(twice)
 	if len(r.All()) != 1 || len(r.Stored()) != 1 || !r.Alive() || !r.Has(p.PID) {
@@ -191,10 +174,7 @@ func dead(t *testing.T, now int) *process.Handle {
 
 func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
 	of, _ := child(t)
-	own, err := process.Open(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(process.Open(os.Getpid()))(t)
 	defer own.Close()
 	if err := above(own, of.PID); err != nil {
 		t.Errorf("the parent: %v", err)
@@ -208,10 +188,7 @@ func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
 }
 
 func TestAnAskerIsTheProcessThatBeganThen(t *testing.T) {
-	start, err := process.StartTime(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	start := must.Get(process.StartTime(os.Getpid()))(t)
 	for _, c := range []struct {
 		asker Asker
 		owns  bool
@@ -249,9 +226,7 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 
 func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, nil, 0o600))
 	if err := os.Chmod(path, 0o666); err != nil { // whatever the umask is
 		t.Fatal(err)
 	}

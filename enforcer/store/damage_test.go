@@ -15,12 +15,12 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func aside(t testing.TB, path, kind string) []string {
 	t.Helper()
-	files, err := filepath.Glob(path + "." + kind + "-*")
-	check(t, err)
+	files := must.Get(filepath.Glob(path + "." + kind + "-*"))(t)
 	return files
 }
 
@@ -41,9 +41,9 @@ func lived(t testing.TB) []byte {
 	t.Helper()
 	p := newPlace(t)
 	s := p.open()
-	check(t, s.PutPool(examplePool("p")))
-	check(t, s.PutContext("NVIDIA H100", 500<<20))
-	check(t, s.Close())
+	must.Do(t, s.PutPool(examplePool("p")))
+	must.Do(t, s.PutContext("NVIDIA H100", 500<<20))
+	must.Do(t, s.Close())
 	return read(t, p.stateFile())
 }
 
@@ -51,8 +51,8 @@ func lived(t testing.TB) []byte {
 func TestADamagedRecordIsReportedAndKeptAndCostsNoOther(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	check(t, s.PutSlice(example("a", 1)))
-	check(t, s.PutPoolState("night", examplePoolState()))
+	must.Do(t, s.PutSlice(example("a", 1)))
+	must.Do(t, s.PutPoolState("night", examplePoolState()))
 	healthy := read(t, p.record(1))
 	damages := map[string][]byte{
 		"empty":                        {},
@@ -68,28 +68,28 @@ func TestADamagedRecordIsReportedAndKeptAndCostsNoOther(t *testing.T) {
 		damages[fmt.Sprint("a bit of byte ", n)] = flipped
 		damages[fmt.Sprint("its first bytes ", n)] = healthy[:n]
 	}
-	check(t, s.Close())
+	must.Do(t, s.Close())
 	for name, data := range damages {
 		write(t, p.record(7), data)
 		s := p.openAny()
 		if slices, pools := s.Slices(), s.PoolStates(); len(slices) != 1 || slices[0].Generation != 1 || len(pools) != 1 {
 			t.Fatalf("%s: %+v, %+v", name, slices, pools)
 		}
-		check(t, s.Close())
+		must.Do(t, s.Close())
 		base := filepath.Join(p.RunDir, filepath.Base(p.record(7)))
 		kept, err := filepath.Glob(base + ".*-*") // damaged, or newer
-		check(t, err)
+		must.Do(t, err)
 		if len(kept) != 1 || !bytes.Equal(read(t, kept[0]), data) || !strings.Contains(p.log.String(), kept[0]) {
 			t.Fatalf("%s: kept as %q: %s", name, kept, p.log.String())
 		}
-		check(t, os.Remove(kept[0]))
+		must.Do(t, os.Remove(kept[0]))
 	}
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
 func TestANewerFileIsReportedAndKept(t *testing.T) {
 	p := newPlace(t)
-	check(t, p.open().Close())
+	must.Do(t, p.open().Close())
 	record := seal(sliceKind, sliceKey(1), recordSchema+1, []byte("{}"))
 	write(t, p.record(1), record)
 	state := bytes.Replace(read(t, p.stateFile()), []byte("state 2"), []byte("state 3"), 1)
@@ -141,7 +141,7 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 	p := newPlace(t)
 	for i := range 3 {
 		write(t, p.stateFile(), []byte{byte(i)})
-		check(t, p.openAny().Close())
+		must.Do(t, p.openAny().Close())
 	}
 	if kept := aside(t, p.stateFile(), "damaged"); len(kept) != 3 {
 		t.Errorf("kept %q, want three", kept)
@@ -151,7 +151,7 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
 		p := newPlace(t)
-		check(t, os.MkdirAll(path(p), 0o700))
+		must.Do(t, os.MkdirAll(path(p), 0o700))
 		if _, err := Open(p.Options); err == nil {
 			t.Error("a directory was opened")
 		}
@@ -160,9 +160,9 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 		}
 	}
 	p, other := newPlace(t), newPlace(t)
-	check(t, other.open().Close())
-	check(t, os.MkdirAll(p.RunDir, 0o700))
-	check(t, os.Symlink(other.records(), p.records()))
+	must.Do(t, other.open().Close())
+	must.Do(t, os.MkdirAll(p.RunDir, 0o700))
+	must.Do(t, os.Symlink(other.records(), p.records()))
 	if _, err := Open(p.Options); err == nil {
 		t.Error("a link was followed")
 	}
@@ -170,8 +170,7 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
 	data := lived(t)
-	_, err := decode(data)
-	check(t, err)
+	must.Get(decode(data))(t)
 	for bit := range 8 * len(data) {
 		damaged := bytes.Clone(data)
 		damaged[bit/8] ^= 1 << (bit % 8)
@@ -201,10 +200,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := d.encode()
-		check(t, err)
-		back, err := decode(again)
-		check(t, err)
+		again := must.Get(d.encode())(t)
+		back := must.Get(decode(again))(t)
 		a, _ := json.Marshal(d)
 		b, _ := json.Marshal(back)
 		if !bytes.Equal(a, b) {
@@ -218,8 +215,8 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 	for name, fail := range map[string]func(s *Store, p *place) (heal func()){
 		"it cannot be written": func(_ *Store, p *place) (heal func()) {
 			obstacle := p.stateFile() + ".new"
-			check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
-			return func() { check(t, os.RemoveAll(obstacle)) }
+			must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+			return func() { must.Do(t, os.RemoveAll(obstacle)) }
 		},
 		"it cannot be synced": func(s *Store, _ *place) (heal func()) {
 			s.state.disk.SyncDir = func(string) error { return syscall.EIO }
@@ -229,9 +226,9 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
 			s := p.open()
-			check(t, s.PutPool(examplePool("p")))
+			must.Do(t, s.PutPool(examplePool("p")))
 			cost := map[string]uint64{"NVIDIA H100": 500 << 20}
-			check(t, s.PutContext("NVIDIA H100", cost["NVIDIA H100"]))
+			must.Do(t, s.PutContext("NVIDIA H100", cost["NVIDIA H100"]))
 			heal := fail(s, p)
 			for _, err := range []error{s.PutPool(examplePool("new")), s.DeletePool("p"), s.PutContext("NVIDIA H100", 1)} {
 				if err == nil {
@@ -242,19 +239,18 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 				t.Error(failures, err)
 			}
 			same(t, s.Pools(), []Pool{examplePool("p")})
-			d, err := decode(read(t, p.stateFile()))
-			check(t, err)
+			d := must.Get(decode(read(t, p.stateFile())))(t)
 			same(t, d, document{map[string]Pool{"p": examplePool("p")}, cost})
 			heal()
-			check(t, s.PutSlice(example("a", 1))) // the other file
+			must.Do(t, s.PutSlice(example("a", 1))) // the other file
 			if _, _, err := s.Progress(); err == nil {
 				t.Error("nothing says any more that the disk fails")
 			}
-			check(t, s.Close())
+			must.Do(t, s.Close())
 			s = p.open()
 			same(t, s.Pools(), []Pool{examplePool("p")})
 			same(t, s.Contexts(), cost)
-			check(t, s.PutPool(examplePool("new")))
+			must.Do(t, s.PutPool(examplePool("new")))
 			same(t, s.Pools(), []Pool{examplePool("new"), examplePool("p")})
 		})
 	}
@@ -264,17 +260,17 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	check(t, s.PutPool(examplePool("p")))
+	must.Do(t, s.PutPool(examplePool("p")))
 	obstacle := p.stateFile() + ".new"
 	s.state.disk.SyncDir = func(string) error {
-		check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+		must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 		return syscall.EIO
 	}
 	if err := s.PutPool(examplePool("new")); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	check(t, os.RemoveAll(obstacle))
+	must.Do(t, os.RemoveAll(obstacle))
 	s.state.disk = durable.Host()
-	check(t, s.Close())
+	must.Do(t, s.Close())
 	same(t, p.open().Pools(), []Pool{examplePool("p")})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // replaced is how the state file is replaced.
@@ -34,7 +35,7 @@ func TestAChangeOfTheStateIsOnDiskBeforeItIsReported(t *testing.T) {
 		func() error { return s.PutContext("NVIDIA H100", 1) },
 		func() error { return s.DeletePool("p") },
 	} {
-		check(t, change())
+		must.Do(t, change())
 		same(t, r.Take(), replaced)
 	}
 }
@@ -76,8 +77,8 @@ func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
 			}
 			s, err := Open(p.Options)
 			if fails == 0 {
-				check(t, err)
-				check(t, s.Close())
+				must.Do(t, err)
+				must.Do(t, s.Close())
 				count = len(r.Done)
 				continue
 			}
@@ -85,7 +86,7 @@ func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
 				t.Errorf("%s: %s fails: %v", name, r.Done[fails-1], err)
 			}
 			if s != nil {
-				check(t, s.Close())
+				must.Do(t, s.Close())
 			}
 			kept, _ := filepath.Glob(file + "*")
 			moved, _ := filepath.Glob(filepath.Join(p.RunDir, filepath.Base(file)+".damaged-*"))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func example(id string, generation uint64) Slice {
@@ -85,30 +86,21 @@ func (p *place) open() *Store {
 func (p *place) openAny() *Store {
 	p.t.Helper()
 	p.log.Reset()
-	s, err := Open(p.Options)
-	check(p.t, err)
+	s := must.Get(Open(p.Options))(p.t)
 	p.t.Cleanup(func() { s.Close() })
 	return s
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func read(t testing.TB, path string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	check(t, err)
+	b := must.Get(os.ReadFile(path))(t)
 	return b
 }
 
 func write(t testing.TB, path string, data []byte) {
 	t.Helper()
-	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
-	check(t, os.WriteFile(path, data, 0o600))
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Do(t, os.WriteFile(path, data, 0o600))
 }
 
 func same[T any](t testing.TB, got, want T) {
@@ -123,20 +115,20 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	s := p.open()
 	want := []Slice{example("a", 2), example("b", 1)}
 	for _, slice := range want {
-		check(t, s.PutSlice(slice))
+		must.Do(t, s.PutSlice(slice))
 	}
-	check(t, s.PutPoolState("night", examplePoolState()))
-	check(t, s.PutPool(examplePool("night")))
+	must.Do(t, s.PutPoolState("night", examplePoolState()))
+	must.Do(t, s.PutPool(examplePool("night")))
 	cost := uint64(500 << 20)
-	check(t, s.PutContext("NVIDIA H100", cost))
-	check(t, s.Close())
+	must.Do(t, s.PutContext("NVIDIA H100", cost))
+	must.Do(t, s.Close())
 
 	s = p.open()
 	same(t, s.Slices(), want)
 	same(t, s.PoolStates(), map[string]PoolState{"night": examplePoolState()})
 	same(t, s.Pools(), []Pool{examplePool("night")})
 	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
-	check(t, s.Close())
+	must.Do(t, s.Close())
 
 	p.Boot = "next" // the host's
 	s = p.open()
@@ -152,11 +144,11 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
 	p, other := newPlace(t), newPlace(t)
 	s := p.open()
-	check(t, s.PutSlice(example("a", 1)))
-	check(t, os.MkdirAll(other.RunDir, 0o700))
-	check(t, os.CopyFS(other.records(), os.DirFS(p.records())))                    // what a SIGKILL now would leave
+	must.Do(t, s.PutSlice(example("a", 1)))
+	must.Do(t, os.MkdirAll(other.RunDir, 0o700))
+	must.Do(t, os.CopyFS(other.records(), os.DirFS(p.records())))                  // what a SIGKILL now would leave
 	write(t, filepath.Join(other.records(), newPrefix+"slice-2"), []byte("gpusl")) // and one within a write
-	check(t, s.PutSlice(example("b", 2)))
+	must.Do(t, s.PutSlice(example("b", 2)))
 	same(t, other.open().Slices(), []Slice{example("a", 1)})
 	if left, _ := filepath.Glob(filepath.Join(other.records(), newPrefix+"*")); len(left) > 0 {
 		t.Errorf("left: %q", left)
@@ -167,14 +159,12 @@ func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
 func TestNoSliceIsWrittenToTheStateDirectory(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	before, err := os.Stat(p.stateFile())
-	check(t, err)
-	check(t, s.PutSlice(example("a", 1)))
-	check(t, s.PutPoolState("night", examplePoolState()))
-	check(t, s.Retire(example("a", 1)))
-	check(t, s.Forget("a", 1))
-	after, err := os.Stat(p.stateFile())
-	check(t, err)
+	before := must.Get(os.Stat(p.stateFile()))(t)
+	must.Do(t, s.PutSlice(example("a", 1)))
+	must.Do(t, s.PutPoolState("night", examplePoolState()))
+	must.Do(t, s.Retire(example("a", 1)))
+	must.Do(t, s.Forget("a", 1))
+	after := must.Get(os.Stat(p.stateFile()))(t)
 	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 		t.Error("the state directory's file was written")
 	}
@@ -184,18 +174,18 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	first, second := example("a", 1), example("a", 2)
-	check(t, s.PutSlice(first))
-	check(t, s.Retire(first))
-	check(t, s.PutSlice(second))
-	check(t, s.Retire(first)) // again: the next slice of that id is another
-	check(t, s.Close())
+	must.Do(t, s.PutSlice(first))
+	must.Do(t, s.Retire(first))
+	must.Do(t, s.PutSlice(second))
+	must.Do(t, s.Retire(first)) // again: the next slice of that id is another
+	must.Do(t, s.Close())
 
 	s = p.open()
 	same(t, s.Slices(), []Slice{second})
 	same(t, s.Released(), []Slice{released(first)})
-	check(t, s.Forget("a", 1))
-	check(t, s.Forget("a", 1))
-	check(t, s.Close())
+	must.Do(t, s.Forget("a", 1))
+	must.Do(t, s.Forget("a", 1))
+	must.Do(t, s.Close())
 	s = p.open()
 	if all := s.Released(); len(all) > 0 {
 		t.Errorf("not forgotten: %+v", all)
@@ -236,9 +226,9 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			p := newPlace(t)
 			over, gone := example("over", 1), example("gone", 2)
 			s := p.open()
-			check(t, s.PutSlice(over))
-			check(t, s.PutSlice(gone))
-			check(t, s.Close())
+			must.Do(t, s.PutSlice(over))
+			must.Do(t, s.PutSlice(gone))
+			must.Do(t, s.Close())
 			room := full(p)
 			s = p.open()
 			for _, slice := range []Slice{over, gone} {
@@ -253,8 +243,8 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 				t.Fatal(failures, err)
 			}
 			room()
-			check(t, next(s))
-			check(t, s.Close())
+			must.Do(t, next(s))
+			must.Do(t, s.Close())
 			s = p.open()
 			same(t, s.Released(), []Slice{released(over)})
 			for _, slice := range s.Slices() {
@@ -269,11 +259,11 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	check(t, s.PutSlice(example("a", 1)))
+	must.Do(t, s.PutSlice(example("a", 1)))
 	if _, err := Open(p.Options); !errors.Is(err, ErrLocked) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
-	check(t, s.Close())
+	must.Do(t, s.Close())
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
@@ -281,7 +271,7 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	check(t, s.PutSlice(example("a", 1)))
+	must.Do(t, s.PutSlice(example("a", 1)))
 	time.AfterFunc(200*time.Millisecond, func() { _ = s.Close() })
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
@@ -314,7 +304,7 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 		if len(winners) != 1 {
 			t.Fatalf("%d enforcers have the store", len(winners))
 		}
-		check(t, winners[0].Close())
+		must.Do(t, winners[0].Close())
 	}
 }
 
@@ -323,12 +313,11 @@ func TestARecordThatIsWrittenAgainTakesNoMoreSpace(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	for generation := range uint64(100) {
-		check(t, s.PutSlice(example("slice", generation)))
-		check(t, s.PutSlice(example("slice", generation)))
-		check(t, s.Forget("slice", generation))
+		must.Do(t, s.PutSlice(example("slice", generation)))
+		must.Do(t, s.PutSlice(example("slice", generation)))
+		must.Do(t, s.Forget("slice", generation))
 	}
-	entries, err := os.ReadDir(p.records())
-	check(t, err)
+	entries := must.Get(os.ReadDir(p.records()))(t)
 	if len(entries) != 1 || entries[0].Name() != lockName {
 		t.Errorf("%q", entries)
 	}
@@ -359,7 +348,7 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	check(t, s.Close())
+	must.Do(t, s.Close())
 	s = p.open()
 	if got := len(s.Slices()); got != writers*each/2 {
 		t.Errorf("%d slices, want %d", got, writers*each/2)
@@ -371,7 +360,7 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 
 func TestAClosedStoreRefuses(t *testing.T) {
 	s := newPlace(t).open()
-	check(t, s.Close())
+	must.Do(t, s.Close())
 	for _, err := range []error{s.PutSlice(example("a", 1)), s.Retire(example("a", 1)), s.PutPool(examplePool("p"))} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("got %v, want ErrClosed", err)
@@ -401,9 +390,9 @@ func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	check(t, s.PutSlice(example("a", 1)))
+	must.Do(t, s.PutSlice(example("a", 1)))
 	close(hang)
-	check(t, <-done)
+	must.Do(t, <-done)
 	if waiting, failures, err := s.Progress(); waiting != 0 || failures != 0 || err != nil {
 		t.Errorf("%v, %d, %v", waiting, failures, err)
 	}
@@ -432,10 +421,10 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)
 	s := p.open()
-	check(t, s.PutSlice(over))
-	check(t, s.PutSlice(gone))
+	must.Do(t, s.PutSlice(over))
+	must.Do(t, s.PutSlice(gone))
 	obstacle := filepath.Join(p.records(), newPrefix+filepath.Base(p.record(1)))
-	check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+	must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 	if err := s.Retire(over); !errors.Is(err, syscall.EISDIR) {
 		t.Fatal(err)
 	}
@@ -447,9 +436,9 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	if err := s.Forget("gone", 2); !errors.Is(err, syscall.EISDIR) {
 		t.Fatal(err)
 	}
-	check(t, os.RemoveAll(obstacle))
-	check(t, s.PutSlice(example("another", 3)))
-	check(t, s.Close())
+	must.Do(t, os.RemoveAll(obstacle))
+	must.Do(t, s.PutSlice(example("another", 3)))
+	must.Do(t, s.Close())
 	s = p.open()
 	same(t, s.Released(), []Slice{released(over)})
 	same(t, s.Slices(), []Slice{example("another", 3)})
@@ -460,13 +449,13 @@ func TestADirectoryThatTakesNoFileIsFoundOut(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	obstacle := filepath.Join(p.records(), newPrefix+"probe", "x")
-	check(t, os.MkdirAll(obstacle, 0o700))
+	must.Do(t, os.MkdirAll(obstacle, 0o700))
 	await.That(t, "it is found out", func() bool {
 		s.Retry()
 		_, _, err := s.Progress()
 		return errors.Is(err, syscall.EISDIR)
 	})
-	check(t, os.RemoveAll(filepath.Dir(obstacle)))
+	must.Do(t, os.RemoveAll(filepath.Dir(obstacle)))
 	await.That(t, "it is found out that there is room again", func() bool {
 		s.Retry()
 		_, _, err := s.Progress()

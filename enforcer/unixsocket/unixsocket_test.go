@@ -10,14 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
-		pair, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		pair := must.Get(unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0))(t)
 		defer unix.Close(pair[0])
 		defer unix.Close(pair[1])
 		if err := RefuseDescriptors(pair[0]); err != nil {
@@ -51,14 +49,9 @@ func TestAPeerThatHungUpIsNotTakenForWhoeverHasItsPid(t *testing.T) {
 				return errors.Join(unix.Sendmsg(theirs, []byte{1}, nil, nil, 0), unix.Close(theirs))
 			},
 		} {
-			pair, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pair := must.Get(unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0))(t)
 			if hangUp != nil {
-				if err := hangUp(pair[1]); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, hangUp(pair[1]))
 			}
 			peer, err := openNamed(pair[0], os.Getpid())
 			switch {
@@ -76,10 +69,7 @@ func TestAPeerThatHungUpIsNotTakenForWhoeverHasItsPid(t *testing.T) {
 }
 
 func TestAPeerWhosePidIsFreeIsDead(t *testing.T) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(pair[0])
 	defer unix.Close(pair[1])
 	const beyond = 1 << 22 // the kernel gives out lower ones

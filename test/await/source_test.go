@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -42,10 +44,7 @@ var exceptions = map[string]string{
 
 // Tests wait for events with Patience, and assert measured times in Once only.
 func TestNoTestIsDecidedByWallTime(t *testing.T) {
-	found, err := inspect(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(inspect(filepath.Join("..", "..")))(t)
 	excepted := make(map[string]bool)
 	for _, f := range found {
 		if key := f.file + " " + f.function; exceptions[key] != "" {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestCommandsAreReadWithWhatTheyPrint(t *testing.T) {
@@ -23,10 +25,7 @@ func TestCommandsAreReadWithWhatTheyPrint(t *testing.T) {
 }
 
 func TestEveryCommandOfTheDocumentsSaysWhereItIsRun(t *testing.T) {
-	blocks, err := Read("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks := must.Get(Read("../.."))(t)
 	if len(blocks) < 20 {
 		t.Errorf("%d fences were found", len(blocks))
 	}
@@ -62,10 +61,7 @@ func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
 
 // test/newcomer.sh types each command of the newcomer pages; every other block gives a reason.
 func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
-	blocks, err := Read("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks := must.Get(Read("../.."))(t)
 	pages := []string{"README.md", "docs/operate/install.md"}
 	var want []string
 	for _, b := range blocks {
@@ -86,10 +82,7 @@ func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
 	}
 	awk := exec.Command("awk", append([]string{"-f", "test/newcomer/lines.awk"}, pages...)...)
 	awk.Dir = "../.."
-	out, err := awk.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(awk.Output())(t)
 	var got []string
 	for line := range strings.Lines(string(out)) {
 		switch field := strings.Split(strings.TrimSuffix(line, "\n"), "\t"); {

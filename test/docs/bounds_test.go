@@ -112,10 +112,7 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 		{bounds, "\n", "resource", 6, 5, 40},
 		{"docs/evidence/promises.md", "\n", "promise", 2, 1, 25},
 	} {
-		text, err := os.ReadFile(filepath.Join(root, table.document))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(root, table.document)))(t)
 		_, section, _ := strings.Cut(string(text), table.after)
 		rows := 0
 		for line := range strings.Lines(section) {
@@ -145,18 +142,12 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 
 // An attached process costs a descriptor, and a limited user may have sessions full of them.
 func TestOneUsersProcessesLeaveDescriptorsForOthers(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "configs/gpusliced.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, "configs/gpusliced.service")))(t)
 	line := regexp.MustCompile(`(?m)^LimitNOFILE=(\d+)$`).FindSubmatch(text)
 	if line == nil {
 		t.Fatal("the unit has no LimitNOFILE")
 	}
-	limit, err := strconv.Atoi(string(line[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := must.Get(strconv.Atoi(string(line[1])))(t)
 	if each := config.DefaultMaxSessions * ledger.Slots; limit < 8*each {
 		t.Errorf("the unit lets gpusliced have %d descriptors, of which one user can take %d", limit, each)
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The table of faults must have exactly the code's kill points.
@@ -44,10 +46,7 @@ func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 		return slices.Contains([]string{"suspend", "move", "evict", "host", "holder"}, part)
 	})
 	const document = "docs/evidence/faults.md"
-	text, err := os.ReadFile(filepath.Join(root, document))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, document)))(t)
 	for _, m := range regexp.MustCompile("(?m)^\\| [a-z ]+ killed at `([^`]+)` \\|").FindAllSubmatch(text, -1) {
 		named = append(named, string(m[1]))
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The picture names every package of these directories, and a package imports only packages of lower rows.
@@ -64,10 +66,7 @@ func TestImportsGoDownOnly(t *testing.T) {
 // packagesIn returns the texts of class "package" in a picture, with their vertical positions.
 func packagesIn(t *testing.T, path string) map[string]int {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	var picture struct {
 		Texts []struct {
 			Class string `xml:"class,attr"`

@@ -12,14 +12,12 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/daemon/config"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The unit must allow what docs/operate/bounds.md promises to concurrent clients.
 func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service")))(t)
 	value := func(key string) string {
 		t.Helper()
 		line := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
@@ -39,10 +37,7 @@ func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
 			t.Errorf("with %s no other machine is served", key)
 		}
 	}
-	limit, err := strconv.Atoi(value("LimitNOFILE"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := must.Get(strconv.Atoi(value("LimitNOFILE")))(t)
 	const local, handshakes, remote = 1024, 256, 256
 	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
 		t.Errorf("the unit lets gpuslice-leased have %d descriptors, and its clients can take %d by default", limit, most)

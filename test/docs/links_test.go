@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 var (
@@ -54,10 +56,7 @@ func TestLinksBetweenDocumentsLeadSomewhere(t *testing.T) {
 // document returns a file's text without code.
 func document(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	return fence.ReplaceAllString(string(text), "")
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const root = "../.."
@@ -25,10 +27,7 @@ var (
 func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	document := ""
 	for _, page := range []string{"docs/operate/security.md", "docs/evidence/security.md"} {
-		text, err := os.ReadFile(filepath.Join(root, page))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(root, page)))(t)
 		document += string(text)
 	}
 	_, section, found := strings.Cut(document, "\n## What shows it\n")
@@ -156,16 +155,10 @@ func look(t *testing.T, claim, part string) int {
 		t.Errorf("%q: in which directory is %s?", claim, strings.TrimSpace(part))
 		return len(tests)
 	}
-	files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(root, dir, "*_test.go")))(t)
 	var source strings.Builder
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		source.Write(text)
 	}
 	for _, name := range tests {

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 var odd = regexp.MustCompile(`(?i)it counts after|tells? an engine|engines? (is|are) told|\blives for\b|beginnings|^#+ rooms$|\bmourn|\bbury|\bburied|\bghost|\bguilty|\bpunish|\bacquit|` +
@@ -31,10 +33,7 @@ func TestPhrasesThatReadersStumbledOverAreGone(t *testing.T) {
 		}
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		number := 0
 		for line := range strings.Lines(string(text)) {
 			if number++; odd.MatchString(strings.TrimRight(line, "\n")) {

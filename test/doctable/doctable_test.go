@@ -6,21 +6,19 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestTheTableIsReplacedAndNothingElse(t *testing.T) {
 	document := filepath.Join(t.TempDir(), "document.md")
 	const before, after = "# Title\n\n", "\nThe rest.\n"
-	if err := os.WriteFile(document, []byte(before+begin+"| old |\n"+end+after), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(document, []byte(before+begin+"| old |\n"+end+after), 0o600))
 	if got, err := Read(document); got != "| old |\n" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, table := range []string{"| new |\n|---|\n", ""} {
-		if err := Write(document, table); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(document, table))
 		if got, err := os.ReadFile(document); string(got) != before+begin+table+end+after || err != nil {
 			t.Errorf("%q, %v", got, err)
 		}
@@ -30,9 +28,7 @@ func TestTheTableIsReplacedAndNothingElse(t *testing.T) {
 func TestADocumentWithoutAPlaceIsLeftAsItIs(t *testing.T) {
 	document := filepath.Join(t.TempDir(), "document.md")
 	for _, text := range []string{"", begin, end, end + begin, "x" + begin[:len(begin)-1]} {
-		if err := os.WriteFile(document, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(document, []byte(text), 0o600))
 		if got, err := Read(document); err == nil {
 			t.Errorf("%q: read %q", text, got)
 		}

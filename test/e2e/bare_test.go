@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -48,18 +49,12 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	t.Parallel()
 	needs.Root(t)
 	testhost.BinDir(t)
-	page, err := os.ReadFile("../../docs/operate/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/operate/operations.md"))(t)
 	script := sh.FindSubmatch(page)
 	if script == nil {
 		t.Fatal("the page has no script for a supervisor")
 	}
-	blocks, err := doccommands.Read("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks := must.Get(doccommands.Read("../.."))(t)
 	// Only install.sh needs these files.
 	if out, err := exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput(); err != nil {
 		t.Fatalf("make share: %v\n%s", err, out)
@@ -95,10 +90,7 @@ ended
 "$PROJECT/configs/install.sh" uninstall
 [ ! -e /usr/local/bin/gpusliced ]
 `)
-		root, err := os.Getwd()
-		if err != nil {
-			t.Fatal(err)
-		}
+		root := must.Get(os.Getwd())(t)
 		cmd.Env = append(os.Environ(), "DIR="+dir, "PROJECT="+strings.TrimSuffix(root, "/test/e2e"), "SCRIPT="+string(script[1]), "DESTDIR=")
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -5,6 +5,8 @@ package e2e
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) {
@@ -28,9 +30,7 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 			t.Errorf("no %q in\n%s", want, running)
 		}
 	}
-	if _, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.output(c.runtime("delete", "--force", c.id)))(t)
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 	if gone := explained(); !strings.Contains(gone, "gpuslice.vram=5184M") {
 		t.Errorf("after its end:\n%s", gone)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -34,10 +35,7 @@ func trace(t *testing.T, preload string, args ...string) (opened, calls []string
 	if out, err := exec.Command("strace", append(strace, args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("strace %q: %v\n%s", args, err, out)
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	// Addresses, sizes and pids; the output of getrandom.
 	differs := regexp.MustCompile(`0x[0-9a-f]+|\b\d{3,}\b|getrandom\("[^"]*"`)
 	path := regexp.MustCompile(`"([^"]*)"`)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -66,14 +67,8 @@ func (h *holderHost) file(v1, v2 string) string {
 
 func number(t testing.TB, file string) uint64 {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
+	n := must.Get(strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64))(t)
 	return n
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // compile builds programs/NAME.c as /fake/NAME of every container.
@@ -113,9 +114,7 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	if g := c.hog(gib); !g.holds(gib, quota) {
 		t.Fatalf("said %q", g.said)
 	}
-	if _, err := h.Client.Release(t.Context(), c.id, 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Client.Release(t.Context(), c.id, 0, true))(t)
 	refused := func(when string) {
 		t.Helper()
 		if g := c.hog(mib); !g.refused() {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const nobody = 65534
@@ -131,10 +132,6 @@ func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	request.PID = os.Getpid()
-	if _, err := h.Client.Register(t.Context(), request); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Client.Release(t.Context(), "s", 0, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(h.Client.Register(t.Context(), request))(t)
+	must.Get(h.Client.Release(t.Context(), "s", 0, true))(t)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -29,14 +30,9 @@ func processorTime(t *testing.T, pid int) (sum time.Duration) {
 		t.Fatalf("process %d has no threads: %v", pid, err)
 	}
 	for _, path := range threads {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(path))(t)
 		var ran time.Duration
-		if _, err := fmt.Sscan(string(text), &ran); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(string(text), &ran))(t)
 		sum += ran
 	}
 	return sum

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // apart is a mount namespace with only cgroup v2, as on a current host; crun refuses to run where v1 is mounted too. Controllers
@@ -36,18 +38,10 @@ exec cat
 func newApart(t testing.TB) *apart {
 	t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc", prepareApart)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = stdin.Close()
 		_ = cmd.Wait()
@@ -91,8 +85,6 @@ func alone(t testing.TB, parts ...string) string {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s exec %s --root \"${0%%/*}/state\" \"$@\"\n", library, tool(t, parts...))
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	return path
 }

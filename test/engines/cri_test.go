@@ -24,6 +24,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -80,9 +81,7 @@ func (e *kube) options(t testing.TB) testhost.Options {
 	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' --systemd-cgroup '*) echo \"$*\" >>%s ;; esac\nexec %s \"$@\"\n",
 		e.systemd, tool(t, e.runtime...))
 	path := filepath.Join(dir, "runc")
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	return testhost.Options{Runtimes: []string{path}}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -50,10 +51,7 @@ func (e *docker) options(t testing.TB) testhost.Options {
 // withoutCapability wraps a low-level runtime to drop capabilities that root lacks here: an old dockerd gives a privileged
 // container all existing capabilities, which makes an old runc fail.
 func withoutCapability(t testing.TB, runtime string) string {
-	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	has := must.Get(unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0))(t)
 	if has == 1 {
 		return runtime
 	}
@@ -71,9 +69,7 @@ done
 exec %s "$@"
 `, runtime)
 	path := filepath.Join(t.TempDir(), "runc")
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	return path
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // BenchmarkContainerStart starts and removes a container without hooks, with the hooks in config.json, and with
@@ -44,9 +46,7 @@ func BenchmarkContainerStart(b *testing.B) {
 			begin := time.Now()
 			c.start()
 			start[way] = append(start[way], time.Since(begin))
-			if _, err := c.run("kill", c.id, "KILL"); err != nil {
-				b.Fatal(err)
-			}
+			must.Get(c.run("kill", c.id, "KILL"))(b)
 			waitStopped(b, c)
 			begin = time.Now()
 			c.remove()
@@ -103,16 +103,13 @@ func median(d []time.Duration) time.Duration {
 
 func parts(t testing.TB, path string) map[string][]time.Duration {
 	t.Helper()
-	f, err := os.Open(path)
-	must(t, err)
+	f := must.Get(os.Open(path))(t)
 	defer f.Close()
 	all := make(map[string][]time.Duration)
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		var part string
 		var us int
-		if _, err := fmt.Sscan(lines.Text(), &part, &us); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Sscan(lines.Text(), &part, &us))(t)
 		all[part] = append(all[part], time.Duration(us)*time.Microsecond)
 	}
 	return all

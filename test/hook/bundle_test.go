@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type object = map[string]any
@@ -38,9 +40,7 @@ func newBundle(t testing.TB, id string, annotations map[string]string, hooks obj
 		t.Fatalf("%v: %s", err, out)
 	}
 	for _, name := range []string{"sh", "sleep", "cat", "ls", "true"} {
-		if err := os.Symlink("busybox", b.rootfs("bin", name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink("busybox", b.rootfs("bin", name)))
 	}
 	b.config = object{
 		"ociVersion": "1.0.2",
@@ -69,10 +69,7 @@ func newBundle(t testing.TB, id string, annotations map[string]string, hooks obj
 
 func (b *bundle) save(t testing.TB) {
 	t.Helper()
-	text, err := json.MarshalIndent(b.config, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.MarshalIndent(b.config, "", "\t"))(t)
 	write(t, filepath.Join(b.dir, "config.json"), string(text))
 }
 
@@ -192,10 +189,7 @@ func nothingLeft(t testing.TB, e *enforcer, b *bundle, id string) func() {
 		for _, dir := range []string{b.dir, e.dir} {
 			all = append(all, tree(t, dir)...)
 		}
-		table, err := os.ReadFile("/proc/self/mountinfo")
-		if err != nil {
-			t.Fatal(err)
-		}
+		table := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
 		for line := range strings.Lines(string(table)) {
 			// Ignore other mounts of gpuslice: runc mounts itself in concurrent tests of other packages.
 			if slices.ContainsFunc(ours, func(s string) bool { return strings.Contains(line, s) }) {
@@ -272,14 +266,10 @@ func tree(t testing.TB, dir string) []string {
 
 func write(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func mkdir(t testing.TB, path string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(path, 0o755))
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // enforcer is a fake of the enforcer's API for hooks. It creates slice directories as the real one, and records requests.
@@ -60,10 +61,7 @@ func (e *enforcer) configText() string {
 
 func (e *enforcer) serve(t testing.TB, h http.Handler) {
 	t.Helper()
-	l, err := net.Listen("unix", e.socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("unix", e.socket()))(t)
 	server := &http.Server{Handler: h}
 	go server.Serve(l)
 	t.Cleanup(func() { server.Close() })

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Each image fails with one message, and nothing changes.
@@ -31,24 +33,24 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			symlink(t, "/proc/self/root/etc/passwd", b.rootfs("etc", "ld.so.preload"))
 		}, "/etc/ld.so.preload in the container leads through a mount"},
 		{"PreloadIsAFIFO", func(t *testing.T, b *bundle) {
-			must(t, syscall.Mkfifo(b.rootfs("etc", "ld.so.preload"), 0o644))
+			must.Do(t, syscall.Mkfifo(b.rootfs("etc", "ld.so.preload"), 0o644))
 		}, "/etc/ld.so.preload in the image is a FIFO"},
 		{"PreloadIsADirectory", func(t *testing.T, b *bundle) {
 			mkdir(t, b.rootfs("etc", "ld.so.preload"))
 		}, "/etc/ld.so.preload in the image is a directory"},
 		{"PreloadIsADevice", func(t *testing.T, b *bundle) {
-			must(t, syscall.Mknod(b.rootfs("etc", "ld.so.preload"), syscall.S_IFCHR|0o666, 1<<8|5)) // /dev/zero
+			must.Do(t, syscall.Mknod(b.rootfs("etc", "ld.so.preload"), syscall.S_IFCHR|0o666, 1<<8|5)) // /dev/zero
 		}, "/etc/ld.so.preload in the image is a device"},
 		{"PreloadIsHuge", func(t *testing.T, b *bundle) {
 			write(t, b.rootfs("etc", "ld.so.preload"), "")
-			must(t, os.Truncate(b.rootfs("etc", "ld.so.preload"), 1<<30))
+			must.Do(t, os.Truncate(b.rootfs("etc", "ld.so.preload"), 1<<30))
 		}, "/etc/ld.so.preload in the image is longer than 64 KiB"},
 		{"EtcIsALinkToNothing", func(t *testing.T, b *bundle) {
-			must(t, os.Remove(b.rootfs("etc")))
+			must.Do(t, os.Remove(b.rootfs("etc")))
 			symlink(t, "/nowhere", b.rootfs("etc"))
 		}, "/etc in the image is a symbolic link to nothing"},
 		{"EtcIsAFile", func(t *testing.T, b *bundle) {
-			must(t, os.Remove(b.rootfs("etc")))
+			must.Do(t, os.Remove(b.rootfs("etc")))
 			write(t, b.rootfs("etc"), "")
 		}, "/etc in the image: not a directory"},
 		{"OurPlaceIsALink", func(t *testing.T, b *bundle) {
@@ -81,20 +83,20 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.tmpfs(t, "/etc", "tmpcopyup")
 		}, onVolume("/etc")},
 		{"EtcIsALinkIntoAVolume", func(t *testing.T, b *bundle) {
-			must(t, os.Remove(b.rootfs("etc")))
+			must.Do(t, os.Remove(b.rootfs("etc")))
 			symlink(t, "srv/etc", b.rootfs("etc"))
 			mkdir(t, b.rootfs("srv"))
 			b.mount(t, volume(t, b, "etc/ld.so.preload"), "/srv")
 		}, onVolume("/srv")},
 		{"EtcIsALinkToAFileInAVolume", func(t *testing.T, b *bundle) {
-			must(t, os.Remove(b.rootfs("etc")))
+			must.Do(t, os.Remove(b.rootfs("etc")))
 			symlink(t, "srv/etc", b.rootfs("etc"))
 			mkdir(t, b.rootfs("srv"))
 			b.mount(t, volume(t, b, "etc"), "/srv")
 		}, "/etc/ld.so.preload in the container: not a directory"},
 		{"EtcIsALinkThroughAVolume", func(t *testing.T, b *bundle) {
 			// The volume's owner can change where the link leads.
-			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			must.Do(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
 			symlink(t, "srv/back", b.rootfs("etc"))
 			mkdir(t, b.rootfs("srv"))
 			v := volume(t, b)
@@ -111,7 +113,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.mount(t, volume(t, b, "preload"), "/srv")
 		}, onVolume("/srv")},
 		{"EtcIsClosedToOtherUsers", func(t *testing.T, b *bundle) {
-			must(t, os.Chmod(b.rootfs("etc"), 0o700))
+			must.Do(t, os.Chmod(b.rootfs("etc"), 0o700))
 		}, "/etc in the image has the mode 0700"},
 		{"PreloadIsMasked", func(t *testing.T, b *bundle) {
 			b.linux(t, "maskedPaths", "/proc/kcore", "/etc/ld.so.preload")
@@ -123,7 +125,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			b.linux(t, "maskedPaths", "/etc/..")
 		}, `the masked path "/etc/.." hides`},
 		{"AWayOfLinksIsMasked", func(t *testing.T, b *bundle) {
-			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			must.Do(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
 			symlink(t, "/srv/way", b.rootfs("etc"))
 			mkdir(t, b.rootfs("srv"))
 			symlink(t, "../etc.d", b.rootfs("srv", "way"))
@@ -224,11 +226,11 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 			symlink(t, "../../../opt/preload", b.rootfs("etc", "ld.so.preload"))
 		}, preloadLine + "/lib/a.so\n"},
 		{"EtcIsALinkInside", func(t *testing.T, b *bundle) {
-			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			must.Do(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
 			symlink(t, "/etc.d", b.rootfs("etc"))
 		}, preloadLine},
 		{"NoEtc", func(t *testing.T, b *bundle) {
-			must(t, os.Remove(b.rootfs("etc")))
+			must.Do(t, os.Remove(b.rootfs("etc")))
 		}, preloadLine},
 		{"ReadOnlyByConfiguration", func(t *testing.T, b *bundle) {
 			b.config["root"].(object)["readonly"] = true
@@ -284,7 +286,7 @@ func TestWhatTheContainerPutThereStays(t *testing.T) {
 	c.start()
 	// A container with CAP_SYS_ADMIN can do this after it unmounts the interceptor.
 	write(t, b.rootfs("etc", "new"), "")
-	must(t, os.Rename(b.rootfs("etc", "new"), b.rootfs("etc", "ld.so.preload")))
+	must.Do(t, os.Rename(b.rootfs("etc", "new"), b.rootfs("etc", "ld.so.preload")))
 	write(t, b.rootfs(".gpuslice", "mine"), "mine")
 	c.remove()
 	for _, path := range []string{b.rootfs("etc", "ld.so.preload"), b.rootfs(".gpuslice", "mine")} {
@@ -338,19 +340,11 @@ func readOnly(t testing.TB, b *bundle) {
 
 func symlink(t testing.TB, to, path string) {
 	t.Helper()
-	must(t, os.Symlink(to, path))
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(to, path))
 }
 
 func read(t testing.TB, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	must(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -21,10 +22,7 @@ func program(t testing.TB, name string) string {
 	if dir == "" {
 		dir = "../../bin"
 	}
-	path, err := filepath.Abs(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Get(filepath.Abs(filepath.Join(dir, name)))(t)
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("requires %s: run `make test-programs`", path)
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Removing a file unmounts bind mounts on it in all other mount namespaces, so the interceptor must not depend on a volume.
@@ -26,7 +28,7 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 			inUserNamespace(t, b)
 		}, true},
 		{"OnWhatEtcIsALinkTo", func(t *testing.T, b *bundle, volume string) {
-			must(t, os.Rename(b.rootfs("etc"), b.rootfs("srv")))
+			must.Do(t, os.Rename(b.rootfs("etc"), b.rootfs("srv")))
 			symlink(t, "srv", b.rootfs("etc"))
 			b.mount(t, volume, "/srv")
 		}, true},
@@ -49,9 +51,9 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 				volume := t.TempDir()
 				for _, name := range []string{"ld.so.preload", "hosts", "resolv.conf"} {
 					write(t, filepath.Join(volume, name), "")
-					must(t, os.Chown(filepath.Join(volume, name), 1000, 1000))
+					must.Do(t, os.Chown(filepath.Join(volume, name), 1000, 1000))
 				}
-				must(t, os.Chown(volume, 1000, 1000))
+				must.Do(t, os.Chown(volume, 1000, 1000))
 				b := newBundle(t, id(t), fourGiB, nil)
 				c.make(t, b, volume)
 				container := newContainer(t, r, id(t), b)
@@ -91,7 +93,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)
 		b := newBundle(t, id(t), fourGiB, nil)
-		must(t, os.CopyFS(volume(t, b), os.DirFS(b.rootfs())))
+		must.Do(t, os.CopyFS(volume(t, b), os.DirFS(b.rootfs())))
 		b.config["mounts"] = append([]object{{
 			"destination": "/", "type": "bind", "source": filepath.Join(b.dir, "volume"), "options": []string{"rbind"},
 		}}, b.config["mounts"].([]object)...)
@@ -133,10 +135,9 @@ func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
 			victim := newContainer(t, runc, id(t), b)
 			victim.start()
 			checkBound(t, victim)
-			out, err := victim.run("state", victim.id)
-			must(t, err)
+			out := must.Get(victim.run("state", victim.id))(t)
 			var state struct{ Pid int }
-			must(t, json.Unmarshal([]byte(out), &state))
+			must.Do(t, json.Unmarshal([]byte(out), &state))
 
 			other := newBundle(t, id(t)+"-other", nil, nil)
 			c.share(b, other, state.Pid)

@@ -5,6 +5,8 @@ package hook_test
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Files of the image must not affect the quota, even at paths that are read elsewhere.
@@ -12,8 +14,7 @@ func TestNoFileOfTheImageSaysAnythingOfTheQuota(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)
 		b := newBundle(t, id(t), fourGiB, nil)
-		config, err := json.Marshal(object{"annotations": object{"gpuslice.vram": "40G", "gpuslice.mode": "record"}})
-		must(t, err)
+		config := must.Get(json.Marshal(object{"annotations": object{"gpuslice.vram": "40G", "gpuslice.mode": "record"}}))(t)
 		mkdir(t, b.rootfs("etc", "gpuslice"))
 		mkdir(t, b.rootfs("run", "gpuslice"))
 		write(t, b.rootfs("etc", "gpuslice", "config.toml"), "[runtime]\nmissing = \"pass\"\ndefault_vram = \"40G\"\nallow_env = true\n")

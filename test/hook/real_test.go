@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/client"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // TestHookAloneWithTheRealEnforcer uses gpusliced instead of a fake.
@@ -23,13 +24,13 @@ func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 		e := newEnforcer(t)
 		// Not t.TempDir: a socket address is limited to 108 bytes.
 		dir, err := os.MkdirTemp("", "gs-")
-		must(t, err)
+		must.Do(t, err)
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		socket := filepath.Join(dir, "s")
 		write(t, e.config, fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\nnvml = \"off\"\n",
 			socket, dir, filepath.Join(dir, "state"), library))
 		cmd := exec.Command(daemon, "--config", e.config)
-		must(t, cmd.Start())
+		must.Do(t, cmd.Start())
 		t.Cleanup(func() {
 			cmd.Process.Signal(unix.SIGTERM)
 			cmd.Wait()
@@ -41,15 +42,14 @@ func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		must(t, err)
+		must.Do(t, err)
 
 		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "1G", "gpuslice.tenant": "alice"}, hooks(t, e, "prestart"))
 		clean := nothingLeft(t, e, b, id(t))
 		for range 2 { // the second container has the same id
 			container := newContainer(t, r, id(t), b)
 			container.start()
-			s, err := c.Slice(t.Context(), container.id)
-			must(t, err)
+			s := must.Get(c.Slice(t.Context(), container.id))(t)
 			if s.Tenant != "alice" || s.Mode != api.Enforce || s.PID <= 1 {
 				t.Errorf("the slice is %+v", s)
 			}

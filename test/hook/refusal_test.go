@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // docker and containerd show the last error of the --log file.
@@ -78,7 +79,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 		}, advice.Start("gpusliced")},
 		{"NeverThere", func(t *testing.T) *enforcer {
 			e := newEnforcer(t)
-			must(t, os.RemoveAll(filepath.Dir(e.socket())))
+			must.Do(t, os.RemoveAll(filepath.Dir(e.socket())))
 			return e
 		}, advice.Start("gpusliced")},
 		{"Hung", func(t *testing.T) *enforcer {
@@ -86,8 +87,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 				t.Skip("takes as long as the hook's deadline")
 			}
 			e := newEnforcer(t)
-			l, err := net.Listen("unix", e.socket())
-			must(t, err)
+			l := must.Get(net.Listen("unix", e.socket()))(t)
 			t.Cleanup(func() { l.Close() })
 			return e
 		}, "the enforcer did not answer in time"},
@@ -165,7 +165,7 @@ func TestABadBundleIsRefused(t *testing.T) {
 		make func(t *testing.T, config string)
 		says string
 	}{
-		{"Absent", func(t *testing.T, config string) { must(t, os.Remove(config)) }, "no such file"},
+		{"Absent", func(t *testing.T, config string) { must.Do(t, os.Remove(config)) }, "no such file"},
 		{"Broken", func(t *testing.T, config string) { write(t, config, `{"annotations": {`) }, "config.json: not JSON"},
 		{"Garbage", func(t *testing.T, config string) { write(t, config, "\x00\xff\x1b[2J") }, "config.json: not JSON"},
 		{"Array", func(t *testing.T, config string) { write(t, config, "[]") }, "config.json"},
@@ -177,13 +177,13 @@ func TestABadBundleIsRefused(t *testing.T) {
 		{"HooksTwice", func(t *testing.T, config string) {
 			write(t, config, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}, "hooks": {}, "Hooks": {"prestart": []}}`)
 		}, `"hooks" is there more than once`},
-		{"Huge", func(t *testing.T, config string) { must(t, os.Truncate(config, 1<<30)) }, "longer than 16 MiB"},
+		{"Huge", func(t *testing.T, config string) { must.Do(t, os.Truncate(config, 1<<30)) }, "longer than 16 MiB"},
 		{"Link", func(t *testing.T, config string) {
-			must(t, os.Rename(config, config+".real"))
+			must.Do(t, os.Rename(config, config+".real"))
 			symlink(t, config+".real", config)
 		}, "is a symbolic link"},
 		{"Directory", func(t *testing.T, config string) {
-			must(t, os.Remove(config))
+			must.Do(t, os.Remove(config))
 			mkdir(t, config)
 		}, "is not a regular file"},
 	} {
@@ -213,7 +213,7 @@ func TestTwoRuntimesThatWrapEachOtherAreStopped(t *testing.T) {
 	e := startEnforcer(t)
 	wrapper := filepath.Join(e.dir, "nvidia-container-runtime")
 	write(t, wrapper, "#!/bin/sh\nexec "+program(t, "gpuslice-runtime")+` "$@"`+"\n")
-	must(t, os.Chmod(wrapper, 0o755))
+	must.Do(t, os.Chmod(wrapper, 0o755))
 	b := newBundle(t, id(t), fourGiB, nil)
 	c := newContainer(t, runtime{name: wrapper}, id(t), b)
 	ours(t, e, c)

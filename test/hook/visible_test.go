@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -32,9 +33,7 @@ func (b *bundle) nvidiaHook(t testing.TB, first bool, env string, nodes ...strin
 	for _, n := range nodes {
 		script += "nsenter --target $pid --mount mknod -m 666 " + b.rootfs("dev", "nvidia"+n) + " c 195 " + n + " || exit 1\n"
 	}
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	list, _ := b.config["hooks"].(object)["prestart"].([]object)
 	at := len(list)
 	if first {
@@ -50,9 +49,7 @@ func onHost(t *testing.T, minor uint32) string {
 	t.Helper()
 	needs.Root(t)
 	path := filepath.Join(t.TempDir(), "node")
-	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))))
 	return path
 }
 
@@ -81,8 +78,8 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 		{"HookOfNone", func(t *testing.T, b *bundle) { b.nvidiaHook(t, true, "none") }, nil},
 		{"LinkOutOfTheRoot", func(t *testing.T, b *bundle) {
 			// An image without a mount on /dev, and with a link from /dev to a host directory that has a node.
-			must(t, os.Remove(b.rootfs("dev")))
-			must(t, os.Symlink(strings.Repeat("../", 12)+filepath.Dir(onHost(t, 6)), b.rootfs("dev")))
+			must.Do(t, os.Remove(b.rootfs("dev")))
+			must.Do(t, os.Symlink(strings.Repeat("../", 12)+filepath.Dir(onHost(t, 6)), b.rootfs("dev")))
 			b.config["mounts"] = b.config["mounts"].([]object)[:1]
 			b.set(t, "devices", []object{node("/opt/gpu", 5)})
 		}, []string{"minor:5"}},
@@ -123,13 +120,13 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 func inUserNamespace(t *testing.T, b *bundle) {
 	t.Helper()
 	for dir := b.dir; dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
-		must(t, os.Chmod(dir, 0o755)) // the container's root is uid 100000 on the host
+		must.Do(t, os.Chmod(dir, 0o755)) // the container's root is uid 100000 on the host
 	}
 	ids := []object{{"containerID": 0, "hostID": 100000, "size": 65536}}
 	b.set(t, "uidMappings", ids)
 	b.set(t, "gidMappings", ids)
 	b.set(t, "namespaces", append(b.config["linux"].(object)["namespaces"].([]object), object{"type": "user"}))
-	must(t, filepath.WalkDir(b.rootfs(), func(path string, _ os.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(b.rootfs(), func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -155,8 +152,8 @@ func sandbox(t *testing.T, name string, hooks object) *bundle {
 	t.Helper()
 	b := newBundle(t, id(t), sandboxes[name], hooks)
 	if name == "pause" {
-		must(t, os.Rename(b.rootfs("bin", "busybox"), b.rootfs("pause")))
-		must(t, os.Symlink("../pause", b.rootfs("bin", "busybox")))
+		must.Do(t, os.Rename(b.rootfs("bin", "busybox"), b.rootfs("pause")))
+		must.Do(t, os.Symlink("../pause", b.rootfs("bin", "busybox")))
 		b.config["process"].(object)["args"] = []string{"/pause"}
 	}
 	b.set(t, "resources", confined)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // table holds the driver's functions in interceptor/driver.def and passes.def: by kind, name and text.
@@ -64,10 +66,7 @@ func (all table) has(name string) bool {
 
 func exportsOf(t *testing.T, file string) []string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(file))(t)
 	var names []string
 	for line := range strings.Lines(string(text)) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
@@ -88,10 +87,7 @@ func card(t *testing.T) []string {
 
 func exported(t *testing.T, library string) []string {
 	t.Helper()
-	out, err := exec.Command("nm", "-D", "--defined-only", "--format=posix", filepath.Join(bin(t), library)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(exec.Command("nm", "-D", "--defined-only", "--format=posix", filepath.Join(bin(t), library)).Output())(t)
 	var names []string
 	for line := range strings.Lines(string(out)) {
 		names = append(names, strings.Split(strings.Fields(line)[0], "@")[0])
@@ -232,10 +228,7 @@ func TestTableOfHooksIsWhatTheLibraryExports(t *testing.T) {
 
 // A hook missing from the simulated driver is untested, and the list of differences must say so.
 func TestCoverageOfTheSimulatedDriverIsTold(t *testing.T) {
-	differences, err := os.ReadFile("../conformance/expected/differences.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	differences := must.Get(os.ReadFile("../conformance/expected/differences.md"))(t)
 	simulated := map[string]bool{}
 	for _, name := range exported(t, "fakecuda/libcuda.so.1") {
 		simulated[stem(name)] = true
@@ -301,9 +294,7 @@ func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
 		text.WriteString("\tif (listed(\"" + name + "\", false) || listed(\"" + name + "\", true))\n\t\tputs(\"not: " + name + "\");\n")
 	}
 	text.WriteString("}\n")
-	if err := os.WriteFile(source, []byte(text.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(source, []byte(text.String()), 0o644))
 	program := filepath.Join(t.TempDir(), "listed")
 	cc := os.Getenv("CC")
 	if cc == "" {

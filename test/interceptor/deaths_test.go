@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -30,29 +31,19 @@ func (d *daemon) socket() string { return filepath.Join(d.dir, "control.sock") }
 func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 	t.Helper()
 	needs.Root(t)
-	dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "gpuslice-"))(t) // a socket address is limited to 108 bytes
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	d := &daemon{dir: dir}
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\ngroup = \"\"\ncontext_overhead = \"8M\"\n",
 		d.socket(), filepath.Join(dir, "run"), filepath.Join(dir, "state"), filepath.Join(bin(t), "libgpuslice.so"))
 	text += strings.Join(more, "\n")
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte(text), 0o600))
+	log := must.Get(os.Create(filepath.Join(dir, "log")))(t)
 	defer log.Close()
 	d.cmd = exec.Command(filepath.Join(bin(t), "gpusliced"), "--config", config)
 	d.cmd.Env, d.cmd.Stdout, d.cmd.Stderr = env, log, log
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.cmd.Start())
 	t.Cleanup(func() {
 		d.kill()
 		if text, _ := os.ReadFile(log.Name()); t.Failed() {
@@ -81,14 +72,9 @@ func (d *daemon) start(t *testing.T, env []string, vram string, command ...strin
 		append([]string{"--socket", d.socket(), "run", "--quiet", "--vram", vram, "--", "sh", "-c", `"$@" || { kill -9 0; }`, "sh"}, command...)...)
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	output := must.Get(cmd.StdoutPipe())(t)
 	cmd.Stderr = cmd.Stdout
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait()
@@ -143,9 +129,7 @@ func TestBytesOfAKilledProcessAreItsSiblingsWithoutAnEnforcer(t *testing.T) {
 				t.Fatalf("its processes do not all hold what they should: %q", lines.Text())
 			}
 			d.kill()
-			if err := os.WriteFile(flag, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(flag, nil, 0o600))
 			last := lastOf(t, lines)
 			if err := cmd.Wait(); err != nil || !strings.HasPrefix(last, "8 kills: ") {
 				t.Fatalf("%v, %q", err, last)

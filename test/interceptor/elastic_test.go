@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
@@ -26,10 +28,7 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 	}
 	run := func(name, program string) {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
-			if err != nil {
-				t.Fatal(err)
-			}
+			dir := must.Get(os.MkdirTemp("/tmp", "gpuslice-"))(t) // a socket address is limited to 108 bytes
 			defer os.RemoveAll(dir)
 			cmd := ordered(program, strings.TrimSuffix(name, " at a fixed address"), late)
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
@@ -59,10 +58,7 @@ func TestAProcessMovesItsMemoryItself(t *testing.T) {
 	for _, name := range []string{"there-and-back", "part", "again", "few", "nothing", "full", "contexts", "lend", "records", "released", "killed", "exit", "fork", "given", "given-fork",
 		"own", "own-again", "own-full", "own-lent", "own-part", "own-fault", "own-rdma", "own-released", "own-killed", "own-fork"} {
 		t.Run(name, func(t *testing.T) {
-			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket address is limited to 108 bytes
-			if err != nil {
-				t.Fatal(err)
-			}
+			dir := must.Get(os.MkdirTemp("/tmp", "gpuslice-"))(t) // a socket address is limited to 108 bytes
 			defer os.RemoveAll(dir)
 			cmd := ordered(program, name)
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir,

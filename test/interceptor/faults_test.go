@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // A primary context is charged once for all threads that retain it, while it is active: even if others retain, release or reset
@@ -52,10 +54,7 @@ func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
 func attachSocket(t *testing.T, serve func(c *net.UnixConn, number int)) string {
 	t.Helper()
 	dir := t.TempDir()
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"}))(t)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for number := 0; ; number++ {

@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // preloaded runs a program outside a slice, with the interceptor preloaded between before and after.
@@ -87,22 +89,11 @@ func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
 	dir := t.TempDir()
 	for library, inner := range map[string]string{"libcuda.so.1": "libcuda_loader.so", "libnvidia-ml.so.1": "libnvidia-ml_loader.so"} {
 		path := filepath.Join(bin(t), "fakecuda", library)
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, inner), text, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		file, err := elf.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(path))(t)
+		must.Do(t, os.WriteFile(filepath.Join(dir, inner), text, 0o755))
+		file := must.Get(elf.Open(path))(t)
 		defer file.Close()
-		symbols, err := file.DynamicSymbols()
-		if err != nil {
-			t.Fatal(err)
-		}
+		symbols := must.Get(file.DynamicSymbols())(t)
 		var names []string
 		for _, symbol := range symbols {
 			if symbol.Section != elf.SHN_UNDEF && elf.ST_TYPE(symbol.Info) == elf.STT_FUNC {
@@ -110,9 +101,7 @@ func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
 			}
 		}
 		source := filepath.Join(dir, library+".c")
-		if err := os.WriteFile(source, []byte(wrappers(names, fmt.Sprintf("dlopen(%q, RTLD_NOW)", filepath.Join(dir, inner)))), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(source, []byte(wrappers(names, fmt.Sprintf("dlopen(%q, RTLD_NOW)", filepath.Join(dir, inner)))), 0o600))
 		compileTo(t, filepath.Join(dir, library), "-shared", "-fPIC", "-Wl,-soname,"+library, source, "-ldl")
 	}
 	program := compile(t, "accounting")
@@ -124,15 +113,9 @@ func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
 
 func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 	needsX8664(t)
-	library, err := elf.Open(filepath.Join(bin(t), "libgpuslice.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	library := must.Get(elf.Open(filepath.Join(bin(t), "libgpuslice.so")))(t)
 	defer library.Close()
-	imports, err := library.ImportedSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	imports := must.Get(library.ImportedSymbols())(t)
 	var names []string
 	for _, symbol := range imports {
 		switch symbol.Name {
@@ -148,9 +131,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 	dir := t.TempDir()
 	try := func(names ...string) (string, error) {
 		source := filepath.Join(dir, "wrappers.c")
-		if err := os.WriteFile(source, []byte(wrappers(names, "RTLD_NEXT")), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(source, []byte(wrappers(names, "RTLD_NEXT")), 0o600))
 		// -rdynamic: libraries must call these definitions.
 		program := compileTo(t, filepath.Join(dir, "program"), "-fno-builtin", "-rdynamic", source, "programs/plain.c", "-ldl", "-lpthread")
 		if out, err := exec.Command(program).CombinedOutput(); err != nil {

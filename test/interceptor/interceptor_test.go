@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -27,10 +28,7 @@ const (
 
 func bin(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs("../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(filepath.Abs("../../bin"))(t)
 	if _, err := os.Stat(filepath.Join(dir, "libgpuslice.so")); err != nil {
 		t.Fatalf("%v: run `make test-programs` first", err)
 	}
@@ -39,10 +37,7 @@ func bin(t *testing.T) string {
 
 func sources(t *testing.T, name string) []string {
 	t.Helper()
-	more, err := filepath.Glob(filepath.Join("programs", name+"_*.c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	more := must.Get(filepath.Glob(filepath.Join("programs", name+"_*.c")))(t)
 	return append([]string{filepath.Join("programs", name+".c")}, more...)
 }
 
@@ -222,10 +217,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	}
 	listen := func(t *testing.T, answer func(*net.UnixConn)) string {
 		dir := t.TempDir()
-		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"}))(t)
 		t.Cleanup(func() { l.Close() })
 		go func() {
 			for {
@@ -244,9 +236,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	reply := func(status uint16, lane uint32, size uint64) []byte {
 		var b bytes.Buffer
 		for _, v := range []any{uint32(0x31415347), uint16(2), status, lane, uint32(0), uint64(0), size, [4]uint64{}} {
-			if err := binary.Write(&b, binary.NativeEndian, v); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, binary.Write(&b, binary.NativeEndian, v))
 		}
 		return b.Bytes()
 	}
@@ -306,10 +296,7 @@ func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
 	c := exec.Command(compile(t, "closed"))
 	c.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
 	path := filepath.Join(dir, "attach.sock")
-	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stale := must.Get(net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"}))(t)
 	stale.SetUnlinkOnClose(false)
 	stale.Close() // the socket of a dead enforcer
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -18,13 +19,8 @@ func stranger(t *testing.T, env []string) int {
 	t.Helper()
 	c := exec.Command(filepath.Join(bin(t), "demo", "cuda_hog"), fmt.Sprint(gib))
 	c.Env = env
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(c.StdoutPipe())(t)
+	must.Do(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()

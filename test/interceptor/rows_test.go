@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The same program runs on a real card; see programs/rows.c.
@@ -50,10 +51,7 @@ func rowsOf(t *testing.T, program string) map[string][]string {
 	t.Helper()
 	c := exec.Command(program, "list")
 	c.Env = environment(t)
-	out, err := c.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(c.Output())(t)
 	rows := map[string][]string{}
 	for line := range strings.Lines(string(out)) {
 		name, calls, ok := strings.Cut(strings.TrimSpace(line), "\t")
@@ -68,10 +66,7 @@ func rowsOf(t *testing.T, program string) map[string][]string {
 // groupsOf returns the groups of hooks in docs/evidence/coverage.md, with the functions of each.
 func groupsOf(t *testing.T) map[string][]string {
 	t.Helper()
-	document, err := os.ReadFile("../../docs/evidence/coverage.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := must.Get(os.ReadFile("../../docs/evidence/coverage.md"))(t)
 	groups := map[string][]string{}
 	group := ""
 	for line := range strings.Lines(string(document)) {
@@ -125,21 +120,12 @@ func TestEveryHookIsCalledByARow(t *testing.T) {
 	if other := program + ".aarch64"; exists(other) { // the program itself is a script that starts it
 		program = other
 	}
-	file, err := elf.Open(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(elf.Open(program))(t)
 	defer file.Close()
-	imported, err := file.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	imported := must.Get(file.DynamicSymbols())(t)
 	var source strings.Builder
 	for _, name := range sources(t, "rows") {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(name))(t)
 		source.Write(text)
 	}
 	for name := range called {
@@ -176,9 +162,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 				lender.Env = env
 				var said strings.Builder
 				lender.Stdout, lender.Stderr = &said, &said
-				if err := lender.Start(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, lender.Start())
 				t.Cleanup(func() { _ = lender.Process.Kill() }) // in case the test ended first
 				for end := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
 					if _, err := os.Stat(socket); err == nil {

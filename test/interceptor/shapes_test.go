@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type shape struct {
@@ -36,19 +38,13 @@ var arrayLine = regexp.MustCompile(`^(?:array|mipmap(\d+))\.(\w+)\.(\d+)x(\d+)x(
 
 func shapes(t *testing.T) []shape {
 	t.Helper()
-	f, err := os.Open("../conformance/expected/h100.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../conformance/expected/h100.txt"))(t)
 	defer f.Close()
 	number := func(text string, base int) uint64 {
 		if text == "" {
 			return 0
 		}
-		n, err := strconv.ParseUint(text, base, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(strconv.ParseUint(text, base, 64))(t)
 		return n
 	}
 	var list []shape

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -30,11 +31,11 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 	// A broker is unprivileged: it needs access to the host's directories and to the simulated card.
 	h.Must(os.Chmod(h.Dir, 0o755))
 	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
-	for _, file := range must(filepath.Glob(filepath.Join(h.Dir, "fake", "*")))(t) {
+	for _, file := range must.Get(filepath.Glob(filepath.Join(h.Dir, "fake", "*")))(t) {
 		h.Must(os.Chmod(file, 0o666))
 	}
 	socket := filepath.Join(h.Dir, "leases.sock")
-	text := must(os.ReadFile(h.Config()))(t)
+	text := must.Get(os.ReadFile(h.Config()))(t)
 	config, cgroup := filepath.Join(h.Dir, "leased.toml"), filepath.Base(h.Dir)+"-leases"
 	h.Must(os.WriteFile(config, fmt.Appendf(text, "\n[leases]\nsocket = %q\ndir = %q\ncgroup = %q\n",
 		socket, filepath.Join(h.Dir, "leases"), cgroup), 0o644))
@@ -59,21 +60,11 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 	return h, s
 }
 
-func must[T any](value T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return value
-	}
-}
-
 // given describes the granted and free bytes of all devices.
 func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	var text []string
-	for _, d := range must(h.Client.Devices(ctx))(t) {
+	for _, d := range must.Get(h.Client.Devices(ctx))(t) {
 		if d.Free == nil {
 			t.Fatal("there is no driver truth")
 		}
@@ -99,7 +90,7 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", line, out)
 		}
 	}
-	if left := must(service.List(ctx))(t); len(left) != 0 {
+	if left := must.Get(service.List(ctx))(t); len(left) != 0 {
 		t.Errorf("leases are left: %v", left)
 	}
 	if left := h.Slices(); len(left) != 0 {

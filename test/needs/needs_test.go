@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 var asked = regexp.MustCompile(`(?m)^(?:\.\./)?(?:test/)?deps\.sh --need (\S+) (.*)$`)
@@ -21,13 +23,8 @@ var asked = regexp.MustCompile(`(?m)^(?:\.\./)?(?:test/)?deps\.sh --need (\S+) (
 func TestASuiteNamesWhatIsMissingAndTheCommandThatInstallsIt(t *testing.T) {
 	bin := t.TempDir() // all programs of this machine, besides the sbin directories
 	for _, program := range []string{"bash", "dirname", "uname"} {
-		path, err := exec.LookPath(program)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(path, filepath.Join(bin, program)); err != nil {
-			t.Fatal(err)
-		}
+		path := must.Get(exec.LookPath(program))(t)
+		must.Do(t, os.Symlink(path, filepath.Join(bin, program)))
 	}
 	need := func(what ...string) (said string, code int) {
 		cmd := exec.Command("../deps.sh", append([]string{"--need", "test-x"}, what...)...)
@@ -49,10 +46,7 @@ func TestASuiteNamesWhatIsMissingAndTheCommandThatInstallsIt(t *testing.T) {
 
 // A command missing from the list would be taken for a package name.
 func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
-	list, err := os.ReadFile("../deps.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(os.ReadFile("../deps.sh"))(t)
 	suites := 0
 	for _, dir := range []string{"..", "../../kubernetes"} {
 		err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
@@ -119,10 +113,7 @@ func TestASkipForWantOfRootIsFound(t *testing.T) {
 func ownSkips(t *testing.T, path string, text []byte) (lines []int) {
 	t.Helper()
 	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, path, text, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(parser.ParseFile(files, path, text, 0))(t)
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.IfStmt:

@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type rules struct {
@@ -82,10 +84,7 @@ func concrete(expr string) string {
 
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile(metricsTable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(metricsTable))(t)
 	found := make(map[string][]string)
 	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([a-z]+) \\| ([a-z_, ]*) \\|").FindAllStringSubmatch(string(text), -1) {
 		names := []string{row[1]}
@@ -158,23 +157,15 @@ func TestTheRulesKeepTheirOwnTests(t *testing.T) {
 var recorded = regexp.MustCompile("(?s)```yaml\n(groups:\n.*?)```")
 
 func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
-	page, err := os.ReadFile("../../docs/use/coming-from.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/use/coming-from.md"))(t)
 	rules := recorded.FindSubmatch(page)
 	if rules == nil {
 		t.Fatal("the page has no rules")
 	}
-	tests, err := os.ReadFile("gslice_test.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests := must.Get(os.ReadFile("gslice_test.yml"))(t)
 	dir := t.TempDir()
 	for name, text := range map[string][]byte{"gslice.yml": rules[1], "gslice_test.yml": tests} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 	if out, err := exec.Command(program(t, "promtool"), "test", "rules", filepath.Join(dir, "gslice_test.yml")).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -182,10 +173,7 @@ func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
 }
 
 func TestEachAlertIsTestedAndSaysWhatToDo(t *testing.T) {
-	text, err := os.ReadFile("alerts_test.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("alerts_test.yml"))(t)
 	for _, group := range loadRules(t).Groups {
 		for _, r := range group.Rules {
 			if !strings.Contains(string(text), "alertname: "+r.Alert+"\n        exp_alerts:") {
@@ -292,16 +280,11 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 // quick returns the rules with shorter durations.
 func quick(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(rulesFile))(t)
 	short := regexp.MustCompile(`for: \d+m`).ReplaceAllString(string(text), "for: 0s")
 	short = strings.Replace(short, "gpuslice_truth_age_seconds > 60", "gpuslice_truth_age_seconds > 5", 1)
 	file := filepath.Join(t.TempDir(), "alerts.yml")
-	if err := os.WriteFile(file, []byte(short), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(short), 0o600))
 	return file
 }
 

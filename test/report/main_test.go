@@ -7,15 +7,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func run(t *testing.T, strict bool, events ...string) (string, bool) {
 	t.Helper()
 	var out strings.Builder
 	r := report{strict: strict, silence: time.Hour, out: &out, output: map[string][]string{}}
-	if err := r.read(strings.NewReader(strings.Join(events, "\n"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.read(strings.NewReader(strings.Join(events, "\n"))))
 	ok := r.close()
 	return out.String(), ok
 }
@@ -110,9 +110,7 @@ func TestSilenceIsBrokenByALine(t *testing.T) {
 	if said := <-out; !strings.Contains(said, "0 passed, 0 failed so far") {
 		t.Errorf("%q", said)
 	}
-	if _, err := tests.Write([]byte(passOne + "\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(tests.Write([]byte(passOne + "\n")))(t)
 	for !strings.Contains(<-out, "1 passed, 0 failed so far; the last was p C") {
 	}
 	go func() {

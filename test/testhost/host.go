@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -136,10 +137,7 @@ func New(t testing.TB, o Options) *Host {
 // BinDir returns the absolute directory of the programs, or skips the test if one is missing.
 func BinDir(t testing.TB) string {
 	t.Helper()
-	dir, err := filepath.Abs("../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(filepath.Abs("../../bin"))(t)
 	for _, name := range []string{"gpuslice", "gpusliced", "gpuslice-hook", "gpuslice-runtime", "libgpuslice.so", "fakecuda/libcuda.so.1", "demo/cuda_hog"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Skipf("needs bin/%s: make test-programs", name)

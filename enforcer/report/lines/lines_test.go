@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestEachMessageHasFewLinesInTheLog(t *testing.T) {
@@ -19,9 +21,7 @@ func TestEachMessageHasFewLinesInTheLog(t *testing.T) {
 		for i := range times {
 			r := slog.NewRecord(at, level, message, 0)
 			r.AddAttrs(slog.Int("pid", i))
-			if err := log.With("of", "it").Handler().Handle(context.Background(), r); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, log.With("of", "it").Handler().Handle(context.Background(), r))
 		}
 	}
 	lines := func(message string) int { return strings.Count(out.String(), `msg="`+message) }

@@ -8,15 +8,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestLinksThatLeadNowhereAreNamed(t *testing.T) {
 	site := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(site, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(site, name), []byte(text), 0o600))
 	}
 	write("other.html", `<h2 id="what-s">What's</h2>`)
 	write("index.html", `<h1 id="here">Here</h1> <a href="#here">a</a> <a href="other.html#what-s">b</a> <a href="https://example.com/none">c</a>

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -33,10 +34,7 @@ func newCgroup(t *testing.T) string {
 		if syscall.Statfs(mount, &fs) != nil || fs.Type != 0x63677270 {
 			continue
 		}
-		dir, err := os.MkdirTemp(mount, "gpuslice-machinetest-")
-		if err != nil {
-			t.Fatal(err)
-		}
+		dir := must.Get(os.MkdirTemp(mount, "gpuslice-machinetest-"))(t)
 		t.Cleanup(func() { os.Remove(dir) })
 		return dir
 	}
@@ -66,9 +64,7 @@ func TestALimitIsSharedByTheProcessesOfItsCgroup(t *testing.T) {
 	m, setter := limited(t)
 	above := newCgroup(t)
 	cgroup := filepath.Join(above, "below")
-	if err := os.Mkdir(cgroup, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(cgroup, 0o755))
 	t.Cleanup(func() { os.Remove(cgroup) })
 	setter.want(set(above, 0, gib), "0")
 
@@ -103,26 +99,18 @@ func TestALimitGoesWithItsCgroupButWhatItReservedStays(t *testing.T) {
 	above := newCgroup(t)
 	leaf := filepath.Join(above, "leaf")
 	for range 2 {
-		if err := os.Mkdir(leaf, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(leaf, 0o755))
 		setter.want("limits "+leaf, notFound)
 		setter.want(set(leaf, gib, 2*gib), "0")
 		setter.want("limits "+leaf, fmt.Sprintf("%d %d 0", gib, 2*gib))
 		setter.want("limits "+above, fmt.Sprintf("%d %s 0", gib, noLimit))
 		setter.want(set(leaf, 0, 2*gib), "0")
 		setter.want("limits "+above, notFound)
-		if err := os.Remove(leaf); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(leaf))
 	}
-	if err := os.Mkdir(leaf, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(leaf, 0o755))
 	setter.want(set(leaf, gib, gib), "0")
-	if err := os.Remove(leaf); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(leaf))
 	setter.want("limits "+leaf, operatingSystem)
 	setter.want("limits "+above, fmt.Sprintf("%d %s 0", gib, noLimit))
 }

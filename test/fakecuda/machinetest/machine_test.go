@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -60,10 +61,7 @@ type machine struct {
 
 func newMachine(t *testing.T, env ...string) *machine {
 	t.Helper()
-	libraries, err := filepath.Abs("../../../bin/fakecuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	libraries := must.Get(filepath.Abs("../../../bin/fakecuda"))(t)
 	if _, err := os.Stat(filepath.Join(libraries, "libcuda.so.1")); err != nil {
 		t.Skipf("requires the simulated driver (make test-programs): %v", err)
 	}
@@ -368,10 +366,7 @@ func childOf(t *testing.T, p *process) int {
 	if err != nil {
 		t.Skipf("requires /proc/PID/task/TID/children: %v", err)
 	}
-	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	child := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	return child
 }
 

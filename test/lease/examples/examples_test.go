@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -22,19 +23,13 @@ import (
 func session(t *testing.T) (address, tokenFile string) {
 	t.Helper()
 	needs.Root(t) // a broker is not dumpable: an enforcer of the same user cannot read its mappings
-	bin, err := filepath.Abs("../../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := must.Get(filepath.Abs("../../../bin"))(t)
 	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
 		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
 			t.Skipf("requires bin/%s (make test-programs)", needed)
 		}
 	}
-	dir, err := os.MkdirTemp("/tmp", "lease-") // short: socket names are limited
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "lease-"))(t) // short: socket names are limited
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	at := filepath.Join(dir, "s")
 	var stderr strings.Builder
@@ -42,13 +37,8 @@ func session(t *testing.T) (address, tokenFile string) {
 		filepath.Join(bin, "gpuslice-broker"), "--directory", at, "--vram", "64M")
 	broker.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
 	broker.Stderr = &stderr
-	stdout, err := broker.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := broker.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := must.Get(broker.StdoutPipe())(t)
+	must.Do(t, broker.Start())
 	t.Cleanup(func() {
 		_ = broker.Process.Signal(syscall.SIGTERM)
 		_, _ = io.Copy(io.Discard, stdout)
@@ -78,10 +68,7 @@ func TestExamplesGetTheirResultsAndLeaveNothing(t *testing.T) {
 
 func TestTheRecipeIsTenTwelveAndTwoHundredAndTen(t *testing.T) {
 	address, token := session(t)
-	s, err := lease.Open(t.Context(), address, token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(lease.Open(t.Context(), address, token))(t)
 	defer s.Close()
 	for _, run := range []func(context.Context, *lease.Session) (string, error){recipe, submit} {
 		if got, err := run(t.Context(), s); err != nil || got != "10 12 210" {

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package must ends a test at an error that it does not expect.
+package must
+
+import "testing"
+
+// Do ends the test if err is one.
+func Do(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Get takes what a call returns: must.Get(os.ReadFile(name))(t) is the value, or the end of the test.
+func Get[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Do(t, err)
+		return value
+	}
+}
