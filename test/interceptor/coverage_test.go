@@ -30,9 +30,7 @@ func theTable(t *testing.T) table {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	out, err = exec.Command(program, "names").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	all := table{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
@@ -69,8 +67,8 @@ func exportsOf(t *testing.T, file string) []string {
 	text := must.Get(os.ReadFile(file))(t)
 	var names []string
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			names = append(names, line)
+		if !strings.HasPrefix(line, "#") {
+			names = append(names, strings.Fields(line)...)
 		}
 	}
 	return names
