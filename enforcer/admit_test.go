@@ -45,9 +45,7 @@ func (h *host) ask(id string, change func(*api.RegisterRequest), quotas ...api.Q
 func (h *host) give(id string, quotas ...api.Quota) *proc {
 	h.t.Helper()
 	p, err := h.ask(id, nil, quotas...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return p
 }
 
@@ -55,9 +53,7 @@ func (h *host) give(id string, quotas ...api.Quota) *proc {
 func (h *host) device(uuid string) api.Device {
 	h.t.Helper()
 	devices, err := h.Devices(context.Background())
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	for _, d := range devices {
 		if d.UUID == uuid {
 			return d
@@ -267,9 +263,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	attach(p)
 	p.must("device %s %d", hex0, 80*gib)
 	q, err := h.ask("b", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 60*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	h.stop()
 	var log testhost.Output
 	h.options.Admission = admission.Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
@@ -298,9 +292,7 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 	link := filepath.Join(t.TempDir(), "link")
 	init := start(t, link, cgroup)
 	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(api.AllDevices, 60*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	relink(t, reply, link)
 	attach(init)
 	init.must("device %s %d", hex0, 80*gib)

@@ -36,9 +36,7 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 	root := as(os.Getpid(), 0)
 	forAlice := &api.User{UID: alice}
 	p, reply, err := behalf(t, h, root, api.RegisterRequest{ID: "one", Quotas: []api.Quota{on(gpu0, 6*gib)}, For: forAlice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p.must("attach")
 
 	// It counts with her own sessions, before and after a restart of the enforcer.
@@ -77,9 +75,7 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 	needs.Root(t)
 	h, _ := newUsers(t, &fakeTruth{})
 	_, reply, err := behalf(t, h, as(os.Getpid(), 0), api.RegisterRequest{ID: "one", Quotas: []api.Quota{on(gpu0, gib)}, For: &api.User{UID: alice}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, err := os.Stat(reply.Dir)
 	if err != nil || dir.Mode().Perm() != 0o711 {
 		t.Errorf("%v, %v", dir.Mode(), err)

@@ -21,9 +21,7 @@ import (
 
 func (h *host) elasticPool(name string, priority int, quotas ...api.Quota) {
 	h.t.Helper()
-	if _, err := h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas, Elastic: true, Priority: priority}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas, Elastic: true, Priority: priority}))(h.t)
 }
 
 func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
@@ -142,13 +140,9 @@ func TestAnElasticPoolOutlivesTheEnforcer(t *testing.T) {
 	}
 	// 150 of the 160 GiB of overcommit are promised.
 	_, err := h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, err = h.CreatePool(context.Background(), "much", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, err = h.CreatePool(context.Background(), "most", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
 	refusedWith(t, err, api.CodeQuotaExceeded, "were promised 310GiB")
 	b.returns()
@@ -165,9 +159,7 @@ func TestTheQuotaOfAnElasticPoolIsChanged(t *testing.T) {
 	}
 	check := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	check(set(40 * gib))
 	a := h.member("a", "llm").works(truth, 35*gib)

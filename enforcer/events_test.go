@@ -35,9 +35,7 @@ func (h *host) events() []api.Event {
 	var since uint64
 	for {
 		events, err := h.Events(context.Background(), "", since, false)
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		must.Do(h.t, err)
 		if len(events) == 0 {
 			return all
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // charged is what slice s has on its first device: by lanes, and beyond them.
@@ -82,9 +83,7 @@ func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 	cgroup, link := newCgroup(t), h.options.RunDir+"/to-s"
 	first := start(t, link, cgroup)
 	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu0, 2*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	other := h.member("other", "llm").uses()
 	var left []*proc

@@ -68,15 +68,11 @@ func (d *daemon) start(point string) (alive bool) {
 	d.cmd = exec.Command(d.program, "--config", filepath.Join(d.dir, "config.toml"), "--socket", filepath.Join(d.dir, "control.sock"),
 		"--run-dir", filepath.Join(d.dir, "run"), "--state-dir", filepath.Join(d.dir, "state"), "--log-level", "debug")
 	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.Do(d.t, err)
 	defer log.Close()
 	d.cmd.Stderr = log
 	d.cmd.Env = append(os.Environ(), killpoint.Env+"="+point)
-	if err := d.cmd.Start(); err != nil {
-		d.t.Fatal(err)
-	}
+	must.Do(d.t, d.cmd.Start())
 	cmd, done := d.cmd, make(chan struct{})
 	d.done = done
 	go func() { _ = cmd.Wait(); close(done) }()
@@ -165,9 +161,7 @@ func (d *daemon) ids() map[string]api.Slice {
 func (d *daemon) nothingLeft() {
 	d.t.Helper()
 	dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must.Do(d.t, err)
 	if n := len(d.ids()); len(dirs) > n {
 		d.t.Fatalf("%d directories for %d slices\n%s", len(dirs), n, d.log())
 	}

@@ -58,9 +58,7 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 	p := start(h.t, link, "")
 	reply, err := h.Register(as(p.pid(), uint32(os.Geteuid())), api.RegisterRequest{
 		ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	return p, reply, tokenOf(h.t, reply)
 }
@@ -233,9 +231,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	_ = h.join(joins, "s", token[:60])
 	must.Do(t, h.join(joins, "s", token))
 	events, err := h.Events(context.Background(), "", 0, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	said := slog.New(slog.NewTextHandler(&log, nil))
 	said.Info("shown by mistake", "token", token, "reply", reply, "events", events, "slice", h.see("s"))
 	secret, _ := token.Bytes()
@@ -254,9 +250,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func command(t *testing.T, pid int, name string) string {
@@ -293,14 +287,10 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		link := filepath.Join(d.dir, id)
 		first := start(t, link, "")
 		reply, err := d.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		text := must.Get(os.ReadFile(filepath.Join(reply.Dir, api.TokenName)))(t)
 		_, token, err := api.ParseTokenFile(string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		other := start(t, filepath.Join(reply.Dir, "bind"), "")
 		ctx := api.WithToken(context.Background(), token)
 		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err == nil {
@@ -365,9 +355,7 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 	users, roots := withRoots(t, uid)
 	_, err := h.Register(context.Background(), api.RegisterRequest{
 		ID: "s", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: users, UID: uid, GID: uid, TTL: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c.pass(time.Second)
 	h.expired("s")
 	eventually(t, "the session is over", func() bool {

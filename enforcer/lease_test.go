@@ -59,9 +59,7 @@ func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 		request.Session, request.UID, request.GID = true, uint32(os.Geteuid()), uint32(os.Getegid())
 	}
 	reply, err := h.Register(context.Background(), request)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
@@ -97,9 +95,7 @@ func (h *host) expired(id string) {
 func (h *host) storyOf(id string) []string {
 	h.t.Helper()
 	events, err := h.Events(context.Background(), "", 0, false)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	var told []string
 	for _, e := range events {
 		if e.Slice == id {

@@ -114,9 +114,7 @@ func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger
 			slow, _ := h.pair(on(gpu0, 4*gib))
 			slow.uses().must("charge 0 %d", 4*gib)
 			for _, bytes := range []uint64{gib, 2 * gib, gib} {
-				if _, err := h.set("s", on(gpu0, bytes)); err != nil {
-					h.t.Fatal(err)
-				}
+				must.Get(h.set("s", on(gpu0, bytes)))(h.t)
 			}
 			return slow, "s"
 		},
@@ -124,18 +122,14 @@ func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger
 			h.pool("llm", on(gpu0, 4*gib))
 			slow := h.member("a", "llm").uses()
 			slow.must("charge 0 %d", 4*gib)
-			if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
-				h.t.Fatal(err)
-			}
+			must.Get(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}))(h.t)
 			return slow, "a"
 		},
 		"its own, which it had not before": func(h *host) (*proc, string) {
 			h.pool("llm", on(gpu0, 4*gib))
 			slow := h.member("a", "llm").uses()
 			slow.must("charge 0 %d", 4*gib)
-			if _, err := h.set("a", on(gpu0, gib)); err != nil {
-				h.t.Fatal(err)
-			}
+			must.Get(h.set("a", on(gpu0, gib)))(h.t)
 			return slow, "a"
 		},
 	} {
@@ -236,9 +230,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	link := h.options.RunDir + "/to-s"
 	slow := start(t, link, newCgroup(t))
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: slow.pid(), Pools: api.PoolNames{"llm"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	slow.uses().must("charge 0 %d", 5*gib)
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)

@@ -36,9 +36,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 		w.t.Error(err)
 	}
 	s, err := store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, err)
 	defer s.Close()
 	if aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(aside) > 0 {
 		w.t.Fatal(aside)
@@ -110,9 +108,7 @@ func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, li
 		return nil, nil
 	}
 	nvml, err := driver.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { nvml.Close() })
 	if devices, err = nvml.Devices(); err != nil {
 		t.Fatal(err)

@@ -147,9 +147,7 @@ func newNativeBox(t *testing.T, b native.Backend) (*host, *box) {
 	}
 	h := newNativeHost(t, b)
 	c, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return h, c
 }
 
@@ -160,9 +158,7 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	f := &fakeBackend{}
 	h := newNativeHost(t, f)
 	b, reply, err := h.newBox("c", on(gpu0, 4*gib), api.Quota{Device: api.AllDevices, Percent: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	f.are(t, "registered", b.cgroup, 4*gib, 80*gib)
 	for _, d := range reply.Slice.Devices {
 		if d.Enforcement != api.Native {
@@ -258,9 +254,7 @@ func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	}
 	as(api.Intercept)
 	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	as(api.Native)
 	f.are(t, "native", b.cgroup, 0, driver.NoLimit)
@@ -305,9 +299,7 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 	}
 	f.fail(nil)
 	b, _, err := h.newBox("c2", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// A slice that is in use goes on with its ledger, and it is told.
 	f.fail(errors.New("Unknown Error"))
 	s, err := h.Change(context.Background(), "c2", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})
@@ -384,9 +376,7 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 	h.options.Backend, h.options.Policy = f, enforcer.Policy{Bypass: api.Refuse}
 	h.start()
 	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	truth.set(gpu0, b.init.pid(), 3*gib) // and it never attached
 	f.holds(t, "it is frozen", b.cgroup, 0)
 	truth.set(gpu0, b.init.pid(), 0)

@@ -11,14 +11,13 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) history() []api.Run {
 	h.t.Helper()
 	runs, err := h.History(context.Background())
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return runs
 }
 

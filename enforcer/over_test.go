@@ -25,14 +25,10 @@ func startBelow(t *testing.T, dir string) *proc {
 		t.Skipf("a C compiler is needed: %v", err)
 	}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	out, end, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer end.Close()
 	// A shell gives what it starts beside itself another standard input; the fourth descriptor is let through.
 	cmd := exec.Command("/bin/sh", "-c", `"$0" "$1" <&3 3<&- & wait`, client, dir)
@@ -53,9 +49,7 @@ func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 	child := startBelow(t, link)
 	first := child.cmd.Process
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: first.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	relink(t, reply, link)
 	child.must("attach")
 	child.must("device %s %d", hex0, 80*gib)
@@ -104,13 +98,9 @@ func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
 func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
 	h := newHost(t, nil)
 	victim, reply, err := h.newBox("victim", on(gpu0, gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	thief, _, err := h.newBox("thief", on(gpu0, gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	victim.init.must("attach")
 	victim.init.must("device %s %d", hex0, 80*gib)
 	victim.init.must("charge 0 %d", gib)

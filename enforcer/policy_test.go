@@ -48,9 +48,7 @@ func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
 	link := h.options.RunDir + "/to-s"
 	first = start(h.t, link, cgroup)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Quotas: quotas})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	return first, start(h.t, link, cgroup)
 }

@@ -21,9 +21,7 @@ import (
 func (h *host) pool(name string, quotas ...api.Quota) {
 	h.t.Helper()
 	needs.Root(h.t)
-	if _, err := h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas}))(h.t)
 }
 
 // member is session in a pool.
@@ -39,9 +37,7 @@ func (h *host) memberOf(id string, pools api.PoolNames, quotas ...api.Quota) *pr
 	reply, err := h.Register(context.Background(), api.RegisterRequest{
 		ID: id, Quotas: quotas, Pools: pools, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	return p
 }
@@ -57,9 +53,7 @@ func (p *proc) uses() *proc {
 func (h *host) seePool(name string) api.Pool {
 	h.t.Helper()
 	p, err := h.Pool(context.Background(), name)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return p
 }
 
@@ -280,9 +274,7 @@ func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
 func TestAPoolByGrantHasNoMemberThatNamesItWithoutOne(t *testing.T) {
 	h := newHost(t, nil)
 	_, err := h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 8*gib)}, Tenant: "team", ByGrant: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p := start(t, filepath.Join(h.options.RunDir, "to-a"), "")
 	request := func(pool string, granted bool) error {
 		_, err := h.Register(context.Background(), api.RegisterRequest{

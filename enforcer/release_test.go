@@ -94,9 +94,7 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	init := start(t, "", dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	events := filepath.Join(dir, "cgroup.events")
 	must.Do(t, unix.Mount("/dev/null", events, "", unix.MS_BIND, ""))
 	readable := sync.OnceFunc(func() {
@@ -122,9 +120,7 @@ func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
 	h := newHost(t, nil)
 	init := start(t, "", dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	h.stop()
 	must.Get(os.Stat(reply.Dir))(t)
@@ -143,9 +139,7 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 	}
 	p.kill()
 	second, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if second.Slice.Generation == first.Slice.Generation {
 		t.Fatal("one generation for two slices")
 	}

@@ -121,9 +121,7 @@ func (h *host) containerOf(id string, n int, truth *fakeTruth) (all []*proc) {
 		all = append(all, start(h.t, link, cgroup))
 	}
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	for _, p := range all {
 		p.works(truth, 10*gib)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // selfMover plays the interceptor's thread that moves a process's memory, over what fakeTruth says that it holds on the first device.
@@ -45,9 +46,7 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	file, lane := h.LedgerOf(id, p.pid())
 	mem, err := unix.Mmap(int(file.Fd()), 0, int(ledger.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	file.Close()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
 	at := header + int(lane)*(entry+ledger.Devices*entry) + move
 	const devices, stay, keep = 128, 96, 104 // and ledger_device, and where `stay` is in it

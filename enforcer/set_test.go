@@ -93,9 +93,7 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 		ID: "r", Session: true, Mode: api.Record, PID: start(t, "", "").pid(), Quotas: []api.Quota{on(gpu0, gib)},
 		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for what, row := range map[string]struct {
 		id     string
 		quotas []api.Quota
@@ -254,9 +252,7 @@ func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	reply, err := h.Register(context.Background(), api.RegisterRequest{
 		ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, high)}, UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir := filepath.Join(reply.Dir, "bind")
 	watcher := start(t, dir, "")
 	watcher.must("attach")

@@ -57,9 +57,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	other := start(t, link, dir)
 	for _, p := range []*proc{init, other} {
@@ -95,9 +93,7 @@ func TestCountersOnlyGoUp(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*mib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	init.must("attach") // it keeps the page in the world while the others come and go
 	init.must("device %s %d", hex0, 80*gib)
@@ -129,9 +125,7 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	other := start(t, link, dir)
 	other.must("attach")
@@ -159,9 +153,7 @@ func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	a := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: a.pid(), Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	b := start(t, link, dir)
 	for _, p := range []*proc{a, b} {
@@ -249,9 +241,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 				if err == nil {
 					_, err = h.Release(context.Background(), "s", 0, true)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				return
 			}
 			if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), c.says) {
@@ -292,9 +282,7 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 	h := newHost(t, nil)
 	init := start(t, "", dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err := os.Chmod(filepath.Dir(h.options.RunDir), 0o755); err != nil { // the test's own directory is private
 		t.Fatal(err)
 	}
@@ -323,9 +311,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 			link := filepath.Join(h.options.RunDir, "l")
 			p := start(t, link, "")
 			reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Session: true, PID: p.pid(), Quotas: row.quotas})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			lead(t, link, reply)
 			p.must("attach")
 			p.must("device %s %d", hex0, 80*gib)
@@ -469,9 +455,7 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 100*mib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
@@ -512,9 +496,7 @@ func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	init := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 1000*mib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
@@ -549,9 +531,7 @@ func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "bind")
 	first := start(t, link, dir)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	h.LeavePlaces("c", 2)
 	first.must("attach")
@@ -571,9 +551,7 @@ func TestNamesAndPoolLabelsAreShownAlsoAfterARestart(t *testing.T) {
 	dir := newCgroup(t)
 	init := start(t, filepath.Join(h.options.RunDir, "bind"), dir)
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Pools: api.PoolNames{"claim"}, Names: names})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, when := range []string{"at first", "after a restart"} {
 		if s := h.see("c"); s.Names != names || !slices.Equal(s.PoolLabels, []string{"team/train"}) {
 			t.Errorf("%s: %+v", when, s)

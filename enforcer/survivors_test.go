@@ -208,9 +208,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "to-s")
 	below := startBelow(t, link)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: below.pid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	below.must("attach")
 	below.must("charge 0 %d", 3*gib)
@@ -248,9 +246,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	h.pool("llm", on(gpu0, 8*gib))
 	first := start(t, "/nonexistent", "")
 	reply, err := h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: first.pid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	other := startBelow(t, filepath.Join(reply.Dir, "bind"))
 	must.Do(t, h.join(other, "s", tokenOf(t, reply)))
 	other.must("attach")
@@ -277,9 +273,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 		link := filepath.Join(h.options.RunDir, "to-a")
 		p := start(t, link, "")
 		reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 8*gib)}, Session: true, PID: p.pid(), UID: alice})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		lead(t, link, reply)
 		p.must("attach")
 		p.must("device %s %d", hex0, 80*gib)
@@ -302,9 +296,7 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	h, u := newUsers(t, &fakeTruth{})
 	first := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(first.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 8*gib)}, Session: true, PID: first.pid(), UID: alice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	other := start(t, filepath.Join(reply.Dir, "bind"), "")
 	must.Get(u.Join(api.WithToken(as(other.pid(), alice), tokenOf(t, reply)), "u5001-a", api.JoinRequest{PID: other.pid()}))(t)
 	other.must("attach")

@@ -25,9 +25,7 @@ func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc
 	h.t.Helper()
 	p, _ := h.session(id, on(gpu0, quota))
 	p.uses().takes(truth, bytes)
-	if err := h.suspend(id); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, h.suspend(id))
 	return p
 }
 
@@ -56,9 +54,7 @@ func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testin
 	link := filepath.Join(h.options.RunDir, "to-c")
 	first := start(t, link, cgroup)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	p := start(t, link, cgroup)
 	p.uses().takes(truth, 40*gib)
@@ -81,9 +77,7 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "to-r")
 	p := start(t, link, "")
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "r", Mode: api.Record, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	p.uses().takes(truth, 40*gib)
 	must.Do(t, h.suspend("r"))
@@ -159,9 +153,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	link := filepath.Join(h.options.RunDir, "to-a")
 	p := start(t, link, "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 6*gib)}, Session: true, PID: p.pid(), UID: alice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	p.uses().takes(truth, 5*gib)
 	if err := move(u.Suspend, bob); err == nil {
@@ -187,22 +179,16 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 func (h *host) rewrite(change func(*store.Slice)) {
 	h.t.Helper()
 	boot, err := process.BootID()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	s, err := store.Open(store.Options{RunDir: h.options.RunDir, StateDir: h.options.StateDir, Boot: boot, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	for _, slice := range s.Slices() {
 		change(&slice)
 		if err := s.PutSlice(slice); err != nil {
 			h.t.Error(err)
 		}
 	}
-	if err := s.Close(); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, s.Close())
 }
 
 // What is on disk of how far it was is no word that anybody writes: the driver knows.

@@ -238,9 +238,7 @@ func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	a = start(t, link, cgroup)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: a.pid(), Quotas: []api.Quota{on(gpu0, quota)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	b = start(t, link, cgroup)
 	return a.uses(), b.uses()
@@ -405,9 +403,7 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 		all = append(all, start(t, link, cgroup))
 	}
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, reply)
 	for _, p := range all {
 		p.uses().takes(truth, 10*gib)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // slowDisk has writes take five seconds, of those keys that it is told, until they are let go.
@@ -120,9 +121,7 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	link := filepath.Join(h.options.RunDir, "to-e")
 	e := start(t, link, "")
 	unforeseen, err := h.sees("e", e, []string{gpu0}, on(api.AllDevices, gib))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lead(t, link, unforeseen)
 	e.must("attach")
 	during("a device that was not foreseen", func() { e.must("device %s %d", hex1, 80*gib) })

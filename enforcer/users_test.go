@@ -187,9 +187,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	// He is who the kernel says, whatever he writes.
 	p := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	info, err := os.Stat(reply.Dir + "/" + api.TokenName)
 	if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != alice {
 		t.Errorf("the token is of uid %d, %v", int(info.Sys().(*syscall.Stat_t).Uid), err)
@@ -317,9 +315,7 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	// Who was given the token may.
 	text := must.Get(os.ReadFile(theirs.Dir + "/" + api.TokenName))(t)
 	_, token, err := api.ParseTokenFile(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	shown := api.WithToken(as(1, alice), token)
 	if limited, err := u.May(api.WithToken(as(1, nobodys), token), theirs.Slice.ID); limited || err != nil {
 		t.Errorf("one without a limit: %v, %v", limited, err)

@@ -344,9 +344,7 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	raw, err := l.(*net.UnixListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if failed := raw.Control(func(fd uintptr) { err = syscall.Listen(int(fd), 1) }); failed != nil || err != nil {
 		t.Fatal(failed, err)
 	}

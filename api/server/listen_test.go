@@ -61,9 +61,7 @@ func sendDescriptor(t *testing.T, path string, refused bool) {
 	conn := must.Get(net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	defer conn.Close()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	_, _, err = conn.WriteMsgUnix([]byte("GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n"), unix.UnixRights(int(w.Fd())), nil)
 	w.Close()
@@ -109,9 +107,7 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 	l := must.Get(Listen(path, ""))(t)
 	defer l.Close()
 	raw, err := l.(*net.UnixListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) })
 	for err == nil {
 		var conn net.Conn

@@ -50,14 +50,10 @@ func serveBoth(t testing.TB, handler Handler, hear Listener) string {
 func serving(t testing.TB, member Member, handler Handler, hear Listener) (s *Server, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, hear, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s, dir
 }
@@ -70,9 +66,7 @@ func dial(t testing.TB, dir string) *net.UnixConn {
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return conn
 	}
 }
@@ -245,9 +239,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
 	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer again.Close()
 	info, err := os.Lstat(filepath.Join(dir, api.AttachSocketName))
 	if err != nil || info.Mode().Perm() != 0o666 {
@@ -397,9 +389,7 @@ func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 
 func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	read, file, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer read.Close()
 	conn := dial(t, serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		peer.Close()

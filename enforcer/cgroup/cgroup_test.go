@@ -48,9 +48,7 @@ func newFakeHost(t *testing.T, mounts ...string) *fakeHost {
 
 func (h *fakeHost) write(file, text string) {
 	h.t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o644)))
 }
 
 func (h *fakeHost) process(name string, parent int, cgroups ...string) {
@@ -62,18 +60,14 @@ func (h *fakeHost) process(name string, parent int, cgroups ...string) {
 func (h *fakeHost) mkdir(path string) string {
 	h.t.Helper()
 	dir := filepath.Join(h.mount, path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
 func (h *fakeHost) open() *Host {
 	h.t.Helper()
 	host, err := Open(h.proc)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return host
 }
 
@@ -141,9 +135,7 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if want := filepath.Join(fake.mount, c.want); got.Dir() != want {
 				t.Errorf("got %s, want %s", got.Dir(), want)
 			}
@@ -224,9 +216,7 @@ func TestMountsAreReadAsTheKernelWritesThem(t *testing.T) {
 40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup systemd rw,xattr,name=systemd
 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
 `), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	unified, controllers := hierarchiesOf(mounts)
 	if unified == nil || unified.mount != "/sys/fs/cgroup/unified" || !unified.v2 {
 		t.Errorf("unified: %+v", unified)

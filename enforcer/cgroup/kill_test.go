@@ -16,15 +16,11 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		inner := below(t, p, "inner")
 		theirIn, in, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer in.Close()
 		defer theirIn.Close()
 		out, theirOut, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer out.Close()
 		// Both ignore SIGTERM. The first repeats what it reads, the second forks all the time.
 		for cgroup, script := range map[Path]string{
@@ -65,9 +61,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		if errors.Is(err, ErrNoKill) {
 			t.Skip("requires Linux 5.14")
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		waitFor(t, "nobody is left", func() bool {
 			must.Do(t, Kill(p))
 			populated, err := Populated(p)

@@ -303,15 +303,11 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 func unread(t *testing.T, w *Watcher) int {
 	t.Helper()
 	conn, err := w.inotify.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var n int
 	var ioctl error
 	err = conn.Control(func(fd uintptr) { n, ioctl = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	if err = errors.Join(err, ioctl); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, ioctl))
 	return n
 }
 
@@ -412,9 +408,7 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	t.Helper()
 	const pathMax = 4096 // with the zero at its end
 	dir, err := unix.Open(p.Dir(), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { unix.Close(dir) })
 	at, length := dir, len(p.Rel)
 	add := func(name string) {

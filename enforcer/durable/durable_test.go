@@ -12,13 +12,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func check(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // The data is on disk before the name leads to it, and the name is before Replace returns.

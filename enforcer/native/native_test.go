@@ -123,9 +123,7 @@ func newBench(t *testing.T, want api.Enforcement) *bench {
 			b.told = append(b.told, device+": "+err.Error())
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(b.Close)
 	return b
 }
@@ -137,9 +135,7 @@ func (b *bench) cgroup(name string) cgroup.Path {
 		b.t.Fatal(err)
 	}
 	info, err := os.Stat(p.Dir())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, err)
 	p.Inode = info.Sys().(*syscall.Stat_t).Ino
 	return p
 }

@@ -149,9 +149,7 @@ func TestAReportMayWatchAnother(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	end(first)
 	end(second)
 	<-died

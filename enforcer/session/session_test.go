@@ -234,9 +234,7 @@ func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip("requires a file system with access control lists")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// The group's bits are the mask of what the users named may.
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v", info.Mode(), err)

@@ -36,9 +36,7 @@ func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	// test/e2e covers the kill points of moves.
 	points = slices.DeleteFunc(points, func(point string) bool {

@@ -52,9 +52,7 @@ func TestImportsGoDownOnly(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for name := range rows {
 		if !seen[name] {

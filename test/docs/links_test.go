@@ -48,9 +48,7 @@ func TestLinksBetweenDocumentsLeadSomewhere(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // document returns a file's text without code.

@@ -28,9 +28,7 @@ func TestPhrasesThatReadersStumbledOverAreGone(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for _, file := range files {
 		text := must.Get(os.ReadFile(file))(t)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -103,9 +104,7 @@ func forAll(t *testing.T, bin string) string {
 		err = exec.Command("cp", "-r", filepath.Join(bin, "gpuslice"), filepath.Join(bin, "gpuslice-leased"), filepath.Join(bin, "gpuslice-broker"),
 			filepath.Join(bin, api.LibraryName), filepath.Join(bin, "fakecuda"), dir).Run()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return dir
 }
 

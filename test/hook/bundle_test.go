@@ -258,9 +258,7 @@ func tree(t testing.TB, dir string) []string {
 		all = append(all, fmt.Sprint(path, " ", info.Mode(), " ", size))
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return all
 }
 

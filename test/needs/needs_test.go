@@ -64,9 +64,7 @@ func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	if suites < 4 {
 		t.Errorf("%d suites say what they need", suites)
@@ -93,9 +91,7 @@ func TestRootIsAskedForInOnePlace(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	if asked < 50 {
 		t.Errorf("%d calls were found", asked)

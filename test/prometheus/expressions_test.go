@@ -290,9 +290,7 @@ func quick(t *testing.T) string {
 
 func (s *server) fires(alert string) bool {
 	found, err := s.query(`ALERTS{alertstate="firing", alertname="` + alert + `"}`)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, err)
 	return len(found) > 0
 }
 

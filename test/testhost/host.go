@@ -179,9 +179,7 @@ func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 
 func (h *Host) Must(err error) {
 	h.T.Helper()
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	must.Do(h.T, err)
 }
 
 // Start starts the enforcer. New calls it; call it again after Stop.

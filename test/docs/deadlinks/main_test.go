@@ -22,9 +22,7 @@ func TestLinksThatLeadNowhereAreNamed(t *testing.T) {
 	write("index.html", `<h1 id="here">Here</h1> <a href="#here">a</a> <a href="other.html#what-s">b</a> <a href="https://example.com/none">c</a>
 		<a href="#gone">d</a> <a href="none.html">e</a> <a href="other.html#gone">f</a> <img src="none.png">`)
 	links, dead, err := check(site)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if links != 6 || len(dead) != 4 {
 		t.Fatalf("%d links, of which dead are\n%s", links, strings.Join(dead, "\n"))
 	}

@@ -93,17 +93,11 @@ func (m *machine) start(before ...string) *process {
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := p.cmd.StdinPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	p.in, p.answers = in, bufio.NewReader(out)
-	if err := p.cmd.Start(); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, p.cmd.Start())
 	m.t.Cleanup(p.kill)
 	return p
 }
