@@ -83,30 +83,42 @@ static const struct {
                                     ROW(threshold)};
 
 /* Its answer, and what the recording says of an allocation that comes after it. */
-static void record(const char *key, size_t i, int mode, bool relaxed)
+struct answer {
+	CUresult result, after, end;
+};
+
+static struct answer record(size_t i, int mode, bool relaxed)
 {
 	int own = CU_STREAM_CAPTURE_MODE_RELAXED;
+	struct answer answer;
 	CUdeviceptr pointer;
-	CUresult answer, after, end;
 	CUgraph graph = NULL;
 
 	MUST(cuStreamBeginCapture_v2(stream, mode));
 	if (relaxed)
 		MUST(cuThreadExchangeStreamCaptureMode(&own));
-	answer = questions[i].ask();
+	answer.result = questions[i].ask();
 	if (relaxed)
 		MUST(cuThreadExchangeStreamCaptureMode(&own));
-	after = cuMemAllocAsync(&pointer, 2 * MiB, stream);
-	end = cuStreamEndCapture(stream, &graph);
-	printf("%s.%s: %s, then %s, %s\n", key, questions[i].name, name_of(answer), name_of(after),
-	       name_of(end));
+	answer.after = cuMemAllocAsync(&pointer, 2 * MiB, stream);
+	answer.end = cuStreamEndCapture(stream, &graph);
 	if (graph)
 		MUST(cuGraphDestroy(graph));
+	return answer;
 }
 
 int main(void)
 {
-	static const char *const modes[] = {"global", "thread_local", "relaxed"};
+	/* The last: in a thread that has said that it knows what it does. */
+	static const struct {
+		const char *name;
+		int mode;
+		bool relaxed;
+	} modes[] = {{"global", CU_STREAM_CAPTURE_MODE_GLOBAL, false},
+	             {"thread_local", CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, false},
+	             {"relaxed", CU_STREAM_CAPTURE_MODE_RELAXED, false},
+	             {"thread_relaxed", CU_STREAM_CAPTURE_MODE_GLOBAL, true}};
+	struct answer answers[COUNT(modes)][COUNT(questions)];
 
 	context = start_with_context();
 	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
@@ -120,12 +132,18 @@ int main(void)
 	                 0));
 	MUST(cuStreamCreate(&stream, 1));
 	MUST(cuStreamCreate(&other, 1));
-	for (int mode = 0; mode < (int)COUNT(modes); mode++) {
+	for (size_t mode = 0; mode < COUNT(modes); mode++)
 		for (size_t i = 0; i < COUNT(questions); i++)
-			record(modes[mode], i, mode, false);
+			answers[mode][i] = record(i, modes[mode].mode, modes[mode].relaxed);
+	for (size_t i = 0; i < COUNT(questions); i++) {
+		printf("%s:", questions[i].name);
+		for (size_t mode = 0; mode < COUNT(modes); mode++) {
+			const struct answer *is = &answers[mode][i];
+
+			printf("%s %s %s, then %s, %s", mode ? ";" : "", modes[mode].name,
+			       name_of(is->result), name_of(is->after), name_of(is->end));
+		}
+		printf("\n");
 	}
-	/* In a thread that has said that it knows what it does. */
-	for (size_t i = 0; i < COUNT(questions); i++)
-		record("global.thread_relaxed", i, CU_STREAM_CAPTURE_MODE_GLOBAL, true);
 	return 0;
 }

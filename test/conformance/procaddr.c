@@ -5,7 +5,7 @@
  *
  * One line per name: "2000 cuMemAlloc, 3020 cuMemAlloc_v2" says what the first version gets, and
  * the first that gets something else. "any": the same for the flags 0, 1 (legacy default stream)
- * and 2 (per-thread); otherwise a line for each.
+ * and 2 (per-thread); otherwise it is said for each.
  */
 #include "conformance.h"
 
@@ -93,7 +93,7 @@ static const int versions[] = {2000,  3010,  3020,  4000,  7000,  9000,  10020, 
 
 static void say_exports(const char *name)
 {
-	printf("exported.%s:", name);
+	printf("%s: exported", name);
 	for (size_t i = 0; i < COUNT(suffixes); i++) {
 		char symbol[96];
 
@@ -101,7 +101,6 @@ static void say_exports(const char *name)
 		if (dlsym(libcuda, symbol))
 			printf(" %s", symbol);
 	}
-	printf("\n");
 }
 
 /* The answer to a name, a version and flags; `old` is that of the form with four arguments. */
@@ -175,14 +174,13 @@ static void say_answer(const char *name, const struct answer *answer)
 /* Each answer once, with the first version that gets it, as the version rises. */
 static void say_answers(const char *name, const char *key, const struct answer *answers)
 {
-	printf("%s.%s:", name, key);
+	printf("; %s:", key);
 	for (size_t i = 0; i < COUNT(versions); i++) {
 		if (i && is_same(&answers[i], &answers[i - 1]))
 			continue;
 		printf("%s %d", i ? "," : "", versions[i]);
 		say_answer(name, &answers[i]);
 	}
-	printf("\n");
 }
 
 static void say_name(const char *name)
@@ -197,12 +195,12 @@ static void say_name(const char *name)
 			same = same && is_same(&answers[flags][i], &answers[0][i]);
 		}
 	say_exports(name);
-	if (same) {
+	if (same)
 		say_answers(name, "any", answers[0]);
-		return;
-	}
-	for (size_t flags = 0; flags < COUNT(keys); flags++)
-		say_answers(name, keys[flags], answers[flags]);
+	else
+		for (size_t flags = 0; flags < COUNT(keys); flags++)
+			say_answers(name, keys[flags], answers[flags]);
+	printf("\n");
 }
 
 int main(void)
