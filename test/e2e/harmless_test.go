@@ -96,10 +96,7 @@ func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
 	run := func(preload string) []byte {
 		cmd := exec.Command(look[0], look[1:]...)
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_PRELOAD=" + preload}
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		out := must.Output(t, cmd)
 		return out
 	}
 	if plain, ours := run(""), run(library); !bytes.Equal(plain, ours) {

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -127,9 +128,7 @@ func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 		t.Run(g.name, func(t *testing.T) {
 			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
 			root := filepath.Join(t.TempDir(), "root")
-			if out, err := exec.Command("cp", "-a", filepath.Join(dir, "root"), root).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Output(t, exec.Command("cp", "-a", filepath.Join(dir, "root"), root))
 			library, err := os.ReadFile(filepath.Join(bin, "libgpuslice.so"))
 			for _, e := range []error{
 				err,

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // documented returns the first code block of a language in the section of docs/use/leases.md about other machines.
@@ -45,9 +46,7 @@ func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	commands := strings.NewReplacer("HOST=gpu1.example.org", "HOST=localhost", "NAME=alice", "NAME="+who.Username).Replace(documented(h, "sh"))
 	make := exec.Command("/bin/sh", "-euc", commands)
 	make.Dir = dir
-	if out, err := make.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(t, make)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	h.Must(err)
 	port := free.Addr().(*net.TCPAddr).Port

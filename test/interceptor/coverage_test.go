@@ -298,9 +298,7 @@ func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
 	if cc == "" {
 		cc = "cc"
 	}
-	if out, err := exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(t, exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c"))
 	if out, err := exec.Command(program).Output(); err != nil || len(out) > 0 {
 		t.Errorf("%v, of these the answer is wrong:\n%s", err, out)
 	}

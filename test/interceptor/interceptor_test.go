@@ -61,9 +61,7 @@ func compileTo(t *testing.T, output string, args ...string) string {
 	}
 	args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
 		"-o", output}, args...)
-	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(t, exec.Command(cc, args...))
 	return output
 }
 

@@ -40,10 +40,7 @@ func run(t *testing.T, env []string, command ...string) string {
 	t.Helper()
 	c := exec.Command(command[0], command[1:]...)
 	c.Env = env
-	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := must.Output(t, c)
 	return string(out)
 }
 

@@ -81,10 +81,7 @@ func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s sha
 		fmt.Fprintln(&in, s.line)
 	}
 	c.Stdin = strings.NewReader(in.String())
-	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := must.Output(t, c)
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(lines) != len(list) {
 		t.Fatalf("%d answers to %d shapes:\n%s", len(lines), len(list), out)

@@ -80,10 +80,7 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	before := given(ctx, t, h)
 	program := exec.CommandContext(ctx, filepath.Join(h.Bin, "lease/examples"), "--socket", service.Socket)
 	program.Env = []string{} // without a path to a driver
-	out, err := program.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := must.Output(t, program)
 	t.Logf("%s", out)
 	for _, line := range []string{"recipe: 10 12 210, ", "submit: 10 12 210, ", "inference: 100 requests ", "solver: a straight line ", "modules: three modules "} {
 		if !strings.Contains("\n"+string(out), "\n"+line) {

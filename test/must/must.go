@@ -3,7 +3,10 @@
 // Package must ends a test at an error that it does not expect.
 package must
 
-import "testing"
+import (
+	"os/exec"
+	"testing"
+)
 
 // Do ends the test if err is one.
 func Do(t testing.TB, err error) {
@@ -20,4 +23,14 @@ func Get[T any](value T, err error) func(testing.TB) T {
 		Do(t, err)
 		return value
 	}
+}
+
+// Output runs the command and returns all that it prints, or ends the test with that.
+func Output(t testing.TB, cmd *exec.Cmd) []byte {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return out
 }
