@@ -24,17 +24,11 @@ func good() RegisterRequest {
 
 func TestAGoodRequestIsValid(t *testing.T) {
 	r := good()
-	if err := r.Validate(); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, r.Validate())
 	r.Mode, r.Container, r.Session = "", "", true
-	if err := r.Validate(); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, r.Validate())
 	r.Mode, r.Quotas = Record, nil
-	if err := r.Validate(); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, r.Validate())
 }
 
 func TestABadRequestIsRefusedWithAReason(t *testing.T) {

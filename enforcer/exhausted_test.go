@@ -64,9 +64,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		if s.State != api.Active {
 			t.Errorf("%s is %s: %s", id, s.State, s.Reason)
 		}
-		if err := second(d.Release(context.Background(), id, 0, true)); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, second(d.Release(context.Background(), id, 0, true)))
 	}
 	d.nothingLeft()
 }

@@ -344,9 +344,7 @@ func TestAProcessWithAnothersRightsIsNotInAUsersSession(t *testing.T) {
 	if err := begin(roots); err == nil || !strings.Contains(err.Error(), "another user's rights") {
 		t.Errorf("%v", err)
 	}
-	if err := begin(users); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, begin(users))
 }
 
 func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {

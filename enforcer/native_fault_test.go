@@ -32,9 +32,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 		return w.fakeBackend.Limit(cgroup, device, bytes)
 	}
 	dir := w.t.TempDir() // the records are the enforcer's as long as it runs
-	if err := os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())); err != nil {
-		w.t.Error(err)
-	}
+	must.Try(w.t, os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())))
 	s, err := store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)})
 	must.Do(w.t, err)
 	defer s.Close()

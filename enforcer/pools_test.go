@@ -289,7 +289,5 @@ func TestAPoolByGrantHasNoMemberThatNamesItWithoutOne(t *testing.T) {
 		}
 		h.restart()
 	}
-	if err := request("claim", true); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, request("claim", true))
 }

@@ -264,9 +264,7 @@ func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
 	h.options.Caller = func(context.Context) (session.Asker, bool) {
 		if asked++; asked == 3 { // the enforcer has opened the process
 			_ = child.cmd.Process.Kill()
-			if err := unix.Waitid(unix.P_PID, child.pid(), nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, unix.Waitid(unix.P_PID, child.pid(), nil, unix.WEXITED|unix.WNOWAIT, nil))
 		}
 		return asker(os.Getpid(), uint32(os.Geteuid())), true
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // A context is the first thing that any program takes of a device.
@@ -62,13 +63,9 @@ func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 			if _, err := h.set("first", on(gpu0, c.sufficient)); err != nil {
 				t.Error(err)
 			}
-			if err := pool(h.CreatePool, "p", c.sufficient); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, pool(h.CreatePool, "p", c.sufficient))
 			refused("set a pool", pool(h.SetPool, "p", c.small))
-			if err := register("b", c.sufficient, api.Enforce); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, register("b", c.sufficient, api.Enforce))
 			if err := register("c", c.small, api.Record); err != nil {
 				t.Error("nothing is refused to a slice that records: ", err)
 			}

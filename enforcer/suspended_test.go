@@ -184,9 +184,7 @@ func (h *host) rewrite(change func(*store.Slice)) {
 	must.Do(h.t, err)
 	for _, slice := range s.Slices() {
 		change(&slice)
-		if err := s.PutSlice(slice); err != nil {
-			h.t.Error(err)
-		}
+		must.Try(h.t, s.PutSlice(slice))
 	}
 	must.Do(h.t, s.Close())
 }

@@ -542,9 +542,7 @@ func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 		}
 	}
 	let()
-	if err := await.Value(t, "it is back", back); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, await.Value(t, "it is back", back))
 }
 
 // Memory that is reserved for one process is promised to no other until its return has failed.

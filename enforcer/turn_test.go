@@ -134,9 +134,7 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	c.must("attach")
 	other := start(t, filepath.Join(reply.Dir, "bind"), "")
 	during("a process that joins", func() {
-		if err := h.join(other, "c", token); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, h.join(other, "c", token))
 	})
 	during("a release", func() {
 		if _, err := h.Release(ctx, "c", 0, true); err != nil {
@@ -193,9 +191,7 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 		t.Error("the write did not hang")
 	}
 	let()
-	if err := <-set; err != nil {
-		t.Error(err)
-	}
+	must.Try(t, <-set)
 	if s := h.see("a"); s.Devices[0].Limit != 2*gib {
 		t.Errorf("%+v", s)
 	}

@@ -132,9 +132,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 		}
 	}
 	// One that has no quota on a device is not counted there.
-	if err := see("one", on(gpu0, 4*gib)); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, see("one", on(gpu0, 4*gib)))
 	if _, err := begin(t, u, alice, "other", on(gpu1, 4*gib)); err != nil {
 		t.Error(err)
 	}

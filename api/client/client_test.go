@@ -124,9 +124,7 @@ func enforcer(t *testing.T, s server.Service) *Client {
 	go func() { done <- server.New(s, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		must.Try(t, <-done)
 	})
 	return New(path)
 }
@@ -381,9 +379,7 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 			}()
 		}
 	}()
-	if err := <-answered; err != nil {
-		t.Error(err)
-	}
+	must.Try(t, <-answered)
 }
 
 func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {

@@ -126,9 +126,7 @@ func TestFollowersEndWithTheEnforcer(t *testing.T) {
 	if lines.Scan() || lines.Err() != nil {
 		t.Errorf("%q, %v", lines.Text(), lines.Err())
 	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, stop())
 }
 
 // A follower that reads nothing delays neither writers of events nor other requests. Followers leave connections for other

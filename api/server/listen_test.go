@@ -121,9 +121,7 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 	if _, err := Listen(path, ""); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("got %v, want EAGAIN", err)
 	}
-	if err := RemoveStale(path); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, RemoveStale(path))
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("it was removed: %v", err)
 	}

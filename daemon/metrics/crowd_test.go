@@ -73,9 +73,7 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	}
 	all.Wait()
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Try(t, <-done)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.most > maxConnections || served.Load() != 4*maxConnections {

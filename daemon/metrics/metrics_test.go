@@ -145,7 +145,5 @@ func TestOnlyMetricsAreServedAndOnlyUntilTheEnd(t *testing.T) {
 		t.Errorf("/debug/pprof/: %d", got)
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Try(t, <-done)
 }

@@ -173,9 +173,7 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	b.given(t, gpu0, 0, 80*gib, 0)
-	if err := b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit))
 }
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
@@ -249,9 +247,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	b.Set(a, nil) // it is over, and a process of it lives
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
 	b.Drop(a)
-	if err := begin(session("e"), 6*gib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, begin(session("e"), 6*gib))
 }
 
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
@@ -266,9 +262,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
 	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
 	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
-	if err := asks(api.Quota{Device: "*", Bytes: 5 * gib}); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
 	for i := range 30 { // nobody knows how much there is
 		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
 	}
@@ -279,9 +273,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	}
 	refused(t, b.CheckSize("c", []api.Quota{{Bytes: 9 * gib}}), "(max_vram)")
 	refused(t, b.CheckSize("c", []api.Quota{{Percent: 1}}), "nobody knows which of them is more")
-	if err := b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}))
 }
 
 func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {

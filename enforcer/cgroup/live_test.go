@@ -364,9 +364,7 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		w.Recheck(p)
 		wantSilence(t, reports)
 		wantReport(t, watch(t, w, p)) // and it can be watched again
-		if err := errors.Join(w.Close(), w.Close()); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, errors.Join(w.Close(), w.Close()))
 		if err := w.Watch(p, func() {}); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("watch after Close: %v", err)
 		}

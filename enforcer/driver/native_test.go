@@ -123,12 +123,8 @@ func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	if err := n.Limit(cgroup, uuid, 9<<30); !errors.Is(err, nvml.ERROR_INVALID_ARGUMENT) {
 		t.Errorf("more than the device has: %v", err)
 	}
-	if err := n.Unlimit(cgroup, uuid); err != nil {
-		t.Error(err)
-	}
-	if err := n.Unlimit(cgroup+"-not", uuid); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, n.Unlimit(cgroup, uuid))
+	must.Try(t, n.Unlimit(cgroup+"-not", uuid))
 	if err := n.Limit(cgroup+"-not", uuid, 1); !errors.Is(err, ErrNoCgroup) {
 		t.Error(err)
 	}

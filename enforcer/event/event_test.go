@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func numbers(events []api.Event) []uint64 {
@@ -84,9 +85,7 @@ func TestANumberOfAnEarlierEnforcerMeansAll(t *testing.T) {
 	if n := numbers(l.Since("", 1000, 100)); len(n) != 2 || n[0] != 1 {
 		t.Errorf("since 1000: %v", n)
 	}
-	if err := l.Wait(context.Background(), "", 1000); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, l.Wait(context.Background(), "", 1000))
 }
 
 // An enforcer that was restarted has passed the number that its follower had: without the instance, 1 to 5 would be taken for read.
@@ -98,9 +97,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
-	if err := l.Wait(ctx, earlier.Instance(), 5); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, l.Wait(ctx, earlier.Instance(), 5))
 	restarted := func(got []api.Event, count uint64) {
 		t.Helper()
 		if len(got) == 0 || got[0].Kind != api.EventMissed || got[0].Cause != api.MissedRestarted || got[0].Instance != l.Instance() || got[0].Count != count || got[0].Seq != count {

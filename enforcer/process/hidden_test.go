@@ -72,9 +72,7 @@ func asNobody(t *testing.T, before func() error, f func() error) {
 			return f()
 		}()
 	}()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Try(t, <-done)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil { // of this process, which the change of user took
 		t.Fatal(err)
 	}

@@ -123,9 +123,7 @@ func TestSignalReachesTheProcess(t *testing.T) {
 
 func TestAClosedHandleActsOnNobody(t *testing.T) {
 	h := mustOpen(t, sleeper(t).Process.Pid)
-	if err := errors.Join(h.Close(), h.Close()); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, errors.Join(h.Close(), h.Close()))
 	if err := h.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("signal: %v", err)
 	}

@@ -77,9 +77,7 @@ func TestADatabaseThatHangsIsWaitedForNoLongerThanAsked(t *testing.T) {
 		return nil
 	}
 	for uid := range uint32(2 * maxLookUps) {
-		if err := at(uid + 1); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, at(uid+1))
 	}
 	if h.mu.Lock(); h.asking != maxLookUps {
 		t.Errorf("%d look-ups are under way", h.asking)

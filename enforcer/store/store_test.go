@@ -333,17 +333,11 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 			for i := range each {
 				generation := uint64(w*each + i)
 				id := fmt.Sprint("slice-", generation)
-				if err := s.PutSlice(example(id, generation)); err != nil {
-					t.Error(err)
-				}
+				must.Try(t, s.PutSlice(example(id, generation)))
 				if i%2 == 0 {
-					if err := s.Forget(id, generation); err != nil {
-						t.Error(err)
-					}
+					must.Try(t, s.Forget(id, generation))
 				}
-				if err := s.PutPool(examplePool(id)); err != nil {
-					t.Error(err)
-				}
+				must.Try(t, s.PutPool(examplePool(id)))
 			}
 		})
 	}

@@ -72,9 +72,7 @@ cgroup = %q
 	h.start()
 	t.Cleanup(func() {
 		all, err := h.List(context.Background())
-		if err != nil {
-			t.Error(err)
-		}
+		must.Try(t, err)
 		for _, l := range all {
 			if _, err := h.Drop(context.Background(), l.ID); err != nil {
 				t.Error(err)
@@ -213,9 +211,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 		t.Errorf("%d %s", code, out)
 	}
 	s := h.open(l)
-	if err := works(s, 64*mib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, works(s, 64*mib))
 	keep, err := s.Alloc(ctx, 40*mib)
 	h.Must(err)
 	var refusal *lease.Error
@@ -383,9 +379,7 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 	s := h.open(l)
-	if err := works(s, gib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, works(s, gib))
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.Charged < gib {
 		t.Errorf("nothing is allocated, and it gave its memory back: %+v, %v", shown, err)
 	}
@@ -398,7 +392,5 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 		shown, err := h.Show(context.Background(), l.ID)
 		return err == nil && shown.Restarts == 1 && shown.Charged >= gib
 	})
-	if err := works(s, gib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, works(s, gib))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package must ends a test at an error that it does not expect.
+// Package must fails a test at an error that it does not expect.
 package must
 
 import (
@@ -13,6 +13,14 @@ func Do(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Try fails the test if err is one, and lets it continue.
+func Try(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
 	}
 }
 

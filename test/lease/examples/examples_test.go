@@ -59,9 +59,7 @@ func TestExamplesGetTheirResultsAndLeaveNothing(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := inSession(ctx, e, address, token); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, inSession(ctx, e, address, token))
 		})
 	}
 }
