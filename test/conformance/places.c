@@ -30,12 +30,13 @@ static void say(CUmemoryPool pool, const char *place, const char *what)
 /* Named ones of younger drivers would be told of. */
 static void younger_attributes(CUmemoryPool pool, const char *place)
 {
+	printf("%s.attributes:", place);
 	for (int which = CU_MEMPOOL_ATTR_USED_MEM_HIGH + 1; which <= ATTRIBUTE_LAST; which++) {
 		unsigned char value[256] = {0};
 
-		printf("%s.attribute.%d: %s\n", place, which,
-		       name_of(cuMemPoolGetAttribute(pool, which, value)));
+		printf(" %d %s", which, name_of(cuMemPoolGetAttribute(pool, which, value)));
 	}
+	printf("\n");
 }
 
 static void allocate(CUmemoryPool pool, const char *place)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Short turns for tests, with remapping and without.
@@ -166,9 +167,7 @@ func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 		if out := h.mustRun("inspect", w.id); !strings.Contains(out, "GiB in host memory") {
 			t.Errorf("inspect does not show it:\n%s", out)
 		}
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
 		h.Must(os.Remove(idle))
 		w.goesOn()
 	}

@@ -96,7 +96,7 @@ func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
 	run := func(preload string) []byte {
 		cmd := exec.Command(look[0], look[1:]...)
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_PRELOAD=" + preload}
-		out := must.Output(t, cmd)
+		out := must.Output(cmd.CombinedOutput())(t)
 		return out
 	}
 	if plain, ours := run(""), run(library); !bytes.Equal(plain, ours) {

@@ -165,9 +165,7 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	if own := number(t, c.ownCgroup()); own > ownLimit {
 		t.Errorf("the container's own cgroup bears %d bytes", own)
 	}
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
 	h.Eventually("what the container had is given back", func() bool { return h.charged()-before < gib/2+64*mib })
 	other.goesOn()
 }
@@ -214,9 +212,7 @@ func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
 		}
 		h.Eventually("another holder is started", func() bool { return h.holder() > 0 })
 		for _, one := range []*container{c, b} {
-			if out, err := one.output(one.runtime("delete", "--force", one.id)); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Output(one.output(one.runtime("delete", "--force", one.id)))(t)
 		}
 		h.Eventually("nothing is left", func() bool { return h.charged() < 64*mib })
 	})

@@ -128,7 +128,7 @@ func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 		t.Run(g.name, func(t *testing.T) {
 			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
 			root := filepath.Join(t.TempDir(), "root")
-			must.Output(t, exec.Command("cp", "-a", filepath.Join(dir, "root"), root))
+			must.Output(exec.Command("cp", "-a", filepath.Join(dir, "root"), root).CombinedOutput())(t)
 			library, err := os.ReadFile(filepath.Join(bin, "libgpuslice.so"))
 			for _, e := range []error{
 				err,

@@ -46,7 +46,7 @@ func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	commands := strings.NewReplacer("HOST=gpu1.example.org", "HOST=localhost", "NAME=alice", "NAME="+who.Username).Replace(documented(h, "sh"))
 	make := exec.Command("/bin/sh", "-euc", commands)
 	make.Dir = dir
-	must.Output(t, make)
+	must.Output(make.CombinedOutput())(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	h.Must(err)
 	port := free.Addr().(*net.TCPAddr).Port

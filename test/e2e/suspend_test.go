@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // worker is a process in a container that uses its memory without pause (steady.c).
@@ -130,9 +131,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 		}
 
 		// A slice that is deleted while suspended leaves nothing.
-		if out, err := b.output(b.runtime("delete", "--force", b.id)); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		must.Output(b.output(b.runtime("delete", "--force", b.id)))(t)
 		h.Eventually("the slice is gone", h.IsGone(b.id))
 	}, smallCard)
 }
@@ -177,9 +176,7 @@ func TestASuspendedSliceIsReleasedWithItsContainerOnly(t *testing.T) {
 	h.mustRun("resume", c.id)
 	w.goesOn()
 	h.mustRun("suspend", c.id)
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 

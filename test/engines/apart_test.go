@@ -80,7 +80,7 @@ func alone(t testing.TB, parts ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	library, path := filepath.Join(dir, "memlock.so"), filepath.Join(dir, parts[len(parts)-1])
-	must.Output(t, exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", "-o", library, "programs/memlock.c"))
+	must.Output(exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", "-o", library, "programs/memlock.c").CombinedOutput())(t)
 	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s exec %s --root \"${0%%/*}/state\" \"$@\"\n", library, tool(t, parts...))
 	must.Do(t, os.WriteFile(path, []byte(script), 0o755))
 	return path

@@ -203,9 +203,7 @@ func (e *docker) usernsUp(s *site) {
 	mount := fmt.Sprintf(`mount --bind %[1]s /etc/subuid && mount --bind %[1]s /etc/subgid && exec "$@"`, s.in("subid"))
 	e.daemon(s, "remapped", "dockerd-remapped", config, "unshare", "--mount", "--propagation", "private", "sh", "-ec", mount, "sh")
 	client := e.client(s, "remapped")
-	if out, err := client.invoke("load", "--quiet", "--input", imageArchive(s.t, "debian")); err != nil {
-		s.t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(client.invoke("load", "--quiet", "--input", imageArchive(s.t, "debian")))(s.t)
 	e.remapped, e.inUserns = client, map[string]bool{}
 }
 

@@ -256,10 +256,7 @@ func TestWhatIsNotKnownIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := inSlice(t, environment(t, "FAKECUDA_FUTURE=1", "FAKECUDA_CONTEXT=64M"), "4G", append([]string{program}, c.ways...)...)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			out := must.Output(inSlice(t, environment(t, "FAKECUDA_FUTURE=1", "FAKECUDA_CONTEXT=64M"), "4G", append([]string{program}, c.ways...)...))(t)
 			want := ""
 			if c.says != "" {
 				why := " is newer than"
@@ -298,7 +295,7 @@ func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
 	if cc == "" {
 		cc = "cc"
 	}
-	must.Output(t, exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c"))
+	must.Output(exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c").CombinedOutput())(t)
 	if out, err := exec.Command(program).Output(); err != nil || len(out) > 0 {
 		t.Errorf("%v, of these the answer is wrong:\n%s", err, out)
 	}

@@ -105,10 +105,7 @@ func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
 		compileTo(t, filepath.Join(dir, library), "-shared", "-fPIC", "-Wl,-soname,"+library, source, "-ldl")
 	}
 	program := compile(t, "accounting")
-	out, err := inSlice(t, environment(t, "LD_LIBRARY_PATH="+dir, "FAKECUDA_CONTEXT=64M"), "4G", program)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t, "LD_LIBRARY_PATH="+dir, "FAKECUDA_CONTEXT=64M"), "4G", program))(t)
 }
 
 func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {

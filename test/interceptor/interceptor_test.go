@@ -61,7 +61,7 @@ func compileTo(t *testing.T, output string, args ...string) string {
 	}
 	args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
 		"-o", output}, args...)
-	must.Output(t, exec.Command(cc, args...))
+	must.Output(exec.Command(cc, args...).CombinedOutput())(t)
 	return output
 }
 
@@ -82,20 +82,14 @@ func inSlice(t *testing.T, env []string, vram string, command ...string) (string
 }
 
 func TestEveryRouteToTheDriverLeadsToTheInterceptor(t *testing.T) {
-	out, err := inSlice(t, environment(t), "4G", compile(t, "routes"))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t), "4G", compile(t, "routes")))(t)
 }
 
 func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 	for _, nvml := range []string{"", "fail"} {
 		t.Run("nvml="+nvml, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_NVML="+nvml, "FAKECUDA_CONTEXT=64M")
-			out, err := inSlice(t, env, "4G", compile(t, "accounting"))
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Output(inSlice(t, env, "4G", compile(t, "accounting")))(t)
 		})
 	}
 }
@@ -103,9 +97,7 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 // The card has less than the quota, as if others held the rest.
 func TestWhatTheDriverRefusesIsNotCharged(t *testing.T) {
 	env := environment(t, "FAKECUDA_CONTEXT=64M", "FAKECUDA_MEMORY=1G", "FAKECUDA_RESERVED=512M")
-	if out, err := inSlice(t, env, "1G", compile(t, "starved")); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, env, "1G", compile(t, "starved")))(t)
 }
 
 // Driver truth is sampled fifty times as often as by default.
@@ -159,10 +151,7 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 }
 
 func TestThreadsOfOneProcessShareItsLane(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "threads"), "16", "20000")
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "threads"), "16", "20000"))(t)
 }
 
 func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) {
@@ -174,10 +163,7 @@ func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) 
 				if mode == "busy" {
 					env = append(env, "FAKECUDA_TRIM=waited")
 				}
-				out, err := inSlice(t, env, "4G", program, mode, threads, "30", "1024")
-				if err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				out := must.Output(inSlice(t, env, "4G", program, mode, threads, "30", "1024"))(t)
 				t.Log(out)
 			})
 		}
@@ -278,10 +264,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			out, err := start(t, c.dir(t))
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			out := must.Output(start(t, c.dir(t)))(t)
 			if n := strings.Count(out, "gpuslice: "); n != 1 || !strings.Contains(out, c.says) {
 				t.Fatalf("%d messages, one that says %q is expected:\n%s", n, c.says, out)
 			}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
@@ -45,15 +47,9 @@ func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 }
 
 func TestALaunchOnSeveralDevicesIsChargedOnEachBeforeIt(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "devices"))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "devices")))(t)
 }
 
 func TestACheckpointedProcessStaysCharged(t *testing.T) {
-	out, err := inSlice(t, environment(t), "4G", compile(t, "checkpoint"))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t), "4G", compile(t, "checkpoint")))(t)
 }

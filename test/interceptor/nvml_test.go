@@ -40,7 +40,7 @@ func run(t *testing.T, env []string, command ...string) string {
 	t.Helper()
 	c := exec.Command(command[0], command[1:]...)
 	c.Env = env
-	out := must.Output(t, c)
+	out := must.Output(c.CombinedOutput())(t)
 	return string(out)
 }
 
@@ -53,10 +53,7 @@ func TestNVMLAgreesWithCUDAAndListsTheSlicesProcessesOnly(t *testing.T) {
 				env = append(env, "FAKECUDA_NVML_LISTS="+lists)
 			}
 			pid := stranger(t, env)
-			out, err := inSlice(t, env, "4G", program, "agree", fmt.Sprint(pid))
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Output(inSlice(t, env, "4G", program, "agree", fmt.Sprint(pid)))(t)
 		})
 	}
 }
@@ -142,10 +139,7 @@ echo "outer $outer: $(` + program + ` show)"
 touch $dir/seen
 wait $keeper
 kill $outer`
-	out, err := inSlice(t, env, "4G", "sh", "-c", script)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := must.Output(inSlice(t, env, "4G", "sh", "-c", script))(t)
 	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
 		var who string
 		var pid int

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const oldest = "fakecuda-11.2"
@@ -36,10 +38,7 @@ func TestTheOldestSupportedDriver(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context, "FAKECUDA_NVML="+c.nvml,
 				"LD_LIBRARY_PATH="+filepath.Join(bin(t), oldest)+":"+filepath.Join(bin(t), "fakecuda"))
 			command := append([]string{compileFor(t, oldest, c.name)}, c.args...)
-			out, err := inSlice(t, env, c.vram, command...)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			must.Output(inSlice(t, env, c.vram, command...))(t)
 		})
 	}
 }

@@ -80,7 +80,7 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	before := given(ctx, t, h)
 	program := exec.CommandContext(ctx, filepath.Join(h.Bin, "lease/examples"), "--socket", service.Socket)
 	program.Env = []string{} // without a path to a driver
-	out := must.Output(t, program)
+	out := must.Output(program.CombinedOutput())(t)
 	t.Logf("%s", out)
 	for _, line := range []string{"recipe: 10 12 210, ", "submit: 10 12 210, ", "inference: 100 requests ", "solver: a straight line ", "modules: three modules "} {
 		if !strings.Contains("\n"+string(out), "\n"+line) {

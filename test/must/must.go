@@ -3,10 +3,7 @@
 // Package must fails a test at an error that it does not expect.
 package must
 
-import (
-	"os/exec"
-	"testing"
-)
+import "testing"
 
 // Do ends the test if err is one.
 func Do(t testing.TB, err error) {
@@ -33,12 +30,13 @@ func Get[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
-// Output runs the command and returns all that it prints, or ends the test with that.
-func Output(t testing.TB, cmd *exec.Cmd) []byte {
-	t.Helper()
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+// Output is Get of what a command printed, which the test says if it ends.
+func Output[T string | []byte](out T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return out
 	}
-	return out
 }
