@@ -44,16 +44,14 @@ func (h *host) ask(id string, change func(*api.RegisterRequest), quotas ...api.Q
 
 func (h *host) give(id string, quotas ...api.Quota) *proc {
 	h.t.Helper()
-	p, err := h.ask(id, nil, quotas...)
-	must.Do(h.t, err)
+	p := must.Get(h.ask(id, nil, quotas...))(h.t)
 	return p
 }
 
 // device is what is shown of one.
 func (h *host) device(uuid string) api.Device {
 	h.t.Helper()
-	devices, err := h.Devices(context.Background())
-	must.Do(h.t, err)
+	devices := must.Get(h.Devices(context.Background()))(h.t)
 	for _, d := range devices {
 		if d.UUID == uuid {
 			return d

@@ -37,8 +37,7 @@ var quick = enforcer.Elastic{Remap: true, Overcommit: 4000, MinResident: 100 * t
 
 func (h *host) elastic(id string, quota uint64, priority int) *proc {
 	h.t.Helper()
-	p, err := h.tryElastic(id, quota, priority)
-	must.Do(h.t, err)
+	p := must.Get(h.tryElastic(id, quota, priority))(h.t)
 	return p
 }
 

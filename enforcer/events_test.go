@@ -34,8 +34,7 @@ func (h *host) events() []api.Event {
 	var all []api.Event
 	var since uint64
 	for {
-		events, err := h.Events(context.Background(), "", since, false)
-		must.Do(h.t, err)
+		events := must.Get(h.Events(context.Background(), "", since, false))(h.t)
 		if len(events) == 0 {
 			return all
 		}

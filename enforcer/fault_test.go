@@ -67,8 +67,7 @@ func (d *daemon) start(point string) (alive bool) {
 	d.t.Helper()
 	d.cmd = exec.Command(d.program, "--config", filepath.Join(d.dir, "config.toml"), "--socket", filepath.Join(d.dir, "control.sock"),
 		"--run-dir", filepath.Join(d.dir, "run"), "--state-dir", filepath.Join(d.dir, "state"), "--log-level", "debug")
-	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must.Do(d.t, err)
+	log := must.Get(os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))(d.t)
 	defer log.Close()
 	d.cmd.Stderr = log
 	d.cmd.Env = append(os.Environ(), killpoint.Env+"="+point)
@@ -160,8 +159,7 @@ func (d *daemon) ids() map[string]api.Slice {
 // nothingLeft checks that there are directories of slices, and of nothing else.
 func (d *daemon) nothingLeft() {
 	d.t.Helper()
-	dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
-	must.Do(d.t, err)
+	dirs := must.Get(os.ReadDir(filepath.Join(d.dir, "run", "slices")))(d.t)
 	if n := len(d.ids()); len(dirs) > n {
 		d.t.Fatalf("%d directories for %d slices\n%s", len(dirs), n, d.log())
 	}

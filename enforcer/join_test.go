@@ -56,9 +56,8 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	p := start(h.t, link, "")
-	reply, err := h.Register(as(p.pid(), uint32(os.Geteuid())), api.RegisterRequest{
-		ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
-	must.Do(h.t, err)
+	reply := must.Get(h.Register(as(p.pid(), uint32(os.Geteuid())), api.RegisterRequest{
+		ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}))(h.t)
 	lead(h.t, link, reply)
 	return p, reply, tokenOf(h.t, reply)
 }
@@ -351,9 +350,8 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 	const uid = 12345
 	h, c := newTimedHost(t)
 	users, roots := withRoots(t, uid)
-	_, err := h.Register(context.Background(), api.RegisterRequest{
-		ID: "s", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: users, UID: uid, GID: uid, TTL: time.Second})
-	must.Do(t, err)
+	must.Get(h.Register(context.Background(), api.RegisterRequest{
+		ID: "s", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: users, UID: uid, GID: uid, TTL: time.Second}))(t)
 	c.pass(time.Second)
 	h.expired("s")
 	eventually(t, "the session is over", func() bool {

@@ -58,8 +58,7 @@ func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 	if cgroup == "" {
 		request.Session, request.UID, request.GID = true, uint32(os.Geteuid()), uint32(os.Getegid())
 	}
-	reply, err := h.Register(context.Background(), request)
-	must.Do(h.t, err)
+	reply := must.Get(h.Register(context.Background(), request))(h.t)
 	lead(h.t, link, reply)
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
@@ -94,8 +93,7 @@ func (h *host) expired(id string) {
 // storyOf is the kinds and causes of a slice's events.
 func (h *host) storyOf(id string) []string {
 	h.t.Helper()
-	events, err := h.Events(context.Background(), "", 0, false)
-	must.Do(h.t, err)
+	events := must.Get(h.Events(context.Background(), "", 0, false))(h.t)
 	var told []string
 	for _, e := range events {
 		if e.Slice == id {

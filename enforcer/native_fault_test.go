@@ -33,8 +33,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	}
 	dir := w.t.TempDir() // the records are the enforcer's as long as it runs
 	must.Try(w.t, os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())))
-	s, err := store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)})
-	must.Do(w.t, err)
+	s := must.Get(store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)}))(w.t)
 	defer s.Close()
 	if aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(aside) > 0 {
 		w.t.Fatal(aside)

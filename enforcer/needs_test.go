@@ -16,8 +16,7 @@ import (
 
 func (h *host) history() []api.Run {
 	h.t.Helper()
-	runs, err := h.History(context.Background())
-	must.Do(h.t, err)
+	runs := must.Get(h.History(context.Background()))(h.t)
 	return runs
 }
 

@@ -47,8 +47,7 @@ func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
 	cgroup := newCgroup(h.t)
 	link := h.options.RunDir + "/to-s"
 	first = start(h.t, link, cgroup)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Quotas: quotas})
-	must.Do(h.t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Quotas: quotas}))(h.t)
 	lead(h.t, link, reply)
 	return first, start(h.t, link, cgroup)
 }

@@ -34,10 +34,9 @@ func (h *host) memberOf(id string, pools api.PoolNames, quotas ...api.Quota) *pr
 	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	p := start(h.t, link, "")
-	reply, err := h.Register(context.Background(), api.RegisterRequest{
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{
 		ID: id, Quotas: quotas, Pools: pools, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
-	})
-	must.Do(h.t, err)
+	}))(h.t)
 	lead(h.t, link, reply)
 	return p
 }
@@ -52,8 +51,7 @@ func (p *proc) uses() *proc {
 
 func (h *host) seePool(name string) api.Pool {
 	h.t.Helper()
-	p, err := h.Pool(context.Background(), name)
-	must.Do(h.t, err)
+	p := must.Get(h.Pool(context.Background(), name))(h.t)
 	return p
 }
 

@@ -89,11 +89,10 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 	p.must("attach")
 	h.session("other", on(gpu1, 70*gib))
 	ttl := time.Hour
-	recording, err := h.Register(context.Background(), api.RegisterRequest{
+	recording := must.Get(h.Register(context.Background(), api.RegisterRequest{
 		ID: "r", Session: true, Mode: api.Record, PID: start(t, "", "").pid(), Quotas: []api.Quota{on(gpu0, gib)},
 		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
-	})
-	must.Do(t, err)
+	}))(t)
 	for what, row := range map[string]struct {
 		id     string
 		quotas []api.Quota
@@ -249,10 +248,9 @@ func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	}
 	const high, low = 40, 4
 	h := newHost(t, &fakeTruth{})
-	reply, err := h.Register(context.Background(), api.RegisterRequest{
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{
 		ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, high)}, UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
-	})
-	must.Do(t, err)
+	}))(t)
 	dir := filepath.Join(reply.Dir, "bind")
 	watcher := start(t, dir, "")
 	watcher.must("attach")

@@ -178,8 +178,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 // rewrite changes the stored slices while no enforcer runs.
 func (h *host) rewrite(change func(*store.Slice)) {
 	h.t.Helper()
-	boot, err := process.BootID()
-	must.Do(h.t, err)
+	boot := must.Get(process.BootID())(h.t)
 	s, err := store.Open(store.Options{RunDir: h.options.RunDir, StateDir: h.options.StateDir, Boot: boot, Log: slog.New(slog.DiscardHandler)})
 	must.Do(h.t, err)
 	for _, slice := range s.Slices() {

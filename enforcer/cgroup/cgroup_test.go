@@ -66,8 +66,7 @@ func (h *fakeHost) mkdir(path string) string {
 
 func (h *fakeHost) open() *Host {
 	h.t.Helper()
-	host, err := Open(h.proc)
-	must.Do(h.t, err)
+	host := must.Get(Open(h.proc))(h.t)
 	return host
 }
 

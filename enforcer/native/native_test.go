@@ -134,8 +134,7 @@ func (b *bench) cgroup(name string) cgroup.Path {
 	if err := os.Mkdir(p.Dir(), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		b.t.Fatal(err)
 	}
-	info, err := os.Stat(p.Dir())
-	must.Do(b.t, err)
+	info := must.Get(os.Stat(p.Dir()))(b.t)
 	p.Inode = info.Sys().(*syscall.Stat_t).Ino
 	return p
 }

@@ -143,11 +143,10 @@ func TestAReportMayWatchAnother(t *testing.T) {
 	first, second := sleeper(t), sleeper(t)
 	h1, h2 := mustOpen(t, first.Process.Pid), mustOpen(t, second.Process.Pid)
 	died := make(chan struct{})
-	err := w.Watch(h1, func() {
+	must.Do(t, w.Watch(h1, func() {
 		h1.Close()
 		must.Try(t, w.Watch(h2, func() { close(died) }))
-	})
-	must.Do(t, err)
+	}))
 	end(first)
 	end(second)
 	<-died

@@ -289,8 +289,7 @@ func quick(t *testing.T) string {
 }
 
 func (s *server) fires(alert string) bool {
-	found, err := s.query(`ALERTS{alertstate="firing", alertname="` + alert + `"}`)
-	must.Do(s.t, err)
+	found := must.Get(s.query(`ALERTS{alertstate="firing", alertname="` + alert + `"}`))(s.t)
 	return len(found) > 0
 }
 

@@ -92,10 +92,8 @@ func (m *machine) start(before ...string) *process {
 	p.cmd.Env = m.env
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	in, err := p.cmd.StdinPipe()
-	must.Do(m.t, err)
-	out, err := p.cmd.StdoutPipe()
-	must.Do(m.t, err)
+	in := must.Get(p.cmd.StdinPipe())(m.t)
+	out := must.Get(p.cmd.StdoutPipe())(m.t)
 	p.in, p.answers = in, bufio.NewReader(out)
 	must.Do(m.t, p.cmd.Start())
 	m.t.Cleanup(p.kill)
