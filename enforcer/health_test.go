@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) health() api.Health {
@@ -16,9 +17,7 @@ func (h *host) health() api.Health {
 	asked := make(chan api.Health, 1)
 	go func() {
 		health, err := h.Health(context.Background())
-		if err != nil {
-			h.t.Error(err)
-		}
+		must.Try(h.t, err)
 		asked <- health
 	}()
 	select {

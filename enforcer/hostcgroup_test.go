@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/hostmem"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // fakeHolder gives host memory that there is not.
@@ -348,9 +349,7 @@ func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
 	give := h.HoldHosting()
 	for n, p := range []*proc{a, a, a, a, b} {
 		asked.Go(func() {
-			if err := h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part))
 		})
 		await.That(t, "the request waits", func() bool { return waitingIn("giveHost") == n+1 })
 	}

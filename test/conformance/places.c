@@ -71,8 +71,8 @@ static void place(int location_type, const char *location_name, int type, const 
 	before = held();
 	before_listed = listed(getpid());
 	result = cuMemGetDefaultMemPool(&fallback, &location, type);
-	printf("%s.default: %s\n", name, name_of(result));
-	printf("%s.current: %s\n", name, name_of(cuMemGetMemPool(&current, &location, type)));
+	printf("%s.default: %s, current %s\n", name, name_of(result),
+	       name_of(cuMemGetMemPool(&current, &location, type)));
 	if (result != CUDA_SUCCESS)
 		return;
 	MUST(cuDeviceGetDefaultMemPool(&of_device, 0));

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -117,9 +118,7 @@ func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
 			}
 		}
 	}
-	if err := works(s, 16*mib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, works(s, 16*mib))
 	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault took its context" {
 		t.Errorf("%+v, %v", l, err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -56,9 +57,7 @@ func TestALeaseThatLingersEndsWithItsLastClient(t *testing.T) {
 	linger := 50 * time.Millisecond
 	l := h.acquire(lease.Request{VRAM: 64 * mib, Linger: &linger})
 	s := h.open(l)
-	if err := works(s, mib); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, works(s, mib))
 	h.Must(s.Close())
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "nobody was connected any more" {
 		t.Errorf("%+v", ended)

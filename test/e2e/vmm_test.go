@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -34,9 +35,7 @@ func TestPoolsThatGrowAndShrinkAreInTheLedgerToTheByte(t *testing.T) {
 		}
 		out, err := h.vmm([]string{"--vram", "4G"}, "caches", "-time", span.String(), "-socket", h.Socket()).CombinedOutput()
 		t.Logf("%s", out)
-		if err != nil {
-			t.Error(err)
-		}
+		must.Try(t, err)
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os/exec"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // runc runs poststop hooks after a failed create. crun 1.8.1 does not: there the enforcer detects that init died.
@@ -93,9 +95,7 @@ func TestManyContainersAtOnce(t *testing.T) {
 		}()
 	}
 	for range all {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		must.Try(t, <-errs)
 	}
 	clean()
 }
