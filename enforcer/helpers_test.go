@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -83,19 +84,12 @@ func start(t *testing.T, dir, cgroup string) *proc {
 	}
 	p := &proc{t: t, cmd: exec.Command(args[0], args[1:]...)}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p.cmd.Stdin, p.in = r, w
 	p.cmd.Stderr = os.Stderr
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(p.cmd.StdoutPipe())(t)
 	p.out = bufio.NewReader(out)
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.cmd.Start())
 	r.Close()
 	t.Cleanup(p.kill)
 	if cgroup != "" {
@@ -275,10 +269,7 @@ type host struct {
 
 func newHost(t *testing.T, truth *fakeTruth) *host {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "gs-") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // a socket's path is short
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := &host{t: t, options: enforcer.Options{
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Library: "/lib/x.so",
@@ -308,10 +299,7 @@ func (h *host) CreatePool(ctx context.Context, name string, r api.PoolRequest) (
 // records is the directory of the slices' records.
 func (h *host) records() string {
 	h.t.Helper()
-	boot, err := process.BootID()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	boot := must.Get(process.BootID())(h.t)
 	return store.RecordsDir(h.options.RunDir, boot)
 }
 
@@ -333,10 +321,7 @@ func (h *host) start() {
 	if h.Enforcer != nil {
 		needs.Root(h.t)
 	}
-	e, err := enforcer.New(h.options)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	e := must.Get(enforcer.New(h.options))(h.t)
 	h.run(e)
 }
 
@@ -347,9 +332,7 @@ func (h *host) run(e *enforcer.Enforcer) {
 	go func() { done <- e.Run(ctx) }()
 	h.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			h.t.Error(err)
-		}
+		must.Try(h.t, <-done)
 	})
 }
 
@@ -364,9 +347,7 @@ func (h *host) restart() {
 func lead(t testing.TB, link string, reply api.RegisterReply) {
 	t.Helper()
 	_ = os.Remove(link) // to one before
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(filepath.Join(reply.Dir, "bind"), link))
 }
 
 // session registers a slice of a process that it starts, and of its descendants.
@@ -375,19 +356,14 @@ func (h *host) session(id string, quotas ...api.Quota) (*proc, api.RegisterReply
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	p := start(h.t, link, "")
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	lead(h.t, link, reply)
 	return p, reply
 }
 
 func (h *host) see(id string) api.Slice {
 	h.t.Helper()
-	s, err := h.Slice(context.Background(), id)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	s := must.Get(h.Slice(context.Background(), id))(h.t)
 	return s
 }
 
@@ -419,10 +395,7 @@ func newCgroup(t *testing.T) string {
 // processes are those in a cgroup now.
 func processes(t *testing.T, cgroup string) map[int]bool {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(cgroup, "cgroup.procs")))(t)
 	pids := make(map[int]bool)
 	for line := range strings.Lines(string(text)) {
 		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {

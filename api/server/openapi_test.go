@@ -15,6 +15,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type schema struct {
@@ -60,14 +61,9 @@ type document struct {
 
 func loadDocument(t *testing.T) document {
 	t.Helper()
-	text, err := os.ReadFile("../openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../openapi.yaml"))(t)
 	var d document
-	if err := yaml.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Unmarshal(text, &d))
 	return d
 }
 
@@ -80,9 +76,7 @@ func (d document) operations(t *testing.T) map[string]operation {
 				continue
 			}
 			var o operation
-			if err := node.Decode(&o); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, node.Decode(&o))
 			operations[strings.ToUpper(verb)+" "+path] = o
 		}
 	}
@@ -185,11 +179,11 @@ func (d document) checkStatuses(t *testing.T, name string, o operation, success 
 		}
 	}
 	// Any request can be malformed, fail, or exceed a limit.
-	must := []string{strconv.Itoa(success), "400", "500", "503"}
+	needed := []string{strconv.Itoa(success), "400", "500", "503"}
 	if len(o.RequestBody.Content) > 0 {
-		must = append(must, "413")
+		needed = append(needed, "413")
 	}
-	for _, status := range must {
+	for _, status := range needed {
 		if _, ok := o.Responses[status]; !ok {
 			t.Errorf("%s: status %s is not described", name, status)
 		}
