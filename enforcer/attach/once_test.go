@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
-	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {

@@ -160,8 +160,8 @@ func noDescriptors(t *testing.T, f func()) {
 	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := limit
 	none.Cur = 1 // descriptor 0 is open; at a limit of 0 fcntl(2) answers EINVAL
-	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
-	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	defer func() { must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	f()
 }
 

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // These pages give an overview, so they must stay short.

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/test/doctable"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const bounds = "docs/operate/bounds.md"
