@@ -194,7 +194,7 @@ static CUresult create_small(const struct request *r, CUdevice ordinal)
 	CUresult result;
 
 	if (!process_ready(ordinal))
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	watch = watch_begin();
 	result = call_driver(r);
 	if (result != CUDA_SUCCESS) {
@@ -220,7 +220,7 @@ static CUresult create(const struct request *r)
 	if (bytes && bytes <= BLOCK_SMALL)
 		return create_small(r, ordinal);
 	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_ARRAY) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	result = call_driver(r);
 	return hold_or_release(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes,
 	                       KIND_MEMORY);

@@ -45,6 +45,13 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
+/* What a call answers that was not granted its memory. A stream of the program's own has a context,
+ * whichever is current. */
+static CUresult refusal_of(const struct request *r)
+{
+	return (uintptr_t)r->stream > STREAM_PER_THREAD ? CUDA_ERROR_OUT_OF_MEMORY : grant_error();
+}
+
 /* With both of the pool's locks held, after a growth that does not fit: free the memory. The driver
  * keeps memory that its stream has not freed yet: that is charged without asking the limit, unless
  * it may be the growth of a call that will be judged. */
@@ -135,7 +142,7 @@ static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth
 	over = pool_look(pool);
 	lock_give(&pool->lock);
 	if (grant(pool->ordinal, over + growth, pool->kind, ATTACH_CALL_ASYNC) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return refusal_of(r);
 	lock_take(&pool->lock);
 	pool->pending += growth;
 	pool_add_charge(pool, over + growth);
@@ -265,7 +272,7 @@ static CUresult allocate(struct process *process, struct pool *pool, struct requ
 	CUresult result;
 
 	if (!process)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return refusal_of(r);
 	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute))
 		return call_driver(r);
 	if (!__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED)) {

@@ -21,7 +21,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	/* The location, not the current context's device. */
 	ordinal = properties->location.id;
 	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_CREATE) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error_on(ordinal);
 	result = movable_suits(properties, flags)
 	             ? movable_create(handle, bytes, properties)
 	             : DRIVER(cuMemCreate)(handle, bytes, properties, flags);
