@@ -68,7 +68,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 		t.Fatalf("%+v, %v", all, err)
 	}
 
-	// Its id is free, and even its cgroup: a new slice is not disturbed by what goes on with the old.
+	// Its id and its cgroup are free: the end of the old slice does not disturb a new one.
 	next := must.Get(h.Register(context.Background(), request))(t)
 	held("beside another slice")
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)

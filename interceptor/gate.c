@@ -166,8 +166,8 @@ void gate_leave(void)
 	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
 }
 
-/* The process exits while its memory is aside, and only needs it again for other calls than these:
- * what frees and ends things, and what the hooks of those ask. */
+/* The process exits while its memory is on the host. Calls that free and end things, and those that
+ * their hooks make, do not need it back. */
 static uint32_t leaving;
 
 static const char *const passing_names[] = {
@@ -229,8 +229,8 @@ static bool passes(const void *function)
 	return piece_is_free(function);
 }
 
-/* Called by the stubs: a call of the function was counted, and the slice is away. It is counted
- * when this returns. */
+/* The stubs call this after they have counted a call of the function while the slice is evicted.
+ * The call is counted when this returns. */
 __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away,
                                                      const void *function);
 void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
@@ -261,9 +261,10 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 int run_at_exit(void (*function)(void *), void *argument, void *object) __asm__("__cxa_atexit");
 
 /*
- * The driver's own work at exit is no call: after its checkpoint it would wait for the memory to be
- * back without asking for it. What the driver registered before the process attached runs after
- * this, and the process is not moved any more. One that has moved its memory itself does without.
+ * The driver's own work at exit passes no gate: after the driver's checkpoint it would wait for the
+ * memory, and ask nobody to bring it back. Functions that the driver registered before the process
+ * attached run after this one, and the process does not move any more. A process that has moved its
+ * memory itself does not need it back.
  */
 static void exit_begins(void *unused)
 {

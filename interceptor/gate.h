@@ -63,7 +63,7 @@ void gate_begun(void);
 bool gate_enter(void);
 void gate_leave(void);
 
-/* Whether the process exits while its memory is aside: then what is freed stays there. */
+/* True while the process exits with its memory on the host: memory that it frees stays there. */
 bool gate_is_leaving(void);
 
 /* Ask for the return of the slice, once. */

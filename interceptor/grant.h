@@ -18,8 +18,8 @@ enum grant_result {
 /* Charge `bytes` on the device `ordinal`; a refusal is counted and reported as `call`. */
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call);
 
-/* What a call answers that was not granted its memory: the driver's own reason, if it would refuse
- * the call anyway, because no context is current; or because there is no such device. */
+/* Return the error of a call that was not granted its memory: the driver's own, if it would refuse
+ * the call anyway, because no context is current, or because there is no such device. */
 CUresult grant_error(void);
 CUresult grant_error_on(CUdevice ordinal);
 

@@ -11,9 +11,9 @@
  * one, but with other arrays only, not with linear memory. Sparse and deferred arrays take nothing
  * (but page tables). NV12 takes a byte and a half a texel.
  *
- * A block that small arrays share goes back with the last of them. An array has no address, so
- * nobody can tell which block it is in: whether a call took one or gave one back is read off the
- * card's free memory, and then asked of driver truth. What is charged for them is overhead.
+ * A block that small arrays share goes back with the last of them. An array has no address that
+ * tells its block. A change of the card's free memory during a call shows that a block was taken or
+ * given back, and driver truth says how much. The blocks are charged as overhead.
  */
 #include "block.h"
 #include "grant.h"
@@ -186,8 +186,8 @@ static CUresult destroy_driver(const struct request *r)
 	return DRIVER(cuArrayDestroy)(*(CUarray *)r->array);
 }
 
-/* One that may need a new block of those that small arrays share. What is held for it is its place
- * alone. */
+/* Make an array that may need a new block of those that small arrays share. It holds no bytes of
+ * its own. */
 static CUresult create_small(const struct request *r, CUdevice ordinal)
 {
 	struct watch watch;

@@ -45,8 +45,8 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* What a call answers that was not granted its memory. A stream of the program's own has a context,
- * whichever is current. */
+/* Return the error of a call that was not granted its memory. A stream of the program's own has a
+ * context, whichever is current. */
 static CUresult refusal_of(const struct request *r)
 {
 	return (uintptr_t)r->stream > STREAM_PER_THREAD ? CUDA_ERROR_OUT_OF_MEMORY : grant_error();

@@ -28,7 +28,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int
 	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority));
 }
 
-/* A recording ends with its stream, whose handle may be another's as soon as it is let go. */
+/* A recording ends with its stream. The driver may use its handle again at once. */
 static CUresult destroy(CUresult (*call)(CUstream stream), CUstream stream)
 {
 	struct recording recording;

@@ -41,7 +41,7 @@ struct mover {
  * attached, with no lock held. */
 void mover_begin(struct ledger_lane *lane);
 
-/* Whether all that can move is aside, and nothing moves. */
+/* True if all memory that can move is on the host, and none moves. */
 bool mover_is_aside(void);
 /* Move nothing from now on, or go on. */
 void mover_stop(bool stop);

@@ -290,13 +290,13 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* Whether the card's free memory is as it was before the call. */
+/* True if the card's free memory is as it was before the call. */
 static bool took_nothing(const struct watch *watch)
 {
 	return watch->left && bytes_left() == watch->left;
 }
 
-/* What there is after the call; if nobody knows, that is left for later. */
+/* Measure after the call; without a figure that is left for later. */
 static bool measure_load(const struct watch *watch, struct measured *all)
 {
 	struct process *process = process_get();

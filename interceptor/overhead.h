@@ -24,7 +24,7 @@ struct overheads {
 	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
-	/* Of that, blocks that nobody but the card's free memory told of. */
+	/* The part of `loose` that only the card's free memory showed: whole blocks. */
 	uint64_t guessed[LEDGER_DEVICES];
 	uint64_t
 	    not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
@@ -89,7 +89,7 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
  * before, that is a block. */
 bool watch_end_block(const struct watch *watch, enum attach_call call);
 
-/* After one that may have given such a block of the device back: what is no more is given back. */
+/* The same after a call that may have given such a block back: release its charge. */
 void watch_end_less(const struct watch *watch, CUdevice ordinal);
 
 /* Instead of that, if the call was not made, or failed: no load is under way for it any more. */

@@ -31,7 +31,7 @@ CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes);
 /* cuMemFree of what block_leave() said to be a piece; what was charged is given back. */
 CUresult piece_free(CUdeviceptr pointer);
 
-/* Whether a function behind the gate is that of piece_free(). */
+/* True of the function behind the gate that piece_free() calls. */
 bool piece_is_free(const void *function);
 
 /* An owner is gone: end its pieces, for the driver does not. Before block_owner_gone(). */

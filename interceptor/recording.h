@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams that record work for graphs. A recording ends by more than cuStreamEndCapture: with its
- * stream, its context, its thread. So streams are noted when they begin one, and the driver is
- * asked which of them still record.
+ * stream, its context, its thread. A stream is noted when it begins one, and cuStreamIsCapturing
+ * says whether it still records.
  */
 #ifndef GPUSLICE_RECORDING_H
 #define GPUSLICE_RECORDING_H
@@ -33,7 +33,7 @@ void recording_put(CUstream stream, const struct recording *recording);
 
 void recording_context_gone(uint64_t context);
 
-/* Whether any stream records. Behind the gate. */
+/* True if any stream records. Call it behind the gate. */
 bool recording_any(void);
 
 #endif

@@ -39,8 +39,8 @@ static bool other_version_is_hooked(const char *name)
 	return library_hook_of_stem(&library_cuda, name, length);
 }
 
-/* Whether a name says that the function only tells, and that neither of memory nor of code, which
- * the driver may load to tell of it. */
+/* True of the name of a function that only reads: neither memory nor code, which the driver may
+ * load for the answer. */
 static bool only_tells(const char *name)
 {
 	static const char *const others[] = {"Mem", "Library", "Module", "Function"};

@@ -39,8 +39,8 @@ func (p *paces) of(uid uint32) *rate.Limiter {
 	return p.by[uid]
 }
 
-// connectionPaces allows a user a connection for each request that it may send, so a user that waits for its answers stays within
-// it. nil: requests have no pace either.
+// connectionPaces returns a pace of one connection for each request that a user may send, or nil if requests have no pace. A user
+// that reads each answer before the next connection stays within it.
 func connectionPaces(l limits) *paces {
 	if l.pace == 0 {
 		return nil

@@ -109,7 +109,7 @@ static struct answer record(size_t i, int mode, bool relaxed)
 
 int main(void)
 {
-	/* The last: in a thread that has said that it knows what it does. */
+	/* The last one is in a thread that has set the relaxed mode. */
 	static const struct {
 		const char *name;
 		int mode;

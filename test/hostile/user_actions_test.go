@@ -69,7 +69,7 @@ func strangerActions(v victims) []action {
 	}
 }
 
-// neighbourActions are those of a user who harms nobody.
+// neighbourActions are the actions of a harmless user.
 func neighbourActions(v victims) []action {
 	c := client.New(v.Users)
 	var lists latencies

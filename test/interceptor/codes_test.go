@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// quotaFirst matches calls with two errors, of which the driver reports the other one: the quota is asked first. Each pattern
-// must match a difference.
+// quotaFirst matches calls with two errors, of which the driver reports one, and the interceptor the quota's. Each pattern must
+// match a difference.
 var quotaFirst = []string{
 	`current large (cuMemAlloc|cuMemAllocPitch)`, // not in a context of today's API
 	`current large cuMemAllocManaged`,            // without flags

@@ -214,7 +214,7 @@ static void arrays(void)
 	charged("after arrays", 0);
 }
 
-/* What a wrong call frees stays with its context, whichever is current. */
+/* A block that a wrong call frees stays with its context, whichever is current. */
 static void wrong_frees(void)
 {
 	CUcontext first, second;

@@ -38,7 +38,7 @@ static const struct {
 
 static int *answer; /* of the process that made the call */
 
-/* What was made and destroyed again. */
+/* Handles of things that were destroyed. */
 static struct {
 	CUdeviceptr pointer;
 	CUmemGenericAllocationHandle handle;
@@ -68,7 +68,7 @@ static bool is(const char *text, const char *type)
 	return strncmp(text, type, strlen(type)) == 0;
 }
 
-/* What stands in for an argument of that type. */
+/* Return a value for an argument of that type. */
 static uint64_t value_of(const char *type, enum given given)
 {
 	static uint64_t nothing[GIVENS * ARGUMENTS * 64];
@@ -200,7 +200,7 @@ int main(void)
 		return 1;
 	setvbuf(stdout, NULL, _IOLBF, 0); /* no child has a line of ours to write */
 	for (enum situation situation = UNINITIALISED; situation < SITUATIONS; situation++) {
-		/* What is gone was made in a context. */
+		/* Destroyed things were made in a context. */
 		enum given last = situation > FORKED ? GONE : BAD_DEVICE;
 
 		for (enum given given = NOTHING; given <= last; given++) {

@@ -3,14 +3,14 @@
  * future WAY...: look for functions, in turn, and take memory by what the last one found; then wait
  * for driver truth to count it. Linked with libcuda; run in a slice. Ways:
  *
- *   procaddr, old   cuMemAlloc by cuGetProcAddress, of CUDA 99.0 and of 12.0
+ *   procaddr, old   cuMemAlloc by cuGetProcAddress: CUDA 99.0's, or 12.0's
  *   dlsym           cuMemAlloc_v99
- *   unlisted        cuLogicalMemAlloc by cuGetProcAddress, whose name no table has
- *   unlisted-dlsym  that by dlsym
- *   tells           cuLogicalGetLimit by cuGetProcAddress, whose name no table has either
- *   tells-dlsym     that by dlsym
- *   unlisted-next   that by dlsym for the next object
- *   others          what is not hooked, and what does not exist: nothing is found
+ *   unlisted        cuLogicalMemAlloc by cuGetProcAddress: no table has the name
+ *   unlisted-dlsym  the same by dlsym
+ *   tells           cuLogicalGetLimit by cuGetProcAddress: no table has the name either
+ *   tells-dlsym     the same by dlsym
+ *   unlisted-next   the same by dlsym for the next object
+ *   others          a function without a hook, and a name without a function
  *
  * Prints what is wrong, and exits 0 if nothing is.
  */

@@ -627,7 +627,7 @@ void release(pid_t child)
 	set(&control->over, 1);
 }
 
-/* It exits while its memory is aside, and nobody brings that back. */
+/* The process exits while its memory is on the host. */
 static CUdeviceptr left_aside;
 
 static void free_at_exit(void)

@@ -44,7 +44,7 @@ func TestAWriteThatFailsLeavesTheDirectoryAsItWas(t *testing.T) {
 	}
 }
 
-// Another user who owns or may write a directory on the way has no file of root written, replaced or removed.
+// No file of root is written, replaced or removed through a directory that another user owns or may write to.
 func TestNothingIsWrittenWhereAnotherUserMayReplaceIt(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("requires root")
