@@ -37,6 +37,7 @@ var exceptions = map[string]string{
 	"test/faults/daemon_test.go up":                                                   "each question is repeated",
 	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
 	"test/hostile/client_actions_test.go":                                             "a hostile client gives up, and acts again",
+	"test/hostile/user_actions_test.go floodWithDescriptors":                          "a hostile process gives up, and acts again",
 	"test/hostile/container_actions_test.go connect":                                  "a hostile process gives up, and acts again",
 	"test/hostile/user_actions_test.go dial":                                          "a hostile user gives up, and acts again",
 	"test/hostile/user_actions_test.go readsNothing":                                  "a hostile user gives up, and acts again",

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestAFileIsReadWholeOrNotAtAll(t *testing.T) {
@@ -46,9 +48,7 @@ func TestAWriteThatFailsLeavesTheDirectoryAsItWas(t *testing.T) {
 
 // No file of root is written, replaced or removed through a directory that another user owns or may write to.
 func TestNothingIsWrittenWhereAnotherUserMayReplaceIt(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("requires root")
-	}
+	needs.Root(t)
 	const other = 65534
 	for name, plant := range map[string]struct {
 		before  string // as root, in the tree
