@@ -48,7 +48,8 @@ type answer struct {
 
 func get(t *testing.T, path, target string) answer {
 	t.Helper()
-	r := must.Get(httpClient(path).Get("http://gpuslice" + target))(t)
+	r, err := httpClient(path).Get("http://gpuslice" + target)
+	must.Do(t, err)
 	t.Cleanup(func() { r.Body.Close() })
 	return answer{r.StatusCode, r.Header.Get("Content-Type"), r.Body}
 }

@@ -212,12 +212,12 @@ func byHand(directory string, config broker.Config) (int, error) {
 	if err != nil {
 		return broker.ExitFailed, err
 	}
-	defer sessions.Close() // removes the socket's file, so that the next broker can listen there
+	defer func() { _ = sessions.Close() }() // removes the socket's file, so that the next broker can listen there
 	shared, err := unixsocket.Listen("unix", filepath.Join(directory, "shared.sock"))
 	if err != nil {
 		return broker.ExitFailed, err
 	}
-	defer shared.Close()
+	defer func() { _ = shared.Close() }()
 	b, err := start(config)
 	if err != nil {
 		return broker.ExitFailed, err

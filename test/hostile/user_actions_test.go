@@ -79,7 +79,7 @@ func neighbourActions(v victims) []action {
 			return harmf("he waits for %v or longer 19 times of 20", quick)
 		}
 		return err
-	}, note: func() string { return lists.String() }}}
+	}, note: lists.String}}
 }
 
 // subordinateActions are those of 200 users in a user's namespace.
