@@ -164,7 +164,8 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
-		r := must.Get(httpClient(path).Do(request))(t)
+		r, err := httpClient(path).Do(request)
+		must.Do(t, err)
 		cancel()
 		r.Body.Close()
 		if r.StatusCode == 200 {

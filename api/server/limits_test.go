@@ -107,7 +107,8 @@ func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 
 func answers200(t *testing.T, path string) {
 	t.Helper()
-	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
+	r, err := httpClient(path).Get("http://gpuslice/v1/info")
+	must.Do(t, err)
 	r.Body.Close()
 	if r.StatusCode != 200 {
 		t.Fatalf("status %d", r.StatusCode)
