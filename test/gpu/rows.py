@@ -20,6 +20,7 @@ import tempfile
 from host import BIN, GIB, ROOT, Host, output
 
 QUOTA = 4 * GIB
+ALONE = ("code-", "arrays-small")
 TIMEOUT = 90  # seconds a row may take, one way
 
 
@@ -61,14 +62,14 @@ def main():
     host = Host(options.out)
     failed = 0
     try:
-        # Code that is loaded is seen by what is free on the card: what a neighbour frees in that moment would hide it from
-        # the process, for up to a second.
+        # A change of the card's free memory shows code that is loaded, and blocks of small arrays. A neighbour that frees as much in
+        # that moment hides it.
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as many, concurrent.futures.ThreadPoolExecutor(1) as alone:
             tries = {}
-            for row in sorted(rows, key=lambda row: row.startswith("code-")):
-                pool = alone if row.startswith("code-") else many
+            for row in sorted(rows, key=lambda row: row.startswith(ALONE)):
+                pool = alone if row.startswith(ALONE) else many
                 if pool is alone:
-                    concurrent.futures.wait([t for (other, _), t in tries.items() if not other.startswith("code-")])
+                    concurrent.futures.wait([t for (other, _), t in tries.items() if not other.startswith(ALONE)])
                 for way in ("within", "beyond"):
                     tries[row, way] = pool.submit(one, host, program, row, way)
             for row in rows:
