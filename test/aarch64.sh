@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
 flags=()
-[ "${1:-}" != --quick ] || flags=(-test.skip 'ManyProcessesRace|NeverStandsStill|AtOnceIsExactUnderKills|Storm|RaceForThePrimary|ThatLoadAndLaunch|AnotherThreadAllocates')
+[ "${1:-}" != --quick ] || flags=(-test.skip 'ManyProcessesRace|NeverStandsStill|AtOnceIsExactUnderKills|Storm|RaceForThePrimary|ThatLoadAndLaunch|AnotherThreadAllocates|TheDriverRefusesTheDriver|HearsTheDriversReason')
 for tool in aarch64-linux-gnu-gcc qemu-aarch64-static busybox; do
 	command -v "$tool" >/dev/null || {
 		echo "aarch64: no $tool: test/deps.sh --ci" >&2
