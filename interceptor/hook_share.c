@@ -255,7 +255,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory,
 		return DRIVER(cuImportExternalMemory)(memory, description);
 	bytes = block_round(description->size);
 	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_EXTERNAL) != GRANTED)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return grant_error();
 	result = DRIVER(cuImportExternalMemory)(memory, description);
 	return hold_or_release(result, result ? 0 : (uint64_t)(uintptr_t)*memory, ordinal, bytes,
 	                       KIND_MEMORY);
