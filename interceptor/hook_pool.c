@@ -374,10 +374,8 @@ static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_
 	                    .stream = stream,
 	                    .per_thread = per_thread,
 	                    .taken = take == TAKE_SHARED ? grain_of(bytes) : 0};
-	CUresult result =
-	    pool_in_known_blocks(pool, *pointer, bytes) ? CUDA_SUCCESS : look_after(pool, &r);
+	CUresult result = end_taking(pool, &r, CUDA_SUCCESS);
 
-	pool_end_taking(pool, r.taken);
 	return result == CUDA_SUCCESS && current_at_hand(0) != pool ? look_at_all(&r) : result;
 }
 
