@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -83,12 +82,7 @@ func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	show := func(args ...string) string {
-		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "devices"}, args...)...)
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		return string(out)
+		return h.mustRun(append([]string{"devices"}, args...)...)
 	}
 	d := h.device()
 	lines := strings.Split(show(), "\n")

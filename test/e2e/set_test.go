@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) cli(args ...string) (string, error) {
 	h.T.Helper()
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket()}, args...)...)
 	cmd.Env = h.Env()
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+	return must.Printed(cmd)
 }
 
 // teller is a program in a session that prints the driver's figures on request.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -95,8 +96,8 @@ func (h *usersHost) session(vram string, size uint64) (id, token string) {
 }
 
 func output(cmd *exec.Cmd) (string, int) {
-	out, _ := cmd.CombinedOutput()
-	return string(out), cmd.ProcessState.ExitCode()
+	out, _ := must.Printed(cmd)
+	return out, cmd.ProcessState.ExitCode()
 }
 
 func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {

@@ -77,8 +77,7 @@ func inSlice(t *testing.T, env []string, vram string, command ...string) (string
 	args := append([]string{"run", "--embedded", "--quiet", "--vram", vram, "--"}, command...)
 	c := exec.Command(filepath.Join(bin(t), "gpuslice"), args...)
 	c.Env = env
-	out, err := c.CombinedOutput()
-	return string(out), err
+	return must.Printed(c)
 }
 
 func TestEveryRouteToTheDriverLeadsToTheInterceptor(t *testing.T) {

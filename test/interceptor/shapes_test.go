@@ -81,8 +81,8 @@ func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s sha
 		fmt.Fprintln(&in, s.line)
 	}
 	c.Stdin = strings.NewReader(in.String())
-	out := must.Output(c.CombinedOutput())(t)
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	out := must.Output(must.Printed(c))(t)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if len(lines) != len(list) {
 		t.Fatalf("%d answers to %d shapes:\n%s", len(lines), len(list), out)
 	}

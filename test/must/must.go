@@ -3,7 +3,11 @@
 // Package must fails a test at an error that it does not expect.
 package must
 
-import "testing"
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
 
 // Do ends the test if err is one.
 func Do(t testing.TB, err error) {
@@ -39,4 +43,15 @@ func Output[T string | []byte](out T, err error) func(testing.TB) T {
 		}
 		return out
 	}
+}
+
+// Printed runs a command and returns its standard output, and then its standard error if it failed.
+func Printed(cmd *exec.Cmd) (string, error) {
+	var out, said strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err := cmd.Run()
+	if err != nil {
+		out.WriteString(said.String())
+	}
+	return out.String(), err
 }

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -231,11 +232,11 @@ func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
 		"--cache-dir=" + c.path("kubectl")}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.Env = append(os.Environ(), "HOME="+c.Dir)
-	out, err := cmd.CombinedOutput()
+	out, err := must.Printed(cmd)
 	if err != nil {
-		return string(out), fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+		err = fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	return string(out), nil
+	return out, err
 }
 
 // Daemon is a program that runs until stopped. It does not outlive the test's process.
