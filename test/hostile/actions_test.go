@@ -12,15 +12,16 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
 
 type action struct {
 	name    string
-	atLeast int           // per minute; the test fails below that
+	atLeast int           // per minute; an action goes on until then, and the test fails if that takes too long
 	pause   time.Duration // after each time
-	last    bool          // in the last tenth of the run only, as no action works after it
+	last    bool          // in the last tenth of the run, once all others have ended: no action works after it
 	// do performs it once. An error gives the reason for a failed attempt, which is not counted; a harm means that the attack
 	// succeeded.
 	do   func() error
@@ -71,6 +72,9 @@ var actors = map[string]func(victims) []action{
 	"client":      clientActions,
 }
 
+// longest is how much longer than planned an actor acts on a loaded machine.
+const longest = 5 * time.Minute
+
 // act runs all actions of an actor concurrently. It prints "begun", then the outcomes in JSON.
 func act(as string) error {
 	duration, err := time.ParseDuration(os.Getenv(forEnv))
@@ -96,48 +100,54 @@ func act(as string) error {
 	warm.Wait()
 	actions := actors[as](v)
 	fmt.Println("begun")
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), duration)
+	ctx, cancel := context.WithTimeout(context.Background(), duration+longest)
 	defer cancel()
+	begin := time.Now()
 	outcomes := make([]outcome, len(actions))
-	var all sync.WaitGroup
-	for i, a := range actions {
-		o := &outcomes[i]
-		o.Name, o.AtLeast = a.name, int(math.Ceil(float64(a.atLeast)*duration.Minutes()))
-		all.Go(func() {
-			if a.last {
-				pause(ctx, duration*9/10-time.Since(begin))
+	isLast := func(a action) bool { return a.last }
+	for _, last := range []bool{false, true} {
+		end := begin.Add(duration)
+		if !last && slices.ContainsFunc(actions, isLast) {
+			end = begin.Add(duration * 9 / 10)
+		}
+		var all sync.WaitGroup
+		for i, a := range actions {
+			o := &outcomes[i]
+			o.Name, o.AtLeast = a.name, int(math.Ceil(float64(a.atLeast)*duration.Minutes()))
+			if a.last == last {
+				all.Go(func() { a.until(ctx, end, o) })
 			}
-			for ctx.Err() == nil {
-				var h harm
-				err := a.do()
-				switch {
-				case errors.As(err, &h):
-					if o.Harm == "" {
-						o.Harm = h.what
-					}
-				case err != nil:
-					o.Missed++
-					o.Why = err.Error()
-					pause(ctx, 2*time.Millisecond)
-				default:
-					o.Done++
-				}
-				pause(ctx, a.pause)
-			}
-			if a.note != nil {
-				o.Note = a.note()
-			}
-		})
+		}
+		all.Wait()
 	}
-	all.Wait()
 	return json.NewEncoder(os.Stdout).Encode(outcomes)
 }
 
-func pause(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
+// until performs an action until end, and until it came about often enough.
+func (a action) until(ctx context.Context, end time.Time, o *outcome) {
+	for ctx.Err() == nil && (o.Done < o.AtLeast || time.Now().Before(end)) {
+		var h harm
+		err := a.do()
+		switch {
+		case errors.As(err, &h):
+			if o.Harm == "" {
+				o.Harm = h.what
+			}
+		case err != nil:
+			o.Missed++
+			o.Why = err.Error()
+			pause(ctx, 2*time.Millisecond)
+		default:
+			o.Done++
+		}
+		pause(ctx, a.pause)
 	}
+	if a.note != nil {
+		o.Note = a.note()
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):

@@ -308,7 +308,7 @@ func (a *actor) ends(h *host) (all []outcome) {
 	var err error
 	select {
 	case err = <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(longest + time.Minute):
 		_ = a.cmd.Process.Signal(syscall.SIGQUIT)
 		time.Sleep(time.Second)
 		_ = a.cmd.Process.Kill()
