@@ -30,31 +30,6 @@ func (e *Enforcer) newSliceDir(generation uint64) string {
 	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", name, generation))
 }
 
-// makePrivate makes a directory, and its parents, into which nobody but the enforcer can put anything. One that
-// exists is checked: what another user may rename or link there, root would follow.
-func makePrivate(dir string, mode os.FileMode) error {
-	if !filepath.IsAbs(dir) {
-		return fmt.Errorf("%q is not an absolute path", dir)
-	}
-	if err := os.MkdirAll(dir, mode); err != nil {
-		return err
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !info.IsDir():
-		return fmt.Errorf("%s is not a directory", dir)
-	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to uid %d: it must belong to uid %d, as whom the enforcer runs", dir, st.Uid, os.Geteuid())
-	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("%s may be written by others (mode %#o): run chmod go-w on it", dir, info.Mode().Perm())
-	}
-	return nil
-}
-
 // makeSliceDir makes a slice's directory with all but the attach socket. Mkdir and O_EXCL follow no link and take
 // over nothing that is there.
 //

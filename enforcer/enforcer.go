@@ -31,6 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/history"
@@ -197,13 +198,13 @@ func (e *Enforcer) open() error {
 	if e.boot, err = process.BootID(); err != nil {
 		return err
 	}
-	if err := makePrivate(e.options.StateDir, 0o700); err != nil {
+	if err := durable.MakePrivate(e.options.StateDir, 0o700); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	if e.lock, err = lockState(e.options.StateDir); err != nil {
 		return err
 	}
-	if err := makePrivate(e.slicesDir(), 0o711); err != nil {
+	if err := durable.MakePrivate(e.slicesDir(), 0o711); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
 	if err := os.Chmod(e.slicesDir(), 0o711); err != nil { // an earlier version's can be listed

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/lease/broker"
@@ -200,12 +201,13 @@ func tell(ready *os.File, failure error) error {
 }
 
 func byHand(directory string, config broker.Config) (int, error) {
-	address, token := filepath.Join(directory, "session.sock"), filepath.Join(directory, "token")
-	config.Token = broker.NewToken()
-	if err := os.MkdirAll(directory, 0o700); err != nil {
+	if err := durable.MakePrivate(directory, 0o700); err != nil {
 		return broker.ExitFailed, err
 	}
-	if err := os.WriteFile(token, []byte(config.Token+"\n"), 0o600); err != nil {
+	address, token := filepath.Join(directory, "session.sock"), filepath.Join(directory, "token")
+	config.Token = broker.NewToken()
+	disk := durable.Host()
+	if _, err := disk.Replace(token, []byte(config.Token+"\n")); err != nil {
 		return broker.ExitFailed, err
 	}
 	sessions, err := unixsocket.Listen("unix", address)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -62,6 +63,15 @@ func TestABrokerThatDoesNotStartLeavesNoSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	kept, token := filepath.Join(dir, "kept"), filepath.Join(dir, "s", "token")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "s"), 0o700), os.WriteFile(kept, []byte("kept"), 0o600), os.Symlink(kept, token)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if text, err := os.ReadFile(kept); err != nil || string(text) != "kept" {
+			t.Errorf("the token is written through a link: %v, %q", err, text)
+		}
+	}()
 	for range 2 {
 		// No host has so many devices, nor a driver for them.
 		cmd := exec.Command(program, "--directory", filepath.Join(dir, "s"), "--vram", "64M", "--device", "4096")

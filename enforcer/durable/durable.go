@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package durable replaces files so that a reader finds each whole, before the change or after it, even after a loss of power.
+// Package durable replaces files so that a reader finds each whole, before the change or after it, even after a loss of power; and
+// makes the directories that have them.
 package durable
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,6 +54,31 @@ func (d *Disk) Replace(path string, data []byte) (replaced bool, err error) {
 		return false, err
 	}
 	return true, d.SyncDir(filepath.Dir(path))
+}
+
+// MakePrivate makes a directory, and its parents, in which no user but the caller's can make or rename anything. It returns an error if
+// dir is not an absolute path, or exists and is a link, another user's, or writable by others: root would follow what they put there.
+func MakePrivate(dir string, mode os.FileMode) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("%q is not an absolute path", dir)
+	}
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.IsDir():
+		return fmt.Errorf("%s is not a directory", dir)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to uid %d: run chown %d on it", dir, st.Uid, os.Geteuid())
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("%s may be written by others (mode %#o): run chmod go-w on it", dir, info.Mode().Perm())
+	}
+	return nil
 }
 
 func create(path string) (File, error) {

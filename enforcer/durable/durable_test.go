@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
 	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func check(t *testing.T, err error) {
@@ -92,5 +94,41 @@ func TestASyncIsTheFileSystems(t *testing.T) {
 	check(t, err)
 	if err := errors.Join(f.Sync(), f.Close()); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("a file: %v", err)
+	}
+}
+
+func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
+	for what, row := range map[string]struct {
+		want string
+		make func(dir string) error
+	}{
+		"a new one":                  {"", func(string) error { return nil }},
+		"one of before":              {"", func(dir string) error { return os.Mkdir(dir, 0o700) }},
+		"one that others may write":  {"run chmod go-w on it", func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o770)) }},
+		"a link":                     {"is not a directory", func(dir string) error { return os.Symlink(filepath.Dir(dir), dir) }},
+		"a file":                     {"not a directory", func(dir string) error { return os.WriteFile(dir, nil, 0o600) }},
+		"one of another user":        {"run chown", func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 1, 1)) }},
+		"one below a missing parent": {"", func(dir string) error { return os.Remove(filepath.Dir(dir)) }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "parent", "dir")
+			must.Do(t, os.Mkdir(filepath.Dir(dir), 0o700))
+			if what == "one of another user" {
+				needs.Root(t)
+			}
+			must.Do(t, row.make(dir))
+			err := durable.MakePrivate(dir, 0o711)
+			if row.want == "" {
+				info := must.Get(os.Lstat(dir))(t)
+				if err != nil || !info.IsDir() {
+					t.Errorf("%v, %v", info.Mode(), err)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), row.want) {
+				t.Errorf("%v, want %q", err, row.want)
+			}
+		})
+	}
+	if err := durable.MakePrivate("relative", 0o700); err == nil {
+		t.Error("a relative path is taken")
 	}
 }

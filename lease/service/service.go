@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
@@ -117,7 +118,7 @@ func New(o Options) (*Service, error) {
 			return nil, err
 		}
 	}
-	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
+	if err := durable.MakePrivate(o.Dir, 0o711); err != nil {
 		return nil, err
 	}
 	// Users must not list others' leases.

@@ -4,6 +4,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -420,11 +421,21 @@ func TestAnOperatorHasNoLimit(t *testing.T) {
 	}
 }
 
+func TestTheDirectoryOfLeasesIsTheServicesAlone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "leases")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Options{Dir: dir, FirstUID: 2_000_000_000, LastUID: 2_000_000_999}); err == nil || !strings.Contains(err.Error(), dir+" may be written by others") {
+		t.Error(err)
+	}
+}
+
 func TestTheRangeOfUserIDsIsNobodyElses(t *testing.T) {
 	defer func(was string) { etc = was }(etc)
 	etc = t.TempDir()
 	for file, text := range map[string]string{
-		"passwd": "root:x:0:0::/:/bin/sh\nme:x:3005:100::/:/bin/sh\n\n+@nis\n", "subuid": "me:100000:65536\n", "subgid": "me:300000:65536\n",
+		"passwd": "root:x:0:0::/:/bin/sh\n" + strings.Repeat("#", 70_000) + "\nme:x:3005:100::/:/bin/sh\n\n+@nis\n", "subuid": "me:100000:65536\n", "subgid": "me:300000:65536\n",
 	} {
 		if err := os.WriteFile(filepath.Join(etc, file), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

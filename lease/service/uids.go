@@ -3,7 +3,6 @@
 package service
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,15 +22,15 @@ func checkUIDs(first, last uint32) error {
 		ranged bool
 	}{{"passwd", false}, {"subuid", true}, {"subgid", true}} {
 		path := etc + "/" + file.name
-		f, err := os.Open(path)
+		text, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		for lines := bufio.NewScanner(f); lines.Scan(); {
-			fields := strings.Split(lines.Text(), ":")
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Split(strings.TrimSuffix(line, "\n"), ":")
 			if len(fields) < 3 {
 				continue
 			}
@@ -44,11 +43,9 @@ func checkUIDs(first, last uint32) error {
 			begin, err := strconv.ParseUint(from, 10, 32)
 			n, err2 := strconv.ParseUint(count, 10, 32)
 			if err == nil && err2 == nil && n > 0 && begin <= uint64(last) && begin+n > uint64(first) {
-				f.Close()
 				return fmt.Errorf("leases.uids = \"%d-%d\": %s gives ids from %d on to %s: a range is accepted that is nobody's", first, last, path, begin, fields[0])
 			}
 		}
-		f.Close()
 	}
 	return nil
 }
