@@ -35,8 +35,8 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 	if gone := explained(); !strings.Contains(gone, "gpuslice.vram=5184M") {
 		t.Errorf("after its end:\n%s", gone)
 	}
-	out, err := h.cli("recommend", c.id)
-	if fields := strings.Fields(out); err != nil || !strings.HasSuffix(strings.Join(fields, " "), "4GiB 3.01GiB 1 5184M") {
-		t.Errorf("%v\n%s", err, out)
+	out := h.mustRun("recommend", c.id)
+	if fields := strings.Fields(out); !strings.HasSuffix(strings.Join(fields, " "), "4GiB 3.01GiB 1 5184M") {
+		t.Errorf("\n%s", out)
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
+// mustRun returns the standard output of gpuslice.
 func (h *host) mustRun(args ...string) string {
 	h.T.Helper()
-	out, err := h.cli(args...)
+	out, err := must.Printed(h.command(args...))
 	if err != nil {
 		h.T.Fatalf("gpuslice %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

@@ -12,14 +12,19 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func (h *host) cli(args ...string) (string, error) {
-	h.T.Helper()
+func (h *host) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket()}, args...)...)
 	cmd.Env = h.Env()
-	return must.Printed(cmd)
+	return cmd
+}
+
+// cli returns both outputs of gpuslice.
+func (h *host) cli(args ...string) (string, error) {
+	h.T.Helper()
+	out, err := h.command(args...).CombinedOutput()
+	return string(out), err
 }
 
 // teller is a program in a session that prints the driver's figures on request.

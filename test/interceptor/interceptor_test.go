@@ -72,12 +72,19 @@ func environment(t *testing.T, more ...string) []string {
 		"FAKECUDA_STATE="+filepath.Join(t.TempDir(), "card")), more...)
 }
 
-func inSlice(t *testing.T, env []string, vram string, command ...string) (string, error) {
+func sliced(t *testing.T, env []string, vram string, command ...string) *exec.Cmd {
 	t.Helper()
 	args := append([]string{"run", "--embedded", "--quiet", "--vram", vram, "--"}, command...)
 	c := exec.Command(filepath.Join(bin(t), "gpuslice"), args...)
 	c.Env = env
-	return must.Printed(c)
+	return c
+}
+
+// inSlice returns both outputs of a command in a slice.
+func inSlice(t *testing.T, env []string, vram string, command ...string) (string, error) {
+	t.Helper()
+	out, err := sliced(t, env, vram, command...).CombinedOutput()
+	return string(out), err
 }
 
 func TestEveryRouteToTheDriverLeadsToTheInterceptor(t *testing.T) {

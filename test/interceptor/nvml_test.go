@@ -139,7 +139,7 @@ echo "outer $outer: $(` + program + ` show)"
 touch $dir/seen
 wait $keeper
 kill $outer`
-	out := must.Output(inSlice(t, env, "4G", "sh", "-c", script))(t)
+	out := must.Output(must.Printed(sliced(t, env, "4G", "sh", "-c", script)))(t)
 	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
 		var who string
 		var pid int
