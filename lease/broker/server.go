@@ -34,9 +34,11 @@ const (
 	greetTimeout   = 5 * time.Second  // for a connection's first bytes
 	idleTimeout    = 10 * time.Second // of a connection without a call
 	returnTimeout  = 10 * time.Second // for clients to reconnect to a new broker
-	farewell       = 2 * time.Second  // for notifying clients at the end; the lease service kills the broker earlier
 	maxHeaderBytes = 16 << 10
 )
+
+// Farewell is how long a session that ends waits for its clients to hear why.
+const Farewell = 250 * time.Millisecond
 
 // Broker serves the session of one lease.
 type Broker struct {
@@ -116,7 +118,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	go func() { server.GracefulStop(); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(farewell): // do not wait for clients that read nothing
+	case <-time.After(Farewell): // do not wait for clients that read nothing
 	}
 	server.Stop()
 	_ = shared.Close()

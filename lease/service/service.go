@@ -30,6 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -75,8 +76,8 @@ const (
 	askTimeout = 5 * time.Second
 	// endTimeout limits the wait for killed processes. One blocked in a system call may end later.
 	endTimeout = 10 * time.Second
-	// exitGrace is the time from SIGTERM to SIGKILL, for a broker to notify its clients.
-	exitGrace = 30 * time.Millisecond
+	// exitGrace is the time from SIGTERM to SIGKILL. A broker notifies its clients, and exits by itself after broker.Farewell.
+	exitGrace = 2 * broker.Farewell
 	// maxEnded is the number of ended leases that are remembered.
 	maxEnded = 1024
 	// contextBytes is the assumed size of a context on a device where the enforcer has not measured it.
