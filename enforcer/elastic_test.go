@@ -495,6 +495,29 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 	}
 }
 
+// The driver does not say what a process is doing that stands still.
+func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
+	o := quick
+	o.Patience = time.Nanosecond
+	h, truth, f := elastics(t, o)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, gib/16)
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	f.mu.Lock()
+	f.before = func(_ checkpoint.Action, pid int) {
+		if pid == a.pid() {
+			<-release
+		}
+	}
+	f.mu.Unlock()
+	await.That(t, "b returns, once a is ended", func() bool { return b.ask("return") != statusAway })
+	expired := h.told(api.EventExpired)
+	if len(expired) != 1 || !strings.Contains(expired[0].Cause, "its move took longer than") {
+		t.Errorf("%+v", expired)
+	}
+}
+
 func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 	o := quick
 	o.HostMemory = 50 * gib

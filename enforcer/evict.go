@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -250,19 +251,57 @@ func (u unmovable) Unwrap() error { return u.error }
 // it, which began then.
 func (s *slice) overstay(err error, began time.Time) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	r, patience := s.residency, s.e.options.Elastic.Patience
+	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
 	switch {
 	case !errors.As(err, new(unmovable)):
 		r.overstays = time.Time{}
 	case r.overstays.IsZero(), !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts: // nobody waited meanwhile
 		r.overstays = began
-	case patience > 0 && time.Since(r.overstays) >= patience && s.overstayed == "":
-		s.overstayed = fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, err)
-		s.log.Warn("the elastic slice is ended, since it cannot be moved", "why", s.overstayed)
-		s.deadline = s.e.now()
-		s.e.checkLeases()
+	default:
+		ends = patience > 0 && time.Since(r.overstays) >= patience
 	}
+	s.mu.Unlock()
+	if ends {
+		s.endForOthers(fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, err))
+	}
+}
+
+// endForOthers ends an elastic slice that keeps others from a device.
+func (s *slice) endForOthers(why string) {
+	s.mu.Lock()
+	before, ttl := s.overstayed, s.ttl
+	s.overstayed = cmp.Or(before, why)
+	s.deadline = s.e.now()
+	s.mu.Unlock()
+	if before != "" {
+		return
+	}
+	s.log.Warn("the elastic slice is ended, since it cannot be moved", "why", why)
+	s.tell(api.Event{Kind: api.EventExpired, TTL: ttl, Cause: why})
+	s.e.checkLeases()
+}
+
+// boundMove limits a move of an elastic slice's processes, from now on, to Elastic.Patience and the time that a sound move may take. A longer one ends
+// the slice, and its processes are killed, since others wait for the device. Each call on a process returns when the process exits.
+func (s *slice) boundMove(all []*moved) (stop func()) {
+	patience := s.e.options.Elastic.Patience
+	if s.residency == nil || patience == 0 {
+		return func() {}
+	}
+	var bytes uint64
+	for _, p := range all {
+		bytes += sum(p.Bytes)
+	}
+	most := patience + moveTimeout + time.Duration(bytes/slowest)*time.Second
+	timer := time.AfterFunc(most, func() {
+		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], and what %s take at most)", most, api.FormatSize(bytes)))
+		for _, p := range all {
+			if s.maySignal(p.PID) {
+				s.e.signal(s, p.handle, syscall.SIGKILL)
+			}
+		}
+	})
+	return func() { timer.Stop() }
 }
 
 // drain waits until no process of the slice is in a call of the driver. The gate is shut. It waits for a busy slice, and for a process that does

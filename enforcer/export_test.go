@@ -21,6 +21,7 @@ import (
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
 	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
+	moveTimeout = 5 * time.Second
 }
 
 // What tests may change while an enforcer runs, which looks at it when it likes.

@@ -285,7 +285,7 @@ func (s *slice) fitsWithout(fits func() (lacks uint64, err error)) error {
 		if len(told) == 0 {
 			continue
 		}
-		_ = s.longAs(func() error {
+		_ = s.longAs(nil, func() error {
 			other.awaitBare(told)
 			return nil
 		})

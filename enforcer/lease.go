@@ -159,9 +159,11 @@ func (e *Enforcer) expire(s *slice) bool {
 	killpoint.Pass("expire.marked")
 	s.log.Info("slice expired: charges closed, SIGTERM sent", "ttl", s.ttl, "grace", e.options.Grace)
 	s.mu.Lock()
-	overstayed := s.overstayed
+	told := s.overstayed != ""
 	s.mu.Unlock()
-	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl, Cause: overstayed})
+	if !told {
+		s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
+	}
 	s.mu.Lock()
 	active := s.quota.State == api.Active
 	if active {

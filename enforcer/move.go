@@ -26,8 +26,6 @@ import (
 // quotas again, the driver reports enough free memory, and that memory is reserved (rooms).
 
 const (
-	// moveTimeout is for what the driver does at once, and what comes on top of moving bytes; lockTimeout for the work that is to end first.
-	moveTimeout = time.Minute
 	// slowest is how many bytes a second are moved at least: on an H100 it was 1 GiB and more.
 	slowest = 128 << 20
 	// residue is how many bytes of a process may be left on a device when it is away: of its context, 4 MiB were seen.
@@ -35,6 +33,9 @@ const (
 	// spare is how many bytes more than the driver listed for a process are to be free for it: 6 MiB were seen that it lists for nobody.
 	spare = 64 << 20
 )
+
+// moveTimeout limits a call of the driver that moves no bytes. It includes the 10 s in which work on the device may end. Tests shorten it.
+var moveTimeout = 30 * time.Second
 
 // moved is a process that is moved.
 type moved struct {
@@ -115,6 +116,7 @@ func (s *slice) suspendAll(stay map[string]uint64) error {
 	began := time.Now()
 	all, err := s.toMove()
 	defer closeAll(all)
+	defer s.boundMove(all)()
 	if err == nil {
 		s.share(all, stay)
 		err = s.mayMove(all)
@@ -423,6 +425,10 @@ func (s *slice) moveBack(all []*moved) error {
 	left := s.suspension.Spare
 	s.mu.Unlock()
 	defer s.e.rooms.release(s)
+	if err := s.reserveRoom(away, left); err != nil {
+		return err
+	}
+	defer s.boundMove(all)() // others wait for the room that is now its own
 	for i, p := range away {
 		if err := s.reserveRoom(away[i:], left); err != nil {
 			return err

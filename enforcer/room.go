@@ -88,7 +88,7 @@ func (s *slice) reserveRoom(all []*moved, left map[string]uint64) error {
 			return nil
 		}
 		if changed == r.wait() { // no reservation has ended since the driver answered
-			_ = s.longAs(func() error {
+			_ = s.longAs(nil, func() error {
 				<-changed
 				return nil
 			})

@@ -111,7 +111,7 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 		})
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %v", s.id(), p.PID, process.Name(p.PID), why)
 	}
-	return s.longAs(func() error {
+	return s.longAs(p, func() error {
 		for deadline := time.Now().Add(patience); ; time.Sleep(wordPace) {
 			m, _ := s.word(p)
 			late := time.Now().After(deadline)

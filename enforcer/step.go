@@ -46,7 +46,7 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
 	}
 	timeout := moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
-	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.handle.Identity, timeout) })
+	err = s.longAs(p, func() error { return s.e.options.Checkpoint.Do(step, p.handle.Identity, timeout) })
 	if err == nil || !p.handle.Alive() {
 		return nil
 	}
@@ -75,18 +75,24 @@ func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
 	if !p.handle.Alive() {
 		return checkpoint.Running, nil
 	}
-	err = s.longAs(func() error {
-		state, err = s.e.options.Checkpoint.State(p.handle.Identity, moveTimeout)
+	told := make(chan checkpoint.State, 1)
+	err = s.longAs(p, func() error {
+		state, err := s.e.options.Checkpoint.State(p.handle.Identity, moveTimeout)
+		told <- state
 		return err
 	})
-	if err != nil && !p.handle.Alive() {
+	switch {
+	case err == nil:
+		return <-told, nil
+	case !p.handle.Alive():
 		return checkpoint.Running, nil
 	}
-	return state, err
+	return checkpoint.Running, err
 }
 
-// longAs says once a second that the slice's turn is not held by something that hangs: the driver takes its time, and has a timeout.
-func (s *slice) longAs(do func() error) error {
+// longAs waits for do, which has a timeout. It returns early if do asks about a process that ends; p is nil if it asks about none. Once a second it
+// reports that the holder of the slice's turn does not hang.
+func (s *slice) longAs(p *moved, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	tick := time.NewTicker(time.Second)
@@ -97,6 +103,9 @@ func (s *slice) longAs(do func() error) error {
 			return err
 		case <-tick.C:
 			s.turn.GoesOn()
+			if p != nil && !p.handle.Alive() {
+				return process.ErrDead
+			}
 		}
 	}
 }
@@ -105,6 +114,8 @@ func (s *slice) longAs(do func() error) error {
 func (s *slice) cannot(err error) error {
 	var e *checkpoint.Error
 	switch {
+	case errors.Is(err, checkpoint.ErrHangs):
+		return unmovable{fmt.Errorf("slice %s cannot be suspended: %w", s.id(), err)}
 	case errors.Is(err, checkpoint.ErrNone):
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: %v", s.id(), err)
 	case !errors.As(err, &e):

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package checkpoint has the CUDA driver move what a process holds on its devices to host memory and back
-// (cuCheckpointProcess*, drivers from 570 on).
+// Package checkpoint moves what a process holds on its devices to host memory and back, by the CUDA driver (cuCheckpointProcess*, from 570 on).
 //
-// That is a call of the driver's API about another process, by its pid. Each is made by a program of its own: this one's, started again
-// (Child). It loads libcuda, asks one thing, and exits; so the enforcer never has libcuda in it, and a driver that hangs costs it a child.
-// Children wait for one another by a lock on a file, also for one whose enforcer was killed: what is begun with a process ends before
-// the next thing is asked of it.
+// cuCheckpointProcess* takes the pid of another process. A child makes each call: this program, started again (Child). The child loads libcuda, makes
+// one call, and exits. So the enforcer never loads libcuda, and a driver that hangs costs one child.
+// Children that name one process wait for one another by a lock on a byte of a file, also after the enforcer was killed: one call on a process
+// ends before the next begins. A call that hangs delays none on another process.
 //
 // It must never decide whether a process may be moved, nor whether there is room for it: a restore without room loses the process for good.
 package checkpoint
@@ -91,7 +90,7 @@ const lockTimeout = 10 * time.Second
 
 // Driver asks by children. Its methods may be called by several goroutines.
 type Driver struct {
-	// LockFile is by what children wait for one another.
+	// LockFile has a byte for each pid, which the children lock.
 	LockFile string
 }
 

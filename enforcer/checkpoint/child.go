@@ -53,7 +53,7 @@ func child(action Action, pidWord, startWord string) (a answer, err error) {
 		return a, err
 	}
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(lockFD, unix.LOCK_EX)
+		err = unix.FcntlFlock(lockFD, unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(pid), Len: 1})
 	}
 	if err != nil {
 		return a, fmt.Errorf("wait for the one before: %w", err)

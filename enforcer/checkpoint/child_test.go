@@ -3,10 +3,14 @@
 package checkpoint
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
@@ -18,6 +22,27 @@ func TestMain(m *testing.M) {
 		os.Exit(Child(os.Args, os.Stdout, os.Stderr))
 	}
 	os.Exit(m.Run())
+}
+
+// A call that hangs delays none on another process.
+func TestChildrenWaitForOneAnotherByProcess(t *testing.T) {
+	self := must.Get(process.Open(os.Getpid()))(t)
+	defer self.Close()
+	d := Driver{LockFile: filepath.Join(t.TempDir(), "lock")}
+	file := must.Get(os.OpenFile(d.LockFile, os.O_CREATE|os.O_RDWR, 0o600))(t)
+	defer file.Close()
+	locked := func(pid int) {
+		t.Helper()
+		must.Do(t, unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(pid), Len: 1}))
+	}
+	locked(self.PID + 1)
+	if _, err := d.State(self.Identity, await.Patience); errors.Is(err, ErrHangs) {
+		t.Error(err)
+	}
+	locked(self.PID)
+	if _, err := d.State(self.Identity, 100*time.Millisecond); !errors.Is(err, ErrHangs) {
+		t.Error(err)
+	}
 }
 
 func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {

@@ -70,6 +70,7 @@ var actors = map[string]func(victims) []action{
 	"visitor":     visitorActions,
 	"subordinate": subordinateActions,
 	"client":      clientActions,
+	"rival":       rivalActions,
 }
 
 // longest is how much longer than planned an actor acts on a loaded machine.

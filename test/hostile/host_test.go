@@ -37,7 +37,7 @@ const (
 	subordinates = 200000
 )
 
-// host is a private enforcer with a simulated card, configured to let users have sessions.
+// host is a private enforcer with simulated cards, configured to let users have sessions.
 type host struct {
 	*testhost.Host
 	pid     int    // the enforcer's
@@ -45,9 +45,11 @@ type host struct {
 	secret  string // part of the names of the operator's slices
 	lasts   time.Duration
 	cgroups []string
+	cards   []string // environment: what the simulated cards are
 }
 
-func newHost(t *testing.T) *host {
+// newHost starts an enforcer with these sections of its configuration. cards is environment of the simulated driver.
+func newHost(t *testing.T, sections string, cards ...string) *host {
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Fatal("it needs runc: make deps")
@@ -58,8 +60,9 @@ func newHost(t *testing.T) *host {
 	}
 	metrics := free.Addr().String()
 	free.Close()
-	card := fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)
-	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}, Enforcer: fmt.Sprintf("metrics_address = %q\n", metrics)}), metrics: metrics, secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration}
+	cards = append(cards, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes))
+	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: cards, Enforcer: fmt.Sprintf("metrics_address = %q\n", metrics)}),
+		metrics: metrics, secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration, cards: cards}
 	// The paths of the sockets and the file are known only now.
 	h.Stop(unix.SIGTERM)
 	// In memory, like /run. run.sh gives the test its own mount namespace.
@@ -67,8 +70,8 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(h.Dir, "run"), unix.MNT_DETACH) })
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
 	h.Must(err)
-	_, err = fmt.Fprintf(file, "\n[audit]\nfile = %q\nmax_size = \"1MiB\"\nkeep = 8\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"2G\"\nmax_sessions = 4\n",
-		h.audit(), h.users(), hostileUser)
+	_, err = fmt.Fprintf(file, "\n[audit]\nfile = %q\nmax_size = \"1MiB\"\nkeep = 8\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"2G\"\nmax_sessions = 4\n%s",
+		h.audit(), h.users(), hostileUser, sections)
 	h.Must(errors.Join(err, file.Close()))
 	h.Start()
 	info, err := h.Client.Info(context.Background())
@@ -238,7 +241,7 @@ func (h *host) asUser(as string, uid int, v victims) *actor {
 	script += fmt.Sprintf("exec setpriv --reuid=%d --regid=%d --clear-groups \"$@\"", uid, uid)
 	a.cmd = exec.Command("/bin/sh", append([]string{"-c", script, "sh"}, words...)...)
 	a.cmd.Env = append([]string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(h.Bin, "fakecuda"),
-		"FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "state"), fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)}, h.environment(as, v)...)
+		"FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "state")}, append(h.environment(as, v), h.cards...)...)
 	a.cmd.Dir = "/"
 	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
 	in, err := a.cmd.StdinPipe()

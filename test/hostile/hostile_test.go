@@ -36,7 +36,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	if *only == "client" {
 		t.Skip("they do not act")
 	}
-	h := newHost(t)
+	h := newHost(t, "")
 	good := h.newTenant()
 	op := h.newOperator()
 	var events follower

@@ -150,7 +150,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	if *only != "" && !slices.Contains(strings.Split(*only, ","), "client") {
 		t.Skip("it does not act")
 	}
-	h := newHost(t)
+	h := newHost(t, "")
 	h.lasts = *duration / 4
 	l := h.newLeases()
 	good, err := l.Acquire(context.Background(), lease.Request{VRAM: 64 * mib})

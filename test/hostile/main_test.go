@@ -62,7 +62,7 @@ func compile() (err error) {
 		return err
 	}
 	for name, source := range map[string]string{
-		"worker": "../faults/programs/worker.c", "crowd": "programs/crowd.c", "become": "programs/become.c", "sudo": "programs/sudo.c",
+		"worker": "../faults/programs/worker.c", "crowd": "programs/crowd.c", "become": "programs/become.c", "sudo": "programs/sudo.c", "steady": "../e2e/programs/steady.c",
 	} {
 		out, err := exec.Command("cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
 			"-o", filepath.Join(programs, name), source, "-ldl").CombinedOutput()

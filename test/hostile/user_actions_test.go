@@ -210,8 +210,7 @@ func (u *user) ownSession() (reply api.RegisterReply, token api.Token, err error
 	if u.token != "" {
 		return u.own, u.token, nil
 	}
-	body := bytes.Replace(u.session(os.Getpid(), 1<<30, time.Hour), []byte("{"), []byte(`{"elastic":true,`), 1)
-	a, err := u.ask("POST", "/v1/slices", body, "")
+	a, err := u.ask("POST", "/v1/slices", asElastic(u.session(os.Getpid(), 1<<30, time.Hour)), "")
 	if err != nil {
 		return reply, "", err
 	}
@@ -254,23 +253,32 @@ func (u *user) beginsUrgent() error {
 	return u.refused("POST", "/v1/slices", body, "")
 }
 
-// suspendsAndStops has its own session: a suspended one would stop the other actions.
-func (u *user) suspendsAndStops() error {
+// inSession has a program of CUDA in a session of its own, until end.
+func (u *user) inSession(elastic bool) (w *worker, path string, end func(), err error) {
 	cmd := exec.Command("/bin/sh", "-c", `read library && read dir && LD_PRELOAD=$library `+api.DirEnv+`=$dir exec "$0"`, filepath.Join(u.Programs, "worker"))
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return err
+		return nil, "", nil, err
 	}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
 	if err != nil {
-		return err
+		return nil, "", nil, err
 	}
-	w := &worker{cmd: cmd, in: in, lines: bufio.NewReader(out)}
-	defer w.kill()
-	a, err := u.ask("POST", "/v1/slices", u.session(cmd.Process.Pid, 256<<20, time.Minute), "")
+	w = &worker{cmd: cmd, in: in, lines: bufio.NewReader(out)}
+	end = w.kill
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	body := u.session(cmd.Process.Pid, 256<<20, time.Minute)
+	if elastic {
+		body = asElastic(u.session(cmd.Process.Pid, 512<<20, time.Minute))
+	}
+	a, err := u.ask("POST", "/v1/slices", body, "")
 	if err == nil && a.status != http.StatusCreated {
 		err = &a.refusal
 	}
@@ -279,17 +287,34 @@ func (u *user) suspendsAndStops() error {
 		err = json.Unmarshal(a.body, &s)
 	}
 	if err != nil {
-		return err
+		return w, "", end, err
 	}
-	path := "/v1/slices/" + s.Slice.ID
-	defer func() { _, _ = u.ask("DELETE", path+"?force=true", nil, "") }()
+	path = "/v1/slices/" + s.Slice.ID
+	end = func() {
+		_, _ = u.ask("DELETE", path+"?force=true", nil, "")
+		w.kill()
+	}
 	w.tell("%s\n%s", s.Library, filepath.Join(s.Dir, "bind"))
 	if said := w.hear(); !strings.HasPrefix(said, "ready ") {
-		return fmt.Errorf("a program of CUDA begins with %q", said)
+		return w, path, end, fmt.Errorf("a program of CUDA begins with %q", said)
 	}
 	if got := w.ask("alloc 0 %d 0", 64<<20); !strings.HasPrefix(got, "ok") {
-		return fmt.Errorf("it allocates: %s", got)
+		return w, path, end, fmt.Errorf("it allocates: %s", got)
 	}
+	return w, path, end, nil
+}
+
+func asElastic(body []byte) []byte {
+	return bytes.Replace(body, []byte("{"), []byte(`{"elastic":true,`), 1)
+}
+
+// suspendsAndStops has its own session: a suspended one would stop the other actions.
+func (u *user) suspendsAndStops() error {
+	w, path, end, err := u.inSession(false)
+	if err != nil {
+		return err
+	}
+	defer end()
 	suspended := make(chan error, 1)
 	go func() {
 		_, err := u.ask("POST", path+"/suspend", nil, "")
@@ -298,7 +323,7 @@ func (u *user) suspendsAndStops() error {
 	if u.names.Add(1)%2 == 0 {
 		time.Sleep(20 * time.Millisecond)
 	}
-	_ = cmd.Process.Signal(unix.SIGSTOP)
+	_ = w.cmd.Process.Signal(unix.SIGSTOP)
 	_, err = u.ask("POST", path+"/resume", nil, "")
 	return errors.Join(err, <-suspended)
 }

@@ -1,0 +1,171 @@
+//go:build hostile
+
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Times of the host of elastic slices.
+const (
+	quantum  = 500 * time.Millisecond
+	patience = time.Second
+	// longestMove is of a slice of few bytes. What takes longer ends the slice.
+	longestMove = patience + 30*time.Second
+)
+
+// rivalActions are those of a user with elastic sessions, who keeps cards from others.
+func rivalActions(v victims) []action {
+	u := newUser(v)
+	return []action{
+		{name: "attaches by hand to his elastic session and never counts calls, without end", atLeast: 500, do: u.floodsHisSession},
+		{name: "asks for host memory for his elastic session, without end", atLeast: 100, do: u.asksForHostMemory},
+		{name: "stops a process of an elastic session, mostly in a call of the driver", atLeast: 4, do: u.stopsInACall},
+		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 2 * time.Second, do: u.suspendsAndStops},
+		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginsUrgent},
+	}
+}
+
+// stopsInACall waits until the enforcer ends the process, for others' sake.
+func (u *user) stopsInACall() error {
+	w, _, end, err := u.inSession(true)
+	if err != nil {
+		return err
+	}
+	defer end()
+	said := make(chan string, 1)
+	go func() { said <- w.ask("storm 7 1000000000 %d", 64*mib) }()
+	time.Sleep(20 * time.Millisecond)
+	_ = w.cmd.Process.Signal(unix.SIGSTOP)
+	select {
+	case <-said:
+	case <-time.After(time.Minute): // nobody needed the room, or nobody gets it
+	}
+	return nil
+}
+
+// turns are two elastic sessions of root on one card, which has room for one of them at a time.
+type turns struct {
+	files []string
+	steps latencies
+}
+
+func (h *host) newTurns(card int) *turns {
+	h.T.Helper()
+	t := &turns{}
+	for i := range 2 {
+		file := filepath.Join(h.Dir, "fake", fmt.Sprintf("steps-%d-%d", card, i))
+		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--quiet", "--elastic", "--device", strconv.Itoa(card), "--vram", "2200M", "--",
+			filepath.Join(h.programs(), "steady"), strconv.FormatUint(64*mib, 10), file)
+		cmd.Env = append(h.Env(), h.cards...)
+		cmd.Stdout, cmd.Stderr = h.T.Output(), h.T.Output()
+		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+		h.Must(cmd.Start())
+		h.T.Cleanup(func() {
+			_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+			_ = cmd.Wait()
+		})
+		t.files = append(t.files, file)
+	}
+	for _, file := range t.files {
+		h.Eventually("an elastic session works", func() bool { return step(file) > 2 })
+	}
+	return t
+}
+
+func step(file string) uint64 {
+	text, _ := os.ReadFile(file)
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
+// watch measures the time between steps of both sessions until ctx ends.
+func (t *turns) watch(ctx context.Context) error {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	errs := make([]error, len(t.files))
+	for i, file := range t.files {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				var one latencies
+				errs[i] = one.time(func() error {
+					for was, limit := step(file), time.Now().Add(longest); step(file) == was; pause(context.Background(), 2*time.Millisecond) {
+						if time.Now().After(limit) {
+							return fmt.Errorf("%s stood still for %v", file, longest)
+						}
+					}
+					return nil
+				})
+				mu.Lock()
+				t.steps.took, t.steps.stood = append(t.steps.took, one.took...), append(t.steps.stood, one.stood...)
+				mu.Unlock()
+				if errs[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
+	if *only != "" && !slices.Contains(strings.Split(*only, ","), "rival") {
+		t.Skip("it does not act")
+	}
+	h := newHost(t, fmt.Sprintf("[elastic]\nmin_resident = \"200ms\"\nquantum = %q\npatience = %q\n", quantum, patience),
+		"FAKECUDA_DEVICES=2", fmt.Sprint("FAKECUDA_MEMORY=", 2560*mib))
+	h.lasts = *duration / 4
+	var cards []*turns
+	for card := range 2 {
+		cards = append(cards, h.newTurns(card))
+	}
+	watch := func() (worst []time.Duration) {
+		working, rest := context.WithTimeout(t.Context(), h.lasts)
+		defer rest()
+		var all sync.WaitGroup
+		for _, c := range cards {
+			c.steps = latencies{}
+			all.Go(func() {
+				if err := c.watch(working); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		for _, c := range cards {
+			worst = append(worst, c.steps.at(100))
+		}
+		return worst
+	}
+	alone := watch()
+	for i, c := range cards {
+		t.Logf("card %d, steps of two elastic sessions in turns: %v", i, &c.steps)
+	}
+	rival := h.begin("rival", victims{Control: h.Socket(), Users: h.users(), Slices: h.Dir + "/run/slices", Secret: h.secret, Programs: h.programs()})
+	rival.begun(h)
+	beside := watch()
+	rival.report(h)
+	for i, c := range cards {
+		promised := alone[i] + quantum + longestMove
+		t.Logf("card %d, the same beside a hostile user: %v (promised: %v at most)", i, &c.steps, promised)
+		if allowed := promised + 9*(alone[i]+quantum); beside[i] > allowed {
+			t.Errorf("a step took %v on card %d, %v without the hostile user: want at most %v", beside[i], i, alone[i], allowed)
+		}
+	}
+}
