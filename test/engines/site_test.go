@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -146,18 +147,10 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	}
 	if err = cmd.Start(); err == nil {
 		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
-		// runc 1.4 installs its signal handler in the background: it misses the exit of a short exec and hangs.
 		ended := make(chan struct{})
-		go func() {
-			for {
-				select {
-				case <-ended:
-					return
-				case <-time.After(time.Second):
-					_ = cmd.Process.Signal(unix.SIGCHLD)
-				}
-			}
-		}()
+		if !s.isClient(cmd) {
+			go wake(cmd.Process, ended)
+		}
 		err = cmd.Wait()
 		close(ended)
 		if !late.Stop() {
@@ -169,6 +162,28 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 		err = readErr
 	}
 	return string(text), err
+}
+
+// isClient reports whether a command is an engine's client, which passes signals on to a process in a container.
+func (s *site) isClient(cmd *exec.Cmd) bool {
+	words := cmd.Args
+	if s.apart != nil {
+		words = words[min(len(words), len(s.apart.enter())):]
+	}
+	return len(words) > 0 && slices.Contains([]string{"crictl", "ctr", "docker", "nerdctl", "podman"}, filepath.Base(words[0]))
+}
+
+// wake sends SIGCHLD each second until ended: runc 1.4 installs its signal handler in the background, so it misses the exit of a short exec and
+// hangs.
+func wake(runtime *os.Process, ended <-chan struct{}) {
+	for {
+		select {
+		case <-ended:
+			return
+		case <-time.After(time.Second):
+			_ = runtime.Signal(unix.SIGCHLD)
+		}
+	}
 }
 
 func (s *site) must(name string, args ...string) string {
