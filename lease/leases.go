@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -85,7 +86,10 @@ type Service struct {
 
 // Acquire acquires a lease. Its session is ready for clients on return.
 func (s Service) Acquire(ctx context.Context, r Request) (*Lease, error) {
-	request := &leasepb.AcquireRequest{Vram: r.VRAM, Device: r.Device, Tenant: r.Tenant, Reserve: r.Reserve, Clients: uint32(min(max(r.Clients, 0), 1<<31))}
+	if r.Clients < 0 {
+		return nil, &Error{Code: InvalidRequest, Message: fmt.Sprintf("%d clients at one time: 1 and more are accepted, and 0 for the service's default", r.Clients)}
+	}
+	request := &leasepb.AcquireRequest{Vram: r.VRAM, Device: r.Device, Tenant: r.Tenant, Reserve: r.Reserve, Clients: uint32(min(r.Clients, math.MaxInt32))}
 	if r.TTL != 0 {
 		request.Ttl = durationpb.New(r.TTL)
 	}

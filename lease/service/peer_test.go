@@ -4,6 +4,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -212,6 +213,11 @@ func TestAClientGetsWhatTheServiceAnswers(t *testing.T) {
 	}
 	if c := b.configOf(l.ID); c.Clients != 3 || c.Linger != minute {
 		t.Errorf("%+v", c)
+	}
+	var refused *leases.Error
+	if l, err := client.Acquire(ctx, leases.Request{VRAM: 1 << 20, Clients: -1}); !errors.As(err, &refused) || refused.Code != leases.InvalidRequest ||
+		!strings.Contains(err.Error(), "-1 clients") {
+		t.Errorf("-1 clients: %+v, %v", l, err)
 	}
 	if all, err := client.List(ctx); err != nil || len(all) != 1 || all[0].ID != l.ID || all[0].Address != l.Address {
 		t.Errorf("%v, %v", all, err)
