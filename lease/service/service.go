@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -268,16 +267,12 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	if err != nil {
 		return nil, refusal(err)
 	}
-	device, err := choose(devices, r.GetDevice())
+	device, err := s.choose(devices, r.GetDevice(), r.GetVram())
 	if err != nil {
 		return nil, err
 	}
-	overhead := cmp.Or(device.Context, contextBytes) + s.CodeBytes
-	if r.GetVram() > math.MaxInt64-overhead {
-		return nil, invalid("vram is %d bytes: up to %d are accepted", r.GetVram(), math.MaxInt64-overhead)
-	}
 	l := s.newLease(record{
-		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, VRAM: r.GetVram(), Overhead: overhead,
+		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, VRAM: r.GetVram(), Overhead: s.overhead(device),
 		Reserved: r.GetReserve(), Tenant: r.GetTenant(),
 	})
 	if err := s.enter(l); err != nil {
@@ -415,21 +410,36 @@ func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
 
 func (s *Service) dirOf(id string) string { return filepath.Join(s.Dir, id) }
 
-// choose returns the named device, or the one with the most room if name is "".
-func choose(devices []api.Device, name string) (*api.Device, error) {
+// overhead returns the bytes that a broker's context and code take on a device.
+func (s *Service) overhead(d *api.Device) uint64 {
+	return cmp.Or(d.Context, contextBytes) + s.CodeBytes
+}
+
+// choose returns the named device, or the one with the most room if name is "". It skips devices that are smaller than a
+// lease of vram bytes.
+func (s *Service) choose(devices []api.Device, name string, vram uint64) (*api.Device, error) {
 	if len(devices) == 0 {
 		return nil, failed(leasepb.Code_REFUSED, "see `gpuslice devices`", "the enforcer knows no device")
 	}
-	if name == "" {
-		best := slices.MaxFunc(devices, func(a, b api.Device) int { return cmp.Compare(room(&a), room(&b)) })
-		return &best, nil
-	}
-	for _, d := range devices {
-		if d.UUID == name || d.Index >= 0 && fmt.Sprint(d.Index) == name {
-			return &d, nil
+	if name != "" {
+		devices = slices.DeleteFunc(devices, func(d api.Device) bool { return d.UUID != name && (d.Index < 0 || fmt.Sprint(d.Index) != name) })
+		if len(devices) == 0 {
+			return nil, failed(leasepb.Code_INVALID_REQUEST, "`gpuslice devices` lists them", "there is no device %.80q: a UUID or an index is accepted", name)
 		}
 	}
-	return nil, failed(leasepb.Code_INVALID_REQUEST, "`gpuslice devices` lists them", "there is no device %.80q: a UUID or an index is accepted", name)
+	largest := slices.MaxFunc(devices, func(a, b api.Device) int { return cmp.Compare(s.most(&a), s.most(&b)) })
+	devices = slices.DeleteFunc(devices, func(d api.Device) bool { return vram > s.most(&d) })
+	if len(devices) == 0 {
+		return nil, failed(leasepb.Code_INVALID_REQUEST, "", "vram is %s, and %s (%s) has %s, of which the broker's context and code take %s: up to %s are accepted",
+			api.FormatSize(vram), largest.Name, largest.UUID, api.FormatSize(largest.Total), api.FormatSize(s.overhead(&largest)), api.FormatSize(s.most(&largest)))
+	}
+	best := slices.MaxFunc(devices, func(a, b api.Device) int { return cmp.Compare(room(&a), room(&b)) })
+	return &best, nil
+}
+
+// most returns the vram of the largest lease that a device can hold.
+func (s *Service) most(d *api.Device) uint64 {
+	return d.Total - min(d.Total, d.Reserve+s.overhead(d))
 }
 
 func room(d *api.Device) uint64 {

@@ -194,7 +194,9 @@ func TestABadRequestIsOneSentence(t *testing.T) {
 	}{
 		"no size":          {&leasepb.AcquireRequest{}, "vram is 0 bytes: 1 to"},
 		"a huge size":      {&leasepb.AcquireRequest{Vram: 1<<64 - 1}, "are accepted"},
-		"with overhead":    {&leasepb.AcquireRequest{Vram: 1<<63 - 1}, "are accepted"},
+		"beyond any card":  {&leasepb.AcquireRequest{Vram: 1<<63 - 1}, "up to 79.48GiB are accepted"},
+		"beyond the card":  {&leasepb.AcquireRequest{Vram: 100 << 30}, "vram is 100GiB, and A (GPU-a) has 80GiB, of which the broker's context and code take 532MiB: up to 79.48GiB are accepted"},
+		"with overhead":    {&leasepb.AcquireRequest{Vram: 80<<30 - 632<<20 + 1, Device: "1"}, "B (GPU-b) has 80GiB"},
 		"a short ttl":      {&leasepb.AcquireRequest{Vram: 1, Ttl: durationpb.New(time.Millisecond)}, "1s to 876000h are"},
 		"no ttl":           {&leasepb.AcquireRequest{Vram: 1, Ttl: durationpb.New(0)}, "1s to 876000h are"},
 		"a negative one":   {&leasepb.AcquireRequest{Vram: 1, Ttl: durationpb.New(-time.Hour)}, "1s to 876000h are"},
@@ -212,6 +214,14 @@ func TestABadRequestIsOneSentence(t *testing.T) {
 	}
 	if len(b.enforcer.requests) != 0 {
 		t.Error("the enforcer was asked")
+	}
+}
+
+func TestALeaseOfAllThatACardHasIsOnTheCardThatHoldsIt(t *testing.T) {
+	b := newBench(t, "")
+	// Device 1 has more room, and a larger overhead.
+	if l := b.acquire(&leasepb.AcquireRequest{Vram: 80<<30 - 532<<20}); l.GetDevice() != "GPU-a" {
+		t.Errorf("%v", l)
 	}
 }
 

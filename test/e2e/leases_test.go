@@ -321,6 +321,7 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 		"another user":                         {somebody, []string{"acquire", "--vram", "1G"}, []string{"REFUSED", "uid 8 may have no session"}, "lease-"},
 		"a tenant":                             {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "tenant rich would pay"}, ""},
 		"root, more than there is":             {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
+		"more than the card":                   {0, []string{"acquire", "--vram", "100G"}, []string{"INVALID_REQUEST", "has 79.65GiB, of which", "are accepted"}, ""},
 		"somebody else's lease":                {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
 		"somebody else's, shown":               {nobody, []string{"show", roots.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
 		"no size":                              {nobody, []string{"acquire"}, []string{"--vram is missing"}, ""},
