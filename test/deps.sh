@@ -64,6 +64,7 @@ if [ "$1" = --ci ] || [ "$1" = --need ]; then
 		# The client of leases in Python.
 		"/usr/lib/python3/dist-packages/grpc python3-grpcio"
 		"/usr/lib/python3/dist-packages/google/protobuf python3-protobuf"
+		"/usr/lib/python3/dist-packages/numpy python3-numpy"
 		"zsh zsh"
 		"fish fish"
 		"prometheus prometheus"

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Generate compiles lease.proto of the directory above, and runs protoc's Go plugins on it. It needs no protoc.
+// Generate compiles lease.proto of the directory above, runs protoc's Go plugins on it, and writes its descriptor for package
+// gpuslice in Python. It needs no protoc.
 package main
 
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 
 	"github.com/bufbuild/protocompile"
 	"github.com/bufbuild/protocompile/protoutil"
@@ -18,7 +21,10 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-const source = "lease.proto"
+const (
+	source = "lease.proto"
+	python = "../python/gpuslice/_descriptor.py"
+)
 
 func main() {
 	if err := generate(context.Background()); err != nil {
@@ -47,7 +53,22 @@ func generate(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", plugin, err)
 		}
 	}
-	return nil
+	return describe(request.ProtoFile[len(request.ProtoFile)-1])
+}
+
+// describe writes a file's descriptor without its comments, as Python's protobuf reads it.
+func describe(file *descriptorpb.FileDescriptorProto) error {
+	file.SourceCodeInfo = nil
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(file)
+	if err != nil {
+		return err
+	}
+	text := "# SPDX-License-Identifier: Apache-2.0\n# Generated from lease/leasepb/lease.proto by lease/leasepb/generate\n" +
+		"import base64\n\nDESCRIPTOR = base64.b64decode(\n"
+	for line := range slices.Chunk([]byte(base64.StdEncoding.EncodeToString(data)), 120) {
+		text += fmt.Sprintf("    %q\n", line)
+	}
+	return os.WriteFile(python, []byte(text+")\n"), 0o644) //nolint:gosec // source code, as git has it
 }
 
 // withImports appends a file after its imports, as plugins require.
