@@ -242,6 +242,13 @@ PACKAGES_ARCH ?= $(shell $(GO) env GOARCH)
 packages: build ## Make a .deb and a .rpm in bin/packages/ (PACKAGES_ARCH='amd64 arm64')
 	$(QUIET)GO='$(GO)' VERSION='$(VERSION)' DATE='$(DATE)' configs/packages/build.sh $(PACKAGES_ARCH)
 
+# Pure Python: the same file for all machines.
+.PHONY: wheel
+wheel: ## Make the wheel of the client of leases in Python in bin/python/
+	$(QUIET)command -v python3 >/dev/null || { echo "make wheel: python3 is not installed: sudo apt-get install python3" >&2; exit 1; }
+	$(QUIET)rm -rf $(BIN)/python
+	$(QUIET)python3 -B lease/python/make_wheel.py $(BIN)/python '$(VERSION)'
+
 .PHONY: clean
 clean: ## Remove what build made
 	rm -rf $(BIN)

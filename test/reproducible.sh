@@ -16,7 +16,7 @@ tar --exclude='./.*' --exclude=./bin -cf "$copy/tree" .
 for dir in "$one" "$two"; do
 	tar -xf "$copy/tree" -C "$dir"
 	log=$copy/log
-	if ! env -u MAKEFLAGS make -C "$dir" -s GO="$GO" VERSION="$version" DATE=2000-01-01 build share >"$log" 2>&1; then
+	if ! env -u MAKEFLAGS make -C "$dir" -s GO="$GO" VERSION="$version" DATE=2000-01-01 build share wheel >"$log" 2>&1; then
 		cat "$log"
 		exit 1
 	fi
@@ -32,7 +32,8 @@ while IFS= read -r file; do
 		failed=$((failed + 1))
 	fi
 done <"$copy/files"
-for file in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1 libgpuslice.so; do
+for file in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1 libgpuslice.so \
+	"$(cd "$one/bin" && echo python/*.whl)"; do
 	if [ ! -s "$one/bin/$file" ]; then
 		echo "reproducible: bin/$file was not made"
 		failed=$((failed + 1))
