@@ -266,3 +266,15 @@ fails(gpuslice.Service("unix:/none.sock").list)
 		d.says(line + "\n")
 	}
 }
+
+func TestTheDocumentedProgramInPythonRunsAsItIsPrinted(t *testing.T) {
+	h := newLeaseHost(t)
+	if exec.Command(python, "-c", "import numpy").Run() != nil {
+		t.Skip("needs numpy for /usr/bin/python3")
+	}
+	_, program, _ := strings.Cut(string(must.Get(os.ReadFile("../../docs/use/python.md"))(t)), "```python\n")
+	program, _, _ = strings.Cut(program, "```")
+	if out := must.Get(must.Printed(h.python(program)))(t); !strings.HasPrefix(out, "[   0.    2.    4. ") || strings.Count(program, "\n") > 8 {
+		t.Errorf("%s\nprinted %q", program, out)
+	}
+}

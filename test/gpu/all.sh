@@ -231,6 +231,7 @@ part elastic 90 "$here/elastic.py" "--size 20 --quota 42 --small 4 --seconds 12 
 part rows 120 "$here/rows.py" "--out @" "--out @ --jobs 2"
 part leases 120 "$here/leases.py" "--out @" "--out @ --small 4"
 part lease 90 "$here/lease.py" "--quick" "--quick"
+part python 120 "$here/python_lease.py" "--out @" "--out @ --size 0.125"
 part explain 90 "$here/explain.py" "--out @" "$torch --out @"
 part suspend 240 "$here/suspend.py" "--size 30 --quota 42 --small 4 --rounds 1 --out @" "FAKECUDA_MEMORY=8G --size 1 --quota 5 --small 1 --rounds 1 --out @"
 part runtime 240 "$here/runtime.py" "" ""

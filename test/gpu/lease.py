@@ -12,23 +12,22 @@ FAKECUDA_STATE, a file that is not there yet.
 Prints a line per promise, then the table of times. The exit status is the number of promises not kept; no time is one.
 """
 import argparse
+import array
+import ctypes
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-import grpc
-
 sys.dont_write_bytecode = True  # it would lie in the source tree
-import session_client
-from session_client import Failed, Protocol, Session
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT + "/lease/python")
+import gpuslice
+
 BIN = ROOT + "/bin"
 MIB = 1 << 20
 SIMULATED = "FAKECUDA_STATE" in os.environ
@@ -97,12 +96,12 @@ def fails(name, code, call, *arguments, says=""):
     try:
         call(*arguments)
         check(name, False, "it succeeds")
-    except Failed as e:
-        check(name, e.code == code and e.failure.message and says in str(e), e)
+    except gpuslice.Error as e:
+        check(name, e.code == code and e.message and says in str(e), e)
 
 
 def floats(*values):
-    return struct.pack(f"<{len(values)}f", *values)
+    return array.array("f", values)
 
 
 def used():
@@ -121,6 +120,9 @@ class Broker:
         self.lines = [self.process.stdout.readline() for _ in range(2)]
         self.took = time.monotonic() - begin
 
+    def open(self):
+        return gpuslice.open(f"unix:{self.directory}/session.sock", f"{self.directory}/token")
+
     def pid(self):
         for task in os.listdir(f"/proc/{self.process.pid}/task"):
             with open(f"/proc/{self.process.pid}/task/{task}/children") as f:
@@ -136,74 +138,58 @@ class Broker:
 
 
 def recipe(session):
-    """Two kernels, one buffer: 2x + 10."""
-    data = session.alloc(12)
-    session.write(data, 0, floats(0, 1, 100))
-    scale, bias = session.load(SCALE), session.load(BIAS)
-    session.launch(scale, "scale", [data, floats(2), struct.pack("<I", 3)], block=32)
-    session.launch(bias, "bias", [data, floats(10), struct.pack("<I", 3)], block=32)
+    """Two kernels, one array: 2x + 10."""
+    data, scale = session.array(floats(0, 1, 100)), session.module(SCALE)
+    scale.scale[1, 32](data, 2.0, 3)
+    session.module(BIAS).bias[1, 32](data, 10.0, 3)
     session.sync()
-    return struct.unpack("<3f", session.read(data, 0, 12)), data, scale
+    return tuple(data.get().tolist()), data, scale
 
 
-def documented(directory, work):
-    """Runs session_client's example as it is printed, but for the lease's directory."""
-    lines = [line[4:] for line in session_client.__doc__.splitlines() if line.startswith("    ")]
-    commands = [line[2:] for line in lines if line.startswith("$ ")]
-    program = "\n".join(line for line in lines if not line.startswith("$ ")).replace("/run/gpuslice/leases/ID", directory)
-    place = os.path.join(work, "documented")
-    os.mkdir(place)
-    os.symlink(BIN, place + "/bin")
-    done = [subprocess.run(command, shell=True, cwd=place, stderr=subprocess.PIPE, text=True, check=False) for command in commands]
-    check("the documented command", done and not any(d.returncode for d in done), f"{commands}{''.join(d.stderr for d in done)}")
-    names = {**vars(session_client), "struct": struct, "data": floats(0, 1, 100), "ptx": SCALE}
-    exec(program.replace('"session.pb"', repr(place + "/session.pb")), names)
-    session = names["session"]
-    check("the documented program", session.read(names["handle"], 0, 12) == floats(0, 2, 200))
-    session.close()
+def illegal(session):
+    """A kernel that writes to an address that is none."""
+    session.module(SCALE).scale[1, 32](ctypes.c_uint64(0x10), 1.0, 32)
+    session.sync()
 
 
-def bad_input(session, protocol, data, module):
-    fails("more than the lease", "ALLOC_FAILED", session.alloc, 64 * MIB, says="buffers")
-    fails("nearly 2^64 bytes", "ALLOC_FAILED", session.alloc, 2**64 - 5)
-    fails("0 bytes", "INVALID_REQUEST", session.alloc, 0)
+def bad_input(session, data, module):
+    ask = session._stream.ask
+    fails("more than the lease", "ALLOC_FAILED", session.zeros, 64 * MIB, "B", says="buffers")
+    fails("nearly 2^64 bytes", "ALLOC_FAILED", session.zeros, 2**64 - 5, "B")
+    fails("0 bytes", "INVALID_REQUEST", session.zeros, 0)
     for handle in (0, 99, 2**63):
-        fails(f"handle {handle}", "INVALID_HANDLE", session.read, handle, 0, 1)
-    fails("a read past the end", "INVALID_HANDLE", session.read, data, 8, 5)
-    fails("an offset near 2^64", "INVALID_HANDLE", session.write, data, 2**64 - 4, b"12345678")
-    fails("garbage for PTX", "LOAD_FAILED", session.load, b"garbage")
+        fails(f"handle {handle}", "INVALID_HANDLE", lambda handle=handle: ask("mem_read", handle=handle, bytes=1))
+    fails("a read past the end", "INVALID_HANDLE", lambda: ask("mem_read", handle=data._handle, offset=8, bytes=5))
+    fails("an offset near 2^64", "INVALID_HANDLE", lambda: ask("mem_write", handle=data._handle, offset=2**64 - 4, data=b"12345678"))
+    fails("garbage for PTX", "LOAD_FAILED", session.module, b"garbage")
     if not SIMULATED:
-        broken = SCALE.replace(b"mul.f32", b"mull.f32")
         try:
-            session.load(broken)
+            session.module(SCALE.replace(b"mul.f32", b"mull.f32"))
             check("PTX with a word that there is not", False)
-        except Failed as e:
-            check("PTX with a word that there is not: the compiler's log", e.code == "LOAD_FAILED" and "mull" in e.failure.log, e.failure.log.strip()[:120])
-        fails("PTX of a version to come", "LOAD_FAILED", session.load, SCALE.replace(b".version 7.0", b".version 99.0"))
-        fails("PTX for another architecture", "LOAD_FAILED", session.load, SCALE.replace(b"sm_50", b"sm_121"))
-    arguments = [data, floats(1), struct.pack("<I", 3)]
+        except gpuslice.LoadFailed as e:
+            check("PTX with a word that there is not: the compiler's log", "mull" in e.log, e.log.strip()[:120])
+        fails("PTX of a version to come", "LOAD_FAILED", session.module, SCALE.replace(b".version 7.0", b".version 99.0"))
+        fails("PTX for another architecture", "LOAD_FAILED", session.module, SCALE.replace(b"sm_50", b"sm_121"))
     for name, call in {
-            "no such kernel": lambda: session.launch(module, "other", arguments),
-            "too many threads": lambda: session.launch(module, "scale", arguments, block=1025),
+            "no such kernel": lambda: module.other[1, 1](data, 1.0, 3),
+            "too many threads": lambda: module.scale[1, 1025](data, 1.0, 3),
             **({} if SIMULATED else {
-                "an argument missing": lambda: session.launch(module, "scale", arguments[:2]),
-                "an argument of 8 bytes for 4": lambda: session.launch(module, "scale", [data, bytes(8), struct.pack("<I", 3)]),
-                "too large a grid in y": lambda: session.ask("launch", module=module, kernel="scale", grid=protocol.Dim(x=1, y=65536), arguments=[
-                    protocol.Argument(pointer=protocol.Pointer(handle=data)), protocol.Argument(raw=floats(1)), protocol.Argument(raw=bytes(4))]),
+                "an argument missing": lambda: module.scale[1, 1](data, 1.0),
+                "an argument of 8 bytes for 4": lambda: module.scale[1, 1](data, ctypes.c_double(1), 3),
+                "too large a grid in y": lambda: module.scale[(1, 65536), 1](data, 1.0, 0),
             })}.items():
-        fails(name, "LAUNCH_FAILED", call)
-        fails(f"{name}: the sync after it", "SYNC_FAILED", session.sync)
+        call()
+        fails(name, "LAUNCH_FAILED", session.sync)
     session.sync()
 
 
 def fresh_memory(session):
-    whole = session.alloc(32 * MIB)
-    session.ask("mem_set", handle=whole, bytes=32 * MIB, value=255)
-    session.free(whole)
-    again = session.alloc(32 * MIB)
-    data = session.read(again, 16 * MIB, 16 * MIB)
-    session.free(again)
-    check("fresh memory shows nothing of what was there", not data.strip(b"\0"))
+    whole = session.zeros(32 * MIB, "B")
+    whole.memset(255)
+    whole.free()
+    again = session.zeros(32 * MIB, "B")
+    check("fresh memory shows nothing of what was there", not bytes(memoryview(again.get())).strip(b"\0"))
+    again.free()
 
 
 def faults(victim, culprit):
@@ -211,24 +197,22 @@ def faults(victim, culprit):
     right, wrong, stop = [0], [], threading.Event()
 
     def compute():
-        data, module = victim.alloc(4 * MIB), victim.load(SCALE)
+        data, module = victim.zeros(1024), victim.module(SCALE)
         while not stop.is_set():
-            victim.write(data, 0, floats(*range(1024)))
-            victim.launch(module, "scale", [data, floats(3), struct.pack("<I", 1024)], grid=8, block=128)
-            got = struct.unpack("<1024f", victim.read(data, 0, 4096))
-            if got == tuple(3.0 * i for i in range(1024)):
+            data.set(floats(*range(1024)))
+            module.scale[8, 128](data, 3.0, 1024)
+            got = data.get().tolist()
+            if got == [3.0 * i for i in range(1024)]:
                 right[0] += 1
             else:
                 wrong.append(got[:4])
 
     thread = threading.Thread(target=compute)
     thread.start()
-    module = culprit.load(SCALE)
-    culprit.launch(module, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
     try:
-        culprit.sync()
+        illegal(culprit)
         seen = "no failure"
-    except Failed as e:
+    except gpuslice.Error as e:
         seen = e.code
     check("an illegal address: SYNC_FAILED", seen == "SYNC_FAILED", seen)
     time.sleep(1)
@@ -243,7 +227,6 @@ def main():
     parser.add_argument("--no-speed", action="store_true", help="no measurements")
     options = parser.parse_args()
     work = tempfile.mkdtemp(prefix="lease-", dir="/tmp")
-    protocol = Protocol(subprocess.run([BIN + "/session", "descriptor"], stdout=subprocess.PIPE, check=True).stdout)
     before = used()
     brokers = []
 
@@ -262,26 +245,18 @@ def main():
         with open(f"/proc/{first.pid()}/status") as f:
             status = dict(line.split(":", 1) for line in f)
         check("it runs under seccomp, without new privileges", status["Seccomp"].strip() == "2" and status["NoNewPrivs"].strip() == "1")
-        one, two = Session(first.directory, protocol), Session(second.directory, protocol)
+        one, two = first.open(), second.open()
         got, data, module = recipe(one)
         check("two kernels, one buffer", got == (10, 12, 210), got)
-        fails("another session's handle", "INVALID_HANDLE", two.read, data, 0, 1)
-        documented(first.directory, work)
-        bad_input(one, protocol, data, module)
+        fails("another session's handle", "INVALID_HANDLE", lambda: two._stream.ask("mem_read", handle=data._handle, bytes=1))
+        bad_input(one, data, module)
         fresh_memory(one)
         if not SIMULATED:
-            faults(one, Session(broker("faulty").directory, protocol))
-            frame = one.load(FRAME)
-            try:
-                one.launch(frame, "frame", [data])
-                one.sync()
-                check("a frame of 200 KiB", False, "it ran in a slice of 1G")
-            except Failed as e:
-                check("a frame of 200 KiB", e.code in ("LAUNCH_FAILED", "LOAD_FAILED"), e)
-            fails("the sync after it", "SYNC_FAILED", one.sync)
+            faults(one, broker("faulty").open())
+            one.module(FRAME).frame[1, 1](data)
+            fails("a frame of 200 KiB in a slice of 1G", "LAUNCH_FAILED", one.sync)
             check("and its session goes on", recipe(one)[0] == (10, 12, 210))
-            endless = two.load(ENDLESS)
-            two.launch(endless, "endless")
+            two.module(ENDLESS).endless[1, 1]()
         status, took = second.end(signal.SIGKILL if not SIMULATED else signal.SIGTERM)
         check("a broker with a kernel that never ends is killed", True, f"exit {status}, {1000 * took:.0f} ms")
         check("the other one computes", recipe(one)[0] == (10, 12, 210))
@@ -289,21 +264,19 @@ def main():
         check("a broker ends by SIGTERM", status == 0, f"exit {status}, {1000 * took:.0f} ms")
         if not SIMULATED:  # whatever the driver makes of it: the broker may end, and takes nobody with it
             elf = broker("elf")
-            four = Session(elf.directory, protocol)
+            four = elf.open()
             try:
-                four.load(b"\x7fELF\x02\x01\x01" + bytes(57))
+                four.module(b"\x7fELF\x02\x01\x01" + bytes(57))
                 check("an ELF file that is cut off", False, "it is loaded")
-            except (Failed, StopIteration, grpc.RpcError) as e:
+            except gpuslice.Error as e:
                 check("an ELF file that is cut off", True, e)
         held = broker("reserved", "256M", "1G", "--reserve")
-        three = Session(held.directory, protocol)
+        three = held.open()
         check("a reserved session computes", recipe(three)[0] == (10, 12, 210), f"{used() - before} MiB of the card are held")
         if not SIMULATED:
             try:
-                m = three.load(SCALE)
-                three.launch(m, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
-                three.sync()
-            except Failed as e:
+                illegal(three)
+            except gpuslice.Error as e:
                 check("a fault in a reserved session", e.code == "SYNC_FAILED", e)
         held.end()
     finally:

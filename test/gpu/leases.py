@@ -17,7 +17,6 @@ import concurrent.futures
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,10 +25,13 @@ import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
 from host import BIN, GIB, MIB, Host
-from lease import ENDLESS, SCALE, SIMULATED, check, floats, recipe, results, used
-from session_client import Failed, Protocol, Session
+from lease import ENDLESS, SIMULATED, check, gpuslice, illegal, recipe, results, used
 
 RIGHT = (10, 12, 210)
+
+
+def client(lease):
+    return gpuslice.open(lease["address"], lease["token_file"])
 
 
 class Leases:
@@ -63,7 +65,6 @@ class Leases:
         lease, refusal = self.ask("acquire", "--vram", vram, "--ttl", "10m", "--json", *more)
         if lease is None:
             raise RuntimeError(refusal)
-        lease["directory"] = os.path.dirname(lease["token_file"])
         return lease
 
     def said(self, lease):
@@ -89,7 +90,7 @@ def examples(leases):
     check("the recipe's results", "recipe: 10 12 210" in done.stdout)
 
 
-def tenants(leases, protocol, vram):
+def tenants(leases, vram):
     """As many as the card has room for; each works, and nobody has another's memory."""
     held, refusal = [], ""
     while not refusal and len(held) < 64:
@@ -98,54 +99,51 @@ def tenants(leases, protocol, vram):
         except RuntimeError as e:
             refusal = str(e)
     check(f"leases of {vram} until one is refused", any(lease["id"] in refusal for lease in held), f"{len(held)}; then: {refusal[:300]}")
-    sessions = [Session(lease["directory"], protocol) for lease in held]
+    sessions = [client(lease) for lease in held]
     works = [recipe(s) for s in sessions]
     check("all of them compute", all(w[0] == RIGHT for w in works))
     named = []
     for s in sessions[1:]:
-        s.free(works[sessions.index(s)][1])
+        works[sessions.index(s)][1].free()
         try:
-            s.read(works[0][1], 0, 1)
+            s._stream.ask("mem_read", handle=works[0][1]._handle, bytes=1)
             named.append("read")
-        except Failed as e:
+        except gpuslice.Error as e:
             named.append(e.code)
     check("none can name another's memory", set(named) <= {"INVALID_HANDLE"}, sorted(set(named)))
-    full = sessions[0].stats().vram
-    big = sessions[0].alloc(full - 12)
-    check("a lease's vram can be allocated to the last byte", big > 0, f"{full} bytes")
+    full = sessions[0].stats()["vram"]
+    big = sessions[0].zeros(full - 12, "B")
+    check("a lease's vram can be allocated to the last byte", big.address > 0, f"{full} bytes")
     for s in sessions:
         s.close()
     took = [leases.drop(lease) for lease in held]
     check("they are dropped", True, f"{1000 * max(took):.0f} ms at most")
 
 
-def faults(leases, protocol):
+def faults(leases):
     """One tenant's kernels write where nothing is, in lease after lease; the other one computes."""
     victim = leases.acquire("64M")
-    session = Session(victim["directory"], protocol)
+    session = client(victim)
     right, wrong, stop = [0], [], threading.Event()
 
     def compute():
         while not stop.is_set():
-            got, data, _ = recipe(session)
+            got = recipe(session)[0]
             right[0] += got == RIGHT
             if got != RIGHT:
                 wrong.append(got)
-            session.free(data)
-            session.ask("sync")
+            session.sync()
 
     thread = threading.Thread(target=compute)
     thread.start()
     codes, followed, again = set(), set(), []
     for _ in range(5):
         lease = leases.acquire("64M")
-        culprit = Session(lease["directory"], protocol)
-        module = culprit.load(SCALE)
-        culprit.launch(module, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
+        culprit = client(lease)
         try:
-            culprit.sync()
+            illegal(culprit)
             codes.add("no failure")
-        except Failed as e:
+        except gpuslice.Error as e:
             codes.add(e.code)
         shown = {}
         for _ in range(250):
@@ -154,7 +152,7 @@ def faults(leases, protocol):
                 break
             time.sleep(0.02)
         followed.add(f"{shown['state']}, {shown.get('restarts', 0)} time: {shown.get('restart_reason')}")
-        again.append(recipe(Session(lease["directory"], protocol))[0])
+        again.append(recipe(client(lease))[0])
         leases.drop(lease)
     stop.set()
     thread.join()
@@ -178,13 +176,13 @@ def spread(took):
     return f"median {1000 * took[len(took) // 2]:.0f} ms, the slowest {', '.join(f'{1000 * t:.0f}' for t in took[-3:])}"
 
 
-def many(leases, protocol, count):
+def many(leases, count):
     """Dropped one after the other, beside one more: the driver takes longer to end the card's last context."""
     last = leases.acquire("64M")
-    recipe(Session(last["directory"], protocol))
+    recipe(client(last))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         held = list(pool.map(lambda _: leases.acquire("64M"), range(count)))
-        worked = list(pool.map(lambda lease: recipe(Session(lease["directory"], protocol))[0], held))
+        worked = list(pool.map(lambda lease: recipe(client(lease))[0], held))
         check(f"{count} leases of 64 MiB at a time compute", worked == [RIGHT] * count)
     took = sorted(leases.drop(lease) for lease in held)
     ended = sorted(seconds(leases.said(lease)["took"]) for lease in held)
@@ -197,7 +195,7 @@ def many(leases, protocol, count):
     check("the card's last context has ended soon after its drop", took < allowed, f"{leases.said(last)['took']}; `gpuslice lease drop`: {1000 * took:.0f} ms")
 
 
-def drop_stages(leases, protocol, rounds=5):
+def drop_stages(leases, rounds=5):
     """One lease at a time: what the client waits for, what the service waits for, and what the kernel shows of the broker meanwhile."""
     for kind in ("nobody is connected", "a client is idle", "a kernel never ends"):
         if kind == "a kernel never ends" and SIMULATED:
@@ -206,10 +204,10 @@ def drop_stages(leases, protocol, rounds=5):
             lease = leases.acquire("64M")
             session = None
             if kind != "nobody is connected":
-                session = Session(lease["directory"], protocol)
+                session = client(lease)
                 recipe(session)
             if kind == "a kernel never ends":
-                session.launch(session.load(ENDLESS), "endless")
+                session.module(ENDLESS).endless[1, 1]()
             pid = next(p["pid"] for s in leases.host.ps() if s["id"] == lease["id"] for p in leases.host.inspect(s["id"])["processes"])
             seen, begin = {}, time.monotonic()
 
@@ -244,12 +242,12 @@ def drop_stages(leases, protocol, rounds=5):
     print("a `gpuslice lease list` beside it, which waits for nothing:", ", ".join(f"{1000 * t:.0f}" for t in took), "ms", flush=True)
 
 
-def killed(leases, protocol):
+def killed(leases):
     """What the driver itself needs to end such a process, the card's last context, for comparison."""
     took = []
     for _ in range(5):
         lease = leases.acquire("64M")
-        recipe(Session(lease["directory"], protocol))
+        recipe(client(lease))
         pid = next(p["pid"] for s in leases.host.ps() if s["id"] == lease["id"] for p in leases.host.inspect(s["id"])["processes"])
         begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -268,9 +266,9 @@ def reserve(leases, vram, size):
     leases.drop(lease)
 
 
-def restarts(leases, host, protocol):
+def restarts(leases, host):
     lease = leases.acquire("64M")
-    session = Session(lease["directory"], protocol)
+    session = client(lease)
     leases.daemon.kill()
     leases.daemon.wait()
     host.daemon.kill()
@@ -298,15 +296,15 @@ def unattached(leases, host):
     check("and so does the interceptor, once", len(said) == 1, said)
 
 
-def everything(leases, host, protocol, options):
+def everything(leases, host, options):
     examples(leases)
-    tenants(leases, protocol, options.tenant)
+    tenants(leases, options.tenant)
     if not SIMULATED:
-        faults(leases, protocol)
-    many(leases, protocol, options.small)
-    killed(leases, protocol)
+        faults(leases)
+    many(leases, options.small)
+    killed(leases)
     reserve(leases, "20G", 20 * GIB)
-    restarts(leases, host, protocol)
+    restarts(leases, host)
     unattached(leases, host)
     done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
     check("an acquisition beside a plain program", done.returncode == 0)
@@ -320,15 +318,14 @@ def main():
     parser.add_argument("--drops", action="store_true")
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
-    protocol = Protocol(subprocess.run([BIN + "/session", "descriptor"], stdout=subprocess.PIPE, check=True).stdout)
     before = used()
     host = Host(options.out)
     leases = Leases(host, options.out)
     try:
         if options.drops:
-            drop_stages(leases, protocol)
+            drop_stages(leases)
         else:
-            everything(leases, host, protocol, options)
+            everything(leases, host, options)
         left, _ = leases.ask("list", "--json")
         check("no lease is left", left == [], left or "")
         check("no slice is left", host.ps() == [])

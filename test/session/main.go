@@ -7,7 +7,6 @@
 //	session echo SOCKET                              answers each message of a stream with an empty one
 //	session least SOCKET                             like echo, and performs the launches and syncs of each message
 //	session plain                                    runs a first kernel: context, module, launch
-//	session descriptor                               prints the protocol as a FileDescriptorSet
 //
 // speed starts echo, least and plain. The exit status is 1 on an error; it does not depend on times.
 package main
@@ -21,9 +20,6 @@ import (
 	"os"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protodesc"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
@@ -47,7 +43,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("what to do is missing: speed, acquire, echo, least, plain and descriptor are accepted")
+		return errors.New("what to do is missing: speed, acquire, echo, least and plain are accepted")
 	}
 	flags := flag.NewFlagSet("session "+args[0], flag.ExitOnError)
 	quick := flags.Bool("quick", false, "a tenth of it")
@@ -71,24 +67,8 @@ func run(args []string) error {
 		return echo(flags.Arg(0), n)
 	case "plain":
 		return plain()
-	case "descriptor":
-		return descriptor()
 	}
-	return fmt.Errorf("%q is unknown: speed, acquire, echo, least, plain and descriptor are accepted", args[0])
-}
-
-func descriptor() error {
-	set := &descriptorpb.FileDescriptorSet{}
-	file := leasepb.File_lease_proto
-	for i := range file.Imports().Len() {
-		set.File = append(set.File, protodesc.ToFileDescriptorProto(file.Imports().Get(i)))
-	}
-	set.File = append(set.File, protodesc.ToFileDescriptorProto(file))
-	data, err := proto.Marshal(set)
-	if err == nil {
-		_, err = os.Stdout.Write(data)
-	}
-	return err
+	return fmt.Errorf("%q is unknown: speed, acquire, echo, least and plain are accepted", args[0])
 }
 
 func plain() error {
