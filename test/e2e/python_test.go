@@ -267,6 +267,31 @@ fails(gpuslice.Service("unix:/none.sock").list)
 	}
 }
 
+func TestAProgramInPythonNeedsOfALeaseItsDirectoryAlone(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.leased(nobody, "--vram", "64M", "--clients", "1")
+	program := h.python(`
+import os
+assert not os.access("/mnt/lease", os.W_OK)
+with gpuslice.open("unix:/mnt/lease/session.sock", "/mnt/lease/token") as gpu:
+    data = bytes(range(256)) * (1 << 14)
+    print(bytes(memoryview(gpu.array(data).get())) == data)
+    try:
+        gpuslice.open("unix:/mnt/lease/session.sock", "/mnt/lease/token")
+    except gpuslice.Refused as e:
+        print(e.code)
+`)
+	// As a container has it.
+	program.Args = append([]string{
+		"unshare", "--mount", "sh", "-ec", `mount -t tmpfs none /mnt && mkdir /mnt/lease && mount --bind -o ro "$0" /mnt/lease && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"`,
+		filepath.Dir(l.TokenFile),
+	}, program.Args...)
+	program.Path, program.SysProcAttr = must.Get(exec.LookPath("unshare"))(t), nil
+	if out := must.Get(must.Printed(program))(t); out != "True\nREFUSED\n" {
+		t.Errorf("%s", out)
+	}
+}
+
 func TestTheDocumentedProgramInPythonRunsAsItIsPrinted(t *testing.T) {
 	h := newLeaseHost(t)
 	if exec.Command(python, "-c", "import numpy").Run() != nil {

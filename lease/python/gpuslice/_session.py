@@ -37,7 +37,8 @@ class Session:
     def __init__(self, address: str, token: str, tls: TLS, *, lease: Optional[Lease] = None, service: Optional[Service] = None,
                  ttl: Optional[Duration] = None) -> None:
         self.lease = lease  # as the service last described it; None if another program acquired it
-        self._service, self._pid, self._closed = service, os.getpid(), threading.Event()
+        self._service, self._pid, self._closed = service, os.getpid(), False
+        self._over = threading.Event()  # ends the renewal
         self._stream = Stream(address, token, tls, self._why)
         if lease is not None:
             atexit.register(self.close)
@@ -72,9 +73,10 @@ class Session:
 
     def close(self) -> None:
         """Ends the session: drops the lease if `gpuslice.lease` acquired it, else frees this client's arrays and modules."""
-        if self._closed.is_set() or self._pid != os.getpid():  # a forked child does not end its parent's lease
+        if self._closed or self._pid != os.getpid():  # a forked child does not end its parent's lease
             return
-        self._closed.set()
+        self._closed = True
+        self._over.set()
         atexit.unregister(self.close)
         self._stream.close(free=self.lease is None)
         if self.lease is not None and self._service is not None:
@@ -96,7 +98,7 @@ class Session:
     def _renew(self, ttl: float) -> None:
         """Renews the lease until it ends. While the service is away it tries again soon."""
         pause = ttl / 3
-        while not self._closed.wait(pause):
+        while not self._over.wait(pause):
             try:
                 assert self._service is not None and self.lease is not None
                 self.lease = self._service.renew(self.lease, ttl)
@@ -116,6 +118,7 @@ class Session:
             except Error:
                 break
             if shown.state != "active":
+                self._over.set()
                 return LeaseExpired(f"lease {shown.id} has ended: {shown.reason}", advice="acquire another one")
             time.sleep(0.1)
         return error
@@ -211,7 +214,10 @@ def _host(data: Any, dtype: Any) -> Tuple[memoryview, Tuple[int, ...], Any]:
         view = memoryview(data)
     except TypeError:
         view = memoryview(array.array(dtype or "f", data))
-    return memoryview(view.tobytes() if not view.c_contiguous else view).cast("B"), view.shape or (), view.format
+    kind = view.format.lstrip("@=<")
+    if dtype not in (None, kind):
+        raise TypeError(f"data of format {kind!r} is not converted to {dtype!r} without NumPy")
+    return memoryview(view if view.c_contiguous else view.tobytes()).cast("B"), view.shape or (), kind
 
 
 class Module:

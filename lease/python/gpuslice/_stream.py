@@ -187,7 +187,8 @@ class Stream:
 
     def end(self, error: Error) -> None:
         """Ends the session for this client: calls raise the error."""
-        error = self._explain(error)
+        if self._error is None:
+            error = self._explain(error)
         with self._lock:
             self._error = self._error or error
             self._leave(self._error)
@@ -252,6 +253,8 @@ class Stream:
                 loss: Error = Unreachable("the broker has closed the connection")
             except grpc.RpcError as error:
                 loss = self._of(error)
+            except IndexError:
+                loss = Error("the broker answered what it was not asked")
             call = self._follow(loss)
 
     def _follow(self, loss: Error) -> Any:

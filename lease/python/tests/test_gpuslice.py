@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of package gpuslice that need no lease service; test/e2e has those that do."""
+import array
 import ast
 import ctypes
 import datetime
@@ -46,6 +47,24 @@ class Scalars(unittest.TestCase):
         for value in ("2", None, [1], object()):
             with self.assertRaisesRegex(TypeError, f"it is a {type(value).__name__}"):
                 _session._scalar("it", value)
+
+
+class Data(unittest.TestCase):
+    def test_host_data_is_bytes_with_a_shape_and_a_type(self):
+        pairs = (ctypes.c_float * 3)(1, 2, 3)
+        for data, dtype, shape, size in ((array.array("d", [1, 2]), None, (2,), 16), (b"abc", None, (3,), 3), ([1, 2, 3], "f", (3,), 12),
+                                         (pairs, None, (3,), 12), (memoryview(bytes(range(8)))[::2], None, (4,), 4)):
+            view, got, kind = _session._host(data, dtype)
+            self.assertEqual((got, view.nbytes, view.format), (shape, size, "B"))
+        self.assertEqual(bytes(view), b"\0\2\4\6")
+        if _session.numpy is None:
+            self.assertRaisesRegex(TypeError, "without NumPy", _session._host, b"abc", "f")
+        else:
+            numpy = _session.numpy
+            for data, nbytes in ((numpy.zeros((3, 4), "f2").T, 24), (numpy.float32(1), 4), (numpy.zeros(2, "M8[s]"), 16)):
+                view, shape, kind = _session._host(data, None)
+                self.assertEqual((shape, view.nbytes), (numpy.shape(data), nbytes))
+            self.assertRaises(TypeError, _session._host, [object()], None)
 
 
 class Words(unittest.TestCase):
