@@ -112,7 +112,7 @@ class Session:
         """Has the service say why a lease of this program has ended."""
         if self.lease is None or self._service is None or not isinstance(error, (LeaseExpired, Unreachable)):
             return error
-        for _ in range(20):  # the broker ends before its lease does
+        for _ in range(50):  # the broker ends before its lease does
             try:
                 shown = self._service.show(self.lease)
             except Error:
