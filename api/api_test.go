@@ -87,10 +87,8 @@ func TestARefusalHasAllOfItsFigures(t *testing.T) {
 		`{"code":"quota_exceeded","message":"m","requested":3,"limit":0,"current":1}`:                  {Code: CodeQuotaExceeded, Message: "m", Requested: 3, Current: 1},
 		`{"code":"not_found","message":"m"}`:                                                           {Code: CodeNotFound, Message: "m"},
 	} {
-		text, err := json.Marshal(e)
-		if err != nil || string(text) != want {
-			t.Errorf("%s, %v", text, err)
-		}
+		text := must.Get(json.Marshal(e))(t)
+		must.Equal(t, string(text), want)
 		var again Error
 		if err := json.Unmarshal(text, &again); err != nil || again != *e {
 			t.Errorf("%+v, %v", again, err)
@@ -126,9 +124,7 @@ func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &got); err != nil || !slices.Equal(got.Pools, names) {
 			t.Errorf("%s is %q, %v", text, got.Pools, err)
 		}
-		if out, err := json.Marshal(holder{names}); err != nil || string(out) != text {
-			t.Errorf("%q is written as %s, %v", names, out, err)
-		}
+		must.Equal(t, string(must.Get(json.Marshal(holder{names}))(t)), text, names, "is written as")
 	}
 	var n PoolNames
 	for _, text := range []string{`""`, `null`, `[]`} {

@@ -5,6 +5,8 @@ package api
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
@@ -24,9 +26,7 @@ func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
 		if got != (Names{want, want, want, want}) || len(got.Name) > MaxName {
 			t.Errorf("%.20q became %q, want %q", given, got.Name, want)
 		}
-		if err := got.checkNames(); err != nil {
-			t.Errorf("%q: %v", got, err)
-		}
+		must.Try(t, got.checkNames(), got)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestATokenIsNotPrinted(t *testing.T) {
@@ -24,12 +26,8 @@ func TestATokenIsNotPrinted(t *testing.T) {
 	}
 	// The JSON of a structure contains the token: programs need it in the request.
 	text := strings.ReplaceAll(log.String(), `"in":["`+secret+`"]`, "")
-	if strings.Contains(text, secret) {
-		t.Errorf("it is in %s", text)
-	}
-	if b, err := json.Marshal(token); err != nil || string(b) != `"`+secret+`"` {
-		t.Errorf("%s, %v", b, err)
-	}
+	must.Hold(t, !strings.Contains(text, secret), "it is in", text)
+	must.Equal(t, string(must.Get(json.Marshal(token))(t)), `"`+secret+`"`)
 }
 
 func TestATokensFileIsReadAsItWasWritten(t *testing.T) {
@@ -57,8 +55,6 @@ func TestAUsersSessionHasAnIDThatBeginsWithTheUser(t *testing.T) {
 		{0, "run-1", "u0-run-1"},
 		{1<<32 - 1, "a", "u4294967295-a"},
 	} {
-		if got := UserSessionID(c.uid, c.name); got != c.want {
-			t.Errorf("%d, %q: %q, want %q", c.uid, c.name, got, c.want)
-		}
+		must.Equal(t, UserSessionID(c.uid, c.name), c.want, c.uid, c.name)
 	}
 }

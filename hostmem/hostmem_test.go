@@ -121,9 +121,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	file := k.mustGrow(t, a, 0, 2*Step)
 	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 2*Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	for i := range memory {
-		if memory[i] != 0 {
-			t.Fatal("it is not empty")
-		}
+		must.Be(t, memory[i], 0, "it is not empty")
 		memory[i] = 7
 	}
 	must.Do(t, unix.Munmap(memory))
@@ -139,13 +137,9 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 		t.Errorf("%+v %+v", one, two)
 	}
 	for _, size := range []int64{0, 17 * Step} {
-		if err := unix.Ftruncate(int(file.Fd()), size); !errors.Is(err, unix.EPERM) {
-			t.Errorf("it is %d bytes now: %v", size, err)
-		}
+		must.Is(t, unix.Ftruncate(int(file.Fd()), size), unix.EPERM, "it is", size, "bytes now")
 	}
-	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
-		t.Errorf("it was sealed: %v", err)
-	}
+	must.Is(t, must.Err(unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)), unix.EPERM, "it was sealed")
 	must.Do(t, k.Trim(a, Step, 16*Step))
 	if k.has(t, a) != Step || !near(k.used(t), 2*Step) {
 		t.Errorf("%d, %d used", k.has(t, a), k.used(t))
@@ -159,9 +153,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	// A process that has ended leaves no memory, even if another one has its descriptor.
 	endA()
 	eventually(t, "it is forgotten", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
-	if _, err := k.Grow(a, 16*Step, 0, Step); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("one that has ended got memory: %v", err)
-	}
+	must.Is(t, must.Err(k.Grow(a, 16*Step, 0, Step)), unix.ESRCH, "one that has ended got memory")
 	endB()
 	eventually(t, "nothing is left", func() bool { return k.has(t, Process{}) == 0 && near(k.used(t), 0) })
 }
@@ -170,9 +162,7 @@ func TestAnotherProcessOfThatPIDGetsNothing(t *testing.T) {
 	k := place(t).keeper(t)
 	p, _ := other(t)
 	p.Start++
-	if _, err := k.Grow(p, Step, 0, Step); !errors.Is(err, unix.ESRCH) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(k.Grow(p, Step, 0, Step)), unix.ESRCH)
 }
 
 func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
@@ -242,9 +232,7 @@ func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	file := k.mustGrow(t, p, 0, Step)
 	_, err = file.WriteAt([]byte("what was written is read"), Step-100)
 	must.Do(t, err)
-	if _, err := k.Grow(p, 16*Step, Step, 4*Step); err == nil {
-		t.Error("it got more than the cgroup may have")
-	}
+	must.Error(t, must.Err(k.Grow(p, 16*Step, Step, 4*Step)), "it got more than the cgroup may have")
 	_, err = k.PID()
 	must.Do(t, err)
 	if got := k.has(t, p); got != Step && got != 0 || !near(k.used(t), Step) {
@@ -262,9 +250,7 @@ func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
 	o.Cgroup = good + "/cgroup.procs"
 	k := o.keeper(t)
 	for range 2 { // the second time from the cache
-		if _, err := k.PID(); err == nil || !strings.Contains(err.Error(), o.Cgroup) {
-			t.Errorf("%v", err)
-		}
+		must.Say(t, must.Err(k.PID()), o.Cgroup)
 	}
 	host := must.Get(cgroup.Open("/proc"))(t)
 	places, err := host.Named(good) // for the end of the test
@@ -324,13 +310,9 @@ func TestAnotherUserIsNotHeard(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := as(); err == nil || !strings.Contains(out, "permission denied") {
-		t.Errorf("the socket is open to others: %v %s", err, out)
-	}
+	must.Refused(as())(t, "permission denied", "the socket is open to others")
 	must.Do(t, os.Chmod(filepath.Join(dir, SocketName), 0o666))
-	if out, err := as(); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Output(as())(t)
 }
 
 func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
@@ -348,9 +330,7 @@ func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
 		}
 		conn.Close()
 	}
-	if again, err := k.PID(); err != nil || again != pid {
-		t.Errorf("%v", err)
-	}
+	must.Equal(t, must.Get(k.PID())(t), pid)
 }
 
 func FuzzRequest(f *testing.F) {
@@ -391,11 +371,7 @@ func TestMemoryIsTouchedToHaveIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := file{fd: fd}
-	if f.charged() != Step {
-		t.Errorf("%d", f.charged())
-	}
+	must.Equal(t, f.charged(), Step)
 	must.Do(t, punch(fd, 0, 2*Step))
-	if f.charged() != 0 {
-		t.Errorf("%d", f.charged())
-	}
+	must.Equal(t, f.charged(), 0)
 }

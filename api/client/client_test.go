@@ -205,9 +205,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
 		"look":     {func() error { _, err := c.Watch().Look(ctx); return err }, maxList},
 	} {
-		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
-			t.Errorf("%s: %v", what, err)
-		}
+		must.Say(t, ask.do(), "more than", what)
 		// The socket's buffers can take more than the client reads.
 		if n := <-sent; n > ask.most+4<<20 {
 			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
@@ -235,15 +233,9 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 			t.Errorf("%s: got %v", want.Code, err)
 		}
 	}
-	if _, err := c.Slice(context.Background(), "a/b"); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("an id that is none: %v", err)
-	}
-	if _, err := c.Release(context.Background(), "a?force=true", 0, false); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("an id that is none: %v", err)
-	}
-	if _, err := c.Renew(context.Background(), "c1", api.RenewRequest{}); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("renewed by nothing: %v", err)
-	}
+	must.Is(t, must.Err(c.Slice(context.Background(), "a/b")), api.ErrBadRequest, "an id that is none")
+	must.Is(t, must.Err(c.Release(context.Background(), "a?force=true", 0, false)), api.ErrBadRequest, "an id that is none")
+	must.Is(t, must.Err(c.Renew(context.Background(), "c1", api.RenewRequest{})), api.ErrBadRequest, "renewed by nothing")
 	_, err := c.Register(context.Background(), api.RegisterRequest{ID: "c1", Container: strings.Repeat("x", 1<<20)})
 	var e *api.Error
 	if !errors.As(err, &e) || e.Code != api.CodeTooLarge {
@@ -302,9 +294,7 @@ func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
 	}
 	cancelled, cancel2 := context.WithCancel(context.Background())
 	cancel2()
-	if _, err := c.Info(cancelled); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	must.Is(t, must.Err(c.Info(cancelled)), context.Canceled)
 }
 
 func TestAnAnswerThatIsCutOffOrForeignIsNoAnswer(t *testing.T) {
@@ -408,10 +398,8 @@ func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
 		}
 	}()
 	request := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}, Names: api.Names{Image: "cuda:13"}}
-	reply, err := New(path).Register(context.Background(), request)
-	if err != nil || reply.Dir != "/d" {
-		t.Fatalf("%+v, %v", reply, err)
-	}
+	reply := must.Get(New(path).Register(context.Background(), request))(t)
+	must.Be(t, reply.Dir, "/d", "dir")
 	if first, second := <-bodies, <-bodies; strings.Replace(first, `,"image":"cuda:13"`, "", 1) != second {
 		t.Errorf("asked with %s, then %s", first, second)
 	}

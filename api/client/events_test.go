@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestEventsComeOneByOneAndInOrder(t *testing.T) {
@@ -31,9 +32,7 @@ func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 		t.Errorf("it ended after %d: %v", want, err)
 	}
 	enough := errors.New("enough")
-	if err := c.Events(context.Background(), "", 0, true, func(api.Event) error { return enough }); !errors.Is(err, enough) {
-		t.Errorf("%v", err)
-	}
+	must.Is(t, c.Events(context.Background(), "", 0, true, func(api.Event) error { return enough }), enough)
 }
 
 func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
@@ -53,20 +52,14 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	err = c.Events(context.Background(), "", 1, true, func(api.Event) error { log.Close(); return nil })
-	if !errors.Is(err, api.ErrUnreachable) {
-		t.Errorf("%v", err)
-	}
+	must.Is(t, err, api.ErrUnreachable)
 }
 
 func TestErrorsOfEventsAreToldApart(t *testing.T) {
 	none := func(api.Event) error { return errors.New("there was one") }
 	refused := enforcer(t, &service{log: event.NewLog(1), err: api.Errorf(api.CodeBusy, "too many")})
-	if err := refused.Events(context.Background(), "", 0, true, none); !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "too many") {
-		t.Errorf("%v", err)
-	}
-	if err := New(socketPath(t)).Events(context.Background(), "", 0, false, none); !errors.Is(err, api.ErrUnreachable) {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, refused.Events(context.Background(), "", 0, true, none), &api.Error{Code: api.CodeBusy}, "too many")
+	must.Is(t, New(socketPath(t)).Events(context.Background(), "", 0, false, none), api.ErrUnreachable)
 	for name, answer := range map[string]string{
 		"nothing":           "",
 		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",

@@ -4,12 +4,12 @@ package client
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestPoolsAreAskedForByName(t *testing.T) {
@@ -39,12 +39,8 @@ func TestPoolsAreAskedForByName(t *testing.T) {
 		t.Error(all, err)
 	}
 	for _, name := range []string{"", "../slices", ".x", "a b"} {
-		if _, err := c.Pool(ctx, name); !errors.Is(err, api.ErrBadRequest) {
-			t.Errorf("%q: %v", name, err)
-		}
+		must.Is(t, must.Err(c.Pool(ctx, name)), api.ErrBadRequest, name)
 	}
 	s.err = api.Errorf(api.CodeRunning, "it has members")
-	if _, err := c.DeletePool(ctx, "llm"); !errors.Is(err, api.ErrRunning) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(c.DeletePool(ctx, "llm")), api.ErrRunning)
 }

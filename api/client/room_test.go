@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
@@ -35,7 +36,5 @@ func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := AwaitRoom(ended, func() error { return room }); !errors.Is(err, room) {
-		t.Errorf("%v", err)
-	}
+	must.Is(t, AwaitRoom(ended, func() error { return room }), room)
 }

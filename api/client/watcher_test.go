@@ -97,10 +97,7 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	w = c.Watch()
 	check := func(what string, ids ...string) Standing {
 		t.Helper()
-		got, err := w.Look(ctx, ids...)
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
+		got := must.Get(w.Look(ctx, ids...))(t, what)
 		all, err := c.Slices(ctx)
 		if err != nil || !reflect.DeepEqual(got.Slices, all) {
 			t.Errorf("%s: slices %+v, want %+v", what, got.Slices, all)
@@ -115,15 +112,11 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 				details[id] = one
 			}
 		}
-		if !reflect.DeepEqual(got.Details, details) {
-			t.Errorf("%s: details %+v, want %+v", what, got.Details, details)
-		}
+		must.Hold(t, reflect.DeepEqual(got.Details, details), what, "details", got.Details, "want", details)
 		return got
 	}
 	last := check("the first one")
-	if last.Version == 0 {
-		t.Error("the first version is 0")
-	}
+	must.Hold(t, last.Version != 0, "the first version is 0")
 	for _, step := range []struct {
 		what    string
 		changes bool
@@ -145,9 +138,7 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	} {
 		step.change()
 		got := check(step.what, step.ids...)
-		if (got.Version != last.Version) != step.changes {
-			t.Errorf("%s: version %d after %d", step.what, got.Version, last.Version)
-		}
+		must.Equal(t, got.Version != last.Version, step.changes, step.what, "version", got.Version, "after", last.Version)
 		last = got
 	}
 	s.denied, s.slices = true, newCrowd(2).slices
@@ -159,9 +150,7 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	if _, err := w.Look(ctx); !errors.As(err, &e) || *e != *s.err.(*api.Error) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := w.Look(ctx, "a/b"); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("an id that is none: %v", err)
-	}
+	must.Is(t, must.Err(w.Look(ctx, "a/b")), api.ErrBadRequest, "an id that is none")
 }
 
 func TestALookIsOneConnection(t *testing.T) {

@@ -160,9 +160,7 @@ func TestARequestForAUsersSessionIsRecordedUnderTheIDThatTheSessionHas(t *testin
 		}
 	}
 	f.err = nil
-	if got := a.ask(t, "DELETE", "/v1/slices/"+id, ""); got.Slice != id {
-		t.Errorf("its release is recorded as %q", got.Slice)
-	}
+	must.Equal(t, a.ask(t, "DELETE", "/v1/slices/"+id, "").Slice, id, "its release is recorded as")
 	// With the user's number a name can be too long to be an id: the service says so, and no such thing is recorded.
 	long := strings.Repeat("x", 255)
 	if got := a.ask(t, "POST", "/v1/slices", `{"id":"`+long+`","pid":7,"session":true,"quotas":[{"device":"*","bytes":1}]}`); got.Slice != long {

@@ -41,9 +41,7 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 		must.Do(t, child.Start())
 		defer func() { in.Close(); _ = child.Wait() }()
 		want := fmt.Sprintf("%d open, %d busy\n", open, l.each-open)
-		if said, err := bufio.NewReader(out).ReadString('\n'); said != want {
-			t.Fatalf("uid %d: %q, %v; want %q", uid, said, err, want)
-		}
+		must.Be(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), want, "uid", uid)
 	}
 	for range 100 {
 		answers200(t, path)
@@ -62,9 +60,7 @@ func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 	child := asNobody(t, asks+"="+path)
 	child.Args = append(child.Args, "-test.run=^"+t.Name()+"$")
 	child.SysProcAttr.Credential.Groups = []uint32{61001, 61002}
-	if out, err := child.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Output(child.CombinedOutput())(t)
 	groups := <-f.told
 	slices.Sort(groups)
 	if want := []uint32{61001, 61002, nobody}; !slices.Equal(slices.Compact(groups), want) {
@@ -79,8 +75,7 @@ const unknownUID = 3_000_000_007
 func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
-		r, err := httpClient(path).Get("http://gpuslice/v1/info")
-		must.Do(t, err)
+		r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 		defer r.Body.Close()
 		body, _ := io.ReadAll(r.Body)
 		fmt.Printf("status %d %s\n", r.StatusCode, body)
@@ -114,10 +109,8 @@ func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 					Credential:  &syscall.Credential{NoSetGroups: true},
 				}
 			}
-			out, err := child.CombinedOutput()
-			if err != nil || !strings.Contains(string(out), c.want) {
-				t.Errorf("%v: %s", err, out)
-			}
+			out := must.Output(child.CombinedOutput())(t)
+			must.Contain(t, string(out), c.want)
 		})
 	}
 }

@@ -48,8 +48,7 @@ type answer struct {
 
 func get(t *testing.T, path, target string) answer {
 	t.Helper()
-	r, err := httpClient(path).Get("http://gpuslice" + target)
-	must.Do(t, err)
+	r := must.Get(httpClient(path).Get("http://gpuslice" + target))(t)
 	t.Cleanup(func() { r.Body.Close() })
 	return answer{r.StatusCode, r.Header.Get("Content-Type"), r.Body}
 }
@@ -83,9 +82,7 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	for seq := uint64(7); seq <= 10; seq++ {
-		if e := next(t, lines); e.Seq != seq {
-			t.Errorf("%+v", e)
-		}
+		must.Equal(t, next(t, lines).Seq, seq, "seq")
 	}
 	f.log.Append("c1", api.Event{Kind: api.EventReleased})
 	if e := next(t, lines); e.Seq != 11 || e.Kind != api.EventReleased {
@@ -157,15 +154,12 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	if err := json.NewDecoder(r.body).Decode(&refusal); err != nil || refusal.Code != api.CodeBusy || r.status != 503 {
 		t.Errorf("one follower too many: %d, %+v, %v", r.status, refusal, err)
 	}
-	if r := get(t, path, "/v1/info"); r.status != 200 {
-		t.Errorf("another question: %d", r.status)
-	}
+	must.Equal(t, get(t, path, "/v1/info").status, 200, "another question")
 	first.Close()
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
-		r, err := httpClient(path).Do(request)
-		must.Do(t, err)
+		r := must.Get(httpClient(path).Do(request))(t)
 		cancel()
 		r.Body.Close()
 		if r.StatusCode == 200 {

@@ -107,12 +107,9 @@ func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 
 func answers200(t *testing.T, path string) {
 	t.Helper()
-	r, err := httpClient(path).Get("http://gpuslice/v1/info")
-	must.Do(t, err)
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	r.Body.Close()
-	if r.StatusCode != 200 {
-		t.Fatalf("status %d", r.StatusCode)
-	}
+	must.Equal(t, r.StatusCode, 200, "status")
 }
 
 // asNobody returns a command that runs a copy of this program as user nobody.
@@ -151,9 +148,7 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	answers200(t, path) // answered during the slow request
 	said := must.Get(bufio.NewReader(out).ReadString('\n'))(t)
 	var open, busy int
-	if _, err := fmt.Sscanf(said, "%d open, %d busy", &open, &busy); err != nil {
-		t.Fatalf("%q: %v", said, err)
-	}
+	must.Do(t, must.Err(fmt.Sscanf(said, "%d open, %d busy", &open, &busy)), said)
 	if open != l.each || busy != connections-l.each {
 		t.Errorf("%d connections stayed open and %d were refused: want %d and %d", open, busy, l.each, connections-l.each)
 	}
@@ -214,9 +209,7 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 		conn.Close()
 	}
 	answers200(t, path)
-	if len(f.moved) != 0 {
-		t.Errorf("%v without the body of the request", f.moved)
-	}
+	must.Equal(t, len(f.moved), 0, f.moved, "without the body of the request")
 }
 
 // drip writes one byte at a time until the reader disconnects.
@@ -236,9 +229,7 @@ func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
 		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, before+strings.Repeat("x", size-len(before)-len(after))+after)
-		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, want) {
-			t.Errorf("a head of %d bytes: %q, %v", size, line, err)
-		}
+		must.Contain(t, must.Get(bufio.NewReader(conn).ReadString('\n'))(t), want, "a head of", size, "bytes")
 	}
 }
 
@@ -278,17 +269,9 @@ func connects(t *testing.T, path string, uid uint32, n int) {
 	t.Helper()
 	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, n), fmt.Sprintf("%s_OPEN=%d", crowd, n))
 	child.SysProcAttr.Credential.Uid = uid
-	in, err := child.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(child.StdinPipe())(t)
+	out := must.Get(child.StdoutPipe())(t)
+	must.Do(t, child.Start())
 	t.Cleanup(func() { in.Close(); _ = child.Wait() })
 	if said, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasSuffix(said, " 0 busy\n") {
 		t.Fatalf("uid %d: %q, %v", uid, said, err)
@@ -299,17 +282,10 @@ func connects(t *testing.T, path string, uid uint32, n int) {
 func paceOne(t *testing.T) (l *limited, path string, rests *int) {
 	t.Helper()
 	path = socketPath(t)
-	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	inner, err := ListenForUsers(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Dir(path), 0o755))
+	inner := must.Get(ListenForUsers(path))(t)
 	t.Cleanup(func() { inner.Close() })
-	if err := inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)))
 	l, rests = limit(inner, userLimits).(*limited), new(int)
 	l.paces = newPaces(0, 1)
 	l.rest = func() { *rests++ }
@@ -318,10 +294,7 @@ func paceOne(t *testing.T) (l *limited, path string, rests *int) {
 
 func (l *limited) accepts(t *testing.T, uid uint32) {
 	t.Helper()
-	conn, err := l.Accept()
-	if err != nil {
-		t.Fatalf("none of uid %d is accepted: %v", uid, err)
-	}
+	conn := must.Get(l.Accept())(t, "none of uid", uid, "is accepted")
 	t.Cleanup(func() { conn.Close() })
 	if got := conn.(*limitedConn).counts; got != uid {
 		t.Fatalf("a connection of uid %d is accepted, want %d", got, uid)
@@ -352,9 +325,7 @@ func TestRejectedConnectionsAreFewBetweenTwoPauses(t *testing.T) {
 			t.Errorf("%d pauses after %d rejections, want %d", *rests, l.rejected, want)
 		}
 	}
-	if *rests == 0 {
-		t.Errorf("no pause after %d rejections", l.rejected)
-	}
+	must.Hold(t, *rests != 0, "no pause after", l.rejected, "rejections")
 }
 
 func TestAUserThatWaitsForItsAnswersIsWithinThePaceOfConnections(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -65,37 +64,25 @@ func sendDescriptor(t *testing.T, path string, refused bool) {
 	defer r.Close()
 	_, _, err = conn.WriteMsgUnix([]byte("GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n"), unix.UnixRights(int(w.Fd())), nil)
 	w.Close()
-	if refused != errors.Is(err, unix.EPERM) {
-		t.Fatalf("refused: %v, want %v", err, refused)
-	}
+	must.Be(t, refused, errors.Is(err, unix.EPERM), err)
 	if !refused {
-		if _, err := conn.Read(make([]byte, 1)); err != nil {
-			t.Errorf("no answer: %v", err)
-		}
+		must.Try(t, must.Err(conn.Read(make([]byte, 1))), "no answer")
 	}
 	_ = r.SetReadDeadline(time.Now().Add(time.Minute))
-	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("somebody has the pipe still: %v", err)
-	}
+	must.Is(t, must.Err(r.Read(make([]byte, 1))), io.EOF, "somebody has the pipe still")
 }
 
 func TestAGroupThatDoesNotExistIsNamed(t *testing.T) {
 	_, err := Listen(socketPath(t), "no-such-group")
-	if err == nil || !strings.Contains(err.Error(), "groupadd --system no-such-group") {
-		t.Errorf("got %v", err)
-	}
+	must.Say(t, err, "groupadd --system no-such-group")
 }
 
 func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	path := socketPath(t)
 	first := must.Get(Listen(path, ""))(t)
-	if _, err := Listen(path, ""); !errors.Is(err, ErrInUse) {
-		t.Errorf("got %v, want ErrInUse", err)
-	}
+	must.Is(t, must.Err(Listen(path, "")), ErrInUse)
 	first.Close() // the file stays, as after SIGKILL
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("the test is about a file that stays: %v", err)
-	}
+	must.Do(t, must.Err(os.Stat(path)), "the test is about a file that stays")
 	second := must.Get(Listen(path, ""))(t)
 	defer second.Close()
 	conn := must.Get(net.Dial("unix", path))(t)
@@ -118,21 +105,15 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 	if !errors.Is(err, unix.EAGAIN) {
 		t.Fatal(err)
 	}
-	if _, err := Listen(path, ""); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("got %v, want EAGAIN", err)
-	}
+	must.Is(t, must.Err(Listen(path, "")), unix.EAGAIN)
 	must.Try(t, RemoveStale(path))
-	if _, err := os.Stat(path); err != nil {
-		t.Errorf("it was removed: %v", err)
-	}
+	must.Try(t, must.Err(os.Stat(path)), "it was removed")
 }
 
 func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 	path := socketPath(t)
 	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
-	if _, err := Listen(path, ""); err == nil {
-		t.Error("it was replaced")
-	}
+	must.Error(t, must.Err(Listen(path, "")), "it was replaced")
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("it has %q now", b)
 	}
@@ -140,10 +121,7 @@ func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 
 func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	path := socketPath(t)
-	inner, err := Listen(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := must.Get(Listen(path, ""))(t)
 	l := limit(inner, limits{connections: connections{all: 1, others: 1, each: 1}})
 	for range 2 {
 		conn := must.Get(net.Dial("unix", path))(t)
@@ -167,7 +145,5 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	first.Close() // the second Close must not free another place
 	must.Do(t, <-second)
 	l.Close()
-	if _, err := l.Accept(); err == nil {
-		t.Error("accepted after Close")
-	}
+	must.Error(t, must.Err(l.Accept()), "accepted after Close")
 }

@@ -89,9 +89,7 @@ func (d document) response(t *testing.T, r response) response {
 		return r
 	}
 	named, ok := d.Components.Responses[strings.TrimPrefix(r.Ref, "#/components/responses/")]
-	if !ok {
-		t.Errorf("there is no %s", r.Ref)
-	}
+	must.Hold(t, ok, "there is no", r.Ref)
 	return named
 }
 
@@ -240,9 +238,7 @@ func TestEveryTypeIsDescribed(t *testing.T) {
 		}
 	}
 	for name := range d.Components.Schemas {
-		if !reached[name] {
-			t.Errorf("schema %s is described, and not used", name)
-		}
+		must.Hold(t, reached[name], "schema", name, "is described, and not used")
 	}
 }
 

@@ -109,8 +109,6 @@ func TestARequestCountsByWhatIsReadOfIt(t *testing.T) {
 		"what is refused for its size":  {strings.NewReader(strings.Repeat("x", 2*maxBody)), perRequest + maxBody>>10},
 		"one that does not say how big": {io.MultiReader(strings.NewReader("x")), perRequest + maxBody>>10},
 	} {
-		if got := kibibytes(httptest.NewRequest("POST", "/v1/slices", c.body)); got != c.want {
-			t.Errorf("%s: %d KiB, want %d", name, got, c.want)
-		}
+		must.Equal(t, kibibytes(httptest.NewRequest("POST", "/v1/slices", c.body)), c.want, name)
 	}
 }

@@ -297,13 +297,10 @@ func httpClient(path string) *http.Client {
 func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	path, f := socketPath(t), &fakeService{}
 	stop := start(t, f, path)
-	r, err := httpClient(path).Get("http://gpuslice/v1/info")
-	must.Do(t, err)
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	_, _ = io.Copy(io.Discard, r.Body)
 	r.Body.Close()
-	if err := stop(); err != nil {
-		t.Errorf("stopping: %v", err)
-	}
+	must.Try(t, stop(), "stopping")
 	start := must.Get(process.StartTime(os.Getpid()))(t)
 	if uid := uint32(os.Getuid()); f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uid, GID: uint32(os.Getgid()), counts: uid}) {
 		t.Errorf("the peer is %+v", f.peer)
@@ -318,7 +315,6 @@ func TestOneWhoSaysNothingDoesNotKeepOthersOut(t *testing.T) {
 		defer conn.Close()
 		_, _ = conn.Write([]byte("POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))
 	}
-	r, err := httpClient(path).Get("http://gpuslice/v1/health")
-	must.Do(t, err)
+	r := must.Get(httpClient(path).Get("http://gpuslice/v1/health"))(t)
 	r.Body.Close()
 }

@@ -133,9 +133,7 @@ func FuzzRequests(f *testing.F) {
 		r.URL.Path, r.URL.RawQuery, _ = strings.Cut(target, "?")
 		s, w := &fakeService{}, httptest.NewRecorder()
 		Handler(s, quiet()).ServeHTTP(w, r)
-		if w.Code == 500 {
-			t.Errorf("%s %q: %q", method, target, w.Body)
-		}
+		must.Hold(t, w.Code != 500, method, target, w.Body)
 		if s.registered.ID != "" && s.registered.Validate() != nil {
 			t.Errorf("an invalid request came through: %s", body)
 		}
@@ -151,10 +149,8 @@ func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(userLimits.read / 2))
 		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 60000\r\n\r\n{\"id\":", asked)
-		line, err := bufio.NewReader(conn).ReadString('\n')
-		if err != nil || !strings.Contains(line, " 403 ") {
-			t.Errorf("%s: %q, %v", asked, line, err)
-		}
+		line := must.Get(bufio.NewReader(conn).ReadString('\n'))(t)
+		must.Contain(t, line, " 403 ", asked)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

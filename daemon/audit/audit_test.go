@@ -230,9 +230,7 @@ func TestAFileThatIsOldIsRotatedThoughNothingHappens(t *testing.T) {
 	pass(40 * time.Minute)
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 2}})
 	w.Close()
-	if names := files(t, dir); len(names) != 1 {
-		t.Errorf("rotated before its time: %q", names)
-	}
+	must.Len(t, files(t, dir), 1, "rotated before its time")
 	w = open() // the age counts from the first entry, not from the start
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 3}})
 	eventually(t, "the entry is written", w.wrote(1))
@@ -275,7 +273,5 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 	if all := read(t, name); len(all) != 1 || all[0].Slice != "s4" {
 		t.Errorf("%+v", all)
 	}
-	if log.count(begins) != 0 {
-		t.Error(log.String())
-	}
+	must.Equal(t, log.count(begins), 0, log.String())
 }

@@ -139,9 +139,7 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 	whole(t, w, log, dir, most)
 	// The marker is at the place of the missing entries: older entries precede it, newer ones follow.
 	all := read(t, files(t, dir)...)
-	if last := all[len(all)-1]; last.Kind != KindDropped {
-		t.Errorf("the last is %+v", last)
-	}
+	must.Equal(t, all[len(all)-1].Kind, KindDropped, "the last")
 }
 
 func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {

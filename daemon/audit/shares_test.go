@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // refusal returns the entry of a rejected request of a user without rights.
@@ -68,9 +69,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 			bytes[who] += len(makeLine(e).text)
 		}
 	}
-	if roots != 2 {
-		t.Errorf("%d of 2 entries of root", roots)
-	}
+	must.Equal(t, roots, 2, "entries of root")
 	all, strangers := 0, 0
 	for who, n := range recorded {
 		all += n
@@ -157,9 +156,7 @@ func TestManyUsersCostNoMoreThanTheirShare(t *testing.T) {
 		s.lists(refusal(uid+200000, ShareStranger, now), 300)
 	}
 	listed := len(s.of)
-	if !s.over(now.Add(-time.Second)) {
-		t.Error("a clock that was set back ends nothing")
-	}
+	must.Hold(t, s.over(now.Add(-time.Second)), "a clock that was set back ends nothing")
 	var counted uint64
 	left := s.end(now)
 	for _, e := range left {
@@ -204,7 +201,5 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 			t.Fatalf("a text of %d bytes", len(e.Message))
 		}
 	}
-	if there != 1+roots {
-		t.Errorf("%d of %d entries of others are there", there, 1+roots)
-	}
+	must.Equal(t, there, 1+roots, "entries of others are there")
 }

@@ -103,9 +103,7 @@ func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
 		t.Fatalf("found %d sections, %d examples, %d blocks of documents", len(defaults), len(examples), len(blocks))
 	}
 	for _, added := range slices.Concat(defaults, examples, blocks) {
-		if _, err := load(t, string(text)+added); err != nil {
-			t.Errorf("%v, with this at its end:\n%s", err, added)
-		}
+		must.Try(t, must.Err(load(t, string(text)+added)), "with this at its end", added)
 	}
 	for _, added := range slices.Concat(examples, blocks) {
 		if c, err := load(t, string(text)+added); err == nil && reflect.DeepEqual(c, Default()) {
@@ -118,9 +116,7 @@ func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
 }
 
 func TestTheFileForSharedHostsIsAccepted(t *testing.T) {
-	if _, err := Load("../../configs/shared.toml"); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(Load("../../configs/shared.toml")))
 }
 
 func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
@@ -298,19 +294,13 @@ func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	misspelt := filepath.Join(t.TempDir(), "confg.toml")
-	if _, err := Load(misspelt); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), misspelt) {
-		t.Errorf("got %v", err)
-	}
+	must.IsSaying(t, must.Err(Load(misspelt)), os.ErrNotExist, misspelt)
 }
 
 func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
-	if got := Default().Enforcer.ContextOverhead.String(); got != "512MiB" {
-		t.Errorf("got %s", got)
-	}
+	must.Equal(t, Default().Enforcer.ContextOverhead.String(), "512MiB")
 	var s Size
-	if err := s.UnmarshalText([]byte("0")); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("got %v", err)
-	}
+	must.Is(t, s.UnmarshalText([]byte("0")), api.ErrBadRequest)
 }
 
 func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
@@ -323,9 +313,7 @@ func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
 		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
-		if _, err := Load(path); err == nil {
-			t.Errorf("%q was loaded", text)
-		}
+		must.Error(t, must.Err(Load(path)), text, "was loaded")
 		if got := Runtimes(path); !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}

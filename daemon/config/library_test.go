@@ -17,16 +17,10 @@ func TestTheLibraryIsOfTheSameInstallation(t *testing.T) {
 	of := func() string {
 		return libraryOf(func() (string, error) { return filepath.Join(prefix, "bin/gpusliced"), nil })
 	}
-	if got := of(); got != api.DefaultLibrary {
-		t.Errorf("without one: %s", got)
-	}
+	must.Equal(t, of(), api.DefaultLibrary, "without one")
 	library := filepath.Join(prefix, "lib/gpuslice/libgpuslice.so")
 	must.Do(t, os.MkdirAll(filepath.Dir(library), 0o755))
 	must.Do(t, os.WriteFile(library, nil, 0o644))
-	if got := of(); got != library {
-		t.Errorf("%s, want %s", got, library)
-	}
-	if got := libraryOf(func() (string, error) { return "", errors.New("unknown") }); got != api.DefaultLibrary {
-		t.Errorf("of an unknown executable: %s", got)
-	}
+	must.Equal(t, of(), library)
+	must.Equal(t, libraryOf(func() (string, error) { return "", errors.New("unknown") }), api.DefaultLibrary, "of an unknown executable")
 }

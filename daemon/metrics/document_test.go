@@ -109,9 +109,7 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 	for _, name := range described(t, m) {
 		f := found[name]
 		if f == nil {
-			if strings.HasPrefix(name, "gpuslice_") {
-				t.Errorf("%s has no value on the host of this test: add what it shows", name)
-			}
+			must.Hold(t, !strings.HasPrefix(name, "gpuslice_"), name, "has no value on the host of this test: add what it shows")
 			continue // of a process on another system
 		}
 		help := strings.ReplaceAll(f.GetHelp(), "|", "\\|")
@@ -150,22 +148,16 @@ func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 			}
 		}
 		if !strings.HasPrefix(name, "gpuslice_") {
-			if !strings.HasPrefix(name, "process_") {
-				t.Errorf("%s is not ours", name)
-			}
+			must.Hold(t, strings.HasPrefix(name, "process_"), name, "is not ours")
 			continue
 		}
 		help := f.GetHelp()
-		if !regexp.MustCompile(`^[A-Z0-9][^\n]*\.$`).MatchString(help) {
-			t.Errorf("%s: the help is no sentence: %q", name, help)
-		}
+		must.Hold(t, regexp.MustCompile(`^[A-Z0-9][^\n]*\.$`).MatchString(help), name, "the help is no sentence", help)
 		if strings.Contains(name, "memory") || strings.Contains(name, "vram") {
 			t.Errorf("%s says twice that it is about memory", name)
 		}
 		for _, l := range labels(f) {
-			if !slices.Contains(mayBeLabels, l) {
-				t.Errorf("%s has the label %s: are its values few?", name, l)
-			}
+			must.Hold(t, slices.Contains(mayBeLabels, l), name, "has the label", l, "are its values few?")
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type unwell struct {
@@ -42,9 +43,7 @@ func TestProbesSayWhetherTheEnforcerLivesAndWhetherItIsReady(t *testing.T) {
 			if err := json.Unmarshal(w.Body.Bytes(), &h); err != nil || len(h.Checks) != 1 || h.Checks[0] != c.check {
 				t.Errorf("%s: %q, %v", path, w.Body, err)
 			}
-			if w.Code != want {
-				t.Errorf("%s, %+v: %d, want %d", path, c.check, w.Code, want)
-			}
+			must.Equal(t, w.Code, want, path, c.check)
 		}
 	}
 }

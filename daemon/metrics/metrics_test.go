@@ -63,9 +63,7 @@ func TestTheNamesFollowPrometheusRules(t *testing.T) {
 
 func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 	status, text := scrape(t, counted(two()))
-	if status != 200 {
-		t.Fatalf("%d %s", status, text)
-	}
+	must.Be(t, status, 200, text)
 	for _, line := range []string{
 		`gpuslice_slices 2`,
 		`gpuslice_slice_limit_bytes{device="GPU-1",slice="c1"} 4.294967296e+09`,
@@ -99,9 +97,7 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 			t.Errorf("there is no %s in\n%s", line, text)
 		}
 	}
-	if strings.Contains(text, `gpuslice_slice_limit_bytes{device="GPU-1",slice="c2"}`) {
-		t.Error("a slice that nothing is refused to has a limit")
-	}
+	must.Hold(t, !strings.Contains(text, `gpuslice_slice_limit_bytes{device="GPU-1",slice="c2"}`), "a slice that nothing is refused to has a limit")
 }
 
 func TestAReleasedSliceIsGoneFromTheNextScrape(t *testing.T) {
@@ -138,12 +134,8 @@ func TestOnlyMetricsAreServedAndOnlyUntilTheEnd(t *testing.T) {
 		t.Fatal("nobody answers")
 		return 0
 	}
-	if got := get("/metrics"); got != 200 {
-		t.Errorf("/metrics: %d", got)
-	}
-	if got := get("/debug/pprof/"); got != 404 {
-		t.Errorf("/debug/pprof/: %d", got)
-	}
+	must.Equal(t, get("/metrics"), 200, "/metrics")
+	must.Equal(t, get("/debug/pprof/"), 404, "/debug/pprof/")
 	cancel()
 	must.Try(t, <-done)
 }

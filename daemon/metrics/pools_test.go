@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type pooled struct {
@@ -27,9 +28,7 @@ func TestPoolsAreShown(t *testing.T) {
 	}}}
 	m := New(p, quiet())
 	status, text := scrape(t, m)
-	if status != 200 {
-		t.Fatalf("%d %s", status, text)
-	}
+	must.Be(t, status, 200, text)
 	for _, line := range []string{
 		`gpuslice_pools 1`,
 		`gpuslice_pool_info{label="",pool="llm",state="damaged",tenant=""} 1`,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestATenantsSlicesAreAddedUp(t *testing.T) {
@@ -34,9 +35,7 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 			t.Errorf("there is no %s in\n%s", line, text)
 		}
 	}
-	if n := strings.Count(text, "\ngpuslice_tenant_max_bytes{"); n != 1 {
-		t.Errorf("%d bounds are shown, and there is one", n)
-	}
+	must.Equal(t, strings.Count(text, "\ngpuslice_tenant_max_bytes{"), 1, "bounds are shown")
 }
 
 // bounded is a host with one tenant in the configuration, and more tenants than can have series. It has a pool of the operator,
@@ -64,9 +63,7 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 	}
 	all = append(all, api.Slice{ID: "x", Tenant: otherTenants, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1000}}})
 	uses := byTenant(all, nil)
-	if len(uses) != maxTenants+1 {
-		t.Errorf("%d tenants have series", len(uses))
-	}
+	must.Equal(t, len(uses), maxTenants+1, "tenants have series")
 	for n := range 150 {
 		name := fmt.Sprintf("t%03d", n)
 		if own := uses[name] != nil; own != (n < maxTenants) || own && uses[name].slices != 4 {
@@ -88,19 +85,13 @@ func TestSlicesWithoutEndHaveNoSeriesWithoutEnd(t *testing.T) {
 		})
 	}
 	_, text := scrape(t, New(f, quiet()))
-	if n := strings.Count(text, "\ngpuslice_slice_used_bytes{"); n != maxSlices {
-		t.Errorf("%d slices have series", n)
-	}
+	must.Equal(t, strings.Count(text, "\ngpuslice_slice_used_bytes{"), maxSlices, "slices have series")
 	for _, line := range []string{
 		"gpuslice_slices_unlisted 5", fmt.Sprint("gpuslice_slices ", maxSlices+5),
 		`gpuslice_slice_processes{slice="s09999"} 0`, // the oldest
 		fmt.Sprintf(`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} %d`, maxSlices+5),
 	} {
-		if !strings.Contains(text, "\n"+line+"\n") {
-			t.Errorf("there is no %s", line)
-		}
+		must.Contain(t, text, "\n"+line+"\n")
 	}
-	if strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-maxSlices)) {
-		t.Error("the newest have series")
-	}
+	must.Hold(t, !strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-maxSlices)), "the newest have series")
 }
