@@ -77,13 +77,9 @@ func refusal(t *testing.T, err error, says ...string) *api.Error {
 		t.Fatalf("%v is not the refusal of a quota", err)
 	}
 	for _, part := range says {
-		if !strings.Contains(e.Message, part) {
-			t.Errorf("%q does not say %q", e.Message, part)
-		}
+		must.Contain(t, e.Message, part)
 	}
-	if strings.Contains(e.Message, "\n") {
-		t.Errorf("%q has several lines", e.Message)
-	}
+	must.Hold(t, !strings.Contains(e.Message, "\n"), e.Message, "has several lines")
 	return e
 }
 
@@ -104,9 +100,7 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	must.Get(h.Release(t.Context(), "a", 0, true))(t)
 	h.given(gpu0, 40*gib, 40*gib)
 	h.give("d", api.Quota{Device: gpu0, Percent: 50})
-	if d := h.device(gpu0); d.Slices != 3 {
-		t.Errorf("%d slices", d.Slices)
-	}
+	must.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
 
 func TestARefusalNamesWhoHasMost(t *testing.T) {
@@ -144,9 +138,7 @@ func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 
 func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
 	h := newOffice(t, admission.Limits{Reserve: 2 * gib})
-	if d := h.device(gpu0); d.Reserve != 2*gib {
-		t.Errorf("%+v", d)
-	}
+	must.Equal(t, h.device(gpu0).Reserve, 2*gib, "reserve")
 	_, err := h.ask("all", nil, api.Quota{Device: gpu0, Percent: 100})
 	refusal(t, err, "78GiB are left of the 78GiB that may be given: ask for less")
 	h.give("most", on(gpu0, 78*gib))
@@ -199,9 +191,7 @@ func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
 	// Its device is full, whoever it is.
 	_, err = h.ask("g", of("biology"), on(gpu0, gib))
 	refusal(t, err, "0B are left of the 80GiB")
-	if _, err := h.ask("h", of("physics"), on(gpu1, 30*gib)); err != nil {
-		t.Errorf("another device: %v", err)
-	}
+	must.Try(t, must.Err(h.ask("h", of("physics"), on(gpu1, 30*gib))), "another device")
 }
 
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
@@ -217,9 +207,7 @@ func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	for i := range 30 { // nobody knows how much there is
 		h.give(fmt.Sprint("s", i), on(gpu0, 4*gib))
 	}
-	if d, err := h.Devices(t.Context()); err != nil || len(d) != 0 {
-		t.Errorf("%+v, %v", d, err)
-	}
+	must.Len(t, must.Get(h.Devices(t.Context()))(t), 0)
 }
 
 func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
@@ -324,9 +312,7 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	h.give("b", on(gpu0, 70*gib))
 	_, err = h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib+1)}})
 	refusal(t, err, "10737418240B are left", "b has 70GiB")
-	if s := h.see("a"); s.Devices[0].Limit != 10*gib {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").Devices[0].Limit, 10*gib, "limit")
 }
 
 func TestNobodyIsRefusedForTheSakeOfTheDead(t *testing.T) {
@@ -365,9 +351,7 @@ func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
 		for i, w := range won {
 			if w {
 				winners++
-				if _, err := h.Release(context.Background(), fmt.Sprint("s", i), 0, true); err != nil {
-					t.Error(err)
-				}
+				must.Try(t, must.Err(h.Release(context.Background(), fmt.Sprint("s", i), 0, true)))
 			}
 		}
 		if winners != 2 {
@@ -389,9 +373,7 @@ func relink(t *testing.T, reply api.RegisterReply, link string) {
 func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 	given := func(t *testing.T, h *host, want uint64) {
 		t.Helper()
-		if d := h.device(gpu0); d.Quotas != want {
-			t.Fatalf("%d bytes of the device are granted, want %d", d.Quotas, want)
-		}
+		must.Be(t, h.device(gpu0).Quotas, want, "bytes of the device are granted")
 	}
 	fails := func(t *testing.T, h *host, p *proc) {
 		t.Helper()

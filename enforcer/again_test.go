@@ -206,9 +206,7 @@ func newWitness(t *testing.T, d *daemon) *witness {
 	program := filepath.Join(d.dir, "race")
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-I../interceptor", "-o", program,
 		"../test/interceptor/programs/race.c", driver, "-ldl", "-lpthread").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Do(t, err, out)
 	w := &witness{t: t, d: d, end: make(chan struct{}), ended: make(chan struct{})}
 	w.c = newContainer(t, d, "w")
 	request := w.c.request("witness")

@@ -56,19 +56,13 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 	if s, err := u.Slice(as(1, alice), "one"); err != nil || s.Session || s.Cgroup == "" {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := u.Slice(as(1, bob), "one"); !errors.Is(err, api.ErrNotFound) {
-		t.Errorf("bob sees it: %v", err)
-	}
-	if all, err := u.Slices(as(1, bob)); err != nil || len(all) != 0 {
-		t.Errorf("bob sees %v, %v", all, err)
-	}
+	must.Is(t, must.Err(u.Slice(as(1, bob), "one")), api.ErrNotFound, "bob sees it")
+	must.Len(t, must.Get(u.Slices(as(1, bob)))(t), 0, "bob sees")
 	hour := time.Hour
 	if s, err := u.Renew(as(1, alice), "one", api.RenewRequest{TTL: &hour}); err != nil || s.Expires == nil {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := u.Release(as(1, alice), "one", reply.Slice.Generation, true); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(u.Release(as(1, alice), "one", reply.Slice.Generation, true)))
 }
 
 func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
@@ -84,9 +78,7 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 	if st := socket.Sys().(*syscall.Stat_t); st.Uid != 7001 || st.Gid != 7002 || socket.Mode().Perm() != 0o600 {
 		t.Errorf("%d:%d %v", st.Uid, st.Gid, socket.Mode())
 	}
-	if _, err := os.Stat(filepath.Join(reply.Dir, api.TokenName)); err == nil {
-		t.Error("it has a token, as if it could be joined")
-	}
+	must.Error(t, must.Err(os.Stat(filepath.Join(reply.Dir, api.TokenName))), "it has a token, as if it could be joined")
 }
 
 func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T) {
@@ -112,13 +104,9 @@ func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T
 	} {
 		c.request.ID = "x"
 		_, reply, err := behalf(t, h, c.asker, c.request)
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Is(t, err, c.want, name)
 		if err == nil {
-			if _, err := h.Release(context.Background(), "x", reply.Slice.Generation, true); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.Release(context.Background(), "x", reply.Slice.Generation, true)))
 		}
 	}
 	p := start(t, "/nonexistent", "")

@@ -27,11 +27,7 @@ func inside(t *testing.T, cgroup string, args ...string) *exec.Cmd {
 	if args[0] != "nsenter" {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
 	}
-	must.Do(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	must.Start(t, cmd)
 	return cmd
 }
 
@@ -64,9 +60,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	theirs := inside(t, below, "sleep", "1000")
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: theirs.Process.Pid, Quotas: []api.Quota{on(gpu0, gib)}})
-	if err == nil || !strings.Contains(err.Error(), "lies below that of slice b") {
-		t.Errorf("%v", err)
-	}
+	must.Say(t, err, "lies below that of slice b")
 	h.restart() // it is known then, too
 	truth.set(gpu0, theirs.Process.Pid, 2*gib)
 	truth.comparisons(t, 8)

@@ -109,9 +109,7 @@ func TestOneOfManyWhoAskForTheSameGetsIt(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if given != 1 {
-			t.Fatalf("%d got the id", given)
-		}
+		must.Be(t, given, 1, "got the id")
 	}
 }
 
@@ -143,11 +141,7 @@ func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
 		}
 		must.Do(t, <-ended)
 	}
-	if n := len(slicesOf(t, h)); n != 0 {
-		t.Errorf("%d slices are left", n)
-	}
-	if dirs, err := os.ReadDir(h.options.RunDir + "/slices"); err != nil || len(dirs) != 0 {
-		t.Errorf("left: %v, %v", dirs, err)
-	}
+	must.Equal(t, len(slicesOf(t, h)), 0, "slices are left")
+	must.Len(t, must.Get(os.ReadDir(h.options.RunDir+"/slices"))(t), 0, "left")
 	t.Logf("%d were registered and then released, %d were released before that", registered, released)
 }

@@ -8,11 +8,11 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", gib)
 	shown := func() api.Process {
@@ -27,9 +27,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 		defer truth.mu.Unlock()
 		return truth.busyAsked
 	}
-	if asked() != 0 {
-		t.Error("the driver is asked while nobody looks")
-	}
+	must.Equal(t, asked(), 0, "the driver is asked while nobody looks")
 	if got := shown(); got.Command != "client" || got.Devices[0].Busy != nil {
 		t.Errorf("%+v", got)
 	}
@@ -51,8 +49,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 func TestWhoLooksAtASliceDoesNotWaitForTheDriver(t *testing.T) {
 	// Waiting for the driver takes longer than that.
 	await.Once(t, "a look at a slice", 3*time.Second, func() time.Duration {
-		truth := &fakeTruth{}
-		h := newHost(t, truth)
+		h, truth := newTruthHost(t)
 		p := attached(t, h, "s1", 4*gib)
 		p.must("charge 0 %d", gib)
 		hang := make(chan struct{})

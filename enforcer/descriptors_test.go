@@ -103,11 +103,7 @@ func inCgroups(t *testing.T, parent string, n int) (pids []int) {
 		must.Do(t, os.Mkdir(dir, 0o755))
 		t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
 		cmd := exec.Command("sleep", "600")
-		must.Do(t, cmd.Start())
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
+		must.Start(t, cmd)
 		pid := cmd.Process.Pid
 		must.Do(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
 		pids = append(pids, pid)

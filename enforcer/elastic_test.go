@@ -65,9 +65,7 @@ func (p *proc) returns() *proc {
 	p.t.Helper()
 	for range 10 {
 		if said := p.ask("return"); said != statusAway {
-			if said != "ok 0" {
-				p.t.Fatalf("its return is answered %q", said)
-			}
+			must.Be(p.t, said, "ok 0", "its return is answered")
 			return p
 		}
 	}
@@ -134,9 +132,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 		}
 	}
 	// Nothing of a slice that never held anything is told to have been moved.
-	if got := strings.Join(told, ", "); got != "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a" {
-		t.Errorf("told: %s", got)
-	}
+	must.Equal(t, strings.Join(told, ", "), "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a", "told")
 }
 
 func TestNobodyIsEvictedWhoWorks(t *testing.T) {
@@ -175,9 +171,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 		done <- n
 	}()
 	low.expect(statusAway, "return") // and longer than the quantum
-	if s := h.see("a"); s.State != api.Active {
-		t.Fatalf("it goes for one of lower priority: %+v", s)
-	}
+	must.Be(t, h.see("a").State, api.Active, "it goes for one of lower priority")
 	b.returns()
 	if took := time.Since(begun); took < o.Quantum {
 		t.Errorf("it went after %s", took)
@@ -293,9 +287,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	reply := must.Get(h.Register(context.Background(), r))(t)
 	lead(t, link, reply)
 	p.uses().takes(truth, 50*gib)
-	if s := h.see("a"); s.State != api.Evicted {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").State, api.Evicted, "state")
 	a.expect(statusAway, "return")
 	truth.set(gpu0, p.pid(), 0)
 	p.kill()
@@ -338,16 +330,13 @@ func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 		do  func(ctx context.Context) error
 	}{
 		{"pool p", func(ctx context.Context) error {
-			_, err := h.CreatePool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 20*gib)}})
-			return err
+			return must.Err(h.CreatePool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 20*gib)}}))
 		}},
 		{"pool p", func(ctx context.Context) error {
-			_, err := h.SetPool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 40*gib)}})
-			return err
+			return must.Err(h.SetPool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 40*gib)}}))
 		}},
 		{"ordinary", func(ctx context.Context) error {
-			_, err := h.Change(ctx, "ordinary", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 30*gib)}})
-			return err
+			return must.Err(h.Change(ctx, "ordinary", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 30*gib)}}))
 		}},
 	} {
 		time.Sleep(2 * quick.MinResident)
@@ -364,9 +353,7 @@ func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
 	o.Overcommit = 1500
 	h, _, _ := elastics(t, o)
 	_, err := h.tryElastic("a", 100*gib, 0)
-	if err != nil {
-		t.Fatalf("a quota on one device is at most the device: %v", err)
-	}
+	must.Do(t, err, "a quota on one device is at most the device")
 	h.elastic("b", 40*gib, 0)
 	_, err = h.tryElastic("c", 40*gib, 0)
 	refusedWith(t, err, api.CodeQuotaExceeded, "c asks for 40GiB", "may be promised 120GiB together", "were promised 120GiB")
@@ -429,9 +416,7 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 		s := h.see("a")
 		return s.State == api.Evicted && s.Elastic.Waits != nil && strings.Contains(s.Elastic.Obstacle, "process 1")
 	})
-	if f.states()[a.pid()] != checkpoint.Checkpointed {
-		t.Error("it was restored without room")
-	}
+	must.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed, "it was restored without room")
 	truth.set(gpu0, 1, 0)
 	a.returns()
 }
@@ -478,9 +463,7 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 					enforcer.ForgetObstacles(h.Enforcer)
 					b.expect(statusAway, "return")
 				}
-				if s := h.see("a"); s.State != api.Active {
-					t.Errorf("%+v", s)
-				}
+				must.Equal(t, h.see("a").State, api.Active, "state")
 				return
 			}
 			await.That(t, "b returns, once the SIGTERM has ended a", func() bool {
@@ -539,9 +522,7 @@ func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	a.expect("away", "enter")
 	a.expect(statusAway, "return")
-	if s := h.see("a"); s.State != api.Suspended {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").State, api.Suspended, "state")
 	must.Do(t, h.resume("a"))
 	a.returns()
 }
@@ -613,9 +594,7 @@ func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	other, _ := h.session("ordinary", on(gpu0, 50*gib))
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "30GiB are left", "it comes back when there is room and one of its processes asks")
-	if s := h.see("a"); s.State != api.Evicted {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("a").State, api.Evicted, "state")
 	h.restart()
 	a.expect(statusAway, "return")
 	other.kill()

@@ -70,28 +70,20 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	p.must("charge 0 %d", 3*gib)
 	p.must("refused 0 %d", 2*gib)
 	told := h.told(api.EventRefused)
-	if len(told) != 1 {
-		t.Fatalf("%+v", told)
-	}
+	must.Len(t, told, 1)
 	got := told[0]
 	if got.Time.IsZero() || got.Generation == 0 {
 		t.Errorf("%+v", got)
 	}
-	if got.Instance == "" {
-		t.Errorf("of no instance: %+v", got)
-	}
+	must.Hold(t, got.Instance != "", "of no instance", got)
 	got.Instance, got.Seq, got.Time, got.Generation = "", 0, time.Time{}, 0
 	want := api.Event{
 		Kind: api.EventRefused, Slice: "s1", PID: p.pid(), Command: "client", Device: gpu0,
 		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: new(4 * gib), Used: new(3 * gib), Overhead: new(uint64(0)), // which is known
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("told %+v\nwant %+v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), "told", got, "want", want)
 	h.looks()
-	if n := h.refusals(); n != 1 {
-		t.Errorf("one refusal was told as %d", n)
-	}
+	must.Equal(t, h.refusals(), 1, "one refusal was told as")
 }
 
 func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
@@ -103,12 +95,8 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	}
 	eventually(t, "all are told", func() bool { return h.refusals() == 500+1000 })
 	h.looks()
-	if n := h.refusals(); n != 500+1000 {
-		t.Errorf("1500 refusals were told as %d", n)
-	}
-	if use := h.see("s1").Devices[0]; use.Refusals != 500 {
-		t.Errorf("%+v", use)
-	}
+	must.Equal(t, h.refusals(), 500+1000, "1500 refusals were told as")
+	must.Equal(t, h.see("s1").Devices[0].Refusals, 500, "refusals")
 	for _, e := range h.told(api.EventRefused) {
 		if e.Slice == "s2" && (e.PID != q.pid() || e.Requested != 0 || *e.Limit != gib || e.Used != nil) {
 			t.Errorf("told of what nobody said: %+v", e)
@@ -130,9 +118,7 @@ func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	h.looks()
-	if n := h.refusals(); n != 7 {
-		t.Errorf("7 refusals were told as %d", n)
-	}
+	must.Equal(t, h.refusals(), 7, "7 refusals were told as")
 }
 
 // An image's former owner's count is not the new one's.
@@ -145,9 +131,7 @@ func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
 	p.must("refused 0 5")
 	eventually(t, "all are told", func() bool { return h.refusals() == 4 })
 	h.looks()
-	if n := h.refusals(); n != 4 {
-		t.Errorf("4 refusals were told as %d", n)
-	}
+	must.Equal(t, h.refusals(), 4, "4 refusals were told as")
 }
 
 func TestRestartTellsNothingTwice(t *testing.T) {
@@ -178,9 +162,7 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	p.ask("poke %d 0", refusals) // counts down
 	h.looks()
 	n := h.refusals()
-	if n > 1<<33 {
-		t.Errorf("%d refusals were believed", n)
-	}
+	must.Hold(t, n <= 1<<33, n, "refusals were believed")
 	p.must("refused 0 %d", uint64(1)<<63)
 	p.must("refused 9 1") // no such device
 	told := h.told(api.EventRefused)
@@ -264,7 +246,5 @@ func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
 		ended <- err
 	}()
 	h.stop()
-	if err := <-ended; err == nil {
-		t.Error("it was told of something that did not happen")
-	}
+	must.Error(t, <-ended, "it was told of something that did not happen")
 }

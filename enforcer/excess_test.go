@@ -13,12 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/metrics"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestWhatIsFoundIsCounted(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	m := metrics.New(h, slog.New(slog.DiscardHandler))
 	h.CountWith(m)
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -40,9 +40,7 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 	eventually(t, "its bytes are shown", says("gpuslice_slice_bypass_bytes{", float64(3*gib)))
 	truth.set(gpu0, p.pid(), 0)
 	eventually(t, "as long as they are there", says("gpuslice_slice_bypass_bytes{", 0))
-	if !says(`gpuslice_bypass_total{action="log"`, 1)() {
-		t.Error("what was counted is not any more, or twice")
-	}
+	must.Hold(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
 }
 
 // The like of TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit, where the policy is to refuse.
@@ -93,36 +91,26 @@ func TestAnExcessThatIsGoneIsGivenBackByAProcessThatNeverStandsStill(t *testing.
 
 // Of some calls only the driver knows what they take: it holds that before the process can charge it.
 func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*mib))
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 2*mib)
-	if n := p.must("begin 0"); n != 1 {
-		t.Fatalf("%d calls are under way", n)
-	}
+	must.Be(t, p.must("begin 0"), 1, "calls are under way")
 	truth.set(gpu0, p.pid(), 4*mib)
 	truth.comparisons(t, 10)
-	if o := overhead(h); o != 0 {
-		t.Fatalf("%d bytes are charged for the process before it can", o)
-	}
+	must.Be(t, overhead(h), 0, "bytes are charged for the process before it can")
 	p.must("charge 0 %d", 2*mib)
-	if n := p.must("end 0"); n != 0 {
-		t.Fatalf("%d calls are under way", n)
-	}
+	must.Be(t, p.must("end 0"), 0, "calls are under way")
 	truth.comparisons(t, 10)
-	if o := overhead(h); o != 0 {
-		t.Fatalf("%d bytes are charged twice", o)
-	}
+	must.Be(t, overhead(h), 0, "bytes are charged twice")
 	truth.set(gpu0, p.pid(), 5*mib)
 	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
 }
 
 // A process that says for ever that such a call is under way hides nothing for longer than settle_time.
 func TestACallThatNeverEndsHidesNothing(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
@@ -144,8 +132,7 @@ func TestACallThatNeverEndsHidesNothing(t *testing.T) {
 // such calls, and no more.
 func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
 	const most = 32 * mib
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
@@ -186,8 +173,7 @@ func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 // An enforcer that starts does not know at once what a process at work holds beyond its lane. The one before it did.
 func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.T) {
 	needs.Root(t)
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
@@ -197,9 +183,7 @@ func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.
 	p.must("begin 0") // and may take more at any time
 	h.restart()
 	truth.comparisons(t, 10)
-	if o := overhead(h); o != 500*mib {
-		t.Fatalf("%d bytes are charged", o)
-	}
+	must.Be(t, overhead(h), 500*mib, "bytes are charged")
 	p.expect("refused", "charge 0 %d", 500*mib)
 	eventually(t, "it is less, if it stays so", func() bool { truth.set(gpu0, p.pid(), 300*mib); return overhead(h) == 200*mib })
 }

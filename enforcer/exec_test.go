@@ -9,8 +9,7 @@ import (
 )
 
 func TestWhatAnImageHeldThatIsGoneIsGivenBack(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", 4*gib)

@@ -24,8 +24,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 	request := func(id string) error {
 		ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 		defer cancel()
-		_, err := d.Register(ctx, api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-		return err
+		return must.Err(d.Register(ctx, api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}))
 	}
 	must.Do(t, request("before"))
 	var limit unix.Rlimit
@@ -64,7 +63,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		if s.State != api.Active {
 			t.Errorf("%s is %s: %s", id, s.State, s.Reason)
 		}
-		must.Try(t, second(d.Release(context.Background(), id, 0, true)))
+		must.Try(t, must.Err(d.Release(context.Background(), id, 0, true)))
 	}
 	d.nothingLeft()
 }

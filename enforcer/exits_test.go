@@ -40,9 +40,7 @@ func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 			if s.State != api.Active || sibling.dead() || len(h.told(api.EventBypass)) != 0 || len(h.told(api.EventKilled)) != 0 {
 				t.Fatalf("%+v, %+v", s, h.told(api.EventBypass))
 			}
-			if len(s.Processes) != 2 {
-				t.Fatalf("%+v", s.Processes)
-			}
+			must.Len(t, s.Processes, 2)
 			for _, p := range s.Processes {
 				if dead := p.PID == parent.pid(); dead == p.Attached || dead && p.Devices[0].Overhead != 3*gib {
 					t.Fatalf("%+v", p)
@@ -59,8 +57,7 @@ func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 
 // Bytes past the ledger, too.
 func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	parent, sibling := h.pair(on(gpu0, 4*gib))
 	sibling.must("attach")
 	truth.set(gpu0, parent.pid(), 3*gib)
@@ -77,18 +74,13 @@ func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
 
 // One parent after another: the quota holds for all that they leave together, and the pool's.
 func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 3*gib))
-	cgroup, link := newCgroup(t), h.options.RunDir+"/to-s"
-	first := start(t, link, cgroup)
-	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu0, 2*gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	_, more, _ := h.container(api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu0, 2*gib)}})
 	other := h.member("other", "llm").uses()
 	var left []*proc
 	for round := range 5 {
-		p := start(t, link, cgroup)
+		p := more()
 		p.must("attach")
 		if round >= 2 {
 			p.expect("refused", "charge 0 1")

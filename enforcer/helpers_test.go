@@ -267,6 +267,12 @@ type host struct {
 	stop func()
 }
 
+func newTruthHost(t *testing.T) (*host, *fakeTruth) {
+	t.Helper()
+	truth := &fakeTruth{}
+	return newHost(t, truth), truth
+}
+
 func newHost(t *testing.T, truth *fakeTruth) *host {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // a socket's path is short
@@ -350,21 +356,37 @@ func lead(t testing.TB, link string, reply api.RegisterReply) {
 	must.Do(t, os.Symlink(filepath.Join(reply.Dir, "bind"), link))
 }
 
+// container registers a container, whose first process is in a cgroup of its own. more starts another one in it.
+func (h *host) container(r api.RegisterRequest) (first *proc, more func() *proc, reply api.RegisterReply) {
+	h.t.Helper()
+	cgroup, link := newCgroup(h.t), filepath.Join(h.options.RunDir, "to-"+r.ID)
+	more = func() *proc { return start(h.t, link, cgroup) }
+	first = more()
+	r.Container, r.PID = r.ID, first.pid()
+	reply = must.Get(h.Register(context.Background(), r))(h.t)
+	lead(h.t, link, reply)
+	return first, more, reply
+}
+
 // session registers a slice of a process that it starts, and of its descendants.
 func (h *host) session(id string, quotas ...api.Quota) (*proc, api.RegisterReply) {
 	h.t.Helper()
-	link := filepath.Join(h.options.RunDir, "to-"+id)
+	return h.sessionOf(api.RegisterRequest{ID: id, Quotas: quotas})
+}
+
+func (h *host) sessionOf(r api.RegisterRequest) (*proc, api.RegisterReply) {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+r.ID)
 	p := start(h.t, link, "")
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
-	must.Do(h.t, err)
+	r.Session, r.PID, r.UID, r.GID = true, p.pid(), uint32(os.Geteuid()), uint32(os.Getegid())
+	reply := must.Get(h.Register(context.Background(), r))(h.t)
 	lead(h.t, link, reply)
 	return p, reply
 }
 
 func (h *host) see(id string) api.Slice {
 	h.t.Helper()
-	s := must.Get(h.Slice(context.Background(), id))(h.t)
-	return s
+	return must.Get(h.Slice(context.Background(), id))(h.t)
 }
 
 func on(device string, bytes uint64) api.Quota { return api.Quota{Device: device, Bytes: bytes} }

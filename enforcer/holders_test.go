@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestARefusalNamesThoseOfManyThatHoldMost(t *testing.T) {
@@ -19,9 +20,7 @@ func TestARefusalNamesThoseOfManyThatHoldMost(t *testing.T) {
 		sum += uint64(pid) + 1
 	}
 	for i, h := range r.Holders {
-		if h.PID != many-1-i {
-			t.Errorf("%d: %+v", i, h)
-		}
+		must.Equal(t, h.PID, many-1-i, i, h)
 		sum -= h.Used + h.Overhead
 	}
 	if len(r.Holders) != maxHolders || r.MoreCount != many-maxHolders || r.MoreBytes != sum {

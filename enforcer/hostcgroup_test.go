@@ -198,9 +198,7 @@ func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	a.returns()
 	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
-	if !m.wasTold(ledger.Bare) {
-		t.Error("it was not told so")
-	}
+	must.Hold(t, m.wasTold(ledger.Bare), "it was not told so")
 }
 
 func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
@@ -262,9 +260,7 @@ func TestThatThereIsNoHolderIsSaid(t *testing.T) {
 		health, _ := h.Health(context.Background())
 		for _, c := range health.Checks {
 			if c.Name == "host_memory" {
-				if !health.Ready {
-					t.Error("it is not ready")
-				}
+				must.Hold(t, health.Ready, "it is not ready")
 				return c
 			}
 		}
@@ -298,9 +294,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 			h.becomes("a", api.Evicted)
 			a.returns()
 			h.becomes("b", api.Evicted)
-			if held.held(a) != 40*gib {
-				t.Fatalf("%d", held.held(a))
-			}
+			must.Be(t, held.held(a), 40*gib)
 			if restart {
 				h.restart()
 			}
@@ -378,9 +372,7 @@ func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	if held.held(a) != 40*gib {
-		t.Fatalf("%d", held.held(a))
-	}
+	must.Be(t, held.held(a), 40*gib)
 	a.must("attach")
 	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
 	_ = h

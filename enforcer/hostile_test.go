@@ -94,9 +94,7 @@ func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 		if s := h.see("s"); s.State != api.Damaged || s.Reason != reason {
 			t.Errorf("%+v", s)
 		}
-		if pool := h.seePool("llm"); pool.State != api.Damaged {
-			t.Errorf("%+v", pool)
-		}
+		must.Equal(t, h.seePool("llm").State, api.Damaged, "state")
 		p.expect("status 3", "attach")
 		if n := len(h.told(api.EventBypass)); n != 0 {
 			t.Errorf("it was told %d times again", n)
@@ -121,9 +119,7 @@ func TestAPageUnderFireHarmsNobodyElse(t *testing.T) {
 			good.must("charge 0 1")
 			good.must("release 0 1")
 		}
-		if bad.ask("hello") != "ok" {
-			t.Fatal("it did not fire")
-		}
+		must.Be(t, bad.ask("hello"), "ok", "it did not fire")
 		eventually(t, "it is named damaged", func() bool { return damaged(h, id) })
 		if seed%2 == 0 && os.Geteuid() == 0 {
 			h.restart()

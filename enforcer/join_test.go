@@ -75,8 +75,7 @@ func tokenOf(t *testing.T, reply api.RegisterReply) api.Token {
 
 // join as p itself would.
 func (h *host) join(p *proc, id string, token api.Token) error {
-	_, err := h.Join(api.WithToken(as(p.pid(), uint32(os.Geteuid())), token), id, api.JoinRequest{PID: p.pid()})
-	return err
+	return must.Err(h.Join(api.WithToken(as(p.pid(), uint32(os.Geteuid())), token), id, api.JoinRequest{PID: p.pid()}))
 }
 
 func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
@@ -91,9 +90,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	other.must("device %s %d", hex0, 80*gib)
 	other.must("charge 0 %d", 3*gib)
 	other.expect("refused", "charge 0 %d", 2*gib)
-	if err := h.join(other, "s", token); err == nil || !strings.Contains(err.Error(), "of session s already") {
-		t.Errorf("it joins twice: %v", err)
-	}
+	must.Say(t, h.join(other, "s", token), "of session s already", "it joins twice")
 	if s := h.see("s"); s.ProcessCount != 1 || s.Devices[0].Used != 3*gib {
 		t.Fatalf("%+v", s)
 	}
@@ -143,12 +140,8 @@ func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
 			t.Errorf("%q: %v", string(shown), err)
 		}
 	}
-	if err := h.join(p, "none", token); !errors.Is(err, api.ErrForbidden) {
-		t.Errorf("of a session that is not there: %v", err)
-	}
-	if count.of("wrong_token") != len(wrong)+1 {
-		t.Errorf("%+v", count.results)
-	}
+	must.Is(t, h.join(p, "none", token), api.ErrForbidden, "of a session that is not there")
+	must.Equal(t, count.of("wrong_token"), len(wrong)+1, count.results)
 	// Then no token of that user is looked at for a while, but other users' are.
 	for range 20 {
 		_ = h.join(p, "s", others)
@@ -160,9 +153,7 @@ func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
 		t.Errorf("%+v", count.results)
 	}
 	ctx := api.WithToken(as(p.pid(), 4242), token)
-	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: p.pid()}); err != nil {
-		t.Errorf("another user is kept out by that: %v", err)
-	}
+	must.Try(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: p.pid()})), "another user is kept out by that")
 }
 
 func TestAStrangersProcessIsNotJoined(t *testing.T) {
@@ -171,24 +162,15 @@ func TestAStrangersProcessIsNotJoined(t *testing.T) {
 	first, _, token := h.tokenSession("s", on(gpu0, gib))
 	victim, asks := start(t, "/nonexistent", ""), start(t, "/nonexistent", "")
 	ctx := api.WithToken(as(asks.pid(), uint32(os.Geteuid())), token)
-	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()}); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "descendant") {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "descendant")
 	// Who asked has ended, and the victim has its pid.
 	dead := asker(victim.pid(), uint32(os.Geteuid()))
 	dead.Start--
 	ctx = api.WithToken(askedBy(dead), token)
-	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()}); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "is dead") {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "is dead")
 	first.kill()
-	eventually(t, "the session is over", func() bool {
-		_, err := h.Slice(context.Background(), "s")
-		return errors.Is(err, api.ErrNotFound)
-	})
-	if err := h.join(asks, "s", token); !errors.Is(err, api.ErrForbidden) {
-		t.Errorf("a token of a session that is over: %v", err)
-	}
+	h.gone("s")
+	must.Is(t, h.join(asks, "s", token), api.ErrForbidden, "a token of a session that is over")
 }
 
 func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
@@ -198,21 +180,15 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
 	p := start(t, "/nonexistent", cgroup)
 	must.Get(h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
-	if err := h.join(p, "s", token); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "container's") {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, h.join(p, "s", token), api.ErrBadRequest, "container's")
 }
 
 func TestAnEnforcerThatOnlyItsOwnProcessAsksMakesNoToken(t *testing.T) {
 	h := newHost(t, nil)
 	_, reply := h.session("s", on(gpu0, gib))
-	if _, err := os.Lstat(filepath.Join(reply.Dir, api.TokenName)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("there is a token: %v", err)
-	}
+	must.Is(t, must.Err(os.Lstat(filepath.Join(reply.Dir, api.TokenName))), os.ErrNotExist, "there is a token")
 	zero := api.WithToken(context.Background(), api.Token(strings.Repeat("00", 32)))
-	if _, err := h.Join(zero, "s", api.JoinRequest{PID: os.Getpid()}); !errors.Is(err, api.ErrForbidden) {
-		t.Errorf("it is joined without one: %v", err)
-	}
+	must.Is(t, must.Err(h.Join(zero, "s", api.JoinRequest{PID: os.Getpid()})), api.ErrForbidden, "it is joined without one")
 }
 
 // The secret is in the session's file and nowhere else: not in the log, the store, an event, an answer.
@@ -222,15 +198,12 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	h.options.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.believe()
 	p, reply, token := h.tokenSession("s", on(gpu0, gib))
-	info, err := os.Stat(filepath.Join(reply.Dir, api.TokenName))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Fatalf("%v, %v", info, err)
-	}
+	info := must.Get(os.Stat(filepath.Join(reply.Dir, api.TokenName)))(t)
+	must.Be(t, info.Mode().Perm(), 0o600)
 	joins := start(t, "/nonexistent", "")
 	_ = h.join(joins, "s", token[:60])
 	must.Do(t, h.join(joins, "s", token))
-	events, err := h.Events(context.Background(), "", 0, false)
-	must.Do(t, err)
+	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
 	said := slog.New(slog.NewTextHandler(&log, nil))
 	said.Info("shown by mistake", "token", token, "reply", reply, "events", events, "slice", h.see("s"))
 	secret, _ := token.Bytes()
@@ -240,7 +213,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 		}
 	}
 	h.stop()
-	err = filepath.WalkDir(filepath.Dir(h.options.StateDir), func(path string, _ os.DirEntry, _ error) error {
+	err := filepath.WalkDir(filepath.Dir(h.options.StateDir), func(path string, _ os.DirEntry, _ error) error {
 		if filepath.Base(path) == api.TokenName {
 			return nil
 		}
@@ -292,9 +265,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		must.Do(t, err)
 		other := start(t, filepath.Join(reply.Dir, "bind"), "")
 		ctx := api.WithToken(context.Background(), token)
-		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err == nil {
-			t.Errorf("%s was not passed", point)
-		}
+		must.Error(t, must.Err(d.Join(ctx, id, api.JoinRequest{PID: other.pid()})), point, "was not passed")
 		d.died(point)
 		d.start("")
 		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err != nil && !strings.Contains(err.Error(), "already") {
@@ -304,7 +275,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		other.must("device %s %d", hex0, 80*gib)
 		other.must("charge 0 %d", gib)
 		other.expect("refused", "charge 0 1")
-		must.Do(t, second(d.Release(context.Background(), id, 0, true)))
+		must.Do(t, must.Err(d.Release(context.Background(), id, 0, true)))
 		d.kill()
 		first.kill()
 		other.kill()
@@ -340,9 +311,7 @@ func TestAProcessWithAnothersRightsIsNotInAUsersSession(t *testing.T) {
 			ID: fmt.Sprint("s", pid), Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: pid, UID: uid, GID: uid, TTL: time.Second})
 		return err
 	}
-	if err := begin(roots); err == nil || !strings.Contains(err.Error(), "another user's rights") {
-		t.Errorf("%v", err)
-	}
+	must.Say(t, begin(roots), "another user's rights")
 	must.Try(t, begin(users))
 }
 
@@ -379,13 +348,9 @@ func TestAPIDIsOfThePIDNamespaceOfWhoAsks(t *testing.T) {
 		"a session":   {ID: "s", Session: true, PID: victim.pid(), Quotas: []api.Quota{on(gpu0, gib)}},
 	} {
 		_, err := h.Register(as(nested.Process.Pid, 0), r)
-		if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "in another pid namespace than the enforcer") {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.IsSaying(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", name)
 	}
 	_, _, token := h.tokenSession("t", on(gpu0, gib))
 	_, err := h.Join(api.WithToken(as(nested.Process.Pid, 0), token), "t", api.JoinRequest{PID: victim.pid()})
-	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "in another pid namespace than the enforcer") {
-		t.Errorf("a process that joins: %v", err)
-	}
+	must.IsSaying(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", "a process that joins")
 }

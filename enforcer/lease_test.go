@@ -118,9 +118,7 @@ func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
 	c.pass(1)
 	p.ended()
 	h.gone("s")
-	if told := h.storyOf("s"); !slices.Equal(told, []string{"registered ", "expired ", "released expired"}) {
-		t.Errorf("told was %q", told)
-	}
+	must.EqualSlices(t, h.storyOf("s"), []string{"registered ", "expired ", "released expired"}, "told was")
 }
 
 // The three ways in which a slice's processes are known: a cgroup that the kernel kills at once, one of v1, and a tree.
@@ -149,13 +147,11 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			for what, err := range map[string]error{
-				"renewed":     second(h.Renew(context.Background(), "s", renewed(time.Hour))),
-				"given":       second(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})),
-				"made a pass": second(h.Renew(context.Background(), "s", renewed(0))),
+				"renewed":     must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))),
+				"given":       must.Err(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})),
+				"made a pass": must.Err(h.Renew(context.Background(), "s", renewed(0))),
 			} {
-				if !errors.Is(err, api.ErrExpired) {
-					t.Errorf("%s: %v", what, err)
-				}
+				must.Is(t, err, api.ErrExpired, what)
 			}
 			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
 			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
@@ -194,12 +190,8 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 		_, err := h.Slice(context.Background(), "s")
 		return errors.Is(err, api.ErrNotFound)
 	})
-	if left := processes(t, cgroup); len(left) != 0 {
-		t.Errorf("%v are left", left)
-	}
+	must.Len(t, processes(t, cgroup), 0, "left")
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // oldCgroups is a hierarchy of v1, where there are such.
 const oldCgroups = "/sys/fs/cgroup/pids"
@@ -239,9 +231,7 @@ func TestRenewingMovesTheEnd(t *testing.T) {
 	c.pass(time.Second)
 	p.ended()
 	h.gone("s")
-	if err := second(h.Renew(context.Background(), "s", renewed(time.Hour))); !errors.Is(err, api.ErrNotFound) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrNotFound)
 }
 
 // Of a renewal and the end of time at the same moment one comes first, and then the other does not happen.
@@ -269,7 +259,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 	for range rounds {
 		p := h.lease("s", "", time.Second)
 		errs := make(chan error)
-		go func() { errs <- second(h.Renew(context.Background(), "s", renewed(time.Hour))) }()
+		go func() { errs <- must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))) }()
 		time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
 		c.pass(time.Second)
 		switch err := <-errs; {
@@ -317,9 +307,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	}
 	p.expect("refused", "charge 0 1")
 	p.must("release 0 1")
-	if err := second(h.Renew(context.Background(), "s", renewed(time.Hour))); !errors.Is(err, api.ErrExpired) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrExpired)
 	h.stop()
 	c.pass(grace)
 	if n := p.must("terms"); n != 1 {
@@ -365,12 +353,8 @@ func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 		ID: "long", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}, TTL: time.Hour + 1,
 		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
-	if !errors.Is(err, api.ErrBadRequest) {
-		t.Error(err)
-	}
-	if err := second(h.Renew(context.Background(), "s", renewed(2*time.Hour))); !errors.Is(err, api.ErrBadRequest) {
-		t.Error(err)
-	}
+	must.Is(t, err, api.ErrBadRequest)
+	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(2*time.Hour))), api.ErrBadRequest)
 	if s, err := h.Renew(context.Background(), "s", renewed(0)); err != nil || s.Remaining != time.Hour {
 		t.Errorf("for ever: %+v, %v", s, err)
 	}

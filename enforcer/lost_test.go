@@ -4,7 +4,6 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,9 +41,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if slow.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0 {
 		t.Fatalf("what may be charged is held against it: %+v", h.told(api.EventKilled))
 	}
-	if _, err := h.set("s", on(gpu0, 8*gib)); !errors.Is(err, api.ErrBadRequest) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.set("s", on(gpu0, 8*gib))), api.ErrBadRequest)
 	h.restart()
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != 4*gib {
 		t.Fatalf("%+v", s)
@@ -68,9 +65,7 @@ func (h *host) restartBlindTo(silent ...*proc) {
 func (h *host) lost(id string, p *proc) {
 	h.t.Helper()
 	h.restartBlindTo(p)
-	if s := h.see(id); s.State != api.Damaged {
-		h.t.Fatalf("%+v", s)
-	}
+	must.Be(h.t, h.see(id).State, api.Damaged, "state")
 }
 
 // What a process could have charged is not held against it, what is past that is memory past the ledger as any other; and so is all
@@ -181,9 +176,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	}
 	h.given(gpu0, 6*gib, 74*gib)
 	other.expect("status 3", "attach")
-	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}); !errors.Is(err, api.ErrBadRequest) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}})), api.ErrBadRequest)
 	h.member("c", "llm").expect("status 3", "attach")
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
@@ -227,17 +220,11 @@ func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
 func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 6*gib))
-	link := h.options.RunDir + "/to-s"
-	slow := start(t, link, newCgroup(t))
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: slow.pid(), Pools: api.PoolNames{"llm"}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	slow, _, _ := h.container(api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}})
 	slow.uses().must("charge 0 %d", 5*gib)
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	h.restartBlindTo(slow)
-	if p := h.seePool("llm"); p.State != api.Damaged {
-		t.Fatalf("%+v", p)
-	}
+	must.Be(t, h.seePool("llm").State, api.Damaged, "state")
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
 		t.Fatalf("%+v", h.seePool("llm"))

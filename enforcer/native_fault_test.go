@@ -173,9 +173,7 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 			d.start("")
 		}
 		eventually(t, point+": the limit is taken away", func() bool { return limit(other.cgroup) == driver.NoLimit })
-		if limit(keep.cgroup) != 3*gib {
-			t.Errorf("%s: the limit of the other slice is %d", point, limit(keep.cgroup))
-		}
+		must.Equal(t, limit(keep.cgroup), 3*gib, point, "the limit of the other slice")
 		keep.init.kill()
 		eventually(t, "the last slice is gone", func() bool { return len(d.ids()) == 0 && limit(keep.cgroup) == driver.NoLimit })
 		eventually(t, "nothing is left", func() bool {

@@ -34,9 +34,7 @@ func inV2(t *testing.T, env ...string) bool {
 		`[ -e /sys/fs/cgroup/cgroup.procs ] || { umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup; } && exec "$0" "$@"`,
 		os.Args[0], "-test.run", "^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$", "-test.v")
 	cmd.Env = append(append(os.Environ(), inside+"=1"), env...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	must.Output(cmd.CombinedOutput())(t)
 	return false
 }
 
@@ -161,17 +159,13 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	must.Do(t, err)
 	f.are(t, "registered", b.cgroup, 4*gib, 80*gib)
 	for _, d := range reply.Slice.Devices {
-		if d.Enforcement != api.Native {
-			t.Errorf("%+v", d)
-		}
+		must.Equal(t, d.Enforcement, api.Native, d)
 	}
 	devices, err := h.Devices(context.Background())
 	if err != nil || len(devices) != 2 || devices[0].Enforcement != api.Native || devices[0].EnforcementReason == "" {
 		t.Errorf("%+v, %v", devices, err)
 	}
-	if info, _ := h.Info(context.Background()); info.Enforcement != api.Auto {
-		t.Errorf("%+v", info)
-	}
+	must.Equal(t, must.Get(h.Info(context.Background()))(t).Enforcement, api.Auto, "enforcement")
 
 	must.Get(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 6*gib)}}))(t)
 	f.are(t, "with another quota", b.cgroup, 6*gib, 80*gib)
@@ -291,21 +285,15 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "Insufficient Permissions") || !strings.Contains(err.Error(), gpu0) {
 		t.Fatalf("registered: %v", err)
 	}
-	if all, err := h.Slices(context.Background()); err != nil || len(all) != 0 {
-		t.Errorf("%+v, %v", all, err)
-	}
-	if dirs, err := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); err != nil || len(dirs) != 0 {
-		t.Errorf("left: %v, %v", dirs, err)
-	}
+	must.Len(t, must.Get(h.Slices(context.Background()))(t), 0)
+	must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
 	f.fail(nil)
 	b, _, err := h.newBox("c2", on(gpu0, 4*gib))
 	must.Do(t, err)
 	// A slice that is in use goes on with its ledger, and it is told.
 	f.fail(errors.New("Unknown Error"))
-	s, err := h.Change(context.Background(), "c2", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})
-	if err != nil || s.Devices[0].Limit != 2*gib {
-		t.Errorf("%+v, %v", s, err)
-	}
+	s := must.Get(h.Change(context.Background(), "c2", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))(t)
+	must.Equal(t, s.Devices[0].Limit, 2*gib, "limit")
 	f.are(t, "not changed", b.cgroup, 4*gib, driver.NoLimit)
 	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
@@ -343,21 +331,27 @@ func (f *fakeBackend) holds(t *testing.T, when, cgroup string, want uint64) {
 	})
 }
 
+// expiringLease is slice s with an hour to live, whose process does not end when it is asked to.
+func expiringLease(t *testing.T, f *fakeBackend) (h *host, c *clock, cgroup string) {
+	t.Helper()
+	c = &clock{at: time.Hour}
+	h = newNativeHost(t, f)
+	h.stop()
+	h.options.Clock, h.options.Grace = c.now, grace
+	h.start()
+	cgroup = newCgroup(t)
+	p := h.lease("s", cgroup, time.Hour)
+	must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
+	return h, c, cgroup
+}
+
 func TestAnExpiredSliceGetsNothingFromTheDriver(t *testing.T) {
 	if !inV2(t) {
 		return
 	}
-	f, c := &fakeBackend{}, &clock{at: time.Hour}
-	h := newNativeHost(t, f)
-	h.stop()
-	h.options.Clock, h.options.Grace = c.now, grace
-	h.start()
-	cgroup := newCgroup(t)
-	p := h.lease("s", cgroup, time.Hour)
+	f := &fakeBackend{}
+	h, c, cgroup := expiringLease(t, f)
 	f.are(t, "registered", cgroup, gib, driver.NoLimit)
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it does not end when it is asked to
-		t.Fatal(err)
-	}
 	c.pass(time.Hour)
 	f.holds(t, "it gets nothing more", cgroup, 0)
 	h.restart()
@@ -399,9 +393,7 @@ func (f *fakeBackend) toldAgain(t *testing.T, n int) {
 func (h *host) by(id string, enforcement api.Enforcement, untaken int) {
 	h.t.Helper()
 	eventually(h.t, "who enforces is "+string(enforcement), func() bool { return h.see(id).Devices[0].Enforcement == enforcement })
-	if told := h.told(api.EventUnlimited); len(told) != untaken {
-		h.t.Errorf("%d times, want %d: %+v", len(told), untaken, told)
-	}
+	must.Len(h.t, h.told(api.EventUnlimited), untaken, "times")
 }
 
 func TestWhatTheDriverDidNotTakeItIsToldAgainUntilItDoes(t *testing.T) {
@@ -425,16 +417,8 @@ func TestWhatTheDriverDidNotTakeOfAnExpiredSliceItIsToldAgain(t *testing.T) {
 	if !inV2(t) {
 		return
 	}
-	f, c := &fakeBackend{}, &clock{at: time.Hour}
-	h := newNativeHost(t, f)
-	h.stop()
-	h.options.Clock, h.options.Grace = c.now, grace
-	h.start()
-	cgroup := newCgroup(t)
-	p := h.lease("s", cgroup, time.Hour)
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it does not end when it is asked to
-		t.Fatal(err)
-	}
+	f := &fakeBackend{}
+	_, c, cgroup := expiringLease(t, f)
 	f.fail(errors.New("Unknown Error"))
 	c.pass(time.Hour)
 	f.toldAgain(t, 3)
@@ -492,9 +476,7 @@ func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	f.mu.Lock()
 	f.hang = hang
 	f.mu.Unlock()
-	if _, err := h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})))
 	if _, _, err := h.newBox("d", on(gpu0, 4*gib)); err == nil {
 		t.Error("a slice was given that the driver does not hold to its quota")
 	}

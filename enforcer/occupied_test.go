@@ -21,8 +21,7 @@ func device0(t *testing.T, h *host) api.Device {
 }
 
 func TestADeviceShowsWhatIsInUseAndByWhomOutsideSlices(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	me := os.Getpid() // of no slice
 	truth.set(gpu0, me, 3*gib)
 	truth.set(gpu0, 1, driver.Unknown)
@@ -46,8 +45,7 @@ func TestADeviceShowsWhatIsInUseAndByWhomOutsideSlices(t *testing.T) {
 }
 
 func TestWhoAsksForDevicesHasTheSampledFigures(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.session("s", on(gpu0, 8*gib))
 	eventually(t, "a sample", func() bool { return truth.listed(gpu0) > 0 && device0(t, h).Used != nil })
 	before, begin := truth.listed(gpu0), time.Now()
@@ -61,8 +59,7 @@ func TestWhoAsksForDevicesHasTheSampledFigures(t *testing.T) {
 }
 
 func TestADeviceThatHangsHidesWhatIsUsedAndDelaysFew(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	hang := make(chan struct{})
 	truth.mu.Lock()
 	truth.hang = hang

@@ -5,7 +5,6 @@ package enforcer_test
 import (
 	"bufio"
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,9 +61,7 @@ func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 	_, _ = first.Wait()
 	child.must("charge 0 %d", gib) // nobody is needed for that, and nobody knows better yet
 	h.start()
-	if _, err := h.Slice(context.Background(), "s"); !errors.Is(err, api.ErrNotFound) {
-		t.Fatalf("the session is still there: %v", err)
-	}
+	must.Is(t, must.Err(h.Slice(context.Background(), "s")), api.ErrNotFound, "the session is still there")
 	child.expect("refused", "charge 0 1")
 	child.must("release 0 %d", gib) // to give back is always allowed
 	child.expect("refused", "charge 0 1")
@@ -82,10 +79,7 @@ func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
 	joined.must("device %s %d", hex0, 80*gib)
 	joined.must("charge 0 %d", gib)
 	first.kill()
-	eventually(t, "the session is over", func() bool {
-		_, err := h.Slice(context.Background(), "s")
-		return errors.Is(err, api.ErrNotFound)
-	})
+	h.gone("s")
 	joined.expect("refused", "charge 0 1")
 	eventually(t, "its token is gone with it", func() bool {
 		_, err := os.Stat(filepath.Join(reply.Dir, api.TokenName))
@@ -120,15 +114,9 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	another := store.RecordsDir(h.options.RunDir, "another")
 	must.Do(t, os.Rename(h.records(), another))
 	h.start()
-	if _, err := os.Lstat(another); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
-	}
-	if all := slicesOf(t, h); len(all) != 0 {
-		t.Errorf("%+v", all)
-	}
+	must.Is(t, must.Err(os.Lstat(another)), os.ErrNotExist)
+	must.Len(t, slicesOf(t, h), 0)
 	h.given(gpu0, 0, 80*gib)
-	if left, err := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
 	p.kill()
 }

@@ -44,25 +44,18 @@ func (p *proc) dead() bool {
 // slice s of a container with two processes, of which the first begins it.
 func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
 	h.t.Helper()
-	cgroup := newCgroup(h.t)
-	link := h.options.RunDir + "/to-s"
-	first = start(h.t, link, cgroup)
-	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Quotas: quotas}))(h.t)
-	lead(h.t, link, reply)
-	return first, start(h.t, link, cgroup)
+	first, more, _ := h.container(api.RegisterRequest{ID: "s", Quotas: quotas})
+	return first, more()
 }
 
 func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu0, p.pid(), 3*gib)
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) > 0 })
 	truth.comparisons(t, 8)
 	events := h.told(api.EventBypass)
-	if len(events) != 1 {
-		t.Fatalf("it is told once: %+v", events)
-	}
+	must.Len(t, events, 1, "it is told once")
 	e := events[0]
 	if e.PID != p.pid() || e.Command != "client" || e.Device != gpu0 || e.Bytes != 3*gib || e.Cause != api.BypassUnattached || e.Action != api.Log || *e.Limit != 4*gib {
 		t.Fatalf("%+v", e)
@@ -72,15 +65,12 @@ func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
 	}
 	truth.set(gpu0, p.pid(), 0)
 	eventually(t, "that it is gone is told, too", func() bool { return len(h.told(api.EventCleared)) == 1 })
-	if s := h.see("s"); s.Devices[0].Bypass != 0 {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("s").Devices[0].Bypass, 0, "bypass")
 }
 
 // Also on a device on which the slice has nothing.
 func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu1, p.pid(), gib)
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
@@ -105,9 +95,7 @@ func TestThePolicyKillsTheProcessAndNobodyElse(t *testing.T) {
 	}
 	truth.comparisons(t, 20)
 	honest.must("charge 0 %d", gib)
-	if n := len(h.told(api.EventKilled)); n != 1 {
-		t.Fatalf("%d were killed", n)
-	}
+	must.Equal(t, len(h.told(api.EventKilled)), 1, "were killed")
 }
 
 func TestThePolicyKillsTheSlice(t *testing.T) {
@@ -178,9 +166,7 @@ func TestAChangedPolicyGivesBackWhatWasFrozen(t *testing.T) {
 	h.options.Policy.Bypass = api.Log
 	h.start()
 	honest.must("charge 0 %d", gib)
-	if s := h.see("s"); s.State != api.Active {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("s").State, api.Active, "state")
 }
 
 func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *testing.T) {
@@ -191,9 +177,7 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), 2*gib) // the driver's own, as far as anybody knows
 	truth.comparisons(t, 20)
-	if events := h.told(api.EventBypass); len(events) != 0 {
-		t.Fatalf("what the driver takes for itself is named: %+v", events)
-	}
+	must.Len(t, h.told(api.EventBypass), 0, "what the driver takes for itself is named")
 	truth.set(gpu0, p.pid(), 8*gib) // within the quota: nobody suffers
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 20)
@@ -380,9 +364,7 @@ func TestAProcessAtWorkIsNoViolationByCoincidence(t *testing.T) {
 	truth.p.Store(p)
 	begin := time.Now()
 	eventually(t, "the moment is met 20 times", func() bool {
-		if events := h.told(api.EventBypass); len(events) != 0 {
-			t.Fatalf("%+v", events)
-		}
+		must.Len(t, h.told(api.EventBypass), 0)
 		return truth.up.Load() >= 20 && time.Since(begin) >= seconds(3)
 	})
 	h.stop() // before the process ends
@@ -436,9 +418,7 @@ func TestHonestProcessesAreNoViolation(t *testing.T) {
 	storm.Wait()
 	truth.comparisons(t, 10)
 	for _, kind := range []api.EventKind{api.EventBypass, api.EventKilled} {
-		if events := h.told(kind); len(events) != 0 {
-			t.Fatalf("seed %d: %+v", seed, events)
-		}
+		must.Len(t, h.told(kind), 0, "seed", seed)
 	}
 	if first.dead() {
 		t.Fatal("the slice was killed")
@@ -460,9 +440,7 @@ func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup strin
 		if r.IntN(2) == 0 { // a context of which nobody knows what it costs before it is there
 			own = uint64(1+r.IntN(600)) * mib
 			show()
-			if p.must("truth 0") != own {
-				t.Error("driver truth is told wrongly")
-			}
+			must.Equal(t, p.must("truth 0"), own, "driver truth is told wrongly")
 			if p.ask("charge 0 %d", own) == "refused" {
 				truth.set(gpu0, p.pid(), 0) // it does not fit, and is given up
 				own = 0

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,9 +40,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	a.must("release 0 1")
 	a.must("charge 0 1")
-	if _, err := h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}}); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrNotFound)
 	var kinds []api.EventKind
 	var figures []uint64
 	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
@@ -58,9 +55,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	if want := "[pool_created pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want { // there are two devices
 		t.Fatalf("%v, want %s", kinds, want)
 	}
-	if want := []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0}; !slices.Equal(figures, want) {
-		t.Fatalf("%v, want %v", figures, want)
-	}
+	must.EqualSlices(t, figures, []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0})
 }
 
 func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
@@ -75,9 +70,7 @@ func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
 	if devices, err := h.Devices(context.Background()); err != nil || devices[1].Quotas != 2*gib {
 		t.Fatalf("%+v %v", devices, err)
 	}
-	if index := a.must("device %s %d", hex1, 80*gib); index != 1 {
-		t.Fatalf("index %d", index)
-	}
+	must.Be(t, a.must("device %s %d", hex1, 80*gib), 1, "index")
 	a.must("charge 1 %d", 2*gib)
 	a.expect("refused", "charge 1 1")
 	h.restart()
@@ -119,25 +112,17 @@ func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 	used.must("release 0 %d", 45*gib)
 	eventually(t, "it counts less once it is less", func() bool { return given() == 30*gib })
 	set(60 * gib)
-	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}}); !errors.Is(err, api.ErrQuotaExceeded) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}})), api.ErrQuotaExceeded)
 	if p := h.seePool("llm"); p.Quotas[0].Bytes != 60*gib || p.Devices[0].Limit != 60*gib {
 		t.Fatalf("what was refused changed something: %+v", p)
 	}
 	p := start(t, "/nowhere", "")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"nobody"}, Quotas: []api.Quota{on(gpu0, gib)}})
-	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "there is no pool nobody") {
-		t.Fatal(err)
-	}
+	must.IsSaying(t, err, api.ErrBadRequest, "there is no pool nobody")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu1, gib)}})
-	if !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "where pool llm has none") {
-		t.Fatal(err)
-	}
+	must.IsSaying(t, err, api.ErrNoDevice, "where pool llm has none")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Mode: api.Record})
-	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "only records") {
-		t.Fatal(err)
-	}
+	must.IsSaying(t, err, api.ErrBadRequest, "only records")
 }
 
 func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
@@ -214,20 +199,14 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 	} {
 		other := r
 		change(&other)
-		if _, err := h.CreatePool(ctx, "llm", other); !errors.Is(err, api.ErrExists) || !strings.Contains(err.Error(), "another "+what+":") {
-			t.Errorf("%s: %v", what, err)
-		}
+		must.IsSaying(t, must.Err(h.CreatePool(ctx, "llm", other)), api.ErrExists, "another "+what+":", what)
 	}
-	if _, err := h.SetPool(ctx, "llm", r); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nothing else about it") {
-		t.Error(err)
-	}
+	must.IsSaying(t, must.Err(h.SetPool(ctx, "llm", r)), api.ErrBadRequest, "nothing else about it")
 	const many = 20
 	var all sync.WaitGroup
 	for range many {
 		all.Go(func() {
-			if _, err := h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}}); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}})))
 		})
 	}
 	all.Wait()
@@ -241,18 +220,13 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	h.options.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}}
 	h.restart()
 	claim := func(name string, bytes uint64) error {
-		_, err := h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour})
-		return err
+		return must.Err(h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour}))
 	}
 	must.Do(t, claim("a", 6*gib))
-	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "tenant team has 4GiB left of 10GiB (pool a has 6GiB)") {
-		t.Fatal(err)
-	}
+	must.IsSaying(t, claim("b", 5*gib), api.ErrQuotaExceeded, "tenant team has 4GiB left of 10GiB (pool a has 6GiB)")
 	h.pool("operators", on(gpu0, 50*gib))
 	h.restart()
-	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) {
-		t.Fatalf("after a restart: %v", err)
-	}
+	must.Is(t, claim("b", 5*gib), api.ErrQuotaExceeded, "after a restart")
 	register := func(id string, change func(*api.RegisterRequest)) (api.Slice, error) {
 		p := start(t, "/nowhere", "")
 		r := api.RegisterRequest{ID: id, Pools: api.PoolNames{"a"}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
@@ -269,9 +243,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	if s, err := register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }); err != nil || s.TTL != time.Hour {
 		t.Fatalf("%+v %v", s, err)
 	}
-	if _, err := register("others", func(r *api.RegisterRequest) { r.Tenant = "other" }); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "pool a is tenant team's") {
-		t.Fatal(err)
-	}
+	must.IsSaying(t, must.Err(register("others", func(r *api.RegisterRequest) { r.Tenant = "other" })), api.ErrBadRequest, "pool a is tenant team's")
 }
 
 // Whose end the enforcer has not noticed yet does not keep a pool.

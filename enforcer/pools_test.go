@@ -4,7 +4,6 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,12 +31,7 @@ func (h *host) member(id, pool string, quotas ...api.Quota) *proc {
 
 func (h *host) memberOf(id string, pools api.PoolNames, quotas ...api.Quota) *proc {
 	h.t.Helper()
-	link := filepath.Join(h.options.RunDir, "to-"+id)
-	p := start(h.t, link, "")
-	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{
-		ID: id, Quotas: quotas, Pools: pools, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
-	}))(h.t)
-	lead(h.t, link, reply)
+	p, _ := h.sessionOf(api.RegisterRequest{ID: id, Quotas: quotas, Pools: pools})
 	return p
 }
 
@@ -117,9 +111,7 @@ func TestDeathAndExecGiveBackToBothLedgers(t *testing.T) {
 	eventually(t, "the dead one's bytes are back", func() bool { return h.pooled("llm") == 2*gib })
 	b.must("charge 0 %d", 4*gib)
 	b.expect("refused", "charge 0 1")
-	if r := h.seePool("llm").Devices[0].Recovered; r != 8*gib {
-		t.Fatalf("recovered %d", r)
-	}
+	must.Equal(t, h.seePool("llm").Devices[0].Recovered, 8*gib, "recovered")
 }
 
 // Between the two charges: the process has charged its slice, and not the pool.
@@ -142,9 +134,7 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 	a.must("charge 0 %d", gib)
 	a.must("half 0 %d", 2*gib)
 	eventually(t, "it counts in the pool", func() bool { return h.pooled("llm") == 3*gib })
-	if d := h.seePool("llm").Devices[0]; d.Overhead != 2*gib {
-		t.Fatalf("%+v", d)
-	}
+	must.Be(t, h.seePool("llm").Devices[0].Overhead, 2*gib, "overhead")
 	b.must("charge 0 %d", 3*gib)
 	b.expect("refused", "charge 0 1")
 	a.kill()
@@ -154,8 +144,7 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 // A process that is stopped between its two charges has nothing of the second one yet. It may be one that leaves the pool out: that
 // counts if the driver says so, and where it does not, as far as there is room in the pool.
 func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm", on(gpu0, 4*gib)).uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", gib)
@@ -182,8 +171,7 @@ func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testin
 }
 
 func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", gib)
@@ -199,8 +187,7 @@ func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
 
 // What it gave back while no enforcer ran is the pool's again.
 func TestWhatTheDriverHeldForAMemberIsThePoolsAgainAfterARestart(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", gib)
@@ -222,9 +209,7 @@ func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 	must.Get(h.Release(context.Background(), "a", 0, true))(t)
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 %d", 3*gib)
-	if _, err := h.DeletePool(context.Background(), "llm"); !errors.Is(err, api.ErrRunning) {
-		t.Fatalf("a pool with members was deleted: %v", err)
-	}
+	must.Is(t, must.Err(h.DeletePool(context.Background(), "llm")), api.ErrRunning, "a pool with members was deleted")
 	a.must("release 0 %d", gib)
 	b.must("charge 0 %d", 3*gib)
 	a.kill()
@@ -234,9 +219,7 @@ func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 		_, err := h.DeletePool(context.Background(), "llm")
 		return err == nil
 	})
-	if all, err := h.Pools(context.Background()); err != nil || len(all) != 0 {
-		t.Fatal(all, err)
-	}
+	must.Len(t, must.Get(h.Pools(context.Background()))(t), 0)
 }
 
 // Many processes of several members race for a pool's bytes, and die: what is left is what the living hold.

@@ -4,7 +4,6 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -24,12 +23,8 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 1")
 	s.must("charge 0 %d", gib)
-	if h.see("b").State != api.Active {
-		t.Fatal("its members are")
-	}
-	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}}); !errors.Is(err, api.ErrBadRequest) {
-		t.Fatal(err)
-	}
+	must.Be(t, h.see("b").State, api.Active, "its members are")
+	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrBadRequest)
 }
 
 // Nobody is killed for it: which member's process it was nobody can tell.

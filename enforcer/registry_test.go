@@ -3,12 +3,12 @@
 package enforcer
 
 import (
-	"errors"
 	"strconv"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The limit counts pools that exist and pools that are being created.
@@ -20,9 +20,7 @@ func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
 	}
 	for n := range api.MaxPools {
 		name := strconv.Itoa(n)
-		if err := claim(name); err != nil {
-			t.Fatalf("pool %d: %v", n, err)
-		}
+		must.Do(t, claim(name), "pool", n)
 		if n%2 == 0 {
 			r.enterPool(&pool{name: name}, true)
 		}
@@ -31,13 +29,9 @@ func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
 		"after a deletion": func() { r.strikePool(&pool{name: "0"}) },
 		"after a failure":  func() { r.enterPool(&pool{name: "1"}, false) },
 	} {
-		if err := claim("more"); !errors.Is(err, api.ErrBadRequest) {
-			t.Errorf("one more than the limit: %v", err)
-		}
+		must.Is(t, claim("more"), api.ErrBadRequest, "one more than the limit")
 		leave()
-		if err := claim(next); err != nil {
-			t.Errorf("%s: %v", next, err)
-		}
+		must.Try(t, claim(next), next)
 	}
 }
 
@@ -56,7 +50,5 @@ func TestTheEndOfAFormerSliceLeavesTheNextOneInItsPlace(t *testing.T) {
 		t.Errorf("the next slice is struck out: %+v", r.slices)
 	}
 	r.strike(next)
-	if len(r.slices)+len(r.byCgroup)+len(r.byPIDNS) != 0 {
-		t.Errorf("the last slice stays: %+v", r.slices)
-	}
+	must.Equal(t, len(r.slices)+len(r.byCgroup)+len(r.byPIDNS), 0, "the last slice stays", r.slices)
 }

@@ -24,17 +24,11 @@ func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 1")
-	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
-		t.Fatal(err)
-	}
-	s, err := h.Release(context.Background(), "s", 0, true)
-	if err != nil || s.State != api.Released {
-		t.Fatal(s, err)
-	}
+	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
+	s := must.Get(h.Release(context.Background(), "s", 0, true))(t)
+	must.Be(t, s.State, api.Released, "state")
 	p.expect("refused", "charge 0 1")
-	if _, err := h.Release(context.Background(), "s", 0, true); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, true)), api.ErrNotFound)
 }
 
 // A container that is released while it has processes keeps what is bound there: without it the next program that one of
@@ -54,9 +48,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	held := func(when string) {
 		t.Helper()
-		if _, err := os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName)); err != nil {
-			t.Fatalf("%s, what the interceptor is bound on is gone: %v", when, err)
-		}
+		must.Do(t, must.Err(os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName))), when, "what the interceptor is bound on is gone")
 		init.expect("refused", "charge 0 1")
 		second.expect("status 3", "attach") // released
 		start(t, link, dir).expect("status 3", "attach")
@@ -93,8 +85,7 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, &fakeTruth{})
 	init := start(t, "", dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	events := filepath.Join(dir, "cgroup.events")
 	must.Do(t, unix.Mount("/dev/null", events, "", unix.MS_BIND, ""))
 	readable := sync.OnceFunc(func() {
@@ -102,9 +93,7 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 	})
 	defer readable()
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
-	if _, err := os.Stat(reply.Dir); err != nil {
-		t.Errorf("its directory is removed: %v", err)
-	}
+	must.Try(t, must.Err(os.Stat(reply.Dir)), "its directory is removed")
 	readable()
 	init.kill()
 	eventually(t, "the directory is gone with the last process", func() bool {
@@ -117,8 +106,7 @@ func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)
 	init := start(t, "", dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	h.stop()
 	must.Get(os.Stat(reply.Dir))(t)
@@ -141,12 +129,8 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 	if second.Slice.Generation == first.Slice.Generation {
 		t.Fatal("one generation for two slices")
 	}
-	if _, err := h.Release(context.Background(), "s", first.Slice.Generation, true); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
-	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.Release(context.Background(), "s", first.Slice.Generation, true)), api.ErrNotFound)
+	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
 	h.see("s")
 }
 
@@ -174,8 +158,6 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 		t.Errorf("%d files, %d before", len(after), len(before))
 	}
 	for name, was := range before {
-		if after[name] != was {
-			t.Errorf("%s was written", name)
-		}
+		must.Equal(t, after[name], was, name, "was written")
 	}
 }

@@ -34,8 +34,7 @@ func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 					}
 					return nil
 				}))
-				truth := &fakeTruth{}
-				h := newHost(t, truth)
+				h, truth := newTruthHost(t)
 				h.pool("llm", on(gpu0, 6*gib))
 				p := h.member("a", "llm", on(gpu0, 4*gib))
 				full.Store(true)
@@ -85,9 +84,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 	full.Store(true)
 	h.restart()
 	for _, id := range []string{"stays", "expires", "released"} {
-		if s := h.see(id); s.State != api.Active {
-			t.Errorf("%+v", s)
-		}
+		must.Equal(t, h.see(id).State, api.Active, "state")
 	}
 	if _, err := h.Release(context.Background(), "released", 0, true); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
@@ -99,9 +96,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 		return h.stored(`"released":true`)
 	})
 	h.restart()
-	if _, err := h.Slice(context.Background(), "released"); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(h.Slice(context.Background(), "released")), api.ErrNotFound)
 }
 
 func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
@@ -156,7 +151,5 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 		_ = os.Remove(path) // the last one was not made
 	}
 	eventually(t, "it is ready", func() bool { return h.health().Ready })
-	if _, err := h.Register(context.Background(), request); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(h.Register(context.Background(), request)))
 }

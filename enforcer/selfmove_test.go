@@ -22,9 +22,7 @@ import (
 
 func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
-	if ledger.Place(m.begun[0]&15) != ledger.Running {
-		t.Errorf("it was told %v when it attached", m.begun)
-	}
+	must.Equal(t, ledger.Place(m.begun[0]&15), ledger.Running, "it was told", m.begun, "when it attached")
 	b.works(truth, 30*gib)
 	s := h.becomes("a", api.Evicted)
 	if got := m.been(); got != "locked aside" || f.steps() != "" {
@@ -87,13 +85,9 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.is() != ledger.Running {
 				t.Fatalf("the driver was asked to %s", got)
 			}
-			if h.granted(t) != 45*gib {
-				t.Errorf("%d given", h.granted(t))
-			}
+			must.Equal(t, h.granted(t), 45*gib, "given")
 			a.returns()
-			if got := f.steps(); !strings.Contains(got, fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid())) {
-				t.Errorf("the driver was asked to %s", got)
-			}
+			must.Contain(t, f.steps(), fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid()), "the driver was asked to")
 		})
 	}
 }
@@ -316,23 +310,17 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 		time.Sleep(50 * time.Millisecond) // it is told behind its return
 		return m.wasTold(ledger.Bare)
 	}
-	if turn() {
-		t.Error("it keeps none, though there is plenty")
-	}
+	must.Hold(t, !turn(), "it keeps none, though there is plenty")
 	// What it keeps it needs not once more. The host of 1 TiB lacks 6 GiB of an eighth.
 	enforcer.HostHas(122 * gib)
 	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
 		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
 	}
 	enforcer.HostHas(gib)
-	if !turn() {
-		t.Error("it keeps some of a host that has too little")
-	}
+	must.Hold(t, turn(), "it keeps some of a host that has too little")
 	enforcer.HostHas(1 << 40)
 	limited.Store(true)
-	if !turn() {
-		t.Error("it keeps some, though its cgroup is limited")
-	}
+	must.Hold(t, turn(), "it keeps some, though its cgroup is limited")
 }
 
 func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
@@ -543,9 +531,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	}
 	a.returns()
 	must.Do(t, h.suspend("a"))
-	if truth.holds(a.pid()) != 600*mib {
-		t.Errorf("%d", truth.holds(a.pid()))
-	}
+	must.Equal(t, truth.holds(a.pid()), 600*mib)
 	resumed(t, h, "a")
 	b.returns()
 	if h.becomes("a", api.Evicted); truth.holds(a.pid()) < 30*gib {

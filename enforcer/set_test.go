@@ -4,11 +4,9 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,8 +21,7 @@ func (h *host) set(id string, quotas ...api.Quota) (api.Slice, error) {
 }
 
 func TestAQuotaCanBeChangedWhileTheSliceRuns(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(api.AllDevices, 4*gib))
 	p.must("attach")
 	p.must("charge 0 %d", 4*gib)
@@ -83,8 +80,7 @@ func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
 }
 
 func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(gpu0, 4*gib), on(gpu1, 4*gib))
 	p.must("attach")
 	h.session("other", on(gpu1, 70*gib))
@@ -108,29 +104,17 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 		"quotas that are nought": {"s", []api.Quota{on(gpu0, 0)}, api.ErrBadRequest},
 	} {
 		_, err := h.Change(context.Background(), row.id, api.ChangeRequest{Quotas: row.quotas, TTL: &ttl})
-		if !errors.Is(err, row.want) {
-			t.Errorf("%s: %v", what, err)
-		}
+		must.Is(t, err, row.want, what)
 	}
-	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{}); !errors.Is(err, api.ErrBadRequest) {
-		t.Errorf("nothing: %v", err)
-	}
+	must.Is(t, must.Err(h.Change(context.Background(), "s", api.ChangeRequest{})), api.ErrBadRequest, "nothing")
 	if s := h.see("s"); s.Expires != nil || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 4*gib {
 		t.Errorf("something was changed: %+v", s)
 	}
 	// What was refused is not booked, nor is what was given up.
-	if _, err := h.set("s", on(gpu1, 10*gib)); err != nil {
-		t.Error(err)
-	}
-	if _, err := h.set("s", on(gpu1, gib)); err != nil {
-		t.Error(err)
-	}
-	if _, err := h.set("other", on(gpu1, 79*gib)); err != nil {
-		t.Error(err)
-	}
-	if _, err := h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl}); err != nil {
-		t.Errorf("the time of one that records: %v", err)
-	}
+	must.Try(t, must.Err(h.set("s", on(gpu1, 10*gib))))
+	must.Try(t, must.Err(h.set("s", on(gpu1, gib))))
+	must.Try(t, must.Err(h.set("other", on(gpu1, 79*gib))))
+	must.Try(t, must.Err(h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl})), "the time of one that records")
 }
 
 // A device that no process uses yet is given, or refused, when it is asked for; its first use finds what was given.
@@ -161,9 +145,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 		unchanged(row.id)
 	}
 	must.Do(t, h.LoseDisk())
-	if _, err := h.set("s", on(gpu1, 20*gib)); err == nil {
-		t.Error("it is given, and not on disk")
-	}
+	must.Error(t, must.Err(h.set("s", on(gpu1, 20*gib))), "it is given, and not on disk")
 	unchanged("s")
 	h.restart()
 	unchanged("s")
@@ -189,9 +171,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	h.restart()
 	check(h.see("s"))
 	p.expect("refused", "charge 1 1")
-	if index := p.must("device %s %d", hex1, 80*gib); index != 1 {
-		t.Errorf("it has place %d", index)
-	}
+	must.Equal(t, p.must("device %s %d", hex1, 80*gib), 1, "it has place")
 }
 
 func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
@@ -199,9 +179,7 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	ctx := context.Background()
 	must.Get(h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
 	must.Get(h.ask("m", func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"llm"} }, on(gpu0, gib)))(t)
-	if _, err := h.set("m", on(gpu1, 5*gib)); !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "pool llm has none") {
-		t.Errorf("where the pool has nothing: %v", err)
-	}
+	must.IsSaying(t, must.Err(h.set("m", on(gpu1, 5*gib))), api.ErrNoDevice, "pool llm has none", "where the pool has nothing")
 	must.Get(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 20*gib)}}))(t)
 	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
 		t.Errorf("%+v, %v", s, err)

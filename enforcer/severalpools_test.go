@@ -4,10 +4,8 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -54,19 +52,13 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 				a, b := h.seePool("a"), h.seePool("b")
 				return fmt.Sprint(a.Members, a.Devices[0].Used/gib, a.ProcessCount, b.Members, b.Devices[0].Used/gib, b.ProcessCount)
 			}
-			if got := figures(); got != "[none other s] 6 3 [none s] 2 2" {
-				t.Fatal(got)
-			}
+			must.Be(t, figures(), "[none other s] 6 3 [none s] 2 2")
 			if d := h.see("none").Devices; len(d) != 2 || d[0].Pool != "a" || d[0].Limit != 6*gib || d[1].Pool != "b" || d[1].Limit != 2*gib {
 				t.Fatalf("%+v", d)
 			}
-			if refusals := h.seePool("b").Devices[0].Refusals; refusals != 1 {
-				t.Fatalf("b has refused %d", refusals)
-			}
+			must.Be(t, h.seePool("b").Devices[0].Refusals, 1, "b has refused")
 			h.restart()
-			if got := figures(); got != "[none other s] 6 3 [none s] 2 2" {
-				t.Fatalf("after a restart: %s", got)
-			}
+			must.Be(t, figures(), "[none other s] 6 3 [none s] 2 2", "after a restart")
 			s.tell("exec")
 			s.usesBoth()
 			eventually(t, "what it held before exec is given back in both", func() bool { return figures() == "[none other s] 2 3 [none s] 1 2" })
@@ -80,8 +72,7 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 }
 
 func TestWhatTheDriverHoldsBeyondTheLaneIsChargedToTheDevicesPool(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.twoPools()
 	s := h.memberOf("s", both).usesBoth()
 	s.must("charge 0 %d", gib)
@@ -108,22 +99,15 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 		"there is no pool nobody": {"a", "nobody"},
 	} {
 		_, err := h.Register(ctx, api.RegisterRequest{ID: "s", Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), Pools: pools})
-		if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v", pools, err)
-		}
+		must.IsSaying(t, err, api.ErrBadRequest, want, pools)
 	}
-	if members := h.seePool("a").Members; len(members) != 0 {
-		t.Fatalf("what was refused is a member: %v", members)
-	}
+	must.Len(t, h.seePool("a").Members, 0, "what was refused is a member")
 	s := h.memberOf("s", both)
 	extend := func(name string, quota api.Quota) error {
-		_, err := h.SetPool(ctx, name, api.PoolRequest{Quotas: []api.Quota{quota}})
-		return err
+		return must.Err(h.SetPool(ctx, name, api.PoolRequest{Quotas: []api.Quota{quota}}))
 	}
 	for _, quota := range []api.Quota{on(gpu1, gib), on(api.AllDevices, gib)} {
-		if err := extend("a", quota); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "pool a has a member that draws on other pools, too (s)") {
-			t.Fatal(err)
-		}
+		must.IsSaying(t, extend("a", quota), api.ErrBadRequest, "pool a has a member that draws on other pools, too (s)")
 	}
 	must.Do(t, extend("a", on(gpu0, 7*gib)))
 	s.kill()
@@ -170,8 +154,6 @@ func TestAProcessThatADamagedPoolKeepsOutHasAPlaceInNoOther(t *testing.T) {
 	for range 3 {
 		s.expect("status 3", "attach")
 	}
-	if n := h.seePool("a").ProcessCount; n != 0 {
-		t.Fatalf("%d processes have a place in a", n)
-	}
+	must.Be(t, h.seePool("a").ProcessCount, 0, "processes have a place in a")
 	h.member("in-a", "a").uses().must("charge 0 %d", 6*gib)
 }

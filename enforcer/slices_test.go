@@ -29,9 +29,7 @@ import (
 func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", on(api.AllDevices, 4*gib))
-	if lane := p.must("attach"); lane != 1 {
-		t.Fatalf("lane %d", lane)
-	}
+	must.Be(t, p.must("attach"), 1, "lane")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 3*gib)
 	p.expect("refused", "charge 0 %d", 2*gib)
@@ -41,10 +39,7 @@ func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	p.kill()
-	eventually(t, "the slice is gone with its session", func() bool {
-		_, err := h.Slice(context.Background(), "s")
-		return errors.Is(err, api.ErrNotFound)
-	})
+	h.gone("s")
 	eventually(t, "so is its directory", func() bool {
 		_, err := os.Stat(reply.Dir)
 		return os.IsNotExist(err)
@@ -52,14 +47,9 @@ func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 }
 
 func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
-	other := start(t, link, dir)
+	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 4*gib)}})
+	other := more()
 	for _, p := range []*proc{init, other} {
 		p.must("attach")
 		p.must("device %s %d", hex0, 80*gib)
@@ -76,29 +66,21 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	}
 	init.must("charge 0 %d", 2*gib)
 
-	stranger := start(t, link, "")
+	stranger := start(t, filepath.Join(h.options.RunDir, "to-c"), "")
 	stranger.expect("status 1", "attach")
 
 	init.kill()
-	eventually(t, "the slice is released by itself", func() bool {
-		_, err := h.Slice(context.Background(), "c")
-		return errors.Is(err, api.ErrNotFound)
-	})
+	h.gone("c")
 }
 
 // What was counted is never taken back: not by a death, not when the dead one's lane is another's, not by a restart.
 func TestCountersOnlyGoUp(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*mib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 4*mib)}})
 	init.must("attach") // it keeps the page in the world while the others come and go
 	init.must("device %s %d", hex0, 80*gib)
 	for n := uint64(1); n <= 5; n++ {
-		p := start(t, link, dir)
+		p := more()
 		p.must("attach")
 		p.must("charge 0 %d", 3*mib)
 		p.expect("refused", "charge 0 %d", 2*mib)
@@ -120,42 +102,25 @@ func TestCountersOnlyGoUp(t *testing.T) {
 }
 
 func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
-	other := start(t, link, dir)
+	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, gib)}})
+	other := more()
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
 	init.kill()
-	if _, err := h.Release(context.Background(), "c", 0, false); !errors.Is(err, api.ErrRunning) {
-		t.Fatalf("release of a slice with a process alive: %v", err)
-	}
+	must.Is(t, must.Err(h.Release(context.Background(), "c", 0, false)), api.ErrRunning, "release of a slice with a process alive")
 	h.restart()
 	other.must("charge 0 %d", gib)
 	other.expect("refused", "charge 0 1")
-	if got := h.see("c").Devices[0].Used; got != gib {
-		t.Fatalf("used %d", got)
-	}
+	must.Be(t, h.see("c").Devices[0].Used, gib, "used")
 	other.kill()
-	eventually(t, "the slice is released by itself", func() bool {
-		_, err := h.Slice(context.Background(), "c")
-		return errors.Is(err, api.ErrNotFound)
-	})
+	h.gone("c")
 }
 
 func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	a := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: a.pid(), Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
-	b := start(t, link, dir)
+	a, more, reply := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
+	b := more()
 	for _, p := range []*proc{a, b} {
 		p.must("attach")
 		p.must("device %s %d", hex0, 80*gib)
@@ -169,7 +134,7 @@ func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
 	if s.Devices[0].Used != 2*gib || s.ProcessCount != 1 || s.Generation != reply.Slice.Generation || s.State != api.Active {
 		t.Fatalf("%+v", s)
 	}
-	c := start(t, link, dir)
+	c := more()
 	c.must("attach")
 	c.must("charge 0 %d", 2*gib)
 	a.expect("refused", "charge 0 1")
@@ -244,9 +209,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 				must.Do(t, err)
 				return
 			}
-			if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), c.says) {
-				t.Fatalf("%v", err)
-			}
+			must.IsSaying(t, err, api.ErrBadRequest, c.says)
 		})
 	}
 	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
@@ -279,8 +242,7 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)
 	init := start(t, "", dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 	if err := os.Chmod(filepath.Dir(h.options.RunDir), 0o755); err != nil { // the test's own directory is private
 		t.Fatal(err)
 	}
@@ -290,9 +252,7 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 			cmd = exec.Command("stat", path)
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "ermission denied") {
-			t.Errorf("%s: %v, %s", path, err, out)
-		}
+		must.Refused(cmd.CombinedOutput())(t, "ermission denied", path)
 	}
 }
 
@@ -306,11 +266,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newHost(t, nil)
-			link := filepath.Join(h.options.RunDir, "l")
-			p := start(t, link, "")
-			reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Session: true, PID: p.pid(), Quotas: row.quotas})
-			must.Do(t, err)
-			lead(t, link, reply)
+			p, _ := h.sessionOf(api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: row.quotas})
 			p.must("attach")
 			p.must("device %s %d", hex0, 80*gib)
 			p.must("device %s %d", hex1, 80*gib)
@@ -320,9 +276,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 			if d := s.Devices; len(d) != 2 || d[0].Used != 70*gib || d[0].Limit != 0 || d[1].Used != 80*gib || d[1].Limit != 0 {
 				t.Errorf("%+v", d)
 			}
-			if !slices.Equal(s.Quotas, row.shown) {
-				t.Errorf("%+v", s.Quotas)
-			}
+			must.EqualSlices(t, s.Quotas, row.shown)
 		})
 	}
 }
@@ -363,9 +317,7 @@ func TestAContainerWithoutACgroupOfItsOwnIsRefused(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, nil)
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if !errors.Is(err, api.ErrBadRequest) {
-		t.Fatal(err)
-	}
+	must.Is(t, err, api.ErrBadRequest)
 }
 
 func TestPercentIsOfTheDevice(t *testing.T) {
@@ -380,9 +332,7 @@ func TestPercentIsOfTheDevice(t *testing.T) {
 func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, api.Quota{Device: gpu1, Percent: 1})
-	if len(reply.Slice.Devices) != 0 {
-		t.Fatalf("%+v", reply.Slice.Devices)
-	}
+	must.Len(t, reply.Slice.Devices, 0)
 	p.must("attach")
 	p.expect("status 4", "device %s 0", hex0) // half of nothing
 	p.must("device %s %d", hex0, 80*gib)
@@ -399,9 +349,7 @@ func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 func TestTwoEnforcersDoNotShareAState(t *testing.T) {
 	h := newHost(t, nil)
 	_, err := enforcer.New(h.options)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprint("pid ", os.Getpid())) {
-		t.Fatal(err)
-	}
+	must.Say(t, err, fmt.Sprint("pid ", os.Getpid()))
 }
 
 // What an enforcer that was killed had forked has its locks for a moment more.
@@ -418,9 +366,7 @@ func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
 	must.Do(t, os.Chmod(filepath.Join(h.options.RunDir, "slices"), 0o777))
-	if _, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), "chmod") {
-		t.Fatal(err)
-	}
+	must.Say(t, must.Err(enforcer.New(h.options)), "chmod")
 }
 
 // Nor is it said whose the directories are: their names say nothing, and only who was told of one finds it.
@@ -448,20 +394,15 @@ func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 }
 
 func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 100*mib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 100*mib)}})
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	const generations, each = 5, 40
 	for range generations {
 		all := make([]*proc, each)
 		for i := range all {
-			all[i] = start(t, link, dir)
+			all[i] = more()
 			all[i].tell("attach")
 		}
 		for _, p := range all {
@@ -486,23 +427,18 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 }
 
 func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
 	h.stop()
 	h.options.Interval = time.Millisecond // every look is a chance to be wrong
 	h.start()
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 1000*mib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 1000*mib)}})
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	init.must("charge 0 %d", mib)
 	for range 10 {
 		all := make([]*proc, 4)
 		for i := range all {
-			all[i] = start(t, link, dir)
+			all[i] = more()
 			all[i].must("attach")
 			all[i].tell("hammer 0 %d", 100_000*(i+1))
 		}
@@ -524,20 +460,13 @@ func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 }
 
 func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
-	dir := newCgroup(t)
 	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	first := start(t, link, dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	first, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, gib)}})
 	h.LeavePlaces("c", 2)
 	first.must("attach")
-	second, third := start(t, link, dir), start(t, link, dir)
+	second, third := more(), more()
 	second.must("attach")
-	if answer := third.ask("attach"); answer != fmt.Sprintf("status %d", ledger.StatusFull) {
-		t.Fatalf("the process after the last slot was answered %q", answer)
-	}
+	must.Be(t, third.ask("attach"), fmt.Sprintf("status %d", ledger.StatusFull), "the process after the last slot was answered")
 	second.kill()
 	eventually(t, "a slot is free again", func() bool { return strings.HasPrefix(third.ask("attach"), "ok") })
 }

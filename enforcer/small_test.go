@@ -4,7 +4,6 @@ package enforcer_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -23,8 +22,7 @@ func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := context.Background()
-			truth := &fakeTruth{}
-			h := newHost(t, truth)
+			h, truth := newTruthHost(t)
 			h.stop()
 			h.options.ContextBytes = 512 * mib
 			h.start()
@@ -44,31 +42,23 @@ func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 			h.give("first", on(gpu0, 4*gib))
 			refused := func(what string, err error) {
 				t.Helper()
-				if err == nil || !strings.Contains(err.Error(), "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows)) {
-					t.Errorf("%s: %v", what, err)
-				}
+				must.Say(t, err, "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows), what)
 			}
 			pool := func(do func(context.Context, string, api.PoolRequest) (api.Pool, error), name string, bytes uint64) error {
-				_, err := do(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}})
-				return err
+				return must.Err(do(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}))
 			}
 			register := func(id string, bytes uint64, mode api.Mode) error {
-				_, err := h.ask(id, func(r *api.RegisterRequest) { r.Mode = mode }, on(gpu0, bytes))
-				return err
+				return must.Err(h.ask(id, func(r *api.RegisterRequest) { r.Mode = mode }, on(gpu0, bytes)))
 			}
 			refused("register", register("a", c.small, api.Enforce))
 			_, err := h.set("first", on(gpu0, c.small))
 			refused("set", err)
 			refused("create a pool", pool(h.CreatePool, "p", c.small))
-			if _, err := h.set("first", on(gpu0, c.sufficient)); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.set("first", on(gpu0, c.sufficient))))
 			must.Try(t, pool(h.CreatePool, "p", c.sufficient))
 			refused("set a pool", pool(h.SetPool, "p", c.small))
 			must.Try(t, register("b", c.sufficient, api.Enforce))
-			if err := register("c", c.small, api.Record); err != nil {
-				t.Error("nothing is refused to a slice that records: ", err)
-			}
+			must.Try(t, register("c", c.small, api.Record), "nothing is refused to a slice that records")
 			h.stop()
 			h.start()
 			if d := h.see("first").Devices; len(d) == 0 || d[0].Limit != c.sufficient {

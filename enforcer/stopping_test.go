@@ -22,8 +22,7 @@ func TestWhoAsksForAChangeWhenTheEnforcerStopsIsToldToAskAgain(t *testing.T) {
 	quotas := []api.Quota{on(gpu0, 2*gib)}
 	for name, ask := range map[string]func() error{
 		"register": func() error {
-			_, err := stopped.Register(ctx, api.RegisterRequest{ID: "t", Quotas: quotas, Session: true, PID: os.Getpid(), UID: uint32(os.Getuid())})
-			return err
+			return must.Err(stopped.Register(ctx, api.RegisterRequest{ID: "t", Quotas: quotas, Session: true, PID: os.Getpid(), UID: uint32(os.Getuid())}))
 		},
 		"release": func() error { _, err := stopped.Release(ctx, "s", 0, true); return err },
 		"change":  func() error { _, err := stopped.Change(ctx, "s", api.ChangeRequest{Quotas: quotas}); return err },

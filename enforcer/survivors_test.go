@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -60,14 +59,10 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			h.given(gpu0, 3*gib, 77*gib)
 			p := start(t, "/nonexistent", "")
 			_, err := h.Register(as(p.pid(), 0), api.RegisterRequest{ID: "t", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, 78*gib)}})
-			if err == nil || !strings.Contains(err.Error(), "s has 3GiB") {
-				t.Errorf("%v", err)
-			}
+			must.Say(t, err, "s has 3GiB")
 			other.kill()
 			eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
-			if left, err := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); err != nil || len(left) != 0 {
-				t.Errorf("left: %v, %v", left, err)
-			}
+			must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
 		})
 	}
 }
@@ -86,8 +81,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 		"driver is silent": {driver.Unknown, 8 * gib, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			truth := &fakeTruth{}
-			h := newHost(t, truth)
+			h, truth := newTruthHost(t)
 			h.believe()
 			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
 			join := func(bytes uint64) *proc {
@@ -111,13 +105,8 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 			}
 			first.kill()
 			release()
-			eventually(t, "the session is gone", func() bool {
-				_, err := h.Slice(context.Background(), "s")
-				return errors.Is(err, api.ErrNotFound)
-			})
-			if got := h.device(gpu0).Quotas; got != c.want {
-				t.Errorf("%d count, want %d", got, c.want)
-			}
+			h.gone("s")
+			must.Equal(t, h.device(gpu0).Quotas, c.want, "count")
 			if !c.silent {
 				h.restart()
 				h.given(gpu0, c.want, 80*gib-c.want)
@@ -129,8 +118,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 // Each process holds what the driver says, or what it was charged, if that is more.
 func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 	needs.Root(t)
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	h.believe()
 	_, reply, token := h.tokenSession("s", on(gpu0, 12*gib))
 	for charged, held := range map[uint64]uint64{3 * gib: gib, gib: 4 * gib} {
@@ -151,8 +139,7 @@ func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 // What no lane says the driver does, of the processes in a container's cgroup.
 func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 	cgroup := newCgroup(t)
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p := start(t, "/nonexistent", cgroup) // it never attaches
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}))(t)
 	truth.set(gpu0, p.pid(), 5*gib)
@@ -207,8 +194,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	h.pool("llm", on(gpu0, 8*gib))
 	link := filepath.Join(h.options.RunDir, "to-s")
 	below := startBelow(t, link)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: below.pid()})
-	must.Do(t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: below.pid()}))(t)
 	lead(t, link, reply)
 	below.must("attach")
 	below.must("charge 0 %d", 3*gib)
@@ -245,8 +231,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	h.believe()
 	h.pool("llm", on(gpu0, 8*gib))
 	first := start(t, "/nonexistent", "")
-	reply, err := h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: first.pid()})
-	must.Do(t, err)
+	reply := must.Get(h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: first.pid()}))(t)
 	other := startBelow(t, filepath.Join(reply.Dir, "bind"))
 	must.Do(t, h.join(other, "s", tokenOf(t, reply)))
 	other.must("attach")
@@ -257,9 +242,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	for range 2 {
 		h.restart()
-		if got := h.seePool("llm").Devices[0].Used; got != 3*gib {
-			t.Errorf("%d are used", got)
-		}
+		must.Equal(t, h.seePool("llm").Devices[0].Used, 3*gib, "are used")
 	}
 	other.in.Close() // which ends it
 	eventually(t, "it is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
@@ -279,9 +262,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 		p.must("device %s %d", hex0, 80*gib)
 		p.must("charge 0 %d", 8*gib)
 		must.Get(u.Release(as(p.pid(), alice), "u5001-a", 0, true))(t)
-		if _, err := begin(t, u, alice, "b", on(gpu0, 3*gib)); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "have 8GiB") {
-			t.Errorf("%v", err)
-		}
+		must.IsSaying(t, must.Err(begin(t, u, alice, "b", on(gpu0, 3*gib))), api.ErrQuotaExceeded, "have 8GiB")
 		p.kill()
 		eventually(t, "it is the user's again", func() bool {
 			_, err := begin(t, u, alice, "b", on(gpu0, 3*gib))
@@ -313,7 +294,5 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // most often it has come to wait by then
 	first.kill()
 	release()
-	if err := <-began; !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "have 8GiB") {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, <-began, api.ErrQuotaExceeded, "have 8GiB")
 }

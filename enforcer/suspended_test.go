@@ -4,10 +4,8 @@ package enforcer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -33,8 +31,7 @@ func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc
 func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
 	h, truth, _ := movers(t)
 	release := func(force bool) error {
-		_, err := h.Release(context.Background(), "a", 0, force)
-		return err
+		return must.Err(h.Release(context.Background(), "a", 0, force))
 	}
 	p := h.suspended(truth, "a", 50*gib, 40*gib)
 	for _, force := range []bool{true, false} {
@@ -50,35 +47,23 @@ func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
 // As `gpuslice run` releases its session when its command has ended.
 func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testing.T) {
 	h, truth, _ := movers(t)
-	cgroup := newCgroup(t)
-	link := filepath.Join(h.options.RunDir, "to-c")
-	first := start(t, link, cgroup)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
-	p := start(t, link, cgroup)
+	_, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 50*gib)}})
+	p := more()
 	p.uses().takes(truth, 40*gib)
 	must.Do(t, h.suspend("c"))
 	release := func() error {
-		_, err := h.Release(context.Background(), "c", 0, true)
-		return err
+		return must.Err(h.Release(context.Background(), "c", 0, true))
 	}
 	refusedWith(t, release(), api.CodeRunning, fmt.Sprint("process ", p.pid()))
 	p.kill()
 	must.Do(t, release())
-	if given := h.granted(t); given != 0 {
-		t.Errorf("%d bytes are given", given)
-	}
+	must.Equal(t, h.granted(t), 0, "bytes are given")
 }
 
 // It counts for nothing, and needs room on the device all the same.
 func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	h, truth, f := movers(t)
-	link := filepath.Join(h.options.RunDir, "to-r")
-	p := start(t, link, "")
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "r", Mode: api.Record, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
-	lead(t, link, reply)
+	p, _ := h.sessionOf(api.RegisterRequest{ID: "r", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}})
 	p.uses().takes(truth, 40*gib)
 	must.Do(t, h.suspend("r"))
 	if s := h.see("r"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib {
@@ -88,9 +73,7 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	b.uses().takes(truth, 60*gib)
 	refusedWith(t, h.resume("r"), api.CodeQuotaExceeded, "on device 0", "19GiB are free", "b holds 60GiB")
 	h.restart()
-	if s := h.see("r"); s.State != api.Suspended {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("r").State, api.Suspended, "state")
 	truth.set(gpu0, b.pid(), 0)
 	b.must("release 0 %d", 60*gib)
 	must.Do(t, h.resume("r"))
@@ -117,22 +100,16 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	p.must("stubborn")
 	p.takes(truth, gib)
 	must.Do(t, h.suspend("a"))
-	if _, err := h.Renew(context.Background(), "a", renewed(2*time.Hour)); err != nil {
-		t.Errorf("its time is not renewed while it is suspended: %v", err)
-	}
+	must.Try(t, must.Err(h.Renew(context.Background(), "a", renewed(2*time.Hour))), "its time is not renewed while it is suspended")
 	c.pass(90 * time.Minute)
 	h.restart()
-	if s := h.see("a"); s.State != api.Suspended {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("a").State, api.Suspended, "state")
 	c.pass(time.Hour)
 	h.expired("a")
 	refusedWith(t, h.resume("a"), api.CodeExpired, "the time of slice a is over")
 	h.restart()
 	h.expired("a")
-	if given := h.granted(t); given != 0 {
-		t.Errorf("%d bytes are given to what expired while it was suspended", given)
-	}
+	must.Equal(t, h.granted(t), 0, "bytes are given to what expired while it was suspended")
 	c.pass(2 * grace)
 	p.ended()
 	h.gone("a")
@@ -147,8 +124,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	h.believe()
 	u := h.Users(func(context.Context) []uint32 { return nil })
 	move := func(do func(context.Context, string) (api.Slice, error), uid uint32) error {
-		_, err := do(as(1, uid), "u5001-a")
-		return err
+		return must.Err(do(as(1, uid), "u5001-a"))
 	}
 	link := filepath.Join(h.options.RunDir, "to-a")
 	p := start(t, link, "")
@@ -156,13 +132,9 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	must.Do(t, err)
 	lead(t, link, reply)
 	p.uses().takes(truth, 5*gib)
-	if err := move(u.Suspend, bob); err == nil {
-		t.Error("another user suspends it")
-	}
+	must.Error(t, move(u.Suspend, bob), "another user suspends it")
 	must.Do(t, move(u.Suspend, alice))
-	if _, err := begin(t, u, alice, "b", on(gpu0, 6*gib)); err != nil {
-		t.Fatalf("what she suspended counts in her limit: %v", err)
-	}
+	must.Do(t, must.Err(begin(t, u, alice, "b", on(gpu0, 6*gib))), "what she suspended counts in her limit")
 	const over = "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB"
 	refusedWith(t, move(u.Resume, alice), api.CodeQuotaExceeded, over)
 	refusedWith(t, h.resume("u5001-a"), api.CodeQuotaExceeded, over)
@@ -208,9 +180,7 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 	p.expect("ok", "poke %d %d", 128+16, 1<<50) // the limit
 	eventually(t, "it is noticed", func() bool { return damaged(h, "a") })
 	h.restart()
-	if s := h.see("a"); s.State != api.Damaged {
-		t.Fatalf("%+v", s)
-	}
+	must.Be(t, h.see("a").State, api.Damaged, "state")
 	refusedWith(t, h.resume("a"), api.CodeBadRequest, "slice a is damaged")
 	_, err := h.Release(context.Background(), "a", 0, true)
 	refusedWith(t, err, api.CodeRunning, "end its processes")
@@ -218,11 +188,6 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 		t.Errorf("%v", f.states())
 	}
 	p.kill()
-	eventually(t, "it is released", func() bool {
-		_, err := h.Slice(context.Background(), "a")
-		return errors.Is(err, api.ErrNotFound)
-	})
-	if given := h.granted(t); given != 0 {
-		t.Errorf("%d bytes are given", given)
-	}
+	h.gone("a")
+	must.Equal(t, h.granted(t), 0, "bytes are given")
 }

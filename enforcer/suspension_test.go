@@ -130,8 +130,7 @@ func movers(t *testing.T) (*host, *fakeTruth, *fakeMover) {
 	t.Helper()
 	enforcer.HostHas(1 << 40)
 	t.Cleanup(func() { enforcer.HostHas(0) })
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	f := newMover(truth)
 	h.stop()
 	h.options.Checkpoint = f
@@ -150,13 +149,11 @@ func (p *proc) takes(truth *fakeTruth, bytes uint64) {
 }
 
 func (h *host) suspend(id string) error {
-	_, err := h.Suspend(context.Background(), id)
-	return err
+	return must.Err(h.Suspend(context.Background(), id))
 }
 
 func (h *host) resume(id string) error {
-	_, err := h.Resume(context.Background(), id)
-	return err
+	return must.Err(h.Resume(context.Background(), id))
 }
 
 // refusedWith checks the sentence.
@@ -167,9 +164,7 @@ func refusedWith(t *testing.T, err error, code api.Code, words ...string) {
 		t.Fatalf("%v, want a refusal %q", err, code)
 	}
 	for _, w := range words {
-		if !strings.Contains(e.Message, w) {
-			t.Errorf("%q does not say %q", e.Message, w)
-		}
+		must.Contain(t, e.Message, w)
 	}
 }
 
@@ -222,25 +217,16 @@ func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	a.must("charge 0 %d", gib)
 	a.expect("refused", "charge 0 1")
-	if s := h.see("a"); s.Devices[0].Used != 0 {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").Devices[0].Used, 0, "used")
 	must.Do(t, h.resume("a"))
-	if s := h.see("a"); s.Devices[0].Used != 4*gib {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").Devices[0].Used, 4*gib, "used")
 }
 
 // two are processes of one container.
 func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
 	t.Helper()
-	cgroup := newCgroup(t)
-	link := filepath.Join(h.options.RunDir, "to-"+id)
-	a = start(t, link, cgroup)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: a.pid(), Quotas: []api.Quota{on(gpu0, quota)}})
-	must.Do(t, err)
-	lead(t, link, reply)
-	b = start(t, link, cgroup)
+	a, more, _ := h.container(api.RegisterRequest{ID: id, Quotas: []api.Quota{on(gpu0, quota)}})
+	b = more()
 	return a.uses(), b.uses()
 }
 
@@ -251,9 +237,7 @@ func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
 		a, _ := h.session("a", on(gpu0, 50*gib))
 		a.uses().takes(truth, 40*gib)
 		f.deafen(action)
-		if err := h.suspend("a"); err == nil {
-			t.Fatal("it is suspended")
-		}
+		must.Error(t, h.suspend("a"), "it is suspended")
 		if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
 			t.Errorf("%s: %+v, %d granted", action, s, h.granted(t))
 		}
@@ -282,9 +266,7 @@ func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
 			full.Store(true)
 		}
 	}
-	if err := h.suspend("a"); err == nil {
-		t.Fatal("it is suspended")
-	}
+	must.Error(t, h.suspend("a"), "it is suspended")
 	if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
 		t.Errorf("%+v, %d granted", s, h.granted(t))
 	}
@@ -304,9 +286,7 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	untouched := func(what string) {
 		t.Helper()
 		for pid, state := range f.states() {
-			if state != checkpoint.Running {
-				t.Errorf("%s: process %d is %s", what, pid, state)
-			}
+			must.Equal(t, state, checkpoint.Running, what, "process", pid)
 		}
 		if s := h.see("c"); s.State != api.Active || s.Devices[0].Used != 20*gib || h.granted(t) != 50*gib {
 			t.Errorf("%s: %+v", what, s)
@@ -378,9 +358,7 @@ func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testi
 		first, last = b, a
 	}
 	f.fail(checkpoint.Restore, last.pid(), 2)
-	if err := h.resume("c"); err == nil {
-		t.Fatal("it is resumed without one of its processes")
-	}
+	must.Error(t, h.resume("c"), "it is resumed without one of its processes")
 	if s := h.see("c"); s.State != api.Suspended || !strings.Contains(s.Reason, fmt.Sprint(last.pid())) || f.states()[first.pid()] != checkpoint.Checkpointed {
 		t.Fatalf("%+v, %v", s, f.states())
 	}
@@ -411,13 +389,9 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 	must.Do(t, h.suspend("c"))
 	slices.SortFunc(all, func(a, b *proc) int { return a.pid() - b.pid() })
 	f.fail(checkpoint.Restore, all[1].pid(), 2)
-	if err := h.resume("c"); err == nil {
-		t.Fatal("it is resumed without one of its processes")
-	}
+	must.Error(t, h.resume("c"), "it is resumed without one of its processes")
 	for _, step := range f.did {
-		if step == fmt.Sprint("restore ", all[2].pid()) {
-			t.Errorf("the last was restored: %v", f.did)
-		}
+		must.Hold(t, step != fmt.Sprint("restore ", all[2].pid()), "the last was restored", f.did)
 	}
 }
 
@@ -428,9 +402,7 @@ func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
 	a.takes(truth, 6*gib)
 	b.expect("refused", "charge 0 %d", 4*gib)
 	must.Do(t, h.suspend("a"))
-	if h.pooled("llm") != 0 {
-		t.Errorf("%d bytes of a suspended member are shown as used", h.pooled("llm"))
-	}
+	must.Equal(t, h.pooled("llm"), 0, "bytes of a suspended member are shown as used")
 	b.takes(truth, 4*gib)
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "pool llm")
 	h.restart()
@@ -454,9 +426,7 @@ func TestASuspendedSliceOutlivesTheEnforcer(t *testing.T) {
 	if s := h.see("a"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 0 {
 		t.Fatalf("%+v", s)
 	}
-	if _, err := h.set("a", on(gpu0, 60*gib)); err == nil {
-		t.Error("it has another quota, which nobody gave it")
-	}
+	must.Error(t, must.Err(h.set("a", on(gpu0, 60*gib))), "it has another quota, which nobody gave it")
 	if err := h.resume("a"); err != nil || f.states()[a.pid()] != checkpoint.Running {
 		t.Fatal(err, f.states())
 	}
@@ -484,9 +454,7 @@ func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) 
 	a.uses().takes(truth, 2*gib)
 	must.Do(t, h.suspend("s"))
 	truth.comparisons(t, 4)
-	if o := overhead(h); o != 0 {
-		t.Fatalf("%d bytes are charged to a suspended slice", o)
-	}
+	must.Be(t, overhead(h), 0, "bytes are charged to a suspended slice")
 	truth.set(gpu0, a.pid(), 2*gib)
 	eventually(t, "it is charged", func() bool { return overhead(h) == 2*gib })
 	eventually(t, "and counts", func() bool { return h.granted(t) == 2*gib || h.granted(t) == 0 })
@@ -498,10 +466,7 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 	a.uses().takes(truth, 40*gib)
 	must.Do(t, h.suspend("a"))
 	a.kill()
-	eventually(t, "it is released", func() bool {
-		_, err := h.Slice(context.Background(), "a")
-		return errors.Is(err, api.ErrNotFound)
-	})
+	h.gone("a")
 	b, _ := h.session("b", on(gpu0, 80*gib))
 	b.uses().must("charge 0 %d", 80*gib)
 }
@@ -537,9 +502,7 @@ func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 	go func() { back <- h.resume("silent") }()
 	await.Value(t, "it is being restored", begun)
 	for _, id := range []string{"other", "beside"} {
-		if err := h.resume(id); err != nil {
-			t.Errorf("%s: %v", id, err)
-		}
+		must.Try(t, h.resume(id), id)
 	}
 	let()
 	must.Try(t, await.Value(t, "it is back", back))

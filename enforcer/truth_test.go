@@ -22,8 +22,7 @@ import (
 func overhead(h *host) uint64 { return h.see("s").Devices[0].Overhead }
 
 func TestWhatTheDriverHoldsBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	p.must("charge 0 %d", gib)
@@ -42,8 +41,7 @@ func TestWhatTheDriverHoldsBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
 }
 
 func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib)) // and does not attach
 	truth.set(gpu0, p.pid(), 3*gib)
 	eventually(t, "it is charged, and then shown", func() bool { return overhead(h) == 3*gib && len(h.see("s").Processes) > 0 })
@@ -56,8 +54,7 @@ func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
 }
 
 func TestAStrangersMemoryIsNobodysOverhead(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	stranger := start(t, "/nonexistent", "")
 	truth.set(gpu0, stranger.pid(), 3*gib)
@@ -66,8 +63,7 @@ func TestAStrangersMemoryIsNobodysOverhead(t *testing.T) {
 }
 
 func TestAnUnknownFigureIsNotCharged(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu0, p.pid(), driver.Unknown)
 	truth.set(gpu1, p.pid(), gib) // no quota there: not ours to count
@@ -87,17 +83,14 @@ func TestAnUnknownFigureIsNotCharged(t *testing.T) {
 }
 
 func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	p.must("charge 0 %d", 300*mib) // what the ledger says that a context costs
 	p.must("context 0 %d", 300*mib)
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), gib+433*mib)
-	if got := p.must("truth 0"); got != gib+433*mib {
-		t.Fatalf("the process was told %d", got)
-	}
+	must.Be(t, p.must("truth 0"), gib+433*mib, "the process was told")
 	learned := func() bool {
 		devices, _ := h.Devices(context.Background())
 		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
@@ -111,9 +104,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	await.Quiet(t, "a larger cost is learned", 50*time.Millisecond, func() bool { return !learned() })
 	h.stop()
 	h.start()
-	if !learned() {
-		t.Fatal("it was forgotten by a restart")
-	}
+	must.Hold(t, learned(), "it was forgotten by a restart")
 }
 
 // What a context costs is learned from what processes show, who can show as much as they like.
@@ -134,8 +125,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 		{name: "the truth first, and a restart", b: 500 * mib, restart: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			truth := &fakeTruth{}
-			h := newHost(t, truth)
+			h, truth := newTruthHost(t)
 			h.stop()
 			h.options.ContextBytes = 512 * mib
 			h.start()
@@ -200,15 +190,12 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 	p.must("attach")
 	p.must("charge 0 %d", gib)
 	p.expect("status 6", "truth 0")
-	if d := h.see("s").Devices[0]; d.Used != gib {
-		t.Fatalf("%+v", d)
-	}
+	must.Be(t, h.see("s").Devices[0].Used, gib, "used")
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 }
 
 func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", api.Quota{Device: gpu0, Percent: 50})
 	p.must("attach")
 	truth.set(gpu0, p.pid(), gib)
@@ -220,8 +207,7 @@ func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
 // A process learns what its first context takes when it is there, and then charges it. The comparison may have seen it
 // before; it must not be held against the process twice.
 func TestAFirstContextIsNotChargedTwice(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	const context = 518 * mib
 	for n := range 5 {
 		id := fmt.Sprint("s", n)
@@ -232,13 +218,9 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 			// The comparison sees it before the process has charged it: it is not taken for hidden memory.
 			looked := truth.looked()
 			eventually(t, "it is looked at", func() bool { return truth.looked() > looked+3 })
-			if d := h.see(id).Devices[0]; d.Overhead != 0 {
-				t.Fatalf("charged for the process before it could: %+v", d)
-			}
+			must.Be(t, h.see(id).Devices[0].Overhead, 0, "charged for the process before it could")
 		}
-		if got := p.must("truth 0"); got != context {
-			t.Fatalf("truth is %d", got)
-		}
+		must.Be(t, p.must("truth 0"), context, "truth")
 		p.must("charge 0 %d", context)
 		p.must("context 0 %d", context)
 		p.must("charge 0 %d", gib-context) // all that is left
@@ -251,17 +233,14 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 
 // Nor does to ask hide anything: what is not charged then is found by the next comparison.
 func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newHost(t, truth)
+	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
 	p.must("attach")
 	truth.set(gpu0, p.pid(), 518*mib)
 	p.must("truth 0")
 	eventually(t, "it is charged", func() bool { return h.see("s").Devices[0].Overhead == 518*mib })
 	p.must("truth 0")
-	if d := h.see("s").Devices[0]; d.Overhead != 518*mib {
-		t.Fatalf("asking again took it back: %+v", d)
-	}
+	must.Be(t, h.see("s").Devices[0].Overhead, 518*mib, "asking again took it back")
 }
 
 // Nor does to attach again and again, as a process may that has called execve.
@@ -332,8 +311,7 @@ func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
 	const interval, during = 500 * time.Millisecond, 2 * time.Second
 	slow := func(t *testing.T) (*host, *fakeTruth) {
-		truth := &fakeTruth{}
-		h := newHost(t, truth)
+		h, truth := newTruthHost(t)
 		h.stop()
 		h.options.Interval = interval
 		h.start()

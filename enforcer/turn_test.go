@@ -101,27 +101,20 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	h.member("a", "llm", on(gpu0, gib), on(gpu1, gib))
 	change := func(r api.ChangeRequest) func() {
 		return func() {
-			if _, err := h.Change(ctx, "a", r); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.Change(ctx, "a", r)))
 		}
 	}
 	during("another quota", change(api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))
 	during("another time", change(api.ChangeRequest{TTL: &ttl}))
 	during("another quota of the pool", func() {
-		if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 71*gib)}}); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 71*gib)}})))
 	})
 	during("a quota of the pool on another device", func() {
-		if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}}); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}})))
 	})
 	link := filepath.Join(h.options.RunDir, "to-e")
 	e := start(t, link, "")
-	unforeseen, err := h.sees("e", e, []string{gpu0}, on(api.AllDevices, gib))
-	must.Do(t, err)
+	unforeseen := must.Get(h.sees("e", e, []string{gpu0}, on(api.AllDevices, gib)))(t)
 	lead(t, link, unforeseen)
 	e.must("attach")
 	during("a device that was not foreseen", func() { e.must("device %s %d", hex1, 80*gib) })
@@ -137,9 +130,7 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 		must.Try(t, h.join(other, "c", token))
 	})
 	during("a release", func() {
-		if _, err := h.Release(ctx, "c", 0, true); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(h.Release(ctx, "c", 0, true)))
 	})
 	during("the cost of a context", func() {
 		truth.set(gpu0, e.pid(), 300*mib)
@@ -170,15 +161,11 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 	var others sync.WaitGroup
 	for i, p := range begun {
 		others.Go(func() {
-			if _, err := h.Release(ctx, fmt.Sprint("old", i), 0, true); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.Release(ctx, fmt.Sprint("old", i), 0, true)))
 		})
 		others.Go(func() {
 			r := api.RegisterRequest{ID: fmt.Sprint("new", i), Quotas: []api.Quota{on(gpu0, mib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
-			if _, err := h.Register(ctx, r); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.Register(ctx, r)))
 		})
 	}
 	done := make(chan struct{})
@@ -192,9 +179,7 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 	}
 	let()
 	must.Try(t, <-set)
-	if s := h.see("a"); s.Devices[0].Limit != 2*gib {
-		t.Errorf("%+v", s)
-	}
+	must.Equal(t, h.see("a").Devices[0].Limit, 2*gib, "limit")
 }
 
 // Of many that register with one id at a time one gets it, and one that is released meanwhile leaves nothing.
@@ -217,9 +202,7 @@ func TestOneOfManyGetsAnID(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if n := got.Load(); n != 1 {
-			t.Fatalf("%d have the id", n)
-		}
+		must.Be(t, got.Load(), 1, "have the id")
 		for range many {
 			all.Go(func() {
 				if _, err := h.Release(ctx, "s", 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {

@@ -54,17 +54,11 @@ func TestARegistrationThatFailsLeavesNothing(t *testing.T) {
 			if _, err := h.ask("s", nil, on(gpu0, 80*gib)); err == nil || do.Load() != nil {
 				t.Fatalf("it is registered: %v", err)
 			}
-			if all, err := h.Slices(t.Context()); err != nil || len(all) != 0 {
-				t.Errorf("%+v, %v", all, err)
-			}
-			if left, err := filepath.Glob(filepath.Join(dirs, "*")); err != nil || len(left) != 0 {
-				t.Errorf("%v are left, %v", left, err)
-			}
+			must.Len(t, must.Get(h.Slices(t.Context()))(t), 0)
+			must.Len(t, must.Get(filepath.Glob(filepath.Join(dirs, "*")))(t), 0, "left")
 			h.given(gpu0, 0, 80*gib)
 			h.give("s", on(gpu0, 80*gib))
-			if all, err := filepath.Glob(filepath.Join(dirs, "*", "bind")); err != nil || len(all) != 1 {
-				t.Errorf("slices are elsewhere: %v, %v", all, err)
-			}
+			must.Len(t, must.Get(filepath.Glob(filepath.Join(dirs, "*", "bind")))(t), 1, "slices are elsewhere")
 		})
 	}
 }
@@ -77,9 +71,7 @@ func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
 	p := start(t, filepath.Join(reply.Dir, "bind"), "")
 	full := func() error { return syscall.ENOSPC }
 	do.Store(&full)
-	if err := h.join(p, "s", token); err == nil {
-		t.Error("it has joined")
-	}
+	must.Error(t, h.join(p, "s", token), "it has joined")
 	do.Store(nil)
 	p.expect("status 1", "attach") // a stranger
 	must.Do(t, h.join(p, "s", token))

@@ -58,10 +58,8 @@ func begin(t *testing.T, u *enforcer.Users, uid uint32, id string, quotas ...api
 func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
-	reply, err := begin(t, u, alice, "a", on(gpu0, 6*gib))
-	if err != nil || reply.Slice.ID != "u5001-a" {
-		t.Fatalf("%+v, %v", reply, err)
-	}
+	reply := must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib)))(t)
+	must.Be(t, reply.Slice.ID, "u5001-a", "id")
 	for name, c := range map[string]struct {
 		uid   uint32
 		quota api.Quota
@@ -81,27 +79,17 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	}
 	// On the other device there is as much, and what fits exactly is given.
 	for _, quota := range []api.Quota{on(gpu1, 10*gib), on(gpu0, 4*gib)} {
-		if _, err := begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota)))
 	}
-	if _, err := begin(t, u, alice, "c", on(gpu1, 1)); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "3 sessions") {
-		t.Errorf("a fourth session: %v", err)
-	}
+	must.IsSaying(t, must.Err(begin(t, u, alice, "c", on(gpu1, 1))), api.ErrQuotaExceeded, "3 sessions", "a fourth session")
 	// Of a group each has what the limit says.
 	for _, uid := range []uint32{bob, carol} {
-		if _, err := begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10}); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10})))
 	}
 	// What ended is free again.
 	must.Get(u.Release(as(1, alice), "u5001-a", 0, true))(t)
-	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib)); err != nil {
-		t.Error(err)
-	}
-	if n := len(slicesOf(t, h)); n != 5 {
-		t.Errorf("%d slices", n)
-	}
+	must.Try(t, must.Err(begin(t, u, alice, "a", on(gpu0, 6*gib))))
+	must.Equal(t, len(slicesOf(t, h)), 5, "slices")
 }
 
 func slicesOf(t *testing.T, h *host) []api.Slice {
@@ -116,26 +104,19 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 	h, u := newUsers(t, &fakeTruth{})
 	see := func(id string, quota api.Quota) error {
 		p := start(t, "/nonexistent", "")
-		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: id, Quotas: []api.Quota{quota}, Visible: []string{gpu0}, Session: true, PID: p.pid(), UID: alice})
-		return err
+		return must.Err(u.Register(as(p.pid(), alice), api.RegisterRequest{ID: id, Quotas: []api.Quota{quota}, Visible: []string{gpu0}, Session: true, PID: p.pid(), UID: alice}))
 	}
 	must.Do(t, see("all", on(api.AllDevices, 6*gib)))
-	if given := h.device(gpu1).Quotas; given != 6*gib {
-		t.Errorf("%d bytes are given of the device that it says it does not see", given)
-	}
+	must.Equal(t, h.device(gpu1).Quotas, 6*gib, "bytes are given of the device that it says it does not see")
 	for name, err := range map[string]error{
 		"on a device that the other says it does not see": func() error { _, err := begin(t, u, alice, "b", on(gpu1, 5*gib)); return err }(),
 		"on one that it says it sees":                     see("c", on(gpu0, 5*gib)),
 	} {
-		if !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "and have 6GiB") {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.IsSaying(t, err, api.ErrQuotaExceeded, "and have 6GiB", name)
 	}
 	// One that has no quota on a device is not counted there.
 	must.Try(t, see("one", on(gpu0, 4*gib)))
-	if _, err := begin(t, u, alice, "other", on(gpu1, 4*gib)); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(begin(t, u, alice, "other", on(gpu1, 4*gib))))
 }
 
 func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
@@ -155,9 +136,7 @@ func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%v does not say %q", err, want)
 		}
 	}
-	if _, err := begin(t, u, alice, "b", on(gpu1, 4*gib)); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(begin(t, u, alice, "b", on(gpu1, 4*gib))))
 }
 
 func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
@@ -175,24 +154,16 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 		p := start(t, "/nonexistent", "")
 		r := api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()}
 		change(&r)
-		if _, err := u.Register(as(p.pid(), alice), r); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%v does not say %q", err, name)
-		}
+		must.Say(t, must.Err(u.Register(as(p.pid(), alice), r)), name)
 	}
-	if _, err := u.Register(context.Background(), api.RegisterRequest{}); !errors.Is(err, api.ErrForbidden) {
-		t.Errorf("somebody whom the kernel does not know: %v", err)
-	}
+	must.Is(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "somebody whom the kernel does not know")
 	// He is who the kernel says, whatever he writes.
 	p := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
 	must.Do(t, err)
-	info, err := os.Stat(reply.Dir + "/" + api.TokenName)
-	if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != alice {
-		t.Errorf("the token is of uid %d, %v", int(info.Sys().(*syscall.Stat_t).Uid), err)
-	}
-	if n := len(slicesOf(t, h)); n != 1 {
-		t.Errorf("%d slices", n)
-	}
+	info := must.Get(os.Stat(reply.Dir + "/" + api.TokenName))(t)
+	must.Equal(t, int(info.Sys().(*syscall.Stat_t).Uid), alice, "the token is of uid")
+	must.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
 // Each costs files and events, of which others have the less.
@@ -215,9 +186,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "once each 1s") {
 		t.Errorf("%d sessions were begun, then: %v", begun, err)
 	}
-	if _, err := begin(t, u, bob, "b", on(gpu0, gib)); err != nil {
-		t.Errorf("another user: %v", err)
-	}
+	must.Try(t, must.Err(begin(t, u, bob, "b", on(gpu0, gib))), "another user")
 	began, begun, err = time.Now(), 1, nil
 	for hour := time.Hour; err == nil && begun < 1000; begun++ {
 		_, err = u.Renew(as(p.pid(), bob), "u5002-b", api.RenewRequest{TTL: &hour})
@@ -225,9 +194,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
 		t.Errorf("a session was renewed %d times, then: %v", begun, err)
 	}
-	if n := len(slicesOf(t, h)); n != 1 {
-		t.Errorf("%d slices", n)
-	}
+	must.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
 // What a container may have written to the log, and asked, all sessions of a user may have together: else who begins another has it again.
@@ -256,9 +223,7 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 	_, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
-	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "a session begins with a process of one's own") {
-		t.Errorf("a session that begins with process 1: %v", err)
-	}
+	must.IsSaying(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session that begins with process 1")
 }
 
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
@@ -272,19 +237,15 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	hour := api.MinTTL * 3600
 	other := func(ctx context.Context, id string) map[string]error {
 		return map[string]error{
-			"shown":    second(u.Slice(ctx, id)),
-			"renewed":  second(u.Renew(ctx, id, api.RenewRequest{TTL: &hour})),
-			"released": second(u.Release(ctx, id, 0, true)),
+			"shown":    must.Err(u.Slice(ctx, id)),
+			"renewed":  must.Err(u.Renew(ctx, id, api.RenewRequest{TTL: &hour})),
+			"released": must.Err(u.Release(ctx, id, 0, true)),
 		}
 	}
 	for _, id := range []string{theirs.Slice.ID, "none"} {
 		for what, err := range other(as(1, alice), id) {
-			if !errors.Is(err, api.ErrNotFound) || !strings.Contains(err.Error(), "you have no session "+id) {
-				t.Errorf("%s is %s: %v", id, what, err)
-			}
-			if audited := errors.Is(err, api.ErrForbidden); audited != (id == theirs.Slice.ID) {
-				t.Errorf("%s is %s: the audit log says that it was refused: %v", id, what, audited)
-			}
+			must.IsSaying(t, err, api.ErrNotFound, "you have no session "+id, id, "is", what)
+			must.Equal(t, errors.Is(err, api.ErrForbidden), id == theirs.Slice.ID, id, "is", what, "the audit log says that it was refused")
 		}
 	}
 	// What is asked may be known before more is read of it than the id.
@@ -303,13 +264,9 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	}
 	wrong := api.WithToken(as(1, alice), api.Token(strings.Repeat("0", 64)))
 	for what, err := range other(wrong, theirs.Slice.ID) {
-		if !errors.Is(err, api.ErrForbidden) {
-			t.Errorf("with a wrong token it is %s: %v", what, err)
-		}
+		must.Is(t, err, api.ErrForbidden, "with a wrong token it is", what)
 	}
-	if n := len(slicesOf(t, h)); n != 2 {
-		t.Fatalf("%d slices", n)
-	}
+	must.Be(t, len(slicesOf(t, h)), 2, "slices")
 	// Who was given the token may.
 	text := must.Get(os.ReadFile(theirs.Dir + "/" + api.TokenName))(t)
 	_, token, err := api.ParseTokenFile(string(text))
@@ -324,12 +281,8 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	if s, err := u.Renew(shown, theirs.Slice.ID, api.RenewRequest{TTL: &hour}); err != nil || s.TTL != hour {
 		t.Errorf("renewed: %v", err)
 	}
-	if _, err := u.Release(shown, theirs.Slice.ID, 0, true); err != nil {
-		t.Errorf("released: %v", err)
-	}
-	if _, err := u.Release(as(1, alice), mine.Slice.ID, 0, true); err != nil {
-		t.Errorf("one's own: %v", err)
-	}
+	must.Try(t, must.Err(u.Release(shown, theirs.Slice.ID, 0, true)), "released")
+	must.Try(t, must.Err(u.Release(as(1, alice), mine.Slice.ID, 0, true)), "one's own")
 }
 
 func TestUsersWhoRaceForTheirLastBytesGetNoMore(t *testing.T) {

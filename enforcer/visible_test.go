@@ -96,14 +96,10 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 			t.Errorf("%q: %v", c.names, err)
 			continue
 		}
-		if got := shown(reply.Slice); !slices.Equal(got, c.want) {
-			t.Errorf("%q: counts on %q, want %q", c.names, got, c.want)
-		}
+		must.EqualSlices(t, shown(reply.Slice), c.want, c.names, "counts on")
 		devices := must.Get(h.Devices(t.Context()))(t)
 		for _, d := range devices {
-			if counts := d.Quotas == 4*gib; counts != slices.Contains(c.want, d.UUID) {
-				t.Errorf("%q: on %s are quotas of %d bytes", c.names, d.UUID, d.Quotas)
-			}
+			must.Equal(t, d.Quotas == 4*gib, slices.Contains(c.want, d.UUID), c.names, "on", d.UUID, "are quotas of", d.Quotas, "bytes")
 		}
 		must.Get(h.Release(t.Context(), "s", 0, true))(t)
 		p.kill()
@@ -126,9 +122,7 @@ func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want %q", c.device, err, c.says)
 		}
 	}
-	if _, err := h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib)); err != nil {
-		t.Errorf("quotas on what is seen: %v", err)
-	}
+	must.Try(t, must.Err(h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib))), "quotas on what is seen")
 }
 
 func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
@@ -139,9 +133,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 	lead(t, link, reply)
 	check := func(when string, want ...string) {
 		t.Helper()
-		if got := shown(h.see("s")); !slices.Equal(got, want) {
-			t.Errorf("%s: counts on %q, want %q", when, got, want)
-		}
+		must.EqualSlices(t, shown(h.see("s")), want, when, "counts on")
 	}
 	p.must("attach")
 	check("at first", gpu0)
@@ -159,9 +151,7 @@ func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
 	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
 	must.Get(h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)))(t)
 	h.restart()
-	if got := shown(h.see("s")); !slices.Equal(got, []string{gpu1}) {
-		t.Errorf("after a restart it counts on %q", got)
-	}
+	must.EqualSlices(t, shown(h.see("s")), []string{gpu1}, "after a restart it counts on")
 }
 
 // TestARequestOfBeforeVisibleIsReadAsSeeingAll: the store has requests as JSON, and an older hook may ask a newer enforcer.
@@ -171,10 +161,8 @@ func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 	if err := json.Unmarshal([]byte(old), &r); err != nil || r.Visible != nil {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	again, err := json.Marshal(r)
-	if err != nil || string(again) != old {
-		t.Errorf("it is kept as %s, %v", again, err)
-	}
+	again := must.Get(json.Marshal(r))(t)
+	must.Equal(t, string(again), old, "it is kept as")
 	h := newMachine(t)
 	r.PID = start(t, t.TempDir(), "").pid()
 	reply, err := h.Register(t.Context(), r)
@@ -186,7 +174,5 @@ func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 func TestWithoutNVMLWhatIsVisibleIsUnknown(t *testing.T) {
 	h := newHost(t, nil)
 	p := start(t, t.TempDir(), "")
-	if _, err := h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib)); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib))))
 }

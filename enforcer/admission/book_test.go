@@ -7,7 +7,6 @@ import (
 	"maps"
 	"runtime"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 
@@ -45,9 +44,7 @@ func refused(t *testing.T, err error, words ...string) *api.Error {
 		t.Fatalf("%v, want a refusal", err)
 	}
 	for _, w := range words {
-		if !strings.Contains(e.Message, w) {
-			t.Errorf("%q does not say %q", e.Message, w)
-		}
+		must.Contain(t, e.Message, w)
 	}
 	return e
 }
@@ -104,9 +101,7 @@ func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	_, err := b.Admit(h, map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib})
 	refused(t, err, "device 1 (GPU-1)")
 	b.given(t, gpu0, 0, 80*gib, 0)
-	if has := b.Has(h); len(has) != 0 {
-		t.Errorf("it has %v", has)
-	}
+	must.Len(t, b.Has(h), 0, "it")
 }
 
 func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
@@ -198,9 +193,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},
 	} {
 		b := newBook(c.limits)
-		if _, err := b.Admit(c.h, map[string]uint64{gpu0: c.most}); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Try(t, must.Err(b.Admit(c.h, map[string]uint64{gpu0: c.most})), name)
 		if c.says == "" {
 			continue
 		}
@@ -298,13 +291,9 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
 		must.Do(t, promise(b, h))
 		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
-		if err := b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil); err != nil {
-			t.Errorf("%s: its own promise is in its way: %v", name, err)
-		}
+		must.Try(t, b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil), name, "its own promise is in its way")
 		b.Drop(h)
-		if err := b.Promise(other, wants, 1000, nil); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Try(t, b.Promise(other, wants, 1000, nil), name)
 		if d := b.Promised(gpu0, 1000); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
 		}
@@ -321,9 +310,7 @@ func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range 1000 {
-			if _, err := b.Admit(pool, map[string]uint64{gpu0: 30 * gib}); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(b.Admit(pool, map[string]uint64{gpu0: 30 * gib})))
 			runtime.Gosched()
 			b.Drop(pool)
 			runtime.Gosched()

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestSystemdIsNamedWhereItRunsOnly(t *testing.T) {
@@ -30,7 +32,5 @@ func TestACommandForRootCanBeTypedByWhoReadsIt(t *testing.T) {
 	if os.Geteuid() == 0 {
 		want = "`systemctl start gpusliced`"
 	}
-	if got := AsRoot("systemctl start", "gpusliced"); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	must.Equal(t, AsRoot("systemctl start", "gpusliced"), want)
 }

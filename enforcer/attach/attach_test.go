@@ -52,8 +52,7 @@ func serving(t testing.TB, member Member, handler Handler, hear Listener) (s *Se
 	dir, err := os.MkdirTemp("", "gs-")
 	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, hear, slog.New(slog.DiscardHandler))
-	must.Do(t, err)
+	s = must.Get(Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, hear, slog.New(slog.DiscardHandler)))(t)
 	t.Cleanup(func() { s.Close() })
 	return s, dir
 }
@@ -102,9 +101,7 @@ func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 		"magic": mutate(good, 0), "version": mutate(good, 4), "operation": mutate(good, 7), "layout": mutate(good, 12), "reserved": mutate(good, 63),
 	} {
 		conn := dial(t, dir)
-		if r := ask(t, conn, message, nil); r.Status != ledger.StatusMalformed {
-			t.Errorf("%s: %+v", name, r)
-		}
+		must.Equal(t, ask(t, conn, message, nil).Status, ledger.StatusMalformed, name)
 		conn.Close()
 	}
 }
@@ -238,13 +235,10 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
-	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler))
-	must.Do(t, err)
+	again := must.Get(Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)))(t)
 	defer again.Close()
-	info, err := os.Lstat(filepath.Join(dir, api.AttachSocketName))
-	if err != nil || info.Mode().Perm() != 0o666 {
-		t.Fatal(info, err)
-	}
+	info := must.Get(os.Lstat(filepath.Join(dir, api.AttachSocketName)))(t)
+	must.Be(t, info.Mode().Perm(), 0o666)
 	conn := dial(t, dir)
 	defer conn.Close()
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
@@ -277,9 +271,7 @@ func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 	// A shell's child would do; but this one has to speak to a socket, so it is this program.
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), "ATTACH_SAY_TO="+dir)
-	if out, err := child.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Output(child.CombinedOutput())(t)
 	if got := <-all; got.pid != child.Process.Pid || got.request != refused() {
 		t.Errorf("heard %+v of %d, want %+v of %d", got.request, got.pid, refused(), child.Process.Pid)
 	}
@@ -368,8 +360,7 @@ func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
 	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})
 	cmd := exec.Command("sleep", "1000")
-	must.Do(t, cmd.Start())
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	must.Start(t, cmd)
 	p := must.Get(process.Open(cmd.Process.Pid))(t)
 	defer p.Close()
 	s.members[p.Identity] = time.Now().Add(time.Hour)
@@ -398,9 +389,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
 	conn.Close()
 	must.Do(t, read.SetReadDeadline(time.Now().Add(await.Patience)))
-	if _, err := read.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("the file is open still: %v", err)
-	}
+	must.Is(t, must.Err(read.Read(make([]byte, 1))), io.EOF, "the file is open still")
 	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // and no collection of garbage has closed it
 		t.Error(err)
 	}

@@ -47,19 +47,13 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	for range 64 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), "ATTACH_HAMMER="+flooded)
-		must.Do(t, child.Start())
-		t.Cleanup(func() {
-			_ = child.Process.Kill()
-			_ = child.Wait()
-		})
+		must.Start(t, child)
 	}
 	// Until the burst is over and the rate holds.
 	asked := 0
 	for deadline := began.Add(time.Minute); time.Now().Before(deadline) && (flood.Load() < int64(Burst+Rate) || asked < 200); asked++ {
 		conn := dial(t, other)
-		if r := ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil); r.Device != uint32(asked) {
-			t.Fatalf("%+v", r)
-		}
+		must.Be(t, ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil).Device, uint32(asked), "device")
 		conn.Close()
 	}
 	n := flood.Load() // before the time is measured, which bounds it
@@ -81,9 +75,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 		now.Add(-1)
 		return false
 	}, func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
-		if member {
-			t.Error("a stranger is taken for a member")
-		}
+		must.Hold(t, !member, "a stranger is taken for a member")
 		answered.Add(1)
 		return echo(peer, member, r)
 	}, func(int, ledger.Request) {})
@@ -101,9 +93,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 			t.Fatalf("no answer: %d, %v", n, err)
 		}
 	}
-	if n := answered.Load(); n != InFlight {
-		t.Errorf("%d of %d were answered", n, InFlight)
-	}
+	must.Equal(t, answered.Load(), InFlight, "were answered")
 }
 
 // What is not the attach protocol, above all the control API's, is not spoken here.
@@ -118,9 +108,7 @@ func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
 		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, as a message has
 	} {
 		conn := dial(t, dir)
-		if r := ask(t, conn, []byte(verb), nil); r.Status != ledger.StatusMalformed {
-			t.Errorf("%q: %+v", verb, r)
-		}
+		must.Equal(t, ask(t, conn, []byte(verb), nil).Status, ledger.StatusMalformed, verb)
 		conn.Close()
 	}
 	// And a stream, which HTTP needs, cannot be had.
@@ -136,9 +124,7 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 	if dir == "" {
 		child := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptorsItWaitsAndComesBack$")
 		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1") // its limit is its own
-		if out, err := child.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Output(child.CombinedOutput())(t)
 		return
 	}
 	dir = serve(t, echo)
@@ -158,9 +144,7 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 		}
 		taken = append(taken, file)
 	}
-	if _, err := os.ReadDir("/proc/" + strconv.Itoa(os.Getpid()) + "/fd"); err == nil {
-		t.Fatal("there is one left")
-	}
+	must.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "there is one left")
 	time.Sleep(300 * time.Millisecond) // it tries a few times, in vain
 	for _, file := range taken {
 		file.Close()
@@ -191,9 +175,7 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 	for range 3 {
 		asks()
 	}
-	if n := looked.Load(); n != 3 {
-		t.Errorf("one that is no member was looked up %d times of 3", n)
-	}
+	must.Equal(t, looked.Load(), 3, "one that is no member was looked up")
 	is.Store(true)
 	begun := time.Now()
 	for range 50 {

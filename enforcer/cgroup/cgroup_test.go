@@ -129,15 +129,11 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 			}
 			got, err := of(fake.open(), 501)
 			if c.want == "" {
-				if !errors.Is(err, ErrShared) {
-					t.Errorf("got %v, %v, want ErrShared", got, err)
-				}
+				must.Is(t, err, ErrShared, got)
 				return
 			}
 			must.Do(t, err)
-			if want := filepath.Join(fake.mount, c.want); got.Dir() != want {
-				t.Errorf("got %s, want %s", got.Dir(), want)
-			}
+			must.Equal(t, got.Dir(), filepath.Join(fake.mount, c.want))
 			if ino, _ := inode(got.Dir()); got.Inode != ino || got.V2 != strings.HasPrefix(c.want, "unified") {
 				t.Errorf("got %+v, its inode is %d", got, ino)
 			}
@@ -161,9 +157,7 @@ func TestAnEnforcerThatSeesAPartOfTheHierarchyTranslates(t *testing.T) {
 
 func TestAHostWithoutCgroupsIsRefusedWithAReason(t *testing.T) {
 	fake := newFakeHost(t)
-	if _, err := Open(fake.proc); err == nil || !strings.Contains(err.Error(), "/sys/fs/cgroup") {
-		t.Errorf("got %v", err)
-	}
+	must.Say(t, must.Err(Open(fake.proc)), "/sys/fs/cgroup")
 }
 
 func TestMembershipReachesDownAndNotSideways(t *testing.T) {

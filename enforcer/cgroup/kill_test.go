@@ -31,11 +31,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			if cgroup == p {
 				cmd.Stdin, cmd.Stdout = theirIn, theirOut
 			}
-			must.Do(t, cmd.Start())
-			t.Cleanup(func() {
-				_ = cmd.Process.Kill()
-				_ = cmd.Wait()
-			})
+			must.Start(t, cmd)
 			waitFor(t, "it is in its cgroup", func() bool {
 				pids, err := PIDs(cgroup)
 				return err == nil && len(pids) > 0
@@ -48,14 +44,10 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		}
 		theirOut.Close()
 		must.Get(in.WriteString("alive\n"))(t)
-		if said, err := bufio.NewReader(out).ReadString('\n'); said != "alive\n" {
-			t.Fatal("another cgroup of that path was killed:", err)
-		}
+		must.Be(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), "alive\n", "another cgroup of that path was killed")
 		err = Kill(p)
 		if !p.V2 {
-			if !errors.Is(err, ErrNoKill) {
-				t.Error(err)
-			}
+			must.Is(t, err, ErrNoKill)
 			return
 		}
 		if errors.Is(err, ErrNoKill) {
@@ -68,8 +60,6 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			return err == nil && !populated
 		})
 		p.Rel += "-none"
-		if err := Kill(p); err != nil {
-			t.Error("one that is gone:", err)
-		}
+		must.Try(t, Kill(p), "one that is gone")
 	})
 }

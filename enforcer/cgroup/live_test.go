@@ -143,10 +143,8 @@ func TestAllProcessesBelowACgroupAreItsOwn(t *testing.T) {
 		deep := below(t, below(t, p, "a"), "b")
 		want := []int{member(t, p).Process.Pid, member(t, deep).Process.Pid, member(t, deep).Process.Pid}
 		slices.Sort(want)
-		got, err := PIDs(p)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("got %v, %v, want %v", got, err, want)
-		}
+		got := must.Get(PIDs(p))(t)
+		must.EqualSlices(t, got, want)
 		for _, c := range []Path{p, deep} {
 			if ok, err := Populated(c); !ok || err != nil {
 				t.Errorf("%s is not populated (%v)", c, err)
@@ -187,9 +185,7 @@ func TestTheLastDeathEmptiesACgroup(t *testing.T) {
 		end(other)
 		wantReport(t, reports)
 		wantSilence(t, reports)
-		if w.Unwatch(p) {
-			t.Error("it is watched after the report")
-		}
+		must.Hold(t, !w.Unwatch(p), "it is watched after the report")
 	})
 }
 
@@ -208,15 +204,21 @@ func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
 	})
 }
 
+func watchedPair(t *testing.T, p Path) (w *Watcher, a, b Path) {
+	t.Helper()
+	w = newTestWatcher(t)
+	a, b = below(t, p, "a"), below(t, p, "b")
+	for _, c := range []Path{a, b} {
+		member(t, c)
+		watch(t, w, c)
+	}
+	return w, a, b
+}
+
 // A parent tells of one cgroup that it was removed. That the many others in it were looked at would not be seen, but for its cost.
 func TestARemovalConcernsNoNeighbour(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
-		w := newTestWatcher(t)
-		a, b := below(t, p, "a"), below(t, p, "b")
-		member(t, a)
-		member(t, b)
-		watch(t, w, a)
-		watch(t, w, b)
+		w, a, b := watchedPair(t, p)
 		w.mu.Lock()
 		parent := w.watched[a].wds[0]
 		w.mu.Unlock()
@@ -240,18 +242,11 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 // The kernel keeps 16,384 events at most, and says when it has dropped some.
 func TestAfterLostEventsAllAreChecked(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
-		w := newTestWatcher(t)
-		a, b := below(t, p, "a"), below(t, p, "b")
-		member(t, a)
-		member(t, b)
-		watch(t, w, a)
-		watch(t, w, b)
+		w, _, _ := watchedPair(t, p)
 		lost := binary.NativeEndian.AppendUint32(nil, 1<<32-1) // no watch
 		lost = binary.NativeEndian.AppendUint32(lost, unix.IN_Q_OVERFLOW)
 		lost = append(lost, make([]byte, 8)...) // no cookie, no name
-		if got := w.concerned(lost); len(got) != 2 {
-			t.Errorf("%v are checked, want both", got)
-		}
+		must.Len(t, w.concerned(lost), 2, "checked")
 	})
 }
 
@@ -259,9 +254,7 @@ func TestAfterLostEventsAllAreChecked(t *testing.T) {
 func stall(t *testing.T, w *Watcher, p Path) (goOn func()) {
 	t.Helper()
 	stalled, on := make(chan struct{}), make(chan struct{})
-	if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-on }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Watch(below(t, p, "empty"), func() { close(stalled); <-on }))
 	<-stalled
 	return func() { close(on) }
 }
@@ -284,18 +277,12 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 		}
 		inner := filepath.Join(c.Dir(), "inner")
 		self := []byte(strconv.Itoa(process.Process.Pid))
-		if err := errors.Join(os.Chmod(c.Dir(), 0o755), os.Mkdir(inner, 0o755), os.Remove(inner),
-			os.WriteFile(filepath.Join(c.Dir(), "cgroup.procs"), self, 0)); err != nil {
-			t.Fatal(err)
-		}
-		if n := unread(t, w) - before; n != 0 {
-			t.Errorf("%d bytes of events", n)
-		}
+		must.Do(t, errors.Join(os.Chmod(c.Dir(), 0o755), os.Mkdir(inner, 0o755), os.Remove(inner),
+			os.WriteFile(filepath.Join(c.Dir(), "cgroup.procs"), self, 0)))
+		must.Equal(t, unread(t, w)-before, 0, "bytes of events")
 		end(process)
 		remove(t, c)
-		if unread(t, w) == before {
-			t.Error("no event of its end")
-		}
+		must.Hold(t, unread(t, w) != before, "no event of its end")
 	})
 }
 
@@ -354,9 +341,7 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		w := newTestWatcher(t)
 		process := member(t, p)
 		reports := watch(t, w, p)
-		if err := w.Watch(p, func() {}); err == nil {
-			t.Error("watched twice")
-		}
+		must.Error(t, w.Watch(p, func() {}), "watched twice")
 		if !w.Unwatch(p) || w.Unwatch(p) {
 			t.Error("Unwatch must be true once")
 		}
@@ -365,9 +350,7 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		wantSilence(t, reports)
 		wantReport(t, watch(t, w, p)) // and it can be watched again
 		must.Try(t, errors.Join(w.Close(), w.Close()))
-		if err := w.Watch(p, func() {}); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("watch after Close: %v", err)
-		}
+		must.Is(t, w.Watch(p, func() {}), os.ErrClosed, "watch after Close")
 	})
 }
 
@@ -432,11 +415,7 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	}
 	add(strings.TrimPrefix(end, "/") + "deeper")
 	cmd := exec.Command("sleep", "600")
-	must.Do(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	must.Start(t, cmd)
 	procs := must.Get(unix.Openat(at, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0))(t)
 	defer unix.Close(procs)
 	must.Get(unix.Write(procs, []byte(strconv.Itoa(cmd.Process.Pid))))(t)

@@ -52,9 +52,7 @@ func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {
 	another.Start++
 	d := Driver{LockFile: filepath.Join(t.TempDir(), "lock")}
 	for _, action := range []Action{ask, Lock, Checkpoint, Restore, Unlock} {
-		if err := d.Do(action, another, await.Patience); err == nil || !strings.Contains(err.Error(), process.ErrDead.Error()) {
-			t.Errorf("%s: %v", action, err)
-		}
+		must.Say(t, d.Do(action, another, await.Patience), process.ErrDead.Error(), action)
 	}
 	if _, err := d.State(self.Identity, await.Patience); err != nil && strings.Contains(err.Error(), process.ErrDead.Error()) {
 		t.Error(err)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // fakeLibrary and fakeDevice answer what the tests need; anything else that is called is a nil call, and shows.
@@ -132,10 +134,8 @@ func TestInMIGModeTheInstancesAreTheDevices(t *testing.T) {
 		{uuid: uuid0, name: "NVIDIA H100"},
 		{uuid: uuid1, name: "NVIDIA H100", instances: []*fakeDevice{nil, nil, {uuid: uuidMIG, name: "NVIDIA H100 MIG 1g.10gb"}}},
 	}}
-	devices, err := newNVML(lib, everything).Devices()
-	if err != nil || len(devices) != 2 {
-		t.Fatalf("got %+v, %v", devices, err)
-	}
+	devices := must.Get(newNVML(lib, everything).Devices())(t)
+	must.Len(t, devices, 2)
 	if d := devices[0]; d.UUID != uuid0 || d.Index != 0 || d.Parent != "" || d.Total != 80<<30 || d.Name != "NVIDIA H100" {
 		t.Errorf("the GPU is %+v", d)
 	}
@@ -143,7 +143,7 @@ func TestInMIGModeTheInstancesAreTheDevices(t *testing.T) {
 		t.Errorf("the instance is %+v", d)
 	}
 	old := newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMigDeviceHandleByIndex" })
-	if devices, err = old.Devices(); err != nil || len(devices) != 2 || devices[1].UUID != uuid1 {
+	if devices, err := old.Devices(); err != nil || len(devices) != 2 || devices[1].UUID != uuid1 {
 		t.Errorf("with a driver from before MIG: %+v, %v", devices, err)
 	}
 }
@@ -154,12 +154,8 @@ func TestADeviceThatFellOffTheBusHidesNoOther(t *testing.T) {
 	if err == nil || len(devices) != 1 || devices[0].UUID != uuid1 || devices[0].Index != 1 {
 		t.Errorf("got %+v, %v", devices, err)
 	}
-	if _, err := n.Processes(uuid1); err != nil {
-		t.Errorf("the other's processes: %v", err)
-	}
-	if _, err := n.Processes(uuid0); !errors.Is(err, ErrNoDevice) {
-		t.Errorf("got %v, want ErrNoDevice", err)
-	}
+	must.Try(t, must.Err(n.Processes(uuid1)), "the other's processes")
+	must.Is(t, must.Err(n.Processes(uuid0)), ErrNoDevice)
 }
 
 func info(pid uint32, bytes uint64) nvml.ProcessInfo {
@@ -224,20 +220,14 @@ func TestAMIGInstanceHasTheMinorNumberOfItsGPU(t *testing.T) {
 		{uuid: uuid1, minor: 2, instances: []*fakeDevice{{uuid: uuidMIG, minor: -1}}},
 	}}
 	minors := func(n *NVML) [2]int {
-		devices, err := n.Devices()
-		if err != nil || len(devices) != 2 {
-			t.Fatalf("%+v, %v", devices, err)
-		}
+		devices := must.Get(n.Devices())(t)
+		must.Len(t, devices, 2)
 		return [2]int{devices[0].Minor, devices[1].Minor}
 	}
-	if got := minors(newNVML(lib, everything)); got != [2]int{3, 2} {
-		t.Errorf("minor numbers %v", got)
-	}
+	must.Equal(t, minors(newNVML(lib, everything)), [2]int{3, 2}, "minor numbers")
 	if got := minors(newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMinorNumber" })); got != [2]int{-1, -1} {
 		t.Errorf("of a library that has no such function: %v", got)
 	}
 	lib.devices[0].minor = -1
-	if got := minors(newNVML(lib, everything)); got != [2]int{-1, 2} {
-		t.Errorf("of a device that has none: %v", got)
-	}
+	must.Equal(t, minors(newNVML(lib, everything)), [2]int{-1, 2}, "of a device that has none")
 }

@@ -25,10 +25,7 @@ func under(t *testing.T, libraries string, env ...string) bool {
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(append(os.Environ(), inside+"=1", "LD_LIBRARY_PATH="+libraries), env...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	must.Output(cmd.CombinedOutput())(t)
 	return false
 }
 
@@ -56,9 +53,7 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	if err != nil || len(devices) != 2 || devices[1].Index != 1 || devices[0].Total != 8<<30 || devices[0].Name == "" {
 		t.Fatalf("got %+v, %v", devices, err)
 	}
-	if n.DriverVersion() == "" {
-		t.Error("no driver version")
-	}
+	must.Hold(t, n.DriverVersion() != "", "no driver version")
 	pid := runHog(t, hog)
 	for i, want := range []uint64{1<<30 + 300<<20, 0} {
 		held := must.Get(n.Processes(devices[i].UUID))(t)
@@ -75,10 +70,8 @@ func TestAMinorNumberIsNotAnIndex(t *testing.T) {
 	}
 	n := must.Get(Open())(t)
 	defer n.Close()
-	devices, err := n.Devices()
-	if err != nil || len(devices) != 3 {
-		t.Fatalf("got %+v, %v", devices, err)
-	}
+	devices := must.Get(n.Devices())(t)
+	must.Len(t, devices, 3)
 	for i, d := range devices {
 		if d.Index != i || d.Minor != 2-i {
 			t.Errorf("device %d has index %d and minor number %d", i, d.Index, d.Minor)
@@ -91,11 +84,7 @@ func runHog(t *testing.T, hog string) int {
 	t.Helper()
 	cmd := exec.Command(hog, "1073741824")
 	out := must.Get(cmd.StdoutPipe())(t)
-	must.Do(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	must.Start(t, cmd)
 	if line, err := bufio.NewReader(out).ReadString('\n'); !strings.HasPrefix(line, "holds") {
 		t.Fatalf("the hog says %q, %v", line, err)
 	}
@@ -130,9 +119,7 @@ func TestALibraryThatLacksFunctionsIsRefusedAndHarmless(t *testing.T) {
 	libraries := t.TempDir()
 	if os.Getenv(inside) == "" {
 		source := filepath.Join(libraries, "empty.c")
-		if err := os.WriteFile(source, []byte("int nvmlInit_v2(void) { return 0; }\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(source, []byte("int nvmlInit_v2(void) { return 0; }\n"), 0o600))
 		if out, err := exec.Command("cc", "-shared", "-o", filepath.Join(libraries, libraryName), source).CombinedOutput(); err != nil {
 			t.Skipf("requires a C compiler: %v: %s", err, out)
 		}
@@ -141,9 +128,7 @@ func TestALibraryThatLacksFunctionsIsRefusedAndHarmless(t *testing.T) {
 		return
 	}
 	n, err := Open()
-	if !errors.Is(err, ErrNoNVML) || !strings.Contains(err.Error(), "nvmlShutdown") {
-		t.Errorf("got %v, %v", n, err)
-	}
+	must.IsSaying(t, err, ErrNoNVML, "nvmlShutdown", n)
 }
 
 func TestWithoutTheLibraryTheErrorSaysWhatToDo(t *testing.T) {

@@ -3,7 +3,6 @@
 package driver
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,9 +41,7 @@ func TestNoLimitIsSetWithAReservation(t *testing.T) {
 	if err := n.Limit("/c", uuid0, 4<<30); err != nil || d.soft != 0 || d.hard != 4<<30 {
 		t.Errorf("%+v, %v", d, err)
 	}
-	if got, err := n.Limited("/c", uuid0); err != nil || got != 4<<30 {
-		t.Errorf("%d, %v", got, err)
-	}
+	must.Equal(t, must.Get(n.Limited("/c", uuid0))(t), 4<<30)
 	if err := n.Unlimit("/c", uuid0); err != nil || d.soft != 0 || d.hard != NoLimit {
 		t.Errorf("%+v, %v", d, err)
 	}
@@ -63,18 +60,14 @@ func TestWhatTheDriverAnswersToALimitHasAMeaning(t *testing.T) {
 		nvml.ERROR_INVALID_ARGUMENT:   nvml.ERROR_INVALID_ARGUMENT,
 	} {
 		d.ret = ret
-		if err := n.Limit("/c", uuid0, 1); !errors.Is(err, want) {
-			t.Errorf("%v: %v, want %v", ret, err, want)
-		}
+		must.Is(t, n.Limit("/c", uuid0, 1), want, ret)
 		gone := ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_OPERATING_SYSTEM
 		if err := n.Unlimit("/c", uuid0); gone != (err == nil) {
 			t.Errorf("%v: taken away: %v", ret, err)
 		}
 	}
 	d.ret = nvml.ERROR_NOT_FOUND
-	if got, err := n.Limited("/c", uuid0); err != nil || got != NoLimit {
-		t.Errorf("%d, %v", got, err)
-	}
+	must.Equal(t, must.Get(n.Limited("/c", uuid0))(t), NoLimit)
 }
 
 // A function that the library does not have ends the process when it is called.
@@ -83,9 +76,7 @@ func TestALibraryWithoutLimitsIsNotAskedForThem(t *testing.T) {
 	n.handles[uuid0] = nil
 	_, err := n.Limited("/c", uuid0)
 	for _, err := range []error{err, n.Limit("/c", uuid0, 1), n.Unlimit("/c", uuid0)} {
-		if !errors.Is(err, ErrNoLimits) || !strings.Contains(err.Error(), "R615") {
-			t.Errorf("%v", err)
-		}
+		must.IsSaying(t, err, ErrNoLimits, "R615")
 	}
 }
 
@@ -109,23 +100,13 @@ func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	defer n.Close()
 	devices := must.Get(n.Devices())(t)
 	uuid := devices[0].UUID
-	if got, err := n.Limited(cgroup, uuid); err != nil || got != NoLimit {
-		t.Errorf("%d, %v", got, err)
-	}
+	must.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), NoLimit)
 	must.Do(t, n.Limit(cgroup, uuid, 1<<30))
-	if got, err := n.Limited(cgroup, uuid); err != nil || got != 1<<30 {
-		t.Errorf("%d, %v", got, err)
-	}
+	must.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), 1<<30)
 	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, hog, "1073741824")
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "CUDA_ERROR_OUT_OF_MEMORY") {
-		t.Errorf("%v, %s", err, out)
-	}
-	if err := n.Limit(cgroup, uuid, 9<<30); !errors.Is(err, nvml.ERROR_INVALID_ARGUMENT) {
-		t.Errorf("more than the device has: %v", err)
-	}
+	must.Refused(cmd.CombinedOutput())(t, "CUDA_ERROR_OUT_OF_MEMORY")
+	must.Is(t, n.Limit(cgroup, uuid, 9<<30), nvml.ERROR_INVALID_ARGUMENT, "more than the device has")
 	must.Try(t, n.Unlimit(cgroup, uuid))
 	must.Try(t, n.Unlimit(cgroup+"-not", uuid))
-	if err := n.Limit(cgroup+"-not", uuid, 1); !errors.Is(err, ErrNoCgroup) {
-		t.Error(err)
-	}
+	must.Is(t, n.Limit(cgroup+"-not", uuid, 1), ErrNoCgroup)
 }

@@ -3,7 +3,6 @@
 package driver
 
 import (
-	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -54,13 +53,9 @@ func TestAQuestionThatHangsIsWaitedForNoLongerThanOneLikes(t *testing.T) {
 	hang := make(chan struct{})
 	s := Shared[int]{Slot: NewSlot(), Put: func() (int, error) { <-hang; return 1, nil }}
 	for range 3 {
-		if _, err := s.Ask(time.Millisecond); !errors.Is(err, ErrHangs) {
-			t.Errorf("%v", err)
-		}
+		must.Is(t, must.Err(s.Ask(time.Millisecond)), ErrHangs)
 	}
-	if _, err := Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil }); !errors.Is(err, ErrHangs) {
-		t.Errorf("another question is put meanwhile: %v", err)
-	}
+	must.Is(t, must.Err(Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil })), ErrHangs, "another question is put meanwhile")
 	close(hang)
 	if got, err := s.Ask(30 * time.Second); got != 1 || err != nil {
 		t.Errorf("%d, %v", got, err)

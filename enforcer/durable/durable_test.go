@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,9 +32,7 @@ func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
 		if got, _ := os.ReadFile(path); err != nil || !replaced || string(got) != text {
 			t.Errorf("%v, %v: %q, want %q", replaced, err, got, text)
 		}
-		if done := r.Take(); !slices.Equal(done, order) {
-			t.Errorf("%q, want %q", done, order)
-		}
+		must.EqualSlices(t, r.Take(), order)
 	}
 	for i, operation := range order {
 		r.Fail = func(now string) error {
@@ -51,9 +48,7 @@ func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
 		} else if got, _ := os.ReadFile(path); !last && string(got) != "second" {
 			t.Errorf("%s fails: the file has %q", operation, got)
 		}
-		if _, err := os.Lstat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s fails: the new file is left: %v", operation, err)
-		}
+		must.Is(t, must.Err(os.Lstat(path+".new")), os.ErrNotExist, operation, "fails: the new file is left")
 	}
 }
 
@@ -63,12 +58,8 @@ func TestALinkInTheNewFilesPlaceIsNotFollowed(t *testing.T) {
 	check(t, os.WriteFile(victim, []byte("x"), 0o644))
 	check(t, os.Symlink(victim, filepath.Join(dir, "f.new")))
 	disk := durable.Host()
-	if _, err := disk.Replace(filepath.Join(dir, "f"), []byte("y")); !errors.Is(err, syscall.ELOOP) {
-		t.Error(err)
-	}
-	if text, err := os.ReadFile(victim); err != nil || string(text) != "x" {
-		t.Errorf("%q, %v", text, err)
-	}
+	must.Is(t, must.Err(disk.Replace(filepath.Join(dir, "f"), []byte("y"))), syscall.ELOOP)
+	must.Equal(t, string(must.Get(os.ReadFile(victim))(t)), "x")
 }
 
 func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
@@ -78,23 +69,17 @@ func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
 	check(t, err)
 	info, err := os.Stat(path)
 	check(t, err)
-	if info.Mode() != 0o600 {
-		t.Error(info.Mode())
-	}
+	must.Equal(t, info.Mode(), 0o600)
 }
 
 // A file system that cannot sync shows that Sync and SyncDir reach it.
 func TestASyncIsTheFileSystems(t *testing.T) {
 	disk := durable.Host()
 	check(t, disk.SyncDir(t.TempDir()))
-	if err := disk.SyncDir("/proc"); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("a directory: %v", err)
-	}
+	must.Is(t, disk.SyncDir("/proc"), syscall.EINVAL, "a directory")
 	f, err := disk.Create("/dev/null")
 	check(t, err)
-	if err := errors.Join(f.Sync(), f.Close()); !errors.Is(err, syscall.EINVAL) {
-		t.Errorf("a file: %v", err)
-	}
+	must.Is(t, errors.Join(f.Sync(), f.Close()), syscall.EINVAL, "a file")
 }
 
 func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
@@ -128,7 +113,5 @@ func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
 			}
 		})
 	}
-	if err := durable.MakePrivate("relative", 0o700); err == nil {
-		t.Error("a relative path is taken")
-	}
+	must.Error(t, durable.MakePrivate("relative", 0o700), "a relative path is taken")
 }

@@ -4,7 +4,6 @@ package event
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -36,9 +35,7 @@ func appendN(l *Log, n int) {
 
 func TestEventsAreNumberedFromOneWithoutGaps(t *testing.T) {
 	l := NewLog(8)
-	if got := l.Since("", 0, 100); len(got) != 0 {
-		t.Fatalf("a new log has %v", got)
-	}
+	must.Len(t, l.Since("", 0, 100), 0, "a new log")
 	appendN(l, 5)
 	got := l.Since("", 0, 100)
 	for i, e := range got {
@@ -46,18 +43,14 @@ func TestEventsAreNumberedFromOneWithoutGaps(t *testing.T) {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}
-	if len(got) != 5 {
-		t.Errorf("%d events, want 5", len(got))
-	}
+	must.Equal(t, len(got), 5, "events")
 	if n := numbers(l.Since("", 3, 100)); len(n) != 2 || n[0] != 4 || n[1] != 5 {
 		t.Errorf("since 3: %v", n)
 	}
 	if n := numbers(l.Since("", 1, 2)); len(n) != 2 || n[0] != 2 || n[1] != 3 {
 		t.Errorf("two since 1: %v", n)
 	}
-	if n := numbers(l.Since("", 5, 100)); len(n) != 0 {
-		t.Errorf("since the newest: %v", n)
-	}
+	must.Len(t, numbers(l.Since("", 5, 100)), 0, "since the newest")
 }
 
 func TestWhoFellBehindIsToldHowManyItMissed(t *testing.T) {
@@ -114,9 +107,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	if n := numbers(l.Since(got[5].Instance, got[5].Seq, 100)); len(n) != 5 || n[0] != 6 {
 		t.Errorf("on from there: %v", n)
 	}
-	if n := numbers(l.Since(l.Instance(), 10, 100)); len(n) != 0 {
-		t.Errorf("since the newest: %v", n)
-	}
+	must.Len(t, numbers(l.Since(l.Instance(), 10, 100)), 0, "since the newest")
 	appendN(l, 10)
 	got = l.Since(earlier.Instance(), 5, 100)
 	restarted(got, 4)
@@ -128,9 +119,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 func TestWaitReturnsWithTheNextEvent(t *testing.T) {
 	l := NewLog(4)
 	appendN(l, 1)
-	if err := l.Wait(context.Background(), "", 0); err != nil {
-		t.Fatal("there is one already:", err)
-	}
+	must.Do(t, l.Wait(context.Background(), "", 0), "there is one already")
 	var waiters sync.WaitGroup
 	for range 5 {
 		waiters.Go(func() {
@@ -150,18 +139,12 @@ func TestWaitEndsWithItsContextAndWithTheLog(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- l.Wait(ctx, "", 0) }()
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
+	must.Is(t, <-ended, context.Canceled)
 	go func() { ended <- l.Wait(context.Background(), "", 0) }()
 	l.Close()
-	if err := <-ended; !errors.Is(err, ErrClosed) {
-		t.Errorf("%v", err)
-	}
+	must.Is(t, <-ended, ErrClosed)
 	l.Append("c1", api.Event{})
-	if got := l.Since("", 0, 1); len(got) != 0 {
-		t.Errorf("a closed log took %v", got)
-	}
+	must.Len(t, l.Since("", 0, 1), 0, "a closed log took")
 }
 
 // others are the events of a log but those of one slice, and missing how many it says are missing, in all and of that slice.
@@ -196,9 +179,7 @@ func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
 		}
 	}
 	kept, missing, ofIt := others(l, "loud")
-	if !reflect.DeepEqual(kept, want) {
-		t.Errorf("kept of others: %v, want %v", kept, want)
-	}
+	must.Hold(t, reflect.DeepEqual(kept, want), "kept of others", kept, "want", want)
 	// The first that is kept is another's, behind the first of the flood: 0 misses none that are older.
 	if n := uint64(flood - (most - 200)); missing != n-1 || ofIt != missing {
 		t.Errorf("%d are said to be missing, %d of them the flood's, want %d", missing, ofIt, n-1)
@@ -388,9 +369,7 @@ func TestWhoIsToldHearsEachEventInItsOrder(t *testing.T) {
 	all.Wait()
 	l.Close()
 	l.Append("c1", api.Event{Kind: api.EventReleased})
-	if len(told) != 400 {
-		t.Fatalf("%d were told", len(told))
-	}
+	must.Len(t, told, 400, "were told")
 	for i, e := range told {
 		if e.Seq != uint64(i+2) || e.Kind != api.EventRefused || e.Time.IsZero() {
 			t.Fatalf("number %d is %+v", i, e)

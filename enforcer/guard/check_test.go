@@ -4,7 +4,11 @@
 
 package guard
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
+)
 
 func panics(f func()) (did bool) {
 	defer func() { did = recover() != nil }()
@@ -17,19 +21,13 @@ func TestALockIsTakenInTheOrderOfRanks(t *testing.T) {
 	var pool Mutex[Pool]
 	slice.Lock()
 	pool.Lock()
-	if !panics(other.Lock) {
-		t.Error("a slice's lock was taken while a pool's was held")
-	}
+	must.Hold(t, panics(other.Lock), "a slice's lock was taken while a pool's was held")
 	slice.Unlock() // in any order
 	pool.Unlock()
 	other.Lock()
-	if !panics(slice.Lock) {
-		t.Error("two slices' locks are held")
-	}
+	must.Hold(t, panics(slice.Lock), "two slices' locks are held")
 	other.Unlock()
-	if !panics(other.Unlock) {
-		t.Error("a lock that is not held was released")
-	}
+	must.Hold(t, panics(other.Unlock), "a lock that is not held was released")
 }
 
 func TestNothingWaitsWhileALockIsHeld(t *testing.T) {

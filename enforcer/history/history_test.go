@@ -62,9 +62,7 @@ func TestAFullHistoryDropsTheOldestOfWhoHasMost(t *testing.T) {
 		l.Put("user 1", run("s", i))
 	}
 	all := l.All()
-	if len(all) != maxRuns {
-		t.Fatalf("%d are kept", len(all))
-	}
+	must.Len(t, all, maxRuns, "kept")
 	if all[0].Slice != "c" || all[2].Slice != "c" || all[len(all)-1].Began.Unix() != 2*maxRuns-1 || all[3].Began.Unix() != maxRuns+3 {
 		t.Errorf("kept: %+v, then %+v", all[:3], all[3])
 	}
@@ -81,8 +79,6 @@ func TestAHistoryThatCannotBeReadIsSetAside(t *testing.T) {
 		if n := len(open(t, dir).All()); n != 1 {
 			t.Errorf("%s: %d runs", what, n)
 		}
-		if kept, err := os.ReadFile(path + ".damaged"); err != nil || string(kept) != text {
-			t.Errorf("%s: %q, %v", what, kept, err)
-		}
+		must.Equal(t, string(must.Get(os.ReadFile(path+".damaged"))(t)), text, what)
 	}
 }

@@ -62,9 +62,7 @@ func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 	l := create(t)
 	memfd := file(t, l)
 	for _, size := range []int64{0, int64(Size) - 1, int64(Size) + 1} {
-		if err := memfd.Truncate(size); !errors.Is(err, unix.EPERM) {
-			t.Errorf("truncate to %d: %v", size, err)
-		}
+		must.Is(t, memfd.Truncate(size), unix.EPERM, "truncate to", size)
 	}
 	must.Do(t, l.Check(false, false, nil))
 }
@@ -88,13 +86,9 @@ func handedOut(t *testing.T, l *Ledger) {
 	again := must.Get(Open(file(t, l), l.Identity()))(t) // it is the very file, and sealed
 	defer again.Close()
 	l.SetClosed()
-	if err := again.Check(false, true, nil); err != nil {
-		t.Error("what is written here is not there:", err)
-	}
+	must.Try(t, again.Check(false, true, nil), "what is written here is not there")
 	again.SetRecord()
-	if err := l.Check(true, true, nil); err != nil {
-		t.Error("what is written there is not here:", err)
-	}
+	must.Try(t, l.Check(true, true, nil), "what is written there is not here")
 }
 
 func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
@@ -128,9 +122,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	enforcer := withDevice(t, l)
 	a := give(t, l, 1)
 	must.Do(t, a.Charge(600))
-	if err := a.Charge(401); !errors.Is(err, ErrRefused) {
-		t.Fatalf("over the limit: %v", err)
-	}
+	must.Is(t, a.Charge(401), ErrRefused, "over the limit")
 	must.Do(t, enforcer.Set(300))
 	l.page.lane[1].entry[0].context = 250
 	live := Live{1: 1}
@@ -144,16 +136,12 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
 		t.Fatal("settled twice", back, err)
 	}
-	if held := l.Held(0, 1); held != 0 {
-		t.Fatalf("a settled lane holds %d", held)
-	}
+	must.Be(t, l.Held(0, 1), 0, "a settled lane holds")
 	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Context != 0 || f.Peak != 900 || f.Recovered != 600 {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
-	if l.Uncharged(0, 1) != (Calls{UnderWay: 1}) {
-		t.Fatal("a call that begins is not seen")
-	}
+	must.Be(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "a call that begins is not seen")
 	l.SetFree(1)
 	b := give(t, l, 1)
 	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
@@ -168,9 +156,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	l := create(t)
 	give(t, l, 1)
-	if m := l.MoveOf(1); m != (Move{}) {
-		t.Fatalf("a new lane says %+v", m)
-	}
+	must.Be(t, l.MoveOf(1), (Move{}), "a new lane says")
 	owner := must.Get(Open(file(t, l), l.Identity()))(t)
 	word := (*uint32)(unsafe.Pointer(&owner.page.lane[1].move))
 	seen := make(chan Move)
@@ -190,9 +176,7 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 		t.Fatalf("it was woken, and sees %+v", m)
 	}
 	owner.page.lane[1].move.is, owner.page.lane[1].move.failure, owner.page.lane[1].move.answered = 1, 1, owner.page.lane[1].move.want
-	if m := l.MoveOf(1); m != (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}) {
-		t.Fatalf("it has answered %+v", m)
-	}
+	must.Be(t, l.MoveOf(1), (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}), "it has answered")
 	for range 100 { // however often, it is another want, and nothing else changes
 		next := l.SetWant(1, Bare)
 		if m := l.MoveOf(1); next == want || m.Wanted() != Bare || m.Is != Running {
@@ -205,9 +189,7 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	}
 	l.SetFree(1)
 	give(t, l, 1)
-	if m := l.MoveOf(1); m != (Move{}) {
-		t.Errorf("the next owner begins with %+v", m)
-	}
+	must.Equal(t, l.MoveOf(1), Move{}, "the next owner begins with")
 }
 
 func TestCheckNamesWhatWasOverwritten(t *testing.T) {
@@ -306,9 +288,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "p.c"), filepath.Join(dir, "p")
 	must.Do(t, os.WriteFile(source, []byte(otherProcess), 0o600))
-	if out, err := exec.Command(cc, "-O2", "-I", "../../interceptor", "-pthread", "-o", program, source).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Output(exec.Command(cc, "-O2", "-I", "../../interceptor", "-pthread", "-o", program, source).CombinedOutput())(t)
 	l := create(t)
 	withDevice(t, l)
 	give(t, l, 1)
@@ -336,12 +316,8 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 			t.Fatalf("%v, %v", all, err)
 		}
 		defer all[0].Ledger.Close()
-		if held := all[0].Ledger.Held(0, 1); held != 700 {
-			t.Fatalf("the lane holds %d bytes", held)
-		}
-		if all, err := Find(cmd.Process.Pid, wanted(other), func(Identity) bool { return true }); err != nil || len(all) != 0 {
-			t.Fatalf("another ledger: %v, %v", all, err)
-		}
+		must.Be(t, all[0].Ledger.Held(0, 1), 700, "the lane holds")
+		must.Len(t, must.Get(Find(cmd.Process.Pid, wanted(other), func(Identity) bool { return true }))(t), 0, "another ledger")
 	})
 	t.Run("also when its first thread has ended", func(t *testing.T) {
 		needs.Root(t)
@@ -399,9 +375,7 @@ func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {
 	var st unix.Stat_t
 	must.Do(t, unix.Fstat(fd, &st))
 	id := Identity{Name: l.Identity().Name, Dev: st.Dev, Inode: st.Ino}
-	if _, err := Open(os.NewFile(uintptr(fd), "x"), id); !errors.Is(err, ErrDamaged) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(Open(os.NewFile(uintptr(fd), "x"), id)), ErrDamaged)
 }
 
 func TestMessagesSurviveTheWire(t *testing.T) {
@@ -414,9 +388,7 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 		t.Fatal(got, err)
 	}
 	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLanes: [Pools]uint32{5, uint32(Slots), 15: 7}}
-	if got, err := DecodeReply(reply.Encode()); err != nil || got != reply {
-		t.Fatal(got, err)
-	}
+	must.Equal(t, must.Get(DecodeReply(reply.Encode()))(t), reply)
 }
 
 func FuzzDecodeRequest(f *testing.F) {

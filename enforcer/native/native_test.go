@@ -195,9 +195,7 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	set := b.attempts()
 	b.Want(c, map[string]uint64{gpu1: 2 * mib})
 	b.reached(c)
-	if b.attempts() != set {
-		t.Error("what the driver has it is told again")
-	}
+	must.Equal(t, b.attempts(), set, "what the driver has it is told again")
 	b.Drop(context.Background(), c)
 	b.are("dropped", c, driver.NoLimit, driver.NoLimit)
 	if len(b.fake.limits) != 0 || len(b.events()) != 0 {
@@ -330,9 +328,7 @@ func TestManyWantAtTheSameTime(t *testing.T) {
 			for n := range uint64(50) {
 				b.Want(c, map[string]uint64{gpu0: n, gpu1: n + 1})
 				if n%10 == 9 {
-					if _, err := b.reach(c); err != nil {
-						t.Error(err)
-					}
+					must.Try(t, must.Err(b.reach(c)))
 					b.are("reached", c, n, n+1)
 				}
 			}
@@ -349,8 +345,6 @@ func TestEachCgroupAboveHandsTheControllerDown(t *testing.T) {
 	}
 	must.Do(t, handDown(mount, filepath.Join(mount, "engine/c/below")))
 	for dir, want := range map[string]string{"": "cpu dmem\n", "engine": "+dmem", "engine/c": "+dmem", "engine/c/below": ""} {
-		if got, err := os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")); err != nil || string(got) != want {
-			t.Errorf("%q was told %q, want %q: %v", dir, got, want, err)
-		}
+		must.Equal(t, string(must.Get(os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")))(t)), want, dir, "was told")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestWhatIsDoneAboutAViolation(t *testing.T) {
@@ -67,11 +68,7 @@ func TestHowLongASliceIsFrozen(t *testing.T) {
 
 func TestWhatIsNotSet(t *testing.T) {
 	want := Policy{Bypass: api.Log, Allowance: 1 << 30, Grace: 500 * time.Millisecond}
-	if got := (Policy{}).WithDefaults(); got != want {
-		t.Errorf("%+v", got)
-	}
+	must.Equal(t, (Policy{}).WithDefaults(), want)
 	set := Policy{api.Kill, api.ScopeSlice, 1, 2}
-	if got := set.WithDefaults(); got != set {
-		t.Errorf("%+v", got)
-	}
+	must.Equal(t, set.WithDefaults(), set)
 }

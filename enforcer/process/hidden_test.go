@@ -82,9 +82,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 	plain := notDumpable(t, 0).Process.Pid
 	own := must.Get(PIDNamespace())(t)
 	asNobody(t, func() error { return nil }, func() error {
-		if _, err := os.Stat("/proc/" + strconv.Itoa(plain) + "/ns/pid"); !errors.Is(err, os.ErrPermission) {
-			t.Errorf("the kernel does not hide its namespace: %v", err)
-		}
+		must.Is(t, must.Err(os.Stat("/proc/"+strconv.Itoa(plain)+"/ns/pid")), os.ErrPermission, "the kernel does not hide its namespace")
 		h, err := Open(plain)
 		if err != nil {
 			return err
@@ -116,9 +114,7 @@ func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
 			}
 			namespaces[h.PIDNS] = true
 		}
-		if len(namespaces) != 2 {
-			t.Error("two namespaces are taken for one")
-		}
+		must.Equal(t, len(namespaces), 2, "two namespaces are taken for one")
 		return nil
 	})
 }

@@ -2,7 +2,11 @@
 
 package process
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
+)
 
 const tail = " S 42 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11"
 
@@ -55,9 +59,7 @@ func TestAProcessIsItsUsersIfAllItsUserIDsAre(t *testing.T) {
 		"Gid:\t7\t7\t7\t7\n":                             false,
 		"":                                               false,
 	} {
-		if got := ownedBy([]byte(s), 7); got != want {
-			t.Errorf("%q: %v", s, got)
-		}
+		must.Equal(t, ownedBy([]byte(s), 7), want, s)
 	}
 }
 

@@ -67,24 +67,14 @@ func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
 func TestTheDeadAreDead(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
-	if !h.Alive() {
-		t.Error("a living process is not alive")
-	}
+	must.Hold(t, h.Alive(), "a living process is not alive")
 	_ = cmd.Process.Kill()
 	waitFor(t, func() bool { return !h.Alive() }) // a zombie still: nobody has waited for it
-	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrDead) {
-		t.Errorf("open a zombie: %v, want ErrDead", err)
-	}
+	must.Is(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open a zombie")
 	_ = cmd.Wait()
-	if err := h.Signal(syscall.SIGTERM); !errors.Is(err, ErrDead) {
-		t.Errorf("signal: %v, want ErrDead", err)
-	}
-	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrDead) {
-		t.Errorf("open: %v, want ErrDead", err)
-	}
-	if _, err := StartTime(cmd.Process.Pid); !errors.Is(err, ErrDead) {
-		t.Errorf("start time: %v, want ErrDead", err)
-	}
+	must.Is(t, h.Signal(syscall.SIGTERM), ErrDead, "signal")
+	must.Is(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open")
+	must.Is(t, must.Err(StartTime(cmd.Process.Pid)), ErrDead, "start time")
 }
 
 func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
@@ -95,20 +85,14 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 		t.Fatalf("%+v, %v", again, err)
 	}
 	defer again.Close()
-	if !Exists(first.PID) {
-		t.Error("it does not exist")
-	}
-	if _, err := Again(first.PID, first.Start+1); !errors.Is(err, ErrDead) {
-		t.Errorf("another that had its pid: %v", err)
-	}
+	must.Hold(t, Exists(first.PID), "it does not exist")
+	must.Is(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "another that had its pid")
 	must.Do(t, cmd.Process.Kill())
 	waitFor(t, func() bool { return !first.Alive() })
 	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // its parent has not taken notice yet
 		t.Errorf("a dead one: %v", err)
 	}
-	if Exists(first.PID) {
-		t.Error("a dead one exists")
-	}
+	must.Hold(t, !Exists(first.PID), "a dead one exists")
 }
 
 func TestSignalReachesTheProcess(t *testing.T) {
@@ -116,20 +100,14 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	h := mustOpen(t, cmd.Process.Pid)
 	must.Do(t, h.Signal(syscall.SIGTERM))
 	_ = cmd.Wait()
-	if got := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); got != syscall.SIGTERM {
-		t.Errorf("it died of %v", got)
-	}
+	must.Equal(t, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), syscall.SIGTERM, "it died of")
 }
 
 func TestAClosedHandleActsOnNobody(t *testing.T) {
 	h := mustOpen(t, sleeper(t).Process.Pid)
 	must.Try(t, errors.Join(h.Close(), h.Close()))
-	if err := h.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("signal: %v", err)
-	}
-	if h.Alive() {
-		t.Error("alive, though closed")
-	}
+	must.Is(t, h.Signal(syscall.SIGTERM), os.ErrClosed, "signal")
+	must.Hold(t, !h.Alive(), "alive, though closed")
 }
 
 func TestFromPidfdBelievesThePidfd(t *testing.T) {
@@ -140,20 +118,14 @@ func TestFromPidfdBelievesThePidfd(t *testing.T) {
 	}
 	for _, pid := range []int{one.Process.Pid, 0} {
 		h := must.Get(FromPidfd(pidfd(), pid))(t)
-		if h.PID != one.Process.Pid {
-			t.Errorf("pid %d: the handle is of %d", pid, h.PID)
-		}
+		must.Equal(t, h.PID, one.Process.Pid, "pid", pid, "the handle is of")
 		h.Close()
 	}
-	if _, err := FromPidfd(pidfd(), other.Process.Pid); err == nil {
-		t.Error("another process's pid was believed")
-	}
+	must.Error(t, must.Err(FromPidfd(pidfd(), other.Process.Pid)), "another process's pid was believed")
 	end(one)
 	fd := must.Get(unix.PidfdOpen(other.Process.Pid, 0))(t)
 	end(other)
-	if _, err := FromPidfd(fd, other.Process.Pid); !errors.Is(err, ErrDead) {
-		t.Errorf("a dead process's pidfd: %v, want ErrDead", err)
-	}
+	must.Is(t, must.Err(FromPidfd(fd, other.Process.Pid)), ErrDead, "a dead process's pidfd")
 }
 
 func waitFor(t testing.TB, f func() bool) {
@@ -205,10 +177,8 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 		must.Do(t, cmd.Start())
 		want := must.Get(identify(cmd.Process.Pid))(t)
 		for range 3 {
-			h, err := Open(cmd.Process.Pid)
-			if err != nil || h.Identity != want {
-				t.Fatalf("%+v, %v, want %+v", h, err, want)
-			}
+			h := must.Get(Open(cmd.Process.Pid))(t)
+			must.Be(t, h.Identity, want, "identity")
 			h.Close()
 		}
 		_ = cmd.Process.Kill()
@@ -237,7 +207,5 @@ func TestANameMovesNoCursor(t *testing.T) {
 	was := must.Get(os.ReadFile(comm))(t)
 	defer func() { _ = os.WriteFile(comm, was, 0) }()
 	must.Do(t, os.WriteFile(comm, []byte("a\x1b[2J\xffé\nb"), 0))
-	if got := Name(os.Getpid()); got != "a[2Jéb" {
-		t.Errorf("%q", got)
-	}
+	must.Equal(t, Name(os.Getpid()), "a[2Jéb")
 }

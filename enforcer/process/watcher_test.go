@@ -99,9 +99,7 @@ func TestEachDeathIsReportedOnce(t *testing.T) {
 		if i < n/2 {
 			want = 1
 		}
-		if got := calls[i].Load(); got != want {
-			t.Errorf("process %d: %d reports, want %d", i, got, want)
-		}
+		must.Equal(t, calls[i].Load(), want, "process", i)
 	}
 }
 
@@ -123,9 +121,7 @@ func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
 		must.Do(t, w.Watch(h, died))
 	}
 	watch(func() { t.Error("called after Unwatch") })
-	if err := w.Watch(h, func() {}); err == nil {
-		t.Error("watched twice")
-	}
+	must.Error(t, w.Watch(h, func() {}), "watched twice")
 	if !w.Unwatch(h) || w.Unwatch(h) {
 		t.Error("Unwatch of a living process must be true once")
 	}
@@ -133,9 +129,7 @@ func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
 	watch(func() { close(died) })
 	end(cmd)
 	<-died
-	if w.Unwatch(h) {
-		t.Error("Unwatch is true after the report")
-	}
+	must.Hold(t, !w.Unwatch(h), "Unwatch is true after the report")
 }
 
 func TestAReportMayWatchAnother(t *testing.T) {
@@ -159,8 +153,6 @@ func TestAClosedWatcherIsSilent(t *testing.T) {
 	must.Do(t, w.Watch(h, func() { t.Error("called after Close") }))
 	must.Do(t, errors.Join(w.Close(), w.Close()))
 	end(cmd)
-	if err := w.Watch(h, func() {}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("watch after Close: %v", err)
-	}
+	must.Is(t, w.Watch(h, func() {}), os.ErrClosed, "watch after Close")
 	w.Unwatch(h)
 }

@@ -76,11 +76,7 @@ func begun(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 func start(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
-	must.Do(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	must.Start(t, cmd)
 	return cmd
 }
 
@@ -90,20 +86,16 @@ func attach(q *quota.Quota, o *owner, pid int) (l *quota.Lane, account *ledger.A
 	p := must.Get(process.Open(pid))(o.t)
 	o.with(func() {
 		l = &quota.Lane{Process: p}
-		file, err := q.Attach(l)
-		must.Do(o.t, err)
+		file := must.Get(q.Attach(l))(o.t)
 		must.Do(o.t, file.Close())
-		account, err = q.Ledger.OpenAccount(0, l.Number)
-		must.Do(o.t, err)
+		account = must.Get(q.Ledger.OpenAccount(0, l.Number))(o.t)
 	})
 	return l, account
 }
 
 func refused(t *testing.T, err error) {
 	t.Helper()
-	if !errors.Is(err, ledger.ErrRefused) {
-		t.Errorf("%v, want a refusal", err)
-	}
+	must.Is(t, err, ledger.ErrRefused, "want a refusal")
 }
 
 func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
@@ -143,9 +135,7 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	l, _ := attach(q, o, start(t).Process.Pid)
 	p := must.Get(process.Open(start(t).Process.Pid))(t)
 	o.with(func() {
-		if _, err := q.Attach(&quota.Lane{Process: p}); !errors.Is(err, ledger.StatusFull) {
-			t.Errorf("%v", err)
-		}
+		must.Is(t, must.Err(q.Attach(&quota.Lane{Process: p})), ledger.StatusFull)
 		q.Withdraw(l)
 	})
 	must.Do(t, l.Process.Close())
@@ -170,15 +160,12 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 	for name, failing := range map[string]func(t *testing.T, q *quota.Quota, p *process.Handle) error{
 		"no descriptor can be made": func(t *testing.T, q *quota.Quota, p *process.Handle) (err error) {
 			noDescriptors(t, func() { _, err = q.Attach(&quota.Lane{Process: p}) })
-			if !errors.Is(err, unix.EMFILE) {
-				t.Errorf("%v, want EMFILE", err)
-			}
+			must.Is(t, err, unix.EMFILE)
 			return err
 		},
 		"its exit cannot be watched": func(t *testing.T, q *quota.Quota, p *process.Handle) error {
 			must.Do(t, p.Close())
-			_, err := q.Attach(&quota.Lane{Process: p})
-			return err
+			return must.Err(q.Attach(&quota.Lane{Process: p}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -194,9 +181,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 				if q.Count() != 0 || q.Of(p.PID) != nil || q.State != api.Active {
 					t.Errorf("%d lanes, %s", q.Count(), q.State)
 				}
-				if owners := q.Owners(); len(owners) != 0 {
-					t.Errorf("the page names %v", owners)
-				}
+				must.Len(t, q.Owners(), 0, "the page names")
 				must.Do(t, q.Verify())
 			})
 			must.Do(t, p.Close())
@@ -223,9 +208,7 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 	})
 	must.Do(t, b.Charge(4*gib))
 	refused(t, b.Charge(1))
-	if _, err := resume(); !errors.Is(err, ledger.StatusRefused) {
-		t.Errorf("%v: what it lent is another's", err)
-	}
+	must.Is(t, must.Err(resume()), ledger.StatusRefused, "what it lent is another's")
 	must.Do(t, b.Release(3*gib))
 	o.with(func() {
 		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
@@ -271,9 +254,7 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 	} {
 		o.with(func() {
 			q.SetExcess(0, c.known, c.unverified)
-			if got := q.Ledger.Held(0, 0); got != c.want {
-				t.Errorf("%+v: %d", c, got)
-			}
+			must.Equal(t, q.Ledger.Held(0, 0), c.want, c)
 			must.Do(t, q.Verify())
 		})
 	}
@@ -291,9 +272,7 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
 			t.Errorf("%v, highest %d", has, d.HighestLimit())
 		}
-		if !q.OverLimit(0) {
-			t.Error("it holds more than it may")
-		}
+		must.Hold(t, q.OverLimit(0), "it holds more than it may")
 	})
 	refused(t, a.Charge(1))
 }
@@ -318,9 +297,7 @@ func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
 func TestAQuotaCountsForNoMoreThanItsDevice(t *testing.T) {
 	q, o := newQuota(t, ledger.NoLimit)
 	o.with(func() {
-		if has := q.Commitment(); has[q.Devices[0].Name] != 80*gib {
-			t.Errorf("%v", has)
-		}
+		must.Equal(t, q.Commitment()[q.Devices[0].Name], 80*gib)
 	})
 }
 
@@ -528,9 +505,7 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 		}
 	})
 	another, _ := attach(q, after, start(t).Process.Pid)
-	if another.Number != 2 {
-		t.Errorf("lane %d", another.Number)
-	}
+	must.Equal(t, another.Number, 2, "lane")
 }
 
 func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
@@ -560,17 +535,11 @@ func TestAnExpiredQuotaTakesBackAndGivesNothing(t *testing.T) {
 	must.Do(t, a.Charge(gib))
 	o.with(func() {
 		q.Expire()
-		if q.State != api.Expired {
-			t.Errorf("%s", q.State)
-		}
+		must.Equal(t, q.State, api.Expired)
 	})
-	if err := a.Charge(1); err == nil {
-		t.Error("a charge was granted")
-	}
+	must.Error(t, a.Charge(1), "a charge was granted")
 	o.with(func() {
 		q.Settle(l)
-		if used := q.Used(0); used != 0 {
-			t.Errorf("%d bytes are used", used)
-		}
+		must.Equal(t, q.Used(0), 0, "bytes are used")
 	})
 }

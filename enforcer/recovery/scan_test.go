@@ -3,7 +3,6 @@
 package recovery
 
 import (
-	"errors"
 	"log/slog"
 	"os"
 	"slices"
@@ -87,9 +86,7 @@ func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 		t.Fatalf("%v has it, want 3", got)
 	}
 	for pid, want := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
-		if s.MayHold(theLedger, pid) != want {
-			t.Errorf("process %d may have it: %t", pid, !want)
-		}
+		must.Equal(t, s.MayHold(theLedger, pid), want, "process", pid, "may have it", !want)
 	}
 	got, err := s.MayBeWith(ledger.Identity{}, admitted(1, 2, 4))
 	slices.Sort(got)
@@ -135,9 +132,7 @@ func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
 	for _, pid := range groups[0] {
 		hung += asked(pid)
 	}
-	if hung > readersOfGroup {
-		t.Errorf("%d of a group hold a thread", hung)
-	}
+	must.Hold(t, hung <= readersOfGroup, hung, "of a group hold a thread")
 	t.Logf("9000 of 201 groups hang: %v", time.Since(begin))
 }
 
@@ -226,20 +221,14 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 				return nil, err
 			}
 			s.Run()
-			if s.Take(theLedger) != l {
-				t.Fatal("it was not found")
-			}
+			must.Be(t, s.Take(theLedger), l, "it was not found")
 			for pid := 1; pid <= 4; pid++ {
-				if asks := asked(pid) > 0; asks != slices.Contains(c.asks, pid) {
-					t.Errorf("process %d is asked: %t", pid, asks)
-				}
+				must.Equal(t, asked(pid) > 0, slices.Contains(c.asks, pid), "process", pid, "is asked")
 			}
 			if s.MayHold(theLedger, 4) || !s.MayHold(theLedger, c.has) {
 				t.Error("it is known who has it")
 			}
-			if asked(4) != 1 {
-				t.Errorf("process 4 was asked %d times", asked(4))
-			}
+			must.Equal(t, asked(4), 1, "process 4 was asked")
 		})
 	}
 }
@@ -267,9 +256,7 @@ func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
 	if s.Take(theLedger) != nil {
 		t.Fatal("who gave it?")
 	}
-	if got, err := s.MayBeWith(theLedger, admitted()); err != nil || !slices.Equal(got, []int{os.Getppid()}) {
-		t.Errorf("it may be with %v, %v", got, err)
-	}
+	must.EqualSlices(t, must.Get(s.MayBeWith(theLedger, admitted()))(t), []int{os.Getppid()}, "it may be with")
 }
 
 // If it is not known who there is, anybody may have any ledger.
@@ -280,9 +267,7 @@ func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 	if s.Take(theLedger) != nil {
 		t.Fatal("what was found?")
 	}
-	if _, err := s.MayBeWith(theLedger, admitted()); !errors.Is(err, os.ErrPermission) {
-		t.Fatal(err)
-	}
+	must.Is(t, must.Err(s.MayBeWith(theLedger, admitted())), os.ErrPermission)
 }
 
 func TestProcessesAreAskedByTheirUsersAndCgroups(t *testing.T) {

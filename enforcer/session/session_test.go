@@ -25,24 +25,16 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 		if g.Wait(now, alice) {
 			t.Fatalf("after %d wrong tokens", n)
 		}
-		if first := g.Did(now, alice); first != (n == 0) {
-			t.Fatalf("number %d is the first: %v", n, first)
-		}
+		must.Be(t, g.Did(now, alice), (n == 0), "number", n, "is the first")
 	}
 	if !g.Wait(now, alice) || g.Wait(now, bob) {
 		t.Fatal("not alice, or not alice alone")
 	}
-	if !g.Wait(now.Add(g.Interval-time.Second), alice) {
-		t.Error("before the interval is over")
-	}
+	must.Hold(t, g.Wait(now.Add(g.Interval-time.Second), alice), "before the interval is over")
 	now = now.Add(g.Interval)
-	if g.Wait(now, alice) {
-		t.Error("after it")
-	}
+	must.Hold(t, !g.Wait(now, alice), "after it")
 	g.Did(now, alice)
-	if !g.Wait(now, alice) {
-		t.Error("one in an interval, and there was one")
-	}
+	must.Hold(t, g.Wait(now, alice), "one in an interval, and there was one")
 	now = now.Add(time.Duration(g.Burst) * g.Interval)
 	if g.Wait(now, alice) || len(g.by) != 0 {
 		t.Error("she is not forgotten")
@@ -59,10 +51,8 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	dir := t.TempDir()
 	sum := must.Get(NewToken(dir, "s", -1, -1))(t)
-	info, err := os.Stat(filepath.Join(dir, api.TokenName))
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Fatalf("%v, %v", info, err)
-	}
+	info := must.Get(os.Stat(filepath.Join(dir, api.TokenName)))(t)
+	must.Be(t, info.Mode().Perm(), 0o600)
 	text := must.Get(os.ReadFile(filepath.Join(dir, api.TokenName)))(t)
 	id, shown, err := api.ParseTokenFile(string(text))
 	if err != nil || id != "s" || !sum.Is(shown) {
@@ -73,12 +63,8 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 			t.Errorf("%q is accepted", wrong)
 		}
 	}
-	if (Token{}).Is(shown) {
-		t.Error("a session without a token has one")
-	}
-	if _, err := NewToken(dir, "s", -1, -1); !errors.Is(err, os.ErrExist) {
-		t.Errorf("a second token: %v", err)
-	}
+	must.Hold(t, !(Token{}).Is(shown), "a session without a token has one")
+	must.Is(t, must.Err(NewToken(dir, "s", -1, -1)), os.ErrExist, "a second token")
 }
 
 func TestALimitIsForAUserOrForAGroup(t *testing.T) {
@@ -110,8 +96,7 @@ func TestALimitIsForAUserOrForAGroup(t *testing.T) {
 func child(t *testing.T) (*process.Handle, *exec.Cmd) {
 	t.Helper()
 	c := exec.Command("sleep", "60")
-	must.Do(t, c.Start())
-	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	must.Start(t, c)
 	p := must.Get(process.Open(c.Process.Pid))(t)
 	return p, c
 }
@@ -137,9 +122,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 	for range maxMembers - 1 {
 		must.Do(t, m.Add(Member{Handle: p}))
 	}
-	if err := m.Add(Member{Handle: p}); !errors.Is(err, errFull) {
-		t.Errorf("one too many: %v", err)
-	}
+	must.Is(t, m.Add(Member{Handle: p}), errFull, "one too many")
 }
 
 func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
@@ -157,9 +140,7 @@ func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
 		t.Error("an exited process remains")
 	}
 	r.Close()
-	if len(r.All()) != 0 {
-		t.Error("it is not forgotten")
-	}
+	must.Equal(t, len(r.All()), 0, "it is not forgotten")
 }
 
 // dead returns a handle of an exited process. The kernel has given its pid to another process since.
@@ -176,12 +157,8 @@ func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
 	of, _ := child(t)
 	own := must.Get(process.Open(os.Getpid()))(t)
 	defer own.Close()
-	if err := above(own, of.PID); err != nil {
-		t.Errorf("the parent: %v", err)
-	}
-	if err := above(dead(t, os.Getpid()), of.PID); !errors.Is(err, process.ErrDead) {
-		t.Errorf("an exited asker with the parent's pid: %v", err)
-	}
+	must.Try(t, above(own, of.PID), "the parent")
+	must.Is(t, above(dead(t, os.Getpid()), of.PID), process.ErrDead, "an exited asker with the parent's pid")
 	if err := above(of, os.Getpid()); err == nil || errors.Is(err, process.ErrDead) {
 		t.Errorf("a child owns its parent: %v", err)
 	}
@@ -215,13 +192,9 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 	_ = exits.Process.Kill()
 	_ = exits.Wait()
 	p.PID = os.Getpid()
-	if r.Has(os.Getpid()) {
-		t.Error("another process is taken for it")
-	}
+	must.Hold(t, !r.Has(os.Getpid()), "another process is taken for it")
 	r.Add(dead(t, os.Getpid()))
-	if len(r.All()) != 1 {
-		t.Error("an exited process is added")
-	}
+	must.Equal(t, len(r.All()), 1, "an exited process is added")
 }
 
 func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {

@@ -5,7 +5,6 @@ package store
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -31,9 +30,7 @@ func (p *place) keptAside(base, kind string, data []byte) {
 	if len(kept) != 1 || !bytes.Equal(read(p.t, kept[0]), data) {
 		p.t.Fatalf("the file was not kept as it was: %q", kept)
 	}
-	if !strings.Contains(p.log.String(), kept[0]) {
-		p.t.Errorf("it is not reported: %s", p.log.String())
-	}
+	must.Contain(p.t, p.log.String(), kept[0], "it is not reported")
 }
 
 // lived is a state file with a past.
@@ -97,9 +94,7 @@ func TestANewerFileIsReportedAndKept(t *testing.T) {
 	p.openAny()
 	p.keptAside(filepath.Join(p.RunDir, filepath.Base(p.record(1))), "newer", record)
 	p.keptAside(p.stateFile(), "newer", state)
-	if !strings.Contains(p.log.String(), "newer version") {
-		t.Error(p.log.String())
-	}
+	must.Contain(t, p.log.String(), "newer version")
 }
 
 // The fixtures have each field, as an earlier gpuslice wrote it.
@@ -110,9 +105,7 @@ func TestRecordsOfTheFirstSchemaAreRead(t *testing.T) {
 	write(t, p.stateFile(), read(t, "testdata/state-2.json"))
 	s := p.open()
 	slices := s.Released()
-	if len(slices) != 1 {
-		t.Fatalf("%+v", slices)
-	}
+	must.Len(t, slices, 1)
 	for _, stored := range []any{slices[0], s.PoolStates()["night"], s.Pools()[0]} {
 		for _, field := range unset(reflect.ValueOf(stored), reflect.TypeOf(stored).Name()) {
 			t.Errorf("%s has no value: add it to the fixture", field)
@@ -143,29 +136,21 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 		write(t, p.stateFile(), []byte{byte(i)})
 		must.Do(t, p.openAny().Close())
 	}
-	if kept := aside(t, p.stateFile(), "damaged"); len(kept) != 3 {
-		t.Errorf("kept %q, want three", kept)
-	}
+	must.Len(t, aside(t, p.stateFile(), "damaged"), 3, "kept")
 }
 
 func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
 		p := newPlace(t)
 		must.Do(t, os.MkdirAll(path(p), 0o700))
-		if _, err := Open(p.Options); err == nil {
-			t.Error("a directory was opened")
-		}
-		if _, err := os.Stat(path(p)); err != nil {
-			t.Error("the directory is gone")
-		}
+		must.Error(t, must.Err(Open(p.Options)), "a directory was opened")
+		must.Try(t, must.Err(os.Stat(path(p))), "the directory is gone")
 	}
 	p, other := newPlace(t), newPlace(t)
 	must.Do(t, other.open().Close())
 	must.Do(t, os.MkdirAll(p.RunDir, 0o700))
 	must.Do(t, os.Symlink(other.records(), p.records()))
-	if _, err := Open(p.Options); err == nil {
-		t.Error("a link was followed")
-	}
+	must.Error(t, must.Err(Open(p.Options)), "a link was followed")
 }
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
@@ -204,9 +189,7 @@ func FuzzDecode(f *testing.F) {
 		back := must.Get(decode(again))(t)
 		a, _ := json.Marshal(d)
 		b, _ := json.Marshal(back)
-		if !bytes.Equal(a, b) {
-			t.Errorf("%s\n%s", a, b)
-		}
+		must.Hold(t, bytes.Equal(a, b), a, b)
 	})
 }
 
@@ -266,9 +249,7 @@ func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 		must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 		return syscall.EIO
 	}
-	if err := s.PutPool(examplePool("new")); !errors.Is(err, syscall.EIO) {
-		t.Fatal(err)
-	}
+	must.Is(t, s.PutPool(examplePool("new")), syscall.EIO)
 	must.Do(t, os.RemoveAll(obstacle))
 	s.state.disk = durable.Host()
 	must.Do(t, s.Close())

@@ -105,9 +105,7 @@ func write(t testing.TB, path string, data []byte) {
 
 func same[T any](t testing.TB, got, want T) {
 	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Fatalf("got  %+v\nwant %+v", got, want)
-	}
+	must.Hold(t, reflect.DeepEqual(got, want), got, "want", want)
 }
 
 func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
@@ -232,13 +230,9 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			room := full(p)
 			s = p.open()
 			for _, slice := range []Slice{over, gone} {
-				if err := s.Retire(slice); !errors.Is(err, syscall.ENOSPC) {
-					t.Fatal(err)
-				}
+				must.Is(t, s.Retire(slice), syscall.ENOSPC)
 			}
-			if err := s.Forget("gone", 2); !errors.Is(err, syscall.ENOSPC) {
-				t.Fatal(err)
-			}
+			must.Is(t, s.Forget("gone", 2), syscall.ENOSPC)
 			if _, failures, err := s.Progress(); failures != 3 || !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(failures, err)
 			}
@@ -248,9 +242,7 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			s = p.open()
 			same(t, s.Released(), []Slice{released(over)})
 			for _, slice := range s.Slices() {
-				if slice.Request.ID != "another" {
-					t.Errorf("%s is not released", slice.Request.ID)
-				}
+				must.Equal(t, slice.Request.ID, "another", "is not released")
 			}
 		})
 	}
@@ -260,9 +252,7 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
-	if _, err := Open(p.Options); !errors.Is(err, ErrLocked) {
-		t.Errorf("got %v, want ErrLocked", err)
-	}
+	must.Is(t, must.Err(Open(p.Options)), ErrLocked)
 	must.Do(t, s.Close())
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
@@ -301,9 +291,7 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if len(winners) != 1 {
-			t.Fatalf("%d enforcers have the store", len(winners))
-		}
+		must.Len(t, winners, 1, "enforcers have the store")
 		must.Do(t, winners[0].Close())
 	}
 }
@@ -344,21 +332,15 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 	wg.Wait()
 	must.Do(t, s.Close())
 	s = p.open()
-	if got := len(s.Slices()); got != writers*each/2 {
-		t.Errorf("%d slices, want %d", got, writers*each/2)
-	}
-	if got := len(s.Pools()); got != writers*each {
-		t.Errorf("%d pools, want %d", got, writers*each)
-	}
+	must.Equal(t, len(s.Slices()), writers*each/2, "slices")
+	must.Equal(t, len(s.Pools()), writers*each, "pools")
 }
 
 func TestAClosedStoreRefuses(t *testing.T) {
 	s := newPlace(t).open()
 	must.Do(t, s.Close())
 	for _, err := range []error{s.PutSlice(example("a", 1)), s.Retire(example("a", 1)), s.PutPool(examplePool("p"))} {
-		if !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v, want ErrClosed", err)
-		}
+		must.Is(t, err, ErrClosed)
 	}
 }
 
@@ -419,17 +401,11 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	must.Do(t, s.PutSlice(gone))
 	obstacle := filepath.Join(p.records(), newPrefix+filepath.Base(p.record(1)))
 	must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
-	if err := s.Retire(over); !errors.Is(err, syscall.EISDIR) {
-		t.Fatal(err)
-	}
+	must.Is(t, s.Retire(over), syscall.EISDIR)
 	for range 2 {
-		if err := s.PutSlice(example("another", 3)); !errors.Is(err, syscall.EISDIR) {
-			t.Fatal(err)
-		}
+		must.Is(t, s.PutSlice(example("another", 3)), syscall.EISDIR)
 	}
-	if err := s.Forget("gone", 2); !errors.Is(err, syscall.EISDIR) {
-		t.Fatal(err)
-	}
+	must.Is(t, s.Forget("gone", 2), syscall.EISDIR)
 	must.Do(t, os.RemoveAll(obstacle))
 	must.Do(t, s.PutSlice(example("another", 3)))
 	must.Do(t, s.Close())

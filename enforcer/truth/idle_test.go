@@ -5,6 +5,8 @@ package truth
 import (
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // A list stands for later ones only if all of what makes it so is so.
@@ -28,11 +30,7 @@ func TestWhenAListStands(t *testing.T) {
 		{"it is just not too old", now, now, false, 9999, now, true},
 		{"it is too old", now, now, false, 10000, now, false},
 	} {
-		if got := Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit); got != c.want {
-			t.Errorf("%s: %v", c.what, got)
-		}
+		must.Equal(t, Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit), c.want, c.what)
 	}
-	if (Idle{}).Stands(begin, Totals{}, limit) {
-		t.Error("no list stands for one")
-	}
+	must.Hold(t, !(Idle{}).Stands(begin, Totals{}, limit), "no list stands for one")
 }

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -174,9 +176,7 @@ func TestWhatIsAViolation(t *testing.T) {
 		for _, x := range c.samples {
 			s, res = Next(s, x, rules)
 		}
-		if res != c.want {
-			t.Errorf("%s: %+v, want %+v", c.what, res, c.want)
-		}
+		must.Equal(t, res, c.want, c.what)
 	}
 }
 

@@ -25,15 +25,9 @@ func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 			t.Skip("requires Linux 6.16")
 		}
 		rights := unix.UnixRights(0)
-		if err := unix.Sendmsg(pair[1], []byte{1}, rights, nil, 0); !errors.Is(err, unix.EPERM) {
-			t.Errorf("kind %d: they were sent: %v", kind, err)
-		}
-		if err := unix.Sendmsg(pair[1], []byte{1}, nil, nil, 0); err != nil {
-			t.Errorf("kind %d: a message without them: %v", kind, err)
-		}
-		if err := unix.Sendmsg(pair[0], []byte{1}, rights, nil, 0); err != nil {
-			t.Errorf("kind %d: the other way: %v", kind, err)
-		}
+		must.Is(t, unix.Sendmsg(pair[1], []byte{1}, rights, nil, 0), unix.EPERM, "kind", kind, "they were sent")
+		must.Try(t, unix.Sendmsg(pair[1], []byte{1}, nil, nil, 0), "kind", kind, "a message without them")
+		must.Try(t, unix.Sendmsg(pair[0], []byte{1}, rights, nil, 0), "kind", kind, "the other way")
 	}
 }
 
@@ -73,7 +67,5 @@ func TestAPeerWhosePidIsFreeIsDead(t *testing.T) {
 	defer unix.Close(pair[0])
 	defer unix.Close(pair[1])
 	const beyond = 1 << 22 // the kernel gives out lower ones
-	if _, err := openNamed(pair[0], beyond); !errors.Is(err, process.ErrDead) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(openNamed(pair[0], beyond)), process.ErrDead)
 }
