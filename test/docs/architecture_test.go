@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // These pages give an overview, so they must stay short.
@@ -18,10 +20,7 @@ func TestOverviewsAreReadInOneSitting(t *testing.T) {
 		"docs/architecture.md":     {2500, "docs/evidence/accounting.md and docs/evidence/restart.md"},
 		"docs/operate/security.md": {1000, "docs/evidence/security.md"},
 	} {
-		text, err := os.ReadFile(filepath.Join(root, page))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(root, page)))(t)
 		if words := len(strings.Fields(string(text))); words > limit.words {
 			t.Errorf("%s has %d words, more than %d: move details to %s", page, words, limit.words, limit.detail)
 		}

@@ -44,10 +44,7 @@ var noBound = map[string]string{
 
 // The page has the values of the code. `go test ./test/docs -run TestTheBounds -update` writes it from testdata/bounds.md.
 func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
-	rows, err := os.ReadFile("testdata/bounds.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := must.Get(os.ReadFile("testdata/bounds.md"))(t)
 	code, used := make(source), make(map[string]bool)
 	table := placeholder.ReplaceAllStringFunc(string(rows), func(in string) string {
 		match := placeholder.FindStringSubmatch(in)
@@ -59,14 +56,10 @@ func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
 		}
 		return v.text(match[2] != "")
 	})
-	if strings.ContainsAny(table, "{}") {
-		t.Error("a placeholder is left")
-	}
+	must.Hold(t, !strings.ContainsAny(table, "{}"), "a placeholder is left")
 	page := filepath.Join(root, bounds)
 	if *update {
-		if err := doctable.Write(page, table); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, doctable.Write(page, table))
 	}
 	if got, err := doctable.Read(page); err != nil || got != table {
 		t.Errorf("%s is not what the code says (%v): run this test with -update", bounds, err)
@@ -79,15 +72,9 @@ func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
 			}
 		}
 	}
-	dirs, err := packages("api/server", "lease/service", "enforcer", "daemon")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dirs := must.Get(packages("api/server", "lease/service", "enforcer", "daemon"))(t)
 	for _, dir := range dirs {
-		p, err := code.load(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Get(code.load(dir))(t)
 		for _, name := range p.limits() {
 			name = dir + "." + name
 			if _, err := code.of(name); err != nil { // not a number
@@ -135,9 +122,7 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 				}
 			}
 		}
-		if rows < table.rows {
-			t.Errorf("%s: found %d rows, want at least %d", table.document, rows, table.rows)
-		}
+		must.Hold(t, rows >= table.rows, table.document, "found", rows, "rows, want at least", table.rows)
 	}
 }
 

@@ -3,7 +3,6 @@
 package docs
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,32 +11,13 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // The table of faults must have exactly the code's kill points.
 func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
-	var points, named []string
-	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
-	for _, dir := range []string{"enforcer", "hostmem", "lease", "cmd"} {
-		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
-			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			text, err := os.ReadFile(path)
-			for _, m := range call.FindAllSubmatch(text, -1) {
-				switch point := string(m[2]); string(m[1]) {
-				case "q.p": // of a slice and of a pool
-					points = append(points, point, strings.Replace(point, ".", ".pool.", 1))
-				case "l.p": // of a lease's first broker and of a replacement
-					points = append(points, "acquire."+point, "restart."+point)
-				default:
-					points = append(points, point)
-				}
-			}
-			return err
-		})
-		must.Do(t, err)
-	}
+	var named []string
+	points := must.Get(testhost.KillPoints(root, "enforcer", "hostmem", "lease", "cmd"))(t)
 	// test/e2e covers the kill points of moves.
 	points = slices.DeleteFunc(points, func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
@@ -54,8 +34,6 @@ func TestTheTableOfFaultsHasAllKillPoints(t *testing.T) {
 		}
 	}
 	for _, point := range named {
-		if !slices.Contains(points, point) {
-			t.Errorf("%s has the kill point %s, and the code has not", document, point)
-		}
+		must.Hold(t, slices.Contains(points, point), document, "has the kill point", point, "and the code has not")
 	}
 }

@@ -55,9 +55,7 @@ func TestImportsGoDownOnly(t *testing.T) {
 		must.Do(t, err)
 	}
 	for name := range rows {
-		if !seen[name] {
-			t.Errorf("%s names %s, which is no package", picture, name)
-		}
+		must.Hold(t, seen[name], picture, "names", name, "which is no package")
 	}
 }
 
@@ -72,9 +70,7 @@ func packagesIn(t *testing.T, path string) map[string]int {
 			Text  string `xml:",chardata"`
 		} `xml:"text"`
 	}
-	if err := xml.Unmarshal(text, &picture); err != nil {
-		t.Fatalf("%s: %v", path, err)
-	}
+	must.Do(t, xml.Unmarshal(text, &picture), path)
 	packages := make(map[string]int)
 	for _, text := range picture.Texts {
 		if text.Class == "package" {

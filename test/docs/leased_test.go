@@ -28,14 +28,10 @@ func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
 	}
 	families := strings.Fields(value("RestrictAddressFamilies"))
 	for _, family := range []string{"AF_UNIX", "AF_INET", "AF_INET6"} {
-		if !slices.Contains(families, family) {
-			t.Errorf("the unit refuses %s: no other machine could be served", family)
-		}
+		must.Hold(t, slices.Contains(families, family), "the unit refuses", family, "no other machine could be served")
 	}
 	for _, key := range []string{"PrivateNetwork", "IPAddressDeny"} {
-		if regexp.MustCompile(`(?m)^` + key + `=`).Match(text) {
-			t.Errorf("with %s no other machine is served", key)
-		}
+		must.Hold(t, !regexp.MustCompile(`(?m)^`+key+`=`).Match(text), "with", key, "no other machine is served")
 	}
 	limit := must.Get(strconv.Atoi(value("LimitNOFILE")))(t)
 	const local, handshakes, remote = 1024, 256, 256

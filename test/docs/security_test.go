@@ -52,16 +52,12 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 			continue
 		}
 		rows++
-		if shows == "" {
-			t.Errorf("%q: nothing shows it", claim)
-		}
+		must.Hold(t, shows != "", claim, "nothing shows it")
 		for part := range strings.SplitSeq(shows, ";") {
 			look(t, claim, part)
 		}
 	}
-	if rows < 50 {
-		t.Errorf("only %d claims were found: is the table another?", rows)
-	}
+	must.Hold(t, rows >= 50, "only", rows, "claims were found: is the table another?")
 	// Each section of the pages needs a row, except those listed here.
 	for _, heading := range regexp.MustCompile(`(?m)^###? (.+)$`).FindAllStringSubmatch(document, -1) {
 		switch heading[1] {
@@ -75,18 +71,13 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 		}
 	}
 	for _, title := range titles {
-		if !strings.Contains(document, "# "+title+"\n") {
-			t.Errorf("there is no section %q", title)
-		}
+		must.Contain(t, document, "# "+title+"\n", "there is no section", title)
 	}
 }
 
 // Each leaf of docs/evidence/attack-trees.md names tests that exist, or says that there is none, or what does not hold.
 func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/evidence/attack-trees.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, "docs/evidence/attack-trees.md")))(t)
 	lines := strings.Split(string(text), "\n")
 	if len(lines) > 121 {
 		t.Errorf("it has %d lines, more than 120", len(lines)-1)
@@ -106,15 +97,11 @@ func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
 			}
 		default:
 			for part := range strings.SplitSeq(item, ";") {
-				if look(t, item, part) == 0 {
-					t.Errorf("%q names no test", part)
-				}
+				must.Hold(t, look(t, item, part) != 0, part, "names no test")
 			}
 		}
 	}
-	if leaves < 60 {
-		t.Errorf("found %d leaves, want at least 60", leaves)
-	}
+	must.Hold(t, leaves >= 60, "found", leaves, "leaves, want at least 60")
 }
 
 // look checks one part of a cell: that its tests, case of a program, or file with its quoted text exist. It returns the number
@@ -138,9 +125,7 @@ func look(t *testing.T, claim, part string) int {
 	}
 	if file != "" {
 		text, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Errorf("%q: %v", claim, err)
-		}
+		must.Try(t, err, claim)
 		for _, word := range words {
 			if !strings.Contains(string(text), word) {
 				t.Errorf("%q: %s has no %s", claim, file, word)
@@ -162,9 +147,7 @@ func look(t *testing.T, claim, part string) int {
 		source.Write(text)
 	}
 	for _, name := range tests {
-		if !strings.Contains(source.String(), "\nfunc "+name+"(") {
-			t.Errorf("%q: there is no %s in %s", claim, name, dir)
-		}
+		must.Contain(t, source.String(), "\nfunc "+name+"(", claim, "there is no", name, "in", dir)
 	}
 	return len(tests)
 }

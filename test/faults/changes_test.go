@@ -104,11 +104,7 @@ func (w *world) pickPool(r *rand.Rand) *pool {
 			list = append(list, p)
 		}
 	}
-	n := r.Uint64()
-	if len(list) == 0 {
-		return nil
-	}
-	return list[n%uint64(len(list))]
+	return oneOf(list, r)
 }
 
 func createPool(w *world, r *rand.Rand) bool {

@@ -7,8 +7,6 @@ package faults
 import (
 	"math/rand/v2"
 	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // killPoints returns the enforcer's kill points. It omits programs that checkpoint themselves and host memory with its cgroup
@@ -28,28 +27,12 @@ func killPoints() []string {
 }
 
 // killPointsIn returns the kill points in the sources below some directories.
-func killPointsIn(dirs ...string) (points []string) {
-	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
-	for _, dir := range dirs {
-		_ = filepath.WalkDir(filepath.Join("../..", dir), func(path string, e os.DirEntry, err error) error {
-			if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-				text, _ := os.ReadFile(path)
-				for _, m := range call.FindAllSubmatch(text, -1) {
-					switch point := string(m[2]); string(m[1]) {
-					case "q.p": // also one of a pool
-						points = append(points, point, strings.Replace(point, ".", ".pool.", 1))
-					case "l.p": // of a lease's first broker and of a replacement
-						points = append(points, "acquire."+point, "restart."+point)
-					default:
-						points = append(points, point)
-					}
-				}
-			}
-			return nil
-		})
+func killPointsIn(dirs ...string) []string {
+	points, err := testhost.KillPoints("../..", dirs...)
+	if err != nil {
+		panic(err)
 	}
-	slices.Sort(points)
-	return slices.Compact(points)
+	return points
 }
 
 // killAt arms a point and runs operations until the enforcer dies at it. The enforcer is then restarted, as by systemd, while

@@ -82,6 +82,15 @@ func (w *world) operate() {
 	w.check()
 }
 
+// oneOf is the zero value if the list is empty. It takes one number from r in any case, so that a seed gives the same round again.
+func oneOf[T any](list []T, r *rand.Rand) (one T) {
+	n := r.Uint64()
+	if len(list) > 0 {
+		one = list[n%uint64(len(list))]
+	}
+	return one
+}
+
 func (w *world) pickSlice(r *rand.Rand, fits func(*slice) bool) *slice {
 	var list []*slice
 	for _, s := range w.slices {
@@ -89,11 +98,7 @@ func (w *world) pickSlice(r *rand.Rand, fits func(*slice) bool) *slice {
 			list = append(list, s)
 		}
 	}
-	n := r.Uint64()
-	if len(list) == 0 {
-		return nil
-	}
-	return list[n%uint64(len(list))]
+	return oneOf(list, r)
 }
 
 func (w *world) pickWorker(r *rand.Rand, fits func(*worker) bool) *worker {
@@ -105,11 +110,7 @@ func (w *world) pickWorker(r *rand.Rand, fits func(*worker) bool) *worker {
 			}
 		}
 	}
-	n := r.Uint64()
-	if len(list) == 0 {
-		return nil
-	}
-	return list[n%uint64(len(list))]
+	return oneOf(list, r)
 }
 
 func beginContainer(w *world, r *rand.Rand) bool {

@@ -166,8 +166,7 @@ func (h *Host) TopDirs(image, rootfs string) (bound []string) {
 		switch {
 		case err != nil:
 		case info.Mode()&os.ModeSymlink != 0:
-			target, err := os.Readlink(filepath.Join(image, name))
-			h.Must(err)
+			target := must.Get(os.Readlink(filepath.Join(image, name)))(h.T)
 			h.Must(os.Symlink(target, rootfs+name))
 		default:
 			h.Must(os.Mkdir(rootfs+name, 0o755))
@@ -243,8 +242,7 @@ func (h *Host) Slices() []api.Slice {
 // Use returns the slice's usage of its only device.
 func (h *Host) Use(id string) api.DeviceUse {
 	h.T.Helper()
-	slice, err := h.Client.Slice(context.Background(), id)
-	h.Must(err)
+	slice := must.Get(h.Client.Slice(context.Background(), id))(h.T)
 	if len(slice.Devices) != 1 {
 		h.T.Fatalf("slice %s has %d devices, want 1: %+v", id, len(slice.Devices), slice)
 	}

@@ -5,6 +5,8 @@ package testhost
 import (
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
@@ -22,7 +24,5 @@ func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
 			t.Errorf("between %d and %d ms it stood still for %v, want %d ms", c.begin, c.end, got, c.want)
 		}
 	}
-	if got := s.Longest(); got != 3*time.Second {
-		t.Errorf("the longest was %v", got)
-	}
+	must.Equal(t, s.Longest(), 3*time.Second, "the longest was")
 }
