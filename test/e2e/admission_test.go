@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) device() api.Device {
 	h.T.Helper()
-	devices, err := h.Client.Devices(h.T.Context())
-	h.Must(err)
+	devices := must.Get(h.Client.Devices(h.T.Context()))(h.T)
 	if len(devices) != 1 || devices[0].Free == nil {
 		h.T.Fatalf("the devices are %+v", devices)
 	}
@@ -45,8 +45,7 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 		half := map[string]string{"gpuslice.vram": "50%"}
-		first := h.newContainer(half, "/bin/sleep", "600")
-		first.run()
+		first := h.runContainer(half, "/bin/sleep", "600")
 
 		second := h.newContainer(half, "/bin/sleep", "600")
 		out := second.refused()
@@ -65,9 +64,7 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 		if out := h.newContainer(map[string]string{"gpuslice.vram.0": "3G", "gpuslice.tenant": "physics"}, "/bin/true").refused(); !strings.Contains(out, "tenant physics has 2GiB left of 2GiB") {
 			t.Error(out)
 		}
-		if slices := h.Slices(); len(slices) != 1 {
-			t.Errorf("slices are left: %+v", slices)
-		}
+		must.Len(t, h.Slices(), 1, "slices are left")
 
 		h.Must(first.runtime("delete", "--force", first.id).Run())
 		second.run()
@@ -79,8 +76,7 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 
 func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	h.runContainer(vram(), "/bin/sleep", "600")
 	show := func(args ...string) string {
 		return h.mustRun(append([]string{"devices"}, args...)...)
 	}
@@ -109,8 +105,7 @@ func (h *host) askers(count int) []*asker {
 	var all []*asker
 	for i := range count {
 		cmd := exec.Command("/bin/sleep", "600")
-		h.Must(cmd.Start())
-		h.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		must.Start(h.T, cmd)
 		all = append(all, &asker{id: fmt.Sprintf("s%d", i), pid: cmd.Process.Pid})
 	}
 	return all

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // found waits until driver truth reports a bypass of the slice and charges it.
@@ -33,29 +34,21 @@ func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
 	driver := filepath.Join(h.Bin, "fakecuda", "libcuda.so.1")
-	library, err := os.ReadFile(driver)
-	h.Must(err)
+	library := must.Get(os.ReadFile(driver))(h.T)
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "copy.so"), library, 0o755))
-	file, err := elf.NewFile(bytes.NewReader(library))
-	h.Must(err)
-	symbols, err := file.DynamicSymbols()
-	h.Must(err)
+	file := must.Get(elf.NewFile(bytes.NewReader(library)))(h.T)
+	symbols := must.Get(file.DynamicSymbols())(h.T)
 	command := []string{"/fake/around", strconv.Itoa(5 * gib), "/fake/copy.so"}
 	for _, s := range symbols {
 		if slices.Contains([]string{"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc_v2"}, s.Name) {
 			command = append(command, fmt.Sprintf("%s=%d", s.Name, s.Value))
 		}
 	}
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start(command...)
-	if g.said != "holds" {
-		t.Fatalf("it did not get past the interceptor: %q", g.said)
-	}
+	must.Be(t, g.said, "holds", "it did not get past the interceptor")
 	h.found(c.id, g.pid, 5*gib)
-	if other := c.hog(mib); !other.refused() {
-		t.Errorf("a sibling said %q", other.said)
-	}
+	c.mustRefuse(mib, "a sibling")
 }
 
 // The loader takes a library with the interceptor's name, as ld.so.preload writes it, for the interceptor.
@@ -69,8 +62,7 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 		h.compileAs(name, empty, "-shared", "-Wl,-soname,"+soname)
 		preload = append(preload, "/fake/"+name)
 	}
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start("env", "LD_PRELOAD="+strings.Join(preload, ":"), "/demo/cuda_hog", strconv.Itoa(5*gib))
 	if !strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)) {
 		t.Fatalf("it did not get past the interceptor: %q", g.said)
@@ -83,8 +75,7 @@ func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	h := newHost(t)
 	h.compile("around")
 	h.compileAs("alone", filepath.Join("programs", "around.c"), "-static", "-DALONE")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.says("loaded\n", "/fake/around")
 	c.says("alone\n", "/fake/alone")
 }

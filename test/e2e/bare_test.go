@@ -56,9 +56,7 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	}
 	blocks := must.Get(doccommands.Read("../.."))(t)
 	// Only install.sh needs these files.
-	if out, err := exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput(); err != nil {
-		t.Fatalf("make share: %v\n%s", err, out)
-	}
+	must.Output(exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput())(t, "make share")
 	tried := 0
 	for _, b := range blocks {
 		if b.Mark != "bare" {
@@ -93,9 +91,7 @@ ended
 		root := must.Get(os.Getwd())(t)
 		cmd.Env = append(os.Environ(), "DIR="+dir, "PROJECT="+strings.TrimSuffix(root, "/test/e2e"), "SCRIPT="+string(script[1]), "DESTDIR=")
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("%s: %v", b, err)
-		}
+		must.Try(t, err, b)
 		for _, want := range []string{
 			"gpuslice: no gpusliced runs on this host: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n",
 			"--require-host: the enforcer does not answer on /run/gpuslice/gpuslice.sock", "Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process ",
@@ -108,7 +104,5 @@ ended
 			t.Logf("%s", out)
 		}
 	}
-	if tried == 0 {
-		t.Error("no fence has the mark bare")
-	}
+	must.Hold(t, tried != 0, "no fence has the mark bare")
 }

@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -54,9 +54,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 			t.Errorf("%s: %q does not say %q", name, out, c.says)
 		}
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
 func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
@@ -79,9 +77,7 @@ func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
 			}
 		})
 		box.run()
-		if g := box.hog(5 * gib); !g.refused() {
-			t.Errorf("%s: %q of a quota of 4 GiB", name, g.said)
-		}
+		box.mustRefuse(5*gib, name, "of a quota of 4 GiB")
 	}
 }
 
@@ -89,18 +85,14 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 	for _, umask := range []string{"000", "027", "077"} {
 		t.Run(umask, func(t *testing.T) {
 			t.Parallel()
-			runc, err := exec.LookPath("runc")
-			if err != nil {
-				t.Skip("needs runc: make deps")
-			}
+			runc := runcPath(t)
 			under := []string{"sh", "-c", "umask " + umask + `; exec "$@"`, "sh"}
 			h := &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Enter: under, Enforcer: "group = \"\""}), runc}
 			// Start again without its directories and with a socket for users.
 			h.Stop(unix.SIGTERM)
 			h.Must(os.RemoveAll(filepath.Join(h.Dir, "run")))
 			h.Must(os.RemoveAll(filepath.Join(h.Dir, "state")))
-			text, err := os.ReadFile(h.Config())
-			h.Must(err)
+			text := must.Get(os.ReadFile(h.Config()))(h.T)
 			h.Must(os.Mkdir(filepath.Join(h.Dir, "log"), 0o755))
 			h.Must(os.WriteFile(h.Config(), fmt.Appendf(text, "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\n[audit]\nfile = %q\n",
 				filepath.Join(h.Dir, "run", "session.sock"), nobody, filepath.Join(h.Dir, "log", "audit.jsonl")), 0o644))
@@ -117,12 +109,8 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			h.Must(os.Remove(filepath.Join(c.bundle, "rootfs", "etc"))) // the hook creates it
 			run := c.runtime("run", "--detach", "--bundle", c.bundle, c.id)
 			run.Path, run.Args = "/bin/sh", append(append([]string{}, under...), run.Args...)
-			if out, err := c.output(run); err != nil {
-				t.Fatalf("run the container: %v\n%s", err, out)
-			}
-			if g := c.hog(5 * gib); !g.refused() {
-				t.Errorf("a process of uid 1000 says %q of a quota of 4 GiB", g.said)
-			}
+			must.Output(c.output(run))(t, "run the container")
+			c.mustRefuse(5*gib, "a process of uid 1000, of a quota of 4 GiB")
 			if g := c.hog(gib); !strings.HasPrefix(g.said, "holds "+strconv.Itoa(gib)) {
 				t.Errorf("a process of uid 1000 says %q of 1 GiB", g.said)
 			}
@@ -141,8 +129,7 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 // A limit that is too small for the interceptor is too small for libc, which the loader maps after it.
 func TestNoLimitLetsAProgramStartWithoutTheInterceptor(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	out, err := c.exec("sh", "-c", `
 		try() {
 			maps=$(ulimit "$1" "$2" && exec cat /proc/self/maps) || return 0

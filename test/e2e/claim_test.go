@@ -3,9 +3,7 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -16,16 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // claims adds to config.json the hooks that the CDI devices of claims add: one per pool.
 func (c *container) claims(pools ...string) *container {
 	c.T.Helper()
-	path := filepath.Join(c.bundle, "config.json")
-	text, err := os.ReadFile(path)
-	c.Must(err)
-	var config map[string]any
-	c.Must(json.Unmarshal(text, &config))
 	hooks := make(map[string]any)
 	for _, stage := range []string{"prestart", "poststop"} {
 		var list []any
@@ -38,10 +32,7 @@ func (c *container) claims(pools ...string) *container {
 		}
 		hooks[stage] = list
 	}
-	config["hooks"] = hooks
-	text, err = json.Marshal(config)
-	c.Must(err)
-	c.Must(os.WriteFile(path, text, 0o644))
+	c.configure(func(config map[string]any) { config["hooks"] = hooks })
 	return c
 }
 
@@ -59,8 +50,7 @@ func (c *container) hogOn(device int, bytes uint64) hog {
 
 func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 	h := newHostOf(t, 2)
-	devices, err := h.Client.Devices(t.Context())
-	h.Must(err)
+	devices := must.Get(h.Client.Devices(t.Context()))(h.T)
 	uuid := make(map[int]string)
 	for _, d := range devices {
 		uuid[len(devices)-1-d.Index] = d.UUID // CUDA enumerates them in reverse
@@ -74,11 +64,8 @@ func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 	both := []string{"claim-0", "claim-1"}
 	for name, start := range map[string]func(*container, ...string) *exec.Cmd{"runc": (*container).plain, "gpuslice-runtime": (*container).runtime} {
 		c := h.newContainer(nil, "/bin/sleep", "600").claims(both...)
-		if out, err := c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, out)
-		}
-		s, err := h.Client.Slice(t.Context(), c.id)
-		h.Must(err)
+		must.Output(c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)))(t, name)
+		s := must.Get(h.Client.Slice(t.Context(), c.id))(h.T)
 		if !slices.Equal(s.Pools, both) || s.Tenant != "team" || len(s.Devices) != 2 {
 			t.Fatalf("%s: %+v", name, s)
 		}
@@ -97,15 +84,12 @@ func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 			t.Fatalf("said %q: with its context there is no room", g.said)
 		}
 		for device, pool := range both {
-			p, err := h.Client.Pool(t.Context(), pool)
-			h.Must(err)
+			p := must.Get(h.Client.Pool(t.Context(), pool))(h.T)
 			if len(p.Devices) != 1 || p.Devices[0].Device != uuid[device] || p.Devices[0].Used == 0 || p.Devices[0].Refusals == 0 {
 				t.Errorf("%+v", p)
 			}
 		}
-		if out, err := c.output(c.plain("delete", "--force", c.id)); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		must.Output(c.output(c.plain("delete", "--force", c.id)))(t)
 	}
 	for _, pool := range both {
 		h.Eventually("the claim is given back", func() bool {
@@ -113,9 +97,7 @@ func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 			return err == nil
 		})
 	}
-	if left := h.Slices(); len(left) != 0 {
-		t.Errorf("slices are left: %+v", left)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
 func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
@@ -133,26 +115,14 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 		}
 	}
 	c := h.newContainer(map[string]string{"gpuslice.vram": "80G", "cdi.k8s.io/x": "gpuslice.io/vram=rich"}, "/bin/sleep", "600").claims("claim")
-	if out, err := c.output(c.plain("run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if g := c.hog(gib); !g.holds(gib, 4*gib) {
-		t.Fatalf("said %q: it should see the claim's quota", g.said)
-	}
-	if g := c.hog(4 * gib); !g.refused() {
-		t.Fatalf("said %q: there is no room", g.said)
-	}
+	must.Output(c.output(c.plain("run", "--detach", "--bundle", c.bundle, c.id)))(t)
+	c.mustHold(gib, 4*gib, "it should see the claim's quota")
+	c.mustRefuse(4*gib, "there is no room")
 	missing := h.newContainer(nil, "/bin/true").claims("claim", "gone")
-	if out, err := missing.output(missing.plain("run", "--bundle", missing.bundle, missing.id)); err == nil || !strings.Contains(out, "there is no pool gone") {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Refused(missing.output(missing.plain("run", "--bundle", missing.bundle, missing.id)))(t, "there is no pool gone")
 	twice := h.newContainer(nil, "/bin/true").claims("claim", "rich")
-	if out, err := twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)); err == nil || !strings.Contains(out, "pools claim and rich both have a quota on") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if left := h.Slices(); len(left) != 1 {
-		t.Errorf("slices are left: %+v", left)
-	}
+	must.Refused(twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)))(t, "pools claim and rich both have a quota on")
+	must.Len(t, h.Slices(), 1, "slices are left")
 }
 
 // Containers without a quota are only counted here; a claim is a quota.
@@ -161,17 +131,9 @@ func TestAClaimIsAQuotaAlsoWhereContainersWithoutOneAreOnlyCounted(t *testing.T)
 	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")
 	for name, start := range map[string]func(*container, ...string) *exec.Cmd{"runc": (*container).plain, "gpuslice-runtime": (*container).runtime} {
 		c := h.newContainer(nil, "/bin/sleep", "600").claims("claim")
-		if out, err := c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, out)
-		}
-		if g := c.hog(gib); !g.holds(gib, 4*gib) {
-			t.Errorf("%s: said %q: it should see the claim's quota", name, g.said)
-		}
-		if g := c.hog(4 * gib); !g.refused() {
-			t.Errorf("%s: said %q: the claim has no room", name, g.said)
-		}
-		if out, err := c.output(start(c, "delete", "--force", c.id)); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
-		}
+		must.Output(c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)))(t, name)
+		c.mustHold(gib, 4*gib, name, "it should see the claim's quota")
+		c.mustRefuse(4*gib, name, "the claim has no room")
+		must.Output(c.output(start(c, "delete", "--force", c.id)))(t, name)
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // cardsOf returns a host with three cards, their UUIDs by NVML index, and a program that prints CUDA's devices.
 func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
 	t.Helper()
 	h = newHostOf(t, 3)
-	devices, err := h.Client.Devices(t.Context())
-	h.Must(err)
+	devices := must.Get(h.Client.Devices(t.Context()))(h.T)
 	for i, d := range devices {
 		if d.Index != i {
 			t.Fatalf("device %d has the index %d", i, d.Index)
@@ -98,17 +98,14 @@ func TestADeviceThatCUDAVisibleDevicesLeavesOutIsRefused(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, want %q…", own, code, out, want)
 		}
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
 func TestACommandThatJoinsSeesTheDevicesOfTheSession(t *testing.T) {
 	h, uuids, program := cardsOf(t)
 	token := filepath.Join(h.Dir, "token")
 	first := h.run(nil, "--name", "s", "--vram", "4G", "--device", "2", "--device", "0", "--", "sh", "-c", `cp "$`+api.TokenEnv+`" `+token+`.new && mv `+token+`.new `+token+`; read line`)
-	in, err := first.StdinPipe()
-	h.Must(err)
+	in := must.Get(first.StdinPipe())(h.T)
 	h.Must(first.Start())
 	defer func() {
 		in.Close()

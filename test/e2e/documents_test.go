@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // The card is simulated; `python` is a script that queries the driver.
@@ -17,8 +18,7 @@ func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
 	h := newLeaseHost(t)
 	programs := t.TempDir()
 	h.Must(os.WriteFile(filepath.Join(programs, "python"), []byte("#!/bin/sh\nexec \"$BIN\"/demo/cuda_hog 0 >&2\n"), 0o755))
-	blocks, err := doccommands.Read("../..")
-	h.Must(err)
+	blocks := must.Get(doccommands.Read("../.."))(h.T)
 	tried := 0
 	for _, b := range blocks {
 		if b.Mark != "host" {
@@ -38,14 +38,10 @@ func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
 			if len(c.Printed) == 0 {
 				continue
 			}
-			if err := s.Compare(c, strings.ReplaceAll(string(out), " (simulated)", "")); err != nil {
-				t.Errorf("%s: %v", b, err)
-			}
+			must.Try(t, s.Compare(c, strings.ReplaceAll(string(out), " (simulated)", "")), b)
 		}
 	}
-	if tried < 5 {
-		t.Errorf("%d commands were tried", tried)
-	}
+	must.Hold(t, tried >= 5, tried, "commands were tried")
 }
 
 func stderrOf(err error) string {

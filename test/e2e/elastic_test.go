@@ -31,15 +31,12 @@ func eachMover(t *testing.T, test func(t *testing.T, turns string)) {
 
 func (h *host) elastic(quota string) *container {
 	h.T.Helper()
-	c := h.newContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
-	c.run()
-	return c
+	return h.runContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
 }
 
 func (h *host) evictions(id string) uint64 {
 	h.T.Helper()
-	s, err := h.Client.Slice(h.T.Context(), id)
-	h.Must(err)
+	s := must.Get(h.Client.Slice(h.T.Context(), id))(h.T)
 	return s.Elastic.Evictions
 }
 
@@ -94,9 +91,7 @@ func killedAtAnyTime(t *testing.T, turns string) {
 		c.works(gib)
 		for deadline := time.Now().Add(2 * time.Second); h.state(c.id) != state && time.Now().Before(deadline); { // some are brief
 		}
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("%s: %v\n%s", state, err, out)
-		}
+		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, state)
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	}
 	a.goesOn()
@@ -137,11 +132,8 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	e := h.elastic("5G")
 	e.hog(gib)                          // exits
 	time.Sleep(1500 * time.Millisecond) // calls are sampled once a second
-	c := h.newContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
-	c.run()
-	if s := h.state(e.id); s != api.Evicted {
-		t.Errorf("the elastic one is %s", s)
-	}
+	c := h.runContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
+	must.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
 	c.works(4 * gib)
 }
 
@@ -153,11 +145,9 @@ func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 	for range 3 {
 		h.Must(os.WriteFile(idle, nil, 0o644))
 		time.Sleep(1500 * time.Millisecond)
-		c := h.newContainer(map[string]string{"gpuslice.vram": "7600M"}, "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(map[string]string{"gpuslice.vram": "7600M"}, "/bin/sleep", "600")
 		h.Eventually("little is left on the device, and that by the process itself", func() bool {
-			s, err := h.Client.Slice(t.Context(), w.id)
-			h.Must(err)
+			s := must.Get(h.Client.Slice(t.Context(), w.id))(h.T)
 			if s.State != api.Evicted || len(s.Processes) != 1 || len(s.Processes[0].Devices) != 1 {
 				return false
 			}
@@ -179,9 +169,7 @@ func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	e.hog(gib)
 	time.Sleep(1500 * time.Millisecond)
 	h.mustRun("pool", "create", "p", "--vram", "6G")
-	if s := h.state(e.id); s != api.Evicted {
-		t.Errorf("the elastic one is %s", s)
-	}
+	must.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
 }
 
 // The members never exceed their pool, and no process is lost.
@@ -193,8 +181,7 @@ func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 			t.Errorf("nobody is in it:\n%s", out)
 		}
 		member := func() *container {
-			c := h.newContainer(map[string]string{"gpuslice.pool": "notebooks"}, "/bin/sleep", "600")
-			c.run()
+			c := h.runContainer(map[string]string{"gpuslice.pool": "notebooks"}, "/bin/sleep", "600")
 			return c
 		}
 		a, b := member().works(gib), member().works(gib)
@@ -207,8 +194,7 @@ func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 			b.goesOn()
 		}
 		h.Eventually("the pool's turn comes, with what both hold", func() bool {
-			p, err := h.Client.Pool(t.Context(), "notebooks")
-			h.Must(err)
+			p := must.Get(h.Client.Pool(t.Context(), "notebooks"))(h.T)
 			held := p.Devices[0]
 			if held.Used+held.Overhead > 5*gib {
 				t.Fatalf("the pool has %+v", held)
@@ -227,10 +213,7 @@ func TestAContainerBeginsWhileTheEnforcerIsReplaced(t *testing.T) {
 		time.Sleep(time.Second)
 		h.Start()
 	}()
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	<-back
-	if s := h.state(c.id); s != api.Active {
-		t.Errorf("%s", s)
-	}
+	must.Equal(t, h.state(c.id), api.Active)
 }

@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) events(id string, kind api.EventKind) []api.Event {
 	h.T.Helper()
-	out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output()
-	h.Must(err)
+	out := must.Get(exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output())(h.T)
 	var found []api.Event
 	for line := range strings.Lines(string(out)) {
 		var e api.Event
@@ -67,27 +67,21 @@ var debugLine = regexp.MustCompile(`(?m)^gpuslice: refused (\S+) of (\d+) bytes 
 func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	h := newHost(t)
 	h.compile("asker")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(gib); !g.holds(gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	c.mustHold(gib, quota)
 	out := c.asker(gib, 3*gib, 1, "GPUSLICE_DEBUG=1")
 	said := debugLine.FindStringSubmatch(out)
 	if said == nil {
 		t.Fatalf("the debug line is not in\n%s", out)
 	}
 	figure := func(i int) uint64 {
-		n, err := strconv.ParseUint(said[i], 10, 64)
-		h.Must(err)
+		n := must.Get(strconv.ParseUint(said[i], 10, 64))(h.T)
 		return n
 	}
 	// The process has exited; its event may arrive later.
 	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
 	told := h.events(c.id, api.EventRefused)
-	if len(told) != 1 {
-		t.Fatalf("one refusal, told as %+v", told)
-	}
+	must.Len(t, told, 1, "one refusal, told as")
 	e := told[0]
 	want := api.Event{
 		Instance: e.Instance, Seq: e.Seq, Time: e.Time, Kind: api.EventRefused, Slice: c.id, Generation: e.Generation, Container: e.Container,
@@ -97,12 +91,8 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	if !reflect.DeepEqual(e, want) || e.PID == 0 || e.Call != "cuMemAlloc" || e.Requested != 3*gib || *e.Limit != quota || *e.Used != 2*gib || *e.Overhead == 0 {
 		t.Errorf("told %+v\nsaid %+v", e, want)
 	}
-	if *e.Used+*e.Overhead+e.Requested <= *e.Limit {
-		t.Errorf("it would have fitted: %+v", e)
-	}
-	if e.Container != c.id {
-		t.Errorf("container %q", e.Container)
-	}
+	must.Hold(t, *e.Used+*e.Overhead+e.Requested > *e.Limit, "it would have fitted", e)
+	must.Equal(t, e.Container, c.id, "container")
 	table, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
 	h.Must(err)
 	if !strings.Contains(string(table), "cuMemAlloc of 3GiB on ") || !strings.Contains(string(table), "(asker): limit 4GiB, used 2GiB, overhead ") {
@@ -113,14 +103,11 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
 	h := newHost(t)
 	h.compile("asker")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.asker(gib, 4*gib, 1000)
 	c.asker(gib, 4*gib, 1)
 	h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
-	if use := h.Use(c.id); use.Refusals != 1001 {
-		t.Errorf("%+v", use)
-	}
+	must.Equal(t, h.Use(c.id).Refusals, 1001, "refusals")
 	if n := len(h.events(c.id, api.EventRefused)); n > 100 {
 		t.Errorf("they are %d events", n)
 	}
@@ -132,11 +119,9 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			h.compile("asker")
-			c := h.newContainer(vram(), "/bin/sleep", "600")
-			c.run()
+			c := h.runContainer(vram(), "/bin/sleep", "600")
 			said, wait := filepath.Join(h.Dir, "said"), filepath.Join(h.Dir, "fake", "wait")
-			out, err := os.Create(said)
-			h.Must(err)
+			out := must.Get(os.Create(said))(h.T)
 			defer out.Close()
 			cmd := c.runtime("exec", "--detach", c.id, "/fake/asker", strconv.Itoa(gib), strconv.Itoa(4*gib), "1000", "/fake/wait")
 			cmd.Stdout, cmd.Stderr = out, out
@@ -154,9 +139,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 				text, err := os.ReadFile(said)
 				return err == nil && strings.HasSuffix(string(text), "\n")
 			})
-			if text, _ := os.ReadFile(said); string(text) != "refused 1000\n" {
-				t.Errorf("it said %q", text)
-			}
+			must.Equal(t, string(must.Get(os.ReadFile(said))(t)), "refused 1000\n", "it said")
 			awake()
 			h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
 		})
@@ -166,8 +149,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 // crowd connects to the slice's attach socket until its queue is full.
 func (h *host) crowd() {
 	h.T.Helper()
-	sockets, err := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind", api.AttachSocketName))
-	h.Must(err)
+	sockets := must.Get(filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind", api.AttachSocketName)))(h.T)
 	if len(sockets) != 1 {
 		h.T.Fatalf("the slice's sockets are %q", sockets)
 	}
@@ -186,10 +168,8 @@ func (h *host) crowd() {
 
 func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "sleep", "1000")
-	c.run()
-	said, err := os.Create(filepath.Join(h.Dir, "followed"))
-	h.Must(err)
+	c := h.runContainer(vram(), "sleep", "1000")
+	said := must.Get(os.Create(filepath.Join(h.Dir, "followed")))(h.T)
 	defer said.Close()
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--follow", "-n", "5")
 	cmd.Stdout, cmd.Stderr = said, said
@@ -205,11 +185,7 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	h.Start()
 	h.Must(c.runtime("delete", "--force", c.id).Run())
 	h.Eventually("it tells of the next enforcer's events", has("ended"))
-	if !has("gpusliced was restarted")() {
-		t.Error("the restart is not among the events")
-	}
+	must.Hold(t, has("gpusliced was restarted")(), "the restart is not among the events")
 	h.Must(cmd.Process.Signal(unix.SIGINT))
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("interrupted: %v", err)
-	}
+	must.Try(t, cmd.Wait(), "interrupted")
 }

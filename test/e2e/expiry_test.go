@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -26,11 +27,8 @@ func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
 	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
 		annotations := vram()
 		annotations["gpuslice.ttl"] = "5s"
-		c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
-		c.run()
-		if g := c.hog(gib); !g.holds(gib, quota) {
-			t.Fatalf("said %q", g.said)
-		}
+		c := h.runContainer(annotations, "/bin/sh", "-c", stubborn)
+		c.mustHold(gib, quota)
 		out, err := h.cli("ps")
 		if err != nil || !strings.Contains(out, "EXPIRES") || !strings.Contains(out, "in ") {
 			t.Errorf("%v: %s", err, out)
@@ -47,9 +45,7 @@ func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
 		if out, err := h.cli("events", c.id); err != nil || !strings.Contains(out, "its time is over") || !strings.Contains(out, "ended: its time was over") {
 			t.Errorf("%v: %s", err, out)
 		}
-		if out, err := c.output(c.runtime("delete", c.id)); err != nil {
-			t.Errorf("delete: %v\n%s", err, out)
-		}
+		must.Output(c.output(c.runtime("delete", c.id)))(t, "delete")
 	})
 }
 
@@ -57,20 +53,13 @@ func TestARenewedContainerGoesOn(t *testing.T) {
 	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
 		annotations := vram()
 		annotations["gpuslice.ttl"] = "1h"
-		c := h.newContainer(annotations, "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(annotations, "/bin/sleep", "600")
 		if out, err := h.cli("renew", c.id[:len(c.id)-1], "2h"); err != nil || !strings.Contains(out, "in 2h") && !strings.Contains(out, "in 1h59m") {
 			t.Errorf("%v: %s", err, out)
 		}
-		if out, err := h.cli("renew", "--json", c.id, "3h"); err != nil || !strings.Contains(out, `"ttl": 10800000000000`) {
-			t.Errorf("%v: %s", err, out)
-		}
-		if out, err := h.cli("renew", c.id, "48h"); err == nil || !strings.Contains(out, "max_ttl") {
-			t.Errorf("%v: %s", err, out)
-		}
-		if out, err := h.cli("set", c.id, "--ttl", "1s", "--vram", "2G"); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+		must.Contain(t, must.Get(h.cli("renew", "--json", c.id, "3h"))(t), `"ttl": 10800000000000`)
+		must.Refused(h.cli("renew", c.id, "48h"))(t, "max_ttl")
+		must.Output(h.cli("set", c.id, "--ttl", "1s", "--vram", "2G"))(t)
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	})
 }
@@ -97,9 +86,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			timer := time.AfterFunc(testhost.Patience+patience, func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
 			err := cmd.Wait()
 			timer.Stop()
-			if cmd.ProcessState.ExitCode() != 128+9 {
-				t.Errorf("its command was killed, and it says %v\n%s", err, said.String())
-			}
+			must.Equal(t, cmd.ProcessState.ExitCode(), 128+9, "its command was killed, and it says", err, said.String())
 			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: its time is over\n") {
 				t.Errorf("it said %q", said.String())
 			}

@@ -11,24 +11,16 @@ import (
 
 func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.hog(2 * gib)
-	if g := c.hog(2 * gib); !g.refused() { // does not fit beside the first and two contexts
-		t.Fatalf("said %q: 2 GiB beside 2 GiB of 4 must be refused", g.said)
-	}
+	c.mustRefuse(2*gib, "it does not fit beside the first and two contexts")
 	explained := func() string {
-		out, err := h.cli("explain", c.id)
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		out := must.Output(h.cli("explain", c.id))(t)
 		return out
 	}
 	running := explained() // names the live process: the refused one may exit before the enforcer learns of it
 	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, and 3.01GiB of that was in use: 2GiB that programs had asked for", "(cuda_hog) 2.51GiB", "gpuslice set " + c.id + " --vram 5184M"} {
-		if !strings.Contains(running, want) {
-			t.Errorf("no %q in\n%s", want, running)
-		}
+		must.Contain(t, running, want)
 	}
 	must.Get(c.output(c.runtime("delete", "--force", c.id)))(t)
 	h.Eventually("the slice is gone", h.IsGone(c.id))

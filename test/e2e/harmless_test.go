@@ -32,9 +32,7 @@ func trace(t *testing.T, preload string, args ...string) (opened, calls []string
 	} else {
 		strace = append(strace, "-E", "LD_PRELOAD=")
 	}
-	if out, err := exec.Command("strace", append(strace, args...)...).CombinedOutput(); err != nil {
-		t.Fatalf("strace %q: %v\n%s", args, err, out)
-	}
+	must.Output(exec.Command("strace", append(strace, args...)...).CombinedOutput())(t, "strace", args)
 	text := must.Get(os.ReadFile(file))(t)
 	// Addresses, sizes and pids; the output of getrandom.
 	differs := regexp.MustCompile(`0x[0-9a-f]+|\b\d{3,}\b|getrandom\("[^"]*"`)

@@ -19,6 +19,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -36,14 +38,20 @@ func newHost(t *testing.T) *host {
 	return newHostBy(t, api.Intercept, "")
 }
 
+func runcPath(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("runc")
+	if err != nil {
+		t.Skip("needs runc: make deps")
+	}
+	return path
+}
+
 // newHostBy appends lines to the configuration, and adds variables to the enforcer's environment.
 func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...string) *host {
 	t.Helper()
 	t.Parallel()
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Skip("needs runc: make deps")
-	}
+	runc := runcPath(t)
 	options := testhost.Options{
 		Runtimes: []string{runc}, Enforcer: fmt.Sprintf("enforcement = %q\n", enforcement), Runtime: lines, Env: env,
 	}
@@ -63,6 +71,14 @@ type container struct {
 func (h *host) newContainer(annotations map[string]string, args ...string) *container {
 	h.T.Helper()
 	return h.newContainerOf("/", h.Bin, annotations, args...)
+}
+
+// runContainer makes a container and runs it.
+func (h *host) runContainer(annotations map[string]string, args ...string) *container {
+	h.T.Helper()
+	c := h.newContainer(annotations, args...)
+	c.run()
+	return c
 }
 
 // newContainerOf writes a bundle with the directories of image, and the simulated driver and demo from programs.
@@ -127,13 +143,11 @@ func (c *container) grant(capabilities ...string) {
 func (c *container) configure(change func(config map[string]any)) {
 	c.T.Helper()
 	file := filepath.Join(c.bundle, "config.json")
-	text, err := os.ReadFile(file)
-	c.Must(err)
+	text := must.Get(os.ReadFile(file))(c.T)
 	var config map[string]any
 	c.Must(json.Unmarshal(text, &config))
 	change(config)
-	text, err = json.Marshal(config)
-	c.Must(err)
+	text = must.Get(json.Marshal(config))(c.T)
 	c.Must(os.WriteFile(file, text, 0o644))
 }
 
@@ -167,8 +181,7 @@ func (c *container) run() {
 // pid returns the host pid of the container's init.
 func (c *container) pid() int {
 	c.T.Helper()
-	out, err := c.runtime("state", c.id).Output()
-	c.Must(err)
+	out := must.Get(c.runtime("state", c.id).Output())(c.T)
 	var state struct{ Pid int }
 	c.Must(json.Unmarshal(out, &state))
 	return state.Pid
@@ -191,6 +204,18 @@ func (g hog) holds(bytes, total uint64) bool {
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
 
+// mustHold starts a process that has to get the bytes, on a card that it sees as large as total.
+func (c *container) mustHold(bytes, total uint64, what ...any) {
+	c.T.Helper()
+	must.Be(c.T, c.hog(bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
+}
+
+// mustRefuse starts a process that has to be refused the bytes.
+func (c *container) mustRefuse(bytes uint64, what ...any) {
+	c.T.Helper()
+	must.Contain(c.T, c.hog(bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
+}
+
 // hog starts a process that allocates bytes and keeps them.
 func (c *container) hog(bytes uint64) hog {
 	c.T.Helper()
@@ -200,33 +225,21 @@ func (c *container) hog(bytes uint64) hog {
 // start starts a process in the container and waits for a line that is not the interceptor's.
 func (c *container) start(args ...string) hog {
 	c.T.Helper()
-	said, err := os.CreateTemp(c.Dir, "hog-")
-	c.Must(err)
+	said := must.Get(os.CreateTemp(c.Dir, "hog-"))(c.T)
 	defer said.Close()
 	pidFile := said.Name() + ".pid"
 	cmd := c.runtime(append([]string{"exec", "--detach", "--pid-file", pidFile, c.id}, args...)...)
 	cmd.Stdout, cmd.Stderr = said, said
 	c.Must(cmd.Run())
-	text, err := os.ReadFile(pidFile)
-	c.Must(err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	c.Must(err)
+	text := must.Get(os.ReadFile(pidFile))(c.T)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(c.T)
 	var line string
 	c.Eventually("the process has said what it got", func() bool {
 		text, err := os.ReadFile(said.Name())
-		line = lastLine(string(text))
+		line = testhost.LastLine(string(text))
 		return err == nil && line != "" && !strings.HasPrefix(line, "gpuslice: ")
 	})
 	return hog{said: line, pid: pid}
-}
-
-// lastLine returns the last whole line.
-func lastLine(text string) string {
-	end := strings.LastIndexByte(text, '\n')
-	if end < 0 {
-		return ""
-	}
-	return text[strings.LastIndexByte(text[:end], '\n')+1 : end]
 }
 
 func (c *container) kill(g hog) {

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -84,19 +83,13 @@ func (h *holderHost) holder() int {
 // little reduces the size of contexts, and limits the container's own memory; 0 is unlimited.
 func (c *container) little(bytes uint64) {
 	c.T.Helper()
-	file := filepath.Join(c.bundle, "config.json")
-	text, err := os.ReadFile(file)
-	c.Must(err)
-	var config map[string]any
-	c.Must(json.Unmarshal(text, &config))
-	process := config["process"].(map[string]any)
-	process["env"] = append(process["env"].([]any), "FAKECUDA_CONTEXT=64M")
-	if bytes > 0 {
-		config["linux"].(map[string]any)["resources"].(map[string]any)["memory"] = map[string]uint64{"limit": bytes}
-	}
-	text, err = json.Marshal(config)
-	c.Must(err)
-	c.Must(os.WriteFile(file, text, 0o644))
+	c.configure(func(config map[string]any) {
+		process := config["process"].(map[string]any)
+		process["env"] = append(process["env"].([]any), "FAKECUDA_CONTEXT=64M")
+		if bytes > 0 {
+			config["linux"].(map[string]any)["resources"].(map[string]any)["memory"] = map[string]uint64{"limit": bytes}
+		}
+	})
 }
 
 // limited starts an elastic container, with its own memory limited if charges allows it.
@@ -114,8 +107,7 @@ func (h *holderHost) limited(quota string, bytes uint64) *container {
 // ownCgroup returns the file with the memory usage of the container's own cgroup.
 func (c *container) ownCgroup() string {
 	c.T.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.pid()))
-	c.Must(err)
+	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.pid())))(c.T)
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		for _, file := range []string{"/sys/fs/cgroup/memory" + parts[2] + "/memory.usage_in_bytes", "/sys/fs/cgroup" + parts[2] + "/memory.current"} {
@@ -138,15 +130,11 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	if !h.charges() { // logged, and the driver moves it
 		b.works(gib).goesOn()
 		w.goesOn()
-		if log := h.Log.String(); !strings.Contains(log, "has no memory controller") {
-			t.Error("it is not said that the cgroup has no memory controller")
-		}
+		must.Contain(t, h.Log.String(), "has no memory controller", "it is not said that the cgroup has no memory controller")
 		return
 	}
 	before := h.charged()
-	if before > 32*mib {
-		t.Errorf("the holder takes %d bytes", before)
-	}
+	must.Hold(t, before <= 32*mib, "the holder takes", before, "bytes")
 	other := b.works(gib / 2)
 	for range 3 {
 		w.goesOn()

@@ -51,14 +51,10 @@ func (c *container) started(args ...string) string {
 func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 	h := newHost(t)
 	h.compile("vandal")
-	good := h.newContainer(vram(), "/bin/sleep", "600")
-	good.run()
-	if g := good.hog(gib); !g.holds(gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
+	good := h.runContainer(vram(), "/bin/sleep", "600")
+	good.mustHold(gib, quota)
 	for seed := range 3 {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 		if said := c.started("/fake/vandal", strconv.Itoa(17+seed)); !strings.HasSuffix(said, "refused") {
 			t.Errorf("the one that overwrote the page said %q", said)
 		}
@@ -66,9 +62,7 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 			s, err := h.Client.Slice(t.Context(), c.id)
 			return err == nil && s.State == api.Damaged && s.Reason != ""
 		})
-		if g := c.hog(mib); !g.refused() {
-			t.Errorf("a new process of the slice said %q", g.said)
-		}
+		c.mustRefuse(mib, "a new process of the slice")
 		out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
 		if err != nil || !damagedIn(string(out), c.id) || damagedIn(string(out), good.id) {
 			t.Errorf("gpuslice ps: %v\n%s", err, out)
@@ -80,21 +74,13 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 				s, err := h.Client.Slice(t.Context(), c.id)
 				return err == nil && s.State == api.Damaged
 			})
-			if g := c.hog(mib); !g.refused() {
-				t.Errorf("after a restart a new process of the slice said %q", g.said)
-			}
+			c.mustRefuse(mib, "after a restart a new process of the slice")
 		}
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("delete: %v\n%s", err, out)
-		}
+		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	}
-	if use := h.Use(good.id); use.Used != gib {
-		t.Errorf("the other slice: %+v", use)
-	}
-	if g := good.hog(gib); !g.holds(gib, quota) {
-		t.Errorf("a process of the other slice said %q", g.said)
-	}
+	must.Equal(t, h.Use(good.id).Used, gib, "the other slice")
+	good.mustHold(gib, quota, "a process of the other slice")
 }
 
 func damagedIn(table, id string) bool {
@@ -109,26 +95,19 @@ func damagedIn(table, id string) bool {
 // A slice that is released while its container runs gets no memory, with and without an enforcer.
 func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(gib); !g.holds(gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	c.mustHold(gib, quota)
 	must.Get(h.Client.Release(t.Context(), c.id, 0, true))(t)
 	refused := func(when string) {
 		t.Helper()
-		if g := c.hog(mib); !g.refused() {
-			t.Errorf("%s a process that began later said %q, want a refusal", when, g.said)
-		}
+		c.mustRefuse(mib, when, "a process that began later")
 	}
 	refused("after the release")
 	h.Stop(unix.SIGKILL)
 	refused("without an enforcer")
 	h.Start()
 	refused("after a restart of the enforcer")
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("delete: %v\n%s", err, out)
-	}
+	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 	h.Eventually("nothing is left on the host", func() bool {
 		entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
 		return err == nil && len(entries) == 0
@@ -151,7 +130,5 @@ func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 			t.Errorf("%s=%s: %v, %q", annotation, c.value, err, out)
 		}
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }

@@ -27,8 +27,7 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	defer cancel()
 	one, other := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Hour}), h.acquire(lease.Request{VRAM: 64 * mib})
 	s, still := h.open(one), h.open(other)
-	old, err := s.Alloc(ctx, 64*mib)
-	h.Must(err)
+	old := must.Get(s.Alloc(ctx, 64*mib))(h.T)
 	kept, err := still.Alloc(ctx, 64*mib)
 	h.Must(err)
 	before := h.slice(one.ID)
@@ -51,18 +50,14 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	if err := old.Write(ctx, 0, []byte("x")); !errors.As(err, &lost) || lost.Code != lease.InvalidHandle || !strings.Contains(err.Error(), "former broker: signal: killed") {
 		t.Errorf("a buffer of before: %v", err)
 	}
-	if err := works(s, 64*mib); err != nil {
-		t.Errorf("the same session, the same lease: %v", err)
-	}
+	must.Try(t, works(s, 64*mib), "the same session, the same lease")
 	if l, err := h.Show(ctx, one.ID); err != nil || l.State != lease.Active || l.Restarts != 1 || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
 		t.Errorf("%+v, and before %+v", after, before)
 	}
-	if err := kept.Free(ctx); err != nil {
-		t.Errorf("another lease: %v", err)
-	}
+	must.Try(t, kept.Free(ctx), "another lease")
 	_, err = h.Drop(ctx, one.ID)
 	h.Must(err)
 	_, err = h.Drop(ctx, other.ID)
@@ -95,10 +90,8 @@ func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
 		others = append(others, n)
 	}
 	for i := range uint32(4) {
-		buffer, err := s.Alloc(ctx, mib)
-		h.Must(err)
-		module, err := s.Load(ctx, []byte(kernels))
-		h.Must(err)
+		buffer := must.Get(s.Alloc(ctx, mib))(h.T)
+		module := must.Get(s.Load(ctx, []byte(kernels)))(h.T)
 		h.Must(module.Launch(ctx, "store", lease.Shape{}, uint64(0x10), i))
 		var fault *lease.Error
 		if err := s.Sync(ctx); !errors.As(err, &fault) || fault.Code != lease.SyncFailed || !strings.Contains(err.Error(), "ILLEGAL_ADDRESS") || !strings.Contains(fault.Message, "same lease") {
@@ -131,13 +124,9 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 	keep, err := s.Alloc(context.Background(), 16*mib)
 	h.Must(err)
 	h.stop(unix.SIGKILL)
-	if err := works(s, mib); err != nil {
-		t.Errorf("without the lease service: %v", err)
-	}
+	must.Try(t, works(s, mib), "without the lease service")
 	h.Stop(unix.SIGKILL)
-	if err := works(s, mib); err != nil {
-		t.Errorf("without either: %v", err)
-	}
+	must.Try(t, works(s, mib), "without either")
 	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
 	h.start()
 	h.Start()
@@ -145,22 +134,16 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 		all, err := h.List(context.Background())
 		return err == nil && len(all) == 2 && all[0].Restarts+all[1].Restarts == 1
 	})
-	if err := works(h.open(dropped), 64*mib); err != nil {
-		t.Errorf("with another broker: %v", err)
-	}
+	must.Try(t, works(h.open(dropped), 64*mib), "with another broker")
 	_, err = h.Drop(context.Background(), dropped.ID)
 	h.Must(err)
-	if err := works(s, mib); err != nil {
-		t.Errorf("with both: %v", err)
-	}
+	must.Try(t, works(s, mib), "with both")
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.State != lease.Active || shown.Expires == nil || shown.Charged < keep.Size() {
 		t.Errorf("%+v, %v", shown, err)
 	}
 	// Drop the lease while the enforcer is down; the next enforcer finds it gone.
 	h.Stop(unix.SIGKILL)
-	if _, err := h.Drop(context.Background(), l.ID); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
 	h.Start()
 	h.Eventually("its slice is gone", h.IsGone(l.ID))
 	h.nothingIsLeft()
@@ -170,22 +153,15 @@ func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 	h := newLeaseHost(t)
 	l := h.acquire(lease.Request{VRAM: 64 * mib})
 	pid := h.brokerOf(l.ID)
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	h.Must(err)
+	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(h.T)
 	for _, want := range []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
-		if !strings.Contains(string(text), "\n"+want+"\n") {
-			t.Errorf("there is no %q in\n%s", want, text)
-		}
+		must.Contain(t, string(text), "\n"+want+"\n")
 	}
 	// The files of a non-dumpable process belong to root.
-	info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", pid))
-	h.Must(err)
-	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 {
-		t.Errorf("it is dumpable: its files belong to uid %d", uid)
-	}
+	info := must.Get(os.Stat(fmt.Sprintf("/proc/%d/environ", pid)))(h.T)
+	must.Equal(t, info.Sys().(*syscall.Stat_t).Uid, 0, "it is dumpable: its files belong to uid")
 	bounds := 0
-	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	h.Must(err)
+	in := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)))(h.T)
 	for _, place := range []string{"", "unified/", "memory/", "pids/", "cpu/", "cpu,cpuacct/"} {
 		for file, want := range map[string]string{"memory.max": "4294967296", "memory.limit_in_bytes": "4294967296", "pids.max": "256"} {
 			bound, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", place, h.cgroup, l.ID, file))

@@ -44,9 +44,7 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
 		t.Errorf("%+v", ended)
 	}
-	if err := works(still, 64*mib); err != nil {
-		t.Errorf("another lease: %v", err)
-	}
+	must.Try(t, works(still, 64*mib), "another lease")
 	_, err = h.Drop(ctx, other.ID)
 	h.Must(err)
 	h.nothingIsLeft()
@@ -84,9 +82,7 @@ func TestManySmallLeasesEndAsFastAsOne(t *testing.T) {
 	}
 	drop := func(l *lease.Lease) time.Duration {
 		begin := time.Now()
-		if _, err := h.Drop(context.Background(), l.ID); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
 		return time.Since(begin)
 	}
 	await.Once(t, "a drop beside others", time.Second, func() time.Duration { // ten times the usual duration

@@ -74,9 +74,7 @@ cgroup = %q
 		all, err := h.List(context.Background())
 		must.Try(t, err)
 		for _, l := range all {
-			if _, err := h.Drop(context.Background(), l.ID); err != nil {
-				t.Error(err)
-			}
+			must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
 		}
 		h.stop(unix.SIGTERM)
 		h.nothingIsLeft()
@@ -137,8 +135,7 @@ func (h *leaseHost) acquire(r lease.Request) *lease.Lease {
 
 func (h *leaseHost) open(l *lease.Lease) *lease.Session {
 	h.T.Helper()
-	s, err := lease.Open(context.Background(), l.Address, l.TokenFile)
-	h.Must(err)
+	s := must.Get(lease.Open(context.Background(), l.Address, l.TokenFile))(h.T)
 	h.T.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -202,8 +199,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if l.State != lease.Active || l.VRAM != 64*mib || l.Overhead == 0 || l.Tenant != "physics" || l.Expires == nil || l.DeviceName == "" {
 		t.Errorf("%+v", l)
 	}
-	slice, err := h.Client.Slice(ctx, l.ID)
-	h.Must(err)
+	slice := must.Get(h.Client.Slice(ctx, l.ID))(h.T)
 	if slice.Tenant != "physics" || slice.TTL != 2*time.Minute || len(slice.Quotas) != 1 || slice.Quotas[0] != (api.Quota{Device: l.Device, Bytes: l.VRAM + l.Overhead}) {
 		t.Errorf("%+v", slice)
 	}
@@ -212,8 +208,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	}
 	s := h.open(l)
 	must.Try(t, works(s, 64*mib))
-	keep, err := s.Alloc(ctx, 40*mib)
-	h.Must(err)
+	keep := must.Get(s.Alloc(ctx, 40*mib))(h.T)
 	var refusal *lease.Error
 	if _, err := s.Alloc(ctx, 40*mib); !errors.As(err, &refusal) || refusal.Code != lease.AllocFailed || refusal.Requested != 40*mib || refusal.Limit != 64*mib || refusal.Current != 40*mib {
 		t.Errorf("80 of 64 MiB: %v", err)
@@ -225,9 +220,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if out, code := output(h.as(0, "run", "--vram", "64M", "--", "true")); code != 125 || !strings.Contains(out, "where a CUDA context alone takes ") {
 		t.Errorf("a session of 64 MiB: %d %s", code, out)
 	}
-	if _, err := h.Drop(ctx, h.leased(0, "--vram", "64M").ID); err != nil {
-		t.Error(err)
-	}
+	must.Try(t, must.Err(h.Drop(ctx, h.leased(0, "--vram", "64M").ID)))
 	renewed, err := h.Renew(ctx, l.ID, time.Hour)
 	if err != nil || time.Until(*renewed.Expires) < 59*time.Minute {
 		t.Errorf("%+v, %v", renewed, err)
@@ -254,8 +247,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 
 func (h *leaseHost) slice(id string) api.Slice {
 	h.T.Helper()
-	s, err := h.Client.Slice(context.Background(), id)
-	h.Must(err)
+	s := must.Get(h.Client.Slice(context.Background(), id))(h.T)
 	return s
 }
 
@@ -279,8 +271,7 @@ const kernels = `
 // brokerOf returns the pid of a lease's broker from its record, without the enforcer.
 func (h *leaseHost) brokerOf(id string) int {
 	h.T.Helper()
-	text, err := os.ReadFile(filepath.Join(h.leases(), id, "lease.json"))
-	h.Must(err)
+	text := must.Get(os.ReadFile(filepath.Join(h.leases(), id, "lease.json")))(h.T)
 	var record struct{ PID int }
 	h.Must(json.Unmarshal(text, &record))
 	return record.PID

@@ -14,32 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestSliceIsReleasedWhenItsContainerIsDeleted(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
-		if g := c.hog(gib); !g.holds(gib, quota) {
-			t.Fatalf("said %q", g.said)
-		}
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("delete: %v\n%s", err, out)
-		}
-		if slices := h.Slices(); len(slices) != 0 {
-			t.Errorf("the container is deleted, and %+v are left", slices)
-		}
-		entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
-		if err != nil || len(entries) != 0 {
-			t.Errorf("directories are left: %v, %v", entries, err)
-		}
+		c := h.runContainer(vram(), "/bin/sleep", "600")
+		c.mustHold(gib, quota)
+		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
+		must.Len(t, h.Slices(), 0, "the container is deleted")
+		entries := must.Get(os.ReadDir(filepath.Join(h.Dir, "run", "slices")))(t)
+		must.Len(t, entries, 0, "directories are left")
 	})
 }
 
 func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
-		c.run()
+		c := h.runContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
 		h.Eventually("1 GiB is held", h.Holds(c.id, gib))
 		// The container is not deleted, as if engine and shim were dead.
 		h.Must(unix.Kill(c.pid(), unix.SIGKILL))
@@ -53,20 +44,15 @@ func TestContainerIDCanBeUsedAgain(t *testing.T) {
 			c := h.newContainer(vram(), "/bin/sleep", "600")
 			c.id = "gpuslice-e2e-again-" + strconv.Itoa(os.Getpid())
 			c.run()
-			if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
-				t.Fatalf("said %q", g.said)
-			}
-			if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-				t.Fatalf("delete: %v\n%s", err, out)
-			}
+			c.mustHold(3*gib, quota)
+			must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 		}
 	})
 }
 
 func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 		stays, dies := c.hog(gib), c.hog(gib)
 		if !stays.holds(gib, quota) || !dies.holds(gib, quota) {
 			t.Fatalf("said %q and %q", stays.said, dies.said)
@@ -76,55 +62,39 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 		h.Stop(unix.SIGKILL)
 		c.kill(dies)
 		// A process that starts now cannot attach. It must get no memory rather than no quota.
-		if g := c.hog(mib); !g.refused() {
-			t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
-		}
+		c.mustRefuse(mib, "without an enforcer a new process")
 		h.Start()
 
 		h.Eventually("the one that died meanwhile is settled", h.Holds(c.id, gib))
 		h.Eventually("its overhead, too", func() bool { return h.Use(c.id).Overhead == overhead/2 })
-		if g := c.hog(3 * gib); !g.refused() {
-			t.Errorf("3 GiB beside 1 GiB and contexts: said %q, want a refusal", g.said)
-		}
-		if g := c.hog(gib); !g.holds(gib, quota) {
-			t.Errorf("1 GiB more fits: said %q", g.said)
-		}
+		c.mustRefuse(3*gib, "3 GiB beside 1 GiB and contexts")
+		c.mustHold(gib, quota, "1 GiB more fits")
 		c.kill(stays)
 		h.Eventually("the death of one that attached before the restart is seen", h.Holds(c.id, gib))
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("delete: %v\n%s", err, out)
-		}
+		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 	})
 }
 
 func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	h.Stop(unix.SIGKILL)
 	// poststop cannot reach an enforcer, and must not fail the deletion.
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("delete: %v\n%s", err, out)
-	}
+	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 	h.Start()
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
 func TestContainerCanBeStoppedWithASpoiltConfiguration(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	file, err := os.OpenFile(h.Config(), os.O_WRONLY|os.O_APPEND, 0)
 	h.Must(err)
 	_, err = file.WriteString("\n[enforcer]\n")
 	h.Must(errors.Join(err, file.Close()))
-	if out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id+"-2")); err == nil || !strings.Contains(out, "config.toml") {
-		t.Errorf("a new container: %v, %q: want a refusal that names the file", err, out)
-	}
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Errorf("delete: %v\n%s", err, out)
-	}
+	must.Refused(c.output(c.runtime("run", "--bundle", c.bundle, c.id+"-2")))(t, "config.toml", "a new container")
+	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
@@ -133,9 +103,7 @@ func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
 	h.Stop(unix.SIGKILL)
 	c := h.newContainer(vram(), "/bin/true")
 	out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
-	if err == nil || !strings.Contains(out, "gpusliced") {
-		t.Errorf("want a refusal that names gpusliced, got %v, %q", err, out)
-	}
+	must.Refused(out, err)(t, "gpusliced")
 }
 
 func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
@@ -146,21 +114,15 @@ func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
 	cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Socket())
 	out, err := cmd.Output()
-	if cmd.ProcessState.ExitCode() != 7 {
-		t.Errorf("the command's exit code is 7, got %v", err)
-	}
-	if a, _ := os.ReadFile(h.Dir + "/a"); string(a) != "holds 1073741824 of 4294967296\n" {
-		t.Errorf("the first process said %q", a)
-	}
+	must.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
+	must.Equal(t, string(must.Get(os.ReadFile(h.Dir+"/a"))(t)), "holds 1073741824 of 4294967296\n", "the first process said")
 	if b, _ := os.ReadFile(h.Dir + "/b"); string(b) != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY\n" {
 		t.Errorf("the second process said %q: 3 GiB do not fit beside the first", b)
 	}
 	if !strings.Contains(string(out), `"id": "s1"`) || !strings.Contains(string(out), `"used": 1073741824`) {
 		t.Errorf("`gpuslice ps --json` said, while it ran:\n%s", out)
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("the session is over, and %+v are left", slices)
-	}
+	must.Len(t, h.Slices(), 0, "the session is over")
 }
 
 func TestCLIStandsInForTheRuntime(t *testing.T) {
@@ -171,15 +133,11 @@ func TestCLIStandsInForTheRuntime(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--root", filepath.Join(h.Dir, "runc")}, args...)...)
 		cmd.Env = h.Env()
-		if out, err := c.output(cmd); err != nil {
-			t.Fatalf("gpuslice %q: %v\n%s", args, err, out)
-		}
+		must.Output(c.output(cmd))(t, "gpuslice", args)
 	}
 	cli("create", "--bundle", c.bundle, "--pid-file", filepath.Join(h.Dir, "pid"), c.id)
 	cli("start", c.id)
-	if g := c.hog(5 * gib); !g.refused() {
-		t.Errorf("said %q: 5 GiB of 4 must be refused", g.said)
-	}
+	c.mustRefuse(5*gib, "5 GiB of 4 must be refused")
 	cli("kill", c.id, "KILL")
 	cli("delete", "--force", c.id)
 	h.Eventually("the slice is gone", h.IsGone(c.id))

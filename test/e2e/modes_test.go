@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -87,8 +88,7 @@ func TestNoUmaskChangesAModeOfTheLeaseService(t *testing.T) {
 			h := newLeaseHost(t)
 			h.stop(unix.SIGTERM)
 			h.Must(os.RemoveAll(h.leases()))
-			text, err := os.ReadFile(h.Config())
-			h.Must(err)
+			text := must.Get(os.ReadFile(h.Config()))(h.T)
 			socket := filepath.Join(h.Dir, "sockets", "leases.sock")
 			h.Must(os.WriteFile(h.Config(), []byte(strings.ReplaceAll(string(text), h.Service.Socket, socket)), 0o644))
 			h.Service.Socket = socket
@@ -101,8 +101,7 @@ func TestNoUmaskChangesAModeOfTheLeaseService(t *testing.T) {
 			session := h.as(nobody, "--socket", filepath.Join(h.Dir, "run", "session.sock"), "run", "--vram", "1G", "--",
 				"sh", "-c", "umask "+umask+`; exec "$@"`, "sh", filepath.Join(h.bin, "gpuslice-broker"), "--directory", filepath.Join(home, "broker"), "--vram", "64M")
 			session.Env = append(session.Env, "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"))
-			output, err := session.StdoutPipe()
-			h.Must(err)
+			output := must.Get(session.StdoutPipe())(h.T)
 			h.Must(session.Start())
 			defer func() {
 				_ = session.Process.Signal(unix.SIGTERM)

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // forEachBackend runs a test with the interceptor and, if only cgroup v2 is mounted (test/cgroup2.sh), with the driver.
@@ -36,8 +38,7 @@ func forEachBackendWith(t *testing.T, lines string, test func(t *testing.T, h *h
 func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
 		loader := h.ownLoader()
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 		blind := func(bytes uint64) string {
 			return c.started(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 		}
@@ -46,14 +47,10 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 		}
 		beyond := blind(5 * gib)
 		if by == api.Intercept {
-			if !strings.HasPrefix(beyond, fmt.Sprintf("holds %d of ", 5*gib)) {
-				t.Errorf("said %q: nobody stops it", beyond)
-			}
+			must.Hold(t, strings.HasPrefix(beyond, fmt.Sprintf("holds %d of ", 5*gib)), "said", beyond, "nobody stops it")
 			h.Eventually("driver truth has found it", func() bool { return c.Use(c.id).Overhead > 5*gib })
 		} else {
-			if !strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY") {
-				t.Errorf("said %q: 5 GiB of 4 do not fit", beyond)
-			}
+			must.Hold(t, strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY"), "said", beyond, "5 GiB of 4 do not fit")
 			if within := blind(3 * gib); within != fmt.Sprintf("holds %d of %d", 3*gib, quota) {
 				t.Errorf("said %q: 3 GiB of 4 fit, and the card is shown as large as the quota", within)
 			}
@@ -62,9 +59,7 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 			}
 			h.Eventually("what it holds counts", func() bool { return c.Use(c.id).Overhead > 3*gib })
 		}
-		if g := c.hog(gib); !g.refused() {
-			t.Errorf("an honest process said %q: there is no room", g.said)
-		}
+		c.mustRefuse(gib, "an honest process: there is no room")
 	})
 }
 
@@ -93,7 +88,7 @@ func TestWhatIsToBeEnforcedByTheDriverIsNotEnforcedByLess(t *testing.T) {
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	err := cmd.Run()
-	last := lastLine(said.String())
+	last := testhost.LastLine(said.String())
 	if err == nil || !strings.HasPrefix(last, `gpusliced: enforcement = "native" cannot be kept on device 0 (GPU-`) {
 		t.Errorf("%v, %q", err, said.String())
 	}

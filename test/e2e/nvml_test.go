@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // nvml compiles a program that prints NVML's figures and processes, into a directory that containers see.
@@ -28,8 +30,7 @@ func (h *host) nvml() {
 // inside returns a process's pid in its own pid namespace.
 func (h *host) inside(pid int) string {
 	h.T.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	h.Must(err)
+	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(h.T)
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "NSpid:"); ok {
 			pids := strings.Fields(rest)

@@ -11,16 +11,15 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func (h *host) used() uint64 {
 	h.T.Helper()
 	cmd := exec.Command(filepath.Join(h.Dir, "fake", "leaver"))
 	cmd.Env = h.Env()
-	out, err := cmd.Output()
-	h.Must(err)
-	bytes, err := strconv.ParseUint(strings.TrimSpace(string(out)), 10, 64)
-	h.Must(err)
+	out := must.Get(cmd.Output())(h.T)
+	bytes := must.Get(strconv.ParseUint(strings.TrimSpace(string(out)), 10, 64))(h.T)
 	return bytes
 }
 
@@ -39,8 +38,7 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 	const unlisted = 64 * mib // memory of two or three contexts beyond the quota
 	h := newHost(t)
 	h.compile("leaver")
-	c := h.newContainer(vram(), "/bin/sh", "-c", "while :; do sleep 0.1; done") // reaps orphans, too
-	c.run()
+	c := h.runContainer(vram(), "/bin/sh", "-c", "while :; do sleep 0.1; done") // reaps orphans, too
 	empty := h.used()
 	left := uint64(0)
 	for round := range 5 {
@@ -62,14 +60,10 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 			t.Fatalf("after %d parents %d bytes of the card are in use", left, used)
 		}
 	}
-	if left >= 4 {
-		t.Errorf("%d parents had a GiB and a context each", left)
-	}
+	must.Hold(t, left < 4, left, "parents had a GiB and a context each")
 	if _, err := c.exec("/bin/sh", "-c", "kill -9 -1"); err != nil { // all but itself and pid 1
 		t.Fatal(err)
 	}
 	h.Eventually("all of it is given back", func() bool { use := h.Use(c.id); return use.Used+use.Overhead == 0 })
-	if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
-		t.Errorf("then one said %q", g.said)
-	}
+	c.mustHold(3*gib, quota, "then one")
 }

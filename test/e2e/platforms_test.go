@@ -68,12 +68,8 @@ func (c *container) says(want string, args ...string) {
 
 func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {
 	forEachGLibc(t, func(t *testing.T, c *container) {
-		if g := c.hog(gib); !g.holds(gib, quota) {
-			t.Errorf("said %q: 1 GiB of 4 fits", g.said)
-		}
-		if g := c.hog(quota); !g.refused() {
-			t.Errorf("said %q: 4 GiB do not fit beside 1 GiB", g.said)
-		}
+		c.mustHold(gib, quota, "1 GiB of 4 fits")
+		c.mustRefuse(quota, "4 GiB do not fit beside 1 GiB")
 		if out, err := c.exec("/demo/cuda_hog", strconv.Itoa(quota)); err == nil || strings.Count(out, "\n") != 1 {
 			t.Errorf("%v, %q: one line of its own, and of nobody else", err, out)
 		}
@@ -165,9 +161,7 @@ func TestMuslProgramsAreUnharmed(t *testing.T) {
 		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "run", "--embedded", "--quiet", "--vram", "1G", "--", filepath.Join(root, "bin", name))
 		cmd.Env = append(os.Environ(), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "session"))
 		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"))
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "all well\n" {
-			t.Errorf("in a session, %s: %v, %q", name, err, out)
-		}
+		must.Equal(t, string(must.Get(cmd.CombinedOutput())(t)), "all well\n", "in a session", name)
 	}
 	c.says("all well\n", "/bin/sh", "-c", "/bin/static")
 }

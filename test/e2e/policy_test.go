@@ -16,19 +16,17 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // ownLoader copies a dynamic loader without ld.so.preload into every container, as an image could, and returns its path.
 func (h *host) ownLoader() string {
 	h.T.Helper()
 	const preload, other = "/etc/ld.so.preload", "/etc/ld.so.nowhere"
-	hog, err := elf.Open(filepath.Join(h.Bin, "demo", "cuda_hog"))
-	h.Must(err)
+	hog := must.Get(elf.Open(filepath.Join(h.Bin, "demo", "cuda_hog")))(h.T)
 	defer hog.Close()
-	path, err := hog.Section(".interp").Data()
-	h.Must(err)
-	text, err := os.ReadFile(string(bytes.TrimRight(path, "\x00")))
-	h.Must(err)
+	path := must.Get(hog.Section(".interp").Data())(h.T)
+	text := must.Get(os.ReadFile(string(bytes.TrimRight(path, "\x00"))))(h.T)
 	if !bytes.Contains(text, []byte(preload)) {
 		h.T.Fatalf("%s does not name %s", path, preload)
 	}
@@ -59,27 +57,22 @@ func (h *host) is(id string, want api.State) func() bool {
 
 func TestHiddenMemoryIsNamedInEventsAndInspect(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.hide(8 * gib)
 	h.Eventually("it is named", func() bool { return len(h.events(c.id, api.EventBypass)) == 1 })
 	if e := h.events(c.id, api.EventBypass)[0]; e.PID != g.pid || e.Bytes < 8*gib || e.Action != api.Log || e.Cause != api.BypassUnattached {
 		t.Errorf("%+v", e)
 	}
-	s, err := h.Client.Slice(t.Context(), c.id)
-	h.Must(err)
+	s := must.Get(h.Client.Slice(t.Context(), c.id))(h.T)
 	if s.State != api.Active || len(s.Processes) != 1 || s.Processes[0].Bypass != api.BypassUnattached || s.Devices[0].Bypass < 8*gib {
 		t.Errorf("%+v", s)
 	}
-	if other := c.hog(mib); !other.refused() {
-		t.Errorf("what is hidden does not count against the quota: a sibling said %q", other.said)
-	}
+	c.mustRefuse(mib, "what is hidden does not count against the quota: a sibling")
 }
 
 func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
 	forEachBackendWith(t, "[policy]\nbypass = \"kill\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 		honest := c.hog(gib)
 		g := c.hide(gib) // within the quota, so that the driver does not refuse it
 		h.Eventually("it is dead", h.dead(g))
@@ -91,12 +84,8 @@ func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
 			use := h.Use(c.id)
 			return use.Bypass == 0 && use.Used == gib && use.Overhead < gib
 		})
-		if h.dead(honest)() {
-			t.Error("its sibling was killed, too")
-		}
-		if more := c.hog(gib); !more.holds(gib, quota) {
-			t.Errorf("another process said %q", more.said)
-		}
+		must.Hold(t, !h.dead(honest)(), "its sibling was killed, too")
+		c.mustHold(gib, quota, "another process")
 	})
 }
 
@@ -113,9 +102,7 @@ func TestTheContainerOfAProcessThatHidesMemoryIsKilled(t *testing.T) {
 		if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest and the hidden process
 			t.Errorf("%+v", e)
 		}
-		if h.dead(bystander)() {
-			t.Error("a process of another container was killed")
-		}
+		must.Hold(t, !h.dead(bystander)(), "a process of another container was killed")
 	})
 }
 
@@ -124,8 +111,7 @@ func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 	for _, point := range []string{"", "policy.found", "policy.frozen", "policy.thawed"} {
 		t.Run("killed at "+point, func(t *testing.T) {
 			forEachBackendWith(t, "[policy]\nbypass = \"refuse\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
-				c := h.newContainer(vram(), "/bin/sleep", "600")
-				c.run()
+				c := h.runContainer(vram(), "/bin/sleep", "600")
 				died := func() {
 					h.Eventually("the enforcer is dead", func() bool {
 						_, err := h.Client.Info(t.Context())
@@ -140,24 +126,16 @@ func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 					died()
 				}
 				h.Eventually("it is frozen", h.is(c.id, api.Frozen))
-				if honest := c.hog(mib); !honest.refused() {
-					t.Errorf("with 1 GiB hidden of 4 a sibling said %q", honest.said)
-				}
-				out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
-				if err != nil || !strings.Contains(string(out), "frozen") {
-					t.Errorf("gpuslice ps: %v\n%s", err, out)
-				}
+				c.mustRefuse(mib, "with 1 GiB hidden of 4 a sibling")
+				out := must.Output(exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput())(t)
+				must.Contain(t, string(out), "frozen", "gpuslice ps")
 				c.kill(g)
 				if point == "policy.thawed" {
 					died()
 				}
 				h.Eventually("it is given back", h.is(c.id, api.Active))
-				if honest := c.hog(3 * gib); !honest.holds(3*gib, quota) {
-					t.Errorf("afterwards a process said %q", honest.said)
-				}
-				if n := len(h.events(c.id, api.EventKilled)); n != 0 {
-					t.Errorf("%d were killed", n)
-				}
+				c.mustHold(3*gib, quota, "afterwards a process")
+				must.Equal(t, len(h.events(c.id, api.EventKilled)), 0, "were killed")
 			}, killpoint.Env+"="+point)
 		})
 	}

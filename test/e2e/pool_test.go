@@ -53,9 +53,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		own.run()
 		elastic.run()
 
-		if g := own.hog(gib); !g.holds(gib, 4*gib) {
-			t.Fatalf("said %q: it should see its own quota", g.said)
-		}
+		own.mustHold(gib, 4*gib, "it should see its own quota")
 		first := elastic.hog(3 * gib)
 		if !first.holds(3*gib, limit) {
 			t.Fatalf("said %q: it should see the pool's quota", first.said)
@@ -66,35 +64,25 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 		}
 		// This fits its own quota, but not the pool's.
 		left := limit - use.Used - use.Overhead
-		if g := own.hog(left); !g.refused() {
-			t.Fatalf("said %q: with its context there is no room for that in the pool", g.said)
-		}
+		own.mustRefuse(left, "with its context there is no room for that in the pool")
 		// An exit in one container frees memory for the other.
 		elastic.kill(first)
 		h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
-		if g := own.hog(gib); !g.holds(gib, 4*gib) {
-			t.Fatalf("said %q: there is room", g.said)
-		}
+		own.mustHold(gib, 4*gib, "there is room")
 		h.Eventually("driver truth agrees", func() bool {
 			all := h.Use(own.id)
 			use := h.pool("llm")
 			return all.Used == use.Used && all.Overhead == use.Overhead
 		})
 
-		if g := elastic.hog(5 * gib); !g.refused() {
-			t.Fatalf("said %q: there is no room", g.said)
-		}
+		elastic.mustRefuse(5*gib, "there is no room")
 		h.Eventually("the refusal is told", func() bool {
 			out := h.mustRun("events")
 			return strings.Contains(out, "limit of pool llm 6GiB")
 		})
 		out, err := elastic.exec("env", "GPUSLICE_DEBUG=1", "/demo/cuda_hog", strconv.Itoa(5*gib))
-		if err == nil || !strings.Contains(out, "limit of pool llm 6442450944 bytes (6.0 GiB), used by this process") {
-			t.Errorf("%v: %s", err, out)
-		}
-		if out, err := h.cli("pool", "delete", "llm"); err == nil || !strings.Contains(out, "has 2 members") {
-			t.Errorf("a pool with members: %v, %s", err, out)
-		}
+		must.Refused(out, err)(t, "limit of pool llm 6442450944 bytes (6.0 GiB), used by this process")
+		must.Refused(h.cli("pool", "delete", "llm"))(t, "has 2 members", "a pool with members")
 		out = h.mustRun("pool", "list")
 		if !strings.Contains(out, "llm") || !strings.Contains(out, "6GiB") {
 			t.Error(out)
@@ -124,24 +112,14 @@ func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
 		if !more.holds(3*gib, 7*gib) {
 			t.Fatalf("said %q: there is room", more.said)
 		}
-		if g := a.hog(2 * gib); !g.refused() {
-			t.Fatalf("said %q: there is none", g.said)
-		}
+		a.mustRefuse(2*gib, "there is none")
 		h.mustRun("pool", "set", "llm", "--vram", "10G")
-		if g := a.hog(2 * gib); !g.holds(2*gib, 6*gib) {
-			t.Fatalf("said %q: there is room now", g.said)
-		}
+		a.mustHold(2*gib, 6*gib, "there is room now")
 		h.mustRun("pool", "set", "llm", "--vram", "1G")
-		if out := h.mustRun("pool", "list"); !strings.Contains(out, "over") {
-			t.Error(out)
-		}
-		if g := b.hog(mib); !g.refused() {
-			t.Fatalf("said %q: it is over", g.said)
-		}
+		must.Contain(t, h.mustRun("pool", "list"), "over")
+		b.mustRefuse(mib, "it is over")
 		for _, c := range []*container{a, b} {
-			if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
 		}
 		h.Eventually("the pool is empty, and goes", func() bool {
 			_, err := h.cli("pool", "delete", "llm")
@@ -153,15 +131,10 @@ func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
 func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 	h := newHost(t)
 	h.mustRun("pool", "create", "llm", "--vram", "5G")
-	c := h.newContainer(inPool(""), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(2 * gib); !g.holds(2*gib, 5*gib) {
-		t.Fatalf("said %q", g.said)
-	}
+	c := h.runContainer(inPool(""), "/bin/sleep", "600")
+	c.mustHold(2*gib, 5*gib)
 	out, err := h.cli("run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(3*gib))
-	if err == nil || !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") {
-		t.Errorf("3 GiB and a context do not fit beside 2 of 5: %v, %s", err, out)
-	}
+	must.Refused(out, err)(t, "CUDA_ERROR_OUT_OF_MEMORY", "3 GiB and a context do not fit beside 2 of 5")
 	holds := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--pool", "llm", "--vram", "2G", "--quiet", "--", filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(gib))
 	holds.Env = h.Env()
 	var said testhost.Output
@@ -187,18 +160,11 @@ func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		h.mustRun("pool", "create", "llm", "--vram", "8G")
-		c := h.newContainer(inPool(""), "/bin/sleep", "600")
-		c.run()
-		if g := c.hog(gib); !g.holds(gib, 8*gib) {
-			t.Fatalf("said %q", g.said)
-		}
+		c := h.runContainer(inPool(""), "/bin/sleep", "600")
+		c.mustHold(gib, 8*gib)
 		h.mustRun("set", c.id, "--vram", "4G")
-		if g := c.hog(3 * gib); !g.refused() {
-			t.Errorf("said %q: with its contexts there is no room in 4 GiB", g.said)
-		}
-		if g := c.hog(gib); !g.holds(gib, 4*gib) {
-			t.Errorf("said %q", g.said)
-		}
+		c.mustRefuse(3*gib, "with its contexts there is no room in 4 GiB")
+		c.mustHold(gib, 4*gib)
 		if use := h.Use(c.id); use.Limit != 4*gib || use.Used != 2*gib {
 			t.Errorf("%+v", use)
 		}
@@ -214,9 +180,7 @@ func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	program := filepath.Join(h.Dir, "race")
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-I../../interceptor", "-o", program, "../interceptor/programs/race.c",
 		filepath.Join(h.Bin, "fakecuda", "libcuda.so.1"), "-ldl", "-lpthread").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Do(t, err, out)
 	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit)+"b")
 	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
 		"run", "--pool", "llm", "--quiet", "--", program, "4", "24", "4", strconv.Itoa(limit))

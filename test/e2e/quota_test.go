@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const quota = 4 * gib
@@ -18,8 +19,7 @@ func vram() map[string]string { return map[string]string{"gpuslice.vram": "4G"} 
 
 func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 
 		first := c.hog(gib)
 		if !first.holds(gib, quota) {
@@ -41,21 +41,17 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
 			t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
 		}
-		if use.Refusals == 0 {
-			t.Error("the refusal was not counted")
-		}
+		must.Hold(t, use.Refusals != 0, "the refusal was not counted")
 	})
 }
 
 func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 
 		const racers = 12
 		script := `for i in $(seq ` + strconv.Itoa(racers) + `); do /demo/cuda_hog ` + strconv.Itoa(512*mib) + ` & done; wait`
-		out, err := os.Create(filepath.Join(h.Dir, "race"))
-		h.Must(err)
+		out := must.Get(os.Create(filepath.Join(h.Dir, "race")))(h.T)
 		defer out.Close()
 		cmd := c.runtime("exec", "--detach", c.id, "/bin/sh", "-c", script)
 		cmd.Stdout, cmd.Stderr = out, out
@@ -70,8 +66,8 @@ func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 					}
 				}
 			}
-			text, err = os.ReadFile(out.Name())
-			return err == nil && strings.Count(string(text), "\n") == racers
+			text, _ = os.ReadFile(out.Name())
+			return strings.Count(string(text), "\n") == racers
 		})
 		holders := strings.Count(string(text), "holds ")
 		if refused := strings.Count(string(text), ": CUDA_ERROR_OUT_OF_MEMORY"); refused == 0 || holders == 0 || refused+holders != racers {
@@ -83,31 +79,23 @@ func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 
 func TestExecJoinsTheSliceOfItsContainer(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
-		c.run()
+		c := h.runContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
 		h.Eventually("the container's first process holds 2 GiB", h.Holds(c.id, 2*gib))
-		if g := c.hog(2 * gib); !g.refused() {
-			t.Errorf("an exec'd process said %q: 2 GiB do not fit beside what the first process holds", g.said)
-		}
-		if g := c.hog(gib / 2); !g.holds(gib/2, quota) {
-			t.Errorf("an exec'd process said %q: half a GiB fits", g.said)
-		}
+		c.mustRefuse(2*gib, "an exec'd process: 2 GiB do not fit beside what the first process holds")
+		c.mustHold(gib/2, quota, "an exec'd process: half a GiB fits")
 	})
 }
 
 func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(vram(), "/bin/sleep", "600")
 		for _, env := range [][]string{
 			{"env", "-i", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state"},
 			{"env", "LD_PRELOAD="},
 			{"env", "GPUSLICE_DIR=/tmp"},
 		} {
 			out, err := c.exec(append(env, "/demo/cuda_hog", strconv.Itoa(5*gib))...)
-			if err == nil || !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") {
-				t.Errorf("%q: 5 GiB of 4 were not refused: %v, %s", env, err, out)
-			}
+			must.Refused(out, err)(t, "CUDA_ERROR_OUT_OF_MEMORY", env, "5 GiB of 4 were not refused")
 		}
 	})
 }
@@ -115,8 +103,7 @@ func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
 func TestRecordModeCountsAndRefusesNothing(t *testing.T) {
 	h := newHost(t)
 	for _, annotations := range []map[string]string{{"gpuslice.mode": "record"}, {"gpuslice.mode": "record", "gpuslice.vram": "4G"}} {
-		c := h.newContainer(annotations, "/bin/sleep", "600")
-		c.run()
+		c := h.runContainer(annotations, "/bin/sleep", "600")
 		if g := c.hog(6 * gib); g.refused() || !strings.HasPrefix(g.said, "holds ") {
 			t.Errorf("%v: said %q: record mode refuses nothing", annotations, g.said)
 		}
@@ -124,9 +111,7 @@ func TestRecordModeCountsAndRefusesNothing(t *testing.T) {
 			t.Errorf("%v: %+v: 6 GiB should be counted, against no limit", annotations, use)
 		}
 	}
-	if out, err := h.cli("run", "--quiet", "--mode", "record", "--", "/bin/echo", "it ran"); err != nil || out != "it ran\n" {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Equal(t, must.Get(h.cli("run", "--quiet", "--mode", "record", "--", "/bin/echo", "it ran"))(t), "it ran\n")
 }
 
 func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
@@ -139,21 +124,15 @@ func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
 	} {
 		c := h.newContainer(annotations, "/bin/true")
 		out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
-		if err == nil {
-			t.Errorf("%v: the container ran", annotations)
-		}
+		must.Error(t, err, annotations, "the container ran")
 		for key := range annotations {
 			if !strings.Contains(out, key) || !strings.Contains(out, "accepted") {
 				t.Errorf("%v: the annotation, or what is accepted, is not in %q", annotations, out)
 			}
 		}
-		if slices := h.Slices(); len(slices) != 0 {
-			t.Errorf("%v: slices are left: %+v", annotations, slices)
-		}
+		must.Len(t, h.Slices(), 0, annotations, "slices are left")
 		for _, name := range []string{api.ContainerDir, "/etc/ld.so.preload"} {
-			if _, err := os.Lstat(c.bundle + "/rootfs" + name); err == nil {
-				t.Errorf("%v: %s is left in the image", annotations, name)
-			}
+			must.Error(t, must.Err(os.Lstat(c.bundle+"/rootfs"+name)), annotations, name, "is left in the image")
 		}
 	}
 }

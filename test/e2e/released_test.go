@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // A refusal may be due to memory of a released container, so users must be able to find it.
 func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
-	c.run()
+	c := h.runContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
 	if g := c.hog(gib); !strings.HasPrefix(g.said, "holds ") {
 		t.Fatal(g.said)
 	}
@@ -23,8 +24,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	}
 	shown := func() string {
 		t.Helper()
-		out, err := h.cli("ps", "--no-trunc")
-		h.Must(err)
+		out := must.Get(h.cli("ps", "--no-trunc"))(h.T)
 		return out
 	}
 	if out := shown(); !strings.Contains(out, c.id) || !strings.Contains(out, "released") || !strings.Contains(out, "1.51GiB") {
@@ -39,9 +39,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	if out := d.refused(); !strings.Contains(out, c.id+" has 1.51GiB") {
 		t.Errorf("%s is not named in\n%s", c.id, out)
 	}
-	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "was released before: what its ") {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Refused(h.cli("release", "--force", c.id))(t, "was released before: what its ")
 	h.Stop(unix.SIGTERM)
 	h.Start()
 	if out := shown(); !strings.Contains(out, c.id) {

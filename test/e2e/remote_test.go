@@ -21,8 +21,7 @@ import (
 
 // documented returns the first code block of a language in the section of docs/use/leases.md about other machines.
 func documented(h *leaseHost, language string) string {
-	text, err := os.ReadFile("../../docs/use/leases.md")
-	h.Must(err)
+	text := must.Get(os.ReadFile("../../docs/use/leases.md"))(h.T)
 	_, section, _ := strings.Cut(string(text), "\n## From another machine\n")
 	_, block, _ := strings.Cut(section, "```"+language+"\n")
 	block, _, ok := strings.Cut(block, "```")
@@ -47,13 +46,11 @@ func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	make := exec.Command("/bin/sh", "-euc", commands)
 	make.Dir = dir
 	must.Output(make.CombinedOutput())(t)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	h.Must(err)
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(h.T)
 	port := free.Addr().(*net.TCPAddr).Port
 	h.Must(free.Close())
 	h.stop(unix.SIGTERM)
-	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
-	h.Must(err)
+	file := must.Get(os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0))(h.T)
 	// The configuration ends with the section [leases].
 	_, err = file.WriteString(strings.NewReplacer("[leases]\n", "", ":9837", fmt.Sprint("127.0.0.1:", port), "/etc/gpuslice/", dir+"/").Replace(documented(h, "toml")))
 	h.Must(err)
@@ -72,10 +69,7 @@ func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
 		t.Helper()
 		command := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"lease"}, args...)...)
 		command.Env = env
-		out, err := command.Output()
-		if err != nil {
-			t.Fatalf("gpuslice lease %v: %v\n%s", args, err, out)
-		}
+		out := must.Output(command.Output())(t, "gpuslice lease", args)
 		return string(out)
 	}
 	var l lease.Lease
@@ -83,8 +77,7 @@ func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
 	if l.UID != nobody || l.TokenFile != "" || l.Token == "" || !strings.HasPrefix(l.Address, "tls:localhost:") || !strings.HasSuffix(l.Address, "/"+l.ID) {
 		t.Errorf("%+v", l)
 	}
-	local, err := h.Show(t.Context(), l.ID)
-	h.Must(err)
+	local := must.Get(h.Show(t.Context(), l.ID))(h.T)
 	if !strings.HasPrefix(local.Address, "unix:") || local.RemoteAddress != l.Address || local.Token != "" {
 		t.Errorf("%+v", local)
 	}

@@ -24,13 +24,11 @@ func (h *host) forNobody() (bin string) {
 	h.T.Helper()
 	h.Must(os.Chmod(h.Dir, 0o755))
 	for _, name := range []string{"gpuslice", api.LibraryName, "demo/cuda_hog", "fakecuda/libcuda.so.1", "fakecuda/libnvidia-ml.so.1"} {
-		from, err := os.Open(filepath.Join(h.Bin, name))
-		h.Must(err)
+		from := must.Get(os.Open(filepath.Join(h.Bin, name)))(h.T)
 		to := filepath.Join(h.Dir, "public", name)
 		h.Must(os.MkdirAll(filepath.Dir(to), 0o755))
-		file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
-		h.Must(err)
-		_, err = io.Copy(file, from)
+		file := must.Get(os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755))(h.T)
+		_, err := io.Copy(file, from)
 		h.Must(errors.Join(err, from.Close(), file.Close()))
 	}
 	h.Must(os.Chown(filepath.Join(h.Dir, "fake"), nobody, nobody))
@@ -48,17 +46,13 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
 	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 7 {
-		t.Errorf("the command's exit code is 7, got %v", err)
-	}
+	must.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
 	for _, want := range []string{"enforcer in this process", "token: .\n", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}
 	}
-	if left, err := os.ReadDir(runtimeDir); err != nil || len(left) != 0 {
-		t.Errorf("something is left: %v, %v", left, err)
-	}
+	must.Len(t, must.Get(os.ReadDir(runtimeDir))(t), 0, "something is left")
 }
 
 // runAsNobody returns a `gpuslice run --embedded` of an unprivileged user.
@@ -75,18 +69,15 @@ func TestSessionHasItsProgramsThatAreNotDumpable(t *testing.T) {
 	bin := h.forNobody()
 	hog := filepath.Join(bin, "demo", "cuda_hog")
 	h.Must(os.Chmod(hog, 0o111)) // a program that its user cannot read is non-dumpable
-	out, err := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), " of 4294967296\n") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	out := must.Output(h.runAsNobody(bin, "--vram", "4G", "--", hog, "0").CombinedOutput())(t)
+	must.Contain(t, string(out), " of 4294967296\n")
 	// If hidepid hides the program, the refusal says so.
 	hidden := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0")
 	hidden.Args = append([]string{"unshare", "--mount", "sh", "-euc", `mount -t proc -o hidepid=2 proc /proc; exec setpriv "$@"`, "sh",
 		"--reuid=" + strconv.Itoa(nobody), "--regid=" + strconv.Itoa(nobody), "--clear-groups"}, hidden.Args...)
 	hidden.SysProcAttr = nil
-	hidden.Path, err = exec.LookPath("unshare")
-	h.Must(err)
-	out, err = hidden.CombinedOutput()
+	hidden.Path = must.Get(exec.LookPath("unshare"))(t)
+	out, err := hidden.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "/proc is mounted with hidepid") || !strings.Contains(string(out), "CUDA_ERROR_OUT_OF_MEMORY") {
 		t.Errorf("with hidepid: %v\n%s", err, out)
 	}
@@ -101,36 +92,27 @@ func TestSessionInASessionIsRefused(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), "a slice already") {
 		t.Errorf("exit code %d, %s", cmd.ProcessState.ExitCode(), out)
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
 // The container's slice would be charged regardless of the session.
 func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	program, err := os.ReadFile(filepath.Join(h.Bin, "gpuslice"))
-	h.Must(err)
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	program := must.Get(os.ReadFile(filepath.Join(h.Bin, "gpuslice")))(h.T)
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "gpuslice"), program, 0o755))
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", api.LibraryName), nil, 0o755)) // must exist, but is not loaded
 	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
-	if err == nil || !strings.Contains(out, "this container has a slice already") {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Refused(out, err)(t, "this container has a slice already")
 }
 
 func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	request := api.RegisterRequest{ID: "s", Session: true, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 70 * gib}}}
 	// The process would leave its container's slice for a larger one.
 	request.PID = c.pid()
-	if _, err := h.Client.Register(t.Context(), request); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nor a descendant") {
-		t.Errorf("%v", err)
-	}
+	must.IsSaying(t, must.Err(h.Client.Register(t.Context(), request)), api.ErrBadRequest, "nor a descendant")
 	request.PID = os.Getpid()
 	must.Get(h.Client.Register(t.Context(), request))(t)
 	must.Get(h.Client.Release(t.Context(), "s", 0, true))(t)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // sharedHost uses configs/shared.toml with adapted paths and groups.
@@ -22,8 +23,7 @@ func sharedHost(t *testing.T) *usersHost {
 	t.Helper()
 	h := newUsersHost(t)
 	h.Stop(unix.SIGTERM)
-	text, err := os.ReadFile("../../configs/shared.toml")
-	h.Must(err)
+	text := must.Get(os.ReadFile("../../configs/shared.toml"))(h.T)
 	run := filepath.Join(h.Dir, "run")
 	adapted := strings.NewReplacer(
 		"[runtime]\n", fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\n[runtime]\nruntimes = [%q]\n",
@@ -84,8 +84,7 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	contains("who is in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
 
 	h.Eventually("all that was refused is in the audit log", func() bool {
-		text, err := os.ReadFile(h.audit())
-		h.Must(err)
+		text := must.Get(os.ReadFile(h.audit()))(h.T)
 		refused := make(map[string]int)
 		for line := range strings.Lines(string(text)) {
 			var e audit.Entry
@@ -104,8 +103,6 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 func fails(t *testing.T, h *usersHost, uid uint32, vram string) string {
 	t.Helper()
 	out, code := output(h.as(uid, "run", "--vram", vram, "--", "true"))
-	if code == 0 {
-		t.Errorf("uid %d has %s", uid, vram)
-	}
+	must.Hold(t, code != 0, "uid", uid, "has", vram)
 	return out
 }

@@ -71,16 +71,14 @@ func (w worker) stands() {
 
 func (h *host) state(id string) api.State {
 	h.T.Helper()
-	s, err := h.Client.Slice(h.T.Context(), id)
-	h.Must(err)
+	s := must.Get(h.Client.Slice(h.T.Context(), id))(h.T)
 	return s.State
 }
 
 // free returns the grantable bytes of the card.
 func (h *host) free() uint64 {
 	h.T.Helper()
-	devices, err := h.Client.Devices(h.T.Context())
-	h.Must(err)
+	devices := must.Get(h.Client.Devices(h.T.Context()))(h.T)
 	return *devices[0].Free
 }
 
@@ -151,23 +149,20 @@ func (h *host) stays(c *container, reason string, one, other worker) {
 
 func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	h.stays(c, "managed memory", c.works(gib), c.works(gib, "managed"))
 }
 
 func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	h.stays(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
 }
 
 // Each way out that the error names must work.
 func TestASuspendedSliceIsReleasedWithItsContainerOnly(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(vram(), "/bin/sleep", "600")
 	w := c.works(gib)
 	h.mustRun("suspend", c.id)
 	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "is suspended") || !strings.Contains(out, "gpuslice resume "+c.id) {
@@ -184,11 +179,10 @@ func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 	h := newLeaseHost(t)
 	l := h.acquire(lease.Request{VRAM: 64 * mib})
 	s := h.open(l)
-	kept, err := s.Alloc(t.Context(), 32*mib)
-	h.Must(err)
+	kept := must.Get(s.Alloc(t.Context(), 32*mib))(h.T)
 	want, got := []byte("what was written is read"), make([]byte, 24)
 	h.Must(kept.Write(t.Context(), 0, want))
-	_, err = h.Client.Suspend(t.Context(), l.ID)
+	_, err := h.Client.Suspend(t.Context(), l.ID)
 	h.Must(err)
 	read := make(chan error, 1)
 	go func() { read <- kept.Read(t.Context(), 0, got) }()
@@ -229,8 +223,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			h := newHostBy(t, api.Intercept, "", smallCard, killpoint.Env+"="+point)
 			h.mustRun("pool", "create", "llm", "--vram", "6G")
-			c := h.newContainer(inPool(""), "/bin/sleep", "600")
-			c.run()
+			c := h.runContainer(inPool(""), "/bin/sleep", "600")
 			a, b := c.works(gib), c.works(gib)
 			for _, verb := range []string{"suspend", "resume"} {
 				if out, err := h.cli(verb, c.id); err != nil {
@@ -249,9 +242,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 			if want == api.Suspended {
 				a.stands()
 				b.stands()
-				if use := h.pool("llm"); use.Used != 0 {
-					t.Errorf("the pool has %+v", use)
-				}
+				must.Equal(t, h.pool("llm").Used, 0, "the pool")
 				h.mustRun("resume", c.id)
 			}
 			a.goesOn()
@@ -271,8 +262,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 
 func TestASuspendedSliceIsTakenUpByTheNextEnforcer(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "", smallCard)
-	c := h.newContainer(map[string]string{"gpuslice.vram": "7G"}, "/bin/sleep", "600")
-	c.run()
+	c := h.runContainer(map[string]string{"gpuslice.vram": "7G"}, "/bin/sleep", "600")
 	w := c.works(4 * gib)
 	h.mustRun("suspend", c.id)
 	h.Stop(unix.SIGKILL)
@@ -288,18 +278,13 @@ func TestASuspendedSliceIsTakenUpByTheNextEnforcer(t *testing.T) {
 // Engines pass the runtime's global flags with resume.
 func TestResumeIsTheRuntimesOnlyWithItsGlobalFlags(t *testing.T) {
 	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if out, err := h.cli("resume", c.id); err == nil || !strings.Contains(out, "is not suspended") {
-		t.Errorf("%v: %s", err, out)
-	}
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	must.Refused(h.cli("resume", c.id))(t, "is not suspended")
 	cmd := c.runtime("pause", c.id)
 	if out, err := c.output(cmd); err != nil {
 		t.Skipf("this host's runc does not pause: %s", out)
 	}
 	cmd = c.runtime("resume", c.id)
 	cmd.Path = filepath.Join(h.Bin, "gpuslice")
-	if out, err := c.output(cmd); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	must.Output(c.output(cmd))(t)
 }

@@ -65,8 +65,7 @@ func TestTopCostsLittle(t *testing.T) {
 			})
 		}
 	}
-	info, err := h.Client.Info(context.Background())
-	h.Must(err)
+	info := must.Get(h.Client.Info(context.Background()))(h.T)
 	spent := func(pid int) func() time.Duration {
 		before := processorTime(t, pid)
 		return func() time.Duration { return processorTime(t, pid) - before }
@@ -113,9 +112,7 @@ func TestTopCostsLittle(t *testing.T) {
 		sum := percent(own + max(with-without, 0))
 		t.Logf("%s: top and what it costs the enforcer are %.2f %% of a core. Top: %.2f %%; the enforcer: %.2f %% with it, %.2f %% without; %d bytes drawn",
 			what, sum, percent(own), percent(with), percent(without), bytes)
-		if sum > 10 {
-			t.Error("that is too much")
-		}
+		must.Hold(t, sum <= 10, "that is too much")
 		for _, pid := range changers { // gpuslice run forwards the signal
 			if phase == 0 {
 				h.Must(syscall.Kill(pid, syscall.SIGUSR1))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Without the programs, an engine can neither start a process in a container nor stop it.
@@ -29,10 +30,8 @@ exec ../../configs/install.sh uninstall`)
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	c := h.newContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
-	c.run()
-	info, err := h.Client.Info(t.Context())
-	h.Must(err)
+	c := h.runContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
+	info := must.Get(h.Client.Info(t.Context()))(h.T)
 	for _, run := range []struct {
 		force string
 		want  []string
@@ -60,8 +59,7 @@ exec ../../configs/install.sh uninstall`)
 // With gpuslice as the default runtime, most containers have no quota.
 func TestAContainerWithoutAnnotationsIsCountedWhereTheOperatorHasItSo(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
-	c := h.newContainer(nil, "sleep", "1000")
-	c.run()
+	c := h.runContainer(nil, "sleep", "1000")
 	if g := c.hog(3 * gib); !strings.HasPrefix(g.said, "holds ") {
 		t.Errorf("it is refused memory: %s", g.said)
 	}

@@ -33,16 +33,12 @@ type usersHost struct {
 func newUsersHost(t *testing.T) *usersHost {
 	t.Helper()
 	t.Parallel()
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Skip("needs runc: make deps")
-	}
+	runc := runcPath(t)
 	// The socket's path depends on the directory.
 	h := &usersHost{host: &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}}), runc}}
 	h.Stop(unix.SIGTERM)
-	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
-	h.Must(err)
-	_, err = fmt.Fprintf(file, "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\nmax_sessions = 2\n", h.users(), nobody)
+	file := must.Get(os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0))(h.T)
+	_, err := fmt.Fprintf(file, "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\nmax_sessions = 2\n", h.users(), nobody)
 	h.Must(err)
 	h.Must(file.Close())
 	h.Start()
@@ -69,8 +65,7 @@ func (h *usersHost) session(vram string, size uint64) (id, token string) {
 	cmd := h.as(nobody, "run", "--vram", vram, "--", "sh", "-c", fmt.Sprintf("echo $GPUSLICE_TOKEN_FILE; exec $HOG %d", size))
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	out, err := cmd.StdoutPipe()
-	h.Must(err)
+	out := must.Get(cmd.StdoutPipe())(h.T)
 	h.Must(cmd.Start())
 	h.T.Cleanup(func() {
 		_ = cmd.Process.Signal(unix.SIGTERM)
@@ -88,9 +83,8 @@ func (h *usersHost) session(vram string, size uint64) (id, token string) {
 	if !strings.HasPrefix(lines.Text(), fmt.Sprintf("holds %d of ", size)) {
 		h.T.Fatalf("the hog says %q", lines.Text())
 	}
-	text, err := os.ReadFile(token)
-	h.Must(err)
-	id, _, err = api.ParseTokenFile(string(text))
+	text := must.Get(os.ReadFile(token))(h.T)
+	id, _, err := api.ParseTokenFile(string(text))
 	h.Must(err)
 	return id, token
 }
@@ -103,9 +97,7 @@ func output(cmd *exec.Cmd) (string, int) {
 func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	h := newUsersHost(t)
 	id, _ := h.session("3G", 2*gib)
-	if !strings.HasPrefix(id, fmt.Sprintf("u%d-run-", nobody)) {
-		t.Errorf("its id is %s", id)
-	}
+	must.Hold(t, strings.HasPrefix(id, fmt.Sprintf("u%d-run-", nobody)), "its id is", id)
 	h.Eventually("it is counted by the host's enforcer", func() bool {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && s.Session && len(s.Devices) == 1 && s.Devices[0].Used == 2*gib
@@ -160,13 +152,11 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 		t.Errorf("a forged token: exit code %d, %s", code, out)
 	}
 	// A user with an open descriptor of the file can join, within the session's quota.
-	file, err := os.Open(token)
-	h.Must(err)
+	file := must.Get(os.Open(token))(h.T)
 	defer file.Close()
 	cmd := h.as(somebody, "run", "--join", "3", "--", "sh", "-c", fmt.Sprintf("id -u; $HOG %d & read line; kill $!", gib/2))
 	cmd.ExtraFiles = []*os.File{file}
-	in, err := cmd.StdinPipe()
-	h.Must(err)
+	in := must.Get(cmd.StdinPipe())(h.T)
 	var said lines
 	cmd.Stdout, cmd.Stderr = &said, &said
 	h.Must(cmd.Start())
@@ -185,8 +175,7 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	})
 	// The token alone suffices to renew and end the session.
 	given := filepath.Join(h.Dir, "public", "given")
-	text, err := os.ReadFile(token)
-	h.Must(err)
+	text := must.Get(os.ReadFile(token))(h.T)
 	h.Must(os.WriteFile(given, text, 0o644))
 	if out, code := output(h.as(somebody, "--token", given, "renew", id, "1h")); code != 0 {
 		t.Errorf("renew: %d %s", code, out)

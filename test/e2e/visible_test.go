@@ -3,16 +3,14 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -20,10 +18,7 @@ import (
 func newHostOf(t *testing.T, cards int) *host {
 	t.Helper()
 	t.Parallel()
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Skip("needs runc: make deps")
-	}
+	runc := runcPath(t)
 	return &host{testhost.New(t, testhost.Options{
 		Runtimes: []string{runc}, Env: []string{"FAKECUDA_DEVICES=" + strconv.Itoa(cards), "FAKECUDA_NVML_ORDER=reverse"},
 	}), runc}
@@ -32,27 +27,18 @@ func newHostOf(t *testing.T, cards int) *host {
 // sees adds the device nodes of cards to a container before its start.
 func (c *container) sees(minors ...int) *container {
 	c.T.Helper()
-	path := filepath.Join(c.bundle, "config.json")
-	text, err := os.ReadFile(path)
-	c.Must(err)
-	var config map[string]any
-	c.Must(json.Unmarshal(text, &config))
 	var nodes []map[string]any
 	for _, minor := range minors {
 		nodes = append(nodes, map[string]any{"path": fmt.Sprintf("/dev/nvidia%d", minor), "type": "c", "major": 195, "minor": minor, "fileMode": 0o666})
 	}
-	config["linux"].(map[string]any)["devices"] = nodes
-	text, err = json.Marshal(config)
-	c.Must(err)
-	c.Must(os.WriteFile(path, text, 0o644))
+	c.configure(func(config map[string]any) { config["linux"].(map[string]any)["devices"] = nodes })
 	return c
 }
 
 // countsOn returns the NVML indices of the devices that a slice's quota applies to.
 func (h *host) countsOn(id string) (indices []int) {
 	h.T.Helper()
-	slice, err := h.Client.Slice(h.T.Context(), id)
-	h.Must(err)
+	slice := must.Get(h.Client.Slice(h.T.Context(), id))(h.T)
 	for _, d := range slice.Devices {
 		indices = append(indices, d.Index)
 	}
@@ -61,32 +47,24 @@ func (h *host) countsOn(id string) (indices []int) {
 
 func TestAQuotaCountsOnTheGPUsThatTheContainerSees(t *testing.T) {
 	h := newHostOf(t, 3)
-	all := h.newContainer(vram(), "/bin/sleep", "600")
-	all.run()
+	all := h.runContainer(vram(), "/bin/sleep", "600")
 	two := h.newContainer(vram(), "/bin/sleep", "600").sees(1, 2)
 	two.run()
-	if got := h.countsOn(all.id); !slices.Equal(got, []int{0, 1, 2}) {
-		t.Errorf("of a container of which nothing is known it counts on %v", got)
-	}
+	must.EqualSlices(t, h.countsOn(all.id), []int{0, 1, 2}, "of a container of which nothing is known it counts on")
 	if got := h.countsOn(two.id); !slices.Equal(got, []int{0, 1}) { // minor numbers 2 and 1
 		t.Errorf("of a container with /dev/nvidia1 and 2 it counts on %v", got)
 	}
-	devices, err := h.Client.Devices(t.Context())
-	h.Must(err)
+	devices := must.Get(h.Client.Devices(t.Context()))(h.T)
 	for _, d := range devices {
 		want := uint64(8 * gib)
 		if d.Index == 2 {
 			want = 4 * gib
 		}
-		if d.Quotas != want {
-			t.Errorf("device %d has quotas of %d bytes, want %d", d.Index, d.Quotas, want)
-		}
+		must.Equal(t, d.Quotas, want, "device", d.Index, "has quotas of")
 	}
 	h.Stop(os.Kill)
 	h.Start()
-	if got := h.countsOn(two.id); !slices.Equal(got, []int{0, 1}) {
-		t.Errorf("after a restart it counts on %v", got)
-	}
+	must.EqualSlices(t, h.countsOn(two.id), []int{0, 1}, "after a restart it counts on")
 }
 
 func TestAQuotaOnAGPUThatTheContainerDoesNotSeeIsRefused(t *testing.T) {
@@ -96,9 +74,7 @@ func TestAQuotaOnAGPUThatTheContainerDoesNotSeeIsRefused(t *testing.T) {
 	if err == nil || !strings.Contains(out, "there is a quota on device 2 (GPU-") || !strings.Contains(out, "does not see: it sees 0 (GPU-") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
 func TestAGPUThatWasNotKnownToBeSeenIsLimitedToo(t *testing.T) {
@@ -109,16 +85,8 @@ func TestAGPUThatWasNotKnownToBeSeenIsLimitedToo(t *testing.T) {
 		t.Fatalf("it counts on %v", got)
 	}
 	// The program uses CUDA's first card without a device node, which the simulated driver does not need.
-	if g := c.hog(5 * gib); !g.refused() {
-		t.Errorf("said %q: 5 GiB of 4", g.said)
-	}
-	if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
-		t.Errorf("said %q", g.said)
-	}
-	if g := c.hog(2 * gib); !g.refused() {
-		t.Errorf("said %q: 2 GiB and a context beside 2 GiB and a context, of 4", g.said)
-	}
-	if got := h.countsOn(c.id); !slices.Equal(got, []int{1, 2}) {
-		t.Errorf("once it was used it counts on %v", got)
-	}
+	c.mustRefuse(5*gib, "5 GiB of 4")
+	c.mustHold(2*gib, quota)
+	c.mustRefuse(2*gib, "2 GiB and a context beside 2 GiB and a context, of 4")
+	must.EqualSlices(t, h.countsOn(c.id), []int{1, 2}, "once it was used it counts on")
 }

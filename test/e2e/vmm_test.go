@@ -44,18 +44,14 @@ func TestAPoolOfSlicesIsTheLimitOfSharedModels(t *testing.T) {
 	h.mustRun("pool", "create", "llm", "--vram", "6G")
 	holds := func(args ...string) (lines *bufio.Scanner) {
 		cmd := h.vmm([]string{"--pool", "llm"}, append([]string{"hold"}, args...)...)
-		input, err := cmd.StdinPipe()
-		h.Must(err)
-		output, err := cmd.StdoutPipe()
-		h.Must(err)
+		input := must.Get(cmd.StdinPipe())(h.T)
+		output := must.Get(cmd.StdoutPipe())(h.T)
 		var log testhost.Output
 		cmd.Stderr = &log
 		h.Must(cmd.Start())
 		t.Cleanup(func() {
 			input.Close()
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("%v: %s", err, log.String())
-			}
+			must.Try(t, cmd.Wait(), log.String())
 		})
 		return bufio.NewScanner(output)
 	}

@@ -46,9 +46,7 @@ func newApart(t testing.TB) *apart {
 		_ = stdin.Close()
 		_ = cmd.Wait()
 	})
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("a mount namespace with cgroup v2: %q, %v", line, err)
-	}
+	must.Be(t, must.Get(bufio.NewReader(stdout).ReadString('\n'))(t), "ready\n", "a mount namespace with cgroup v2")
 	return &apart{cmd.Process.Pid}
 }
 

@@ -14,6 +14,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func isCtr(e engine) string {
@@ -36,9 +39,7 @@ func shimsAreKilled(s *site) {
 	var inits, shims []int
 	for range 3 {
 		name := s.run(container{})
-		if g := s.hog(name, gib); !g.holds(gib, quota) {
-			s.t.Fatalf("said %q", g.said)
-		}
+		s.mustHold(name, gib, quota)
 		names, inits = append(names, name), append(inits, s.init(name))
 		shims = append(shims, s.parent(inits[len(inits)-1]))
 	}
@@ -48,17 +49,11 @@ func shimsAreKilled(s *site) {
 	for i, name := range names[:2] {
 		s.ends(s.id(name), inits[i])
 		s.Eventually("containerd has no task", func() bool { return e.status(name) == "" })
-		if out, err := e.start(name); err != nil {
-			s.t.Fatalf("start the container again: %v\n%s", err, out)
-		}
+		must.Output(e.start(name))(s.t, "start the container again")
 		s.works(name)
 	}
-	if use := s.Use(s.id(names[2])); use.Used != gib {
-		s.t.Errorf("another container shows %+v, want 1 GiB", use)
-	}
-	if g := s.hog(names[2], 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 1 GiB in another container: said %q", g.said)
-	}
+	must.Equal(s.t, s.Use(s.id(names[2])).Used, gib, "another container shows")
+	s.mustRefuse(names[2], 3*gib, "3 GiB beside 1 GiB in another container")
 }
 
 // shimIsKilledAlone: while containerd is down the container of a killed shim keeps running with its quota. A restarted
@@ -66,9 +61,7 @@ func shimsAreKilled(s *site) {
 func shimIsKilledAlone(s *site) {
 	name := s.run(container{})
 	id, init := s.id(name), s.init(name)
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	start, said := s.in("fake", "go-"+name), s.in("fake", "later-"+name)
 	defer os.Remove(start)
 	defer os.Remove(said)
@@ -79,7 +72,7 @@ func shimIsKilledAlone(s *site) {
 	s.Must(os.WriteFile(start, nil, 0o644))
 	s.Eventually("a process has said what it got", func() bool {
 		text, _ := os.ReadFile(said)
-		return hog{said: lastLine(string(text))}.refused()
+		return hog{said: testhost.LastLine(string(text))}.refused()
 	})
 	if use := s.Use(id); use.Used != gib || use.Refusals == 0 {
 		s.t.Errorf("1 GiB is held and 3 GiB were refused; the slice shows %+v", use)
@@ -106,9 +99,7 @@ func containerdIsKilledCreating(s *site) {
 	if !found {
 		s.t.Fatalf("no hook was seen; the engine: %v", err)
 	}
-	if err == nil {
-		s.t.Error("containerd was killed and the engine says that the container runs")
-	}
+	must.Error(s.t, err, "containerd was killed and the engine says that the container runs")
 	s.launch(s.daemons["containerd"])
 	s.remove(name)
 	s.Eventually("the slice is gone", s.IsGone(s.id(name)))
@@ -176,8 +167,7 @@ for word; do shift; [ "$word" = --systemd-cgroup ] || set -- "$@" "$word"; done
 exec %s "$@"
 `, record, real)
 	s.Must(os.WriteFile(recorder, []byte(script), 0o755))
-	config, err := os.ReadFile(s.Config())
-	s.Must(err)
+	config := must.Get(os.ReadFile(s.Config()))(s.T)
 	edited := strings.Replace(string(config), strconv.Quote(real), strconv.Quote(recorder), 1)
 	if edited == string(config) {
 		s.t.Fatalf("the configuration does not name %s:\n%s", real, config)
@@ -195,13 +185,10 @@ exec %s "$@"
 		c := container{name: fmt.Sprintf("options%d-%d", names.Add(1), os.Getpid())}
 		s.t.Cleanup(func() { _, _ = e.remove(c.name) })
 		words := append([]string{"run", "--detach", "--cgroup", "/" + s.containerdNamespace() + "/x.slice:gpuslice:" + c.name}, flags...)
-		if out, err := s.ctr(append(words, e.words(c.complete(s))...)...); err != nil {
-			s.t.Fatalf("%q: %v\n%s", flags, err, out)
-		}
+		must.Output(s.ctr(append(words, e.words(c.complete(s))...)...))(s.t, flags)
 		s.works(c.name)
 		s.remove(c.name)
-		text, err := os.ReadFile(record)
-		s.Must(err)
+		text := must.Get(os.ReadFile(record))(s.T)
 		for _, verb := range []string{"create", "start", "exec", "delete"} {
 			lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
 				words := strings.Fields(line)
@@ -230,9 +217,7 @@ exec %s "$@"
 func sameIDElsewhere(s *site) {
 	e := s.engine.(*ctr)
 	name := s.run(container{})
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	other := s.containerdNamespace() + "-other"
 	elsewhere := func(args ...string) (string, error) {
 		return s.output("ctr", append([]string{"--address", s.containerdSocket(), "--namespace", other}, args...)...)
@@ -244,19 +229,11 @@ func sameIDElsewhere(s *site) {
 		s.Must(err)
 		s.Must(os.RemoveAll(runcRoot(other)))
 	}()
-	if out, err := elsewhere("image", "import", imageArchive(s.t, "busybox")); err != nil {
-		s.t.Fatalf("import: %v\n%s", err, out)
-	}
+	must.Output(elsewhere("image", "import", imageArchive(s.t, "busybox")))(s.t, "import")
 	words := e.words(container{name: name, image: "busybox"}.complete(s))
 	out, err := elsewhere(append([]string{"run", "--detach", "--cgroup", "/" + s.containerdNamespace() + "/other", "--runtime", shimRuntime}, words...)...)
-	if err == nil {
-		s.t.Error("a second container of that id was started")
-	}
+	must.Error(s.t, err, "a second container of that id was started")
 	s.told(out, name, "exists", "choose another id")
-	if use := s.Use(s.id(name)); use.Used != gib {
-		s.t.Errorf("the first shows %+v, want 1 GiB", use)
-	}
-	if g := s.hog(name, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
-	}
+	must.Equal(s.t, s.Use(s.id(name)).Used, gib, "the first shows")
+	s.mustRefuse(name, 3*gib, "3 GiB beside 1 GiB")
 }

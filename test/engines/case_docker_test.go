@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func isDocker(e engine) string {
@@ -39,9 +41,7 @@ func dockerByShim(s *site) {
 	for _, runtime := range []string{shimRuntime, dockerShim} {
 		flags := []string{"--runtime", runtime}
 		name, out, err := s.try(container{flags: flags, annotations: vram("4X")})
-		if err == nil {
-			s.t.Error("4X was accepted")
-		}
+		must.Error(s.t, err, "4X was accepted")
 		s.told(out, `"4X"`, `"4G"`)
 		s.remove(name)
 		name = s.run(container{flags: flags})
@@ -58,13 +58,9 @@ func dockerStops(s *site) {
 	} {
 		name := s.run(container{args: []string{"/bin/sh", "-c", c.init}})
 		id := s.id(name)
-		if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
-			s.t.Fatalf("said %q", g.said)
-		}
+		s.mustHold(name, 3*gib, quota)
 		s.docker("stop", "-t", "1", name)
-		if status := s.docker("inspect", "--format", "{{.State.ExitCode}}", name); status != c.status {
-			s.t.Errorf("it ended with %s, want %s", status, c.status)
-		}
+		must.Equal(s.t, s.docker("inspect", "--format", "{{.State.ExitCode}}", name), c.status, "it ended with")
 		s.Eventually("the slice is gone", s.IsGone(id))
 		s.docker("start", name)
 		s.Eventually("nothing is held", s.Holds(id, 0))
@@ -75,13 +71,9 @@ func dockerStops(s *site) {
 // dockerUpdates: `docker update` keeps the quota, also across a restart.
 func dockerUpdates(s *site) {
 	name := s.run(container{})
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	s.docker("update", "--memory", "1g", "--memory-swap", "1g", name)
-	if g := s.hog(name, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
-	}
+	s.mustRefuse(name, 3*gib, "3 GiB beside 1 GiB")
 	s.killHogs(s.id(name))
 	s.docker("restart", "-t", "0", name)
 	s.works(name)
@@ -99,19 +91,11 @@ func dockerInit(s *site) {
 func dockerNamespaces(s *site) {
 	one := s.run(container{flags: []string{"--ipc", "shareable"}})
 	two := s.run(container{flags: []string{"--pid", "container:" + one, "--ipc", "container:" + one}})
-	if s.exec(one, "readlink", "/proc/self/ns/pid") != s.exec(two, "readlink", "/proc/self/ns/pid") {
-		s.t.Fatal("they have not one pid namespace")
-	}
-	if g := s.hog(two, 3*gib); !g.holds(3*gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	must.Be(s.t, s.exec(one, "readlink", "/proc/self/ns/pid"), s.exec(two, "readlink", "/proc/self/ns/pid"), "they have not one pid namespace")
+	s.mustHold(two, 3*gib, quota)
 	s.works(one)
-	if g := s.hog(two, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 3 GiB: said %q", g.said)
-	}
-	if g := s.hog(one, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustRefuse(two, 3*gib, "3 GiB beside 3 GiB")
+	s.mustHold(one, gib, quota)
 	s.remove(two)
 	s.Eventually("the slice is gone", s.IsGone(s.id(two)))
 	s.Eventually("the other's is not", s.Holds(s.id(one), gib))
@@ -151,9 +135,7 @@ func dockerCommits(s *site) {
 	}
 	s.remove(plain)
 	again := s.run(container{image: "committed"})
-	if out := s.exec(again, "cat", "/etc/mine"); out != "works\n" {
-		s.t.Errorf("a container of the image says %q", out)
-	}
+	must.Equal(s.t, s.exec(again, "cat", "/etc/mine"), "works\n", "a container of the image says")
 	s.works(again)
 	s.remove(again)
 }
@@ -165,13 +147,9 @@ func dockerCopies(s *site) {
 	defer os.RemoveAll(back)
 	s.Must(os.WriteFile(file, []byte("works\n"), 0o644))
 	s.docker("cp", file, name+":/etc/mine")
-	if out := s.exec(name, "cat", "/etc/mine"); out != "works\n" {
-		s.t.Errorf("the container sees %q", out)
-	}
+	must.Equal(s.t, s.exec(name, "cat", "/etc/mine"), "works\n", "the container sees")
 	s.docker("cp", name+":/etc", back)
-	if text, err := os.ReadFile(s.in("copied-back", "mine")); string(text) != "works\n" {
-		s.t.Errorf("copied from the container is %q, %v", text, err)
-	}
+	must.Equal(s.t, string(must.Get(os.ReadFile(s.in("copied-back", "mine")))(s.t)), "works\n", "copied from the container")
 	s.works(name)
 }
 
@@ -192,11 +170,8 @@ func dockerHealth(s *site) {
 func dockerRestarts(s *site) {
 	name := s.run(container{flags: []string{"--restart", "always"}})
 	id := s.id(name)
-	first, err := s.Client.Slice(context.Background(), id)
-	s.Must(err)
-	if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	first := must.Get(s.Client.Slice(context.Background(), id))(s.T)
+	s.mustHold(name, 3*gib, quota)
 	s.Must(unix.Kill(first.PID, unix.SIGKILL))
 	s.Eventually("there is a new generation", func() bool {
 		slice, err := s.Client.Slice(context.Background(), id)
@@ -214,13 +189,9 @@ func dockerByDefault(s *site) {
 	name, out, err := s.try(container{annotations: map[string]string{}})
 	if e.old {
 		s.Must(err)
-		if use := s.Use(s.id(name)); use.Limit != 70*gib {
-			s.t.Errorf("the slice shows %+v, want default_vram", use)
-		}
+		must.Equal(s.t, s.Use(s.id(name)).Limit, 70*gib, "the slice shows")
 		return
 	}
-	if err == nil {
-		s.t.Error("a container without a quota was started")
-	}
+	must.Error(s.t, err, "a container without a quota was started")
 	s.told(out, "no quota", "gpuslice.vram=4G")
 }

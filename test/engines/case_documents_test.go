@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type documented interface {
@@ -31,8 +32,7 @@ func hasDocuments(e engine) string {
 // documentsAreTrue runs the documents' command blocks that name this engine. It substitutes images and their commands, requests
 // no GPUs (other cases do) and skips changes to the machine's configuration, which the site already has.
 func documentsAreTrue(s *site) {
-	blocks, err := doccommands.Read("../..")
-	s.Must(err)
+	blocks := must.Get(doccommands.Read("../.."))(s.T)
 	tried := 0
 	for _, b := range blocks {
 		var commands []doccommands.Command
@@ -46,9 +46,7 @@ func documentsAreTrue(s *site) {
 			tried++
 		}
 	}
-	if tried == 0 {
-		s.t.Error("no command was tried")
-	}
+	must.Hold(s.t, tried != 0, "no command was tried")
 }
 
 func (s *site) isFor(commands []doccommands.Command) bool {
@@ -86,9 +84,7 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 		if len(c.Printed) == 0 {
 			continue
 		}
-		if err := session.Compare(c, out); err != nil {
-			s.t.Errorf("%s: %v", b, err)
-		}
+		must.Try(s.t, session.Compare(c, out), b)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func isByHand(e engine) string {
@@ -25,16 +27,10 @@ func execElsewhere(s *site) {
 	c := container{name: "exec-" + strconv.Itoa(os.Getpid())}.complete(s)
 	s.t.Cleanup(func() { _, _ = e.remove(c.name) })
 	s.Must(e.prepare(e.bundle(c.name), c))
-	if out, err := e.invoke("create", "--bundle", e.bundle(c.name), c.name); err != nil {
-		s.t.Fatalf("create: %v\n%s", err, out)
-	}
-	if g := s.hog(c.name, gib); !g.holds(gib, quota) {
-		s.t.Errorf("before start it said %q", g.said)
-	}
+	must.Output(e.invoke("create", "--bundle", e.bundle(c.name), c.name))(s.t, "create")
+	s.mustHold(c.name, gib, quota, "before start it")
 	s.killHogs(c.name)
-	if out, err := e.invoke("start", c.name); err != nil {
-		s.t.Fatalf("start: %v\n%s", err, out)
-	}
+	must.Output(e.invoke("start", c.name))(s.t, "start")
 	for _, cgroup := range lookCgroups(s.Dir) {
 		if filepath.Base(cgroup) != c.name {
 			continue

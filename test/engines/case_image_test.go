@@ -70,9 +70,7 @@ func hostPID(s *site) {
 	name := s.run(container{hostPID: true})
 	s.works(name)
 	id := s.id(name)
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	// Without a pid namespace processes outlive init; the engine must find them all.
 	s.remove(name)
 	s.Eventually("the slice is gone", s.IsGone(id))

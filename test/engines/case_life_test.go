@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func quotaIsShared(s *site) {
@@ -30,12 +32,8 @@ func restartKeepsTheQuota(s *site) {
 	name := s.run(container{})
 	id := s.id(name)
 	for range 2 {
-		if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
-			s.t.Fatalf("said %q: what the container held before its restart is gone", g.said)
-		}
-		if out, err := s.engine.(restarter).restart(name); err != nil {
-			s.t.Fatalf("restart: %v\n%s", err, out)
-		}
+		s.mustHold(name, 3*gib, quota, "what the container held before its restart is gone")
+		must.Output(s.engine.(restarter).restart(name))(s.t, "restart")
 		if got := s.id(name); got != id {
 			s.t.Fatalf("the id was %s and is %s", id, got)
 		}
@@ -53,32 +51,20 @@ func pauses(e engine) string {
 
 func pausedKeeps(s *site) {
 	name := s.run(container{})
-	if g := s.hog(name, 2*gib); !g.holds(2*gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, 2*gib, quota)
 	p := s.engine.(pauser)
-	if out, err := p.pause(name); err != nil {
-		s.t.Fatalf("pause: %v\n%s", err, out)
-	}
+	must.Output(p.pause(name))(s.t, "pause")
 	other := s.run(container{})
 	s.works(other) // a frozen slice blocks no other
-	if use := s.Use(s.id(name)); use.Used != 2*gib {
-		s.t.Errorf("a paused container shows %+v, want 2 GiB", use)
-	}
-	if out, err := p.unpause(name); err != nil {
-		s.t.Fatalf("unpause: %v\n%s", err, out)
-	}
-	if g := s.hog(name, 2*gib); !g.refused() {
-		s.t.Errorf("after the pause a process said %q: 2 GiB are held", g.said)
-	}
+	must.Equal(s.t, s.Use(s.id(name)).Used, 2*gib, "a paused container shows")
+	must.Output(p.unpause(name))(s.t, "unpause")
+	s.mustRefuse(name, 2*gib, "after the pause a process: 2 GiB are held")
 }
 
 func initIsKilled(s *site) {
 	name := s.run(container{})
 	id := s.id(name)
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	s.Must(unix.Kill(s.init(name), unix.SIGKILL))
 	s.Eventually("the slice is gone", s.IsGone(id))
 	s.remove(name)
@@ -94,8 +80,7 @@ func hasShim(e engine) string {
 
 func (s *site) parent(pid int) int {
 	s.t.Helper()
-	parent, err := parentOf(strconv.Itoa(pid))
-	s.Must(err)
+	parent := must.Get(parentOf(strconv.Itoa(pid)))(s.T)
 	return parent
 }
 
@@ -119,9 +104,7 @@ func (s *site) killShim(c container) {
 	if shim == 1 {
 		s.t.Fatalf("init %d of the container is nobody's child", init)
 	}
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	// The engine then ends the container or leaves it running; the quota holds in both cases.
 	if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
@@ -157,14 +140,10 @@ func (s *site) daemonIsKilled(daemon string) {
 	s.t.Helper()
 	name := s.run(container{})
 	id := s.id(name)
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(name, gib, quota)
 	s.crash(daemon)
 	s.Eventually("it holds what it held", s.Holds(id, gib))
-	if g := s.hog(name, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
-	}
+	s.mustRefuse(name, 3*gib, "3 GiB beside 1 GiB")
 	s.killHogs(id)
 	s.works(name)
 	s.remove(name)
@@ -191,9 +170,7 @@ func runtimeIsKilled(s *site) {
 	if !found {
 		s.t.Fatalf("no hook was seen; the engine: %v\n%s", err, out)
 	}
-	if err == nil {
-		s.t.Error("the runtime was killed and the engine says that the container runs")
-	}
+	must.Error(s.t, err, "the runtime was killed and the engine says that the container runs")
 	s.remove(name)
 	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup stays
 	// behind, with gpuslice or without.

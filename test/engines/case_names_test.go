@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // namer is an engine that names its containers: names returns what a slice is shown with, and whether that includes the image.
@@ -25,16 +26,13 @@ func hasNames(e engine) string {
 
 func namesAreShown(s *site) {
 	name := s.run(container{})
-	is, err := s.Client.Slice(context.Background(), s.id(name))
-	s.Must(err)
+	is := must.Get(s.Client.Slice(context.Background(), s.id(name)))(s.T)
 	want, image := s.engine.(namer).names(name)
 	if image == (is.Image == "") || image && !strings.Contains(is.Image, "debian") {
 		s.t.Errorf("the image is %q", is.Image)
 	}
 	is.Image = ""
-	if is.Names != want {
-		s.t.Errorf("got %+v, want %+v", is.Names, want)
-	}
+	must.Equal(s.t, is.Names, want)
 	if out := s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()); !strings.Contains(out, is.ID) {
 		s.t.Errorf("inspect %s shows %s", want.Path(), out)
 	}

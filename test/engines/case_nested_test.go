@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func isNewDocker(e engine) string {
@@ -81,7 +84,7 @@ func (n nested) run(name string, bytes uint64, flags ...string) string {
 	said := ""
 	n.s.Eventually("the inner container has said what it got", func() bool {
 		out, err := n.docker("logs", name)
-		said = lastLine(out)
+		said = testhost.LastLine(out)
 		return err == nil && said != ""
 	})
 	return said
@@ -116,9 +119,7 @@ func dockerInDocker(s *site) {
 	if g := s.hogBy(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
 		s.t.Errorf("in another cgroup it said %q", g.said)
 	}
-	if use := s.Use(id); use.Used != gib {
-		s.t.Errorf("the container shows %+v, want 1 GiB of the process in another cgroup", use)
-	}
+	must.Equal(s.t, s.Use(id).Used, gib, "the container shows")
 	s.killHogs(id)
 
 	// The inner container has no file of ours: driver truth finds it.
@@ -126,19 +127,13 @@ func dockerInDocker(s *site) {
 		s.t.Errorf("said %q", said)
 	}
 	s.Eventually("it is charged to the outer container", func() bool { return s.Use(id).Overhead >= gib })
-	if g := s.hog(outer, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside the inner container's 1 GiB: said %q", g.said)
-	}
+	s.mustRefuse(outer, 3*gib, "3 GiB beside the inner container's 1 GiB")
 	n.remove("plain")
 
 	// The inner container gets the outer container's bind mounts.
 	bound := []string{"-v", "/.gpuslice:/.gpuslice:ro", "-v", "/etc/ld.so.preload:/etc/ld.so.preload:ro"}
-	if said := n.run("bound", 2*gib, bound...); said != fmt.Sprintf("holds %d of %d", 2*gib, quota) {
-		s.t.Errorf("said %q", said)
-	}
-	if use := s.Use(id); use.Used != 2*gib {
-		s.t.Errorf("the outer container shows %+v, want the inner one's 2 GiB", use)
-	}
+	must.Equal(s.t, n.run("bound", 2*gib, bound...), fmt.Sprintf("holds %d of %d", 2*gib, quota), "said")
+	must.Equal(s.t, s.Use(id).Used, 2*gib, "the outer container shows")
 	if said := n.run("more", 2*gib, bound...); !(hog{said: said}).refused() {
 		s.t.Errorf("2 GiB beside the other's 2 GiB: said %q", said)
 	}
@@ -157,13 +152,9 @@ func dockerInDocker(s *site) {
 
 	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer container.
 	s.exec(outer, "sh", "-eu", "-c", innerDaemon)
-	if said := n.run("sliced", gib, asks...); said != fmt.Sprintf("holds %d of %d", gib, 2*gib) {
-		s.t.Errorf("said %q", said)
-	}
+	must.Equal(s.t, n.run("sliced", gib, asks...), fmt.Sprintf("holds %d of %d", gib, 2*gib), "said")
 	s.told(n.run("large", gib, "--runtime", "gpuslice", "--annotation", "gpuslice.vram=3G"), "2GiB")
 	s.Eventually("it is charged to the outer container", func() bool { return s.Use(id).Overhead >= gib })
-	if g := s.hog(outer, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside the inner slice's 1 GiB: said %q", g.said)
-	}
+	s.mustRefuse(outer, 3*gib, "3 GiB beside the inner slice's 1 GiB")
 	n.remove("sliced", "large")
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type equippable interface {
@@ -69,8 +71,7 @@ func (s *site) gives(c container, seen ...int) {
 	s.t.Helper()
 	name := s.run(c)
 	id := s.id(name)
-	devices, err := s.Client.Devices(context.Background())
-	s.Must(err)
+	devices := must.Get(s.Client.Devices(context.Background()))(s.T)
 	if len(devices) != 2 {
 		s.t.Fatalf("the machine has %d GPUs, want 2", len(devices))
 	}
@@ -80,9 +81,7 @@ func (s *site) gives(c container, seen ...int) {
 			want = append(want, d.UUID)
 		}
 	}
-	if got := s.counts(id); !slices.Equal(got, want) {
-		s.t.Errorf("%q %q: the quota counts on %q, want %q", c.flags, c.env, got, want)
-	}
+	must.EqualSlices(s.t, s.counts(id), want, c.flags, c.env, "the quota counts on")
 	nodes := s.exec(name, "/bin/sh", "-c", "echo /dev/nvidia[0-9]")
 	for n := range devices {
 		if has := strings.Contains(nodes, fmt.Sprint("/dev/nvidia", n)); has != slices.Contains(seen, n) {
@@ -109,8 +108,7 @@ func (s *site) gives(c container, seen ...int) {
 
 func (s *site) counts(id string) (uuids []string) {
 	s.t.Helper()
-	slice, err := s.Client.Slice(context.Background(), id)
-	s.Must(err)
+	slice := must.Get(s.Client.Slice(context.Background(), id))(s.T)
 	for _, d := range slice.Devices {
 		uuids = append(uuids, d.Device)
 	}
@@ -120,9 +118,7 @@ func (s *site) counts(id string) (uuids []string) {
 func (s *site) refuses(c container, told ...string) {
 	s.t.Helper()
 	name, out, err := s.try(c)
-	if err == nil {
-		s.t.Errorf("%q %q %q was accepted", c.annotations, c.flags, c.env)
-	}
+	must.Error(s.t, err, c.annotations, c.flags, c.env, "was accepted")
 	s.told(out, told...)
 	s.remove(name)
 }

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func hasPods(e engine) string {
@@ -50,8 +52,7 @@ func (s *site) tryPod(handler string, c container) (string, container, error) {
 
 func (s *site) inPod(pod string, c container) string {
 	s.t.Helper()
-	id, err := s.engine.(*kube).start(pod, c)
-	s.Must(err)
+	id := must.Get(s.engine.(*kube).start(pod, c))(s.T)
 	return id
 }
 
@@ -66,22 +67,16 @@ func (s *site) ids() (ids []string) {
 // podOfTwo: a pod's annotation applies to each of its containers, and the sandbox holds no memory.
 func podOfTwo(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
-	if ids := s.ids(); len(ids) != 0 {
-		s.t.Errorf("the sandbox has the slice %q", ids)
-	}
+	must.Len(s.t, s.ids(), 0, "the sandbox has the slice")
 	one, two := s.inPod(pod, c), s.inPod(pod, c)
 	want := []string{one, two}
 	slices.Sort(want)
 	if ids := s.ids(); !slices.Equal(ids, want) {
 		s.t.Fatalf("a pod of the containers %q has the slices %q", want, ids)
 	}
-	if g := s.hog(one, 3*gib); !g.holds(3*gib, quota) {
-		s.t.Fatalf("in the one container: said %q", g.said)
-	}
+	s.mustHold(one, 3*gib, quota, "in the one container")
 	s.works(two) // its quota is separate from the first container's
-	if g := s.hog(one, 3*gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 3 GiB of the same container: said %q", g.said)
-	}
+	s.mustRefuse(one, 3*gib, "3 GiB beside 3 GiB of the same container")
 	// Deleting the pod ends all its containers.
 	ctx, cancel := patience()
 	defer cancel()
@@ -94,9 +89,7 @@ func podOfTwo(s *site) {
 func podRestarts(s *site) {
 	pod, c := s.newPod(handlerShim, container{})
 	first := s.inPod(pod, c)
-	if g := s.hog(first, 3*gib); !g.holds(3*gib, quota) {
-		s.t.Fatalf("said %q", g.said)
-	}
+	s.mustHold(first, 3*gib, quota)
 	s.Must(unix.Kill(s.init(first), unix.SIGKILL))
 	e := s.engine.(*kube)
 	s.Eventually("the CRI says that it has exited", func() bool {
@@ -123,9 +116,7 @@ func podShimIsKilled(s *site) {
 		s.t.Fatalf("the containers of a pod are children of %d and %d, want one shim", shim, other)
 	}
 	for _, id := range []string{one, two} {
-		if g := s.hog(id, gib); !g.holds(gib, quota) {
-			s.t.Fatalf("said %q", g.said)
-		}
+		s.mustHold(id, gib, quota)
 	}
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	for i, id := range []string{one, two} {
@@ -152,9 +143,7 @@ func podAnnotations(s *site) {
 	if hasShimOfPods(e) == "" {
 		pod, c = s.newPod(handlerUnlisted, container{})
 		_, err = e.start(pod, c)
-		if err == nil {
-			s.t.Error("a container without a quota was started")
-		}
+		must.Error(s.t, err, "a container without a quota was started")
 		s.told(shown(err), "no quota", "gpuslice.vram=4G")
 		s.remove(pod)
 	}
@@ -162,9 +151,7 @@ func podAnnotations(s *site) {
 	// The error belongs to the container, not to its sandbox, so the pod's events show it.
 	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
 	_, err = e.start(pod, c)
-	if err == nil || !strings.Contains(err.Error(), "Container: ") {
-		s.t.Errorf("a bad annotation: %v", err)
-	}
+	must.Say(s.t, err, "Container: ", "a bad annotation")
 	s.told(shown(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
@@ -183,9 +170,7 @@ func podOfRuncsShim(s *site) {
 func podSystemd(s *site) {
 	e := s.engine.(*kube)
 	pod, _, err := s.tryPod(handlerSystemd, container{})
-	if err == nil {
-		s.t.Error("there is no systemd, and a pod was started by it")
-	}
+	must.Error(s.t, err, "there is no systemd, and a pod was started by it")
 	said, readErr := os.ReadFile(e.systemd)
 	if readErr != nil || !strings.Contains(string(said), " create ") {
 		s.t.Errorf("runc was not told of systemd: %q, %v; the pod: %v", said, readErr, err)

@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // raceForTheLast has processes of two containers allocate the rest of the card in the smallest steps. Their quotas together
@@ -24,9 +27,7 @@ import (
 func raceForTheLast(s *site) {
 	const racers, step = 3, 2 * mib
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-o", s.in("fake", "racer"), "programs/racer.c", "-ldl").CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("%v\n%s", err, out)
-	}
+	must.Do(s.t, err, out)
 	start := s.in("fake", "go")
 	defer os.Remove(start)
 	containers := []string{s.run(container{annotations: vram("60G")}), s.run(container{annotations: vram("60G")})}
@@ -46,7 +47,7 @@ func raceForTheLast(s *site) {
 		return func() bool {
 			for _, files := range said {
 				for _, file := range files {
-					if text, _ := os.ReadFile(s.in("fake", file)); !strings.HasPrefix(lastLine(string(text)), word) {
+					if text, _ := os.ReadFile(s.in("fake", file)); !strings.HasPrefix(testhost.LastLine(string(text)), word) {
 						return false
 					}
 				}
@@ -62,17 +63,14 @@ func raceForTheLast(s *site) {
 		took := 0
 		for _, file := range files {
 			text, _ := os.ReadFile(s.in("fake", file))
-			n, err := strconv.Atoi(strings.TrimPrefix(lastLine(string(text)), "took "))
-			s.Must(err)
+			n := must.Get(strconv.Atoi(strings.TrimPrefix(testhost.LastLine(string(text)), "took ")))(s.T)
 			took += n
 		}
 		total += took
 		want := uint64(36*gib + took*step)
 		s.Eventually(fmt.Sprintf("the slice shows what its processes took, %d", want), s.Holds(s.id(name), want))
 	}
-	if total == 0 {
-		s.t.Error("nobody took anything")
-	}
+	must.Hold(s.t, total != 0, "nobody took anything")
 	for _, name := range containers {
 		s.killHogs(s.id(name))
 	}
@@ -82,9 +80,7 @@ func raceForTheLast(s *site) {
 func churnCount(s *site) int {
 	n := 200
 	if text := os.Getenv("GPUSLICE_CHURN"); text != "" {
-		var err error
-		n, err = strconv.Atoi(text)
-		s.Must(err)
+		n = must.Get(strconv.Atoi(text))(s.T)
 	}
 	return n
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type refusal struct {
@@ -38,9 +40,7 @@ func refusalsAreShown(s *site) {
 	}
 	for _, b := range all {
 		name, out, err := s.try(container{annotations: b.annotations})
-		if err == nil {
-			s.t.Errorf("%q was accepted", b.annotations)
-		}
+		must.Error(s.t, err, b.annotations, "was accepted")
 		s.told(out, b.told...)
 		s.remove(name)
 	}
@@ -69,9 +69,7 @@ func (s *site) told(out string, parts ...string) {
 		s.t.Errorf("the user is shown %d sentences of ours:\n%s", n, out)
 	}
 	for _, wrapping := range []string{"prestart hook", "stderr:", "exit status"} {
-		if strings.Contains(shown, wrapping) {
-			s.t.Errorf("the user is shown %q:\n%s", wrapping, out)
-		}
+		must.Hold(s.t, !strings.Contains(shown, wrapping), "the user is shown", wrapping, out)
 	}
 }
 
@@ -88,15 +86,11 @@ func etcIsBound(s *site) {
 			s.Must(os.WriteFile(filepath.Join(etc, file), []byte(text), 0o644))
 		}
 		name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
-		if err == nil {
-			s.t.Error("a container with a host's directory on /etc was started")
-		}
+		must.Error(s.t, err, "a container with a host's directory on /etc was started")
 		s.told(out, "/etc")
 		s.remove(name)
 		for file, text := range files {
-			if now, err := os.ReadFile(filepath.Join(etc, file)); err != nil || string(now) != text {
-				s.t.Errorf("the host's %s is now %q, %v", file, now, err)
-			}
+			must.Equal(s.t, string(must.Get(os.ReadFile(filepath.Join(etc, file)))(s.t)), text, "the host's", file, "is now")
 		}
 		// Engines create hosts, hostname and resolv.conf in it.
 		for _, file := range children(etc) {

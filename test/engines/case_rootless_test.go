@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -71,8 +72,7 @@ gpuslice = ["%[4]s/gpuslice-runtime"]
 		s.Must(os.WriteFile(path, []byte(text), 0o644))
 	}
 	s.Must(os.Mkdir(filepath.Join(r.home, "run"), 0o700))
-	text, err := os.ReadFile(s.Config())
-	s.Must(err)
+	text := must.Get(os.ReadFile(s.Config()))(s.T)
 	before, after, _ := strings.Cut(string(text), "runtimes = [")
 	_, after, _ = strings.Cut(after, "]")
 	s.Must(os.WriteFile(config, fmt.Appendf(nil, "%sruntimes = [%q]%s", before, low, after), 0o644))
@@ -128,17 +128,13 @@ func rootlessContainers(s *site) {
 	e := s.engine.(*podman)
 	r := newRootless(s, e)
 	defer r.end()
-	if out, err := r.podman("import", s.in("tools", "images", "debian.tar"), "debian"); err != nil {
-		s.t.Fatalf("import: %v\n%s", err, out)
-	}
+	must.Output(r.podman("import", s.in("tools", "images", "debian.tar"), "debian"))(s.t, "import")
 	flags := []string{"--annotation", "gpuslice.vram=1G"}
 	if !e.hooks {
 		flags = append(flags, "--runtime", "gpuslice")
 	}
 	out, err := s.finish(r.command(r.run(flags, []string{"true"})...))
-	if err == nil {
-		s.t.Error("it was started")
-	}
+	must.Error(s.t, err, "it was started")
 	s.told(out, "rootless", "gpuslice run")
 
 	var said testhost.Output
@@ -155,9 +151,7 @@ func rootlessContainers(s *site) {
 
 	for bytes, want := range map[int]string{0: fmt.Sprintf("holds 0 of %d", 2*gib), 2 * gib: "CUDA_ERROR_OUT_OF_MEMORY"} {
 		script := fmt.Sprintf("%s/gpuslice run --vram 2G -- /demo/cuda_hog %d; sleep 600", s.Bin, bytes)
-		if out, err := s.finish(r.command(r.run([]string{"--detach", "--name", "inside"}, []string{"sh", "-c", script})...)); err != nil {
-			s.t.Fatalf("run: %v\n%s", err, out)
-		}
+		must.Output(s.finish(r.command(r.run([]string{"--detach", "--name", "inside"}, []string{"sh", "-c", script})...)))(s.t, "run")
 		s.Eventually("gpuslice run works in a container", func() bool {
 			out, _ := r.podman("logs", "inside")
 			return strings.Contains(out, want)

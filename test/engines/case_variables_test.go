@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func isOldDocker(e engine) string {
@@ -53,9 +55,7 @@ func dockerVariables(s *site) {
 		"GPUSLICE_MODE=record": "an image can set a variable", "GPUSLICE_POOL=llm": "an image can set a variable", "GPUSLICE_TTL=soon": `"30m"`,
 	} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: []string{variable}})
-		if err == nil {
-			s.t.Errorf("%s was accepted", variable)
-		}
+		must.Error(s.t, err, variable, "was accepted")
 		s.told(out, "variable "+strings.SplitN(variable, "=", 2)[0], told)
 		s.remove(name)
 	}
@@ -85,9 +85,7 @@ func dockerVariables(s *site) {
 // dockerIsFoundOld: the first documented flag fails here, and `gpuslice install` names the one that works.
 func dockerIsFoundOld(s *site) {
 	e := s.engine.(*docker)
-	if out, err := e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"); err == nil || !strings.Contains(out, "unknown flag: --annotation") {
-		s.t.Errorf("%v: %s", err, out)
-	}
+	must.Refused(e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"))(s.t, "unknown flag: --annotation")
 	out := s.must("gpuslice", "install", "docker", "--dry-run", "--config", s.in("none.json"))
 	for _, want := range []string{"docker: warning: Docker 20.10", "has no --annotation", "-e GPUSLICE_VRAM=4G", "allow_env = true"} {
 		if !strings.Contains(out, want) {
@@ -98,8 +96,7 @@ func dockerIsFoundOld(s *site) {
 
 // dockerRefusalIsOfUse: without allow_env the error names a fix, which the test then applies.
 func dockerRefusalIsOfUse(s *site) {
-	allowed, err := os.ReadFile(s.Config())
-	s.Must(err)
+	allowed := must.Get(os.ReadFile(s.Config()))(s.T)
 	defer func() { s.Must(os.WriteFile(s.Config(), allowed, 0o644)) }()
 	var kept []string
 	for line := range strings.Lines(string(allowed)) {
@@ -110,9 +107,7 @@ func dockerRefusalIsOfUse(s *site) {
 	s.Must(os.WriteFile(s.Config(), []byte(strings.Join(kept, "")), 0o644))
 	for _, env := range [][]string{nil, {"GPUSLICE_VRAM=4G"}} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: env})
-		if err == nil {
-			s.t.Error("a container without a quota was started")
-		}
+		must.Error(s.t, err, "a container without a quota was started")
 		s.told(out, "no quota", "older than 24", "default_vram", "allow_env = true", "-e GPUSLICE_VRAM=4G")
 		if strings.Contains(out, "--annotation") || strings.Contains(out, "gpuslice.vram") {
 			s.t.Errorf("it advises an annotation: %s", out)

@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type world struct {
@@ -120,8 +122,7 @@ func without(all, known []string) []string {
 }
 
 func (s *site) lookMounts() (points []string) {
-	text, err := os.ReadFile(s.apart.mountinfo())
-	s.Must(err)
+	text := must.Get(os.ReadFile(s.apart.mountinfo()))(s.T)
 	for line := range strings.Lines(string(text)) {
 		if fields := strings.Fields(line); strings.Contains(line, s.Dir) {
 			points = append(points, fields[4])
@@ -177,8 +178,7 @@ func lookCgroups(dir string) (found []string) {
 // lookSources returns the files, sizes and times of host directories that containers bind or use as root.
 func (s *site) lookSources() (found []string) {
 	for _, dir := range []string{s.Bin + "/demo", s.Bin + "/fakecuda", tools + "/images/*", tools + "/images/*/etc"} {
-		files, err := filepath.Glob(dir + "/*")
-		s.Must(err)
+		files := must.Get(filepath.Glob(dir + "/*"))(s.T)
 		for _, file := range files {
 			if info, err := os.Lstat(file); err == nil {
 				found = append(found, fmt.Sprintf("%s %v %d %d", file, info.Mode(), info.Size(), info.ModTime().UnixNano()))
@@ -194,8 +194,7 @@ func (s *site) lookBundles() (found []string) {
 		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/runtime-*/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",
 		"runc/*", "*/runc/*/*", "bundles/*", "podman/*/overlay-containers/*/userdata",
 	} {
-		paths, err := filepath.Glob(s.in(pattern))
-		s.Must(err)
+		paths := must.Get(filepath.Glob(s.in(pattern)))(s.T)
 		found = append(found, paths...)
 	}
 	for _, name := range children(runcRoot(s.containerdNamespace())) {

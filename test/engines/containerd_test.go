@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const shimRuntime = "io.containerd.gpuslice.v1"
@@ -93,8 +95,6 @@ func (s *site) ctrArgs(args ...string) []string {
 func (s *site) ctrImport() {
 	s.t.Helper()
 	for _, image := range images {
-		if out, err := s.ctr("image", "import", imageArchive(s.t, image)); err != nil {
-			s.t.Fatalf("import %s: %v\n%s", image, err, out)
-		}
+		must.Output(s.ctr("image", "import", imageArchive(s.t, image)))(s.t, "import", image)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -46,8 +47,7 @@ func (d criCRIO) configure(e *kube) {
 	dropIn := s.in("crio", "conf.d", "99-gpuslice.conf")
 	e.install("crio", dropIn)
 	// The drop-in names programs below the root's /usr/local/bin; the site's are elsewhere.
-	text, err := os.ReadFile(dropIn)
-	s.Must(err)
+	text := must.Get(os.ReadFile(dropIn))(s.T)
 	s.Must(os.WriteFile(dropIn, bytes.Replace(text, []byte("/usr/local/bin/"), []byte(s.Bin+"/"), 1), 0o644))
 }
 

@@ -180,8 +180,7 @@ func (e *docker) daemon(s *site, dir, name string, config object, before ...stri
 	if err := os.Mkdir(s.in(dir), 0o711); err != nil && !os.IsExist(err) {
 		s.t.Fatal(err)
 	}
-	text, err := json.MarshalIndent(config, "", "  ")
-	s.Must(err)
+	text := must.Get(json.MarshalIndent(config, "", "  "))(s.T)
 	file := s.in(dir, "daemon.json")
 	s.Must(os.WriteFile(file, text, 0o644))
 	client := e.client(s, dir)

@@ -12,6 +12,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 type hog struct {
@@ -24,6 +27,18 @@ func (g hog) holds(bytes, total uint64) bool {
 }
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
+
+// mustHold starts a process that has to get the bytes, on a card that it sees as large as total.
+func (s *site) mustHold(name string, bytes, total uint64, what ...any) {
+	s.t.Helper()
+	must.Be(s.t, s.hog(name, bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
+}
+
+// mustRefuse starts a process that has to be refused the bytes.
+func (s *site) mustRefuse(name string, bytes uint64, what ...any) {
+	s.t.Helper()
+	must.Contain(s.t, s.hog(name, bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
+}
 
 // hog starts a process that allocates memory and keeps it, by the engine's exec.
 func (s *site) hog(name string, bytes uint64) hog {
@@ -45,24 +60,15 @@ func (s *site) hogBy(name, command string) hog {
 	defer os.Remove(file)
 	s.Eventually("the process has said what it got", func() bool {
 		text, err := os.ReadFile(file)
-		g.said = lastLine(string(text))
+		g.said = testhost.LastLine(string(text))
 		return err == nil && g.said != ""
 	})
 	return g
 }
 
-func lastLine(text string) string {
-	end := strings.LastIndexByte(text, '\n')
-	if end < 0 {
-		return ""
-	}
-	return text[strings.LastIndexByte(text[:end], '\n')+1 : end]
-}
-
 func (s *site) killHogs(id string) {
 	s.t.Helper()
-	slice, err := s.Client.Slice(context.Background(), id)
-	s.Must(err)
+	slice := must.Get(s.Client.Slice(context.Background(), id))(s.T)
 	if len(slice.Processes) == 0 {
 		s.t.Fatalf("slice %s has no process to kill: %+v", id, slice)
 	}
@@ -82,22 +88,14 @@ func (s *site) killHogs(id string) {
 func (s *site) works(name string) {
 	s.t.Helper()
 	id := s.id(name)
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", g.said)
-	}
-	if g := s.hog(name, gib); !g.holds(gib, quota) {
-		s.t.Fatalf("the second process said %q", g.said)
-	}
-	if g := s.hog(name, 2*gib); !g.refused() {
-		s.t.Fatalf("the third process said %q: 2 GiB do not fit beside 2 GiB and contexts", g.said)
-	}
+	s.mustHold(name, gib, quota, "the first process: it should hold 1 GiB of a card of the quota's size")
+	s.mustHold(name, gib, quota, "the second process")
+	s.mustRefuse(name, 2*gib, "the third process: 2 GiB do not fit beside 2 GiB and contexts")
 	use := s.Use(id)
 	if use.Used != 2*gib || use.Limit != quota || use.Used+use.Overhead > quota || use.Refusals == 0 {
 		s.t.Fatalf("two processes hold 1 GiB each and one was refused; the slice shows %+v", use)
 	}
 	s.killHogs(id)
-	if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
-		s.t.Fatalf("after they were killed one said %q: there is room", g.said)
-	}
+	s.mustHold(name, 3*gib, quota, "after they were killed one: there is room")
 	s.killHogs(id)
 }

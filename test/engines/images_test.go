@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -47,9 +48,7 @@ func imageArchive(t testing.TB, name string) string {
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	if archives.dir == "" {
 		var err error

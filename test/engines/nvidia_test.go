@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -31,8 +32,7 @@ var runtimesLine = regexp.MustCompile(`(?m)^runtimes = \["(.*)"\]$`)
 // equip writes the machine and the toolkit below the site's directory, before the engine's daemons start.
 func equip(s *site) {
 	s.t.Helper()
-	config, err := os.ReadFile(s.Config())
-	s.Must(err)
+	config := must.Get(os.ReadFile(s.Config()))(s.T)
 	low := string(runtimesLine.FindSubmatch(config)[1])
 	for _, dir := range []string{"dev", "cdi", "nvidia/bin"} {
 		s.Must(os.MkdirAll(s.in(dir), 0o755))
@@ -40,8 +40,7 @@ func equip(s *site) {
 	for name, minor := range map[string]uint32{"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255} {
 		s.Must(unix.Mknod(s.in("dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor))))
 	}
-	text, err := json.MarshalIndent(cdiSpec(s), "", "  ")
-	s.Must(err)
+	text := must.Get(json.MarshalIndent(cdiSpec(s), "", "  "))(s.T)
 	s.Must(os.WriteFile(s.in("cdi", "nvidia.json"), text, 0o644))
 	s.script("nvidia-container-cli", fmt.Sprintf(standIn, s.cliLog(), s.Bin))
 	for _, mode := range []string{modeCDI, modeLegacy, modeAuto} {
@@ -83,8 +82,7 @@ func (s *site) runtimes() (names []string) {
 // chain creates a runtime that starts with the program first. our and its are the low-level runtimes of gpuslice and NVIDIA.
 func (s *site) chain(name, mode, first, our, its string) {
 	s.t.Helper()
-	config, err := os.ReadFile(s.Config())
-	s.Must(err)
+	config := must.Get(os.ReadFile(s.Config()))(s.T)
 	config = runtimesLine.ReplaceAllLiteral(config, fmt.Appendf(nil, "runtimes = [%q]", our))
 	s.Must(os.WriteFile(s.in("nvidia", name+".gpuslice.toml"), config, 0o644))
 	s.Must(os.WriteFile(s.in("nvidia", name+".toml"), fmt.Appendf(nil, toolkitConfig,

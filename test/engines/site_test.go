@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -247,9 +248,7 @@ var names atomic.Uint64
 func (s *site) run(c container) string {
 	s.t.Helper()
 	name, out, err := s.try(c)
-	if err != nil {
-		s.t.Fatalf("run a container: %v\n%s", err, out)
-	}
+	must.Do(s.t, err, "run a container", out)
 	return name
 }
 
@@ -266,17 +265,14 @@ func (s *site) try(c container) (name, out string, err error) {
 
 func (s *site) remove(name string) {
 	s.t.Helper()
-	if out, err := s.engine.remove(name); err != nil {
-		s.t.Fatalf("remove %s: %v\n%s", name, err, out)
-	}
+	must.Output(s.engine.remove(name))(s.t, "remove", name)
 }
 
 func (s *site) id(name string) string { return s.engine.id(name) }
 
 func (s *site) init(name string) int {
 	s.t.Helper()
-	slice, err := s.Client.Slice(context.Background(), s.id(name))
-	s.Must(err)
+	slice := must.Get(s.Client.Slice(context.Background(), s.id(name)))(s.T)
 	return slice.PID
 }
 
@@ -288,9 +284,7 @@ func (s *site) exec(name string, args ...string) string {
 		time.Sleep(10 * time.Millisecond)
 		out, err = s.engine.exec(name, args...)
 	}
-	if err != nil {
-		s.t.Fatalf("exec %q in %s: %v\n%s", args, name, err, out)
-	}
+	must.Do(s.t, err, "exec", args, "in", name, out)
 	return out
 }
 
