@@ -5,6 +5,8 @@ package await
 import (
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // recorder records a failure and does not pass it on.
@@ -40,8 +42,6 @@ func TestQuietFailsOnceItHappens(t *testing.T) {
 	for name, c := range map[string]struct{ happens, fails bool }{"it does": {true, true}, "it does not": {false, false}} {
 		r := &recorder{TB: t}
 		Quiet(r, name, time.Millisecond, func() bool { return c.happens && !r.failed })
-		if r.failed != c.fails {
-			t.Errorf("%s: failed %t, want %t", name, r.failed, c.fails)
-		}
+		must.Equal(t, r.failed, c.fails, name, "failed")
 	}
 }

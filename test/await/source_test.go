@@ -57,9 +57,7 @@ func TestNoTestIsDecidedByWallTime(t *testing.T) {
 		}
 	}
 	for key := range exceptions {
-		if !excepted[key] {
-			t.Errorf("%s: the exception is not needed", key)
-		}
+		must.Hold(t, excepted[key], key, "the exception is not needed")
 	}
 }
 
@@ -558,8 +556,6 @@ func TestWhatIsDecidedByWallTimeIsFound(t *testing.T) {
 		for _, f := range all.faults() {
 			got += f.fault
 		}
-		if got != want {
-			t.Errorf("%s: found %q, want %q", source, got, want)
-		}
+		must.Equal(t, got, want, source, "found")
 	}
 }

@@ -32,9 +32,7 @@ func TestADocumentWithoutAPlaceIsLeftAsItIs(t *testing.T) {
 		if got, err := Read(document); err == nil {
 			t.Errorf("%q: read %q", text, got)
 		}
-		if err := Write(document, "table\n"); err == nil {
-			t.Errorf("%q was written", text)
-		}
+		must.Error(t, Write(document, "table\n"), text, "was written")
 		if got, err := os.ReadFile(document); string(got) != text || err != nil {
 			t.Errorf("%q became %q, %v", text, got, err)
 		}

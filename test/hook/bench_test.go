@@ -76,9 +76,7 @@ func BenchmarkHookProgram(b *testing.B) {
 	for b.Loop() {
 		cmd := exec.Command(program(b, "gpuslice-hook"), "--config", e.config, "prestart")
 		cmd.Stdin = strings.NewReader(state)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			b.Fatal(err, string(out))
-		}
+		must.Output(cmd.CombinedOutput())(b)
 	}
 }
 

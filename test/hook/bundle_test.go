@@ -36,9 +36,7 @@ func newBundle(t testing.TB, id string, annotations map[string]string, hooks obj
 	for _, dir := range []string{"bin", "etc", "proc", "dev", "tmp"} {
 		mkdir(t, b.rootfs(dir))
 	}
-	if out, err := exec.Command("cp", "/bin/busybox", b.rootfs("bin", "busybox")).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Output(exec.Command("cp", "/bin/busybox", b.rootfs("bin", "busybox")).CombinedOutput())(t)
 	for _, name := range []string{"sh", "sleep", "cat", "ls", "true"} {
 		must.Do(t, os.Symlink("busybox", b.rootfs("bin", name)))
 	}
@@ -143,28 +141,19 @@ func (c *container) create() (string, error) { return c.run("create", "--bundle"
 
 func (c *container) start() {
 	c.t.Helper()
-	if out, err := c.create(); err != nil {
-		c.t.Fatalf("create: %v: %s", err, out)
-	}
-	if out, err := c.run("start", c.id); err != nil {
-		c.t.Fatalf("start: %v: %s", err, out)
-	}
+	must.Output(c.create())(c.t, "create")
+	must.Output(c.run("start", c.id))(c.t, "start")
 }
 
 func (c *container) exec(args ...string) string {
 	c.t.Helper()
-	out, err := c.run("exec", append([]string{c.id}, args...)...)
-	if err != nil {
-		c.t.Fatalf("exec %v: %v: %s", args, err, out)
-	}
+	out := must.Output(c.run("exec", append([]string{c.id}, args...)...))(c.t, "exec", args)
 	return out
 }
 
 func (c *container) remove() {
 	c.t.Helper()
-	if out, err := c.run("delete", "--force", c.id); err != nil {
-		c.t.Fatalf("delete: %v: %s", err, out)
-	}
+	must.Output(c.run("delete", "--force", c.id))(c.t, "delete")
 }
 
 // removeCgroups removes cgroups that a failed create may leave.
@@ -212,9 +201,7 @@ func nothingLeft(t testing.TB, e *enforcer, b *bundle, id string) func() {
 		if !slices.Equal(before, after) {
 			t.Errorf("left behind or gone:\n%s", difference(before, after))
 		}
-		if n := e.active(); n != 0 {
-			t.Errorf("%d slices are left", n)
-		}
+		must.Equal(t, e.active(), 0, "slices are left")
 	}
 }
 

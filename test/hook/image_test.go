@@ -264,12 +264,8 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 				clean := nothingLeft(t, e, b, id(t))
 				container := newContainer(t, r, id(t), b)
 				container.start()
-				if got := container.exec("cat", "/etc/ld.so.preload"); got != c.preload {
-					t.Errorf("ld.so.preload: %q, want %q", got, c.preload)
-				}
-				if got := container.exec("cat", "/.gpuslice/marker"); got != container.id {
-					t.Errorf("/.gpuslice: %q", got)
-				}
+				must.Equal(t, container.exec("cat", "/etc/ld.so.preload"), c.preload, "ld.so.preload")
+				must.Equal(t, container.exec("cat", "/.gpuslice/marker"), container.id, "/.gpuslice")
 				container.remove()
 				clean()
 			})
@@ -290,9 +286,7 @@ func TestWhatTheContainerPutThereStays(t *testing.T) {
 	write(t, b.rootfs(".gpuslice", "mine"), "mine")
 	c.remove()
 	for _, path := range []string{b.rootfs("etc", "ld.so.preload"), b.rootfs(".gpuslice", "mine")} {
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
+		must.Try(t, must.Err(os.Stat(path)))
 	}
 }
 
@@ -302,9 +296,7 @@ func TestEveryProcessOfAGlibcContainerLoadsTheInterceptor(t *testing.T) {
 	source := filepath.Join(e.dir, "x.c")
 	write(t, source, `#include <unistd.h>
 __attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }`)
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", e.library, source).CombinedOutput(); err != nil {
-		t.Fatalf("cc: %v: %s", err, out)
-	}
+	must.Output(exec.Command("cc", "-shared", "-fPIC", "-o", e.library, source).CombinedOutput())(t, "cc")
 	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
 	for _, dir := range []string{"usr", "lib", "lib64"} {
 		if info, err := os.Stat("/" + dir); err == nil && info.IsDir() {
@@ -331,9 +323,7 @@ func readOnly(t testing.TB, b *bundle) {
 		{"mount", "--bind", tmpfs, b.rootfs()},
 		{"mount", "-o", "remount,ro", tmpfs},
 	} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", command, err, out)
-		}
+		must.Output(exec.Command(command[0], command[1:]...).CombinedOutput())(t, command)
 	}
 	t.Cleanup(func() { exec.Command("umount", b.rootfs(), tmpfs).Run() })
 }

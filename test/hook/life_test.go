@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const preloadLine = "/.gpuslice/libgpuslice.so\n"
@@ -28,9 +30,7 @@ func TestHookAloneDoesTheWholeJob(t *testing.T) {
 				}
 				c.remove()
 				clean()
-				if len(e.released) != 1 {
-					t.Errorf("released %v", e.released)
-				}
+				must.Equal(t, len(e.released), 1, "released", e.released)
 			})
 		}
 	})
@@ -39,12 +39,8 @@ func TestHookAloneDoesTheWholeJob(t *testing.T) {
 // checkBound checks the mounts from an exec'ed process, which is in the slice too.
 func checkBound(t *testing.T, c *container) {
 	t.Helper()
-	if got := c.exec("cat", "/etc/ld.so.preload"); got != preloadLine {
-		t.Errorf("ld.so.preload: %q", got)
-	}
-	if got := c.exec("cat", "/.gpuslice/libgpuslice.so", "/.gpuslice/marker"); got != "an interceptor"+c.id {
-		t.Errorf("/.gpuslice has %q", got)
-	}
+	must.Equal(t, c.exec("cat", "/etc/ld.so.preload"), preloadLine, "ld.so.preload")
+	must.Equal(t, c.exec("cat", "/.gpuslice/libgpuslice.so", "/.gpuslice/marker"), "an interceptor"+c.id, "/.gpuslice")
 	table := c.exec("cat", "/proc/self/mountinfo")
 	for place, options := range map[string]string{
 		"/.gpuslice":                "ro,nosuid,nodev,noexec",
@@ -150,9 +146,7 @@ func TestAContainerWithoutAQuotaPassesIfTheOperatorSaysSo(t *testing.T) {
 	c.program, c.env = program(t, "gpuslice-runtime"), []string{"GPUSLICE_CONFIG=" + e.config}
 	clean := nothingLeft(t, e, b, id(t))
 	c.start()
-	if _, err := os.Stat(b.rootfs(".gpuslice")); err == nil {
-		t.Error("/.gpuslice was made")
-	}
+	must.Error(t, must.Err(os.Stat(b.rootfs(".gpuslice"))), "/.gpuslice was made")
 	c.remove()
 	clean()
 }

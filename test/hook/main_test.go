@@ -80,9 +80,7 @@ var fourGiB = map[string]string{"gpuslice.vram": "4G"}
 func shareMount(t testing.TB, dir string) {
 	t.Helper()
 	for _, args := range [][]string{{"--bind", dir, dir}, {"--make-shared", dir}} {
-		if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
-			t.Fatalf("mount %v: %v: %s", args, err, out)
-		}
+		must.Output(exec.Command("mount", args...).CombinedOutput())(t, "mount", args)
 	}
 	t.Cleanup(func() { exec.Command("umount", "-R", dir).Run() })
 }

@@ -65,21 +65,15 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 					checkSentence(t, out, "on what is mounted at")
 					return
 				}
-				if c.refused {
-					t.Error("it was created")
-				}
-				if out, err := container.run("start", container.id); err != nil {
-					t.Fatalf("start: %v: %s", err, out)
-				}
+				must.Hold(t, !c.refused, "it was created")
+				must.Output(container.run("start", container.id))(t, "start")
 
 				other := newBundle(t, id(t)+"-other", nil, nil)
 				mkdir(t, other.rootfs("volume"))
 				other.mount(t, volume, "/volume")
 				attacker := newContainer(t, r, id(t)+"-other", other)
 				attacker.start()
-				if out, err := attacker.run("exec", "--user", "1000:1000", attacker.id, "sh", "-c", "busybox rm /volume/*"); err != nil {
-					t.Fatalf("rm: %v: %s", err, out)
-				}
+				must.Output(attacker.run("exec", "--user", "1000:1000", attacker.id, "sh", "-c", "busybox rm /volume/*"))(t, "rm")
 				if got, err := container.run("exec", container.id, "cat", "/etc/ld.so.preload"); err != nil || got != preloadLine {
 					t.Errorf("the interceptor was unbound from outside: %v: %s", err, strings.TrimSpace(got))
 				}
@@ -102,9 +96,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 		c := newContainer(t, r, id(t), b)
 		ours(t, e, c)
 		out, err := c.create()
-		if err == nil {
-			t.Error("it was created")
-		}
+		must.Error(t, err, "it was created")
 		if strings.Contains(out, "gpuslice: ") { // else the runtime rejected it first
 			checkSentence(t, out, "something is mounted on / in the container")
 		}

@@ -53,14 +53,10 @@ func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 			if s.Tenant != "alice" || s.Mode != api.Enforce || s.PID <= 1 {
 				t.Errorf("the slice is %+v", s)
 			}
-			if got := container.exec("cat", "/etc/ld.so.preload"); got != preloadLine {
-				t.Errorf("ld.so.preload: %q", got)
-			}
+			must.Equal(t, container.exec("cat", "/etc/ld.so.preload"), preloadLine, "ld.so.preload")
 			container.exec("sh", "-c", "[ -S /.gpuslice/attach.sock ] && [ -s /.gpuslice/libgpuslice.so ]")
 			container.remove()
-			if all, err := c.Slices(t.Context()); err != nil || len(all) != 0 {
-				t.Errorf("slices are left: %+v, %v", all, err)
-			}
+			must.Len(t, must.Get(c.Slices(t.Context()))(t), 0, "slices are left")
 			clean()
 		}
 	})

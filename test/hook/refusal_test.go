@@ -53,9 +53,7 @@ func checkLog(t *testing.T, c *container, says string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(read(t, c.log())), "\n")
 	var last struct{ Level, Msg, Time string }
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
-		t.Fatalf("%v: %s", err, lines)
-	}
+	must.Do(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last), lines)
 	if _, err := time.Parse(time.RFC3339, last.Time); err != nil || last.Level != "error" || !strings.Contains(last.Msg, says) {
 		t.Errorf("the log ends with %+v, which does not say %q (%v)", last, says, err)
 	}
@@ -200,9 +198,7 @@ func TestABadBundleIsRefused(t *testing.T) {
 				t.Fatal("it was created")
 			}
 			checkSentence(t, out, c.says)
-			if strings.Count(out, "\n") != 1 {
-				t.Errorf("more than one line: %q", out)
-			}
+			must.Equal(t, strings.Count(out, "\n"), 1, "more than one line", out)
 			clean()
 		})
 	}
@@ -259,9 +255,7 @@ func TestTheHookAloneWithAHostileState(t *testing.T) {
 				cmd.Stdin = strings.NewReader(c.state)
 				out, err := cmd.CombinedOutput()
 				if stage == "poststop" {
-					if err != nil {
-						t.Errorf("poststop failed: %v: %s", err, out)
-					}
+					must.Try(t, err, "poststop failed", out)
 					return
 				}
 				if err == nil {
@@ -274,8 +268,6 @@ func TestTheHookAloneWithAHostileState(t *testing.T) {
 			})
 		}
 	}
-	if len(e.registered) != 0 {
-		t.Errorf("registered: %v", e.registered)
-	}
+	must.Equal(t, len(e.registered), 0, "registered", e.registered)
 	clean()
 }

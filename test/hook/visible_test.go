@@ -91,12 +91,8 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 				c.set(t, b)
 				container := newContainer(t, r, id(t), b)
 				out, err := container.create()
-				if len(e.registered) != 1 {
-					t.Fatalf("%d registered: %v: %s", len(e.registered), err, out)
-				}
-				if got := e.registered[0].Visible; !slices.Equal(got, c.want) {
-					t.Errorf("it sees %q, want %q", got, c.want)
-				}
+				must.Len(t, e.registered, 1, "registered", err, out)
+				must.EqualSlices(t, e.registered[0].Visible, c.want, "it sees")
 			})
 		})
 	}
@@ -110,9 +106,7 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 	b.mount(t, onHost(t, 2), "/dev/nvidia2", "rw")
 	c := newContainer(t, runc, id(t), b)
 	c.start()
-	if got := e.registered[0].Visible; !slices.Equal(got, []string{"minor:2"}) {
-		t.Errorf("it sees %q", got)
-	}
+	must.EqualSlices(t, e.registered[0].Visible, []string{"minor:2"}, "it sees")
 	checkBound(t, c)
 }
 
@@ -169,9 +163,7 @@ func TestASandboxTakesNoQuota(t *testing.T) {
 			b := sandbox(t, name, nil)
 			c := newContainer(t, runc, id(t), b)
 			ours(t, e, c)
-			if out, err := c.create(); err != nil {
-				t.Fatalf("create: %v: %s", err, out)
-			}
+			must.Output(c.create())(t, "create")
 			clean := nothingLeft(t, e, b, "none")
 			c.remove()
 			clean()
@@ -205,18 +197,14 @@ func TestASandboxThatCanReachAGPUIsAContainer(t *testing.T) {
 				ours(t, e, c)
 				out, err := c.create()
 				if name == "pause" {
-					if err == nil || !strings.Contains(out, "no quota: add the annotation gpuslice.vram") {
-						t.Errorf("it was not refused: %v, %s", err, out)
-					}
+					must.Refused(out, err)(t, "no quota: add the annotation gpuslice.vram", "it was not refused")
 					return
 				}
 				if err != nil || e.active() != 1 {
 					t.Fatalf("%d slices: %v: %s", e.active(), err, out)
 				}
 				c.remove()
-				if e.active() != 0 {
-					t.Error("its slice is left")
-				}
+				must.Equal(t, e.active(), 0, "its slice is left")
 			})
 		}
 	}
@@ -245,9 +233,7 @@ func TestTheVariableIsReadIfTheOperatorSaysSo(t *testing.T) {
 			clean := nothingLeft(t, e, b, id(t))
 			out, err := container.create()
 			if c.says != "" {
-				if err == nil || !strings.Contains(out, c.says) {
-					t.Errorf("%v: %q does not say %q", err, out, c.says)
-				}
+				must.Refused(out, err)(t, c.says)
 				checkLog(t, container, strings.ReplaceAll(c.says, "\n", ""))
 				clean()
 				return

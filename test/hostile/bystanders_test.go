@@ -27,6 +27,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type operator struct {
@@ -156,8 +157,7 @@ func (o *operator) scrapes() error {
 // descriptors returns how many a process has open.
 func (h *host) descriptors(pid int) int {
 	h.T.Helper()
-	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	h.Must(err)
+	all := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)))(h.T)
 	return len(all)
 }
 
@@ -388,22 +388,18 @@ func (h *host) cost() cost { return h.costOf(h.pid) }
 
 func (h *host) costOf(pid int) (c cost) {
 	h.T.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	h.Must(err)
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(h.T)
 	for line := range strings.Lines(string(status)) {
 		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			h.Must(err)
+			kib := must.Get(strconv.ParseInt(strings.Fields(rest)[0], 10, 64))(h.T)
 			c.peak = kib << 10
 		}
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	h.Must(err)
+	stat := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(h.T)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(rest) // fields from the third on
 	for _, ticks := range fields[11:13] {
-		n, err := strconv.Atoi(ticks)
-		h.Must(err)
+		n := must.Get(strconv.Atoi(ticks))(h.T)
 		c.cpu += time.Duration(n) * time.Second / 100
 	}
 	return c

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -50,14 +51,8 @@ type host struct {
 
 // newHost starts an enforcer with these sections of its configuration. cards is environment of the simulated driver.
 func newHost(t *testing.T, sections string, cards ...string) *host {
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatal("it needs runc: make deps")
-	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	runc := must.Get(exec.LookPath("runc"))(t, "it needs runc: make deps")
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	metrics := free.Addr().String()
 	free.Close()
 	cards = append(cards, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes))
@@ -74,8 +69,7 @@ func newHost(t *testing.T, sections string, cards ...string) *host {
 		h.audit(), h.users(), hostileUser, sections)
 	h.Must(errors.Join(err, file.Close()))
 	h.Start()
-	info, err := h.Client.Info(context.Background())
-	h.Must(err)
+	info := must.Get(h.Client.Info(context.Background()))(h.T)
 	h.pid = info.PID
 	t.Cleanup(h.clear)
 	h.Must(errors.Join(os.Chmod(h.Dir, 0o755), os.Chmod(h.programs(), 0o755), os.Chmod(filepath.Join(h.Dir, "fake"), 0o777)))
@@ -160,8 +154,7 @@ func (c *container) run() *exec.Cmd { return c.runtime("run", "--bundle", c.bund
 
 func (c *container) pid1() int {
 	c.T.Helper()
-	out, err := c.runtime("state", c.id).Output()
-	c.Must(err)
+	out := must.Get(c.runtime("state", c.id).Output())(c.T)
 	var state struct{ Pid int }
 	c.Must(json.Unmarshal(out, &state))
 	return state.Pid
@@ -222,8 +215,7 @@ type actor struct {
 }
 
 func (h *host) environment(as string, v victims) []string {
-	text, err := json.Marshal(v)
-	h.Must(err)
+	text := must.Get(json.Marshal(v))(h.T)
 	return []string{asEnv + "=" + as, forEnv + "=" + h.lasts.String(), victimsEnv + "=" + string(text)}
 }
 
@@ -244,8 +236,7 @@ func (h *host) asUser(as string, uid int, v victims) *actor {
 		"FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "state")}, append(h.environment(as, v), h.cards...)...)
 	a.cmd.Dir = "/"
 	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
-	in, err := a.cmd.StdinPipe()
-	h.Must(err)
+	in := must.Get(a.cmd.StdinPipe())(h.T)
 	h.Must(a.cmd.Start())
 	if as == "subordinate" {
 		h.Eventually("it has a user namespace", func() bool { return a.said.String() == "unshared\n" })

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -51,8 +52,7 @@ func (h *host) newLeases() *leases {
 	if out, err := made.CombinedOutput(); err != nil {
 		h.T.Fatalf("%v: %s", err, out)
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	h.Must(err)
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(h.T)
 	l.remote = free.Addr().String()
 	h.Must(free.Close())
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
@@ -153,10 +153,8 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	h := newHost(t, "")
 	h.lasts = *duration / 4
 	l := h.newLeases()
-	good, err := l.Acquire(context.Background(), lease.Request{VRAM: 64 * mib})
-	h.Must(err)
-	s, err := lease.Open(context.Background(), good.Address, good.TokenFile)
-	h.Must(err)
+	good := must.Get(l.Acquire(context.Background(), lease.Request{VRAM: 64 * mib}))(h.T)
+	s := must.Get(lease.Open(context.Background(), good.Address, good.TokenFile))(h.T)
 	defer func() { _ = s.Close() }()
 	client := h.begin("client", victims{Leases: l.Socket, Remote: l.remote, Lease: good.ID})
 	visitor := h.begin("visitor", victims{Leases: l.Socket})
@@ -166,9 +164,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	working, rest := context.WithTimeout(context.Background(), h.lasts)
 	defer rest()
 	var cycles, lists latencies
-	if err := l.worksFor(working, s, &cycles, &lists); err != nil {
-		t.Errorf("the well-behaved client: %v", err)
-	}
+	must.Try(t, l.worksFor(working, s, &cycles, &lists), "the well-behaved client")
 	after, enforcerAfter, took := h.costOf(l.daemon.Process.Pid), h.cost(), time.Since(begin)
 	client.report(h)
 	visitor.report(h)
@@ -185,12 +181,8 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	cpu := func(before, after cost) float64 { return 100 * float64(after.cpu-before.cpu) / float64(took) }
 	t.Logf("the lease service: %d MiB resident at most, %.1f%% of a core (promised: %d%%), %d lines in its log; the enforcer: %d MiB, %.1f%%",
 		after.peak>>20, cpu(before, after), mostLeasedCPU, strings.Count(l.said.String(), "\n"), enforcerAfter.peak>>20, cpu(enforcer, enforcerAfter))
-	if after.peak > mostLeasedBytes {
-		t.Errorf("the lease service had %d bytes resident, want at most %d", after.peak, mostLeasedBytes)
-	}
-	if enforcerAfter.peak > mostBytes {
-		t.Errorf("the enforcer had %d bytes resident, want at most %d", enforcerAfter.peak, mostBytes)
-	}
+	must.Hold(t, after.peak <= mostLeasedBytes, "the lease service had", after.peak, "bytes resident, want at most", mostLeasedBytes)
+	must.Hold(t, enforcerAfter.peak <= mostBytes, "the enforcer had", enforcerAfter.peak, "bytes resident, want at most", mostBytes)
 	if got := cpu(before, after); got > 3*mostLeasedCPU {
 		t.Errorf("the lease service took %.1f%% of a core, want at most %d%%", got, 3*mostLeasedCPU)
 	}
@@ -198,8 +190,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 		t.Errorf("the lease service has %d files open, want at most %d", n, mostFiles)
 	}
 	// After its leases are dropped, nothing of the hostile client is left.
-	all, err := l.List(context.Background())
-	h.Must(err)
+	all := must.Get(l.List(context.Background()))(h.T)
 	for _, one := range all {
 		if one.ID != good.ID {
 			_, err := l.Drop(context.Background(), one.ID)
@@ -210,7 +201,5 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 		slices := h.Slices()
 		return len(slices) == 1 && slices[0].ID == good.ID
 	})
-	if err := s.Sync(context.Background()); err != nil {
-		t.Errorf("the well-behaved client's session: %v", err)
-	}
+	must.Try(t, s.Sync(context.Background()), "the well-behaved client's session")
 }

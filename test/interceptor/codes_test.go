@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // quotaFirst matches calls with two errors, of which the driver reports one, and the interceptor the quota's. Each pattern must
@@ -22,16 +24,11 @@ var quotaFirst = []string{
 // answers runs the program, and returns the driver's code for each call.
 func answers(t *testing.T, cmd *exec.Cmd) map[string]string {
 	t.Helper()
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.Output())(t)
 	codes := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.SplitN(strings.TrimSpace(line), " ", 4)
-		if len(f) != 4 {
-			t.Fatalf("%q: four fields are expected", line)
-		}
+		must.Len(t, f, 4, line, "four fields are expected")
 		codes[strings.Join(f[:3], " ")] = f[3]
 	}
 	return codes
@@ -64,9 +61,7 @@ func TestWhatTheDriverRefusesTheDriverRefuses(t *testing.T) {
 		}
 	}
 	for _, pattern := range quotaFirst {
-		if !used[pattern] {
-			t.Errorf("%s: nothing differs any more", pattern)
-		}
+		must.Hold(t, used[pattern], pattern, "nothing differs any more")
 	}
 }
 
@@ -84,9 +79,7 @@ func TestAProcessInNoSliceHearsTheDriversReason(t *testing.T) {
 		situation, _, _ := strings.Cut(call, " ")
 		switch {
 		case situation != "uninitialised" && situation != "no-context":
-			if made {
-				t.Errorf("%s: there is a context", call)
-			}
+			must.Hold(t, !made, call, "there is a context")
 		case got != code && (got != "2" || !later.MatchString(call)):
 			t.Errorf("%s: %s, and without the interceptor %s", call, got, code)
 		}

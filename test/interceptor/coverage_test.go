@@ -25,18 +25,12 @@ func theTable(t *testing.T) table {
 	if cc == "" {
 		cc = "cc"
 	}
-	out, err := exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, "../../interceptor/tools/table.c").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	out, err = exec.Command(program, "names").Output()
-	must.Do(t, err)
+	out := must.Output(exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, "../../interceptor/tools/table.c").CombinedOutput())(t)
+	out = must.Get(exec.Command(program, "names").Output())(t)
 	all := table{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
-		if len(f) != 3 {
-			t.Fatalf("%q: three fields are expected", line)
-		}
+		must.Len(t, f, 3, line, "three fields are expected")
 		if all[f[0]] == nil {
 			all[f[0]] = map[string]string{}
 		}
@@ -77,9 +71,7 @@ func exportsOf(t *testing.T, file string) []string {
 func card(t *testing.T) []string {
 	t.Helper()
 	names := exportsOf(t, "exports/libcuda-580.159.04.txt")
-	if len(names) != 707 {
-		t.Fatalf("%d names, that driver exports 707", len(names))
-	}
+	must.Len(t, names, 707, "exports of that driver")
 	return names
 }
 
@@ -142,9 +134,7 @@ func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
 		if prefix, ok := strings.CutSuffix(pattern, "*"); !ok || len(prefix) < len("cuXxx") || strings.Contains(prefix, "*") {
 			t.Errorf("%q is no family: a prefix and one * is", pattern)
 		}
-		if !matched[pattern] {
-			t.Errorf("%s matches nothing", pattern)
-		}
+		must.Hold(t, matched[pattern], pattern, "matches nothing")
 	}
 	for name := range all["hook"] {
 		if families := passedBy(name); len(families) > 0 {
@@ -154,15 +144,11 @@ func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
 	for _, kind := range []string{"hook", "call", "pass"} {
 		for name := range all[kind] {
 			_, absent := all["absent"][name]
-			if slices.Contains(names, name) == absent {
-				t.Errorf("%s, a %s: must either be of driver 580.159.04, or be said not to be", name, kind)
-			}
+			must.Hold(t, slices.Contains(names, name) != absent, name, "a", kind, "must either be of driver 580.159.04, or be said not to be")
 		}
 	}
 	for name := range all["absent"] {
-		if !all.has(name) {
-			t.Errorf("%s: where is its row?", name)
-		}
+		must.Hold(t, all.has(name), name, "where is its row?")
 	}
 }
 

@@ -32,9 +32,7 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 			defer os.RemoveAll(dir)
 			cmd := ordered(program, strings.TrimSuffix(name, " at a fixed address"), late)
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			must.Output(cmd.CombinedOutput())(t)
 		})
 	}
 	for _, name := range cases {
@@ -63,10 +61,7 @@ func TestAProcessMovesItsMemoryItself(t *testing.T) {
 			cmd := ordered(program, name)
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir,
 				"FAKECUDA_MEMORY=512M", "FAKECUDA_CONTEXT=64M", "FAKECUDA_VMM_FAULT="+filepath.Join(dir, "fault"))
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			out := must.Output(cmd.CombinedOutput())(t)
 			if name == "own-lent" && !strings.Contains(string(out), "memory that was given to a multicast object stays on the device") {
 				t.Errorf("it is not said what stays:\n%s", out)
 			}

@@ -23,9 +23,7 @@ func TestThreadsRaceForThePrimaryContext(t *testing.T) {
 			daemon := startDaemon(t, env)
 			cmd, lines := daemon.start(t, env, "2G", compile(t, "primary"), "8", "200")
 			last := lastOf(t, lines)
-			if err := cmd.Wait(); err != nil {
-				t.Fatalf("%v: %s", err, last)
-			}
+			must.Do(t, cmd.Wait(), last)
 		})
 	}
 }
@@ -43,10 +41,7 @@ func TestAPoolBecomesCurrentWhileAnotherThreadAllocates(t *testing.T) {
 }
 
 func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "codethreads"), "8", "300")
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "codethreads"), "8", "300"))(t)
 }
 
 // attachSocket creates a directory with a listener that replaces the enforcer. It calls `serve` in a goroutine for each
@@ -96,10 +91,7 @@ func TestAThreadCancelledInItsFirstCallHoldsUpNobody(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(program)
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+c.dir(t))
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			must.Output(cmd.CombinedOutput())(t)
 		})
 	}
 }
@@ -116,15 +108,10 @@ func TestARefusalReadsNoEnvironment(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v\n%s", err, out[max(0, len(out)-2000):])
 	}
-	if !strings.Contains(out, "gpuslice: ") {
-		t.Error("no refusal was explained")
-	}
+	must.Contain(t, out, "gpuslice: ", "no refusal was explained")
 }
 
 func TestAnAllocatorThatUsesTheCardDoesNotDeadlock(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "8G", compile(t, "allocator"))
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	out := must.Output(inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "8G", compile(t, "allocator")))(t)
 	t.Log(out)
 }

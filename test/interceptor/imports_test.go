@@ -37,9 +37,7 @@ func TestEveryLookUpOfALoadersFunctionAnswersWithOurs(t *testing.T) {
 		name          string
 		before, after []string
 	}{{"alone", nil, nil}, {"wrapper before", []string{wrapper}, nil}, {"wrapper behind", nil, []string{wrapper}}} {
-		if out, err := preloaded(t, program, c.before, c.after, plugin); err != nil {
-			t.Errorf("%s: %v\n%s", c.name, err, out)
-		}
+		must.Output(preloaded(t, program, c.before, c.after, plugin))(t, c.name)
 	}
 }
 
@@ -131,9 +129,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 		must.Do(t, os.WriteFile(source, []byte(wrappers(names, "RTLD_NEXT")), 0o600))
 		// -rdynamic: libraries must call these definitions.
 		program := compileTo(t, filepath.Join(dir, "program"), "-fno-builtin", "-rdynamic", source, "programs/plain.c", "-ldl", "-lpthread")
-		if out, err := exec.Command(program).CombinedOutput(); err != nil {
-			t.Fatalf("%q: without the interceptor: %v\n%s", names, err, out)
-		}
+		must.Output(exec.Command(program).CombinedOutput())(t, names, "without the interceptor")
 		return preloaded(t, program, nil, nil)
 	}
 	if out, err := try(names...); err == nil {
@@ -142,9 +138,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 		t.Errorf("a program that defines all: %v\n%s", err, out)
 	}
 	for _, name := range names {
-		if out, err := try(name); err != nil {
-			t.Errorf("a program that defines %s: %v\n%s", name, err, out)
-		}
+		must.Output(try(name))(t, "a program that defines", name)
 	}
 }
 
@@ -157,8 +151,6 @@ func TestProgramsWithASanitizerStart(t *testing.T) {
 			cmd = exec.Command(program)
 		}
 		cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%q: %v\n%s", flags, err, out)
-		}
+		must.Output(cmd.CombinedOutput())(t, flags)
 	}
 }

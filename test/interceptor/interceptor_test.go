@@ -29,9 +29,7 @@ const (
 func bin(t *testing.T) string {
 	t.Helper()
 	dir := must.Get(filepath.Abs("../../bin"))(t)
-	if _, err := os.Stat(filepath.Join(dir, "libgpuslice.so")); err != nil {
-		t.Fatalf("%v: run `make test-programs` first", err)
-	}
+	must.Do(t, must.Err(os.Stat(filepath.Join(dir, "libgpuslice.so"))), "run `make test-programs` first")
 	return dir
 }
 
@@ -116,9 +114,7 @@ func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 	// The default settle_time: on a loaded machine a call may take longer than some tenths of a second.
 	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`).start(t, env, "1G", compile(t, "small"), seconds)
 	last := lastOf(t, lines)
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("%v: %s", err, last)
-	}
+	must.Do(t, cmd.Wait(), last)
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
@@ -141,9 +137,7 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 			for longer := seconds; ; longer *= 3 {
 				out, err := inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), fmt.Sprint(longer), processes, "4",
 					fmt.Sprint(c.limit*mib))
-				if err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
+				must.Do(t, err, out)
 				if !strings.Contains(out, " 0 refusals") && !strings.Contains(out, " 0 kills") {
 					t.Log(out)
 					return
@@ -177,19 +171,13 @@ func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) 
 }
 
 func TestAGrowthThatAnotherCallSeesIsUndoneByItsOwn(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "undone", "-rdynamic"))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Output(inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "undone", "-rdynamic")))(t)
 }
 
 func TestAForkedChildBeginsAnew(t *testing.T) {
 	program := compile(t, "fork", "-rdynamic")
 	for _, kernel := range []string{"", "OLD_KERNEL=1"} {
-		out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M", kernel), "2G", program)
-		if err != nil {
-			t.Errorf("%q: %v\n%s", kernel, err, out)
-		}
+		must.Output(inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M", kernel), "2G", program))(t, kernel)
 	}
 }
 
@@ -307,7 +295,5 @@ func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
 	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		t.Fatal(err)
 	}
-	if err := <-asked; err != nil {
-		t.Fatalf("the new enforcer was never asked: %v\n%s", err, out)
-	}
+	must.Do(t, <-asked, "the new enforcer was never asked", out)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func loaders(t *testing.T) (program, directory string) {
@@ -31,10 +33,7 @@ func TestNoLoaderLeadsPastTheQuota(t *testing.T) {
 		"plugin-linked", "plugin-opens", "plugin-nested"} {
 		for _, order := range []string{"alone", "after", "before"} {
 			t.Run(way+" "+order, func(t *testing.T) {
-				out, err := inSlice(t, environment(t), "4G", program, way, order, fmt.Sprint(4*gib), directory)
-				if err != nil {
-					t.Errorf("%v\n%s", err, out)
-				}
+				must.Output(inSlice(t, environment(t), "4G", program, way, order, fmt.Sprint(4*gib), directory))(t)
 			})
 		}
 	}

@@ -20,11 +20,7 @@ func stranger(t *testing.T, env []string) int {
 	c := exec.Command(filepath.Join(bin(t), "demo", "cuda_hog"), fmt.Sprint(gib))
 	c.Env = env
 	out := must.Get(c.StdoutPipe())(t)
-	must.Do(t, c.Start())
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	})
+	must.Start(t, c)
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, "holds ") {
 		t.Fatalf("%v: %q", err, line)
 	}
@@ -113,9 +109,7 @@ func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 	// Only device 1 has a quota; the program queries device 0.
 	out = run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--device", "1",
 		"--", program, "show")
-	if out != figures {
-		t.Errorf("a process whose slice has no quota on the device sees %s", out)
-	}
+	must.Equal(t, out, figures, "a process whose slice has no quota on the device sees")
 }
 
 // A process in its own pid namespace and the slice's other processes see each other.
@@ -143,9 +137,7 @@ kill $outer`
 	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
 		var who string
 		var pid int
-		if _, err := fmt.Sscanf(line, "%s %d:", &who, &pid); err != nil {
-			t.Fatalf("%v: %q", err, line)
-		}
+		must.Do(t, must.Err(fmt.Sscanf(line, "%s %d:", &who, &pid)), line)
 		_, list, _ := strings.Cut(line, "processes")
 		list, _, _ = strings.Cut(list, ", bytes")
 		if pids := strings.Fields(list); len(pids) != 2 || (pids[0] != fmt.Sprint(pid) && pids[1] != fmt.Sprint(pid)) {

@@ -46,9 +46,7 @@ func TestTheOldestSupportedDriver(t *testing.T) {
 func TestTheOldestSupportedDriverLacksWhatCameLater(t *testing.T) {
 	old, today := exported(t, oldest+"/libcuda.so.1"), exported(t, "fakecuda/libcuda.so.1")
 	for _, name := range old {
-		if !slices.Contains(today, name) {
-			t.Errorf("today's driver has no %s", name)
-		}
+		must.Hold(t, slices.Contains(today, name), "today's driver has no", name)
 	}
 	for _, name := range today {
 		later := strings.HasPrefix(name, "cuGetProcAddress") || strings.HasPrefix(name, "cuLibrary") ||
@@ -57,7 +55,5 @@ func TestTheOldestSupportedDriverLacksWhatCameLater(t *testing.T) {
 			t.Errorf("the oldest driver has %s", name)
 		}
 	}
-	if !slices.Contains(old, "cuMemAllocAsync_ptsz") {
-		t.Error("the oldest driver has no pools")
-	}
+	must.Hold(t, slices.Contains(old, "cuMemAllocAsync_ptsz"), "the oldest driver has no pools")
 }

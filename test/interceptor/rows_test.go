@@ -27,9 +27,7 @@ func TestEveryRowOfTheTable(t *testing.T) {
 					t.Error(strings.TrimSpace(line))
 				}
 			}
-			if err != nil {
-				t.Errorf("%v", err)
-			}
+			must.Try(t, err)
 			if passed := strings.Count("\n"+out, "\nPASS "); passed < 80 {
 				t.Errorf("only %d rows passed", passed)
 			}
@@ -40,10 +38,8 @@ func TestEveryRowOfTheTable(t *testing.T) {
 // With several devices the interceptor must determine a stream's device.
 func TestARecordingWithSeveralDevices(t *testing.T) {
 	for _, way := range []string{"within", "beyond"} {
-		out, err := inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "rows"), "graph-captured", way)
-		if err != nil || !strings.Contains(out, "PASS graph-captured "+way) {
-			t.Errorf("%v: %s", err, out)
-		}
+		out := must.Output(inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "rows"), "graph-captured", way))(t)
+		must.Contain(t, out, "PASS graph-captured "+way)
 	}
 }
 
@@ -175,9 +171,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 				if err != nil || !strings.HasPrefix(out, "PASS ") {
 					t.Errorf("%v\n%s", err, out)
 				}
-				if err := lender.Wait(); err != nil {
-					t.Errorf("the lender: %v\n%s", err, said.String())
-				}
+				must.Try(t, lender.Wait(), "the lender", said.String())
 			})
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func scopes(t *testing.T) (program, directory string) {
@@ -30,10 +32,7 @@ func TestObjectsThatAPreloadDoesNotReachAreHeld(t *testing.T) {
 	program, directory := scopes(t)
 	for _, way := range []string{"linked", "now", "deepbind", "deepbind-now", "later", "keys", "next", "other", "asked", "nothing", "threads"} {
 		t.Run(way, func(t *testing.T) {
-			out, err := inSlice(t, environment(t), "4G", program, way, directory, fmt.Sprint(4*gib))
-			if err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			must.Output(inSlice(t, environment(t), "4G", program, way, directory, fmt.Sprint(4*gib)))(t)
 		})
 	}
 }

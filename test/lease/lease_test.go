@@ -83,16 +83,10 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	out := must.Output(program.CombinedOutput())(t)
 	t.Logf("%s", out)
 	for _, line := range []string{"recipe: 10 12 210, ", "submit: 10 12 210, ", "inference: 100 requests ", "solver: a straight line ", "modules: three modules "} {
-		if !strings.Contains("\n"+string(out), "\n"+line) {
-			t.Errorf("it does not say %q:\n%s", line, out)
-		}
+		must.Contain(t, "\n"+string(out), "\n"+line)
 	}
-	if left := must.Get(service.List(ctx))(t); len(left) != 0 {
-		t.Errorf("leases are left: %v", left)
-	}
-	if left := h.Slices(); len(left) != 0 {
-		t.Errorf("slices are left: %v", left)
-	}
+	must.Len(t, must.Get(service.List(ctx))(t), 0, "leases are left")
+	must.Len(t, h.Slices(), 0, "slices are left")
 	if after := given(ctx, t, h); after != before {
 		t.Errorf("%s, and before %s", after, before)
 	}

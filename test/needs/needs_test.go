@@ -66,9 +66,7 @@ func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 		})
 		must.Do(t, err)
 	}
-	if suites < 4 {
-		t.Errorf("%d suites say what they need", suites)
-	}
+	must.Hold(t, suites >= 4, suites, "suites say what they need")
 }
 
 // privilege matches a skip reason for which Root exists.
@@ -93,16 +91,12 @@ func TestRootIsAskedForInOnePlace(t *testing.T) {
 		})
 		must.Do(t, err)
 	}
-	if asked < 50 {
-		t.Errorf("%d calls were found", asked)
-	}
+	must.Hold(t, asked >= 50, asked, "calls were found")
 }
 
 func TestASkipForWantOfRootIsFound(t *testing.T) {
 	const text = "package p\nfunc f() {\n if os.Geteuid() != 0 {\n  t.Skip(`no`)\n }\n t.Skipf(\"needs root: %v\", err)\n t.Skip(\"needs runc\")\n needs.Root(t)\n}\n"
-	if got := ownSkips(t, "p.go", []byte(text)); !slices.Equal(got, []int{3, 6}) {
-		t.Errorf("lines %v", got)
-	}
+	must.EqualSlices(t, ownSkips(t, "p.go", []byte(text)), []int{3, 6}, "lines")
 }
 
 // ownSkips returns the lines that skip a test for lack of root.

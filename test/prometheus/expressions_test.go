@@ -128,9 +128,7 @@ func checkNames(t *testing.T, where, expr string, known map[string][]string) {
 		}
 		labels = append(labels, known[name]...)
 	}
-	if metrics == 0 {
-		t.Errorf("%s: no metric is in %s", where, expr)
-	}
+	must.Hold(t, metrics != 0, where, "no metric is in", expr)
 	var used []string
 	for _, list := range labelLists.FindAllStringSubmatch(bare, -1) {
 		used = append(used, identifier.FindAllString(list[1], -1)...)
@@ -139,9 +137,7 @@ func checkNames(t *testing.T, where, expr string, known map[string][]string) {
 		used = append(used, m[1])
 	}
 	for _, label := range used {
-		if !slices.Contains(labels, label) {
-			t.Errorf("%s: no metric of it has the label %s: %s", where, label, expr)
-		}
+		must.Hold(t, slices.Contains(labels, label), where, "no metric of it has the label", label, expr)
 	}
 }
 
@@ -167,18 +163,14 @@ func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
 	for name, text := range map[string][]byte{"gslice.yml": rules[1], "gslice_test.yml": tests} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
-	if out, err := exec.Command(program(t, "promtool"), "test", "rules", filepath.Join(dir, "gslice_test.yml")).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	must.Output(exec.Command(program(t, "promtool"), "test", "rules", filepath.Join(dir, "gslice_test.yml")).CombinedOutput())(t)
 }
 
 func TestEachAlertIsTestedAndSaysWhatToDo(t *testing.T) {
 	text := must.Get(os.ReadFile("alerts_test.yml"))(t)
 	for _, group := range loadRules(t).Groups {
 		for _, r := range group.Rules {
-			if !strings.Contains(string(text), "alertname: "+r.Alert+"\n        exp_alerts:") {
-				t.Errorf("%s fires in no test", r.Alert)
-			}
+			must.Contain(t, string(text), "alertname: "+r.Alert+"\n        exp_alerts:", r.Alert, "fires in no test")
 			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"page", "ticket"}, r.Labels["severity"]) {
 				t.Errorf("%s: %+v, %+v", r.Alert, r.Labels, r.Annotations)
 			}
@@ -218,8 +210,7 @@ var emptyIsGood = []string{"Past the ledger"}
 
 func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 	h, address := host(t)
-	absolute, err := filepath.Abs(rulesFile)
-	h.Must(err)
+	absolute := must.Get(filepath.Abs(rulesFile))(h.T)
 	s := startServer(t, address, absolute)
 	known := documented(t)
 
@@ -239,9 +230,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 			found, err = s.query(concrete(expr))
 			return err != nil || empty || len(found) > 0
 		})
-		if err != nil {
-			t.Errorf("%s: %s: %v", where, expr, err)
-		}
+		must.Try(t, err, where, expr)
 		for _, f := range found {
 			if f.Value[1] == "NaN" {
 				t.Logf("%s: %s is not a number for %v", where, expr, f.Metric)
@@ -267,8 +256,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 		}
 	}
 	// The scraped metrics must equal the documented ones.
-	names, err := s.query(`count by (__name__) ({job="gpuslice"})`)
-	h.Must(err)
+	names := must.Get(s.query(`count by (__name__) ({job="gpuslice"})`))(h.T)
 	for _, n := range names {
 		name := n.Metric["__name__"]
 		if known[name] == nil && name != "up" && !strings.HasPrefix(name, "scrape_") {
@@ -333,9 +321,7 @@ func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
 	h.Must(os.WriteFile(fault, []byte("hang"), 0o600))
 	eventually(t, "somebody is told", func() bool { return s.fires("GpusliceTruthIsOld") })
 	for _, expr := range []string{"gpuslice_live", "gpuslice_ready", `up{job="gpuslice"}`} {
-		if !value(expr)("1") {
-			t.Errorf("%s is not 1 while the driver hangs", expr)
-		}
+		must.Hold(t, value(expr)("1"), expr, "is not 1 while the driver hangs")
 	}
 	// Slices can still be created and ended.
 	if out, err := h.Client.Health(t.Context()); err != nil || !out.Live || !out.Ready {

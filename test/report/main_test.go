@@ -55,9 +55,7 @@ func TestATestThatDidNotEndIsNamedWithItsOutput(t *testing.T) {
 
 func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 	const said = "=== RUN   TestA\n    helpers_test.go:3: time=1 msg=ready\n    a_test.go:3: needs root\n    helpers_test.go:3: time=2 msg=ended\n--- SKIP: TestA\n"
-	if got := reason(said); got != "needs root" {
-		t.Errorf("%q", got)
-	}
+	must.Equal(t, reason(said), "needs root")
 }
 
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
@@ -70,9 +68,7 @@ func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 		"needs strace: make deps":                                           false,
 		"GPUSLICE_LONG is not set":                                          false,
 	} {
-		if got := unavoidable(reason); got != want {
-			t.Errorf("%q: %v", reason, got)
-		}
+		must.Equal(t, unavoidable(reason), want, reason)
 	}
 }
 
@@ -107,9 +103,7 @@ func TestSilenceIsBrokenByALine(t *testing.T) {
 	out := make(chan string)
 	r := report{silence: time.Millisecond, out: writer(out), output: map[string][]string{}}
 	go r.read(in)
-	if said := <-out; !strings.Contains(said, "0 passed, 0 failed so far") {
-		t.Errorf("%q", said)
-	}
+	must.Contain(t, <-out, "0 passed, 0 failed so far")
 	must.Get(tests.Write([]byte(passOne + "\n")))(t)
 	for !strings.Contains(<-out, "1 passed, 0 failed so far; the last was p C") {
 	}

@@ -116,17 +116,12 @@ func (p *process) kill() {
 
 func (p *process) send(command string) {
 	p.t.Helper()
-	if _, err := fmt.Fprintln(p.in, command); err != nil {
-		p.t.Fatalf("%s: %v", command, err)
-	}
+	must.Do(p.t, must.Err(fmt.Fprintln(p.in, command)), command)
 }
 
 func (p *process) answer() string {
 	p.t.Helper()
-	answer, err := p.answers.ReadString('\n')
-	if err != nil {
-		p.t.Fatalf("no answer: %v", err)
-	}
+	answer := must.Get(p.answers.ReadString('\n'))(p.t, "no answer")
 	return strings.TrimSpace(answer)
 }
 
@@ -138,18 +133,14 @@ func (p *process) tell(command string) string {
 
 func (p *process) want(command, answer string) {
 	p.t.Helper()
-	if got := p.tell(command); got != answer {
-		p.t.Fatalf("%s: got %q, want %q", command, got, answer)
-	}
+	must.Equal(p.t, p.tell(command), answer, command)
 }
 
 func (p *process) free() uint64 {
 	p.t.Helper()
 	var available, total uint64
 	answer := p.tell("info")
-	if _, err := fmt.Sscan(answer, &available, &total); err != nil {
-		p.t.Fatalf("info: %q: %v", answer, err)
-	}
+	must.Do(p.t, must.Err(fmt.Sscan(answer, &available, &total)), "info", answer)
 	return available
 }
 
@@ -160,9 +151,7 @@ func (p *process) processes(index int) map[int]uint64 {
 	for _, word := range strings.Fields(p.tell(fmt.Sprintf("processes %d", index))) {
 		pid, bytes, _ := strings.Cut(word, ":")
 		number, err := strconv.Atoi(pid)
-		if err != nil {
-			p.t.Fatalf("processes: %q: %v", word, err)
-		}
+		must.Do(p.t, err, "processes", word)
 		if list[number], err = strconv.ParseUint(bytes, 10, 64); err != nil {
 			p.t.Fatalf("processes: %q: %v", word, err)
 		}
@@ -178,9 +167,7 @@ func TestCapacityIsSharedByAllProcesses(t *testing.T) {
 	b.want("create "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
 	b.want("async "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
 	b.want("alloc "+strconv.Itoa(3*gib-128*mib), "0")
-	if free := a.free(); free != 0 {
-		t.Errorf("free: %d bytes, want none", free)
-	}
+	must.Equal(t, a.free(), 0, "free")
 	a.want("free", "0")
 	b.want("alloc "+strconv.Itoa(5*gib), "0")
 }
@@ -193,9 +180,7 @@ func TestMemoryOfAKilledProcessIsFreeAtOnce(t *testing.T) {
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.want("async "+strconv.Itoa(1*gib), "0")
 	a.kill()
-	if free := b.free(); free != before+64*mib {
-		t.Errorf("free after the kill: %d, want %d", free, before+64*mib)
-	}
+	must.Equal(t, b.free(), before+64*mib, "free after the kill")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 
@@ -206,9 +191,7 @@ func TestMemoryIsFreeAfterAnExec(t *testing.T) {
 	// The answer comes from the program that took its place, and which lives on.
 	a.want("exec", "another program")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
-	if list := b.processes(0); len(list) != 1 {
-		t.Errorf("NVML lists %v, want one process", list)
-	}
+	must.Len(t, b.processes(0), 1, "NVML lists")
 }
 
 // leave has the process fork, and what it returns ends the child.
@@ -231,9 +214,7 @@ func (p *process) wantFree(bytes uint64) {
 	for deadline := time.Now().Add(await.Patience); free != bytes && time.Now().Before(deadline); free = p.free() {
 		time.Sleep(time.Millisecond)
 	}
-	if free != bytes {
-		p.t.Fatalf("free: %d bytes, want %d", free, bytes)
-	}
+	must.Be(p.t, free, bytes, "free")
 }
 
 func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
@@ -244,18 +225,14 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 	a.want("alloc "+strconv.Itoa(5*gib), "0")
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.kill()
-	if free := b.free(); free != empty-6*gib-64*mib {
-		t.Errorf("free after the parent's death: %d, want %d", free, empty-6*gib-64*mib)
-	}
+	must.Equal(t, b.free(), empty-6*gib-64*mib, "free after the parent's death")
 	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 6*gib+64*mib {
 		t.Errorf("NVML lists %d bytes for the dead, want %d", bytes, 6*gib+64*mib)
 	}
 	b.want("alloc "+strconv.Itoa(2*gib), strconv.Itoa(outOfMemory))
 	end()
 	b.wantFree(empty)
-	if list := b.processes(0); len(list) != 1 {
-		t.Errorf("NVML lists %v, want one process", list)
-	}
+	must.Len(t, b.processes(0), 1, "NVML lists")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 
@@ -290,9 +267,7 @@ func TestForkedChildHasNoDriver(t *testing.T) {
 	p.want("alloc "+strconv.Itoa(1*gib), "0")
 	before := p.free()
 	p.want("fork", fmt.Sprintf("%d %d", notInitialized, notInitialized))
-	if free := p.free(); free != before {
-		t.Errorf("free after the child's end: %d, want %d", free, before)
-	}
+	must.Equal(t, p.free(), before, "free after the child's end")
 	p.want("alloc "+strconv.Itoa(1*gib), "0")
 }
 
@@ -304,9 +279,7 @@ func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
 		t.Errorf("the process sees %d bytes of its own, want %d", bytes, 1*gib+64*mib)
 	}
 	a.want("shutdown", "0")
-	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 1*gib+64*mib {
-		t.Errorf("after NVML's shutdown another sees %d bytes, want %d", bytes, 1*gib+64*mib)
-	}
+	must.Equal(t, b.processes(0)[a.cmd.Process.Pid], 1*gib+64*mib, "after NVML's shutdown another sees")
 }
 
 // A namespace of the loader has a driver of its own, which does not know of the first one.
@@ -321,9 +294,7 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 		}
 	}
 	a.kill()
-	if free := b.free(); free != 8*gib-64*mib {
-		t.Errorf("free after its death: %d, want %d", free, 8*gib-64*mib)
-	}
+	must.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
 }
 
 // A process in a container does not know its host pid; NVML on the host must still name it by that, and
@@ -371,17 +342,13 @@ func TestSixteenCardsAreApart(t *testing.T) {
 	for _, uuid := range uuids {
 		seen[uuid] = true
 	}
-	if len(seen) != 16 {
-		t.Fatalf("%d different UUIDs, want 16", len(seen))
-	}
+	must.Len(t, seen, 16, "different UUIDs")
 	for device := range 16 {
 		p.want(fmt.Sprintf("use %d", device), "0")
 		p.want("alloc "+strconv.Itoa(7*gib), "0")
 	}
 	for device := range 16 {
-		if bytes := p.processes(device)[p.cmd.Process.Pid]; bytes != 7*gib+64*mib {
-			t.Errorf("card %d: %d bytes, want %d", device, bytes, 7*gib+64*mib)
-		}
+		must.Equal(t, p.processes(device)[p.cmd.Process.Pid], 7*gib+64*mib, "card", device)
 	}
 }
 
@@ -444,9 +411,7 @@ func TestKillStormLeavesNothing(t *testing.T) {
 	for _, p := range storm {
 		p.kill()
 	}
-	if free := witness.free(); free != empty {
-		t.Errorf("free after the storm: %d, want %d", free, empty)
-	}
+	must.Equal(t, witness.free(), empty, "free after the storm")
 	witness.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // run compiles a program of testdata against the simulated driver, and runs it on the machine.
@@ -14,9 +16,7 @@ func (m *machine) run(name string) {
 	program := filepath.Join(m.t.TempDir(), name)
 	compile := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program,
 		filepath.Join("testdata", name+".c"), "-L../../../bin/fakecuda", "-l:libcuda.so.1", "-ldl")
-	if out, err := compile.CombinedOutput(); err != nil {
-		m.t.Fatalf("cc %s: %v\n%s", name, err, out)
-	}
+	must.Output(compile.CombinedOutput())(m.t, "cc", name)
 	cmd := exec.Command(program)
 	cmd.Env = m.env
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {

@@ -42,9 +42,7 @@ func session(t *testing.T) (address, tokenFile string) {
 	t.Cleanup(func() {
 		_ = broker.Process.Signal(syscall.SIGTERM)
 		_, _ = io.Copy(io.Discard, stdout)
-		if err := broker.Wait(); err != nil {
-			t.Errorf("the broker: %v\n%s", err, stderr.String())
-		}
+		must.Try(t, broker.Wait(), "the broker", stderr.String())
 	})
 	// The broker prints its address and token file once it serves.
 	for lines, said := bufio.NewScanner(stdout), 0; said < 2 && lines.Scan(); {
@@ -69,8 +67,6 @@ func TestTheRecipeIsTenTwelveAndTwoHundredAndTen(t *testing.T) {
 	s := must.Get(lease.Open(t.Context(), address, token))(t)
 	defer s.Close()
 	for _, run := range []func(context.Context, *lease.Session) (string, error){recipe, submit} {
-		if got, err := run(t.Context(), s); err != nil || got != "10 12 210" {
-			t.Errorf("%q, %v", got, err)
-		}
+		must.Equal(t, must.Get(run(t.Context(), s))(t), "10 12 210")
 	}
 }
