@@ -4,20 +4,12 @@
  * thread's call ends nevertheless, with whatever result. Prints how long that took, and exits 0
  * if both ended in time: SIGALRM ends it if not.
  */
+#include "clock.h"
 #include "driver.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
 
 static void *call(void *argument)
 {

@@ -12,6 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* The shape of a launch. */
+#define ONE_THREAD                                                                                 \
+	.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1
+
 typedef struct CUlinkState_st *CUlinkState;
 
 #define CU_JIT_INPUT_PTX 1

@@ -108,12 +108,7 @@ static CUresult launch(void)
 	OK(cuCtxGetCurrent(&before));
 	for (int i = 0; i < DEVICES; i++)
 		list[i] = (CUDA_LAUNCH_PARAMS){.function = on[i].function,
-		                               .gridDimX = 1,
-		                               .gridDimY = 1,
-		                               .gridDimZ = 1,
-		                               .blockDimX = 1,
-		                               .blockDimY = 1,
-		                               .blockDimZ = 1,
+		                               ONE_THREAD,
 		                               .hStream = on[i].stream,
 		                               .kernelParams = parameters};
 	result = cuLaunchCooperativeKernelMultiDevice(list, DEVICES, 0);

@@ -11,6 +11,7 @@
  * succeeded.
  */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "driver.h"
 
 #include <signal.h>
@@ -19,18 +20,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static int by_value(const void *a, const void *b)
 {
@@ -101,12 +93,12 @@ static double kill_and_take(pid_t pid, size_t bytes, CUdeviceptr *p)
 	killed = now();
 	kill(pid, SIGKILL);
 	while (cuMemAlloc_v2(p, bytes) != CUDA_SUCCESS) {
-		if (now() - killed > 5e6) {
+		if (now() - killed > 5) {
 			printf("the bytes of a dead process did not come back in 5 s\n");
 			exit(1);
 		}
 	}
-	killed = now() - killed;
+	killed = (now() - killed) * 1e6;
 	waitpid(pid, NULL, 0);
 	return killed;
 }

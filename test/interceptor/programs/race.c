@@ -16,6 +16,7 @@
  * nothing is in flight: then the slice's own figure equals the sum of the living, to the byte.
  */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "driver.h"
 
 #include <errno.h>
@@ -220,14 +221,6 @@ static pid_t start(char **argv, int index, unsigned int seed)
 	return pid;
 }
 
-static double seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static uint64_t used_by_slice(CUcontext context)
 {
 	size_t available, total;
@@ -282,8 +275,8 @@ int main(int argc, char **argv)
 	for (int i = 0; i < processes; i++)
 		pids[i] = start(argv, i, seed + (unsigned int)i);
 
-	end = seconds() + atoi(argv[1]);
-	while (seconds() < end && !shared->wrong) {
+	end = now() + atoi(argv[1]);
+	while (now() < end && !shared->wrong) {
 		/* The new ones' contexts may not fit beside what the others hold. */
 		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "clock.h"
 #include "rows.h"
 
 #include "nvml_abi.h"
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PATIENCE 3.0 /* seconds: the enforcer looks at driver truth every one */
@@ -83,14 +83,6 @@ bool simulated(void)
 
 	OK(cuDeviceGetName(name, sizeof(name), 0));
 	return strstr(name, "(simulated)") != NULL;
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 size_t left(void)

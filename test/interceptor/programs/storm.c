@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include "storm.h"
+#include "clock.h"
 
 #include "ledger.h"
 
@@ -248,14 +249,6 @@ static pid_t start(char **argv, int index, unsigned int random)
 	return pid;
 }
 
-static double seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 /* What a process has charged. */
 static uint64_t lane_holds(const struct ledger *ledger, pid_t pid)
 {
@@ -317,7 +310,7 @@ static void compare(const struct ledger *ledger, const pid_t *pids, int processe
 
 static void await(const pid_t *pids, int processes, uint32_t pause, int ready)
 {
-	double patience = seconds() + 60;
+	double patience = now() + 60;
 
 	for (int i = 0; i < processes; i++) {
 		uint64_t steps = shared->of[i].steps;
@@ -328,9 +321,9 @@ static void await(const pid_t *pids, int processes, uint32_t pause, int ready)
 				complain("a process ended by itself", (uint64_t)i, 0);
 			if (steps != shared->of[i].steps) {
 				steps = shared->of[i].steps;
-				patience = seconds() + 60;
+				patience = now() + 60;
 			}
-			if (seconds() > patience)
+			if (now() > patience)
 				complain("a process hangs", (uint64_t)i, steps);
 			usleep(500);
 		}
@@ -374,9 +367,9 @@ int main(int argc, char **argv)
 	for (int i = 0; i < processes; i++)
 		pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
 
-	end = seconds() + atoi(argv[1]);
-	told = seconds();
-	while (seconds() < end && !shared->wrong) {
+	end = now() + atoi(argv[1]);
+	told = now();
+	while (now() < end && !shared->wrong) {
 		/* The new ones' contexts may not fit beside what the others hold. */
 		shared->pause = 2;
 		await(pids, processes, 2, 1);
@@ -414,10 +407,10 @@ int main(int argc, char **argv)
 				pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
 			}
 		}
-		if (isatty(STDERR_FILENO) && seconds() - told > 5) {
-			fprintf(stderr, "%.0f s to go, %llu kills\r", end - seconds(),
+		if (isatty(STDERR_FILENO) && now() - told > 5) {
+			fprintf(stderr, "%.0f s to go, %llu kills\r", end - now(),
 			        (unsigned long long)kills);
-			told = seconds();
+			told = now();
 		}
 	}
 	shared->stop = 1;
