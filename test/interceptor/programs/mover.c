@@ -25,8 +25,10 @@
 #define SMALL 10
 
 static const char *self;
+static const struct memory *memory;
 bool emulated;
 CUcontext context;
+pid_t child;
 
 /* --- in the parent ---------------------------------------------------------------------------- */
 
@@ -61,6 +63,34 @@ enum ledger_move_failure move_to(enum ledger_place place)
 	return __atomic_load_n(&move_of()->failure, __ATOMIC_SEQ_CST);
 }
 
+void await_step(int step)
+{
+	WAIT_UNTIL(get(&control->ready) == step);
+}
+
+void open_for(int step)
+{
+	set_away(0);
+	set(&control->over, step);
+}
+
+void open_until_the_end(void)
+{
+	open_for(1);
+	await_step(2);
+	set(&control->over, 2);
+}
+
+void set_stay(uint64_t bytes)
+{
+	__atomic_store_n(&ledger->device[0].stay, bytes, __ATOMIC_SEQ_CST);
+}
+
+static void set_keep(uint64_t bytes)
+{
+	__atomic_store_n(&ledger->device[0].keep, bytes, __ATOMIC_SEQ_CST);
+}
+
 /* The gate is shut, and nobody is behind it. */
 void shut(void)
 {
@@ -69,14 +99,14 @@ void shut(void)
 }
 
 /* This program again, without the interceptor, and what it prints. */
-static FILE *natively(const char *what, const char *bytes, pid_t *child)
+static FILE *natively(const char *what, const char *bytes, pid_t *pid)
 {
 	int ends[2];
 
 	if (pipe(ends) != 0)
 		exit(1);
-	*child = fork();
-	if (*child == 0) {
+	*pid = fork();
+	if (*pid == 0) {
 		unsetenv("LD_PRELOAD");
 		dup2(ends[1], STDOUT_FILENO);
 		close(ends[0]);
@@ -85,7 +115,7 @@ static FILE *natively(const char *what, const char *bytes, pid_t *child)
 		_exit(127);
 	}
 	close(ends[1]);
-	EXPECT(*child > 0);
+	EXPECT(*pid > 0);
 	return fdopen(ends[0], "r");
 }
 
@@ -93,13 +123,13 @@ static FILE *natively(const char *what, const char *bytes, pid_t *child)
 long long used(void)
 {
 	char line[32] = "";
-	pid_t child;
-	FILE *out = natively("used", NULL, &child);
+	pid_t pid;
+	FILE *out = natively("used", NULL, &pid);
 
 	EXPECT(out && fgets(line, sizeof(line), out) && line[0]);
 	if (out)
 		fclose(out);
-	EXPECT(waitpid(child, NULL, 0) == child);
+	EXPECT(waitpid(pid, NULL, 0) == pid);
 	return strtoll(line, NULL, 10);
 }
 
@@ -234,29 +264,33 @@ uint64_t charged(void)
 
 /* --- the cases: in the process, and beside it ------------------------------------------------- */
 
-static void keep_and_check(void)
+void stop_at(int step)
+{
+	set(&control->ready, step);
+	WAIT_UNTIL(get(&control->over) == step);
+}
+
+void keep_and_check(void)
 {
 	uint64_t before;
 
 	attach();
 	before = charged();
-	allocate_all();
-	EXPECT(charged() - before == OF_PIECES + 2 * MIB);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	check_all();
-	EXPECT(charged() - before == OF_PIECES + 2 * MIB);
-	free_all();
+	memory->make();
+	EXPECT(charged() - before == memory->bytes);
+	stop_at(1);
+	memory->check();
+	EXPECT(charged() - before == memory->bytes);
+	memory->end();
 	EXPECT(charged() == before);
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
+	stop_at(2);
 }
 
-static void move_there_and_back(pid_t child)
+static void move_there_and_back(void)
 {
 	long long full, away, kept;
 
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	EXPECT(place() == LEDGER_RUNNING);
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DRIVER); /* the gate is open */
@@ -275,10 +309,10 @@ static void move_there_and_back(pid_t child)
 	kept = resident(child);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
 	set_away(0);
-	__atomic_store_n(&ledger->device[0].keep, OF_PIECES, __ATOMIC_SEQ_CST);
+	set_keep(OF_PIECES);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
 	EXPECT(emulated || kept - resident(child) < (long long)(2 * MIB));
-	__atomic_store_n(&ledger->device[0].keep, 0, __ATOMIC_SEQ_CST);
+	set_keep(0);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
 	EXPECT(emulated || kept - resident(child) >= (long long)WRITTEN);
 	shut();
@@ -287,9 +321,8 @@ static void move_there_and_back(pid_t child)
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	EXPECT(emulated || kept - resident(child) >= (long long)WRITTEN);
 	EXPECT(used() == full);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
+	open_for(1);
+	await_step(2);
 	EXPECT(used() == full - (long long)OF_PIECES - (long long)(2 * MIB));
 	set(&control->over, 2);
 }
@@ -299,19 +332,18 @@ static void part_stays(uint64_t bytes, long long full, uint64_t of_pieces)
 {
 	long long gone = (long long)(OF_PIECES - of_pieces);
 
-	__atomic_store_n(&ledger->device[0].stay, bytes, __ATOMIC_SEQ_CST);
+	set_stay(bytes);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(full - used() == gone);
 }
 
 /* The largest pieces go, of 64, 22, 20, 4 and 2 MiB, until what is left may stay. */
-static void move_a_part(pid_t child)
+static void move_a_part(void)
 {
 	uint64_t others;
 	long long full;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	others = charged() - OF_PIECES;
 	shut();
@@ -326,10 +358,7 @@ static void move_a_part(pid_t child)
 		part_stays(others / 2, full, 0);
 		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
 	}
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
-	set(&control->over, 2);
+	open_until_the_end();
 }
 
 /* Threads that make, use and end pieces while the slice is moved again and again. */
@@ -353,7 +382,7 @@ static void *use(void *argument)
 
 #define THREADS 4
 
-static void use_all(void)
+void use_all(void)
 {
 	pthread_t threads[THREADS];
 	uint64_t before;
@@ -361,29 +390,27 @@ static void use_all(void)
 	attach();
 	set(&control->brings_back, 0);
 	before = charged();
-	allocate_all();
+	memory->make();
 	for (uintptr_t i = 0; i < THREADS; i++)
-		EXPECT(pthread_create(&threads[i], NULL, use, (void *)i) == 0);
+		EXPECT(pthread_create(&threads[i], NULL, memory->use, (void *)i) == 0);
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
-	check_all();
-	free_all();
+	memory->check();
+	memory->end();
 	EXPECT(charged() == before && under_way() == 0);
 }
 
-void move_again_and_again(pid_t child)
+void move_again_and_again(void)
 {
 	int aside = 0;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	for (int i = 0; i < 60 && !wrong; i++) {
 		uint64_t before = made();
 
 		WAIT_UNTIL(made() > before);
 		set_away(1);
-		__atomic_store_n(&ledger->device[0].stay, (uint64_t)(i % 4) * 64 * MIB,
-		                 __ATOMIC_SEQ_CST);
+		set_stay((uint64_t)(i % 4) * 64 * MIB);
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE);
 		if (i % 3 == 0) {
 			/* Another word before the first is done. */
@@ -408,23 +435,20 @@ static void keep_a_pool(void)
 	attach();
 	EXPECT(cuMemAllocAsync(&pool, 256 * MIB, NULL) == CUDA_SUCCESS);
 	EXPECT(cuMemAlloc_v2(&piece, 64 * MIB) == CUDA_SUCCESS);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 }
 
-static void move_few(pid_t child)
+static void move_few(void)
 {
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	/* Unless that may stay. */
-	__atomic_store_n(&ledger->device[0].stay, charged() - 64 * MIB, __ATOMIC_SEQ_CST);
+	set_stay(charged() - 64 * MIB);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	set_away(0);
-	set(&control->over, 1);
+	open_for(1);
 }
 
 /* As a program's helpers do, which look what devices there are. */
@@ -433,30 +457,26 @@ static void hold_nothing(void)
 	attach();
 	EXPECT(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
 	EXPECT(charged() == 0);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 }
 
-static void move_nothing(pid_t child)
+static void move_nothing(void)
 {
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	set_away(0);
-	set(&control->over, 1);
+	open_for(1);
 }
 
 /* Somebody outside takes the room: what does not come back is in host memory still. */
-void move_to_a_full_card(pid_t child)
+void move_to_a_full_card(void)
 {
 	char said[16] = "", bytes[24];
 	FILE *filler;
 	pid_t pid = -1;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
 	snprintf(bytes, sizeof(bytes), "%llu", 320 * MIB);
@@ -471,10 +491,7 @@ void move_to_a_full_card(pid_t child)
 	if (filler)
 		fclose(filler);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
-	set(&control->over, 2);
+	open_until_the_end();
 }
 
 /* A context's pieces end with it, although the driver would keep them. */
@@ -486,8 +503,7 @@ static void end_contexts(void)
 
 	attach();
 	before = charged();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 	for (int i = 0; i < 3; i++) {
 		EXPECT(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
 		for (int j = 0; j < 20; j++)
@@ -495,19 +511,17 @@ static void end_contexts(void)
 		EXPECT(cuCtxDestroy_v2(other) == CUDA_SUCCESS);
 		EXPECT(charged() == before);
 	}
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
+	stop_at(2);
 }
 
-static void see_contexts_end(pid_t child)
+static void see_contexts_end(void)
 {
 	long long before;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	before = used();
 	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
+	await_step(2);
 	EXPECT(used() == before);
 	set(&control->over, 2);
 }
@@ -550,8 +564,7 @@ static void record(void)
 	EXPECT(cuMemAlloc_v2(&other, 8 * MIB) == CUDA_SUCCESS);
 	EXPECT(cuStreamCreate(&stream, 1) == CUDA_SUCCESS);
 	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS);
 	EXPECT(cuMemFree_v2(pointer) != CUDA_SUCCESS);
 	EXPECT(charged() - before == 16 * MIB);
@@ -559,11 +572,9 @@ static void record(void)
 	EXPECT(cuMemFree_v2(other) == CUDA_SUCCESS);
 	EXPECT(charged() == before);
 	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
+	stop_at(2);
 	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-	set(&control->ready, 3);
-	WAIT_UNTIL(get(&control->over) == 3);
+	stop_at(3);
 	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
 	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS && charged() == before);
 	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
@@ -577,50 +588,45 @@ static void record(void)
 	free_at_once();
 }
 
-static void move_who_records(pid_t child)
+static void move_who_records(void)
 {
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_BUSY && place() == LEDGER_RUNNING);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
+	open_for(1);
+	await_step(2);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
-	set_away(0);
-	set(&control->over, 2);
+	open_for(2);
 	/* To give back host memory spoils no recording. */
-	WAIT_UNTIL(get(&control->ready) == 3);
+	await_step(3);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
 	set(&control->over, 3);
 }
 
-void move_and_kill(pid_t child)
+void move_and_kill(void)
 {
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
 	kill(child, SIGKILL);
 }
 
 /* The slice is released while its memory is aside: the process brings it back by itself. */
-static void go_on_alone(void)
+void go_on_alone(void)
 {
 	attach();
-	allocate_all();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	check_all();
-	free_all();
+	memory->make();
+	stop_at(1);
+	memory->check();
+	memory->end();
 }
 
-void release(pid_t child)
+void release(void)
 {
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
 	set(&control->status, ATTACH_CLOSED);
@@ -645,14 +651,13 @@ static void exit_aside(void)
 	EXPECT(atexit(free_at_exit) == 0);
 	attach();
 	EXPECT(cuMemAlloc_v2(&left_aside, OF_PIECES) == CUDA_SUCCESS);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 	exit(wrong);
 }
 
-static void move_and_let_exit(pid_t child)
+static void move_and_let_exit(void)
 {
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
 	set(&control->asked, 0);
@@ -671,21 +676,22 @@ static void move_and_let_exit(pid_t child)
 
 static void fork_and_check(void)
 {
-	pid_t child;
+	pid_t forked;
 
 	attach();
 	allocate_all();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	child = fork();
-	if (child == 0)
+	stop_at(1);
+	forked = fork();
+	if (forked == 0)
 		_exit(0);
-	EXPECT(child > 0 && waitpid(child, NULL, 0) == child);
+	EXPECT(forked > 0 && waitpid(forked, NULL, 0) == forked);
 	check_all();
 	free_all();
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
+	stop_at(2);
 }
+
+static const struct memory pieces_memory = {OF_PIECES + 2 * MIB, allocate_all, check_all, free_all,
+                                            use};
 
 static const struct mover_case cases[] = {{"there-and-back", keep_and_check, move_there_and_back},
                                           {"part", keep_and_check, move_a_part},
@@ -715,7 +721,6 @@ int main(int argc, char **argv)
 {
 	const struct mover_case *found;
 	int status = 0;
-	pid_t child;
 	bool killed;
 
 	emulated = getenv("GPUSLICE_ANEW");
@@ -724,9 +729,12 @@ int main(int argc, char **argv)
 		return print_used();
 	if (argc == 3 && strcmp(argv[1], "fill") == 0)
 		return fill(strtoull(argv[2], NULL, 10));
+	memory = &pieces_memory;
 	found = argc < 2 ? NULL : find_case(cases, argv[1]);
-	if (!found && argc == 2)
+	if (!found && argc == 2) {
+		memory = &segment_memory;
 		found = find_case(own_cases, argv[1]);
+	}
 	if (!found)
 		return 2;
 	standin_begin(QUOTA, true);
@@ -734,7 +742,7 @@ int main(int argc, char **argv)
 	set(&control->moves, 1);
 	child = standin_process(found->in_process);
 	if (found->beside)
-		found->beside(child);
+		found->beside();
 	killed = found->beside == move_and_kill;
 	if (waitpid(child, &status, 0) != child)
 		return 1;

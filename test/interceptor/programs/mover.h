@@ -13,8 +13,18 @@
 struct mover_case {
 	const char *name;
 	void (*in_process)(void);
-	void (*beside)(pid_t child);
+	void (*beside)(void);
 };
+
+/* What the process has in most cases: pieces of mover.c, or the segment of mover_own.c. */
+struct memory {
+	uint64_t bytes; /* that are charged for it */
+	void (*make)(void);
+	void (*check)(void);
+	void (*end)(void);
+	void *(*use)(void *seed); /* in a thread, other memory of that kind */
+};
+extern const struct memory segment_memory;
 
 /* Ends with one without a name. */
 extern const struct mover_case own_cases[];
@@ -23,19 +33,28 @@ extern const struct mover_case own_cases[];
  * child. */
 extern bool emulated;
 
-/* In the parent. */
+/* In the parent: the process stops at steps 1, 2 and so on until it may go on. */
+extern pid_t child;
+void await_step(int step);
+void open_for(int step); /* opens the gate, and lets it go on from there */
+void open_until_the_end(void);
+void set_stay(uint64_t bytes); /* that may stay on the card */
 enum ledger_place place(void);
 enum ledger_move_failure move_to(enum ledger_place place);
 void shut(void);      /* the gate, and nobody is behind it */
 long long used(void); /* of the whole card, by NVML */
-void move_again_and_again(pid_t child);
-void move_to_a_full_card(pid_t child);
-void move_and_kill(pid_t child);
-void release(pid_t child);
-void move_to_what_is_given(pid_t child);
+void move_again_and_again(void);
+void move_to_a_full_card(void);
+void move_and_kill(void);
+void release(void);
+void move_to_what_is_given(void);
 
 /* In the process. */
 extern CUcontext context;
+void stop_at(int step);
+void keep_and_check(void);
+void go_on_alone(void);
+void use_all(void);
 void attach(void);
 void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes);
 bool has_marks(size_t piece, CUdeviceptr pointer, size_t bytes);

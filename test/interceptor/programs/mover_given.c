@@ -54,12 +54,12 @@ static bool has_mapped(pid_t pid)
 }
 
 /* Host memory is given to it, and it keeps no descriptor; the file itself says what it has. */
-void move_to_what_is_given(pid_t child)
+void move_to_what_is_given(void)
 {
 	const long long needed = 2LL * (long long)ATTACH_HOST_STEP;
 	long long full;
 
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	set(&control->host_steps, 2);
 	shut();
@@ -92,8 +92,5 @@ void move_to_what_is_given(pid_t child)
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && given() == needed);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
-	set(&control->over, 2);
+	open_until_the_end();
 }

@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include "mover.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -228,8 +227,7 @@ static void keep_segment(void)
 	make_what_stays();
 	EXPECT(charged() - before == MOVE + STAY);
 	for (int round = 1; round <= 3; round++) {
-		set(&control->ready, round);
-		WAIT_UNTIL(get(&control->over) == round);
+		stop_at(round);
 		check_segment();
 		check_what_stays();
 		EXPECT(charged() - before == MOVE + STAY);
@@ -237,17 +235,15 @@ static void keep_segment(void)
 	end_segment();
 	end_what_stays();
 	EXPECT(charged() == before);
-	set(&control->ready, 4);
-	WAIT_UNTIL(get(&control->over) == 4);
+	stop_at(4);
 }
 
-static void move_segment(pid_t child)
+static void move_segment(void)
 {
 	long long full, away;
 
-	(void)child;
 	for (int round = 1; round <= 3; round++) {
-		WAIT_UNTIL(get(&control->ready) == round);
+		await_step(round);
 		full = used();
 		shut();
 		for (int i = 0; i < round; i++) {
@@ -259,10 +255,9 @@ static void move_segment(pid_t child)
 			EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && used() == full);
 		}
 		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
-		set_away(0);
-		set(&control->over, round);
+		open_for(round);
 	}
-	WAIT_UNTIL(get(&control->ready) == 4);
+	await_step(4);
 	EXPECT(used() == full - (long long)(MOVE + STAY));
 	set(&control->over, 4);
 }
@@ -299,47 +294,7 @@ static void *use(void *argument)
 	return NULL;
 }
 
-#define THREADS 4
-
-static void use_all(void)
-{
-	pthread_t threads[THREADS];
-	uint64_t before;
-
-	attach();
-	set(&control->brings_back, 0);
-	before = charged();
-	grow_segment();
-	for (uintptr_t i = 0; i < THREADS; i++)
-		EXPECT(pthread_create(&threads[i], NULL, use, (void *)i) == 0);
-	for (int i = 0; i < THREADS; i++)
-		pthread_join(threads[i], NULL);
-	check_segment();
-	end_segment();
-	EXPECT(charged() == before && under_way() == 0);
-}
-
-static void keep_and_check(void)
-{
-	attach();
-	grow_segment();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	check_segment();
-	end_segment();
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
-}
-
-static void go_on_alone(void)
-{
-	attach();
-	grow_segment();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	check_segment();
-	end_segment();
-}
+const struct memory segment_memory = {MOVE, grow_segment, check_segment, end_segment, use};
 
 static bool sees_a_network(void)
 {
@@ -353,69 +308,60 @@ static void keep_for_rdma(void)
 	keep_and_check();
 }
 
-static void move_unless_reached(pid_t child)
+static void move_unless_reached(void)
 {
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == (sees_a_network() ? LEDGER_MOVE_FEW : LEDGER_MOVE_DONE));
 	EXPECT(place() == (sees_a_network() ? LEDGER_RUNNING : LEDGER_ASIDE));
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
-	set(&control->over, 2);
+	open_until_the_end();
 }
 
 /* A forked child has none of it, and takes none of it away. */
 static void fork_and_check(void)
 {
 	int status = 1;
-	pid_t child;
+	pid_t forked;
 
 	attach();
 	grow_segment();
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
-	child = fork();
-	if (child == 0)
+	stop_at(1);
+	forked = fork();
+	if (forked == 0)
 		_exit(!emulated &&
 		      (cuMemRelease(segment.handle[0]) == CUDA_SUCCESS ||
 		       cuMemMap(segment.space, sizes[0], 0, segment.handle[0], 0) == CUDA_SUCCESS));
-	EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-	set(&control->ready, 2);
-	WAIT_UNTIL(get(&control->over) == 2);
+	EXPECT(forked > 0 && waitpid(forked, &status, 0) == forked && status == 0);
+	stop_at(2);
 	check_segment();
 	end_segment();
 }
 
-static void move_twice(pid_t child)
+static void move_twice(void)
 {
-	(void)child;
 	for (int round = 1; round <= 2; round++) {
-		WAIT_UNTIL(get(&control->ready) == round);
+		await_step(round);
 		shut();
 		EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
-		set_away(0);
-		set(&control->over, round);
+		open_for(round);
 	}
 }
 
 /* All but so much goes, the largest first. */
 static void part_goes(uint64_t stay, long long full, uint64_t goes)
 {
-	__atomic_store_n(&ledger->device[0].stay, stay, __ATOMIC_SEQ_CST);
+	set_stay(stay);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(full - used() == (long long)goes);
 }
 
-static void move_a_part(pid_t child)
+static void move_a_part(void)
 {
 	long long full;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	shut();
 	part_goes(charged() - 30 * MIB, full, 32 * MIB);
@@ -423,10 +369,7 @@ static void move_a_part(pid_t child)
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && used() == full);
 	part_goes(0, full, MOVE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
-	set_away(0);
-	set(&control->over, 1);
-	WAIT_UNTIL(get(&control->ready) == 2);
-	set(&control->over, 2);
+	open_until_the_end();
 }
 
 /* What somebody else may hold never moves: most of what this process has. */
@@ -455,8 +398,7 @@ static void lend(void)
 	/* (Whether the driver does that or not.) */
 	(void)cuMemSetAccess(map_alone(make(32 * MIB, 0), 32 * MIB, &both_ways), 32 * MIB, &of_host,
 	                     1);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 	EXPECT(cuMulticastUnbind(object, 0, 0, 32 * MIB) == CUDA_SUCCESS);
 	unmap_alone(place, 32 * MIB);
 	unmap_alone(address, 32 * MIB);
@@ -476,8 +418,7 @@ static void map_thrice(void)
 	at[1] = map_alone(handle, 32 * MIB, &read_only);
 	at[2] = map_alone(handle, 32 * MIB, &both_ways);
 	write_marks(3, at[0], 32 * MIB);
-	set(&control->ready, 1);
-	WAIT_UNTIL(get(&control->over));
+	stop_at(1);
 	for (int i = 0; i < 3; i++) {
 		EXPECT(has_marks(3, at[i], 32 * MIB));
 		EXPECT(access_at(at[i]) == (i == 1 ? CU_MEM_ACCESS_FLAGS_PROT_READ
@@ -494,12 +435,11 @@ static void fail_with(const char *call)
 	EXPECT(file && fputs(call, file) >= 0 && fclose(file) == 0);
 }
 
-static void move_with_faults(pid_t child)
+static void move_with_faults(void)
 {
 	long long full;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	shut();
 	fail_with("cuMemUnmap");
@@ -512,23 +452,20 @@ static void move_with_faults(pid_t child)
 	EXPECT(full - used() == (long long)(32 * MIB));
 	fail_with("");
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
-	set_away(0);
-	set(&control->over, 1);
+	open_for(1);
 }
 
-static void move_what_is_not_lent(pid_t child)
+static void move_what_is_not_lent(void)
 {
 	long long full;
 
-	(void)child;
-	WAIT_UNTIL(get(&control->ready));
+	await_step(1);
 	full = used();
 	shut();
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
 	part_goes(charged() - 8 * MIB, full, 8 * MIB);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	set_away(0);
-	set(&control->over, 1);
+	open_for(1);
 }
 
 const struct mover_case own_cases[] = {{"own", keep_segment, move_segment},
