@@ -49,11 +49,18 @@ static int list(void)
 
 static int one(const struct row *row, const char *way)
 {
+	void (*start)(void) = row->begin ? row->begin : begin;
+
 	alarm(SECONDS);
-	if (strcmp(way, "beyond") == 0)
+	start();
+	if (row->lacks && row->lacks())
+		return verdict(row->name, way);
+	if (strcmp(way, "within") == 0)
+		row->within();
+	else if (row->beyond)
 		row->beyond();
 	else
-		row->within();
+		refused_beyond(&row->kind);
 	return verdict(row->name, way);
 }
 

@@ -28,11 +28,23 @@ static inline long long whole_blocks(size_t bytes)
 
 #define SECONDS 60 /* that one process may take */
 
+/*
+ * One kind of memory whose size can be chosen: what does not fit is refused and leaks nothing,
+ * what fits is granted before and after.
+ */
+struct kind {
+	CUresult (*make)(size_t bytes, uint64_t *made);
+	CUresult (*drop)(uint64_t made);
+};
+
 struct row {
 	const char *name;
 	const char *calls; /* the hooked functions that it calls, by blanks */
 	void (*within)(void);
-	void (*beyond)(void);
+	void (*beyond)(void); /* NULL: refused_beyond() of its kind */
+	void (*begin)(void);  /* comes before both; NULL: begin() */
+	bool (*lacks)(void);  /* says so if the driver has not what both need */
+	struct kind kind;
 };
 
 /* Another process of the slice, which a row starts by its name. */
@@ -147,14 +159,6 @@ void charged_beside(const char *step, long long bytes, long long slack);
 /* A part of the bytes that are free, in whole steps of 32 MiB. */
 size_t part(double of);
 
-/*
- * One kind of memory whose size can be chosen: what does not fit is refused and leaks nothing,
- * what fits is granted before and after.
- */
-struct kind {
-	CUresult (*make)(size_t bytes, uint64_t *made);
-	CUresult (*drop)(uint64_t made);
-};
 void refused_beyond(const struct kind *kind);
 
 /* Peers: a process of the same slice with a context of its own, or one that rows_lend.c talks to.

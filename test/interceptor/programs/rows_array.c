@@ -33,7 +33,6 @@ static void arrays_within(void)
 	long long sum = 0;
 	CUresult result;
 
-	begin();
 	for (unsigned i = 0; i < COUNT; i++) {
 		OK(cuArray3DCreate_v2(&array[i], &list[i].shape));
 		sum += (long long)list[i].bytes;
@@ -73,21 +72,12 @@ static CUresult drop(uint64_t made)
 	return cuArrayDestroy((CUarray)(uintptr_t)made);
 }
 
-static void arrays_beyond(void)
-{
-	static const struct kind kind = {make, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 static void mipmapped_within(void)
 {
 	CUDA_ARRAY3D_DESCRIPTOR plane = shape(4096, 4096, 0, 4, 0),
 	                        solid = shape(1000, 100, 30, 4, 0);
 	CUmipmappedArray a = NULL, b = NULL;
 
-	begin();
 	OK(cuMipmappedArrayCreate(&a, &plane, 5));
 	charged("five levels of 4096 x 4096", 358612992);
 	OK(cuMipmappedArrayCreate(&b, &solid, 2));
@@ -114,14 +104,6 @@ static CUresult drop_mipmapped(uint64_t made)
 	return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)made);
 }
 
-static void mipmapped_beyond(void)
-{
-	static const struct kind kind = {make_mipmapped, drop_mipmapped};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 /* 1 MiB each, so two in a block of 2 MiB; every fourth that is left keeps a block. */
 static CUresult make_small(CUarray *array)
 {
@@ -136,7 +118,6 @@ static void small_within(void)
 	enum { COUNT = 64, APART = 4 };
 	CUarray array[COUNT] = {0};
 
-	begin();
 	for (unsigned i = 0; i < COUNT; i++)
 		OK(make_small(&array[i]));
 	charged("64 arrays of 1 MiB", COUNT * (long long)MIB);
@@ -158,12 +139,10 @@ static void small_beyond(void)
 {
 	enum { APART = 4, MOST = 1024 };
 	static CUarray array[MOST];
-	CUdeviceptr most;
 	size_t count = 0;
 	CUresult result;
+	CUdeviceptr most = fill_but(64 * MIB);
 
-	begin();
-	most = fill_but(64 * MIB);
 	do {
 		for (unsigned i = 0; i < APART; i++) {
 			result = count + i < MOST ? make_small(&array[count + i])
@@ -191,8 +170,9 @@ static void small_beyond(void)
 }
 
 const struct row array_rows[] = {
-    {"arrays-small", "cuArrayCreate_v2 cuArrayDestroy", small_within, small_beyond},
-    {"arrays", "cuArray3DCreate_v2 cuArrayCreate_v2 cuArrayDestroy", arrays_within, arrays_beyond},
+    {"arrays-small", "cuArrayCreate_v2 cuArrayDestroy", small_within, .beyond = small_beyond},
+    {"arrays", "cuArray3DCreate_v2 cuArrayCreate_v2 cuArrayDestroy", arrays_within,
+     .kind = {make, drop}},
     {"mipmapped", "cuMipmappedArrayCreate cuMipmappedArrayDestroy", mipmapped_within,
-     mipmapped_beyond},
+     .kind = {make_mipmapped, drop_mipmapped}},
     {0}};

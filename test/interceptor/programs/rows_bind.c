@@ -47,10 +47,8 @@ static void tiles_within(void)
 {
 	CUmemGenericAllocationHandle handle;
 	CUarrayMapInfo info;
-	CUarray array;
+	CUarray array = sparse(&info);
 
-	begin();
-	array = sparse(&info);
 	charged("a sparse array", 0);
 	for (int per_thread = 0; per_thread < 2; per_thread++) {
 		handle = tile_pool(64 * MIB, CUDA_SUCCESS);
@@ -70,15 +68,11 @@ static void tiles_within(void)
 
 static void tiles_beyond(void)
 {
-	CUmemGenericAllocationHandle handle;
 	CUarrayMapInfo info;
-	CUarray array;
-	size_t bytes;
+	size_t bytes = part(0.6);
+	CUarray array = sparse(&info);
+	CUmemGenericAllocationHandle handle = tile_pool(bytes, CUDA_SUCCESS);
 
-	begin();
-	bytes = part(0.6);
-	array = sparse(&info);
-	handle = tile_pool(bytes, CUDA_SUCCESS);
 	map_tile(&info, handle, false);
 	OK(cuMemRelease(handle));
 	(void)tile_pool(bytes, CUDA_ERROR_OUT_OF_MEMORY);
@@ -91,7 +85,12 @@ static void tiles_beyond(void)
 	saw("%zu MiB held by a tile: as much again is refused until it is unmapped", bytes / MIB);
 }
 
-#define ONLY_SIMULATED "one device: not on a real GPU"
+static bool one_real_device(void)
+{
+	if (!simulated())
+		saw("one device: not on a real GPU");
+	return !simulated();
+}
 
 static CUmemGenericAllocationHandle multicast(size_t bytes)
 {
@@ -125,15 +124,10 @@ static CUresult bind_address(CUmemGenericAllocationHandle object, size_t at, CUd
 static void multicast_within(void)
 {
 	CUmemAllocationProp properties = on_device(0);
-	CUmemGenericAllocationHandle object, a = 0, b = 0;
+	CUmemGenericAllocationHandle a = 0, b = 0;
 	CUdeviceptr range = 0;
+	CUmemGenericAllocationHandle object = multicast(128 * MIB);
 
-	begin();
-	if (!simulated()) {
-		saw(ONLY_SIMULATED);
-		return;
-	}
-	object = multicast(128 * MIB);
 	charged("a multicast object", 0);
 	OK(cuMemCreate(&a, 64 * MIB, &properties, 0));
 	OK(cuMemCreate(&b, 64 * MIB, &properties, 0));
@@ -157,16 +151,10 @@ static void multicast_within(void)
 static void multicast_beyond(void)
 {
 	CUmemAllocationProp properties = on_device(0);
-	CUmemGenericAllocationHandle object, handle = 0, more = 0;
-	size_t bytes;
+	CUmemGenericAllocationHandle handle = 0, more = 0;
+	size_t bytes = part(0.6);
+	CUmemGenericAllocationHandle object = multicast(bytes);
 
-	begin();
-	if (!simulated()) {
-		saw(ONLY_SIMULATED);
-		return;
-	}
-	bytes = part(0.6);
-	object = multicast(bytes);
 	OK(cuMemCreate(&handle, bytes, &properties, 0));
 	OK(bind_memory(object, 0, handle, bytes));
 	OK(cuMemRelease(handle));
@@ -184,9 +172,9 @@ const struct row bind_rows[] = {
     {"sparse-tiles",
      "cuArray3DCreate_v2 cuMemCreate cuMemMapArrayAsync cuMemMapArrayAsync_ptsz cuMemRelease "
      "cuArrayDestroy",
-     tiles_within, tiles_beyond},
+     tiles_within, .beyond = tiles_beyond},
     {"multicast",
      "cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem cuMulticastBindMem_v2 "
      "cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastUnbind cuMemRelease",
-     multicast_within, multicast_beyond},
+     multicast_within, .beyond = multicast_beyond, .lacks = one_real_device},
     {0}};

@@ -44,7 +44,6 @@ static void contexts_within(void)
 	size_t before, cost = 0;
 	CUresult result;
 
-	begin();
 	for (int version = 1; version <= 4; version++) {
 		context = NULL;
 		before = left();
@@ -74,13 +73,10 @@ static void contexts_within(void)
 static void contexts_beyond(void)
 {
 	CUcontext context = NULL;
-	CUdeviceptr pointer;
-	size_t room, full;
+	size_t room = left();
+	CUdeviceptr pointer = fill(8 * MIB);
+	size_t full = room - left();
 
-	begin();
-	room = left();
-	pointer = fill(8 * MIB);
-	full = room - left();
 	for (int version = 1; version <= 4; version++) {
 		OUT_OF_MEMORY("a second context in a full slice", make_context(version, &context));
 		OK(cuCtxSetCurrent(own_context));
@@ -102,7 +98,6 @@ static void graphics_within(void)
 	__typeof__(&cuGLCtxCreate_v2) v2 = OPTIONAL(cuGLCtxCreate_v2);
 	CUcontext context = NULL;
 
-	begin();
 	if ((v1 && v1(&context, 0, 0) == CUDA_SUCCESS) ||
 	    (v2 && v2(&context, 0, 0) == CUDA_SUCCESS))
 		OK(cuCtxDestroy_v2(context));
@@ -115,10 +110,8 @@ static void graphics_beyond(void)
 {
 	__typeof__(&cuGLCtxCreate_v2) make = OPTIONAL(cuGLCtxCreate_v2);
 	CUcontext context = NULL;
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill(8 * MIB);
 
-	begin();
-	pointer = fill(8 * MIB);
 	if (make)
 		OUT_OF_MEMORY("a context of OpenGL in a full slice", make(&context, 0, 0));
 	OK(cuCtxSetCurrent(own_context));
@@ -146,10 +139,9 @@ static void allocate_live(void)
 static void destroy_within(void)
 {
 	CUcontext context = NULL;
-	size_t before, cost;
+	size_t cost;
+	size_t before = left();
 
-	begin();
-	before = left();
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	cost = cost_since(before, "a second context");
 	allocate_live();
@@ -166,7 +158,6 @@ static void destroy_beyond(void)
 	CUdeviceptr pointer = 0;
 	CUcontext context = NULL;
 
-	begin();
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	(void)fill(0);
 	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&pointer, 32 * MIB));
@@ -182,10 +173,9 @@ static void destroy_beyond(void)
 static void primary_within(void)
 {
 	CUcontext primary = NULL;
-	size_t before, cost;
+	size_t cost;
+	size_t before = left();
 
-	observe();
-	before = left();
 	OK(cuDevicePrimaryCtxRetain(&primary, 0));
 	cost = cost_since(before, "the primary context");
 	OK(cuDevicePrimaryCtxRetain(&primary, 0));
@@ -215,10 +205,8 @@ static void primary_within(void)
 static void primary_beyond(void)
 {
 	CUcontext primary = NULL;
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill(8 * MIB);
 
-	observe();
-	pointer = fill(8 * MIB);
 	OUT_OF_MEMORY("the primary context in a full slice", cuDevicePrimaryCtxRetain(&primary, 0));
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
@@ -254,10 +242,8 @@ static void green_within(void)
 	CUstream stream = NULL;
 	CUdeviceptr pointer = 0;
 	long long cost;
-	size_t before;
+	size_t before = left();
 
-	observe();
-	before = left();
 	OK(make_green(&a));
 	cost = (long long)cost_since(before, "a green context");
 	OK(make_green(&b));
@@ -285,10 +271,8 @@ static void green_within(void)
 static void green_beyond(void)
 {
 	CUgreenCtx green = NULL;
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill(8 * MIB);
 
-	observe();
-	pointer = fill(8 * MIB);
 	OUT_OF_MEMORY("a green context in a full slice", make_green(&green));
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
@@ -301,10 +285,9 @@ static void green_beyond(void)
 static void limit_within(void)
 {
 	CUcontext context = NULL;
-	size_t before, cost, value = 0;
+	size_t cost, value = 0;
+	size_t before = left();
 
-	begin();
-	before = left();
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	cost = cost_since(before, "a second context");
 	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MIB));
@@ -327,7 +310,6 @@ static void limit_beyond(void)
 	CUcontext context = NULL;
 	size_t before, after;
 
-	begin();
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	OK(cuCtxGetLimit(&before, CU_LIMIT_MALLOC_HEAP_SIZE));
 	OUT_OF_MEMORY("a heap that does not fit",
@@ -359,7 +341,6 @@ static void streams_within(void)
 {
 	CUdeviceptr pointer = 0;
 
-	begin();
 	for (unsigned i = 0; i < STREAMS; i++)
 		expect("a stream", make_stream(i), CUDA_SUCCESS);
 	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
@@ -378,7 +359,6 @@ static void streams_beyond(void)
 	unsigned count = 0;
 	size_t held = 0;
 
-	begin();
 	(void)fill(64 * MIB);
 	while (count < STREAMS && result == CUDA_SUCCESS) {
 		result = make_stream(count);
@@ -397,17 +377,17 @@ const struct row context_rows[] = {
     {"context-second",
      "cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDestroy_v2 "
      "cuCtxDetach",
-     contexts_within, contexts_beyond},
+     contexts_within, .beyond = contexts_beyond},
     {"context-graphics", "cuGLCtxCreate cuGLCtxCreate_v2 cuCtxDestroy_v2", graphics_within,
-     graphics_beyond},
-    {"context-live", "cuCtxCreate_v2 cuCtxDestroy_v2", destroy_within, destroy_beyond},
+     .beyond = graphics_beyond},
+    {"context-live", "cuCtxCreate_v2 cuCtxDestroy_v2", destroy_within, .beyond = destroy_beyond},
     {"context-primary",
      "cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 "
      "cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2",
-     primary_within, primary_beyond},
+     primary_within, .beyond = primary_beyond, .begin = observe},
     {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate",
-     green_within, green_beyond},
-    {"context-limit", "cuCtxSetLimit", limit_within, limit_beyond},
+     green_within, .beyond = green_beyond, .begin = observe},
+    {"context-limit", "cuCtxSetLimit", limit_within, .beyond = limit_beyond},
     {"code-streams", "cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuMemAlloc_v2",
-     streams_within, streams_beyond},
+     streams_within, .beyond = streams_beyond},
     {0}};

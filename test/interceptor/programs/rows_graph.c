@@ -70,11 +70,9 @@ static void many_pieces(void)
 
 static void explicit_within(void)
 {
-	CUgraphExec graph;
 	CUdeviceptr pointer;
+	CUgraphExec graph = graph_of(100 * MIB, true, &pointer);
 
-	begin_graphs();
-	graph = graph_of(100 * MIB, true, &pointer);
 	charged("a graph that allocates 100 MiB", 0);
 	OK(cuGraphUpload(graph, stream));
 	charged("uploaded", 128 * MIB);
@@ -95,13 +93,10 @@ static void explicit_within(void)
 
 static void explicit_beyond(void)
 {
-	CUgraphExec graph;
 	CUdeviceptr pointer;
-	size_t room;
+	size_t room = left();
+	CUgraphExec graph = graph_of(room + 64 * MIB, true, &pointer);
 
-	begin_graphs();
-	room = left();
-	graph = graph_of(room + 64 * MIB, true, &pointer);
 	OUT_OF_MEMORY("to upload it", cuGraphUpload(graph, stream));
 	charged("after a refused upload", 0);
 	OUT_OF_MEMORY("to launch it", cuGraphLaunch(graph, stream));
@@ -120,10 +115,8 @@ static void explicit_beyond(void)
 static void outside_within(void)
 {
 	CUdeviceptr pointer;
-	CUgraphExec graph;
+	CUgraphExec graph = graph_of(64 * MIB, false, &pointer);
 
-	begin_graphs();
-	graph = graph_of(64 * MIB, false, &pointer);
 	run(graph);
 	charged("launched", 64 * MIB);
 	usable("a graph's memory", pointer, 64 * MIB);
@@ -148,13 +141,10 @@ static void outside_within(void)
 static void outside_beyond(void)
 {
 	CUdeviceptr pointer, other;
-	CUgraphExec a, b;
-	size_t bytes;
+	size_t bytes = part(0.6);
+	CUgraphExec a = graph_of(bytes, false, &pointer);
+	CUgraphExec b = graph_of(bytes, true, &other);
 
-	begin_graphs();
-	bytes = part(0.6);
-	a = graph_of(bytes, false, &pointer);
-	b = graph_of(bytes, true, &other);
 	run(a);
 	OUT_OF_MEMORY("a second graph of that size", cuGraphLaunch(b, stream));
 	OK(cuStreamSynchronize(stream));
@@ -172,11 +162,9 @@ static void outside_beyond(void)
 static void shared_within(void)
 {
 	CUdeviceptr pointer;
-	CUgraphExec a, b;
+	CUgraphExec a = graph_of(96 * MIB, true, &pointer);
+	CUgraphExec b = graph_of(64 * MIB, true, &pointer);
 
-	begin_graphs();
-	a = graph_of(96 * MIB, true, &pointer);
-	b = graph_of(64 * MIB, true, &pointer);
 	run(a);
 	charged("a graph of 96 MiB", 96 * MIB);
 	OK(cuGraphLaunch(b, stream));
@@ -193,14 +181,11 @@ static void shared_within(void)
 static void shared_beyond(void)
 {
 	CUdeviceptr pointer;
-	CUgraphExec a, b, large;
-	size_t bytes;
+	size_t bytes = part(0.6);
+	CUgraphExec a = graph_of(bytes, true, &pointer);
+	CUgraphExec b = graph_of(bytes, true, &pointer);
+	CUgraphExec large = graph_of(2 * bytes, true, &pointer);
 
-	begin_graphs();
-	bytes = part(0.6);
-	a = graph_of(bytes, true, &pointer);
-	b = graph_of(bytes, true, &pointer);
-	large = graph_of(2 * bytes, true, &pointer);
 	run(a);
 	run(b);
 	charged("two graphs in the same memory", (long long)bytes);
@@ -220,10 +205,8 @@ static void shared_beyond(void)
 static void trim_within(void)
 {
 	CUdeviceptr pointer;
-	CUgraphExec graph;
+	CUgraphExec graph = graph_of(1, true, &pointer);
 
-	begin_graphs();
-	graph = graph_of(1, true, &pointer);
 	OK(cuDeviceGraphMemTrim(0));
 	charged("trimmed before any launch", 0);
 	OK(cuGraphUpload(graph, stream));
@@ -243,12 +226,9 @@ static void trim_within(void)
 static void trim_beyond(void)
 {
 	CUdeviceptr pointer = 0, more;
-	CUgraphExec graph;
-	size_t bytes;
+	size_t bytes = part(0.6);
+	CUgraphExec graph = graph_of(bytes, true, &pointer);
 
-	begin_graphs();
-	bytes = part(0.6);
-	graph = graph_of(bytes, true, &pointer);
 	run(graph);
 	charged("kept for graphs", (long long)bytes);
 	OK(cuMemAlloc_v2(&pointer, bytes));
@@ -324,7 +304,6 @@ static void captured_within(void)
 	CUgraphExec executable = NULL;
 	CUgraph graph;
 
-	begin_graphs();
 	captured_strictly();
 	graph = captured(50 * MIB);
 	captured_into(graph);
@@ -355,12 +334,9 @@ static void captured_beyond(void)
 {
 	CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
 	CUgraphExec executable = NULL;
-	CUgraph graph;
-	size_t room;
+	size_t room = left();
+	CUgraph graph = captured(room + 64 * MIB);
 
-	begin_graphs();
-	room = left();
-	graph = captured(room + 64 * MIB);
 	parameters.hUploadStream = stream;
 	OUT_OF_MEMORY("to instantiate and upload it",
 	              cuGraphInstantiateWithParams(&executable, graph, &parameters));
@@ -416,7 +392,6 @@ static void plain_within(void)
 {
 	CUdeviceptr pointer = 0;
 
-	begin_graphs();
 	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
 	plain(pointer, 64 * MIB, 64 * MIB);
 	OK(cuMemFree_v2(pointer));
@@ -426,12 +401,10 @@ static void plain_within(void)
 
 static void plain_beyond(void)
 {
-	CUdeviceptr pointer, more;
-	size_t room;
+	CUdeviceptr more;
+	size_t room = left();
+	CUdeviceptr pointer = fill(0);
 
-	begin_graphs();
-	room = left();
-	pointer = fill(0);
 	plain(pointer, 64 * MIB, whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
@@ -443,20 +416,21 @@ const struct row graph_rows[] = {
     {"graph",
      "cuGraphInstantiateWithFlags cuGraphUpload cuGraphLaunch cuGraphExecDestroy "
      "cuDeviceGraphMemTrim",
-     explicit_within, explicit_beyond},
+     explicit_within, .beyond = explicit_beyond, .begin = begin_graphs},
     {"graph-outside", "cuGraphLaunch cuMemFreeAsync cuMemFree_v2 cuDeviceGraphMemTrim",
-     outside_within, outside_beyond},
+     outside_within, .beyond = outside_beyond, .begin = begin_graphs},
     {"graph-shared", "cuGraphLaunch cuGraphExecDestroy cuDeviceGraphMemTrim", shared_within,
-     shared_beyond},
-    {"graph-trim", "cuGraphUpload cuGraphLaunch cuDeviceGraphMemTrim", trim_within, trim_beyond},
+     .beyond = shared_beyond, .begin = begin_graphs},
+    {"graph-trim", "cuGraphUpload cuGraphLaunch cuDeviceGraphMemTrim", trim_within,
+     .beyond = trim_beyond, .begin = begin_graphs},
     {"graph-captured",
      "cuStreamBeginCapture_v2 cuStreamBeginCaptureToGraph cuStreamEndCapture "
      "cuStreamBeginRecaptureToGraph cuStreamBeginCaptureToCig cuStreamEndCaptureToCig "
      "cuMemAllocAsync cuMemFreeAsync cuGraphInstantiateWithParams "
      "cuGraphInstantiateWithParams_ptsz cuGraphUpload_ptsz cuGraphLaunch_ptsz",
-     captured_within, captured_beyond},
+     captured_within, .beyond = captured_beyond, .begin = begin_graphs},
     {"graph-plain",
      "cuGraphInstantiate cuGraphInstantiate_v2 cuGraphInstantiateWithFlags "
      "cuGraphUpload cuGraphLaunch cuGraphExecDestroy",
-     plain_within, plain_beyond},
+     plain_within, .beyond = plain_beyond, .begin = begin_graphs},
     {0}};

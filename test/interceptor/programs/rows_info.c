@@ -73,7 +73,6 @@ static void info_within(void)
 	unsigned int old = 0;
 	size_t bytes;
 
-	begin();
 	if (!nvml_begin())
 		return;
 	bytes = quota();
@@ -94,7 +93,6 @@ static void info_beyond(void)
 	CUdeviceptr pointer, more;
 	size_t bytes, free_then;
 
-	begin();
 	if (!nvml_begin())
 		return;
 	bytes = quota();
@@ -130,7 +128,6 @@ static void routes_within(void)
 {
 	CUdeviceptr pointer = 0;
 
-	begin();
 	for (int form = 0; form < 2; form++) {
 		allocate_function allocate = found(form);
 
@@ -159,14 +156,6 @@ static CUresult drop(uint64_t made)
 	return cuMemFree_v2(made);
 }
 
-static void routes_beyond(void)
-{
-	static const struct kind kind = {make, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 /* The one process of the slice, and what it holds. */
 static void processes(size_t least)
 {
@@ -187,7 +176,6 @@ static void processes_within(void)
 {
 	CUdeviceptr pointer = 0;
 
-	begin();
 	if (!nvml_begin())
 		return;
 	processes(1);
@@ -203,7 +191,6 @@ static void processes_beyond(void)
 	CUdeviceptr pointer, more;
 	size_t room;
 
-	begin();
 	if (!nvml_begin())
 		return;
 	room = left();
@@ -218,7 +205,8 @@ static void processes_beyond(void)
 
 const struct row info_rows[] = {
     {"info", "cuMemGetInfo_v2 cuDeviceTotalMem cuDeviceTotalMem_v2 nvmlDeviceGetMemoryInfo",
-     info_within, info_beyond},
-    {"routes", "cuGetProcAddress cuGetProcAddress_v2", routes_within, routes_beyond},
-    {"processes", "nvmlDeviceGetComputeRunningProcesses_v3", processes_within, processes_beyond},
+     info_within, .beyond = info_beyond},
+    {"routes", "cuGetProcAddress cuGetProcAddress_v2", routes_within, .kind = {make, drop}},
+    {"processes", "nvmlDeviceGetComputeRunningProcesses_v3", processes_within,
+     .beyond = processes_beyond},
     {0}};

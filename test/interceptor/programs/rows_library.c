@@ -70,9 +70,6 @@ static void lazy_within(void)
 {
 	char *text = module_text(ARRAY, NULL);
 
-	begin();
-	if (no_libraries())
-		return;
 	for (size_t i = 0; i < USES; i++) {
 		CUlibrary library = library_of(text);
 
@@ -132,9 +129,6 @@ static void lazy_beyond(void)
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library;
 
-	begin();
-	if (no_libraries())
-		return;
 	for (size_t i = 0; i < USES; i++)
 		lazy_over(uses[i].use, uses[i].name, text);
 	library = library_of(text);
@@ -168,13 +162,9 @@ static void contexts_within(void)
 {
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library;
-	CUcontext second;
 	long long cost;
+	CUcontext second = another(&cost);
 
-	begin();
-	if (no_libraries())
-		return;
-	second = another(&cost);
 	for (size_t i = 0; i < USES; i++) {
 		library = library_of(text);
 		for (int again = 0; again < 2; again++) {
@@ -209,15 +199,10 @@ static void contexts_within(void)
 static void contexts_beyond(void)
 {
 	CUdeviceptr pointer;
-	CUlibrary library;
-	CUcontext second;
 	long long cost;
+	CUcontext second = another(&cost);
+	CUlibrary library = library_of(module_text(ARRAY, NULL));
 
-	begin();
-	if (no_libraries())
-		return;
-	second = another(&cost);
-	library = library_of(module_text(ARRAY, NULL));
 	OK(use_in(own_context, use_launch, library));
 	pointer = fill_but(ARRAY - 32 * MIB);
 	OUT_OF_MEMORY("the second context's", use_in(second, use_launch, library));
@@ -257,9 +242,6 @@ static void captured_within(void)
 	CUlibrary library;
 	CUgraph graph;
 
-	begin();
-	if (no_libraries())
-		return;
 	OK(cuStreamCreate(&stream, 1));
 	library = library_of(module_text(ARRAY, NULL));
 	graph = capture_use(stream, library);
@@ -287,9 +269,6 @@ static void captured_beyond(void)
 	CUlibrary library;
 	CUgraph graph;
 
-	begin();
-	if (no_libraries())
-		return;
 	OK(cuStreamCreate(&stream, 1));
 	library = library_of(module_text(ARRAY, NULL));
 	pointer = fill_but(ARRAY - 32 * MIB);
@@ -332,9 +311,6 @@ static void absent_within(void)
 {
 	char *text = module_text(ARRAY, NULL);
 
-	begin();
-	if (no_libraries())
-		return;
 	for (size_t i = 0; i < SEEKS; i++) {
 		CUlibrary library;
 
@@ -355,15 +331,10 @@ static void absent_within(void)
 static void absent_beyond(void)
 {
 	char *text = module_text(ARRAY, NULL);
-	CUlibrary library, other;
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
+	CUlibrary library = library_of(text);
+	CUlibrary other = library_of(text);
 
-	begin();
-	if (no_libraries())
-		return;
-	pointer = fill_but(ARRAY - 32 * MIB);
-	library = library_of(text);
-	other = library_of(text);
 	OUT_OF_MEMORY("a library beyond the quota", use_global(library));
 	for (size_t i = 0; i < SEEKS; i++)
 		if (driver_symbol(seeks[i].name))
@@ -391,11 +362,6 @@ static void eager_within(void)
 	if (write(file, text, strlen(text)) != (ssize_t)strlen(text))
 		failed("no library in %s", path);
 	close(file);
-	begin_eager();
-	if (no_libraries()) {
-		unlink(path);
-		return;
-	}
 	library = library_of(text);
 	takes("loaded eagerly", (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(library));
@@ -412,12 +378,8 @@ static void eager_beyond(void)
 {
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library = NULL;
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
 
-	begin_eager();
-	if (no_libraries())
-		return;
-	pointer = fill_but(ARRAY - 32 * MIB);
 	OUT_OF_MEMORY("an eager load",
 	              OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
 	takes("undone", 0);
@@ -431,17 +393,17 @@ const struct row library_rows[] = {
     {"code-lazy",
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
      "cuLibraryGetKernel cuLaunchKernel",
-     lazy_within, lazy_beyond},
+     lazy_within, .beyond = lazy_beyond, .lacks = no_libraries},
     {"code-contexts",
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
      "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2",
-     contexts_within, contexts_beyond},
+     contexts_within, .beyond = contexts_beyond, .lacks = no_libraries},
     {"code-captured",
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetKernel cuLaunchKernel cuGraphLaunch "
      "cuGraphInstantiateWithFlags",
-     captured_within, captured_beyond},
+     captured_within, .beyond = captured_beyond, .lacks = no_libraries},
     {"code-absent", "cuLibraryGetManaged cuLibraryGetUnifiedFunction", absent_within,
-     absent_beyond},
+     .beyond = absent_beyond, .lacks = no_libraries},
     {"code-eager", "cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload", eager_within,
-     eager_beyond},
+     .beyond = eager_beyond, .begin = begin_eager, .lacks = no_libraries},
     {0}};

@@ -21,7 +21,6 @@ static void small_within(void)
 {
 	CUdeviceptr pointer[64] = {0};
 
-	begin();
 	for (unsigned i = 0; i < 64; i++)
 		OK(cuMemAlloc_v2(&pointer[i], 512 * KIB));
 	charged("64 of 512 KiB", 32 * MIB);
@@ -42,7 +41,6 @@ static void small_beyond(void)
 	unsigned count = 0;
 	CUresult result = CUDA_SUCCESS;
 
-	begin();
 	rest = fill(32 * MIB);
 	while (count < 64 && result == CUDA_SUCCESS) {
 		result = cuMemAlloc_v2(&pointer[count], MIB);
@@ -67,7 +65,6 @@ static void large_within(void)
 {
 	CUdeviceptr a = 0, b = 0;
 
-	begin();
 	OK(cuMemAlloc_v2(&a, 64 * MIB + 1));
 	charged("64 MiB and a byte", 66 * MIB);
 	OK(cuMemAlloc_v2(&b, 3 * MIB));
@@ -81,20 +78,11 @@ static void large_within(void)
 	saw("64 MiB and a byte charge 66, 3 charge 4");
 }
 
-static void large_beyond(void)
-{
-	static const struct kind kind = {make, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 static void pitch_within(void)
 {
 	CUdeviceptr pointer = 0;
 	size_t pitch = 0, bytes;
 
-	begin();
 	OK(cuMemAllocPitch_v2(&pointer, &pitch, 10001, 6000, 4));
 	bytes = (pitch * 6000 + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
 	charged("6000 rows of 10001 bytes", (long long)bytes);
@@ -114,21 +102,12 @@ static CUresult make_pitch(size_t bytes, uint64_t *made)
 	return result;
 }
 
-static void pitch_beyond(void)
-{
-	static const struct kind kind = {make_pitch, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 #define ATTACH_GLOBAL 1
 
 static void managed_within(void)
 {
 	CUdeviceptr pointer = 0;
 
-	begin();
 	OK(cuMemAllocManaged(&pointer, 64 * MIB, ATTACH_GLOBAL));
 	charged("64 MiB that nobody has touched", 64 * MIB);
 	usable("managed memory", pointer, 64 * MIB);
@@ -146,14 +125,6 @@ static CUresult make_managed(size_t bytes, uint64_t *made)
 
 	*made = pointer;
 	return result;
-}
-
-static void managed_beyond(void)
-{
-	static const struct kind kind = {make_managed, drop};
-
-	begin();
-	refused_beyond(&kind);
 }
 
 /* Memory by its v1 entry points: linear memory is refused by the driver in a context of today's API
@@ -197,7 +168,6 @@ static void v1_within(void)
 	CUdeviceptr_v1 pointer = 0;
 	CUarray array = NULL;
 
-	begin();
 	expect("cuMemAlloc", cuMemAlloc(&pointer, 64 * MIB), CUDA_ERROR_INVALID_CONTEXT);
 	expect("cuMemFree", cuMemFree(0x10000), CUDA_ERROR_INVALID_CONTEXT);
 	expect("cuMemGetInfo", cuMemGetInfo(&available, &total), CUDA_ERROR_INVALID_CONTEXT);
@@ -215,10 +185,8 @@ static void v1_within(void)
 static void v1_beyond(void)
 {
 	CUarray array = NULL;
-	size_t room;
+	size_t room = left();
 
-	begin();
-	room = left();
 	OUT_OF_MEMORY("cuArrayCreate", make_plane(room + 64 * MIB, &array));
 	OUT_OF_MEMORY("cuArray3DCreate", make_cube(room + 64 * MIB, &array));
 	charged("after refusals", 0);
@@ -229,13 +197,14 @@ static void v1_beyond(void)
 
 const struct row linear_rows[] = {
     {"linear-small", "cuMemAlloc_v2 cuMemFree_v2 cuMemFreeAsync cuCtxSynchronize", small_within,
-     small_beyond},
+     .beyond = small_beyond},
     {"linear-large", "cuMemAlloc_v2 cuMemFree_v2 cuMemFreeAsync cuCtxSynchronize", large_within,
-     large_beyond},
-    {"pitch", "cuMemAllocPitch_v2 cuMemFree_v2", pitch_within, pitch_beyond},
-    {"managed", "cuMemAllocManaged cuMemFree_v2 cuCtxSynchronize", managed_within, managed_beyond},
+     .kind = {make, drop}},
+    {"pitch", "cuMemAllocPitch_v2 cuMemFree_v2", pitch_within, .kind = {make_pitch, drop}},
+    {"managed", "cuMemAllocManaged cuMemFree_v2 cuCtxSynchronize", managed_within,
+     .kind = {make_managed, drop}},
     {"v1",
      "cuMemAlloc cuMemFree cuMemGetInfo cuMemAllocPitch cuDeviceTotalMem cuArrayCreate "
      "cuArray3DCreate cuArrayDestroy",
-     v1_within, v1_beyond},
+     v1_within, .beyond = v1_beyond},
     {0}};

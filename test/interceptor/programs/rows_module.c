@@ -73,7 +73,6 @@ static void modules_within(const struct way *way)
 {
 	char *text = module_text(ARRAY, NULL);
 
-	begin();
 	for (; way->name; way++) {
 		CUmodule module = NULL;
 		CUdeviceptr array = 0;
@@ -105,10 +104,8 @@ static void modules_within(const struct way *way)
 static void modules_beyond(const struct way *way)
 {
 	char *text = module_text(ARRAY, NULL);
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
 
-	begin();
-	pointer = fill_but(ARRAY - 32 * MIB);
 	for (const struct way *w = way; w->name; w++) {
 		CUmodule module = NULL;
 		CUresult result;
@@ -170,7 +167,6 @@ static void many_within(void)
 	static CUmodule modules[64];
 	char *text = module_text(3 * MIB, NULL);
 
-	begin();
 	for (unsigned i = 0; i < 64; i++)
 		modules[i] = load(text);
 	takes("64 arrays of 3 MiB", 256 * (long long)MIB);
@@ -184,11 +180,10 @@ static void many_beyond(void)
 {
 	char *text = module_text(64 * MIB, NULL);
 	CUmodule modules[128] = {NULL};
-	size_t room, count = 0;
+	size_t count = 0;
 	CUresult result = CUDA_SUCCESS;
+	size_t room = part(0.5);
 
-	begin();
-	room = part(0.5);
 	(void)fill(room);
 	while (count < 128 && result == CUDA_SUCCESS) {
 		result = cuModuleLoadData(&modules[count], text);
@@ -210,7 +205,6 @@ static void print_within(void)
 	CUfunction function = NULL;
 	CUmodule module;
 
-	begin();
 	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 512 * MIB));
 	agrees("a buffer of 512 MiB for printf", SLACK);
 	module = load(printing_module_text());
@@ -229,7 +223,6 @@ static void print_beyond(void)
 	CUresult result;
 	CUdeviceptr pointer;
 
-	begin();
 	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 512 * MIB));
 	pointer = fill(4 * MIB);
 	/* An H100 takes 64 MiB here. */
@@ -246,9 +239,11 @@ static void print_beyond(void)
 }
 
 const struct row module_rows[] = {
-    {"code-module", "cuModuleLoadData cuModuleLoadDataEx cuModuleUnload", data_within, data_beyond},
-    {"code-file", "cuModuleLoad cuModuleLoadFatBinary cuModuleUnload", file_within, file_beyond},
-    {"code-linked", "cuModuleLoadData cuModuleUnload", link_within, link_beyond},
-    {"code-many", "cuModuleLoadData cuModuleUnload", many_within, many_beyond},
-    {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, print_beyond},
+    {"code-module", "cuModuleLoadData cuModuleLoadDataEx cuModuleUnload", data_within,
+     .beyond = data_beyond},
+    {"code-file", "cuModuleLoad cuModuleLoadFatBinary cuModuleUnload", file_within,
+     .beyond = file_beyond},
+    {"code-linked", "cuModuleLoadData cuModuleUnload", link_within, .beyond = link_beyond},
+    {"code-many", "cuModuleLoadData cuModuleUnload", many_within, .beyond = many_beyond},
+    {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, .beyond = print_beyond},
     {0}};

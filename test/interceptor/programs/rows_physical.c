@@ -8,7 +8,6 @@ static void physical_within(void)
 	CUmemGenericAllocationHandle handle = 0;
 	CUdeviceptr address = 0;
 
-	begin();
 	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
 	OK(cuMemGetAllocationPropertiesFromHandle(&told, handle));
 	if (told.location.type != properties.location.type ||
@@ -42,14 +41,6 @@ static CUresult drop(uint64_t made)
 	return cuMemRelease(made);
 }
 
-static void physical_beyond(void)
-{
-	static const struct kind kind = {make, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 /* 64 MiB of the host, while `bytes` are charged. Not every driver makes such memory. */
 static const char *on_host(long long bytes)
 {
@@ -72,21 +63,16 @@ static const char *on_host(long long bytes)
 
 static void host_within(void)
 {
-	begin();
 	saw("64 MiB of the host (%s) charge nothing", on_host(0));
 }
 
 static void host_beyond(void)
 {
-	CUdeviceptr pointer;
-	const char *answer;
 	uint64_t more;
-	size_t room;
+	size_t room = left();
+	CUdeviceptr pointer = fill(0);
+	const char *answer = on_host(whole_blocks(room));
 
-	begin();
-	room = left();
-	pointer = fill(0);
-	answer = on_host(whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB of the device", make(32 * MIB, &more));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);
@@ -99,7 +85,6 @@ static void order_within(void)
 	CUmemGenericAllocationHandle a = 0, b = 0;
 	CUdeviceptr range = 0;
 
-	begin();
 	OK(cuMemAddressReserve(&range, 256 * MIB, 0, 0, 0));
 	OK(cuMemCreate(&a, 64 * MIB, &properties, 0));
 	OK(cuMemCreate(&b, 32 * MIB, &properties, 0));
@@ -128,10 +113,8 @@ static void order_beyond(void)
 	CUmemGenericAllocationHandle handle = 0;
 	CUdeviceptr range = 0;
 	uint64_t more = 0;
-	size_t bytes;
+	size_t bytes = part(0.6);
 
-	begin();
-	bytes = part(0.6);
 	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
 	OK(cuMemCreate(&handle, bytes, &properties, 0));
 	OK(cuMemMap(range, bytes, 0, handle, 0));
@@ -154,7 +137,6 @@ static void retain_within(void)
 	CUmemGenericAllocationHandle handle = 0, again = 0;
 	CUdeviceptr range = 0;
 
-	begin();
 	OK(cuMemAddressReserve(&range, 64 * MIB, 0, 0, 0));
 	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
 	OK(cuMemMap(range, 64 * MIB, 0, handle, 0));
@@ -177,10 +159,8 @@ static void retain_beyond(void)
 	CUmemGenericAllocationHandle handle = 0, again = 0;
 	CUdeviceptr range = 0;
 	uint64_t more = 0;
-	size_t bytes;
+	size_t bytes = part(0.6);
 
-	begin();
-	bytes = part(0.6);
 	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
 	OK(cuMemCreate(&handle, bytes, &properties, 0));
 	OK(cuMemMap(range, bytes, 0, handle, 0));
@@ -200,10 +180,8 @@ static void retain_beyond(void)
 static void addresses_within(void)
 {
 	CUdeviceptr range = 0;
-	size_t bytes;
+	size_t bytes = 8 * quota() / (2 * MIB) * (2 * MIB);
 
-	begin();
-	bytes = 8 * quota() / (2 * MIB) * (2 * MIB);
 	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
 	charged("addresses of eight times the quota", 0);
 	OK(cuMemAddressFree(range, bytes));
@@ -220,7 +198,6 @@ static void addresses_beyond(void)
 	size_t bytes, room, step = 256 * MIB, mapped = 0;
 	CUresult result;
 
-	begin();
 	room = left();
 	bytes = 8 * quota() / (2 * MIB) * (2 * MIB);
 	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
@@ -244,11 +221,12 @@ const struct row physical_rows[] = {
     {"physical",
      "cuMemCreate cuMemGetAllocationPropertiesFromHandle cuMemMap cuMemSetAccess cuMemUnmap "
      "cuMemRelease",
-     physical_within, physical_beyond},
-    {"physical-host", "cuMemCreate cuMemRelease", host_within, host_beyond},
-    {"physical-order", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", order_within, order_beyond},
+     physical_within, .kind = {make, drop}},
+    {"physical-host", "cuMemCreate cuMemRelease", host_within, .beyond = host_beyond},
+    {"physical-order", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", order_within,
+     .beyond = order_beyond},
     {"physical-retain", "cuMemCreate cuMemMap cuMemRetainAllocationHandle cuMemUnmap cuMemRelease",
-     retain_within, retain_beyond},
+     retain_within, .beyond = retain_beyond},
     {"addresses", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", addresses_within,
-     addresses_beyond},
+     .beyond = addresses_beyond},
     {0}};

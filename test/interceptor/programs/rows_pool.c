@@ -28,7 +28,6 @@ static void default_within(void)
 {
 	CUdeviceptr a = 0, b = 0;
 
-	begin();
 	OK(cuMemAllocAsync(&a, 40 * MIB, NULL));
 	charged("40 MiB", 64 * MIB);
 	OK(cuMemAllocAsync(&b, 20 * MIB, NULL));
@@ -42,14 +41,6 @@ static void default_within(void)
 	saw("40 and 20 MiB charge 64 in steps of 32, and 0 when they are freed and waited for");
 }
 
-static void default_beyond(void)
-{
-	static const struct kind kind = {make_default, drop};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 /* What lets a pool shrink, beside the context's synchronisation. */
 static void waits_within(void)
 {
@@ -58,7 +49,6 @@ static void waits_within(void)
 	CUevent event = NULL;
 	CUdeviceptr pointer = 0;
 
-	begin();
 	OK(cuStreamCreate(&stream, 1));
 	OK(cuEventCreate(&event, 0));
 	for (unsigned way = 0; way < 3; way++) {
@@ -89,10 +79,8 @@ static void waits_beyond(void)
 	unsigned long long keep = UINT64_MAX, none = 0;
 	CUmemoryPool pool = NULL;
 	CUdeviceptr pointer = 0, more;
-	size_t bytes;
+	size_t bytes = part(0.6);
 
-	begin();
-	bytes = part(0.6);
 	OK(cuDeviceGetDefaultMemPool(&pool, 0));
 	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
 	OK(cuMemAllocAsync(&pointer, bytes, NULL));
@@ -119,7 +107,6 @@ static void own_within(void)
 	CUmemoryPool pool = NULL, usual = NULL;
 	CUdeviceptr a = 0, b = 0;
 
-	begin();
 	OK(cuMemPoolCreate(&pool, &shape));
 	charged("an empty pool", 0);
 	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
@@ -166,7 +153,6 @@ static void beyond_in(CUmemPoolProps shape)
 {
 	static const struct kind kind = {make_own, drop};
 
-	begin();
 	OK(cuMemPoolCreate(&pool_in_use, &shape));
 	refused_beyond(&kind);
 	OK(cuMemPoolDestroy(pool_in_use));
@@ -185,7 +171,6 @@ static void managed_within(void)
 	CUmemoryPool pool = NULL;
 	CUdeviceptr pointer = 0;
 
-	begin();
 	OK(cuMemPoolCreate(&pool, &shape));
 	OK(cuMemAllocFromPoolAsync(&pointer, 64 * MIB, pool, NULL));
 	OK(cuCtxSynchronize());
@@ -223,19 +208,16 @@ static void on_host(long long bytes)
 
 static void host_within(void)
 {
-	begin();
 	on_host(0);
 	saw("256 MiB of the host charge nothing");
 }
 
 static void host_beyond(void)
 {
-	CUdeviceptr pointer, more;
-	size_t room;
+	CUdeviceptr more;
+	size_t room = left();
+	CUdeviceptr pointer = fill(0);
 
-	begin();
-	room = left();
-	pointer = fill(0);
 	on_host(whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB of the device", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
@@ -251,7 +233,6 @@ static void threads_within(void)
 	CUmemoryPool pool = NULL;
 	CUdeviceptr a = 0, b = 0;
 
-	begin();
 	OK(cuMemPoolCreate(&pool, &shape));
 	OK(cuMemAllocAsync_ptsz(&a, 40 * MIB, NULL));
 	charged("40 MiB", 64 * MIB);
@@ -287,14 +268,6 @@ static CUresult drop_thread(uint64_t made)
 	return result == CUDA_SUCCESS ? cuStreamSynchronize_ptsz(NULL) : result;
 }
 
-static void threads_beyond(void)
-{
-	static const struct kind kind = {make_thread, drop_thread};
-
-	begin();
-	refused_beyond(&kind);
-}
-
 /* The device's current pool destroyed: the default pool is current again. */
 static void begin_without_current(void)
 {
@@ -322,7 +295,6 @@ static void current_within(void)
 {
 	CUdeviceptr a = 0, b = 0;
 
-	begin_without_current();
 	OK(cuMemAllocAsync(&a, 40 * MIB, NULL));
 	charged("40 MiB", 64 * MIB);
 	OK(cuMemAllocAsync(&b, 20 * MIB, NULL));
@@ -332,14 +304,6 @@ static void current_within(void)
 	OK(cuCtxSynchronize());
 	charged("freed and synchronised", 0);
 	saw("with the current pool destroyed, 40 and 20 MiB charge 64");
-}
-
-static void current_beyond(void)
-{
-	static const struct kind kind = {make_default, drop};
-
-	begin_without_current();
-	refused_beyond(&kind);
 }
 
 /* The pools of managed memory that are there without having been made. */
@@ -362,7 +326,6 @@ static CUmemoryPool find_managed(unsigned which)
 
 static void found_within(void)
 {
-	begin();
 	for (unsigned which = 0; which < 2; which++) {
 		CUmemoryPool pool = find_managed(which);
 		CUdeviceptr pointer = 0;
@@ -385,7 +348,6 @@ static void found_beyond(void)
 {
 	static const struct kind kind = {make_own, drop};
 
-	begin();
 	for (unsigned which = 0; which < 2; which++) {
 		pool_in_use = find_managed(which);
 		if (pool_in_use)
@@ -426,7 +388,6 @@ static void destroyed_within(void)
 	CUmemoryPool pool = NULL;
 	CUdeviceptr a = 0, b = 0;
 
-	begin();
 	OK(cuMemPoolCreate(&pool, &shape));
 	OK(cuMemAllocFromPoolAsync(&a, 40 * MIB, pool, NULL));
 	OK(cuMemAllocFromPoolAsync(&b, MIB, pool, NULL));
@@ -447,10 +408,8 @@ static void destroyed_within(void)
 
 static void destroyed_beyond(void)
 {
-	long long room;
+	long long room = (long long)left();
 
-	begin();
-	room = (long long)left();
 	(void)fill(64 * MIB);
 	room -= (long long)left();
 	destroy_many(ROUNDS);
@@ -460,30 +419,30 @@ static void destroyed_beyond(void)
 
 const struct row pool_rows[] = {
     {"pool-default", "cuMemAllocAsync cuMemFreeAsync cuMemFree_v2 cuCtxSynchronize", default_within,
-     default_beyond},
+     .kind = {make_default, drop}},
     {"pool-waits",
      "cuMemAllocAsync cuMemFreeAsync cuStreamSynchronize cuEventSynchronize cuCtxSynchronize_v2 "
      "cuMemPoolSetAttribute",
-     waits_within, waits_beyond},
+     waits_within, .beyond = waits_beyond},
     {"pool-own",
      "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemPoolSetAttribute cuMemPoolTrimTo "
      "cuMemPoolDestroy cuDeviceSetMemPool cuMemSetMemPool cuMemAllocAsync cuMemFreeAsync",
-     own_within, own_beyond},
+     own_within, .beyond = own_beyond},
     {"pool-managed", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolDestroy",
-     managed_within, managed_beyond},
+     managed_within, .beyond = managed_beyond},
     {"pool-current",
      "cuMemPoolCreate cuDeviceSetMemPool cuMemPoolDestroy cuMemAllocAsync cuMemFreeAsync",
-     current_within, current_beyond},
+     current_within, .kind = {make_default, drop}, .begin = begin_without_current},
     {"pool-found",
      "cuMemGetDefaultMemPool cuMemGetMemPool cuMemAllocFromPoolAsync cuMemFreeAsync "
      "cuMemPoolTrimTo",
-     found_within, found_beyond},
+     found_within, .beyond = found_beyond},
     {"pool-destroyed", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemPoolDestroy cuMemFreeAsync",
-     destroyed_within, destroyed_beyond},
+     destroyed_within, .beyond = destroyed_beyond},
     {"pool-host", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolDestroy",
-     host_within, host_beyond},
+     host_within, .beyond = host_beyond},
     {"pool-threads",
      "cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync_ptsz cuMemFreeAsync_ptsz "
      "cuStreamSynchronize_ptsz",
-     threads_within, threads_beyond},
+     threads_within, .kind = {make_thread, drop_thread}},
     {0}};

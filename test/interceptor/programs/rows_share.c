@@ -14,7 +14,6 @@ static void begin_with(const char *name)
 {
 	size_t context = 0;
 
-	begin();
 	peer_pid = peer_start(name, &peer, &context);
 	peer_context = (long long)context;
 	settle();
@@ -242,11 +241,10 @@ static CUmemGenericAllocationHandle number_again(size_t bytes)
 
 static void again_within(void)
 {
-	CUmemGenericAllocationHandle a, b;
+	CUmemGenericAllocationHandle b;
 	int number;
+	CUmemGenericAllocationHandle a = number_again(64 * MIB);
 
-	begin();
-	a = number_again(64 * MIB);
 	OK(cuMemRelease(a));
 	charged("both gone", 0);
 	/* The other way round: the first goes while the second is known by the number. */
@@ -268,13 +266,11 @@ static void again_within(void)
 
 static void again_beyond(void)
 {
-	CUmemGenericAllocationHandle a, more = 0;
+	CUmemGenericAllocationHandle more = 0;
 	CUmemAllocationProp properties = on_device(0);
-	size_t bytes;
+	size_t bytes = part(0.4);
+	CUmemGenericAllocationHandle a = number_again(bytes);
 
-	begin();
-	bytes = part(0.4);
-	a = number_again(bytes);
 	OK(cuMemCreate(&more, bytes, &properties, 0));
 	OUT_OF_MEMORY("a third", cuMemCreate(&more, bytes, &properties, 0));
 	OK(cuMemRelease(more));
@@ -408,13 +404,14 @@ const struct row share_rows[] = {
     {"share-ipc",
      "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle "
      "cuMemGetHandleForAddressRange",
-     ipc_within, ipc_beyond},
+     ipc_within, .beyond = ipc_beyond},
     {"share-fd", "cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemMap cuMemUnmap",
-     fd_within, fd_beyond},
+     fd_within, .beyond = fd_beyond},
     {"share-number",
      "cuMemCreate cuMemRelease cuMemExportToShareableHandle cuMemImportFromShareableHandle",
-     again_within, again_beyond},
+     again_within, .beyond = again_beyond},
     {"share-external", "cuImportExternalMemory cuDestroyExternalMemory", external_within,
-     external_beyond},
-    {"share-pool", "cuMemPoolImportFromShareableHandle cuMemPoolDestroy", pool_within, pool_beyond},
+     .beyond = external_beyond},
+    {"share-pool", "cuMemPoolImportFromShareableHandle cuMemPoolDestroy", pool_within,
+     .beyond = pool_beyond},
     {0}};

@@ -21,13 +21,7 @@ static CUresult of_thread(CUfunction function, void **parameters)
 
 static CUlaunchConfig one(void)
 {
-	return (CUlaunchConfig){.gridDimX = 1,
-	                        .gridDimY = 1,
-	                        .gridDimZ = 1,
-	                        .blockDimX = 1,
-	                        .blockDimY = 1,
-	                        .blockDimZ = 1,
-	                        .hStream = in};
+	return (CUlaunchConfig){ONE_THREAD, .hStream = in};
 }
 
 static CUresult configured(CUfunction function, void **parameters)
@@ -104,10 +98,8 @@ static void frames_within(void)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	CUmodule module;
+	CUmodule module = load(module_text(0, frames));
 
-	begin();
-	module = load(module_text(0, frames));
 	for (const size_t *frame = frames; *frame; frame++)
 		(void)function_of(module, *frame);
 	takes("looked up and never launched", 0);
@@ -142,12 +134,9 @@ static void frames_beyond(void)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	CUdeviceptr pointer;
-	CUmodule module;
+	CUmodule module = load(module_text(0, frames));
+	CUdeviceptr pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 
-	begin();
-	module = load(module_text(0, frames));
-	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	for (size_t i = 0; i < LAUNCHES; i++) {
 		if (!driver_symbol(launches[i].name))
 			continue;
@@ -207,7 +196,6 @@ static const struct {
 
 static void listed_within(void)
 {
-	begin();
 	for (size_t i = 0; i < LISTS; i++) {
 		CUfunction function;
 
@@ -224,10 +212,8 @@ static void listed_within(void)
 
 static void listed_beyond(void)
 {
-	CUdeviceptr pointer;
+	CUdeviceptr pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 
-	begin();
-	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	for (size_t i = 0; i < LISTS; i++) {
 		if (!driver_symbol(lists[i].name))
 			continue;
@@ -244,14 +230,7 @@ static CUresult launch_many(CUfunction function)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	CUDA_LAUNCH_PARAMS one = {.function = function,
-	                          .gridDimX = 1,
-	                          .gridDimY = 1,
-	                          .gridDimZ = 1,
-	                          .blockDimX = 1,
-	                          .blockDimY = 1,
-	                          .blockDimZ = 1,
-	                          .kernelParams = parameters};
+	CUDA_LAUNCH_PARAMS one = {.function = function, ONE_THREAD, .kernelParams = parameters};
 	CUresult result;
 
 	OK(cuStreamCreate(&one.hStream, 1));
@@ -273,7 +252,6 @@ static void many_devices_within(void)
 {
 	CUresult result;
 
-	begin();
 	if (!OPTIONAL(cuLaunchCooperativeKernelMultiDevice)) {
 		saw("no cuLaunchCooperativeKernelMultiDevice");
 		return;
@@ -293,7 +271,6 @@ static void many_devices_beyond(void)
 	CUresult result;
 	CUmodule module;
 
-	begin();
 	if (!OPTIONAL(cuLaunchCooperativeKernelMultiDevice)) {
 		saw("no cuLaunchCooperativeKernelMultiDevice");
 		return;
@@ -318,12 +295,10 @@ static void many_devices_beyond(void)
 static void second_within(void)
 {
 	CUcontext context = NULL;
-	size_t before;
 	long long cost;
 	CUmodule module;
+	size_t before = left();
 
-	begin();
-	before = left();
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	cost = (long long)before - (long long)left();
 	module = load(module_text(0, frames));
@@ -346,7 +321,6 @@ static void second_beyond(void)
 	CUdeviceptr pointer;
 	CUmodule module;
 
-	begin();
 	OK(launch(function_of(load(module_text(0, frames)), 2048)));
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	module = load(module_text(0, frames));
@@ -410,12 +384,8 @@ static void streams_within(void)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	struct elsewhere there;
+	struct elsewhere there = elsewhere();
 
-	begin();
-	if (no_kernels())
-		return;
-	there = elsewhere();
 	takes("nothing launched", there.cost);
 	for (size_t i = 0; i < LAUNCHES; i++) {
 		if (!launches[i].of_library || !driver_symbol(launches[i].name))
@@ -450,13 +420,9 @@ static void streams_beyond(void)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	struct elsewhere there;
 	CUdeviceptr pointer;
+	struct elsewhere there = elsewhere();
 
-	begin();
-	if (no_kernels())
-		return;
-	there = elsewhere();
 	/* Here there is all that it needs. */
 	OK(launch(there.kernel));
 	pointer = fill_but((size_t)stacks(2048) + 16 * MIB);
@@ -483,7 +449,6 @@ static void streams_beyond(void)
 
 static void stack_within(void)
 {
-	begin();
 	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
 	takes("4 KiB", stacks(4096));
 	OK(launch(function_of(load(module_text(0, frames)), 2048)));
@@ -499,7 +464,6 @@ static void stack_beyond(void)
 {
 	CUdeviceptr pointer;
 
-	begin();
 	OUT_OF_MEMORY("64 KiB", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 65536));
 	takes("refused before it", 0);
 	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
@@ -518,16 +482,17 @@ const struct row stack_rows[] = {
      "cuModuleGetFunction cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx "
      "cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz "
      "cuLaunch cuLaunchGrid cuLaunchGridAsync cuCtxSetLimit",
-     frames_within, frames_beyond},
+     frames_within, .beyond = frames_beyond},
     {"code-listed", "cuModuleEnumerateFunctions cuLibraryEnumerateKernels cuLaunchKernel",
-     listed_within, listed_beyond},
+     listed_within, .beyond = listed_beyond},
     {"code-devices", "cuLaunchCooperativeKernelMultiDevice", many_devices_within,
-     many_devices_beyond},
-    {"code-second", "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2", second_within, second_beyond},
+     .beyond = many_devices_beyond},
+    {"code-second", "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2", second_within,
+     .beyond = second_beyond},
     {"code-elsewhere",
      "cuLibraryGetKernel cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx "
      "cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz "
      "cuCtxDestroy_v2",
-     streams_within, streams_beyond},
-    {"code-stack", "cuCtxSetLimit", stack_within, stack_beyond},
+     streams_within, .beyond = streams_beyond, .lacks = no_kernels},
+    {"code-stack", "cuCtxSetLimit", stack_within, .beyond = stack_beyond},
     {0}};

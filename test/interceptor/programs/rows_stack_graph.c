@@ -5,14 +5,7 @@
 
 static CUDA_KERNEL_NODE_PARAMS node_of(CUfunction function, void **parameters)
 {
-	return (CUDA_KERNEL_NODE_PARAMS){.func = function,
-	                                 .gridDimX = 1,
-	                                 .gridDimY = 1,
-	                                 .gridDimZ = 1,
-	                                 .blockDimX = 1,
-	                                 .blockDimY = 1,
-	                                 .blockDimZ = 1,
-	                                 .kernelParams = parameters};
+	return (CUDA_KERNEL_NODE_PARAMS){.func = function, ONE_THREAD, .kernelParams = parameters};
 }
 
 static bool no_kernel_nodes(void)
@@ -72,15 +65,10 @@ static void graphs_within(void)
 {
 	CUgraphExec executable = NULL;
 	CUgraphNode node = NULL;
-	CUgraph graph = NULL;
 	CUstream stream = NULL;
-	CUmodule module;
+	CUmodule module = load(module_text(0, frames));
+	CUgraph graph = graph_of(function_of(module, 2048), &node);
 
-	begin();
-	if (no_kernel_nodes())
-		return;
-	module = load(module_text(0, frames));
-	graph = graph_of(function_of(module, 2048), &node);
 	takes("a node", 0);
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
 	takes("instantiated", stacks(2048));
@@ -118,16 +106,11 @@ static void graphs_beyond(void)
 {
 	CUgraphExec executable = NULL;
 	CUgraphNode node = NULL;
-	CUgraph large, small;
-	CUdeviceptr pointer;
-	CUmodule module;
+	CUgraph small;
+	CUmodule module = load(module_text(0, frames));
+	CUdeviceptr pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	CUgraph large = graph_of(function_of(module, 4096), &node);
 
-	begin();
-	if (no_kernel_nodes())
-		return;
-	module = load(module_text(0, frames));
-	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
-	large = graph_of(function_of(module, 4096), &node);
 	OUT_OF_MEMORY("to instantiate", cuGraphInstantiateWithFlags(&executable, large, 0));
 	takes("refused before it", 0);
 	small = graph_of(function_of(module, 0), &node);
@@ -154,15 +137,11 @@ static void graph_contexts_within(void)
 	CUgraphNode node = NULL;
 	CUcontext second = NULL;
 	CUgraph graph, small;
-	CUmodule module, other;
+	CUmodule other;
 	long long cost;
-	size_t before;
+	CUmodule module = load(module_text(0, frames));
+	size_t before = left();
 
-	begin();
-	if (no_kernel_nodes())
-		return;
-	module = load(module_text(0, frames));
-	before = left();
 	OK(cuCtxCreate_v2(&second, 0, 0));
 	cost = (long long)before - (long long)left();
 	other = load(module_text(0, frames));
@@ -204,9 +183,6 @@ static void graph_contexts_beyond(void)
 	CUmodule other;
 	CUgraph graph;
 
-	begin();
-	if (no_kernel_nodes())
-		return;
 	OK(launch(function_of(load(module_text(0, frames)), 2048)));
 	OK(cuCtxCreate_v2(&second, 0, 0));
 	other = load(module_text(0, frames));
@@ -354,12 +330,8 @@ static const struct {
 
 static void graph_ways_within(void)
 {
-	CUmodule module;
+	CUmodule module = load(module_text(0, frames));
 
-	begin();
-	if (no_kernel_nodes())
-		return;
-	module = load(module_text(0, frames));
 	for (size_t i = 0; i < GRAPH_WAYS; i++) {
 		if (!driver_symbol(graph_ways[i].name))
 			continue;
@@ -372,14 +344,9 @@ static void graph_ways_within(void)
 
 static void graph_ways_beyond(void)
 {
-	CUdeviceptr pointer;
-	CUmodule module;
+	CUmodule module = load(module_text(0, frames));
+	CUdeviceptr pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 
-	begin();
-	if (no_kernel_nodes())
-		return;
-	module = load(module_text(0, frames));
-	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	for (size_t i = 0; i < GRAPH_WAYS; i++) {
 		if (!driver_symbol(graph_ways[i].name))
 			continue;
@@ -393,12 +360,12 @@ static void graph_ways_beyond(void)
 
 const struct row stack_graph_rows[] = {
     {"code-graph-contexts", "cuGraphInstantiateWithFlags cuGraphExecUpdate_v2 cuCtxDestroy_v2",
-     graph_contexts_within, graph_contexts_beyond},
+     graph_contexts_within, .beyond = graph_contexts_beyond, .lacks = no_kernel_nodes},
     {"code-graph",
      "cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuLaunchKernel",
-     graphs_within, graphs_beyond},
+     graphs_within, .beyond = graphs_beyond, .lacks = no_kernel_nodes},
     {"code-graph-ways",
      "cuLibraryGetKernel cuGraphInstantiateWithFlags cuGraphExecNodeSetParams "
      "cuGraphExecChildGraphNodeSetParams cuGraphExecUpdate_v2 cuGraphLaunch",
-     graph_ways_within, graph_ways_beyond},
+     graph_ways_within, .beyond = graph_ways_beyond, .lacks = no_kernel_nodes},
     {0}};
