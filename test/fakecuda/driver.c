@@ -119,90 +119,84 @@ CUDA_API CUresult cuDriverGetVersion(int *version)
 	return CUDA_SUCCESS;
 }
 
+/* A code and its name. */
+#define NAMED(code) code, #code
+
 static const struct {
 	CUresult code;
 	const char *name, *text;
 } errors[] = {
-    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
-    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
-    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    {NAMED(CUDA_SUCCESS), "no error"},
+    {NAMED(CUDA_ERROR_INVALID_VALUE), "invalid argument"},
+    {NAMED(CUDA_ERROR_OUT_OF_MEMORY), "out of memory"},
+    {NAMED(CUDA_ERROR_NOT_INITIALIZED), "initialization error"},
+    {NAMED(CUDA_ERROR_DEINITIALIZED), "driver shutting down"},
+    {NAMED(CUDA_ERROR_NO_DEVICE), "no CUDA-capable device is detected"},
+    {NAMED(CUDA_ERROR_INVALID_DEVICE), "invalid device ordinal"},
+    {NAMED(CUDA_ERROR_INVALID_IMAGE), "device kernel image is invalid"},
+    {NAMED(CUDA_ERROR_INVALID_CONTEXT), "invalid device context"},
+    {NAMED(CUDA_ERROR_NO_BINARY_FOR_GPU),
      "no kernel image is available for execution on the device"},
-    {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
-    {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    {NAMED(CUDA_ERROR_INVALID_PTX), "a PTX JIT compilation failed"},
+    {NAMED(CUDA_ERROR_UNSUPPORTED_PTX_VERSION),
      "the provided PTX was compiled with an unsupported toolchain."},
-    {CUDA_ERROR_ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
-    {CUDA_ERROR_CONTEXT_ALREADY_IN_USE, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE",
+    {NAMED(CUDA_ERROR_ALREADY_MAPPED), "resource already mapped"},
+    {NAMED(CUDA_ERROR_CONTEXT_ALREADY_IN_USE),
      "exclusive-thread device already in use by a different thread"},
-    {CUDA_ERROR_UNSUPPORTED_LIMIT, "CUDA_ERROR_UNSUPPORTED_LIMIT",
-     "limit is not supported on this architecture"},
-    {CUDA_ERROR_INVALID_GRAPHICS_CONTEXT, "CUDA_ERROR_INVALID_GRAPHICS_CONTEXT",
-     "invalid OpenGL or DirectX context"},
-    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
-    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
-     "OS call failed or operation not supported on this OS"},
-    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
-     "the operation cannot be performed in the present state"},
-    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
-     "an illegal memory access was encountered"},
-    {CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+    {NAMED(CUDA_ERROR_UNSUPPORTED_LIMIT), "limit is not supported on this architecture"},
+    {NAMED(CUDA_ERROR_INVALID_GRAPHICS_CONTEXT), "invalid OpenGL or DirectX context"},
+    {NAMED(CUDA_ERROR_INVALID_HANDLE), "invalid resource handle"},
+    {NAMED(CUDA_ERROR_FILE_NOT_FOUND), "file not found"},
+    {NAMED(CUDA_ERROR_OPERATING_SYSTEM), "OS call failed or operation not supported on this OS"},
+    {NAMED(CUDA_ERROR_ILLEGAL_STATE), "the operation cannot be performed in the present state"},
+    {NAMED(CUDA_ERROR_NOT_FOUND), "named symbol not found"},
+    {NAMED(CUDA_ERROR_NOT_READY), "device not ready"},
+    {NAMED(CUDA_ERROR_ILLEGAL_ADDRESS), "an illegal memory access was encountered"},
+    {NAMED(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
      "part or all of the requested memory range is already mapped"},
-    {CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+    {NAMED(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
      "pointer does not correspond to a registered memory region"},
-    {CUDA_ERROR_MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
-    {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
-    {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
-     "cannot set while device is active in this process"},
-    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
-    {CUDA_ERROR_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
-    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-    {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    {NAMED(CUDA_ERROR_MISALIGNED_ADDRESS), "misaligned address"},
+    {NAMED(CUDA_ERROR_LAUNCH_FAILED), "unspecified launch failure"},
+    {NAMED(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE), "cannot set while device is active in this process"},
+    {NAMED(CUDA_ERROR_CONTEXT_IS_DESTROYED), "context is destroyed"},
+    {NAMED(CUDA_ERROR_NOT_PERMITTED), "operation not permitted"},
+    {NAMED(CUDA_ERROR_NOT_SUPPORTED), "operation not supported"},
+    {NAMED(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH),
      "system has unsupported display driver / cuda driver combination"},
-    {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+    {NAMED(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
      "operation not permitted when stream is capturing"},
-    {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+    {NAMED(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
      "operation failed due to a previous error during capture"},
-    {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+    {NAMED(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED),
      "capture was not ended in the same stream as it began"},
-    {CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
+    {NAMED(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE),
      "the graph update was not performed because it included changes which violated constraints "
      "specific to instantiated graph update"},
-    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+    {NAMED(CUDA_ERROR_UNKNOWN), "unknown error"},
 };
 
-CUDA_API CUresult cuGetErrorName(CUresult error, const char **out)
+static CUresult tell(CUresult error, const char **out, bool name)
 {
 	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
 		if (errors[i].code == error) {
-			*out = errors[i].name;
+			*out = name ? errors[i].name : errors[i].text;
 			return CUDA_SUCCESS;
 		}
 	*out = NULL;
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
+CUDA_API CUresult cuGetErrorName(CUresult error, const char **out)
+{
+	return tell(error, out, true);
+}
+
 CUDA_API CUresult cuGetErrorString(CUresult error, const char **out)
 {
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
-		if (errors[i].code == error) {
-			*out = errors[i].text;
-			return CUDA_SUCCESS;
-		}
-	*out = NULL;
-	return CUDA_ERROR_INVALID_VALUE;
+	return tell(error, out, false);
 }
 
 /* Private tables of the real driver: a caller must cope without. */
