@@ -40,9 +40,7 @@ func TestChildrenWaitForOneAnotherByProcess(t *testing.T) {
 		t.Error(err)
 	}
 	locked(self.PID)
-	if _, err := d.State(self.Identity, 100*time.Millisecond); !errors.Is(err, ErrHangs) {
-		t.Error(err)
-	}
+	must.Is(t, must.Err(d.State(self.Identity, 100*time.Millisecond)), ErrHangs)
 }
 
 func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {

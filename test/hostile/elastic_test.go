@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // Times of the host of elastic slices.
@@ -142,9 +144,7 @@ func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
 		for _, c := range cards {
 			c.steps = latencies{}
 			all.Go(func() {
-				if err := c.watch(working); err != nil {
-					t.Error(err)
-				}
+				must.Try(t, c.watch(working))
 			})
 		}
 		all.Wait()
