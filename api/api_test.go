@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -24,11 +25,11 @@ func good() RegisterRequest {
 
 func TestAGoodRequestIsValid(t *testing.T) {
 	r := good()
-	must.Try(t, r.Validate())
+	expect.NoError(t, r.Validate())
 	r.Mode, r.Container, r.Session = "", "", true
-	must.Try(t, r.Validate())
+	expect.NoError(t, r.Validate())
 	r.Mode, r.Quotas = Record, nil
-	must.Try(t, r.Validate())
+	expect.NoError(t, r.Validate())
 }
 
 func TestABadRequestIsRefusedWithAReason(t *testing.T) {
@@ -88,7 +89,7 @@ func TestARefusalHasAllOfItsFigures(t *testing.T) {
 		`{"code":"not_found","message":"m"}`:                                                           {Code: CodeNotFound, Message: "m"},
 	} {
 		text := must.Get(json.Marshal(e))(t)
-		must.Equal(t, string(text), want)
+		expect.Equal(t, string(text), want)
 		var again Error
 		if err := json.Unmarshal(text, &again); err != nil || again != *e {
 			t.Errorf("%+v, %v", again, err)
@@ -124,7 +125,7 @@ func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &got); err != nil || !slices.Equal(got.Pools, names) {
 			t.Errorf("%s is %q, %v", text, got.Pools, err)
 		}
-		must.Equal(t, string(must.Get(json.Marshal(holder{names}))(t)), text, names, "is written as")
+		expect.Equal(t, string(must.Get(json.Marshal(holder{names}))(t)), text, names, "is written as")
 	}
 	var n PoolNames
 	for _, text := range []string{`""`, `null`, `[]`} {

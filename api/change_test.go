@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -15,7 +16,7 @@ func TestATimeToLiveIsReadAndWritten(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"never": 0, "0": 0, "1s": time.Second, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "876000h": MaxTTL, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "36500d": MaxTTL,
 	} {
-		must.Equal(t, must.Get(ParseTTL(text))(t), want, text)
+		expect.Equal(t, must.Get(ParseTTL(text))(t), want, text)
 	}
 	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "d", "1d-2h", "-1d", "1.5d", "1dd", "36501d", "soon", "Never"} {
 		if got, err := ParseTTL(text); !errors.Is(err, ErrBadRequest) {
@@ -28,7 +29,7 @@ func TestATimeToLiveIsReadAndWritten(t *testing.T) {
 		0: "0s", -time.Hour: "0s", time.Second: "1s", 1499 * time.Millisecond: "1s", 90 * time.Second: "1m30s", time.Hour: "1h",
 		time.Hour + 5*time.Second: "1h5s", 48 * time.Hour: "48h", 2*time.Hour - 1: "2h",
 	} {
-		must.Equal(t, FormatTTL(d), want, d)
+		expect.Equal(t, FormatTTL(d), want, d)
 	}
 }
 
@@ -43,7 +44,7 @@ func TestAChangeOfNothingIsRefused(t *testing.T) {
 		"renewed by what?": (&RenewRequest{}).Validate(),
 		"renewed too long": (&RenewRequest{TTL: ptr(MaxTTL + 1)}).Validate(),
 	} {
-		must.Is(t, err, ErrBadRequest, what)
+		expect.ErrorIs(t, err, ErrBadRequest, what)
 	}
 	for what, err := range map[string]error{
 		"a time":       (&ChangeRequest{TTL: &second}).Validate(),
@@ -54,7 +55,7 @@ func TestAChangeOfNothingIsRefused(t *testing.T) {
 		"the longest":  (&RenewRequest{TTL: ptr(MaxTTL)}).Validate(),
 		"the shortest": (&RenewRequest{TTL: ptr(MinTTL)}).Validate(),
 	} {
-		must.Try(t, err, what)
+		expect.NoError(t, err, what)
 	}
 }
 

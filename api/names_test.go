@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
@@ -26,7 +26,7 @@ func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
 		if got != (Names{want, want, want, want}) || len(got.Name) > MaxName {
 			t.Errorf("%.20q became %q, want %q", given, got.Name, want)
 		}
-		must.Try(t, got.checkNames(), got)
+		expect.NoError(t, got.checkNames(), got)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/docker/go-units"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -20,7 +21,7 @@ func TestSizesAreReadAsDockerReadsThem(t *testing.T) {
 		"1.5G": 3 << 29, "1.50G": 3 << 29, "2.0b": 2, "0.5k": 512, "0.0009765625k": 1, "0.125G": 128 << 20, "1.000m": 1 << 20,
 		"8191P": 8191 << 50, "9223372036854775807b": MaxSize,
 	} {
-		must.Equal(t, must.Get(ParseSize(s))(t), want, s)
+		expect.Equal(t, must.Get(ParseSize(s))(t), want, s)
 	}
 }
 
@@ -47,7 +48,7 @@ func TestASizeWithoutAUnitIsRefusedWithWhatWasProbablyMeant(t *testing.T) {
 		"500": `"500" has no unit: 500m was probably meant, and 500b would be bytes: `, "40": `"40" has no unit: 40G or 40m was probably meant`,
 		"1": "1G or 1m", "2.0": "2.0G or 2.0m", "1048575": `"1048575" has no unit: 1048575m was probably meant`,
 	} {
-		must.Say(t, must.Err(ParseSize(s)), want, s)
+		expect.ErrorContains(t, must.Err(ParseSize(s)), want, s)
 		if _, _, err := ParseQuota(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q as a quota: %v", s, err)
 		}
@@ -76,7 +77,7 @@ func TestSizesAreShownShort(t *testing.T) {
 		0: "0B", 1: "1B", 1023: "1023B", 1 << 10: "1KiB", 1536: "1.5KiB", 4 << 30: "4GiB", 4000000000: "3.73GiB",
 		81559 << 20: "79.65GiB", 1 << 50: "1PiB", MaxSize: "8192PiB", 1<<64 - 1: "16384PiB",
 	} {
-		must.Equal(t, FormatSize(n), want, n)
+		expect.Equal(t, FormatSize(n), want, n)
 	}
 }
 

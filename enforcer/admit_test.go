@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -77,9 +78,9 @@ func refusal(t *testing.T, err error, says ...string) *api.Error {
 		t.Fatalf("%v is not the refusal of a quota", err)
 	}
 	for _, part := range says {
-		must.Contain(t, e.Message, part)
+		expect.Contains(t, e.Message, part)
 	}
-	must.Hold(t, !strings.Contains(e.Message, "\n"), e.Message, "has several lines")
+	expect.True(t, !strings.Contains(e.Message, "\n"), e.Message, "has several lines")
 	return e
 }
 
@@ -100,7 +101,7 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	must.Get(h.Release(t.Context(), "a", 0, true))(t)
 	h.given(gpu0, 40*gib, 40*gib)
 	h.give("d", api.Quota{Device: gpu0, Percent: 50})
-	must.Equal(t, h.device(gpu0).Slices, 3, "slices")
+	expect.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
 
 func TestARefusalNamesWhoHasMost(t *testing.T) {
@@ -138,7 +139,7 @@ func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 
 func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
 	h := newOffice(t, admission.Limits{Reserve: 2 * gib})
-	must.Equal(t, h.device(gpu0).Reserve, 2*gib, "reserve")
+	expect.Equal(t, h.device(gpu0).Reserve, 2*gib, "reserve")
 	_, err := h.ask("all", nil, api.Quota{Device: gpu0, Percent: 100})
 	refusal(t, err, "78GiB are left of the 78GiB that may be given: ask for less")
 	h.give("most", on(gpu0, 78*gib))
@@ -191,7 +192,7 @@ func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
 	// Its device is full, whoever it is.
 	_, err = h.ask("g", of("biology"), on(gpu0, gib))
 	refusal(t, err, "0B are left of the 80GiB")
-	must.Try(t, must.Err(h.ask("h", of("physics"), on(gpu1, 30*gib))), "another device")
+	expect.NoError(t, must.Err(h.ask("h", of("physics"), on(gpu1, 30*gib))), "another device")
 }
 
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
@@ -312,7 +313,7 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	h.give("b", on(gpu0, 70*gib))
 	_, err = h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib+1)}})
 	refusal(t, err, "10737418240B are left", "b has 70GiB")
-	must.Equal(t, h.see("a").Devices[0].Limit, 10*gib, "limit")
+	expect.Equal(t, h.see("a").Devices[0].Limit, 10*gib, "limit")
 }
 
 func TestNobodyIsRefusedForTheSakeOfTheDead(t *testing.T) {
@@ -351,7 +352,7 @@ func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
 		for i, w := range won {
 			if w {
 				winners++
-				must.Try(t, must.Err(h.Release(context.Background(), fmt.Sprint("s", i), 0, true)))
+				expect.NoError(t, must.Err(h.Release(context.Background(), fmt.Sprint("s", i), 0, true)))
 			}
 		}
 		if winners != 2 {
@@ -373,7 +374,7 @@ func relink(t *testing.T, reply api.RegisterReply, link string) {
 func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 	given := func(t *testing.T, h *host, want uint64) {
 		t.Helper()
-		must.Be(t, h.device(gpu0).Quotas, want, "bytes of the device are granted")
+		must.Equal(t, h.device(gpu0).Quotas, want, "bytes of the device are granted")
 	}
 	fails := func(t *testing.T, h *host, p *proc) {
 		t.Helper()

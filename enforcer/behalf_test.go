@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -56,13 +57,13 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 	if s, err := u.Slice(as(1, alice), "one"); err != nil || s.Session || s.Cgroup == "" {
 		t.Errorf("%+v, %v", s, err)
 	}
-	must.Is(t, must.Err(u.Slice(as(1, bob), "one")), api.ErrNotFound, "bob sees it")
+	expect.ErrorIs(t, must.Err(u.Slice(as(1, bob), "one")), api.ErrNotFound, "bob sees it")
 	must.Len(t, must.Get(u.Slices(as(1, bob)))(t), 0, "bob sees")
 	hour := time.Hour
 	if s, err := u.Renew(as(1, alice), "one", api.RenewRequest{TTL: &hour}); err != nil || s.Expires == nil {
 		t.Errorf("%+v, %v", s, err)
 	}
-	must.Try(t, must.Err(u.Release(as(1, alice), "one", reply.Slice.Generation, true)))
+	expect.NoError(t, must.Err(u.Release(as(1, alice), "one", reply.Slice.Generation, true)))
 }
 
 func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
@@ -78,7 +79,7 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 	if st := socket.Sys().(*syscall.Stat_t); st.Uid != 7001 || st.Gid != 7002 || socket.Mode().Perm() != 0o600 {
 		t.Errorf("%d:%d %v", st.Uid, st.Gid, socket.Mode())
 	}
-	must.Error(t, must.Err(os.Stat(filepath.Join(reply.Dir, api.TokenName))), "it has a token, as if it could be joined")
+	expect.Error(t, must.Err(os.Stat(filepath.Join(reply.Dir, api.TokenName))), "it has a token, as if it could be joined")
 }
 
 func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T) {
@@ -104,9 +105,9 @@ func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T
 	} {
 		c.request.ID = "x"
 		_, reply, err := behalf(t, h, c.asker, c.request)
-		must.Is(t, err, c.want, name)
+		expect.ErrorIs(t, err, c.want, name)
 		if err == nil {
-			must.Try(t, must.Err(h.Release(context.Background(), "x", reply.Slice.Generation, true)))
+			expect.NoError(t, must.Err(h.Release(context.Background(), "x", reply.Slice.Generation, true)))
 		}
 	}
 	p := start(t, "/nonexistent", "")

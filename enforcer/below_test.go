@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -60,7 +61,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	theirs := inside(t, below, "sleep", "1000")
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: theirs.Process.Pid, Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Say(t, err, "lies below that of slice b")
+	expect.ErrorContains(t, err, "lies below that of slice b")
 	h.restart() // it is known then, too
 	truth.set(gpu0, theirs.Process.Pid, 2*gib)
 	truth.comparisons(t, 8)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
@@ -27,7 +27,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 		defer truth.mu.Unlock()
 		return truth.busyAsked
 	}
-	must.Equal(t, asked(), 0, "the driver is asked while nobody looks")
+	expect.Equal(t, asked(), 0, "the driver is asked while nobody looks")
 	if got := shown(); got.Command != "client" || got.Devices[0].Busy != nil {
 		t.Errorf("%+v", got)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -65,7 +66,7 @@ func (p *proc) returns() *proc {
 	p.t.Helper()
 	for range 10 {
 		if said := p.ask("return"); said != statusAway {
-			must.Be(p.t, said, "ok 0", "its return is answered")
+			must.Equal(p.t, said, "ok 0", "its return is answered")
 			return p
 		}
 	}
@@ -132,7 +133,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 		}
 	}
 	// Nothing of a slice that never held anything is told to have been moved.
-	must.Equal(t, strings.Join(told, ", "), "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a", "told")
+	expect.Equal(t, strings.Join(told, ", "), "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a", "told")
 }
 
 func TestNobodyIsEvictedWhoWorks(t *testing.T) {
@@ -171,7 +172,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 		done <- n
 	}()
 	low.expect(statusAway, "return") // and longer than the quantum
-	must.Be(t, h.see("a").State, api.Active, "it goes for one of lower priority")
+	must.Equal(t, h.see("a").State, api.Active, "it goes for one of lower priority")
 	b.returns()
 	if took := time.Since(begun); took < o.Quantum {
 		t.Errorf("it went after %s", took)
@@ -287,7 +288,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	reply := must.Get(h.Register(context.Background(), r))(t)
 	lead(t, link, reply)
 	p.uses().takes(truth, 50*gib)
-	must.Equal(t, h.see("a").State, api.Evicted, "state")
+	expect.Equal(t, h.see("a").State, api.Evicted, "state")
 	a.expect(statusAway, "return")
 	truth.set(gpu0, p.pid(), 0)
 	p.kill()
@@ -416,7 +417,7 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 		s := h.see("a")
 		return s.State == api.Evicted && s.Elastic.Waits != nil && strings.Contains(s.Elastic.Obstacle, "process 1")
 	})
-	must.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed, "it was restored without room")
+	expect.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed, "it was restored without room")
 	truth.set(gpu0, 1, 0)
 	a.returns()
 }
@@ -463,7 +464,7 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 					enforcer.ForgetObstacles(h.Enforcer)
 					b.expect(statusAway, "return")
 				}
-				must.Equal(t, h.see("a").State, api.Active, "state")
+				expect.Equal(t, h.see("a").State, api.Active, "state")
 				return
 			}
 			await.That(t, "b returns, once the SIGTERM has ended a", func() bool {
@@ -522,7 +523,7 @@ func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	a.expect("away", "enter")
 	a.expect(statusAway, "return")
-	must.Equal(t, h.see("a").State, api.Suspended, "state")
+	expect.Equal(t, h.see("a").State, api.Suspended, "state")
 	must.Do(t, h.resume("a"))
 	a.returns()
 }
@@ -594,7 +595,7 @@ func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	other, _ := h.session("ordinary", on(gpu0, 50*gib))
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "30GiB are left", "it comes back when there is room and one of its processes asks")
-	must.Be(t, h.see("a").State, api.Evicted, "state")
+	must.Equal(t, h.see("a").State, api.Evicted, "state")
 	h.restart()
 	a.expect(statusAway, "return")
 	other.kill()

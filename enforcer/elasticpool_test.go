@@ -48,7 +48,7 @@ func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
 	// What b has in host memory is its own in the pool.
 	a.takes(truth, 15*gib)
 	a.expect("refused", "charge 0 1")
-	must.Be(t, h.pooled("llm"), 45*gib, "bytes held")
+	must.Equal(t, h.pooled("llm"), 45*gib, "bytes held")
 	b.returns()
 	if s := h.see("b"); s.Devices[0].Used != 20*gib || h.see("a").Elastic.Evictions != 1 || h.granted(t) != 45*gib {
 		t.Fatalf("%+v, a evicted %d times, %d given", s, h.see("a").Elastic.Evictions, h.granted(t))
@@ -160,16 +160,16 @@ func TestTheQuotaOfAnElasticPoolIsChanged(t *testing.T) {
 	}
 	check(set(40 * gib))
 	a := h.member("a", "llm").works(truth, 35*gib)
-	must.Be(t, h.granted(t), 40*gib, "given")
+	must.Equal(t, h.granted(t), 40*gib, "given")
 	check(set(50 * gib))
-	must.Be(t, h.granted(t), 50*gib, "given")
+	must.Equal(t, h.granted(t), 50*gib, "given")
 	x := h.elastic("x", 60*gib, 0).works(truth, gib)
-	must.Be(t, h.granted(t), 60*gib, "given")
+	must.Equal(t, h.granted(t), 60*gib, "given")
 	check(set(20 * gib)) // a needs more when it returns, and others are not given it
-	must.Be(t, h.granted(t), 60*gib, "given")
+	must.Equal(t, h.granted(t), 60*gib, "given")
 	a.returns()
 	h.becomes("x", api.Evicted)
-	must.Be(t, h.granted(t), 35*gib, "given")
+	must.Equal(t, h.granted(t), 35*gib, "given")
 	a.expect("refused", "charge 0 1")
 	x.returns()
 }
@@ -186,7 +186,7 @@ func TestASliceIsInElasticPoolsOfTwoDevices(t *testing.T) {
 	s.returns().usesBoth()
 	s.must("gate")
 	s.takes(truth, 10*gib)
-	must.Be(t, given(), "60 60")
+	must.Equal(t, given(), "60 60")
 	x.works(truth, gib)
 	if got := given(); got != "60 0" || h.see("s").State != api.Evicted {
 		t.Fatalf("%s, %+v", got, h.see("s"))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -75,15 +76,15 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	if got.Time.IsZero() || got.Generation == 0 {
 		t.Errorf("%+v", got)
 	}
-	must.Hold(t, got.Instance != "", "of no instance", got)
+	expect.True(t, got.Instance != "", "of no instance", got)
 	got.Instance, got.Seq, got.Time, got.Generation = "", 0, time.Time{}, 0
 	want := api.Event{
 		Kind: api.EventRefused, Slice: "s1", PID: p.pid(), Command: "client", Device: gpu0,
 		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: new(4 * gib), Used: new(3 * gib), Overhead: new(uint64(0)), // which is known
 	}
-	must.Hold(t, reflect.DeepEqual(got, want), "told", got, "want", want)
+	expect.True(t, reflect.DeepEqual(got, want), "told", got, "want", want)
 	h.looks()
-	must.Equal(t, h.refusals(), 1, "one refusal was told as")
+	expect.Equal(t, h.refusals(), 1, "one refusal was told as")
 }
 
 func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
@@ -95,8 +96,8 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	}
 	eventually(t, "all are told", func() bool { return h.refusals() == 500+1000 })
 	h.looks()
-	must.Equal(t, h.refusals(), 500+1000, "1500 refusals were told as")
-	must.Equal(t, h.see("s1").Devices[0].Refusals, 500, "refusals")
+	expect.Equal(t, h.refusals(), 500+1000, "1500 refusals were told as")
+	expect.Equal(t, h.see("s1").Devices[0].Refusals, 500, "refusals")
 	for _, e := range h.told(api.EventRefused) {
 		if e.Slice == "s2" && (e.PID != q.pid() || e.Requested != 0 || *e.Limit != gib || e.Used != nil) {
 			t.Errorf("told of what nobody said: %+v", e)
@@ -118,7 +119,7 @@ func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	h.looks()
-	must.Equal(t, h.refusals(), 7, "7 refusals were told as")
+	expect.Equal(t, h.refusals(), 7, "7 refusals were told as")
 }
 
 // An image's former owner's count is not the new one's.
@@ -131,7 +132,7 @@ func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
 	p.must("refused 0 5")
 	eventually(t, "all are told", func() bool { return h.refusals() == 4 })
 	h.looks()
-	must.Equal(t, h.refusals(), 4, "4 refusals were told as")
+	expect.Equal(t, h.refusals(), 4, "4 refusals were told as")
 }
 
 func TestRestartTellsNothingTwice(t *testing.T) {
@@ -162,7 +163,7 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	p.ask("poke %d 0", refusals) // counts down
 	h.looks()
 	n := h.refusals()
-	must.Hold(t, n <= 1<<33, n, "refusals were believed")
+	expect.True(t, n <= 1<<33, n, "refusals were believed")
 	p.must("refused 0 %d", uint64(1)<<63)
 	p.must("refused 9 1") // no such device
 	told := h.told(api.EventRefused)
@@ -246,5 +247,5 @@ func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
 		ended <- err
 	}()
 	h.stop()
-	must.Error(t, <-ended, "it was told of something that did not happen")
+	expect.Error(t, <-ended, "it was told of something that did not happen")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/metrics"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -40,7 +41,7 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 	eventually(t, "its bytes are shown", says("gpuslice_slice_bypass_bytes{", float64(3*gib)))
 	truth.set(gpu0, p.pid(), 0)
 	eventually(t, "as long as they are there", says("gpuslice_slice_bypass_bytes{", 0))
-	must.Hold(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
+	expect.True(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
 }
 
 // The like of TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit, where the policy is to refuse.
@@ -96,14 +97,14 @@ func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 2*mib)
-	must.Be(t, p.must("begin 0"), 1, "calls are under way")
+	must.Equal(t, p.must("begin 0"), 1, "calls are under way")
 	truth.set(gpu0, p.pid(), 4*mib)
 	truth.comparisons(t, 10)
-	must.Be(t, overhead(h), 0, "bytes are charged for the process before it can")
+	must.Equal(t, overhead(h), 0, "bytes are charged for the process before it can")
 	p.must("charge 0 %d", 2*mib)
-	must.Be(t, p.must("end 0"), 0, "calls are under way")
+	must.Equal(t, p.must("end 0"), 0, "calls are under way")
 	truth.comparisons(t, 10)
-	must.Be(t, overhead(h), 0, "bytes are charged twice")
+	must.Equal(t, overhead(h), 0, "bytes are charged twice")
 	truth.set(gpu0, p.pid(), 5*mib)
 	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
 }
@@ -183,7 +184,7 @@ func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.
 	p.must("begin 0") // and may take more at any time
 	h.restart()
 	truth.comparisons(t, 10)
-	must.Be(t, overhead(h), 500*mib, "bytes are charged")
+	must.Equal(t, overhead(h), 500*mib, "bytes are charged")
 	p.expect("refused", "charge 0 %d", 500*mib)
 	eventually(t, "it is less, if it stays so", func() bool { truth.set(gpu0, p.pid(), 300*mib); return overhead(h) == 200*mib })
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -48,7 +48,7 @@ func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 	told := make(chan api.Info, 1)
 	go func() {
 		info, err := h.Info(context.Background())
-		must.Try(t, err)
+		expect.NoError(t, err)
 		told <- info
 	}()
 	select {

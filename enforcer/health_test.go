@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func (h *host) health() api.Health {
@@ -17,7 +17,7 @@ func (h *host) health() api.Health {
 	asked := make(chan api.Health, 1)
 	go func() {
 		health, err := h.Health(context.Background())
-		must.Try(h.t, err)
+		expect.NoError(h.t, err)
 		asked <- health
 	}()
 	select {

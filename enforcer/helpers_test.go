@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
@@ -338,7 +339,7 @@ func (h *host) run(e *enforcer.Enforcer) {
 	go func() { done <- e.Run(ctx) }()
 	h.stop = sync.OnceFunc(func() {
 		cancel()
-		must.Try(h.t, <-done)
+		expect.NoError(h.t, <-done)
 	})
 }
 

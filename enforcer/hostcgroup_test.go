@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/hostmem"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -198,7 +199,7 @@ func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	a.returns()
 	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
-	must.Hold(t, m.wasTold(ledger.Bare), "it was not told so")
+	expect.True(t, m.wasTold(ledger.Bare), "it was not told so")
 }
 
 func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
@@ -260,7 +261,7 @@ func TestThatThereIsNoHolderIsSaid(t *testing.T) {
 		health, _ := h.Health(context.Background())
 		for _, c := range health.Checks {
 			if c.Name == "host_memory" {
-				must.Hold(t, health.Ready, "it is not ready")
+				expect.True(t, health.Ready, "it is not ready")
 				return c
 			}
 		}
@@ -294,7 +295,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 			h.becomes("a", api.Evicted)
 			a.returns()
 			h.becomes("b", api.Evicted)
-			must.Be(t, held.held(a), 40*gib)
+			must.Equal(t, held.held(a), 40*gib)
 			if restart {
 				h.restart()
 			}
@@ -343,7 +344,7 @@ func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
 	give := h.HoldHosting()
 	for n, p := range []*proc{a, a, a, a, b} {
 		asked.Go(func() {
-			must.Try(t, h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part))
+			expect.NoError(t, h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part))
 		})
 		await.That(t, "the request waits", func() bool { return waitingIn("giveHost") == n+1 })
 	}
@@ -372,7 +373,7 @@ func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	must.Be(t, held.held(a), 40*gib)
+	must.Equal(t, held.held(a), 40*gib)
 	a.must("attach")
 	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
 	_ = h

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // asks are how often driver truth was asked how much is in use, and who holds what: of all devices.
@@ -60,7 +60,7 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	if n := truth.listings(t, 100); n == 0 {
 		t.Error("nobody would see a change of which no sum tells")
 	}
-	must.Equal(t, h.see("s").Devices[0].Overhead, 100*mib, "overhead")
+	expect.Equal(t, h.see("s").Devices[0].Overhead, 100*mib, "overhead")
 	honest.must("charge 0 %d", gib)
 	truth.set(gpu0, honest.pid(), 3*gib+200*mib)
 	eventually(t, "what it takes then is seen", func() bool { return h.see("s").Devices[0].Overhead == 200*mib })
@@ -75,7 +75,7 @@ func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 	truth.set(gpu0, honest.pid(), 2*gib+20*mib)
 	from := truth.intervals(gpu1)
 	eventually(t, "three intervals", func() bool { return truth.intervals(gpu1) > from+3 })
-	must.Equal(t, h.see("s").Devices[0].Overhead, 20*mib, "overhead")
+	expect.Equal(t, h.see("s").Devices[0].Overhead, 20*mib, "overhead")
 }
 
 // A process that never stood still while it gave something back, and stands still now, is not charged with it for as long as a list may stand.

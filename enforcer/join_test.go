@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
@@ -90,7 +91,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	other.must("device %s %d", hex0, 80*gib)
 	other.must("charge 0 %d", 3*gib)
 	other.expect("refused", "charge 0 %d", 2*gib)
-	must.Say(t, h.join(other, "s", token), "of session s already", "it joins twice")
+	expect.ErrorContains(t, h.join(other, "s", token), "of session s already", "it joins twice")
 	if s := h.see("s"); s.ProcessCount != 1 || s.Devices[0].Used != 3*gib {
 		t.Fatalf("%+v", s)
 	}
@@ -140,8 +141,8 @@ func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
 			t.Errorf("%q: %v", string(shown), err)
 		}
 	}
-	must.Is(t, h.join(p, "none", token), api.ErrForbidden, "of a session that is not there")
-	must.Equal(t, count.of("wrong_token"), len(wrong)+1, count.results)
+	expect.ErrorIs(t, h.join(p, "none", token), api.ErrForbidden, "of a session that is not there")
+	expect.Equal(t, count.of("wrong_token"), len(wrong)+1, count.results)
 	// Then no token of that user is looked at for a while, but other users' are.
 	for range 20 {
 		_ = h.join(p, "s", others)
@@ -153,7 +154,7 @@ func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
 		t.Errorf("%+v", count.results)
 	}
 	ctx := api.WithToken(as(p.pid(), 4242), token)
-	must.Try(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: p.pid()})), "another user is kept out by that")
+	expect.NoError(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: p.pid()})), "another user is kept out by that")
 }
 
 func TestAStrangersProcessIsNotJoined(t *testing.T) {
@@ -162,15 +163,15 @@ func TestAStrangersProcessIsNotJoined(t *testing.T) {
 	first, _, token := h.tokenSession("s", on(gpu0, gib))
 	victim, asks := start(t, "/nonexistent", ""), start(t, "/nonexistent", "")
 	ctx := api.WithToken(as(asks.pid(), uint32(os.Geteuid())), token)
-	must.IsSaying(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "descendant")
+	expect.ErrorSays(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "descendant")
 	// Who asked has ended, and the victim has its pid.
 	dead := asker(victim.pid(), uint32(os.Geteuid()))
 	dead.Start--
 	ctx = api.WithToken(askedBy(dead), token)
-	must.IsSaying(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "is dead")
+	expect.ErrorSays(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "is dead")
 	first.kill()
 	h.gone("s")
-	must.Is(t, h.join(asks, "s", token), api.ErrForbidden, "a token of a session that is over")
+	expect.ErrorIs(t, h.join(asks, "s", token), api.ErrForbidden, "a token of a session that is over")
 }
 
 func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
@@ -180,15 +181,15 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
 	p := start(t, "/nonexistent", cgroup)
 	must.Get(h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
-	must.IsSaying(t, h.join(p, "s", token), api.ErrBadRequest, "container's")
+	expect.ErrorSays(t, h.join(p, "s", token), api.ErrBadRequest, "container's")
 }
 
 func TestAnEnforcerThatOnlyItsOwnProcessAsksMakesNoToken(t *testing.T) {
 	h := newHost(t, nil)
 	_, reply := h.session("s", on(gpu0, gib))
-	must.Is(t, must.Err(os.Lstat(filepath.Join(reply.Dir, api.TokenName))), os.ErrNotExist, "there is a token")
+	expect.ErrorIs(t, must.Err(os.Lstat(filepath.Join(reply.Dir, api.TokenName))), os.ErrNotExist, "there is a token")
 	zero := api.WithToken(context.Background(), api.Token(strings.Repeat("00", 32)))
-	must.Is(t, must.Err(h.Join(zero, "s", api.JoinRequest{PID: os.Getpid()})), api.ErrForbidden, "it is joined without one")
+	expect.ErrorIs(t, must.Err(h.Join(zero, "s", api.JoinRequest{PID: os.Getpid()})), api.ErrForbidden, "it is joined without one")
 }
 
 // The secret is in the session's file and nowhere else: not in the log, the store, an event, an answer.
@@ -199,7 +200,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	h.believe()
 	p, reply, token := h.tokenSession("s", on(gpu0, gib))
 	info := must.Get(os.Stat(filepath.Join(reply.Dir, api.TokenName)))(t)
-	must.Be(t, info.Mode().Perm(), 0o600)
+	must.Equal(t, info.Mode().Perm(), 0o600)
 	joins := start(t, "/nonexistent", "")
 	_ = h.join(joins, "s", token[:60])
 	must.Do(t, h.join(joins, "s", token))
@@ -265,7 +266,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		must.Do(t, err)
 		other := start(t, filepath.Join(reply.Dir, "bind"), "")
 		ctx := api.WithToken(context.Background(), token)
-		must.Error(t, must.Err(d.Join(ctx, id, api.JoinRequest{PID: other.pid()})), point, "was not passed")
+		expect.Error(t, must.Err(d.Join(ctx, id, api.JoinRequest{PID: other.pid()})), point, "was not passed")
 		d.died(point)
 		d.start("")
 		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err != nil && !strings.Contains(err.Error(), "already") {
@@ -311,8 +312,8 @@ func TestAProcessWithAnothersRightsIsNotInAUsersSession(t *testing.T) {
 			ID: fmt.Sprint("s", pid), Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: pid, UID: uid, GID: uid, TTL: time.Second})
 		return err
 	}
-	must.Say(t, begin(roots), "another user's rights")
-	must.Try(t, begin(users))
+	expect.ErrorContains(t, begin(roots), "another user's rights")
+	expect.NoError(t, begin(users))
 }
 
 func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
@@ -348,9 +349,9 @@ func TestAPIDIsOfThePIDNamespaceOfWhoAsks(t *testing.T) {
 		"a session":   {ID: "s", Session: true, PID: victim.pid(), Quotas: []api.Quota{on(gpu0, gib)}},
 	} {
 		_, err := h.Register(as(nested.Process.Pid, 0), r)
-		must.IsSaying(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", name)
+		expect.ErrorSays(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", name)
 	}
 	_, _, token := h.tokenSession("t", on(gpu0, gib))
 	_, err := h.Join(api.WithToken(as(nested.Process.Pid, 0), token), "t", api.JoinRequest{PID: victim.pid()})
-	must.IsSaying(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", "a process that joins")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "in another pid namespace than the enforcer", "a process that joins")
 }

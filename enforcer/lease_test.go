@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -118,7 +119,7 @@ func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
 	c.pass(1)
 	p.ended()
 	h.gone("s")
-	must.EqualSlices(t, h.storyOf("s"), []string{"registered ", "expired ", "released expired"}, "told was")
+	expect.EqualSlices(t, h.storyOf("s"), []string{"registered ", "expired ", "released expired"}, "told was")
 }
 
 // The three ways in which a slice's processes are known: a cgroup that the kernel kills at once, one of v1, and a tree.
@@ -151,7 +152,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 				"given":       must.Err(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})),
 				"made a pass": must.Err(h.Renew(context.Background(), "s", renewed(0))),
 			} {
-				must.Is(t, err, api.ErrExpired, what)
+				expect.ErrorIs(t, err, api.ErrExpired, what)
 			}
 			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
 			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
@@ -231,7 +232,7 @@ func TestRenewingMovesTheEnd(t *testing.T) {
 	c.pass(time.Second)
 	p.ended()
 	h.gone("s")
-	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrNotFound)
+	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrNotFound)
 }
 
 // Of a renewal and the end of time at the same moment one comes first, and then the other does not happen.
@@ -307,7 +308,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	}
 	p.expect("refused", "charge 0 1")
 	p.must("release 0 1")
-	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrExpired)
+	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrExpired)
 	h.stop()
 	c.pass(grace)
 	if n := p.must("terms"); n != 1 {
@@ -353,8 +354,8 @@ func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 		ID: "long", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}, TTL: time.Hour + 1,
 		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
-	must.Is(t, err, api.ErrBadRequest)
-	must.Is(t, must.Err(h.Renew(context.Background(), "s", renewed(2*time.Hour))), api.ErrBadRequest)
+	expect.ErrorIs(t, err, api.ErrBadRequest)
+	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(2*time.Hour))), api.ErrBadRequest)
 	if s, err := h.Renew(context.Background(), "s", renewed(0)); err != nil || s.Remaining != time.Hour {
 		t.Errorf("for ever: %+v, %v", s, err)
 	}

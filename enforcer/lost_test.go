@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -41,7 +42,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if slow.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0 {
 		t.Fatalf("what may be charged is held against it: %+v", h.told(api.EventKilled))
 	}
-	must.Is(t, must.Err(h.set("s", on(gpu0, 8*gib))), api.ErrBadRequest)
+	expect.ErrorIs(t, must.Err(h.set("s", on(gpu0, 8*gib))), api.ErrBadRequest)
 	h.restart()
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != 4*gib {
 		t.Fatalf("%+v", s)
@@ -65,7 +66,7 @@ func (h *host) restartBlindTo(silent ...*proc) {
 func (h *host) lost(id string, p *proc) {
 	h.t.Helper()
 	h.restartBlindTo(p)
-	must.Be(h.t, h.see(id).State, api.Damaged, "state")
+	must.Equal(h.t, h.see(id).State, api.Damaged, "state")
 }
 
 // What a process could have charged is not held against it, what is past that is memory past the ledger as any other; and so is all
@@ -176,7 +177,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	}
 	h.given(gpu0, 6*gib, 74*gib)
 	other.expect("status 3", "attach")
-	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}})), api.ErrBadRequest)
+	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}})), api.ErrBadRequest)
 	h.member("c", "llm").expect("status 3", "attach")
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
@@ -224,7 +225,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	slow.uses().must("charge 0 %d", 5*gib)
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	h.restartBlindTo(slow)
-	must.Be(t, h.seePool("llm").State, api.Damaged, "state")
+	must.Equal(t, h.seePool("llm").State, api.Damaged, "state")
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
 		t.Fatalf("%+v", h.seePool("llm"))

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -32,7 +33,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 		return w.fakeBackend.Limit(cgroup, device, bytes)
 	}
 	dir := w.t.TempDir() // the records are the enforcer's as long as it runs
-	must.Try(w.t, os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())))
+	expect.NoError(w.t, os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())))
 	s := must.Get(store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)}))(w.t)
 	defer s.Close()
 	if aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(aside) > 0 {
@@ -173,7 +174,7 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 			d.start("")
 		}
 		eventually(t, point+": the limit is taken away", func() bool { return limit(other.cgroup) == driver.NoLimit })
-		must.Equal(t, limit(keep.cgroup), 3*gib, point, "the limit of the other slice")
+		expect.Equal(t, limit(keep.cgroup), 3*gib, point, "the limit of the other slice")
 		keep.init.kill()
 		eventually(t, "the last slice is gone", func() bool { return len(d.ids()) == 0 && limit(keep.cgroup) == driver.NoLimit })
 		eventually(t, "nothing is left", func() bool {

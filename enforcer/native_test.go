@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/native"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -159,13 +160,13 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	must.Do(t, err)
 	f.are(t, "registered", b.cgroup, 4*gib, 80*gib)
 	for _, d := range reply.Slice.Devices {
-		must.Equal(t, d.Enforcement, api.Native, d)
+		expect.Equal(t, d.Enforcement, api.Native, d)
 	}
 	devices, err := h.Devices(context.Background())
 	if err != nil || len(devices) != 2 || devices[0].Enforcement != api.Native || devices[0].EnforcementReason == "" {
 		t.Errorf("%+v, %v", devices, err)
 	}
-	must.Equal(t, must.Get(h.Info(context.Background()))(t).Enforcement, api.Auto, "enforcement")
+	expect.Equal(t, must.Get(h.Info(context.Background()))(t).Enforcement, api.Auto, "enforcement")
 
 	must.Get(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 6*gib)}}))(t)
 	f.are(t, "with another quota", b.cgroup, 6*gib, 80*gib)
@@ -293,7 +294,7 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 	// A slice that is in use goes on with its ledger, and it is told.
 	f.fail(errors.New("Unknown Error"))
 	s := must.Get(h.Change(context.Background(), "c2", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))(t)
-	must.Equal(t, s.Devices[0].Limit, 2*gib, "limit")
+	expect.Equal(t, s.Devices[0].Limit, 2*gib, "limit")
 	f.are(t, "not changed", b.cgroup, 4*gib, driver.NoLimit)
 	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
@@ -476,7 +477,7 @@ func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	f.mu.Lock()
 	f.hang = hang
 	f.mu.Unlock()
-	must.Try(t, must.Err(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})))
+	expect.NoError(t, must.Err(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})))
 	if _, _, err := h.newBox("d", on(gpu0, 4*gib)); err == nil {
 		t.Error("a slice was given that the driver does not hold to its quota")
 	}

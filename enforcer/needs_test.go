@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -29,17 +30,17 @@ func TestTheLastRefusalSaysWhoHeldWhatAndWhatWouldHaveFitted(t *testing.T) {
 	p.must("refused 0 %d", 2*gib)
 	eventually(t, "the last of two is kept", func() bool { r := h.see("s1").Refusal; return r != nil && r.Requested == 2*gib })
 	got := *h.see("s1").Refusal
-	must.Hold(t, time.Since(got.Time) <= time.Minute, "at", got.Time)
+	expect.True(t, time.Since(got.Time) <= time.Minute, "at", got.Time)
 	got.Time = time.Time{}
 	want := api.Refusal{
 		Device: gpu0, PID: p.pid(), Command: "client", Call: "cuMemAlloc", Requested: 2 * gib, Limit: new(4 * gib),
 		Used: 3 * gib, Needed: 5 * gib, // the process said that no overhead was in it
 		Holders: []api.Holder{{PID: p.pid(), Command: "client", Used: 3*gib - gib/2, Overhead: gib / 2}},
 	}
-	must.Hold(t, reflect.DeepEqual(got, want), "kept", got, "want", want)
+	expect.True(t, reflect.DeepEqual(got, want), "kept", got, "want", want)
 	p.must("count 0 2") // which nobody says anything of
 	h.looks()
-	must.Equal(t, h.see("s1").Refusal.Requested, 2*gib, "what a process said is replaced by what none said")
+	expect.Equal(t, h.see("s1").Refusal.Requested, 2*gib, "what a process said is replaced by what none said")
 	runs := h.history()
 	if len(runs) != 1 || len(runs[0].Devices) != 1 || runs[0].Ended != nil {
 		t.Fatalf("%+v", runs)
@@ -88,7 +89,7 @@ func TestARefusalByAPoolNamesTheHoldersOfAllMembers(t *testing.T) {
 	if r.Pool != "llm" || *r.Limit != 6*gib || r.Needed != 7*gib || !reflect.DeepEqual(r.Holders, want) {
 		t.Errorf("%+v", r)
 	}
-	must.Equal(t, h.history()[1].Devices[0].Needed, 0, "the pool's refusal says that the member's own limit should be")
+	expect.Equal(t, h.history()[1].Devices[0].Needed, 0, "the pool's refusal says that the member's own limit should be")
 }
 
 // allocations counts what an enforcer counts of them; nothing else is expected to be counted by it.
@@ -115,7 +116,7 @@ func TestAllocationsAreCountedOnceAndOutliveTheirSlices(t *testing.T) {
 	p.kill()
 	eventually(t, "the slice is gone", func() bool { return len(h.told(api.EventReleased)) == 1 })
 	h.looks()
-	must.Equal(t, count.n.Load(), 6, "6 allocations were counted as")
+	expect.Equal(t, count.n.Load(), 6, "6 allocations were counted as")
 	if h.options.Unprivileged {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -61,7 +62,7 @@ func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 	_, _ = first.Wait()
 	child.must("charge 0 %d", gib) // nobody is needed for that, and nobody knows better yet
 	h.start()
-	must.Is(t, must.Err(h.Slice(context.Background(), "s")), api.ErrNotFound, "the session is still there")
+	expect.ErrorIs(t, must.Err(h.Slice(context.Background(), "s")), api.ErrNotFound, "the session is still there")
 	child.expect("refused", "charge 0 1")
 	child.must("release 0 %d", gib) // to give back is always allowed
 	child.expect("refused", "charge 0 1")
@@ -114,7 +115,7 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	another := store.RecordsDir(h.options.RunDir, "another")
 	must.Do(t, os.Rename(h.records(), another))
 	h.start()
-	must.Is(t, must.Err(os.Lstat(another)), os.ErrNotExist)
+	expect.ErrorIs(t, must.Err(os.Lstat(another)), os.ErrNotExist)
 	must.Len(t, slicesOf(t, h), 0)
 	h.given(gpu0, 0, 80*gib)
 	must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")

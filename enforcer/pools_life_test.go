@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -40,7 +41,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	a.must("release 0 1")
 	a.must("charge 0 1")
-	must.Is(t, must.Err(h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrNotFound)
+	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrNotFound)
 	var kinds []api.EventKind
 	var figures []uint64
 	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
@@ -55,7 +56,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	if want := "[pool_created pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want { // there are two devices
 		t.Fatalf("%v, want %s", kinds, want)
 	}
-	must.EqualSlices(t, figures, []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0})
+	expect.EqualSlices(t, figures, []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0})
 }
 
 func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
@@ -70,7 +71,7 @@ func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
 	if devices, err := h.Devices(context.Background()); err != nil || devices[1].Quotas != 2*gib {
 		t.Fatalf("%+v %v", devices, err)
 	}
-	must.Be(t, a.must("device %s %d", hex1, 80*gib), 1, "index")
+	must.Equal(t, a.must("device %s %d", hex1, 80*gib), 1, "index")
 	a.must("charge 1 %d", 2*gib)
 	a.expect("refused", "charge 1 1")
 	h.restart()
@@ -112,17 +113,17 @@ func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 	used.must("release 0 %d", 45*gib)
 	eventually(t, "it counts less once it is less", func() bool { return given() == 30*gib })
 	set(60 * gib)
-	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}})), api.ErrQuotaExceeded)
+	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}})), api.ErrQuotaExceeded)
 	if p := h.seePool("llm"); p.Quotas[0].Bytes != 60*gib || p.Devices[0].Limit != 60*gib {
 		t.Fatalf("what was refused changed something: %+v", p)
 	}
 	p := start(t, "/nowhere", "")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"nobody"}, Quotas: []api.Quota{on(gpu0, gib)}})
-	must.IsSaying(t, err, api.ErrBadRequest, "there is no pool nobody")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "there is no pool nobody")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu1, gib)}})
-	must.IsSaying(t, err, api.ErrNoDevice, "where pool llm has none")
+	expect.ErrorSays(t, err, api.ErrNoDevice, "where pool llm has none")
 	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Mode: api.Record})
-	must.IsSaying(t, err, api.ErrBadRequest, "only records")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "only records")
 }
 
 func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
@@ -199,14 +200,14 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 	} {
 		other := r
 		change(&other)
-		must.IsSaying(t, must.Err(h.CreatePool(ctx, "llm", other)), api.ErrExists, "another "+what+":", what)
+		expect.ErrorSays(t, must.Err(h.CreatePool(ctx, "llm", other)), api.ErrExists, "another "+what+":", what)
 	}
-	must.IsSaying(t, must.Err(h.SetPool(ctx, "llm", r)), api.ErrBadRequest, "nothing else about it")
+	expect.ErrorSays(t, must.Err(h.SetPool(ctx, "llm", r)), api.ErrBadRequest, "nothing else about it")
 	const many = 20
 	var all sync.WaitGroup
 	for range many {
 		all.Go(func() {
-			must.Try(t, must.Err(h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}})))
+			expect.NoError(t, must.Err(h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}})))
 		})
 	}
 	all.Wait()
@@ -223,10 +224,10 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 		return must.Err(h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour}))
 	}
 	must.Do(t, claim("a", 6*gib))
-	must.IsSaying(t, claim("b", 5*gib), api.ErrQuotaExceeded, "tenant team has 4GiB left of 10GiB (pool a has 6GiB)")
+	expect.ErrorSays(t, claim("b", 5*gib), api.ErrQuotaExceeded, "tenant team has 4GiB left of 10GiB (pool a has 6GiB)")
 	h.pool("operators", on(gpu0, 50*gib))
 	h.restart()
-	must.Is(t, claim("b", 5*gib), api.ErrQuotaExceeded, "after a restart")
+	expect.ErrorIs(t, claim("b", 5*gib), api.ErrQuotaExceeded, "after a restart")
 	register := func(id string, change func(*api.RegisterRequest)) (api.Slice, error) {
 		p := start(t, "/nowhere", "")
 		r := api.RegisterRequest{ID: id, Pools: api.PoolNames{"a"}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
@@ -243,7 +244,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	if s, err := register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }); err != nil || s.TTL != time.Hour {
 		t.Fatalf("%+v %v", s, err)
 	}
-	must.IsSaying(t, must.Err(register("others", func(r *api.RegisterRequest) { r.Tenant = "other" })), api.ErrBadRequest, "pool a is tenant team's")
+	expect.ErrorSays(t, must.Err(register("others", func(r *api.RegisterRequest) { r.Tenant = "other" })), api.ErrBadRequest, "pool a is tenant team's")
 }
 
 // Whose end the enforcer has not noticed yet does not keep a pool.

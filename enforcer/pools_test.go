@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -111,7 +112,7 @@ func TestDeathAndExecGiveBackToBothLedgers(t *testing.T) {
 	eventually(t, "the dead one's bytes are back", func() bool { return h.pooled("llm") == 2*gib })
 	b.must("charge 0 %d", 4*gib)
 	b.expect("refused", "charge 0 1")
-	must.Equal(t, h.seePool("llm").Devices[0].Recovered, 8*gib, "recovered")
+	expect.Equal(t, h.seePool("llm").Devices[0].Recovered, 8*gib, "recovered")
 }
 
 // Between the two charges: the process has charged its slice, and not the pool.
@@ -134,7 +135,7 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 	a.must("charge 0 %d", gib)
 	a.must("half 0 %d", 2*gib)
 	eventually(t, "it counts in the pool", func() bool { return h.pooled("llm") == 3*gib })
-	must.Be(t, h.seePool("llm").Devices[0].Overhead, 2*gib, "overhead")
+	must.Equal(t, h.seePool("llm").Devices[0].Overhead, 2*gib, "overhead")
 	b.must("charge 0 %d", 3*gib)
 	b.expect("refused", "charge 0 1")
 	a.kill()
@@ -209,7 +210,7 @@ func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 	must.Get(h.Release(context.Background(), "a", 0, true))(t)
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 %d", 3*gib)
-	must.Is(t, must.Err(h.DeletePool(context.Background(), "llm")), api.ErrRunning, "a pool with members was deleted")
+	expect.ErrorIs(t, must.Err(h.DeletePool(context.Background(), "llm")), api.ErrRunning, "a pool with members was deleted")
 	a.must("release 0 %d", gib)
 	b.must("charge 0 %d", 3*gib)
 	a.kill()
@@ -270,5 +271,5 @@ func TestAPoolByGrantHasNoMemberThatNamesItWithoutOne(t *testing.T) {
 		}
 		h.restart()
 	}
-	must.Try(t, request("claim", true))
+	expect.NoError(t, request("claim", true))
 }

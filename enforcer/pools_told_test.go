@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -23,8 +24,8 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 1")
 	s.must("charge 0 %d", gib)
-	must.Be(t, h.see("b").State, api.Active, "its members are")
-	must.Is(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrBadRequest)
+	must.Equal(t, h.see("b").State, api.Active, "its members are")
+	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrBadRequest)
 }
 
 // Nobody is killed for it: which member's process it was nobody can tell.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -24,11 +25,11 @@ func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 1")
-	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
+	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
 	s := must.Get(h.Release(context.Background(), "s", 0, true))(t)
-	must.Be(t, s.State, api.Released, "state")
+	must.Equal(t, s.State, api.Released, "state")
 	p.expect("refused", "charge 0 1")
-	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, true)), api.ErrNotFound)
+	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, true)), api.ErrNotFound)
 }
 
 // A container that is released while it has processes keeps what is bound there: without it the next program that one of
@@ -89,11 +90,11 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 	events := filepath.Join(dir, "cgroup.events")
 	must.Do(t, unix.Mount("/dev/null", events, "", unix.MS_BIND, ""))
 	readable := sync.OnceFunc(func() {
-		must.Try(t, unix.Unmount(events, 0))
+		expect.NoError(t, unix.Unmount(events, 0))
 	})
 	defer readable()
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
-	must.Try(t, must.Err(os.Stat(reply.Dir)), "its directory is removed")
+	expect.NoError(t, must.Err(os.Stat(reply.Dir)), "its directory is removed")
 	readable()
 	init.kill()
 	eventually(t, "the directory is gone with the last process", func() bool {
@@ -129,8 +130,8 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 	if second.Slice.Generation == first.Slice.Generation {
 		t.Fatal("one generation for two slices")
 	}
-	must.Is(t, must.Err(h.Release(context.Background(), "s", first.Slice.Generation, true)), api.ErrNotFound)
-	must.Is(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
+	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", first.Slice.Generation, true)), api.ErrNotFound)
+	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
 	h.see("s")
 }
 
@@ -158,6 +159,6 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 		t.Errorf("%d files, %d before", len(after), len(before))
 	}
 	for name, was := range before {
-		must.Equal(t, after[name], was, name, "was written")
+		expect.Equal(t, after[name], was, name, "was written")
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -84,7 +85,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 	full.Store(true)
 	h.restart()
 	for _, id := range []string{"stays", "expires", "released"} {
-		must.Equal(t, h.see(id).State, api.Active, "state")
+		expect.Equal(t, h.see(id).State, api.Active, "state")
 	}
 	if _, err := h.Release(context.Background(), "released", 0, true); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
@@ -96,7 +97,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 		return h.stored(`"released":true`)
 	})
 	h.restart()
-	must.Is(t, must.Err(h.Slice(context.Background(), "released")), api.ErrNotFound)
+	expect.ErrorIs(t, must.Err(h.Slice(context.Background(), "released")), api.ErrNotFound)
 }
 
 func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
@@ -151,5 +152,5 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 		_ = os.Remove(path) // the last one was not made
 	}
 	eventually(t, "it is ready", func() bool { return h.health().Ready })
-	must.Try(t, must.Err(h.Register(context.Background(), request)))
+	expect.NoError(t, must.Err(h.Register(context.Background(), request)))
 }

@@ -17,12 +17,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
 func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
-	must.Equal(t, ledger.Place(m.begun[0]&15), ledger.Running, "it was told", m.begun, "when it attached")
+	expect.Equal(t, ledger.Place(m.begun[0]&15), ledger.Running, "it was told", m.begun, "when it attached")
 	b.works(truth, 30*gib)
 	s := h.becomes("a", api.Evicted)
 	if got := m.been(); got != "locked aside" || f.steps() != "" {
@@ -85,9 +86,9 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.is() != ledger.Running {
 				t.Fatalf("the driver was asked to %s", got)
 			}
-			must.Equal(t, h.granted(t), 45*gib, "given")
+			expect.Equal(t, h.granted(t), 45*gib, "given")
 			a.returns()
-			must.Contain(t, f.steps(), fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid()), "the driver was asked to")
+			expect.Contains(t, f.steps(), fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid()), "the driver was asked to")
 		})
 	}
 }
@@ -310,17 +311,17 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 		time.Sleep(50 * time.Millisecond) // it is told behind its return
 		return m.wasTold(ledger.Bare)
 	}
-	must.Hold(t, !turn(), "it keeps none, though there is plenty")
+	expect.True(t, !turn(), "it keeps none, though there is plenty")
 	// What it keeps it needs not once more. The host of 1 TiB lacks 6 GiB of an eighth.
 	enforcer.HostHas(122 * gib)
 	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
 		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
 	}
 	enforcer.HostHas(gib)
-	must.Hold(t, turn(), "it keeps some of a host that has too little")
+	expect.True(t, turn(), "it keeps some of a host that has too little")
 	enforcer.HostHas(1 << 40)
 	limited.Store(true)
-	must.Hold(t, turn(), "it keeps some, though its cgroup is limited")
+	expect.True(t, turn(), "it keeps some, though its cgroup is limited")
 }
 
 func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
@@ -531,7 +532,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	}
 	a.returns()
 	must.Do(t, h.suspend("a"))
-	must.Equal(t, truth.holds(a.pid()), 600*mib)
+	expect.Equal(t, truth.holds(a.pid()), 600*mib)
 	resumed(t, h, "a")
 	b.returns()
 	if h.becomes("a", api.Evicted); truth.holds(a.pid()) < 30*gib {

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -104,17 +105,17 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 		"quotas that are nought": {"s", []api.Quota{on(gpu0, 0)}, api.ErrBadRequest},
 	} {
 		_, err := h.Change(context.Background(), row.id, api.ChangeRequest{Quotas: row.quotas, TTL: &ttl})
-		must.Is(t, err, row.want, what)
+		expect.ErrorIs(t, err, row.want, what)
 	}
-	must.Is(t, must.Err(h.Change(context.Background(), "s", api.ChangeRequest{})), api.ErrBadRequest, "nothing")
+	expect.ErrorIs(t, must.Err(h.Change(context.Background(), "s", api.ChangeRequest{})), api.ErrBadRequest, "nothing")
 	if s := h.see("s"); s.Expires != nil || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 4*gib {
 		t.Errorf("something was changed: %+v", s)
 	}
 	// What was refused is not booked, nor is what was given up.
-	must.Try(t, must.Err(h.set("s", on(gpu1, 10*gib))))
-	must.Try(t, must.Err(h.set("s", on(gpu1, gib))))
-	must.Try(t, must.Err(h.set("other", on(gpu1, 79*gib))))
-	must.Try(t, must.Err(h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl})), "the time of one that records")
+	expect.NoError(t, must.Err(h.set("s", on(gpu1, 10*gib))))
+	expect.NoError(t, must.Err(h.set("s", on(gpu1, gib))))
+	expect.NoError(t, must.Err(h.set("other", on(gpu1, 79*gib))))
+	expect.NoError(t, must.Err(h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl})), "the time of one that records")
 }
 
 // A device that no process uses yet is given, or refused, when it is asked for; its first use finds what was given.
@@ -145,7 +146,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 		unchanged(row.id)
 	}
 	must.Do(t, h.LoseDisk())
-	must.Error(t, must.Err(h.set("s", on(gpu1, 20*gib))), "it is given, and not on disk")
+	expect.Error(t, must.Err(h.set("s", on(gpu1, 20*gib))), "it is given, and not on disk")
 	unchanged("s")
 	h.restart()
 	unchanged("s")
@@ -171,7 +172,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	h.restart()
 	check(h.see("s"))
 	p.expect("refused", "charge 1 1")
-	must.Equal(t, p.must("device %s %d", hex1, 80*gib), 1, "it has place")
+	expect.Equal(t, p.must("device %s %d", hex1, 80*gib), 1, "it has place")
 }
 
 func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
@@ -179,7 +180,7 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	ctx := context.Background()
 	must.Get(h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
 	must.Get(h.ask("m", func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"llm"} }, on(gpu0, gib)))(t)
-	must.IsSaying(t, must.Err(h.set("m", on(gpu1, 5*gib))), api.ErrNoDevice, "pool llm has none", "where the pool has nothing")
+	expect.ErrorSays(t, must.Err(h.set("m", on(gpu1, 5*gib))), api.ErrNoDevice, "pool llm has none", "where the pool has nothing")
 	must.Get(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 20*gib)}}))(t)
 	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
 		t.Errorf("%+v, %v", s, err)

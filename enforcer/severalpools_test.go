@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -52,13 +53,13 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 				a, b := h.seePool("a"), h.seePool("b")
 				return fmt.Sprint(a.Members, a.Devices[0].Used/gib, a.ProcessCount, b.Members, b.Devices[0].Used/gib, b.ProcessCount)
 			}
-			must.Be(t, figures(), "[none other s] 6 3 [none s] 2 2")
+			must.Equal(t, figures(), "[none other s] 6 3 [none s] 2 2")
 			if d := h.see("none").Devices; len(d) != 2 || d[0].Pool != "a" || d[0].Limit != 6*gib || d[1].Pool != "b" || d[1].Limit != 2*gib {
 				t.Fatalf("%+v", d)
 			}
-			must.Be(t, h.seePool("b").Devices[0].Refusals, 1, "b has refused")
+			must.Equal(t, h.seePool("b").Devices[0].Refusals, 1, "b has refused")
 			h.restart()
-			must.Be(t, figures(), "[none other s] 6 3 [none s] 2 2", "after a restart")
+			must.Equal(t, figures(), "[none other s] 6 3 [none s] 2 2", "after a restart")
 			s.tell("exec")
 			s.usesBoth()
 			eventually(t, "what it held before exec is given back in both", func() bool { return figures() == "[none other s] 2 3 [none s] 1 2" })
@@ -99,7 +100,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 		"there is no pool nobody": {"a", "nobody"},
 	} {
 		_, err := h.Register(ctx, api.RegisterRequest{ID: "s", Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), Pools: pools})
-		must.IsSaying(t, err, api.ErrBadRequest, want, pools)
+		expect.ErrorSays(t, err, api.ErrBadRequest, want, pools)
 	}
 	must.Len(t, h.seePool("a").Members, 0, "what was refused is a member")
 	s := h.memberOf("s", both)
@@ -107,7 +108,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 		return must.Err(h.SetPool(ctx, name, api.PoolRequest{Quotas: []api.Quota{quota}}))
 	}
 	for _, quota := range []api.Quota{on(gpu1, gib), on(api.AllDevices, gib)} {
-		must.IsSaying(t, extend("a", quota), api.ErrBadRequest, "pool a has a member that draws on other pools, too (s)")
+		expect.ErrorSays(t, extend("a", quota), api.ErrBadRequest, "pool a has a member that draws on other pools, too (s)")
 	}
 	must.Do(t, extend("a", on(gpu0, 7*gib)))
 	s.kill()
@@ -154,6 +155,6 @@ func TestAProcessThatADamagedPoolKeepsOutHasAPlaceInNoOther(t *testing.T) {
 	for range 3 {
 		s.expect("status 3", "attach")
 	}
-	must.Be(t, h.seePool("a").ProcessCount, 0, "processes have a place in a")
+	must.Equal(t, h.seePool("a").ProcessCount, 0, "processes have a place in a")
 	h.member("in-a", "a").uses().must("charge 0 %d", 6*gib)
 }

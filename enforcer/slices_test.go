@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -29,7 +30,7 @@ import (
 func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", on(api.AllDevices, 4*gib))
-	must.Be(t, p.must("attach"), 1, "lane")
+	must.Equal(t, p.must("attach"), 1, "lane")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 3*gib)
 	p.expect("refused", "charge 0 %d", 2*gib)
@@ -108,11 +109,11 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
 	init.kill()
-	must.Is(t, must.Err(h.Release(context.Background(), "c", 0, false)), api.ErrRunning, "release of a slice with a process alive")
+	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "c", 0, false)), api.ErrRunning, "release of a slice with a process alive")
 	h.restart()
 	other.must("charge 0 %d", gib)
 	other.expect("refused", "charge 0 1")
-	must.Be(t, h.see("c").Devices[0].Used, gib, "used")
+	must.Equal(t, h.see("c").Devices[0].Used, gib, "used")
 	other.kill()
 	h.gone("c")
 }
@@ -209,7 +210,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 				must.Do(t, err)
 				return
 			}
-			must.IsSaying(t, err, api.ErrBadRequest, c.says)
+			expect.ErrorSays(t, err, api.ErrBadRequest, c.says)
 		})
 	}
 	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
@@ -227,7 +228,7 @@ func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
 	h.options.Caller = func(context.Context) (session.Asker, bool) {
 		if asked++; asked == 3 { // the enforcer has opened the process
 			_ = child.cmd.Process.Kill()
-			must.Try(t, unix.Waitid(unix.P_PID, child.pid(), nil, unix.WEXITED|unix.WNOWAIT, nil))
+			expect.NoError(t, unix.Waitid(unix.P_PID, child.pid(), nil, unix.WEXITED|unix.WNOWAIT, nil))
 		}
 		return asker(os.Getpid(), uint32(os.Geteuid())), true
 	}
@@ -252,7 +253,7 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 			cmd = exec.Command("stat", path)
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		must.Refused(cmd.CombinedOutput())(t, "ermission denied", path)
+		expect.Refused(cmd.CombinedOutput())(t, "ermission denied", path)
 	}
 }
 
@@ -276,7 +277,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 			if d := s.Devices; len(d) != 2 || d[0].Used != 70*gib || d[0].Limit != 0 || d[1].Used != 80*gib || d[1].Limit != 0 {
 				t.Errorf("%+v", d)
 			}
-			must.EqualSlices(t, s.Quotas, row.shown)
+			expect.EqualSlices(t, s.Quotas, row.shown)
 		})
 	}
 }
@@ -317,7 +318,7 @@ func TestAContainerWithoutACgroupOfItsOwnIsRefused(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, nil)
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Is(t, err, api.ErrBadRequest)
+	expect.ErrorIs(t, err, api.ErrBadRequest)
 }
 
 func TestPercentIsOfTheDevice(t *testing.T) {
@@ -349,7 +350,7 @@ func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 func TestTwoEnforcersDoNotShareAState(t *testing.T) {
 	h := newHost(t, nil)
 	_, err := enforcer.New(h.options)
-	must.Say(t, err, fmt.Sprint("pid ", os.Getpid()))
+	expect.ErrorContains(t, err, fmt.Sprint("pid ", os.Getpid()))
 }
 
 // What an enforcer that was killed had forked has its locks for a moment more.
@@ -366,7 +367,7 @@ func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
 	must.Do(t, os.Chmod(filepath.Join(h.options.RunDir, "slices"), 0o777))
-	must.Say(t, must.Err(enforcer.New(h.options)), "chmod")
+	expect.ErrorContains(t, must.Err(enforcer.New(h.options)), "chmod")
 }
 
 // Nor is it said whose the directories are: their names say nothing, and only who was told of one finds it.
@@ -466,7 +467,7 @@ func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
 	first.must("attach")
 	second, third := more(), more()
 	second.must("attach")
-	must.Be(t, third.ask("attach"), fmt.Sprintf("status %d", ledger.StatusFull), "the process after the last slot was answered")
+	must.Equal(t, third.ask("attach"), fmt.Sprintf("status %d", ledger.StatusFull), "the process after the last slot was answered")
 	second.kill()
 	eventually(t, "a slot is free again", func() bool { return strings.HasPrefix(third.ask("attach"), "ok") })
 }

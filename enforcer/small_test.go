@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -42,7 +43,7 @@ func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 			h.give("first", on(gpu0, 4*gib))
 			refused := func(what string, err error) {
 				t.Helper()
-				must.Say(t, err, "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows), what)
+				expect.ErrorContains(t, err, "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows), what)
 			}
 			pool := func(do func(context.Context, string, api.PoolRequest) (api.Pool, error), name string, bytes uint64) error {
 				return must.Err(do(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}))
@@ -54,11 +55,11 @@ func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 			_, err := h.set("first", on(gpu0, c.small))
 			refused("set", err)
 			refused("create a pool", pool(h.CreatePool, "p", c.small))
-			must.Try(t, must.Err(h.set("first", on(gpu0, c.sufficient))))
-			must.Try(t, pool(h.CreatePool, "p", c.sufficient))
+			expect.NoError(t, must.Err(h.set("first", on(gpu0, c.sufficient))))
+			expect.NoError(t, pool(h.CreatePool, "p", c.sufficient))
 			refused("set a pool", pool(h.SetPool, "p", c.small))
-			must.Try(t, register("b", c.sufficient, api.Enforce))
-			must.Try(t, register("c", c.small, api.Record), "nothing is refused to a slice that records")
+			expect.NoError(t, register("b", c.sufficient, api.Enforce))
+			expect.NoError(t, register("c", c.small, api.Record), "nothing is refused to a slice that records")
 			h.stop()
 			h.start()
 			if d := h.see("first").Devices; len(d) == 0 || d[0].Limit != c.sufficient {

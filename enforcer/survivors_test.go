@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -59,7 +60,7 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			h.given(gpu0, 3*gib, 77*gib)
 			p := start(t, "/nonexistent", "")
 			_, err := h.Register(as(p.pid(), 0), api.RegisterRequest{ID: "t", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, 78*gib)}})
-			must.Say(t, err, "s has 3GiB")
+			expect.ErrorContains(t, err, "s has 3GiB")
 			other.kill()
 			eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
 			must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
@@ -106,7 +107,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 			first.kill()
 			release()
 			h.gone("s")
-			must.Equal(t, h.device(gpu0).Quotas, c.want, "count")
+			expect.Equal(t, h.device(gpu0).Quotas, c.want, "count")
 			if !c.silent {
 				h.restart()
 				h.given(gpu0, c.want, 80*gib-c.want)
@@ -242,7 +243,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	for range 2 {
 		h.restart()
-		must.Equal(t, h.seePool("llm").Devices[0].Used, 3*gib, "are used")
+		expect.Equal(t, h.seePool("llm").Devices[0].Used, 3*gib, "are used")
 	}
 	other.in.Close() // which ends it
 	eventually(t, "it is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
@@ -262,7 +263,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 		p.must("device %s %d", hex0, 80*gib)
 		p.must("charge 0 %d", 8*gib)
 		must.Get(u.Release(as(p.pid(), alice), "u5001-a", 0, true))(t)
-		must.IsSaying(t, must.Err(begin(t, u, alice, "b", on(gpu0, 3*gib))), api.ErrQuotaExceeded, "have 8GiB")
+		expect.ErrorSays(t, must.Err(begin(t, u, alice, "b", on(gpu0, 3*gib))), api.ErrQuotaExceeded, "have 8GiB")
 		p.kill()
 		eventually(t, "it is the user's again", func() bool {
 			_, err := begin(t, u, alice, "b", on(gpu0, 3*gib))
@@ -294,5 +295,5 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // most often it has come to wait by then
 	first.kill()
 	release()
-	must.IsSaying(t, <-began, api.ErrQuotaExceeded, "have 8GiB")
+	expect.ErrorSays(t, <-began, api.ErrQuotaExceeded, "have 8GiB")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -57,7 +58,7 @@ func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testin
 	refusedWith(t, release(), api.CodeRunning, fmt.Sprint("process ", p.pid()))
 	p.kill()
 	must.Do(t, release())
-	must.Equal(t, h.granted(t), 0, "bytes are given")
+	expect.Equal(t, h.granted(t), 0, "bytes are given")
 }
 
 // It counts for nothing, and needs room on the device all the same.
@@ -73,7 +74,7 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	b.uses().takes(truth, 60*gib)
 	refusedWith(t, h.resume("r"), api.CodeQuotaExceeded, "on device 0", "19GiB are free", "b holds 60GiB")
 	h.restart()
-	must.Be(t, h.see("r").State, api.Suspended, "state")
+	must.Equal(t, h.see("r").State, api.Suspended, "state")
 	truth.set(gpu0, b.pid(), 0)
 	b.must("release 0 %d", 60*gib)
 	must.Do(t, h.resume("r"))
@@ -100,16 +101,16 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	p.must("stubborn")
 	p.takes(truth, gib)
 	must.Do(t, h.suspend("a"))
-	must.Try(t, must.Err(h.Renew(context.Background(), "a", renewed(2*time.Hour))), "its time is not renewed while it is suspended")
+	expect.NoError(t, must.Err(h.Renew(context.Background(), "a", renewed(2*time.Hour))), "its time is not renewed while it is suspended")
 	c.pass(90 * time.Minute)
 	h.restart()
-	must.Be(t, h.see("a").State, api.Suspended, "state")
+	must.Equal(t, h.see("a").State, api.Suspended, "state")
 	c.pass(time.Hour)
 	h.expired("a")
 	refusedWith(t, h.resume("a"), api.CodeExpired, "the time of slice a is over")
 	h.restart()
 	h.expired("a")
-	must.Equal(t, h.granted(t), 0, "bytes are given to what expired while it was suspended")
+	expect.Equal(t, h.granted(t), 0, "bytes are given to what expired while it was suspended")
 	c.pass(2 * grace)
 	p.ended()
 	h.gone("a")
@@ -132,7 +133,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	must.Do(t, err)
 	lead(t, link, reply)
 	p.uses().takes(truth, 5*gib)
-	must.Error(t, move(u.Suspend, bob), "another user suspends it")
+	expect.Error(t, move(u.Suspend, bob), "another user suspends it")
 	must.Do(t, move(u.Suspend, alice))
 	must.Do(t, must.Err(begin(t, u, alice, "b", on(gpu0, 6*gib))), "what she suspended counts in her limit")
 	const over = "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB"
@@ -155,7 +156,7 @@ func (h *host) rewrite(change func(*store.Slice)) {
 	must.Do(h.t, err)
 	for _, slice := range s.Slices() {
 		change(&slice)
-		must.Try(h.t, s.PutSlice(slice))
+		expect.NoError(h.t, s.PutSlice(slice))
 	}
 	must.Do(h.t, s.Close())
 }
@@ -180,7 +181,7 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 	p.expect("ok", "poke %d %d", 128+16, 1<<50) // the limit
 	eventually(t, "it is noticed", func() bool { return damaged(h, "a") })
 	h.restart()
-	must.Be(t, h.see("a").State, api.Damaged, "state")
+	must.Equal(t, h.see("a").State, api.Damaged, "state")
 	refusedWith(t, h.resume("a"), api.CodeBadRequest, "slice a is damaged")
 	_, err := h.Release(context.Background(), "a", 0, true)
 	refusedWith(t, err, api.CodeRunning, "end its processes")
@@ -189,5 +190,5 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 	}
 	p.kill()
 	h.gone("a")
-	must.Equal(t, h.granted(t), 0, "bytes are given")
+	expect.Equal(t, h.granted(t), 0, "bytes are given")
 }

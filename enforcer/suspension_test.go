@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -164,7 +165,7 @@ func refusedWith(t *testing.T, err error, code api.Code, words ...string) {
 		t.Fatalf("%v, want a refusal %q", err, code)
 	}
 	for _, w := range words {
-		must.Contain(t, e.Message, w)
+		expect.Contains(t, e.Message, w)
 	}
 }
 
@@ -217,9 +218,9 @@ func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	a.must("charge 0 %d", gib)
 	a.expect("refused", "charge 0 1")
-	must.Equal(t, h.see("a").Devices[0].Used, 0, "used")
+	expect.Equal(t, h.see("a").Devices[0].Used, 0, "used")
 	must.Do(t, h.resume("a"))
-	must.Equal(t, h.see("a").Devices[0].Used, 4*gib, "used")
+	expect.Equal(t, h.see("a").Devices[0].Used, 4*gib, "used")
 }
 
 // two are processes of one container.
@@ -237,7 +238,7 @@ func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
 		a, _ := h.session("a", on(gpu0, 50*gib))
 		a.uses().takes(truth, 40*gib)
 		f.deafen(action)
-		must.Error(t, h.suspend("a"), "it is suspended")
+		expect.Error(t, h.suspend("a"), "it is suspended")
 		if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
 			t.Errorf("%s: %+v, %d granted", action, s, h.granted(t))
 		}
@@ -266,7 +267,7 @@ func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
 			full.Store(true)
 		}
 	}
-	must.Error(t, h.suspend("a"), "it is suspended")
+	expect.Error(t, h.suspend("a"), "it is suspended")
 	if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
 		t.Errorf("%+v, %d granted", s, h.granted(t))
 	}
@@ -286,7 +287,7 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	untouched := func(what string) {
 		t.Helper()
 		for pid, state := range f.states() {
-			must.Equal(t, state, checkpoint.Running, what, "process", pid)
+			expect.Equal(t, state, checkpoint.Running, what, "process", pid)
 		}
 		if s := h.see("c"); s.State != api.Active || s.Devices[0].Used != 20*gib || h.granted(t) != 50*gib {
 			t.Errorf("%s: %+v", what, s)
@@ -358,7 +359,7 @@ func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testi
 		first, last = b, a
 	}
 	f.fail(checkpoint.Restore, last.pid(), 2)
-	must.Error(t, h.resume("c"), "it is resumed without one of its processes")
+	expect.Error(t, h.resume("c"), "it is resumed without one of its processes")
 	if s := h.see("c"); s.State != api.Suspended || !strings.Contains(s.Reason, fmt.Sprint(last.pid())) || f.states()[first.pid()] != checkpoint.Checkpointed {
 		t.Fatalf("%+v, %v", s, f.states())
 	}
@@ -389,9 +390,9 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 	must.Do(t, h.suspend("c"))
 	slices.SortFunc(all, func(a, b *proc) int { return a.pid() - b.pid() })
 	f.fail(checkpoint.Restore, all[1].pid(), 2)
-	must.Error(t, h.resume("c"), "it is resumed without one of its processes")
+	expect.Error(t, h.resume("c"), "it is resumed without one of its processes")
 	for _, step := range f.did {
-		must.Hold(t, step != fmt.Sprint("restore ", all[2].pid()), "the last was restored", f.did)
+		expect.True(t, step != fmt.Sprint("restore ", all[2].pid()), "the last was restored", f.did)
 	}
 }
 
@@ -402,7 +403,7 @@ func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
 	a.takes(truth, 6*gib)
 	b.expect("refused", "charge 0 %d", 4*gib)
 	must.Do(t, h.suspend("a"))
-	must.Equal(t, h.pooled("llm"), 0, "bytes of a suspended member are shown as used")
+	expect.Equal(t, h.pooled("llm"), 0, "bytes of a suspended member are shown as used")
 	b.takes(truth, 4*gib)
 	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "pool llm")
 	h.restart()
@@ -426,7 +427,7 @@ func TestASuspendedSliceOutlivesTheEnforcer(t *testing.T) {
 	if s := h.see("a"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 0 {
 		t.Fatalf("%+v", s)
 	}
-	must.Error(t, must.Err(h.set("a", on(gpu0, 60*gib))), "it has another quota, which nobody gave it")
+	expect.Error(t, must.Err(h.set("a", on(gpu0, 60*gib))), "it has another quota, which nobody gave it")
 	if err := h.resume("a"); err != nil || f.states()[a.pid()] != checkpoint.Running {
 		t.Fatal(err, f.states())
 	}
@@ -454,7 +455,7 @@ func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) 
 	a.uses().takes(truth, 2*gib)
 	must.Do(t, h.suspend("s"))
 	truth.comparisons(t, 4)
-	must.Be(t, overhead(h), 0, "bytes are charged to a suspended slice")
+	must.Equal(t, overhead(h), 0, "bytes are charged to a suspended slice")
 	truth.set(gpu0, a.pid(), 2*gib)
 	eventually(t, "it is charged", func() bool { return overhead(h) == 2*gib })
 	eventually(t, "and counts", func() bool { return h.granted(t) == 2*gib || h.granted(t) == 0 })
@@ -502,10 +503,10 @@ func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 	go func() { back <- h.resume("silent") }()
 	await.Value(t, "it is being restored", begun)
 	for _, id := range []string{"other", "beside"} {
-		must.Try(t, h.resume(id), id)
+		expect.NoError(t, h.resume(id), id)
 	}
 	let()
-	must.Try(t, await.Value(t, "it is back", back))
+	expect.NoError(t, await.Value(t, "it is back", back))
 }
 
 // Memory that is reserved for one process is promised to no other until its return has failed.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -90,7 +91,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	p.must("context 0 %d", 300*mib)
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), gib+433*mib)
-	must.Be(t, p.must("truth 0"), gib+433*mib, "the process was told")
+	must.Equal(t, p.must("truth 0"), gib+433*mib, "the process was told")
 	learned := func() bool {
 		devices, _ := h.Devices(context.Background())
 		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
@@ -104,7 +105,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	await.Quiet(t, "a larger cost is learned", 50*time.Millisecond, func() bool { return !learned() })
 	h.stop()
 	h.start()
-	must.Hold(t, learned(), "it was forgotten by a restart")
+	expect.True(t, learned(), "it was forgotten by a restart")
 }
 
 // What a context costs is learned from what processes show, who can show as much as they like.
@@ -190,7 +191,7 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 	p.must("attach")
 	p.must("charge 0 %d", gib)
 	p.expect("status 6", "truth 0")
-	must.Be(t, h.see("s").Devices[0].Used, gib, "used")
+	must.Equal(t, h.see("s").Devices[0].Used, gib, "used")
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 }
 
@@ -218,9 +219,9 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 			// The comparison sees it before the process has charged it: it is not taken for hidden memory.
 			looked := truth.looked()
 			eventually(t, "it is looked at", func() bool { return truth.looked() > looked+3 })
-			must.Be(t, h.see(id).Devices[0].Overhead, 0, "charged for the process before it could")
+			must.Equal(t, h.see(id).Devices[0].Overhead, 0, "charged for the process before it could")
 		}
-		must.Be(t, p.must("truth 0"), context, "truth")
+		must.Equal(t, p.must("truth 0"), context, "truth")
 		p.must("charge 0 %d", context)
 		p.must("context 0 %d", context)
 		p.must("charge 0 %d", gib-context) // all that is left
@@ -240,7 +241,7 @@ func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
 	p.must("truth 0")
 	eventually(t, "it is charged", func() bool { return h.see("s").Devices[0].Overhead == 518*mib })
 	p.must("truth 0")
-	must.Be(t, h.see("s").Devices[0].Overhead, 518*mib, "asking again took it back")
+	must.Equal(t, h.see("s").Devices[0].Overhead, 518*mib, "asking again took it back")
 }
 
 // Nor does to attach again and again, as a process may that has called execve.

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -101,16 +102,16 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	h.member("a", "llm", on(gpu0, gib), on(gpu1, gib))
 	change := func(r api.ChangeRequest) func() {
 		return func() {
-			must.Try(t, must.Err(h.Change(ctx, "a", r)))
+			expect.NoError(t, must.Err(h.Change(ctx, "a", r)))
 		}
 	}
 	during("another quota", change(api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))
 	during("another time", change(api.ChangeRequest{TTL: &ttl}))
 	during("another quota of the pool", func() {
-		must.Try(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 71*gib)}})))
+		expect.NoError(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 71*gib)}})))
 	})
 	during("a quota of the pool on another device", func() {
-		must.Try(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}})))
+		expect.NoError(t, must.Err(h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}})))
 	})
 	link := filepath.Join(h.options.RunDir, "to-e")
 	e := start(t, link, "")
@@ -127,10 +128,10 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	c.must("attach")
 	other := start(t, filepath.Join(reply.Dir, "bind"), "")
 	during("a process that joins", func() {
-		must.Try(t, h.join(other, "c", token))
+		expect.NoError(t, h.join(other, "c", token))
 	})
 	during("a release", func() {
-		must.Try(t, must.Err(h.Release(ctx, "c", 0, true)))
+		expect.NoError(t, must.Err(h.Release(ctx, "c", 0, true)))
 	})
 	during("the cost of a context", func() {
 		truth.set(gpu0, e.pid(), 300*mib)
@@ -161,11 +162,11 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 	var others sync.WaitGroup
 	for i, p := range begun {
 		others.Go(func() {
-			must.Try(t, must.Err(h.Release(ctx, fmt.Sprint("old", i), 0, true)))
+			expect.NoError(t, must.Err(h.Release(ctx, fmt.Sprint("old", i), 0, true)))
 		})
 		others.Go(func() {
 			r := api.RegisterRequest{ID: fmt.Sprint("new", i), Quotas: []api.Quota{on(gpu0, mib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
-			must.Try(t, must.Err(h.Register(ctx, r)))
+			expect.NoError(t, must.Err(h.Register(ctx, r)))
 		})
 	}
 	done := make(chan struct{})
@@ -178,8 +179,8 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 		t.Error("the write did not hang")
 	}
 	let()
-	must.Try(t, <-set)
-	must.Equal(t, h.see("a").Devices[0].Limit, 2*gib, "limit")
+	expect.NoError(t, <-set)
+	expect.Equal(t, h.see("a").Devices[0].Limit, 2*gib, "limit")
 }
 
 // Of many that register with one id at a time one gets it, and one that is released meanwhile leaves nothing.
@@ -202,7 +203,7 @@ func TestOneOfManyGetsAnID(t *testing.T) {
 			})
 		}
 		all.Wait()
-		must.Be(t, got.Load(), 1, "have the id")
+		must.Equal(t, got.Load(), 1, "have the id")
 		for range many {
 			all.Go(func() {
 				if _, err := h.Release(ctx, "s", 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {

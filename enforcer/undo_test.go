@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -71,7 +72,7 @@ func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
 	p := start(t, filepath.Join(reply.Dir, "bind"), "")
 	full := func() error { return syscall.ENOSPC }
 	do.Store(&full)
-	must.Error(t, h.join(p, "s", token), "it has joined")
+	expect.Error(t, h.join(p, "s", token), "it has joined")
 	do.Store(nil)
 	p.expect("status 1", "attach") // a stranger
 	must.Do(t, h.join(p, "s", token))

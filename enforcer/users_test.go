@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
@@ -59,7 +60,7 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	reply := must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib)))(t)
-	must.Be(t, reply.Slice.ID, "u5001-a", "id")
+	must.Equal(t, reply.Slice.ID, "u5001-a", "id")
 	for name, c := range map[string]struct {
 		uid   uint32
 		quota api.Quota
@@ -79,17 +80,17 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	}
 	// On the other device there is as much, and what fits exactly is given.
 	for _, quota := range []api.Quota{on(gpu1, 10*gib), on(gpu0, 4*gib)} {
-		must.Try(t, must.Err(begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota)))
+		expect.NoError(t, must.Err(begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota)))
 	}
-	must.IsSaying(t, must.Err(begin(t, u, alice, "c", on(gpu1, 1))), api.ErrQuotaExceeded, "3 sessions", "a fourth session")
+	expect.ErrorSays(t, must.Err(begin(t, u, alice, "c", on(gpu1, 1))), api.ErrQuotaExceeded, "3 sessions", "a fourth session")
 	// Of a group each has what the limit says.
 	for _, uid := range []uint32{bob, carol} {
-		must.Try(t, must.Err(begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10})))
+		expect.NoError(t, must.Err(begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10})))
 	}
 	// What ended is free again.
 	must.Get(u.Release(as(1, alice), "u5001-a", 0, true))(t)
-	must.Try(t, must.Err(begin(t, u, alice, "a", on(gpu0, 6*gib))))
-	must.Equal(t, len(slicesOf(t, h)), 5, "slices")
+	expect.NoError(t, must.Err(begin(t, u, alice, "a", on(gpu0, 6*gib))))
+	expect.Equal(t, len(slicesOf(t, h)), 5, "slices")
 }
 
 func slicesOf(t *testing.T, h *host) []api.Slice {
@@ -107,16 +108,16 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 		return must.Err(u.Register(as(p.pid(), alice), api.RegisterRequest{ID: id, Quotas: []api.Quota{quota}, Visible: []string{gpu0}, Session: true, PID: p.pid(), UID: alice}))
 	}
 	must.Do(t, see("all", on(api.AllDevices, 6*gib)))
-	must.Equal(t, h.device(gpu1).Quotas, 6*gib, "bytes are given of the device that it says it does not see")
+	expect.Equal(t, h.device(gpu1).Quotas, 6*gib, "bytes are given of the device that it says it does not see")
 	for name, err := range map[string]error{
 		"on a device that the other says it does not see": func() error { _, err := begin(t, u, alice, "b", on(gpu1, 5*gib)); return err }(),
 		"on one that it says it sees":                     see("c", on(gpu0, 5*gib)),
 	} {
-		must.IsSaying(t, err, api.ErrQuotaExceeded, "and have 6GiB", name)
+		expect.ErrorSays(t, err, api.ErrQuotaExceeded, "and have 6GiB", name)
 	}
 	// One that has no quota on a device is not counted there.
-	must.Try(t, see("one", on(gpu0, 4*gib)))
-	must.Try(t, must.Err(begin(t, u, alice, "other", on(gpu1, 4*gib))))
+	expect.NoError(t, see("one", on(gpu0, 4*gib)))
+	expect.NoError(t, must.Err(begin(t, u, alice, "other", on(gpu1, 4*gib))))
 }
 
 func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
@@ -136,7 +137,7 @@ func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%v does not say %q", err, want)
 		}
 	}
-	must.Try(t, must.Err(begin(t, u, alice, "b", on(gpu1, 4*gib))))
+	expect.NoError(t, must.Err(begin(t, u, alice, "b", on(gpu1, 4*gib))))
 }
 
 func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
@@ -154,16 +155,16 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 		p := start(t, "/nonexistent", "")
 		r := api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()}
 		change(&r)
-		must.Say(t, must.Err(u.Register(as(p.pid(), alice), r)), name)
+		expect.ErrorContains(t, must.Err(u.Register(as(p.pid(), alice), r)), name)
 	}
-	must.Is(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "somebody whom the kernel does not know")
+	expect.ErrorIs(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "somebody whom the kernel does not know")
 	// He is who the kernel says, whatever he writes.
 	p := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
 	must.Do(t, err)
 	info := must.Get(os.Stat(reply.Dir + "/" + api.TokenName))(t)
-	must.Equal(t, int(info.Sys().(*syscall.Stat_t).Uid), alice, "the token is of uid")
-	must.Equal(t, len(slicesOf(t, h)), 1, "slices")
+	expect.Equal(t, int(info.Sys().(*syscall.Stat_t).Uid), alice, "the token is of uid")
+	expect.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
 // Each costs files and events, of which others have the less.
@@ -186,7 +187,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "once each 1s") {
 		t.Errorf("%d sessions were begun, then: %v", begun, err)
 	}
-	must.Try(t, must.Err(begin(t, u, bob, "b", on(gpu0, gib))), "another user")
+	expect.NoError(t, must.Err(begin(t, u, bob, "b", on(gpu0, gib))), "another user")
 	began, begun, err = time.Now(), 1, nil
 	for hour := time.Hour; err == nil && begun < 1000; begun++ {
 		_, err = u.Renew(as(p.pid(), bob), "u5002-b", api.RenewRequest{TTL: &hour})
@@ -194,7 +195,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
 		t.Errorf("a session was renewed %d times, then: %v", begun, err)
 	}
-	must.Equal(t, len(slicesOf(t, h)), 1, "slices")
+	expect.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
 // What a container may have written to the log, and asked, all sessions of a user may have together: else who begins another has it again.
@@ -223,7 +224,7 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 	_, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
-	must.IsSaying(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session that begins with process 1")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session that begins with process 1")
 }
 
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
@@ -244,8 +245,8 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	}
 	for _, id := range []string{theirs.Slice.ID, "none"} {
 		for what, err := range other(as(1, alice), id) {
-			must.IsSaying(t, err, api.ErrNotFound, "you have no session "+id, id, "is", what)
-			must.Equal(t, errors.Is(err, api.ErrForbidden), id == theirs.Slice.ID, id, "is", what, "the audit log says that it was refused")
+			expect.ErrorSays(t, err, api.ErrNotFound, "you have no session "+id, id, "is", what)
+			expect.Equal(t, errors.Is(err, api.ErrForbidden), id == theirs.Slice.ID, id, "is", what, "the audit log says that it was refused")
 		}
 	}
 	// What is asked may be known before more is read of it than the id.
@@ -264,9 +265,9 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	}
 	wrong := api.WithToken(as(1, alice), api.Token(strings.Repeat("0", 64)))
 	for what, err := range other(wrong, theirs.Slice.ID) {
-		must.Is(t, err, api.ErrForbidden, "with a wrong token it is", what)
+		expect.ErrorIs(t, err, api.ErrForbidden, "with a wrong token it is", what)
 	}
-	must.Be(t, len(slicesOf(t, h)), 2, "slices")
+	must.Equal(t, len(slicesOf(t, h)), 2, "slices")
 	// Who was given the token may.
 	text := must.Get(os.ReadFile(theirs.Dir + "/" + api.TokenName))(t)
 	_, token, err := api.ParseTokenFile(string(text))
@@ -281,8 +282,8 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	if s, err := u.Renew(shown, theirs.Slice.ID, api.RenewRequest{TTL: &hour}); err != nil || s.TTL != hour {
 		t.Errorf("renewed: %v", err)
 	}
-	must.Try(t, must.Err(u.Release(shown, theirs.Slice.ID, 0, true)), "released")
-	must.Try(t, must.Err(u.Release(as(1, alice), mine.Slice.ID, 0, true)), "one's own")
+	expect.NoError(t, must.Err(u.Release(shown, theirs.Slice.ID, 0, true)), "released")
+	expect.NoError(t, must.Err(u.Release(as(1, alice), mine.Slice.ID, 0, true)), "one's own")
 }
 
 func TestUsersWhoRaceForTheirLastBytesGetNoMore(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -96,10 +97,10 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 			t.Errorf("%q: %v", c.names, err)
 			continue
 		}
-		must.EqualSlices(t, shown(reply.Slice), c.want, c.names, "counts on")
+		expect.EqualSlices(t, shown(reply.Slice), c.want, c.names, "counts on")
 		devices := must.Get(h.Devices(t.Context()))(t)
 		for _, d := range devices {
-			must.Equal(t, d.Quotas == 4*gib, slices.Contains(c.want, d.UUID), c.names, "on", d.UUID, "are quotas of", d.Quotas, "bytes")
+			expect.Equal(t, d.Quotas == 4*gib, slices.Contains(c.want, d.UUID), c.names, "on", d.UUID, "are quotas of", d.Quotas, "bytes")
 		}
 		must.Get(h.Release(t.Context(), "s", 0, true))(t)
 		p.kill()
@@ -122,7 +123,7 @@ func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
 			t.Errorf("%s: %v; want %q", c.device, err, c.says)
 		}
 	}
-	must.Try(t, must.Err(h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib))), "quotas on what is seen")
+	expect.NoError(t, must.Err(h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib))), "quotas on what is seen")
 }
 
 func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
@@ -133,7 +134,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 	lead(t, link, reply)
 	check := func(when string, want ...string) {
 		t.Helper()
-		must.EqualSlices(t, shown(h.see("s")), want, when, "counts on")
+		expect.EqualSlices(t, shown(h.see("s")), want, when, "counts on")
 	}
 	p.must("attach")
 	check("at first", gpu0)
@@ -151,7 +152,7 @@ func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
 	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
 	must.Get(h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)))(t)
 	h.restart()
-	must.EqualSlices(t, shown(h.see("s")), []string{gpu1}, "after a restart it counts on")
+	expect.EqualSlices(t, shown(h.see("s")), []string{gpu1}, "after a restart it counts on")
 }
 
 // TestARequestOfBeforeVisibleIsReadAsSeeingAll: the store has requests as JSON, and an older hook may ask a newer enforcer.
@@ -162,7 +163,7 @@ func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	again := must.Get(json.Marshal(r))(t)
-	must.Equal(t, string(again), old, "it is kept as")
+	expect.Equal(t, string(again), old, "it is kept as")
 	h := newMachine(t)
 	r.PID = start(t, t.TempDir(), "").pid()
 	reply, err := h.Register(t.Context(), r)
@@ -174,5 +175,5 @@ func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 func TestWithoutNVMLWhatIsVisibleIsUnknown(t *testing.T) {
 	h := newHost(t, nil)
 	p := start(t, t.TempDir(), "")
-	must.Try(t, must.Err(h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib))))
+	expect.NoError(t, must.Err(h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib))))
 }

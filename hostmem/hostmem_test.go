@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -121,7 +122,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	file := k.mustGrow(t, a, 0, 2*Step)
 	memory := must.Get(unix.Mmap(int(file.Fd()), 0, 2*Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)
 	for i := range memory {
-		must.Be(t, memory[i], 0, "it is not empty")
+		must.Equal(t, memory[i], 0, "it is not empty")
 		memory[i] = 7
 	}
 	must.Do(t, unix.Munmap(memory))
@@ -137,9 +138,9 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 		t.Errorf("%+v %+v", one, two)
 	}
 	for _, size := range []int64{0, 17 * Step} {
-		must.Is(t, unix.Ftruncate(int(file.Fd()), size), unix.EPERM, "it is", size, "bytes now")
+		expect.ErrorIs(t, unix.Ftruncate(int(file.Fd()), size), unix.EPERM, "it is", size, "bytes now")
 	}
-	must.Is(t, must.Err(unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)), unix.EPERM, "it was sealed")
+	expect.ErrorIs(t, must.Err(unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)), unix.EPERM, "it was sealed")
 	must.Do(t, k.Trim(a, Step, 16*Step))
 	if k.has(t, a) != Step || !near(k.used(t), 2*Step) {
 		t.Errorf("%d, %d used", k.has(t, a), k.used(t))
@@ -153,7 +154,7 @@ func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
 	// A process that has ended leaves no memory, even if another one has its descriptor.
 	endA()
 	eventually(t, "it is forgotten", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
-	must.Is(t, must.Err(k.Grow(a, 16*Step, 0, Step)), unix.ESRCH, "one that has ended got memory")
+	expect.ErrorIs(t, must.Err(k.Grow(a, 16*Step, 0, Step)), unix.ESRCH, "one that has ended got memory")
 	endB()
 	eventually(t, "nothing is left", func() bool { return k.has(t, Process{}) == 0 && near(k.used(t), 0) })
 }
@@ -162,7 +163,7 @@ func TestAnotherProcessOfThatPIDGetsNothing(t *testing.T) {
 	k := place(t).keeper(t)
 	p, _ := other(t)
 	p.Start++
-	must.Is(t, must.Err(k.Grow(p, Step, 0, Step)), unix.ESRCH)
+	expect.ErrorIs(t, must.Err(k.Grow(p, Step, 0, Step)), unix.ESRCH)
 }
 
 func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
@@ -232,7 +233,7 @@ func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	file := k.mustGrow(t, p, 0, Step)
 	_, err = file.WriteAt([]byte("what was written is read"), Step-100)
 	must.Do(t, err)
-	must.Error(t, must.Err(k.Grow(p, 16*Step, Step, 4*Step)), "it got more than the cgroup may have")
+	expect.Error(t, must.Err(k.Grow(p, 16*Step, Step, 4*Step)), "it got more than the cgroup may have")
 	_, err = k.PID()
 	must.Do(t, err)
 	if got := k.has(t, p); got != Step && got != 0 || !near(k.used(t), Step) {
@@ -250,7 +251,7 @@ func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
 	o.Cgroup = good + "/cgroup.procs"
 	k := o.keeper(t)
 	for range 2 { // the second time from the cache
-		must.Say(t, must.Err(k.PID()), o.Cgroup)
+		expect.ErrorContains(t, must.Err(k.PID()), o.Cgroup)
 	}
 	host := must.Get(cgroup.Open("/proc"))(t)
 	places, err := host.Named(good) // for the end of the test
@@ -310,7 +311,7 @@ func TestAnotherUserIsNotHeard(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	must.Refused(as())(t, "permission denied", "the socket is open to others")
+	expect.Refused(as())(t, "permission denied", "the socket is open to others")
 	must.Do(t, os.Chmod(filepath.Join(dir, SocketName), 0o666))
 	must.Output(as())(t)
 }
@@ -330,7 +331,7 @@ func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
 		}
 		conn.Close()
 	}
-	must.Equal(t, must.Get(k.PID())(t), pid)
+	expect.Equal(t, must.Get(k.PID())(t), pid)
 }
 
 func FuzzRequest(f *testing.F) {
@@ -371,7 +372,7 @@ func TestMemoryIsTouchedToHaveIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := file{fd: fd}
-	must.Equal(t, f.charged(), Step)
+	expect.Equal(t, f.charged(), Step)
 	must.Do(t, punch(fd, 0, 2*Step))
-	must.Equal(t, f.charged(), 0)
+	expect.Equal(t, f.charged(), 0)
 }

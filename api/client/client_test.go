@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -124,7 +125,7 @@ func enforcer(t *testing.T, s server.Service) *Client {
 	go func() { done <- server.New(s, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
-		must.Try(t, <-done)
+		expect.NoError(t, <-done)
 	})
 	return New(path)
 }
@@ -205,7 +206,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
 		"look":     {func() error { _, err := c.Watch().Look(ctx); return err }, maxList},
 	} {
-		must.Say(t, ask.do(), "more than", what)
+		expect.ErrorContains(t, ask.do(), "more than", what)
 		// The socket's buffers can take more than the client reads.
 		if n := <-sent; n > ask.most+4<<20 {
 			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
@@ -233,9 +234,9 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 			t.Errorf("%s: got %v", want.Code, err)
 		}
 	}
-	must.Is(t, must.Err(c.Slice(context.Background(), "a/b")), api.ErrBadRequest, "an id that is none")
-	must.Is(t, must.Err(c.Release(context.Background(), "a?force=true", 0, false)), api.ErrBadRequest, "an id that is none")
-	must.Is(t, must.Err(c.Renew(context.Background(), "c1", api.RenewRequest{})), api.ErrBadRequest, "renewed by nothing")
+	expect.ErrorIs(t, must.Err(c.Slice(context.Background(), "a/b")), api.ErrBadRequest, "an id that is none")
+	expect.ErrorIs(t, must.Err(c.Release(context.Background(), "a?force=true", 0, false)), api.ErrBadRequest, "an id that is none")
+	expect.ErrorIs(t, must.Err(c.Renew(context.Background(), "c1", api.RenewRequest{})), api.ErrBadRequest, "renewed by nothing")
 	_, err := c.Register(context.Background(), api.RegisterRequest{ID: "c1", Container: strings.Repeat("x", 1<<20)})
 	var e *api.Error
 	if !errors.As(err, &e) || e.Code != api.CodeTooLarge {
@@ -294,7 +295,7 @@ func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
 	}
 	cancelled, cancel2 := context.WithCancel(context.Background())
 	cancel2()
-	must.Is(t, must.Err(c.Info(cancelled)), context.Canceled)
+	expect.ErrorIs(t, must.Err(c.Info(cancelled)), context.Canceled)
 }
 
 func TestAnAnswerThatIsCutOffOrForeignIsNoAnswer(t *testing.T) {
@@ -369,7 +370,7 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 			}()
 		}
 	}()
-	must.Try(t, <-answered)
+	expect.NoError(t, <-answered)
 }
 
 func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
@@ -399,7 +400,7 @@ func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
 	}()
 	request := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}, Names: api.Names{Image: "cuda:13"}}
 	reply := must.Get(New(path).Register(context.Background(), request))(t)
-	must.Be(t, reply.Dir, "/d", "dir")
+	must.Equal(t, reply.Dir, "/d", "dir")
 	if first, second := <-bodies, <-bodies; strings.Replace(first, `,"image":"cuda:13"`, "", 1) != second {
 		t.Errorf("asked with %s, then %s", first, second)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestEventsComeOneByOneAndInOrder(t *testing.T) {
@@ -32,7 +32,7 @@ func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 		t.Errorf("it ended after %d: %v", want, err)
 	}
 	enough := errors.New("enough")
-	must.Is(t, c.Events(context.Background(), "", 0, true, func(api.Event) error { return enough }), enough)
+	expect.ErrorIs(t, c.Events(context.Background(), "", 0, true, func(api.Event) error { return enough }), enough)
 }
 
 func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
@@ -52,14 +52,14 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	err = c.Events(context.Background(), "", 1, true, func(api.Event) error { log.Close(); return nil })
-	must.Is(t, err, api.ErrUnreachable)
+	expect.ErrorIs(t, err, api.ErrUnreachable)
 }
 
 func TestErrorsOfEventsAreToldApart(t *testing.T) {
 	none := func(api.Event) error { return errors.New("there was one") }
 	refused := enforcer(t, &service{log: event.NewLog(1), err: api.Errorf(api.CodeBusy, "too many")})
-	must.IsSaying(t, refused.Events(context.Background(), "", 0, true, none), &api.Error{Code: api.CodeBusy}, "too many")
-	must.Is(t, New(socketPath(t)).Events(context.Background(), "", 0, false, none), api.ErrUnreachable)
+	expect.ErrorSays(t, refused.Events(context.Background(), "", 0, true, none), &api.Error{Code: api.CodeBusy}, "too many")
+	expect.ErrorIs(t, New(socketPath(t)).Events(context.Background(), "", 0, false, none), api.ErrUnreachable)
 	for name, answer := range map[string]string{
 		"nothing":           "",
 		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",

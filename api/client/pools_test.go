@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -39,8 +40,8 @@ func TestPoolsAreAskedForByName(t *testing.T) {
 		t.Error(all, err)
 	}
 	for _, name := range []string{"", "../slices", ".x", "a b"} {
-		must.Is(t, must.Err(c.Pool(ctx, name)), api.ErrBadRequest, name)
+		expect.ErrorIs(t, must.Err(c.Pool(ctx, name)), api.ErrBadRequest, name)
 	}
 	s.err = api.Errorf(api.CodeRunning, "it has members")
-	must.Is(t, must.Err(c.DeletePool(ctx, "llm")), api.ErrRunning)
+	expect.ErrorIs(t, must.Err(c.DeletePool(ctx, "llm")), api.ErrRunning)
 }

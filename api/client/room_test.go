@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
@@ -36,5 +36,5 @@ func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	must.Is(t, AwaitRoom(ended, func() error { return room }), room)
+	expect.ErrorIs(t, AwaitRoom(ended, func() error { return room }), room)
 }

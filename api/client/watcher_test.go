@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/server"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -112,11 +113,11 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 				details[id] = one
 			}
 		}
-		must.Hold(t, reflect.DeepEqual(got.Details, details), what, "details", got.Details, "want", details)
+		expect.True(t, reflect.DeepEqual(got.Details, details), what, "details", got.Details, "want", details)
 		return got
 	}
 	last := check("the first one")
-	must.Hold(t, last.Version != 0, "the first version is 0")
+	expect.True(t, last.Version != 0, "the first version is 0")
 	for _, step := range []struct {
 		what    string
 		changes bool
@@ -138,7 +139,7 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	} {
 		step.change()
 		got := check(step.what, step.ids...)
-		must.Equal(t, got.Version != last.Version, step.changes, step.what, "version", got.Version, "after", last.Version)
+		expect.Equal(t, got.Version != last.Version, step.changes, step.what, "version", got.Version, "after", last.Version)
 		last = got
 	}
 	s.denied, s.slices = true, newCrowd(2).slices
@@ -150,7 +151,7 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	if _, err := w.Look(ctx); !errors.As(err, &e) || *e != *s.err.(*api.Error) {
 		t.Errorf("got %v", err)
 	}
-	must.Is(t, must.Err(w.Look(ctx, "a/b")), api.ErrBadRequest, "an id that is none")
+	expect.ErrorIs(t, must.Err(w.Look(ctx, "a/b")), api.ErrBadRequest, "an id that is none")
 }
 
 func TestALookIsOneConnection(t *testing.T) {

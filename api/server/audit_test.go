@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -160,7 +161,7 @@ func TestARequestForAUsersSessionIsRecordedUnderTheIDThatTheSessionHas(t *testin
 		}
 	}
 	f.err = nil
-	must.Equal(t, a.ask(t, "DELETE", "/v1/slices/"+id, "").Slice, id, "its release is recorded as")
+	expect.Equal(t, a.ask(t, "DELETE", "/v1/slices/"+id, "").Slice, id, "its release is recorded as")
 	// With the user's number a name can be too long to be an id: the service says so, and no such thing is recorded.
 	long := strings.Repeat("x", 255)
 	if got := a.ask(t, "POST", "/v1/slices", `{"id":"`+long+`","pid":7,"session":true,"quotas":[{"device":"*","bytes":1}]}`); got.Slice != long {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -82,7 +83,7 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	for seq := uint64(7); seq <= 10; seq++ {
-		must.Equal(t, next(t, lines).Seq, seq, "seq")
+		expect.Equal(t, next(t, lines).Seq, seq, "seq")
 	}
 	f.log.Append("c1", api.Event{Kind: api.EventReleased})
 	if e := next(t, lines); e.Seq != 11 || e.Kind != api.EventReleased {
@@ -124,7 +125,7 @@ func TestFollowersEndWithTheEnforcer(t *testing.T) {
 	if lines.Scan() || lines.Err() != nil {
 		t.Errorf("%q, %v", lines.Text(), lines.Err())
 	}
-	must.Try(t, stop())
+	expect.NoError(t, stop())
 }
 
 // A follower that reads nothing delays neither writers of events nor other requests. Followers leave connections for other
@@ -154,7 +155,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	if err := json.NewDecoder(r.body).Decode(&refusal); err != nil || refusal.Code != api.CodeBusy || r.status != 503 {
 		t.Errorf("one follower too many: %d, %+v, %v", r.status, refusal, err)
 	}
-	must.Equal(t, get(t, path, "/v1/info").status, 200, "another question")
+	expect.Equal(t, get(t, path, "/v1/info").status, 200, "another question")
 	first.Close()
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())

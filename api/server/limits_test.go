@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -109,7 +110,7 @@ func answers200(t *testing.T, path string) {
 	t.Helper()
 	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	r.Body.Close()
-	must.Equal(t, r.StatusCode, 200, "status")
+	expect.Equal(t, r.StatusCode, 200, "status")
 }
 
 // asNobody returns a command that runs a copy of this program as user nobody.
@@ -209,7 +210,7 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 		conn.Close()
 	}
 	answers200(t, path)
-	must.Equal(t, len(f.moved), 0, f.moved, "without the body of the request")
+	expect.Equal(t, len(f.moved), 0, f.moved, "without the body of the request")
 }
 
 // drip writes one byte at a time until the reader disconnects.
@@ -229,7 +230,7 @@ func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
 		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, before+strings.Repeat("x", size-len(before)-len(after))+after)
-		must.Contain(t, must.Get(bufio.NewReader(conn).ReadString('\n'))(t), want, "a head of", size, "bytes")
+		expect.Contains(t, must.Get(bufio.NewReader(conn).ReadString('\n'))(t), want, "a head of", size, "bytes")
 	}
 }
 
@@ -325,7 +326,7 @@ func TestRejectedConnectionsAreFewBetweenTwoPauses(t *testing.T) {
 			t.Errorf("%d pauses after %d rejections, want %d", *rests, l.rejected, want)
 		}
 	}
-	must.Hold(t, *rests != 0, "no pause after", l.rejected, "rejections")
+	expect.True(t, *rests != 0, "no pause after", l.rejected, "rejections")
 }
 
 func TestAUserThatWaitsForItsAnswersIsWithinThePaceOfConnections(t *testing.T) {

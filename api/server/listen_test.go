@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -64,23 +65,23 @@ func sendDescriptor(t *testing.T, path string, refused bool) {
 	defer r.Close()
 	_, _, err = conn.WriteMsgUnix([]byte("GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n"), unix.UnixRights(int(w.Fd())), nil)
 	w.Close()
-	must.Be(t, refused, errors.Is(err, unix.EPERM), err)
+	must.Equal(t, refused, errors.Is(err, unix.EPERM), err)
 	if !refused {
-		must.Try(t, must.Err(conn.Read(make([]byte, 1))), "no answer")
+		expect.NoError(t, must.Err(conn.Read(make([]byte, 1))), "no answer")
 	}
 	_ = r.SetReadDeadline(time.Now().Add(time.Minute))
-	must.Is(t, must.Err(r.Read(make([]byte, 1))), io.EOF, "somebody has the pipe still")
+	expect.ErrorIs(t, must.Err(r.Read(make([]byte, 1))), io.EOF, "somebody has the pipe still")
 }
 
 func TestAGroupThatDoesNotExistIsNamed(t *testing.T) {
 	_, err := Listen(socketPath(t), "no-such-group")
-	must.Say(t, err, "groupadd --system no-such-group")
+	expect.ErrorContains(t, err, "groupadd --system no-such-group")
 }
 
 func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	path := socketPath(t)
 	first := must.Get(Listen(path, ""))(t)
-	must.Is(t, must.Err(Listen(path, "")), ErrInUse)
+	expect.ErrorIs(t, must.Err(Listen(path, "")), ErrInUse)
 	first.Close() // the file stays, as after SIGKILL
 	must.Do(t, must.Err(os.Stat(path)), "the test is about a file that stays")
 	second := must.Get(Listen(path, ""))(t)
@@ -105,15 +106,15 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 	if !errors.Is(err, unix.EAGAIN) {
 		t.Fatal(err)
 	}
-	must.Is(t, must.Err(Listen(path, "")), unix.EAGAIN)
-	must.Try(t, RemoveStale(path))
-	must.Try(t, must.Err(os.Stat(path)), "it was removed")
+	expect.ErrorIs(t, must.Err(Listen(path, "")), unix.EAGAIN)
+	expect.NoError(t, RemoveStale(path))
+	expect.NoError(t, must.Err(os.Stat(path)), "it was removed")
 }
 
 func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 	path := socketPath(t)
 	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
-	must.Error(t, must.Err(Listen(path, "")), "it was replaced")
+	expect.Error(t, must.Err(Listen(path, "")), "it was replaced")
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("it has %q now", b)
 	}
@@ -145,5 +146,5 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	first.Close() // the second Close must not free another place
 	must.Do(t, <-second)
 	l.Close()
-	must.Error(t, must.Err(l.Accept()), "accepted after Close")
+	expect.Error(t, must.Err(l.Accept()), "accepted after Close")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -300,7 +301,7 @@ func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
 	_, _ = io.Copy(io.Discard, r.Body)
 	r.Body.Close()
-	must.Try(t, stop(), "stopping")
+	expect.NoError(t, stop(), "stopping")
 	start := must.Get(process.StartTime(os.Getpid()))(t)
 	if uid := uint32(os.Getuid()); f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uid, GID: uint32(os.Getgid()), counts: uid}) {
 		t.Errorf("the peer is %+v", f.peer)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // refusal returns the entry of a rejected request of a user without rights.
@@ -69,7 +69,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 			bytes[who] += len(makeLine(e).text)
 		}
 	}
-	must.Equal(t, roots, 2, "entries of root")
+	expect.Equal(t, roots, 2, "entries of root")
 	all, strangers := 0, 0
 	for who, n := range recorded {
 		all += n
@@ -156,7 +156,7 @@ func TestManyUsersCostNoMoreThanTheirShare(t *testing.T) {
 		s.lists(refusal(uid+200000, ShareStranger, now), 300)
 	}
 	listed := len(s.of)
-	must.Hold(t, s.over(now.Add(-time.Second)), "a clock that was set back ends nothing")
+	expect.True(t, s.over(now.Add(-time.Second)), "a clock that was set back ends nothing")
 	var counted uint64
 	left := s.end(now)
 	for _, e := range left {
@@ -201,5 +201,5 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 			t.Fatalf("a text of %d bytes", len(e.Message))
 		}
 	}
-	must.Equal(t, there, 1+roots, "entries of others are there")
+	expect.Equal(t, there, 1+roots, "entries of others are there")
 }

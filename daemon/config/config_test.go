@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/badconfig"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -103,7 +104,7 @@ func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
 		t.Fatalf("found %d sections, %d examples, %d blocks of documents", len(defaults), len(examples), len(blocks))
 	}
 	for _, added := range slices.Concat(defaults, examples, blocks) {
-		must.Try(t, must.Err(load(t, string(text)+added)), "with this at its end", added)
+		expect.NoError(t, must.Err(load(t, string(text)+added)), "with this at its end", added)
 	}
 	for _, added := range slices.Concat(examples, blocks) {
 		if c, err := load(t, string(text)+added); err == nil && reflect.DeepEqual(c, Default()) {
@@ -116,7 +117,7 @@ func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
 }
 
 func TestTheFileForSharedHostsIsAccepted(t *testing.T) {
-	must.Try(t, must.Err(Load("../../configs/shared.toml")))
+	expect.NoError(t, must.Err(Load("../../configs/shared.toml")))
 }
 
 func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
@@ -294,13 +295,13 @@ func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	misspelt := filepath.Join(t.TempDir(), "confg.toml")
-	must.IsSaying(t, must.Err(Load(misspelt)), os.ErrNotExist, misspelt)
+	expect.ErrorSays(t, must.Err(Load(misspelt)), os.ErrNotExist, misspelt)
 }
 
 func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
-	must.Equal(t, Default().Enforcer.ContextOverhead.String(), "512MiB")
+	expect.Equal(t, Default().Enforcer.ContextOverhead.String(), "512MiB")
 	var s Size
-	must.Is(t, s.UnmarshalText([]byte("0")), api.ErrBadRequest)
+	expect.ErrorIs(t, s.UnmarshalText([]byte("0")), api.ErrBadRequest)
 }
 
 func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
@@ -313,7 +314,7 @@ func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
 		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
-		must.Error(t, must.Err(Load(path)), text, "was loaded")
+		expect.Error(t, must.Err(Load(path)), text, "was loaded")
 		if got := Runtimes(path); !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -17,10 +18,10 @@ func TestTheLibraryIsOfTheSameInstallation(t *testing.T) {
 	of := func() string {
 		return libraryOf(func() (string, error) { return filepath.Join(prefix, "bin/gpusliced"), nil })
 	}
-	must.Equal(t, of(), api.DefaultLibrary, "without one")
+	expect.Equal(t, of(), api.DefaultLibrary, "without one")
 	library := filepath.Join(prefix, "lib/gpuslice/libgpuslice.so")
 	must.Do(t, os.MkdirAll(filepath.Dir(library), 0o755))
 	must.Do(t, os.WriteFile(library, nil, 0o644))
-	must.Equal(t, of(), library)
-	must.Equal(t, libraryOf(func() (string, error) { return "", errors.New("unknown") }), api.DefaultLibrary, "of an unknown executable")
+	expect.Equal(t, of(), library)
+	expect.Equal(t, libraryOf(func() (string, error) { return "", errors.New("unknown") }), api.DefaultLibrary, "of an unknown executable")
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -73,7 +74,7 @@ func TestACrowdHasFewConnectionsToTheMetrics(t *testing.T) {
 	}
 	all.Wait()
 	cancel()
-	must.Try(t, <-done)
+	expect.NoError(t, <-done)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.most > maxConnections || served.Load() != 4*maxConnections {

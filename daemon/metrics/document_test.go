@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/doctable"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -109,7 +110,7 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 	for _, name := range described(t, m) {
 		f := found[name]
 		if f == nil {
-			must.Hold(t, !strings.HasPrefix(name, "gpuslice_"), name, "has no value on the host of this test: add what it shows")
+			expect.True(t, !strings.HasPrefix(name, "gpuslice_"), name, "has no value on the host of this test: add what it shows")
 			continue // of a process on another system
 		}
 		help := strings.ReplaceAll(f.GetHelp(), "|", "\\|")
@@ -148,16 +149,16 @@ func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 			}
 		}
 		if !strings.HasPrefix(name, "gpuslice_") {
-			must.Hold(t, strings.HasPrefix(name, "process_"), name, "is not ours")
+			expect.True(t, strings.HasPrefix(name, "process_"), name, "is not ours")
 			continue
 		}
 		help := f.GetHelp()
-		must.Hold(t, regexp.MustCompile(`^[A-Z0-9][^\n]*\.$`).MatchString(help), name, "the help is no sentence", help)
+		expect.True(t, regexp.MustCompile(`^[A-Z0-9][^\n]*\.$`).MatchString(help), name, "the help is no sentence", help)
 		if strings.Contains(name, "memory") || strings.Contains(name, "vram") {
 			t.Errorf("%s says twice that it is about memory", name)
 		}
 		for _, l := range labels(f) {
-			must.Hold(t, slices.Contains(mayBeLabels, l), name, "has the label", l, "are its values few?")
+			expect.True(t, slices.Contains(mayBeLabels, l), name, "has the label", l, "are its values few?")
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 type unwell struct {
@@ -43,7 +43,7 @@ func TestProbesSayWhetherTheEnforcerLivesAndWhetherItIsReady(t *testing.T) {
 			if err := json.Unmarshal(w.Body.Bytes(), &h); err != nil || len(h.Checks) != 1 || h.Checks[0] != c.check {
 				t.Errorf("%s: %q, %v", path, w.Body, err)
 			}
-			must.Equal(t, w.Code, want, path, c.check)
+			expect.Equal(t, w.Code, want, path, c.check)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -63,7 +64,7 @@ func TestTheNamesFollowPrometheusRules(t *testing.T) {
 
 func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 	status, text := scrape(t, counted(two()))
-	must.Be(t, status, 200, text)
+	must.Equal(t, status, 200, text)
 	for _, line := range []string{
 		`gpuslice_slices 2`,
 		`gpuslice_slice_limit_bytes{device="GPU-1",slice="c1"} 4.294967296e+09`,
@@ -97,7 +98,7 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 			t.Errorf("there is no %s in\n%s", line, text)
 		}
 	}
-	must.Hold(t, !strings.Contains(text, `gpuslice_slice_limit_bytes{device="GPU-1",slice="c2"}`), "a slice that nothing is refused to has a limit")
+	expect.True(t, !strings.Contains(text, `gpuslice_slice_limit_bytes{device="GPU-1",slice="c2"}`), "a slice that nothing is refused to has a limit")
 }
 
 func TestAReleasedSliceIsGoneFromTheNextScrape(t *testing.T) {
@@ -134,8 +135,8 @@ func TestOnlyMetricsAreServedAndOnlyUntilTheEnd(t *testing.T) {
 		t.Fatal("nobody answers")
 		return 0
 	}
-	must.Equal(t, get("/metrics"), 200, "/metrics")
-	must.Equal(t, get("/debug/pprof/"), 404, "/debug/pprof/")
+	expect.Equal(t, get("/metrics"), 200, "/metrics")
+	expect.Equal(t, get("/debug/pprof/"), 404, "/debug/pprof/")
 	cancel()
-	must.Try(t, <-done)
+	expect.NoError(t, <-done)
 }

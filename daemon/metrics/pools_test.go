@@ -28,7 +28,7 @@ func TestPoolsAreShown(t *testing.T) {
 	}}}
 	m := New(p, quiet())
 	status, text := scrape(t, m)
-	must.Be(t, status, 200, text)
+	must.Equal(t, status, 200, text)
 	for _, line := range []string{
 		`gpuslice_pools 1`,
 		`gpuslice_pool_info{label="",pool="llm",state="damaged",tenant=""} 1`,

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestATenantsSlicesAreAddedUp(t *testing.T) {
@@ -35,7 +35,7 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 			t.Errorf("there is no %s in\n%s", line, text)
 		}
 	}
-	must.Equal(t, strings.Count(text, "\ngpuslice_tenant_max_bytes{"), 1, "bounds are shown")
+	expect.Equal(t, strings.Count(text, "\ngpuslice_tenant_max_bytes{"), 1, "bounds are shown")
 }
 
 // bounded is a host with one tenant in the configuration, and more tenants than can have series. It has a pool of the operator,
@@ -63,7 +63,7 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 	}
 	all = append(all, api.Slice{ID: "x", Tenant: otherTenants, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1000}}})
 	uses := byTenant(all, nil)
-	must.Equal(t, len(uses), maxTenants+1, "tenants have series")
+	expect.Equal(t, len(uses), maxTenants+1, "tenants have series")
 	for n := range 150 {
 		name := fmt.Sprintf("t%03d", n)
 		if own := uses[name] != nil; own != (n < maxTenants) || own && uses[name].slices != 4 {
@@ -85,13 +85,13 @@ func TestSlicesWithoutEndHaveNoSeriesWithoutEnd(t *testing.T) {
 		})
 	}
 	_, text := scrape(t, New(f, quiet()))
-	must.Equal(t, strings.Count(text, "\ngpuslice_slice_used_bytes{"), maxSlices, "slices have series")
+	expect.Equal(t, strings.Count(text, "\ngpuslice_slice_used_bytes{"), maxSlices, "slices have series")
 	for _, line := range []string{
 		"gpuslice_slices_unlisted 5", fmt.Sprint("gpuslice_slices ", maxSlices+5),
 		`gpuslice_slice_processes{slice="s09999"} 0`, // the oldest
 		fmt.Sprintf(`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} %d`, maxSlices+5),
 	} {
-		must.Contain(t, text, "\n"+line+"\n")
+		expect.Contains(t, text, "\n"+line+"\n")
 	}
-	must.Hold(t, !strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-maxSlices)), "the newest have series")
+	expect.True(t, !strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-maxSlices)), "the newest have series")
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -44,7 +45,7 @@ func refused(t *testing.T, err error, words ...string) *api.Error {
 		t.Fatalf("%v, want a refusal", err)
 	}
 	for _, w := range words {
-		must.Contain(t, e.Message, w)
+		expect.Contains(t, e.Message, w)
 	}
 	return e
 }
@@ -168,7 +169,7 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	b.given(t, gpu0, 0, 80*gib, 0)
-	must.Try(t, b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit))
+	expect.NoError(t, b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit))
 }
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
@@ -193,7 +194,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},
 	} {
 		b := newBook(c.limits)
-		must.Try(t, must.Err(b.Admit(c.h, map[string]uint64{gpu0: c.most})), name)
+		expect.NoError(t, must.Err(b.Admit(c.h, map[string]uint64{gpu0: c.most})), name)
 		if c.says == "" {
 			continue
 		}
@@ -240,7 +241,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	b.Set(a, nil) // it is over, and a process of it lives
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
 	b.Drop(a)
-	must.Try(t, begin(session("e"), 6*gib))
+	expect.NoError(t, begin(session("e"), 6*gib))
 }
 
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
@@ -255,7 +256,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
 	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
 	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
-	must.Try(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
+	expect.NoError(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
 	for i := range 30 { // nobody knows how much there is
 		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
 	}
@@ -266,7 +267,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	}
 	refused(t, b.CheckSize("c", []api.Quota{{Bytes: 9 * gib}}), "(max_vram)")
 	refused(t, b.CheckSize("c", []api.Quota{{Percent: 1}}), "nobody knows which of them is more")
-	must.Try(t, b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}))
+	expect.NoError(t, b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}))
 }
 
 func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
@@ -291,9 +292,9 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
 		must.Do(t, promise(b, h))
 		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
-		must.Try(t, b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil), name, "its own promise is in its way")
+		expect.NoError(t, b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil), name, "its own promise is in its way")
 		b.Drop(h)
-		must.Try(t, b.Promise(other, wants, 1000, nil), name)
+		expect.NoError(t, b.Promise(other, wants, 1000, nil), name)
 		if d := b.Promised(gpu0, 1000); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
 		}
@@ -310,7 +311,7 @@ func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range 1000 {
-			must.Try(t, must.Err(b.Admit(pool, map[string]uint64{gpu0: 30 * gib})))
+			expect.NoError(t, must.Err(b.Admit(pool, map[string]uint64{gpu0: 30 * gib})))
 			runtime.Gosched()
 			b.Drop(pool)
 			runtime.Gosched()

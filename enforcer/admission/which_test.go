@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {
@@ -84,7 +84,7 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 			}
 			before := book.Granted(gpu0).Bytes
 			left := book.Beside(c.who, map[string]uint64{gpu0: c.wants * gib}, nil, c.limit, c.goes)
-			must.Equal(t, left[gpu0], c.left*gib)
+			expect.Equal(t, left[gpu0], c.left*gib)
 			if after := book.Granted(gpu0).Bytes; after != before {
 				t.Errorf("%d are given, %d were", after, before)
 			}

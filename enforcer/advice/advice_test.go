@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestSystemdIsNamedWhereItRunsOnly(t *testing.T) {
@@ -32,5 +32,5 @@ func TestACommandForRootCanBeTypedByWhoReadsIt(t *testing.T) {
 	if os.Geteuid() == 0 {
 		want = "`systemctl start gpusliced`"
 	}
-	must.Equal(t, AsRoot("systemctl start", "gpusliced"), want)
+	expect.Equal(t, AsRoot("systemctl start", "gpusliced"), want)
 }

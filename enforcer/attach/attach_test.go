@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -101,7 +102,7 @@ func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 		"magic": mutate(good, 0), "version": mutate(good, 4), "operation": mutate(good, 7), "layout": mutate(good, 12), "reserved": mutate(good, 63),
 	} {
 		conn := dial(t, dir)
-		must.Equal(t, ask(t, conn, message, nil).Status, ledger.StatusMalformed, name)
+		expect.Equal(t, ask(t, conn, message, nil).Status, ledger.StatusMalformed, name)
 		conn.Close()
 	}
 }
@@ -238,7 +239,7 @@ func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	again := must.Get(Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)))(t)
 	defer again.Close()
 	info := must.Get(os.Lstat(filepath.Join(dir, api.AttachSocketName)))(t)
-	must.Be(t, info.Mode().Perm(), 0o666)
+	must.Equal(t, info.Mode().Perm(), 0o666)
 	conn := dial(t, dir)
 	defer conn.Close()
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
@@ -389,7 +390,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
 	conn.Close()
 	must.Do(t, read.SetReadDeadline(time.Now().Add(await.Patience)))
-	must.Is(t, must.Err(read.Read(make([]byte, 1))), io.EOF, "the file is open still")
+	expect.ErrorIs(t, must.Err(read.Read(make([]byte, 1))), io.EOF, "the file is open still")
 	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // and no collection of garbage has closed it
 		t.Error(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -53,7 +54,7 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	asked := 0
 	for deadline := began.Add(time.Minute); time.Now().Before(deadline) && (flood.Load() < int64(Burst+Rate) || asked < 200); asked++ {
 		conn := dial(t, other)
-		must.Be(t, ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil).Device, uint32(asked), "device")
+		must.Equal(t, ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil).Device, uint32(asked), "device")
 		conn.Close()
 	}
 	n := flood.Load() // before the time is measured, which bounds it
@@ -75,7 +76,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 		now.Add(-1)
 		return false
 	}, func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
-		must.Hold(t, !member, "a stranger is taken for a member")
+		expect.True(t, !member, "a stranger is taken for a member")
 		answered.Add(1)
 		return echo(peer, member, r)
 	}, func(int, ledger.Request) {})
@@ -93,7 +94,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 			t.Fatalf("no answer: %d, %v", n, err)
 		}
 	}
-	must.Equal(t, answered.Load(), InFlight, "were answered")
+	expect.Equal(t, answered.Load(), InFlight, "were answered")
 }
 
 // What is not the attach protocol, above all the control API's, is not spoken here.
@@ -108,7 +109,7 @@ func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
 		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, as a message has
 	} {
 		conn := dial(t, dir)
-		must.Equal(t, ask(t, conn, []byte(verb), nil).Status, ledger.StatusMalformed, verb)
+		expect.Equal(t, ask(t, conn, []byte(verb), nil).Status, ledger.StatusMalformed, verb)
 		conn.Close()
 	}
 	// And a stream, which HTTP needs, cannot be had.
@@ -144,7 +145,7 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 		}
 		taken = append(taken, file)
 	}
-	must.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "there is one left")
+	expect.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "there is one left")
 	time.Sleep(300 * time.Millisecond) // it tries a few times, in vain
 	for _, file := range taken {
 		file.Close()
@@ -175,7 +176,7 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 	for range 3 {
 		asks()
 	}
-	must.Equal(t, looked.Load(), 3, "one that is no member was looked up")
+	expect.Equal(t, looked.Load(), 3, "one that is no member was looked up")
 	is.Store(true)
 	begun := time.Now()
 	for range 50 {

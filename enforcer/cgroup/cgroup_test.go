@@ -12,6 +12,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -129,11 +130,11 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 			}
 			got, err := of(fake.open(), 501)
 			if c.want == "" {
-				must.Is(t, err, ErrShared, got)
+				expect.ErrorIs(t, err, ErrShared, got)
 				return
 			}
 			must.Do(t, err)
-			must.Equal(t, got.Dir(), filepath.Join(fake.mount, c.want))
+			expect.Equal(t, got.Dir(), filepath.Join(fake.mount, c.want))
 			if ino, _ := inode(got.Dir()); got.Inode != ino || got.V2 != strings.HasPrefix(c.want, "unified") {
 				t.Errorf("got %+v, its inode is %d", got, ino)
 			}
@@ -157,7 +158,7 @@ func TestAnEnforcerThatSeesAPartOfTheHierarchyTranslates(t *testing.T) {
 
 func TestAHostWithoutCgroupsIsRefusedWithAReason(t *testing.T) {
 	fake := newFakeHost(t)
-	must.Say(t, must.Err(Open(fake.proc)), "/sys/fs/cgroup")
+	expect.ErrorContains(t, must.Err(Open(fake.proc)), "/sys/fs/cgroup")
 }
 
 func TestMembershipReachesDownAndNotSideways(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -44,10 +45,10 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		}
 		theirOut.Close()
 		must.Get(in.WriteString("alive\n"))(t)
-		must.Be(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), "alive\n", "another cgroup of that path was killed")
+		must.Equal(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), "alive\n", "another cgroup of that path was killed")
 		err = Kill(p)
 		if !p.V2 {
-			must.Is(t, err, ErrNoKill)
+			expect.ErrorIs(t, err, ErrNoKill)
 			return
 		}
 		if errors.Is(err, ErrNoKill) {
@@ -60,6 +61,6 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			return err == nil && !populated
 		})
 		p.Rel += "-none"
-		must.Try(t, Kill(p), "one that is gone")
+		expect.NoError(t, Kill(p), "one that is gone")
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -144,7 +145,7 @@ func TestAllProcessesBelowACgroupAreItsOwn(t *testing.T) {
 		want := []int{member(t, p).Process.Pid, member(t, deep).Process.Pid, member(t, deep).Process.Pid}
 		slices.Sort(want)
 		got := must.Get(PIDs(p))(t)
-		must.EqualSlices(t, got, want)
+		expect.EqualSlices(t, got, want)
 		for _, c := range []Path{p, deep} {
 			if ok, err := Populated(c); !ok || err != nil {
 				t.Errorf("%s is not populated (%v)", c, err)
@@ -185,7 +186,7 @@ func TestTheLastDeathEmptiesACgroup(t *testing.T) {
 		end(other)
 		wantReport(t, reports)
 		wantSilence(t, reports)
-		must.Hold(t, !w.Unwatch(p), "it is watched after the report")
+		expect.True(t, !w.Unwatch(p), "it is watched after the report")
 	})
 }
 
@@ -279,10 +280,10 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 		self := []byte(strconv.Itoa(process.Process.Pid))
 		must.Do(t, errors.Join(os.Chmod(c.Dir(), 0o755), os.Mkdir(inner, 0o755), os.Remove(inner),
 			os.WriteFile(filepath.Join(c.Dir(), "cgroup.procs"), self, 0)))
-		must.Equal(t, unread(t, w)-before, 0, "bytes of events")
+		expect.Equal(t, unread(t, w)-before, 0, "bytes of events")
 		end(process)
 		remove(t, c)
-		must.Hold(t, unread(t, w) != before, "no event of its end")
+		expect.True(t, unread(t, w) != before, "no event of its end")
 	})
 }
 
@@ -341,7 +342,7 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		w := newTestWatcher(t)
 		process := member(t, p)
 		reports := watch(t, w, p)
-		must.Error(t, w.Watch(p, func() {}), "watched twice")
+		expect.Error(t, w.Watch(p, func() {}), "watched twice")
 		if !w.Unwatch(p) || w.Unwatch(p) {
 			t.Error("Unwatch must be true once")
 		}
@@ -349,8 +350,8 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		w.Recheck(p)
 		wantSilence(t, reports)
 		wantReport(t, watch(t, w, p)) // and it can be watched again
-		must.Try(t, errors.Join(w.Close(), w.Close()))
-		must.Is(t, w.Watch(p, func() {}), os.ErrClosed, "watch after Close")
+		expect.NoError(t, errors.Join(w.Close(), w.Close()))
+		expect.ErrorIs(t, w.Watch(p, func() {}), os.ErrClosed, "watch after Close")
 	})
 }
 

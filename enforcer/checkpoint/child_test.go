@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -40,7 +41,7 @@ func TestChildrenWaitForOneAnotherByProcess(t *testing.T) {
 		t.Error(err)
 	}
 	locked(self.PID)
-	must.Is(t, must.Err(d.State(self.Identity, 100*time.Millisecond)), ErrHangs)
+	expect.ErrorIs(t, must.Err(d.State(self.Identity, 100*time.Millisecond)), ErrHangs)
 }
 
 func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {
@@ -50,7 +51,7 @@ func TestAnotherProcessOfThePidIsNotTouched(t *testing.T) {
 	another.Start++
 	d := Driver{LockFile: filepath.Join(t.TempDir(), "lock")}
 	for _, action := range []Action{ask, Lock, Checkpoint, Restore, Unlock} {
-		must.Say(t, d.Do(action, another, await.Patience), process.ErrDead.Error(), action)
+		expect.ErrorContains(t, d.Do(action, another, await.Patience), process.ErrDead.Error(), action)
 	}
 	if _, err := d.State(self.Identity, await.Patience); err != nil && strings.Contains(err.Error(), process.ErrDead.Error()) {
 		t.Error(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -154,8 +155,8 @@ func TestADeviceThatFellOffTheBusHidesNoOther(t *testing.T) {
 	if err == nil || len(devices) != 1 || devices[0].UUID != uuid1 || devices[0].Index != 1 {
 		t.Errorf("got %+v, %v", devices, err)
 	}
-	must.Try(t, must.Err(n.Processes(uuid1)), "the other's processes")
-	must.Is(t, must.Err(n.Processes(uuid0)), ErrNoDevice)
+	expect.NoError(t, must.Err(n.Processes(uuid1)), "the other's processes")
+	expect.ErrorIs(t, must.Err(n.Processes(uuid0)), ErrNoDevice)
 }
 
 func info(pid uint32, bytes uint64) nvml.ProcessInfo {
@@ -224,10 +225,10 @@ func TestAMIGInstanceHasTheMinorNumberOfItsGPU(t *testing.T) {
 		must.Len(t, devices, 2)
 		return [2]int{devices[0].Minor, devices[1].Minor}
 	}
-	must.Equal(t, minors(newNVML(lib, everything)), [2]int{3, 2}, "minor numbers")
+	expect.Equal(t, minors(newNVML(lib, everything)), [2]int{3, 2}, "minor numbers")
 	if got := minors(newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMinorNumber" })); got != [2]int{-1, -1} {
 		t.Errorf("of a library that has no such function: %v", got)
 	}
 	lib.devices[0].minor = -1
-	must.Equal(t, minors(newNVML(lib, everything)), [2]int{-1, 2}, "of a device that has none")
+	expect.Equal(t, minors(newNVML(lib, everything)), [2]int{-1, 2}, "of a device that has none")
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -41,7 +42,7 @@ func TestNoLimitIsSetWithAReservation(t *testing.T) {
 	if err := n.Limit("/c", uuid0, 4<<30); err != nil || d.soft != 0 || d.hard != 4<<30 {
 		t.Errorf("%+v, %v", d, err)
 	}
-	must.Equal(t, must.Get(n.Limited("/c", uuid0))(t), 4<<30)
+	expect.Equal(t, must.Get(n.Limited("/c", uuid0))(t), 4<<30)
 	if err := n.Unlimit("/c", uuid0); err != nil || d.soft != 0 || d.hard != NoLimit {
 		t.Errorf("%+v, %v", d, err)
 	}
@@ -60,14 +61,14 @@ func TestWhatTheDriverAnswersToALimitHasAMeaning(t *testing.T) {
 		nvml.ERROR_INVALID_ARGUMENT:   nvml.ERROR_INVALID_ARGUMENT,
 	} {
 		d.ret = ret
-		must.Is(t, n.Limit("/c", uuid0, 1), want, ret)
+		expect.ErrorIs(t, n.Limit("/c", uuid0, 1), want, ret)
 		gone := ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_OPERATING_SYSTEM
 		if err := n.Unlimit("/c", uuid0); gone != (err == nil) {
 			t.Errorf("%v: taken away: %v", ret, err)
 		}
 	}
 	d.ret = nvml.ERROR_NOT_FOUND
-	must.Equal(t, must.Get(n.Limited("/c", uuid0))(t), NoLimit)
+	expect.Equal(t, must.Get(n.Limited("/c", uuid0))(t), NoLimit)
 }
 
 // A function that the library does not have ends the process when it is called.
@@ -76,7 +77,7 @@ func TestALibraryWithoutLimitsIsNotAskedForThem(t *testing.T) {
 	n.handles[uuid0] = nil
 	_, err := n.Limited("/c", uuid0)
 	for _, err := range []error{err, n.Limit("/c", uuid0, 1), n.Unlimit("/c", uuid0)} {
-		must.IsSaying(t, err, ErrNoLimits, "R615")
+		expect.ErrorSays(t, err, ErrNoLimits, "R615")
 	}
 }
 
@@ -100,13 +101,13 @@ func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	defer n.Close()
 	devices := must.Get(n.Devices())(t)
 	uuid := devices[0].UUID
-	must.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), NoLimit)
+	expect.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), NoLimit)
 	must.Do(t, n.Limit(cgroup, uuid, 1<<30))
-	must.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), 1<<30)
+	expect.Equal(t, must.Get(n.Limited(cgroup, uuid))(t), 1<<30)
 	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, hog, "1073741824")
-	must.Refused(cmd.CombinedOutput())(t, "CUDA_ERROR_OUT_OF_MEMORY")
-	must.Is(t, n.Limit(cgroup, uuid, 9<<30), nvml.ERROR_INVALID_ARGUMENT, "more than the device has")
-	must.Try(t, n.Unlimit(cgroup, uuid))
-	must.Try(t, n.Unlimit(cgroup+"-not", uuid))
-	must.Is(t, n.Limit(cgroup+"-not", uuid, 1), ErrNoCgroup)
+	expect.Refused(cmd.CombinedOutput())(t, "CUDA_ERROR_OUT_OF_MEMORY")
+	expect.ErrorIs(t, n.Limit(cgroup, uuid, 9<<30), nvml.ERROR_INVALID_ARGUMENT, "more than the device has")
+	expect.NoError(t, n.Unlimit(cgroup, uuid))
+	expect.NoError(t, n.Unlimit(cgroup+"-not", uuid))
+	expect.ErrorIs(t, n.Limit(cgroup+"-not", uuid, 1), ErrNoCgroup)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -53,9 +54,9 @@ func TestAQuestionThatHangsIsWaitedForNoLongerThanOneLikes(t *testing.T) {
 	hang := make(chan struct{})
 	s := Shared[int]{Slot: NewSlot(), Put: func() (int, error) { <-hang; return 1, nil }}
 	for range 3 {
-		must.Is(t, must.Err(s.Ask(time.Millisecond)), ErrHangs)
+		expect.ErrorIs(t, must.Err(s.Ask(time.Millisecond)), ErrHangs)
 	}
-	must.Is(t, must.Err(Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil })), ErrHangs, "another question is put meanwhile")
+	expect.ErrorIs(t, must.Err(Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil })), ErrHangs, "another question is put meanwhile")
 	close(hang)
 	if got, err := s.Ask(30 * time.Second); got != 1 || err != nil {
 		t.Errorf("%d, %v", got, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -32,7 +33,7 @@ func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
 		if got, _ := os.ReadFile(path); err != nil || !replaced || string(got) != text {
 			t.Errorf("%v, %v: %q, want %q", replaced, err, got, text)
 		}
-		must.EqualSlices(t, r.Take(), order)
+		expect.EqualSlices(t, r.Take(), order)
 	}
 	for i, operation := range order {
 		r.Fail = func(now string) error {
@@ -48,7 +49,7 @@ func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
 		} else if got, _ := os.ReadFile(path); !last && string(got) != "second" {
 			t.Errorf("%s fails: the file has %q", operation, got)
 		}
-		must.Is(t, must.Err(os.Lstat(path+".new")), os.ErrNotExist, operation, "fails: the new file is left")
+		expect.ErrorIs(t, must.Err(os.Lstat(path+".new")), os.ErrNotExist, operation, "fails: the new file is left")
 	}
 }
 
@@ -58,8 +59,8 @@ func TestALinkInTheNewFilesPlaceIsNotFollowed(t *testing.T) {
 	check(t, os.WriteFile(victim, []byte("x"), 0o644))
 	check(t, os.Symlink(victim, filepath.Join(dir, "f.new")))
 	disk := durable.Host()
-	must.Is(t, must.Err(disk.Replace(filepath.Join(dir, "f"), []byte("y"))), syscall.ELOOP)
-	must.Equal(t, string(must.Get(os.ReadFile(victim))(t)), "x")
+	expect.ErrorIs(t, must.Err(disk.Replace(filepath.Join(dir, "f"), []byte("y"))), syscall.ELOOP)
+	expect.Equal(t, string(must.Get(os.ReadFile(victim))(t)), "x")
 }
 
 func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
@@ -69,17 +70,17 @@ func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
 	check(t, err)
 	info, err := os.Stat(path)
 	check(t, err)
-	must.Equal(t, info.Mode(), 0o600)
+	expect.Equal(t, info.Mode(), 0o600)
 }
 
 // A file system that cannot sync shows that Sync and SyncDir reach it.
 func TestASyncIsTheFileSystems(t *testing.T) {
 	disk := durable.Host()
 	check(t, disk.SyncDir(t.TempDir()))
-	must.Is(t, disk.SyncDir("/proc"), syscall.EINVAL, "a directory")
+	expect.ErrorIs(t, disk.SyncDir("/proc"), syscall.EINVAL, "a directory")
 	f, err := disk.Create("/dev/null")
 	check(t, err)
-	must.Is(t, errors.Join(f.Sync(), f.Close()), syscall.EINVAL, "a file")
+	expect.ErrorIs(t, errors.Join(f.Sync(), f.Close()), syscall.EINVAL, "a file")
 }
 
 func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
@@ -113,5 +114,5 @@ func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
 			}
 		})
 	}
-	must.Error(t, durable.MakePrivate("relative", 0o700), "a relative path is taken")
+	expect.Error(t, durable.MakePrivate("relative", 0o700), "a relative path is taken")
 }

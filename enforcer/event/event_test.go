@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -43,7 +44,7 @@ func TestEventsAreNumberedFromOneWithoutGaps(t *testing.T) {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}
-	must.Equal(t, len(got), 5, "events")
+	expect.Equal(t, len(got), 5, "events")
 	if n := numbers(l.Since("", 3, 100)); len(n) != 2 || n[0] != 4 || n[1] != 5 {
 		t.Errorf("since 3: %v", n)
 	}
@@ -78,7 +79,7 @@ func TestANumberOfAnEarlierEnforcerMeansAll(t *testing.T) {
 	if n := numbers(l.Since("", 1000, 100)); len(n) != 2 || n[0] != 1 {
 		t.Errorf("since 1000: %v", n)
 	}
-	must.Try(t, l.Wait(context.Background(), "", 1000))
+	expect.NoError(t, l.Wait(context.Background(), "", 1000))
 }
 
 // An enforcer that was restarted has passed the number that its follower had: without the instance, 1 to 5 would be taken for read.
@@ -90,7 +91,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
-	must.Try(t, l.Wait(ctx, earlier.Instance(), 5))
+	expect.NoError(t, l.Wait(ctx, earlier.Instance(), 5))
 	restarted := func(got []api.Event, count uint64) {
 		t.Helper()
 		if len(got) == 0 || got[0].Kind != api.EventMissed || got[0].Cause != api.MissedRestarted || got[0].Instance != l.Instance() || got[0].Count != count || got[0].Seq != count {
@@ -139,10 +140,10 @@ func TestWaitEndsWithItsContextAndWithTheLog(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- l.Wait(ctx, "", 0) }()
 	cancel()
-	must.Is(t, <-ended, context.Canceled)
+	expect.ErrorIs(t, <-ended, context.Canceled)
 	go func() { ended <- l.Wait(context.Background(), "", 0) }()
 	l.Close()
-	must.Is(t, <-ended, ErrClosed)
+	expect.ErrorIs(t, <-ended, ErrClosed)
 	l.Append("c1", api.Event{})
 	must.Len(t, l.Since("", 0, 1), 0, "a closed log took")
 }
@@ -179,7 +180,7 @@ func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
 		}
 	}
 	kept, missing, ofIt := others(l, "loud")
-	must.Hold(t, reflect.DeepEqual(kept, want), "kept of others", kept, "want", want)
+	expect.True(t, reflect.DeepEqual(kept, want), "kept of others", kept, "want", want)
 	// The first that is kept is another's, behind the first of the flood: 0 misses none that are older.
 	if n := uint64(flood - (most - 200)); missing != n-1 || ofIt != missing {
 		t.Errorf("%d are said to be missing, %d of them the flood's, want %d", missing, ofIt, n-1)

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -62,7 +63,7 @@ func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 	l := create(t)
 	memfd := file(t, l)
 	for _, size := range []int64{0, int64(Size) - 1, int64(Size) + 1} {
-		must.Is(t, memfd.Truncate(size), unix.EPERM, "truncate to", size)
+		expect.ErrorIs(t, memfd.Truncate(size), unix.EPERM, "truncate to", size)
 	}
 	must.Do(t, l.Check(false, false, nil))
 }
@@ -86,9 +87,9 @@ func handedOut(t *testing.T, l *Ledger) {
 	again := must.Get(Open(file(t, l), l.Identity()))(t) // it is the very file, and sealed
 	defer again.Close()
 	l.SetClosed()
-	must.Try(t, again.Check(false, true, nil), "what is written here is not there")
+	expect.NoError(t, again.Check(false, true, nil), "what is written here is not there")
 	again.SetRecord()
-	must.Try(t, l.Check(true, true, nil), "what is written there is not here")
+	expect.NoError(t, l.Check(true, true, nil), "what is written there is not here")
 }
 
 func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
@@ -122,7 +123,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	enforcer := withDevice(t, l)
 	a := give(t, l, 1)
 	must.Do(t, a.Charge(600))
-	must.Is(t, a.Charge(401), ErrRefused, "over the limit")
+	expect.ErrorIs(t, a.Charge(401), ErrRefused, "over the limit")
 	must.Do(t, enforcer.Set(300))
 	l.page.lane[1].entry[0].context = 250
 	live := Live{1: 1}
@@ -136,12 +137,12 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
 		t.Fatal("settled twice", back, err)
 	}
-	must.Be(t, l.Held(0, 1), 0, "a settled lane holds")
+	must.Equal(t, l.Held(0, 1), 0, "a settled lane holds")
 	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Context != 0 || f.Peak != 900 || f.Recovered != 600 {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
-	must.Be(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "a call that begins is not seen")
+	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "a call that begins is not seen")
 	l.SetFree(1)
 	b := give(t, l, 1)
 	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
@@ -156,7 +157,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	l := create(t)
 	give(t, l, 1)
-	must.Be(t, l.MoveOf(1), (Move{}), "a new lane says")
+	must.Equal(t, l.MoveOf(1), (Move{}), "a new lane says")
 	owner := must.Get(Open(file(t, l), l.Identity()))(t)
 	word := (*uint32)(unsafe.Pointer(&owner.page.lane[1].move))
 	seen := make(chan Move)
@@ -176,7 +177,7 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 		t.Fatalf("it was woken, and sees %+v", m)
 	}
 	owner.page.lane[1].move.is, owner.page.lane[1].move.failure, owner.page.lane[1].move.answered = 1, 1, owner.page.lane[1].move.want
-	must.Be(t, l.MoveOf(1), (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}), "it has answered")
+	must.Equal(t, l.MoveOf(1), (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}), "it has answered")
 	for range 100 { // however often, it is another want, and nothing else changes
 		next := l.SetWant(1, Bare)
 		if m := l.MoveOf(1); next == want || m.Wanted() != Bare || m.Is != Running {
@@ -189,7 +190,7 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	}
 	l.SetFree(1)
 	give(t, l, 1)
-	must.Equal(t, l.MoveOf(1), Move{}, "the next owner begins with")
+	expect.Equal(t, l.MoveOf(1), Move{}, "the next owner begins with")
 }
 
 func TestCheckNamesWhatWasOverwritten(t *testing.T) {
@@ -316,7 +317,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 			t.Fatalf("%v, %v", all, err)
 		}
 		defer all[0].Ledger.Close()
-		must.Be(t, all[0].Ledger.Held(0, 1), 700, "the lane holds")
+		must.Equal(t, all[0].Ledger.Held(0, 1), 700, "the lane holds")
 		must.Len(t, must.Get(Find(cmd.Process.Pid, wanted(other), func(Identity) bool { return true }))(t), 0, "another ledger")
 	})
 	t.Run("also when its first thread has ended", func(t *testing.T) {
@@ -375,7 +376,7 @@ func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {
 	var st unix.Stat_t
 	must.Do(t, unix.Fstat(fd, &st))
 	id := Identity{Name: l.Identity().Name, Dev: st.Dev, Inode: st.Ino}
-	must.Is(t, must.Err(Open(os.NewFile(uintptr(fd), "x"), id)), ErrDamaged)
+	expect.ErrorIs(t, must.Err(Open(os.NewFile(uintptr(fd), "x"), id)), ErrDamaged)
 }
 
 func TestMessagesSurviveTheWire(t *testing.T) {
@@ -388,7 +389,7 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 		t.Fatal(got, err)
 	}
 	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLanes: [Pools]uint32{5, uint32(Slots), 15: 7}}
-	must.Equal(t, must.Get(DecodeReply(reply.Encode()))(t), reply)
+	expect.Equal(t, must.Get(DecodeReply(reply.Encode()))(t), reply)
 }
 
 func FuzzDecodeRequest(f *testing.F) {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -195,7 +196,7 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	set := b.attempts()
 	b.Want(c, map[string]uint64{gpu1: 2 * mib})
 	b.reached(c)
-	must.Equal(t, b.attempts(), set, "what the driver has it is told again")
+	expect.Equal(t, b.attempts(), set, "what the driver has it is told again")
 	b.Drop(context.Background(), c)
 	b.are("dropped", c, driver.NoLimit, driver.NoLimit)
 	if len(b.fake.limits) != 0 || len(b.events()) != 0 {
@@ -328,7 +329,7 @@ func TestManyWantAtTheSameTime(t *testing.T) {
 			for n := range uint64(50) {
 				b.Want(c, map[string]uint64{gpu0: n, gpu1: n + 1})
 				if n%10 == 9 {
-					must.Try(t, must.Err(b.reach(c)))
+					expect.NoError(t, must.Err(b.reach(c)))
 					b.are("reached", c, n, n+1)
 				}
 			}
@@ -345,6 +346,6 @@ func TestEachCgroupAboveHandsTheControllerDown(t *testing.T) {
 	}
 	must.Do(t, handDown(mount, filepath.Join(mount, "engine/c/below")))
 	for dir, want := range map[string]string{"": "cpu dmem\n", "engine": "+dmem", "engine/c": "+dmem", "engine/c/below": ""} {
-		must.Equal(t, string(must.Get(os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")))(t)), want, dir, "was told")
+		expect.Equal(t, string(must.Get(os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")))(t)), want, dir, "was told")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestWhatIsDoneAboutAViolation(t *testing.T) {
@@ -68,7 +68,7 @@ func TestHowLongASliceIsFrozen(t *testing.T) {
 
 func TestWhatIsNotSet(t *testing.T) {
 	want := Policy{Bypass: api.Log, Allowance: 1 << 30, Grace: 500 * time.Millisecond}
-	must.Equal(t, (Policy{}).WithDefaults(), want)
+	expect.Equal(t, (Policy{}).WithDefaults(), want)
 	set := Policy{api.Kill, api.ScopeSlice, 1, 2}
-	must.Equal(t, set.WithDefaults(), set)
+	expect.Equal(t, set.WithDefaults(), set)
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -72,7 +73,7 @@ func asNobody(t *testing.T, before func() error, f func() error) {
 			return f()
 		}()
 	}()
-	must.Try(t, <-done)
+	expect.NoError(t, <-done)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil { // of this process, which the change of user took
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 	plain := notDumpable(t, 0).Process.Pid
 	own := must.Get(PIDNamespace())(t)
 	asNobody(t, func() error { return nil }, func() error {
-		must.Is(t, must.Err(os.Stat("/proc/"+strconv.Itoa(plain)+"/ns/pid")), os.ErrPermission, "the kernel does not hide its namespace")
+		expect.ErrorIs(t, must.Err(os.Stat("/proc/"+strconv.Itoa(plain)+"/ns/pid")), os.ErrPermission, "the kernel does not hide its namespace")
 		h, err := Open(plain)
 		if err != nil {
 			return err
@@ -114,7 +115,7 @@ func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
 			}
 			namespaces[h.PIDNS] = true
 		}
-		must.Equal(t, len(namespaces), 2, "two namespaces are taken for one")
+		expect.Equal(t, len(namespaces), 2, "two namespaces are taken for one")
 		return nil
 	})
 }

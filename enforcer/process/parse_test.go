@@ -5,7 +5,7 @@ package process
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 const tail = " S 42 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11"
@@ -59,7 +59,7 @@ func TestAProcessIsItsUsersIfAllItsUserIDsAre(t *testing.T) {
 		"Gid:\t7\t7\t7\t7\n":                             false,
 		"":                                               false,
 	} {
-		must.Equal(t, ownedBy([]byte(s), 7), want, s)
+		expect.Equal(t, ownedBy([]byte(s), 7), want, s)
 	}
 }
 

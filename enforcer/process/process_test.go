@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -67,14 +68,14 @@ func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
 func TestTheDeadAreDead(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
-	must.Hold(t, h.Alive(), "a living process is not alive")
+	expect.True(t, h.Alive(), "a living process is not alive")
 	_ = cmd.Process.Kill()
 	waitFor(t, func() bool { return !h.Alive() }) // a zombie still: nobody has waited for it
-	must.Is(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open a zombie")
+	expect.ErrorIs(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open a zombie")
 	_ = cmd.Wait()
-	must.Is(t, h.Signal(syscall.SIGTERM), ErrDead, "signal")
-	must.Is(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open")
-	must.Is(t, must.Err(StartTime(cmd.Process.Pid)), ErrDead, "start time")
+	expect.ErrorIs(t, h.Signal(syscall.SIGTERM), ErrDead, "signal")
+	expect.ErrorIs(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open")
+	expect.ErrorIs(t, must.Err(StartTime(cmd.Process.Pid)), ErrDead, "start time")
 }
 
 func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
@@ -85,14 +86,14 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 		t.Fatalf("%+v, %v", again, err)
 	}
 	defer again.Close()
-	must.Hold(t, Exists(first.PID), "it does not exist")
-	must.Is(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "another that had its pid")
+	expect.True(t, Exists(first.PID), "it does not exist")
+	expect.ErrorIs(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "another that had its pid")
 	must.Do(t, cmd.Process.Kill())
 	waitFor(t, func() bool { return !first.Alive() })
 	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // its parent has not taken notice yet
 		t.Errorf("a dead one: %v", err)
 	}
-	must.Hold(t, !Exists(first.PID), "a dead one exists")
+	expect.True(t, !Exists(first.PID), "a dead one exists")
 }
 
 func TestSignalReachesTheProcess(t *testing.T) {
@@ -100,14 +101,14 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	h := mustOpen(t, cmd.Process.Pid)
 	must.Do(t, h.Signal(syscall.SIGTERM))
 	_ = cmd.Wait()
-	must.Equal(t, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), syscall.SIGTERM, "it died of")
+	expect.Equal(t, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), syscall.SIGTERM, "it died of")
 }
 
 func TestAClosedHandleActsOnNobody(t *testing.T) {
 	h := mustOpen(t, sleeper(t).Process.Pid)
-	must.Try(t, errors.Join(h.Close(), h.Close()))
-	must.Is(t, h.Signal(syscall.SIGTERM), os.ErrClosed, "signal")
-	must.Hold(t, !h.Alive(), "alive, though closed")
+	expect.NoError(t, errors.Join(h.Close(), h.Close()))
+	expect.ErrorIs(t, h.Signal(syscall.SIGTERM), os.ErrClosed, "signal")
+	expect.True(t, !h.Alive(), "alive, though closed")
 }
 
 func TestFromPidfdBelievesThePidfd(t *testing.T) {
@@ -118,14 +119,14 @@ func TestFromPidfdBelievesThePidfd(t *testing.T) {
 	}
 	for _, pid := range []int{one.Process.Pid, 0} {
 		h := must.Get(FromPidfd(pidfd(), pid))(t)
-		must.Equal(t, h.PID, one.Process.Pid, "pid", pid, "the handle is of")
+		expect.Equal(t, h.PID, one.Process.Pid, "pid", pid, "the handle is of")
 		h.Close()
 	}
-	must.Error(t, must.Err(FromPidfd(pidfd(), other.Process.Pid)), "another process's pid was believed")
+	expect.Error(t, must.Err(FromPidfd(pidfd(), other.Process.Pid)), "another process's pid was believed")
 	end(one)
 	fd := must.Get(unix.PidfdOpen(other.Process.Pid, 0))(t)
 	end(other)
-	must.Is(t, must.Err(FromPidfd(fd, other.Process.Pid)), ErrDead, "a dead process's pidfd")
+	expect.ErrorIs(t, must.Err(FromPidfd(fd, other.Process.Pid)), ErrDead, "a dead process's pidfd")
 }
 
 func waitFor(t testing.TB, f func() bool) {
@@ -178,7 +179,7 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 		want := must.Get(identify(cmd.Process.Pid))(t)
 		for range 3 {
 			h := must.Get(Open(cmd.Process.Pid))(t)
-			must.Be(t, h.Identity, want, "identity")
+			must.Equal(t, h.Identity, want, "identity")
 			h.Close()
 		}
 		_ = cmd.Process.Kill()
@@ -207,5 +208,5 @@ func TestANameMovesNoCursor(t *testing.T) {
 	was := must.Get(os.ReadFile(comm))(t)
 	defer func() { _ = os.WriteFile(comm, was, 0) }()
 	must.Do(t, os.WriteFile(comm, []byte("a\x1b[2J\xffé\nb"), 0))
-	must.Equal(t, Name(os.Getpid()), "a[2Jéb")
+	expect.Equal(t, Name(os.Getpid()), "a[2Jéb")
 }

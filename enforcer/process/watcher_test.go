@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -99,7 +100,7 @@ func TestEachDeathIsReportedOnce(t *testing.T) {
 		if i < n/2 {
 			want = 1
 		}
-		must.Equal(t, calls[i].Load(), want, "process", i)
+		expect.Equal(t, calls[i].Load(), want, "process", i)
 	}
 }
 
@@ -121,7 +122,7 @@ func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
 		must.Do(t, w.Watch(h, died))
 	}
 	watch(func() { t.Error("called after Unwatch") })
-	must.Error(t, w.Watch(h, func() {}), "watched twice")
+	expect.Error(t, w.Watch(h, func() {}), "watched twice")
 	if !w.Unwatch(h) || w.Unwatch(h) {
 		t.Error("Unwatch of a living process must be true once")
 	}
@@ -129,7 +130,7 @@ func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
 	watch(func() { close(died) })
 	end(cmd)
 	<-died
-	must.Hold(t, !w.Unwatch(h), "Unwatch is true after the report")
+	expect.True(t, !w.Unwatch(h), "Unwatch is true after the report")
 }
 
 func TestAReportMayWatchAnother(t *testing.T) {
@@ -139,7 +140,7 @@ func TestAReportMayWatchAnother(t *testing.T) {
 	died := make(chan struct{})
 	must.Do(t, w.Watch(h1, func() {
 		h1.Close()
-		must.Try(t, w.Watch(h2, func() { close(died) }))
+		expect.NoError(t, w.Watch(h2, func() { close(died) }))
 	}))
 	end(first)
 	end(second)
@@ -153,6 +154,6 @@ func TestAClosedWatcherIsSilent(t *testing.T) {
 	must.Do(t, w.Watch(h, func() { t.Error("called after Close") }))
 	must.Do(t, errors.Join(w.Close(), w.Close()))
 	end(cmd)
-	must.Is(t, w.Watch(h, func() {}), os.ErrClosed, "watch after Close")
+	expect.ErrorIs(t, w.Watch(h, func() {}), os.ErrClosed, "watch after Close")
 	w.Unwatch(h)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -95,7 +96,7 @@ func attach(q *quota.Quota, o *owner, pid int) (l *quota.Lane, account *ledger.A
 
 func refused(t *testing.T, err error) {
 	t.Helper()
-	must.Is(t, err, ledger.ErrRefused, "want a refusal")
+	expect.ErrorIs(t, err, ledger.ErrRefused, "want a refusal")
 }
 
 func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
@@ -135,7 +136,7 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	l, _ := attach(q, o, start(t).Process.Pid)
 	p := must.Get(process.Open(start(t).Process.Pid))(t)
 	o.with(func() {
-		must.Is(t, must.Err(q.Attach(&quota.Lane{Process: p})), ledger.StatusFull)
+		expect.ErrorIs(t, must.Err(q.Attach(&quota.Lane{Process: p})), ledger.StatusFull)
 		q.Withdraw(l)
 	})
 	must.Do(t, l.Process.Close())
@@ -160,7 +161,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 	for name, failing := range map[string]func(t *testing.T, q *quota.Quota, p *process.Handle) error{
 		"no descriptor can be made": func(t *testing.T, q *quota.Quota, p *process.Handle) (err error) {
 			noDescriptors(t, func() { _, err = q.Attach(&quota.Lane{Process: p}) })
-			must.Is(t, err, unix.EMFILE)
+			expect.ErrorIs(t, err, unix.EMFILE)
 			return err
 		},
 		"its exit cannot be watched": func(t *testing.T, q *quota.Quota, p *process.Handle) error {
@@ -208,7 +209,7 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 	})
 	must.Do(t, b.Charge(4*gib))
 	refused(t, b.Charge(1))
-	must.Is(t, must.Err(resume()), ledger.StatusRefused, "what it lent is another's")
+	expect.ErrorIs(t, must.Err(resume()), ledger.StatusRefused, "what it lent is another's")
 	must.Do(t, b.Release(3*gib))
 	o.with(func() {
 		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
@@ -254,7 +255,7 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 	} {
 		o.with(func() {
 			q.SetExcess(0, c.known, c.unverified)
-			must.Equal(t, q.Ledger.Held(0, 0), c.want, c)
+			expect.Equal(t, q.Ledger.Held(0, 0), c.want, c)
 			must.Do(t, q.Verify())
 		})
 	}
@@ -272,7 +273,7 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
 			t.Errorf("%v, highest %d", has, d.HighestLimit())
 		}
-		must.Hold(t, q.OverLimit(0), "it holds more than it may")
+		expect.True(t, q.OverLimit(0), "it holds more than it may")
 	})
 	refused(t, a.Charge(1))
 }
@@ -297,7 +298,7 @@ func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
 func TestAQuotaCountsForNoMoreThanItsDevice(t *testing.T) {
 	q, o := newQuota(t, ledger.NoLimit)
 	o.with(func() {
-		must.Equal(t, q.Commitment()[q.Devices[0].Name], 80*gib)
+		expect.Equal(t, q.Commitment()[q.Devices[0].Name], 80*gib)
 	})
 }
 
@@ -505,7 +506,7 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 		}
 	})
 	another, _ := attach(q, after, start(t).Process.Pid)
-	must.Equal(t, another.Number, 2, "lane")
+	expect.Equal(t, another.Number, 2, "lane")
 }
 
 func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
@@ -535,11 +536,11 @@ func TestAnExpiredQuotaTakesBackAndGivesNothing(t *testing.T) {
 	must.Do(t, a.Charge(gib))
 	o.with(func() {
 		q.Expire()
-		must.Equal(t, q.State, api.Expired)
+		expect.Equal(t, q.State, api.Expired)
 	})
-	must.Error(t, a.Charge(1), "a charge was granted")
+	expect.Error(t, a.Charge(1), "a charge was granted")
 	o.with(func() {
 		q.Settle(l)
-		must.Equal(t, q.Used(0), 0, "bytes are used")
+		expect.Equal(t, q.Used(0), 0, "bytes are used")
 	})
 }

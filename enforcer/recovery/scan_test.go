@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -86,7 +87,7 @@ func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 		t.Fatalf("%v has it, want 3", got)
 	}
 	for pid, want := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
-		must.Equal(t, s.MayHold(theLedger, pid), want, "process", pid, "may have it", !want)
+		expect.Equal(t, s.MayHold(theLedger, pid), want, "process", pid, "may have it", !want)
 	}
 	got, err := s.MayBeWith(ledger.Identity{}, admitted(1, 2, 4))
 	slices.Sort(got)
@@ -132,7 +133,7 @@ func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
 	for _, pid := range groups[0] {
 		hung += asked(pid)
 	}
-	must.Hold(t, hung <= readersOfGroup, hung, "of a group hold a thread")
+	expect.True(t, hung <= readersOfGroup, hung, "of a group hold a thread")
 	t.Logf("9000 of 201 groups hang: %v", time.Since(begin))
 }
 
@@ -221,14 +222,14 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 				return nil, err
 			}
 			s.Run()
-			must.Be(t, s.Take(theLedger), l, "it was not found")
+			must.Equal(t, s.Take(theLedger), l, "it was not found")
 			for pid := 1; pid <= 4; pid++ {
-				must.Equal(t, asked(pid) > 0, slices.Contains(c.asks, pid), "process", pid, "is asked")
+				expect.Equal(t, asked(pid) > 0, slices.Contains(c.asks, pid), "process", pid, "is asked")
 			}
 			if s.MayHold(theLedger, 4) || !s.MayHold(theLedger, c.has) {
 				t.Error("it is known who has it")
 			}
-			must.Equal(t, asked(4), 1, "process 4 was asked")
+			expect.Equal(t, asked(4), 1, "process 4 was asked")
 		})
 	}
 }
@@ -256,7 +257,7 @@ func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
 	if s.Take(theLedger) != nil {
 		t.Fatal("who gave it?")
 	}
-	must.EqualSlices(t, must.Get(s.MayBeWith(theLedger, admitted()))(t), []int{os.Getppid()}, "it may be with")
+	expect.EqualSlices(t, must.Get(s.MayBeWith(theLedger, admitted()))(t), []int{os.Getppid()}, "it may be with")
 }
 
 // If it is not known who there is, anybody may have any ledger.
@@ -267,7 +268,7 @@ func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 	if s.Take(theLedger) != nil {
 		t.Fatal("what was found?")
 	}
-	must.Is(t, must.Err(s.MayBeWith(theLedger, admitted())), os.ErrPermission)
+	expect.ErrorIs(t, must.Err(s.MayBeWith(theLedger, admitted())), os.ErrPermission)
 }
 
 func TestProcessesAreAskedByTheirUsersAndCgroups(t *testing.T) {

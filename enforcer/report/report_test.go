@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func lanes(p *Process, n uint64) iter.Seq2[*Process, uint64] {
@@ -32,9 +32,9 @@ func TestARefusalIsReportedOnceWhateverIsSaidOfIt(t *testing.T) {
 		t.Errorf("%d a second time", n)
 	}
 	// What nobody says is reported at the second check.
-	must.Equal(t, r.Check(0, false, lanes(p, 10)).Count, 0, "at the first check")
-	must.Equal(t, r.Check(0, false, lanes(p, 11)), Sum{2, 7, "train"}, "at the second")
-	must.Equal(t, r.Check(0, true, lanes(p, 11)), Sum{1, 7, "train"}, "at the end")
+	expect.Equal(t, r.Check(0, false, lanes(p, 10)).Count, 0, "at the first check")
+	expect.Equal(t, r.Check(0, false, lanes(p, 11)), Sum{2, 7, "train"}, "at the second")
+	expect.Equal(t, r.Check(0, true, lanes(p, 11)), Sum{1, 7, "train"}, "at the end")
 	if sum := r.Check(0, true, lanes(p, 0)); sum.Count != 0 { // it counts down
 		t.Errorf("%+v of a lower count", sum)
 	}
@@ -48,11 +48,11 @@ func TestWhatAnExitedProcessCountedIsReported(t *testing.T) {
 	if command, n := r.Said(3, nil, 1, 0); command != "short" || n != 2 {
 		t.Errorf("%d of %q", n, command)
 	}
-	must.Equal(t, r.Check(1, false, lanes(nil, 0)).Count, 0, "before the process had the time to say something")
+	expect.Equal(t, r.Check(1, false, lanes(nil, 0)).Count, 0, "before the process had the time to say something")
 	r.Checked()
-	must.Equal(t, r.Check(1, false, lanes(nil, 0)), Sum{Count: 2*maxExited + 2})
+	expect.Equal(t, r.Check(1, false, lanes(nil, 0)), Sum{Count: 2*maxExited + 2})
 	r.Checked()
-	must.Equal(t, len(r.exited), 0, "exited processes are kept")
+	expect.Equal(t, len(r.exited), 0, "exited processes are kept")
 }
 
 func TestAFloodIsReportedAsASum(t *testing.T) {

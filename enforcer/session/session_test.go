@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -25,16 +26,16 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 		if g.Wait(now, alice) {
 			t.Fatalf("after %d wrong tokens", n)
 		}
-		must.Be(t, g.Did(now, alice), (n == 0), "number", n, "is the first")
+		must.Equal(t, g.Did(now, alice), (n == 0), "number", n, "is the first")
 	}
 	if !g.Wait(now, alice) || g.Wait(now, bob) {
 		t.Fatal("not alice, or not alice alone")
 	}
-	must.Hold(t, g.Wait(now.Add(g.Interval-time.Second), alice), "before the interval is over")
+	expect.True(t, g.Wait(now.Add(g.Interval-time.Second), alice), "before the interval is over")
 	now = now.Add(g.Interval)
-	must.Hold(t, !g.Wait(now, alice), "after it")
+	expect.True(t, !g.Wait(now, alice), "after it")
 	g.Did(now, alice)
-	must.Hold(t, g.Wait(now, alice), "one in an interval, and there was one")
+	expect.True(t, g.Wait(now, alice), "one in an interval, and there was one")
 	now = now.Add(time.Duration(g.Burst) * g.Interval)
 	if g.Wait(now, alice) || len(g.by) != 0 {
 		t.Error("she is not forgotten")
@@ -52,7 +53,7 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	dir := t.TempDir()
 	sum := must.Get(NewToken(dir, "s", -1, -1))(t)
 	info := must.Get(os.Stat(filepath.Join(dir, api.TokenName)))(t)
-	must.Be(t, info.Mode().Perm(), 0o600)
+	must.Equal(t, info.Mode().Perm(), 0o600)
 	text := must.Get(os.ReadFile(filepath.Join(dir, api.TokenName)))(t)
 	id, shown, err := api.ParseTokenFile(string(text))
 	if err != nil || id != "s" || !sum.Is(shown) {
@@ -63,8 +64,8 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 			t.Errorf("%q is accepted", wrong)
 		}
 	}
-	must.Hold(t, !(Token{}).Is(shown), "a session without a token has one")
-	must.Is(t, must.Err(NewToken(dir, "s", -1, -1)), os.ErrExist, "a second token")
+	expect.True(t, !(Token{}).Is(shown), "a session without a token has one")
+	expect.ErrorIs(t, must.Err(NewToken(dir, "s", -1, -1)), os.ErrExist, "a second token")
 }
 
 func TestALimitIsForAUserOrForAGroup(t *testing.T) {
@@ -122,7 +123,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 	for range maxMembers - 1 {
 		must.Do(t, m.Add(Member{Handle: p}))
 	}
-	must.Is(t, m.Add(Member{Handle: p}), errFull, "one too many")
+	expect.ErrorIs(t, m.Add(Member{Handle: p}), errFull, "one too many")
 }
 
 func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
@@ -140,7 +141,7 @@ func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
 		t.Error("an exited process remains")
 	}
 	r.Close()
-	must.Equal(t, len(r.All()), 0, "it is not forgotten")
+	expect.Equal(t, len(r.All()), 0, "it is not forgotten")
 }
 
 // dead returns a handle of an exited process. The kernel has given its pid to another process since.
@@ -157,8 +158,8 @@ func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
 	of, _ := child(t)
 	own := must.Get(process.Open(os.Getpid()))(t)
 	defer own.Close()
-	must.Try(t, above(own, of.PID), "the parent")
-	must.Is(t, above(dead(t, os.Getpid()), of.PID), process.ErrDead, "an exited asker with the parent's pid")
+	expect.NoError(t, above(own, of.PID), "the parent")
+	expect.ErrorIs(t, above(dead(t, os.Getpid()), of.PID), process.ErrDead, "an exited asker with the parent's pid")
 	if err := above(of, os.Getpid()); err == nil || errors.Is(err, process.ErrDead) {
 		t.Errorf("a child owns its parent: %v", err)
 	}
@@ -192,9 +193,9 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 	_ = exits.Process.Kill()
 	_ = exits.Wait()
 	p.PID = os.Getpid()
-	must.Hold(t, !r.Has(os.Getpid()), "another process is taken for it")
+	expect.True(t, !r.Has(os.Getpid()), "another process is taken for it")
 	r.Add(dead(t, os.Getpid()))
-	must.Equal(t, len(r.All()), 1, "an exited process is added")
+	expect.Equal(t, len(r.All()), 1, "an exited process is added")
 }
 
 func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -30,7 +31,7 @@ func (p *place) keptAside(base, kind string, data []byte) {
 	if len(kept) != 1 || !bytes.Equal(read(p.t, kept[0]), data) {
 		p.t.Fatalf("the file was not kept as it was: %q", kept)
 	}
-	must.Contain(p.t, p.log.String(), kept[0], "it is not reported")
+	expect.Contains(p.t, p.log.String(), kept[0], "it is not reported")
 }
 
 // lived is a state file with a past.
@@ -94,7 +95,7 @@ func TestANewerFileIsReportedAndKept(t *testing.T) {
 	p.openAny()
 	p.keptAside(filepath.Join(p.RunDir, filepath.Base(p.record(1))), "newer", record)
 	p.keptAside(p.stateFile(), "newer", state)
-	must.Contain(t, p.log.String(), "newer version")
+	expect.Contains(t, p.log.String(), "newer version")
 }
 
 // The fixtures have each field, as an earlier gpuslice wrote it.
@@ -143,14 +144,14 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
 		p := newPlace(t)
 		must.Do(t, os.MkdirAll(path(p), 0o700))
-		must.Error(t, must.Err(Open(p.Options)), "a directory was opened")
-		must.Try(t, must.Err(os.Stat(path(p))), "the directory is gone")
+		expect.Error(t, must.Err(Open(p.Options)), "a directory was opened")
+		expect.NoError(t, must.Err(os.Stat(path(p))), "the directory is gone")
 	}
 	p, other := newPlace(t), newPlace(t)
 	must.Do(t, other.open().Close())
 	must.Do(t, os.MkdirAll(p.RunDir, 0o700))
 	must.Do(t, os.Symlink(other.records(), p.records()))
-	must.Error(t, must.Err(Open(p.Options)), "a link was followed")
+	expect.Error(t, must.Err(Open(p.Options)), "a link was followed")
 }
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
@@ -189,7 +190,7 @@ func FuzzDecode(f *testing.F) {
 		back := must.Get(decode(again))(t)
 		a, _ := json.Marshal(d)
 		b, _ := json.Marshal(back)
-		must.Hold(t, bytes.Equal(a, b), a, b)
+		expect.True(t, bytes.Equal(a, b), a, b)
 	})
 }
 
@@ -249,7 +250,7 @@ func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 		must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 		return syscall.EIO
 	}
-	must.Is(t, s.PutPool(examplePool("new")), syscall.EIO)
+	expect.ErrorIs(t, s.PutPool(examplePool("new")), syscall.EIO)
 	must.Do(t, os.RemoveAll(obstacle))
 	s.state.disk = durable.Host()
 	must.Do(t, s.Close())

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -105,7 +106,7 @@ func write(t testing.TB, path string, data []byte) {
 
 func same[T any](t testing.TB, got, want T) {
 	t.Helper()
-	must.Hold(t, reflect.DeepEqual(got, want), got, "want", want)
+	expect.True(t, reflect.DeepEqual(got, want), got, "want", want)
 }
 
 func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
@@ -230,9 +231,9 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			room := full(p)
 			s = p.open()
 			for _, slice := range []Slice{over, gone} {
-				must.Is(t, s.Retire(slice), syscall.ENOSPC)
+				expect.ErrorIs(t, s.Retire(slice), syscall.ENOSPC)
 			}
-			must.Is(t, s.Forget("gone", 2), syscall.ENOSPC)
+			expect.ErrorIs(t, s.Forget("gone", 2), syscall.ENOSPC)
 			if _, failures, err := s.Progress(); failures != 3 || !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(failures, err)
 			}
@@ -242,7 +243,7 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			s = p.open()
 			same(t, s.Released(), []Slice{released(over)})
 			for _, slice := range s.Slices() {
-				must.Equal(t, slice.Request.ID, "another", "is not released")
+				expect.Equal(t, slice.Request.ID, "another", "is not released")
 			}
 		})
 	}
@@ -252,7 +253,7 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
-	must.Is(t, must.Err(Open(p.Options)), ErrLocked)
+	expect.ErrorIs(t, must.Err(Open(p.Options)), ErrLocked)
 	must.Do(t, s.Close())
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
@@ -321,26 +322,26 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 			for i := range each {
 				generation := uint64(w*each + i)
 				id := fmt.Sprint("slice-", generation)
-				must.Try(t, s.PutSlice(example(id, generation)))
+				expect.NoError(t, s.PutSlice(example(id, generation)))
 				if i%2 == 0 {
-					must.Try(t, s.Forget(id, generation))
+					expect.NoError(t, s.Forget(id, generation))
 				}
-				must.Try(t, s.PutPool(examplePool(id)))
+				expect.NoError(t, s.PutPool(examplePool(id)))
 			}
 		})
 	}
 	wg.Wait()
 	must.Do(t, s.Close())
 	s = p.open()
-	must.Equal(t, len(s.Slices()), writers*each/2, "slices")
-	must.Equal(t, len(s.Pools()), writers*each, "pools")
+	expect.Equal(t, len(s.Slices()), writers*each/2, "slices")
+	expect.Equal(t, len(s.Pools()), writers*each, "pools")
 }
 
 func TestAClosedStoreRefuses(t *testing.T) {
 	s := newPlace(t).open()
 	must.Do(t, s.Close())
 	for _, err := range []error{s.PutSlice(example("a", 1)), s.Retire(example("a", 1)), s.PutPool(examplePool("p"))} {
-		must.Is(t, err, ErrClosed)
+		expect.ErrorIs(t, err, ErrClosed)
 	}
 }
 
@@ -401,11 +402,11 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	must.Do(t, s.PutSlice(gone))
 	obstacle := filepath.Join(p.records(), newPrefix+filepath.Base(p.record(1)))
 	must.Do(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
-	must.Is(t, s.Retire(over), syscall.EISDIR)
+	expect.ErrorIs(t, s.Retire(over), syscall.EISDIR)
 	for range 2 {
-		must.Is(t, s.PutSlice(example("another", 3)), syscall.EISDIR)
+		expect.ErrorIs(t, s.PutSlice(example("another", 3)), syscall.EISDIR)
 	}
-	must.Is(t, s.Forget("gone", 2), syscall.EISDIR)
+	expect.ErrorIs(t, s.Forget("gone", 2), syscall.EISDIR)
 	must.Do(t, os.RemoveAll(obstacle))
 	must.Do(t, s.PutSlice(example("another", 3)))
 	must.Do(t, s.Close())

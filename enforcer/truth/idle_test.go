@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // A list stands for later ones only if all of what makes it so is so.
@@ -30,7 +30,7 @@ func TestWhenAListStands(t *testing.T) {
 		{"it is just not too old", now, now, false, 9999, now, true},
 		{"it is too old", now, now, false, 10000, now, false},
 	} {
-		must.Equal(t, Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit), c.want, c.what)
+		expect.Equal(t, Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit), c.want, c.what)
 	}
-	must.Hold(t, !(Idle{}).Stands(begin, Totals{}, limit), "no list stands for one")
+	expect.True(t, !(Idle{}).Stands(begin, Totals{}, limit), "no list stands for one")
 }

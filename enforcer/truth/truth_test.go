@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 const (
@@ -176,7 +176,7 @@ func TestWhatIsAViolation(t *testing.T) {
 		for _, x := range c.samples {
 			s, res = Next(s, x, rules)
 		}
-		must.Equal(t, res, c.want, c.what)
+		expect.Equal(t, res, c.want, c.what)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // recorder records a failure and does not pass it on.
@@ -42,6 +42,6 @@ func TestQuietFailsOnceItHappens(t *testing.T) {
 	for name, c := range map[string]struct{ happens, fails bool }{"it does": {true, true}, "it does not": {false, false}} {
 		r := &recorder{TB: t}
 		Quiet(r, name, time.Millisecond, func() bool { return c.happens && !r.failed })
-		must.Equal(t, r.failed, c.fails, name, "failed")
+		expect.Equal(t, r.failed, c.fails, name, "failed")
 	}
 }

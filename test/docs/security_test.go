@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -52,12 +53,12 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 			continue
 		}
 		rows++
-		must.Hold(t, shows != "", claim, "nothing shows it")
+		expect.True(t, shows != "", claim, "nothing shows it")
 		for part := range strings.SplitSeq(shows, ";") {
 			look(t, claim, part)
 		}
 	}
-	must.Hold(t, rows >= 50, "only", rows, "claims were found: is the table another?")
+	expect.True(t, rows >= 50, "only", rows, "claims were found: is the table another?")
 	// Each section of the pages needs a row, except those listed here.
 	for _, heading := range regexp.MustCompile(`(?m)^###? (.+)$`).FindAllStringSubmatch(document, -1) {
 		switch heading[1] {
@@ -71,7 +72,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 		}
 	}
 	for _, title := range titles {
-		must.Contain(t, document, "# "+title+"\n", "there is no section", title)
+		expect.Contains(t, document, "# "+title+"\n", "there is no section", title)
 	}
 }
 
@@ -97,11 +98,11 @@ func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
 			}
 		default:
 			for part := range strings.SplitSeq(item, ";") {
-				must.Hold(t, look(t, item, part) != 0, part, "names no test")
+				expect.True(t, look(t, item, part) != 0, part, "names no test")
 			}
 		}
 	}
-	must.Hold(t, leaves >= 60, "found", leaves, "leaves, want at least 60")
+	expect.True(t, leaves >= 60, "found", leaves, "leaves, want at least 60")
 }
 
 // look checks one part of a cell: that its tests, case of a program, or file with its quoted text exist. It returns the number
@@ -125,7 +126,7 @@ func look(t *testing.T, claim, part string) int {
 	}
 	if file != "" {
 		text, err := os.ReadFile(filepath.Join(root, file))
-		must.Try(t, err, claim)
+		expect.NoError(t, err, claim)
 		for _, word := range words {
 			if !strings.Contains(string(text), word) {
 				t.Errorf("%q: %s has no %s", claim, file, word)
@@ -147,7 +148,7 @@ func look(t *testing.T, claim, part string) int {
 		source.Write(text)
 	}
 	for _, name := range tests {
-		must.Contain(t, source.String(), "\nfunc "+name+"(", claim, "there is no", name, "in", dir)
+		expect.Contains(t, source.String(), "\nfunc "+name+"(", claim, "there is no", name, "in", dir)
 	}
 	return len(tests)
 }

@@ -46,7 +46,7 @@ func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	}
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start(command...)
-	must.Be(t, g.said, "holds", "it did not get past the interceptor")
+	must.Equal(t, g.said, "holds", "it did not get past the interceptor")
 	h.found(c.id, g.pid, 5*gib)
 	c.mustRefuse(mib, "a sibling")
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -119,9 +120,9 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 	c.mustHold(gib, 4*gib, "it should see the claim's quota")
 	c.mustRefuse(4*gib, "there is no room")
 	missing := h.newContainer(nil, "/bin/true").claims("claim", "gone")
-	must.Refused(missing.output(missing.plain("run", "--bundle", missing.bundle, missing.id)))(t, "there is no pool gone")
+	expect.Refused(missing.output(missing.plain("run", "--bundle", missing.bundle, missing.id)))(t, "there is no pool gone")
 	twice := h.newContainer(nil, "/bin/true").claims("claim", "rich")
-	must.Refused(twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)))(t, "pools claim and rich both have a quota on")
+	expect.Refused(twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)))(t, "pools claim and rich both have a quota on")
 	must.Len(t, h.Slices(), 1, "slices are left")
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -133,7 +134,7 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	e.hog(gib)                          // exits
 	time.Sleep(1500 * time.Millisecond) // calls are sampled once a second
 	c := h.runContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
-	must.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
+	expect.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
 	c.works(4 * gib)
 }
 
@@ -169,7 +170,7 @@ func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	e.hog(gib)
 	time.Sleep(1500 * time.Millisecond)
 	h.mustRun("pool", "create", "p", "--vram", "6G")
-	must.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
+	expect.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
 }
 
 // The members never exceed their pool, and no process is lost.
@@ -215,5 +216,5 @@ func TestAContainerBeginsWhileTheEnforcerIsReplaced(t *testing.T) {
 	}()
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	<-back
-	must.Equal(t, h.state(c.id), api.Active)
+	expect.Equal(t, h.state(c.id), api.Active)
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -91,8 +92,8 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	if !reflect.DeepEqual(e, want) || e.PID == 0 || e.Call != "cuMemAlloc" || e.Requested != 3*gib || *e.Limit != quota || *e.Used != 2*gib || *e.Overhead == 0 {
 		t.Errorf("told %+v\nsaid %+v", e, want)
 	}
-	must.Hold(t, *e.Used+*e.Overhead+e.Requested > *e.Limit, "it would have fitted", e)
-	must.Equal(t, e.Container, c.id, "container")
+	expect.True(t, *e.Used+*e.Overhead+e.Requested > *e.Limit, "it would have fitted", e)
+	expect.Equal(t, e.Container, c.id, "container")
 	table, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
 	h.Must(err)
 	if !strings.Contains(string(table), "cuMemAlloc of 3GiB on ") || !strings.Contains(string(table), "(asker): limit 4GiB, used 2GiB, overhead ") {
@@ -107,7 +108,7 @@ func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
 	c.asker(gib, 4*gib, 1000)
 	c.asker(gib, 4*gib, 1)
 	h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
-	must.Equal(t, h.Use(c.id).Refusals, 1001, "refusals")
+	expect.Equal(t, h.Use(c.id).Refusals, 1001, "refusals")
 	if n := len(h.events(c.id, api.EventRefused)); n > 100 {
 		t.Errorf("they are %d events", n)
 	}
@@ -139,7 +140,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 				text, err := os.ReadFile(said)
 				return err == nil && strings.HasSuffix(string(text), "\n")
 			})
-			must.Equal(t, string(must.Get(os.ReadFile(said))(t)), "refused 1000\n", "it said")
+			expect.Equal(t, string(must.Get(os.ReadFile(said))(t)), "refused 1000\n", "it said")
 			awake()
 			h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
 		})
@@ -185,7 +186,7 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	h.Start()
 	h.Must(c.runtime("delete", "--force", c.id).Run())
 	h.Eventually("it tells of the next enforcer's events", has("ended"))
-	must.Hold(t, has("gpusliced was restarted")(), "the restart is not among the events")
+	expect.True(t, has("gpusliced was restarted")(), "the restart is not among the events")
 	h.Must(cmd.Process.Signal(unix.SIGINT))
-	must.Try(t, cmd.Wait(), "interrupted")
+	expect.NoError(t, cmd.Wait(), "interrupted")
 }

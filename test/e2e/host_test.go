@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -207,13 +208,13 @@ func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT
 // mustHold starts a process that has to get the bytes, on a card that it sees as large as total.
 func (c *container) mustHold(bytes, total uint64, what ...any) {
 	c.T.Helper()
-	must.Be(c.T, c.hog(bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
+	must.Equal(c.T, c.hog(bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
 }
 
 // mustRefuse starts a process that has to be refused the bytes.
 func (c *container) mustRefuse(bytes uint64, what ...any) {
 	c.T.Helper()
-	must.Contain(c.T, c.hog(bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
+	expect.Contains(c.T, c.hog(bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
 }
 
 // hog starts a process that allocates bytes and keeps them.

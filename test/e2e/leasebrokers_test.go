@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -50,14 +51,14 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	if err := old.Write(ctx, 0, []byte("x")); !errors.As(err, &lost) || lost.Code != lease.InvalidHandle || !strings.Contains(err.Error(), "former broker: signal: killed") {
 		t.Errorf("a buffer of before: %v", err)
 	}
-	must.Try(t, works(s, 64*mib), "the same session, the same lease")
+	expect.NoError(t, works(s, 64*mib), "the same session, the same lease")
 	if l, err := h.Show(ctx, one.ID); err != nil || l.State != lease.Active || l.Restarts != 1 || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
 		t.Errorf("%+v, and before %+v", after, before)
 	}
-	must.Try(t, kept.Free(ctx), "another lease")
+	expect.NoError(t, kept.Free(ctx), "another lease")
 	_, err = h.Drop(ctx, one.ID)
 	h.Must(err)
 	_, err = h.Drop(ctx, other.ID)
@@ -110,7 +111,7 @@ func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
 			}
 		}
 	}
-	must.Try(t, works(s, 16*mib))
+	expect.NoError(t, works(s, 16*mib))
 	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault took its context" {
 		t.Errorf("%+v, %v", l, err)
 	}
@@ -124,9 +125,9 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 	keep, err := s.Alloc(context.Background(), 16*mib)
 	h.Must(err)
 	h.stop(unix.SIGKILL)
-	must.Try(t, works(s, mib), "without the lease service")
+	expect.NoError(t, works(s, mib), "without the lease service")
 	h.Stop(unix.SIGKILL)
-	must.Try(t, works(s, mib), "without either")
+	expect.NoError(t, works(s, mib), "without either")
 	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
 	h.start()
 	h.Start()
@@ -134,16 +135,16 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 		all, err := h.List(context.Background())
 		return err == nil && len(all) == 2 && all[0].Restarts+all[1].Restarts == 1
 	})
-	must.Try(t, works(h.open(dropped), 64*mib), "with another broker")
+	expect.NoError(t, works(h.open(dropped), 64*mib), "with another broker")
 	_, err = h.Drop(context.Background(), dropped.ID)
 	h.Must(err)
-	must.Try(t, works(s, mib), "with both")
+	expect.NoError(t, works(s, mib), "with both")
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.State != lease.Active || shown.Expires == nil || shown.Charged < keep.Size() {
 		t.Errorf("%+v, %v", shown, err)
 	}
 	// Drop the lease while the enforcer is down; the next enforcer finds it gone.
 	h.Stop(unix.SIGKILL)
-	must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
+	expect.NoError(t, must.Err(h.Drop(context.Background(), l.ID)))
 	h.Start()
 	h.Eventually("its slice is gone", h.IsGone(l.ID))
 	h.nothingIsLeft()
@@ -155,11 +156,11 @@ func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 	pid := h.brokerOf(l.ID)
 	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(h.T)
 	for _, want := range []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
-		must.Contain(t, string(text), "\n"+want+"\n")
+		expect.Contains(t, string(text), "\n"+want+"\n")
 	}
 	// The files of a non-dumpable process belong to root.
 	info := must.Get(os.Stat(fmt.Sprintf("/proc/%d/environ", pid)))(h.T)
-	must.Equal(t, info.Sys().(*syscall.Stat_t).Uid, 0, "it is dumpable: its files belong to uid")
+	expect.Equal(t, info.Sys().(*syscall.Stat_t).Uid, 0, "it is dumpable: its files belong to uid")
 	bounds := 0
 	in := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)))(h.T)
 	for _, place := range []string{"", "unified/", "memory/", "pids/", "cpu/", "cpu,cpuacct/"} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -44,7 +45,7 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
 		t.Errorf("%+v", ended)
 	}
-	must.Try(t, works(still, 64*mib), "another lease")
+	expect.NoError(t, works(still, 64*mib), "another lease")
 	_, err = h.Drop(ctx, other.ID)
 	h.Must(err)
 	h.nothingIsLeft()
@@ -55,7 +56,7 @@ func TestALeaseThatLingersEndsWithItsLastClient(t *testing.T) {
 	linger := 50 * time.Millisecond
 	l := h.acquire(lease.Request{VRAM: 64 * mib, Linger: &linger})
 	s := h.open(l)
-	must.Try(t, works(s, mib))
+	expect.NoError(t, works(s, mib))
 	h.Must(s.Close())
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "nobody was connected any more" {
 		t.Errorf("%+v", ended)
@@ -82,7 +83,7 @@ func TestManySmallLeasesEndAsFastAsOne(t *testing.T) {
 	}
 	drop := func(l *lease.Lease) time.Duration {
 		begin := time.Now()
-		must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
+		expect.NoError(t, must.Err(h.Drop(context.Background(), l.ID)))
 		return time.Since(begin)
 	}
 	await.Once(t, "a drop beside others", time.Second, func() time.Duration { // ten times the usual duration

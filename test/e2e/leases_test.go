@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -72,9 +73,9 @@ cgroup = %q
 	h.start()
 	t.Cleanup(func() {
 		all, err := h.List(context.Background())
-		must.Try(t, err)
+		expect.NoError(t, err)
 		for _, l := range all {
-			must.Try(t, must.Err(h.Drop(context.Background(), l.ID)))
+			expect.NoError(t, must.Err(h.Drop(context.Background(), l.ID)))
 		}
 		h.stop(unix.SIGTERM)
 		h.nothingIsLeft()
@@ -207,7 +208,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 		t.Errorf("%d %s", code, out)
 	}
 	s := h.open(l)
-	must.Try(t, works(s, 64*mib))
+	expect.NoError(t, works(s, 64*mib))
 	keep := must.Get(s.Alloc(ctx, 40*mib))(h.T)
 	var refusal *lease.Error
 	if _, err := s.Alloc(ctx, 40*mib); !errors.As(err, &refusal) || refusal.Code != lease.AllocFailed || refusal.Requested != 40*mib || refusal.Limit != 64*mib || refusal.Current != 40*mib {
@@ -220,7 +221,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if out, code := output(h.as(0, "run", "--vram", "64M", "--", "true")); code != 125 || !strings.Contains(out, "where a CUDA context alone takes ") {
 		t.Errorf("a session of 64 MiB: %d %s", code, out)
 	}
-	must.Try(t, must.Err(h.Drop(ctx, h.leased(0, "--vram", "64M").ID)))
+	expect.NoError(t, must.Err(h.Drop(ctx, h.leased(0, "--vram", "64M").ID)))
 	renewed, err := h.Renew(ctx, l.ID, time.Hour)
 	if err != nil || time.Until(*renewed.Expires) < 59*time.Minute {
 		t.Errorf("%+v, %v", renewed, err)
@@ -371,7 +372,7 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 	s := h.open(l)
-	must.Try(t, works(s, gib))
+	expect.NoError(t, works(s, gib))
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.Charged < gib {
 		t.Errorf("nothing is allocated, and it gave its memory back: %+v, %v", shown, err)
 	}
@@ -384,5 +385,5 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 		shown, err := h.Show(context.Background(), l.ID)
 		return err == nil && shown.Restarts == 1 && shown.Charged >= gib
 	})
-	must.Try(t, works(s, gib))
+	expect.NoError(t, works(s, gib))
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -93,7 +94,7 @@ func TestContainerCanBeStoppedWithASpoiltConfiguration(t *testing.T) {
 	h.Must(err)
 	_, err = file.WriteString("\n[enforcer]\n")
 	h.Must(errors.Join(err, file.Close()))
-	must.Refused(c.output(c.runtime("run", "--bundle", c.bundle, c.id+"-2")))(t, "config.toml", "a new container")
+	expect.Refused(c.output(c.runtime("run", "--bundle", c.bundle, c.id+"-2")))(t, "config.toml", "a new container")
 	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
@@ -103,7 +104,7 @@ func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
 	h.Stop(unix.SIGKILL)
 	c := h.newContainer(vram(), "/bin/true")
 	out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
-	must.Refused(out, err)(t, "gpusliced")
+	expect.Refused(out, err)(t, "gpusliced")
 }
 
 func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
@@ -114,8 +115,8 @@ func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
 	cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Socket())
 	out, err := cmd.Output()
-	must.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
-	must.Equal(t, string(must.Get(os.ReadFile(h.Dir+"/a"))(t)), "holds 1073741824 of 4294967296\n", "the first process said")
+	expect.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
+	expect.Equal(t, string(must.Get(os.ReadFile(h.Dir+"/a"))(t)), "holds 1073741824 of 4294967296\n", "the first process said")
 	if b, _ := os.ReadFile(h.Dir + "/b"); string(b) != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY\n" {
 		t.Errorf("the second process said %q: 3 GiB do not fit beside the first", b)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -41,7 +42,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
 			t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
 		}
-		must.Hold(t, use.Refusals != 0, "the refusal was not counted")
+		expect.True(t, use.Refusals != 0, "the refusal was not counted")
 	})
 }
 
@@ -95,7 +96,7 @@ func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
 			{"env", "GPUSLICE_DIR=/tmp"},
 		} {
 			out, err := c.exec(append(env, "/demo/cuda_hog", strconv.Itoa(5*gib))...)
-			must.Refused(out, err)(t, "CUDA_ERROR_OUT_OF_MEMORY", env, "5 GiB of 4 were not refused")
+			expect.Refused(out, err)(t, "CUDA_ERROR_OUT_OF_MEMORY", env, "5 GiB of 4 were not refused")
 		}
 	})
 }
@@ -111,7 +112,7 @@ func TestRecordModeCountsAndRefusesNothing(t *testing.T) {
 			t.Errorf("%v: %+v: 6 GiB should be counted, against no limit", annotations, use)
 		}
 	}
-	must.Equal(t, must.Get(h.cli("run", "--quiet", "--mode", "record", "--", "/bin/echo", "it ran"))(t), "it ran\n")
+	expect.Equal(t, must.Get(h.cli("run", "--quiet", "--mode", "record", "--", "/bin/echo", "it ran"))(t), "it ran\n")
 }
 
 func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
@@ -124,7 +125,7 @@ func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
 	} {
 		c := h.newContainer(annotations, "/bin/true")
 		out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
-		must.Error(t, err, annotations, "the container ran")
+		expect.Error(t, err, annotations, "the container ran")
 		for key := range annotations {
 			if !strings.Contains(out, key) || !strings.Contains(out, "accepted") {
 				t.Errorf("%v: the annotation, or what is accepted, is not in %q", annotations, out)
@@ -132,7 +133,7 @@ func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
 		}
 		must.Len(t, h.Slices(), 0, annotations, "slices are left")
 		for _, name := range []string{api.ContainerDir, "/etc/ld.so.preload"} {
-			must.Error(t, must.Err(os.Lstat(c.bundle+"/rootfs"+name)), annotations, name, "is left in the image")
+			expect.Error(t, must.Err(os.Lstat(c.bundle+"/rootfs"+name)), annotations, name, "is left in the image")
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -46,7 +47,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
 	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
 	out, err := cmd.CombinedOutput()
-	must.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
+	expect.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
 	for _, want := range []string{"enforcer in this process", "token: .\n", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is not in\n%s", want, out)
@@ -70,7 +71,7 @@ func TestSessionHasItsProgramsThatAreNotDumpable(t *testing.T) {
 	hog := filepath.Join(bin, "demo", "cuda_hog")
 	h.Must(os.Chmod(hog, 0o111)) // a program that its user cannot read is non-dumpable
 	out := must.Output(h.runAsNobody(bin, "--vram", "4G", "--", hog, "0").CombinedOutput())(t)
-	must.Contain(t, string(out), " of 4294967296\n")
+	expect.Contains(t, string(out), " of 4294967296\n")
 	// If hidepid hides the program, the refusal says so.
 	hidden := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0")
 	hidden.Args = append([]string{"unshare", "--mount", "sh", "-euc", `mount -t proc -o hidepid=2 proc /proc; exec setpriv "$@"`, "sh",
@@ -103,7 +104,7 @@ func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "gpuslice"), program, 0o755))
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", api.LibraryName), nil, 0o755)) // must exist, but is not loaded
 	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
-	must.Refused(out, err)(t, "this container has a slice already")
+	expect.Refused(out, err)(t, "this container has a slice already")
 }
 
 func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
@@ -112,7 +113,7 @@ func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
 	request := api.RegisterRequest{ID: "s", Session: true, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 70 * gib}}}
 	// The process would leave its container's slice for a larger one.
 	request.PID = c.pid()
-	must.IsSaying(t, must.Err(h.Client.Register(t.Context(), request)), api.ErrBadRequest, "nor a descendant")
+	expect.ErrorSays(t, must.Err(h.Client.Register(t.Context(), request)), api.ErrBadRequest, "nor a descendant")
 	request.PID = os.Getpid()
 	must.Get(h.Client.Register(t.Context(), request))(t)
 	must.Get(h.Client.Release(t.Context(), "s", 0, true))(t)

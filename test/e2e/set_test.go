@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -79,7 +80,7 @@ func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
 	if total != 4*gib || p.ask("total") != fmt.Sprint(4*gib) {
 		t.Fatalf("it sees %d of %d", free, total)
 	}
-	must.Be(t, p.ask(fmt.Sprint(4*gib)), "refused", "4 GiB beside a context")
+	must.Equal(t, p.ask(fmt.Sprint(4*gib)), "refused", "4 GiB beside a context")
 
 	if out, err := h.cli("set", "s", "--vram", "6G"); err != nil || !strings.Contains(out, "6GiB") {
 		t.Fatalf("%v: %s", err, out)
@@ -87,7 +88,7 @@ func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
 	if free, total := p.info(); total != 6*gib || free != 6*gib-context || p.ask("total") != fmt.Sprint(6*gib) {
 		t.Errorf("after set it sees %d of %d", free, total)
 	}
-	must.Be(t, p.ask(fmt.Sprint(4*gib)), "ok", "4 GiB of 6")
+	must.Equal(t, p.ask(fmt.Sprint(4*gib)), "ok", "4 GiB of 6")
 
 	// With less than it holds, the program keeps its memory and sees none free.
 	if out, err := h.cli("set", "--vram=3G", "s"); err != nil || !strings.Contains(out, "3GiB") || !strings.Contains(out, "active, over") {
@@ -96,7 +97,7 @@ func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
 	if free, total := p.info(); total != 3*gib || free != 0 {
 		t.Errorf("over its limit it sees %d of %d", free, total)
 	}
-	must.Equal(t, p.ask(fmt.Sprint(2*mib)), "refused", "2 MiB more")
+	expect.Equal(t, p.ask(fmt.Sprint(2*mib)), "refused", "2 MiB more")
 	if use := h.Use("s"); use.Used != 4*gib || use.Limit != 3*gib {
 		t.Errorf("%+v", use)
 	}
@@ -135,7 +136,7 @@ func TestASetThatCannotBeSaysWhy(t *testing.T) {
 			t.Errorf("%q: %v, %q: %q is expected, in one line", row.args, err, out, row.says)
 		}
 	}
-	must.Equal(t, h.Use("s").Limit, 4*gib, "limit")
+	expect.Equal(t, h.Use("s").Limit, 4*gib, "limit")
 }
 
 // A device's quota takes precedence over the one on all devices. A change of the latter must say so.
@@ -177,7 +178,7 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 		}
 	}
 	own := h.runContainer(map[string]string{"gpuslice.vram.0": "1G", "gpuslice.vram.1": "1G"}, "sleep", "1000")
-	must.Refused(h.cli("set", own.id, "--drop", "1"))(t, "has no quota on all devices, which would count on device 1")
+	expect.Refused(h.cli("set", own.id, "--drop", "1"))(t, "has no quota on all devices, which would count on device 1")
 	if out, err := h.cli("set", own.id, "--vram", "2G", "--device", "all"); err != nil || strings.Count(out, "2GiB") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -185,6 +186,6 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 		{"create llm --vram 4G", "4GiB"}, {"set llm --vram 1G --device 1", "1GiB"},
 		{"set llm --vram 2G", "keeps the quota of its own, 1GiB: --device all"}, {"set llm --vram 3G --device all", "3GiB"},
 	} {
-		must.Contain(t, must.Get(h.cli(append([]string{"pool"}, strings.Fields(step.args)...)...))(t), step.said, "pool", step.args)
+		expect.Contains(t, must.Get(h.cli(append([]string{"pool"}, strings.Fields(step.args)...)...))(t), step.said, "pool", step.args)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -112,7 +113,7 @@ func TestTopCostsLittle(t *testing.T) {
 		sum := percent(own + max(with-without, 0))
 		t.Logf("%s: top and what it costs the enforcer are %.2f %% of a core. Top: %.2f %%; the enforcer: %.2f %% with it, %.2f %% without; %d bytes drawn",
 			what, sum, percent(own), percent(with), percent(without), bytes)
-		must.Hold(t, sum <= 10, "that is too much")
+		expect.True(t, sum <= 10, "that is too much")
 		for _, pid := range changers { // gpuslice run forwards the signal
 			if phase == 0 {
 				h.Must(syscall.Kill(pid, syscall.SIGUSR1))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -50,7 +51,7 @@ func TestAQuotaCountsOnTheGPUsThatTheContainerSees(t *testing.T) {
 	all := h.runContainer(vram(), "/bin/sleep", "600")
 	two := h.newContainer(vram(), "/bin/sleep", "600").sees(1, 2)
 	two.run()
-	must.EqualSlices(t, h.countsOn(all.id), []int{0, 1, 2}, "of a container of which nothing is known it counts on")
+	expect.EqualSlices(t, h.countsOn(all.id), []int{0, 1, 2}, "of a container of which nothing is known it counts on")
 	if got := h.countsOn(two.id); !slices.Equal(got, []int{0, 1}) { // minor numbers 2 and 1
 		t.Errorf("of a container with /dev/nvidia1 and 2 it counts on %v", got)
 	}
@@ -60,11 +61,11 @@ func TestAQuotaCountsOnTheGPUsThatTheContainerSees(t *testing.T) {
 		if d.Index == 2 {
 			want = 4 * gib
 		}
-		must.Equal(t, d.Quotas, want, "device", d.Index, "has quotas of")
+		expect.Equal(t, d.Quotas, want, "device", d.Index, "has quotas of")
 	}
 	h.Stop(os.Kill)
 	h.Start()
-	must.EqualSlices(t, h.countsOn(two.id), []int{0, 1}, "after a restart it counts on")
+	expect.EqualSlices(t, h.countsOn(two.id), []int{0, 1}, "after a restart it counts on")
 }
 
 func TestAQuotaOnAGPUThatTheContainerDoesNotSeeIsRefused(t *testing.T) {
@@ -88,5 +89,5 @@ func TestAGPUThatWasNotKnownToBeSeenIsLimitedToo(t *testing.T) {
 	c.mustRefuse(5*gib, "5 GiB of 4")
 	c.mustHold(2*gib, quota)
 	c.mustRefuse(2*gib, "2 GiB and a context beside 2 GiB and a context, of 4")
-	must.EqualSlices(t, h.countsOn(c.id), []int{1, 2}, "once it was used it counts on")
+	expect.EqualSlices(t, h.countsOn(c.id), []int{1, 2}, "once it was used it counts on")
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -35,7 +36,7 @@ func TestPoolsThatGrowAndShrinkAreInTheLedgerToTheByte(t *testing.T) {
 		}
 		out, err := h.vmm([]string{"--vram", "4G"}, "caches", "-time", span.String(), "-socket", h.Socket()).CombinedOutput()
 		t.Logf("%s", out)
-		must.Try(t, err)
+		expect.NoError(t, err)
 	})
 }
 
@@ -51,7 +52,7 @@ func TestAPoolOfSlicesIsTheLimitOfSharedModels(t *testing.T) {
 		h.Must(cmd.Start())
 		t.Cleanup(func() {
 			input.Close()
-			must.Try(t, cmd.Wait(), log.String())
+			expect.NoError(t, cmd.Wait(), log.String())
 		})
 		return bufio.NewScanner(output)
 	}

@@ -46,7 +46,7 @@ func newApart(t testing.TB) *apart {
 		_ = stdin.Close()
 		_ = cmd.Wait()
 	})
-	must.Be(t, must.Get(bufio.NewReader(stdout).ReadString('\n'))(t), "ready\n", "a mount namespace with cgroup v2")
+	must.Equal(t, must.Get(bufio.NewReader(stdout).ReadString('\n'))(t), "ready\n", "a mount namespace with cgroup v2")
 	return &apart{cmd.Process.Pid}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -41,7 +42,7 @@ func dockerByShim(s *site) {
 	for _, runtime := range []string{shimRuntime, dockerShim} {
 		flags := []string{"--runtime", runtime}
 		name, out, err := s.try(container{flags: flags, annotations: vram("4X")})
-		must.Error(s.t, err, "4X was accepted")
+		expect.Error(s.t, err, "4X was accepted")
 		s.told(out, `"4X"`, `"4G"`)
 		s.remove(name)
 		name = s.run(container{flags: flags})
@@ -60,7 +61,7 @@ func dockerStops(s *site) {
 		id := s.id(name)
 		s.mustHold(name, 3*gib, quota)
 		s.docker("stop", "-t", "1", name)
-		must.Equal(s.t, s.docker("inspect", "--format", "{{.State.ExitCode}}", name), c.status, "it ended with")
+		expect.Equal(s.t, s.docker("inspect", "--format", "{{.State.ExitCode}}", name), c.status, "it ended with")
 		s.Eventually("the slice is gone", s.IsGone(id))
 		s.docker("start", name)
 		s.Eventually("nothing is held", s.Holds(id, 0))
@@ -91,7 +92,7 @@ func dockerInit(s *site) {
 func dockerNamespaces(s *site) {
 	one := s.run(container{flags: []string{"--ipc", "shareable"}})
 	two := s.run(container{flags: []string{"--pid", "container:" + one, "--ipc", "container:" + one}})
-	must.Be(s.t, s.exec(one, "readlink", "/proc/self/ns/pid"), s.exec(two, "readlink", "/proc/self/ns/pid"), "they have not one pid namespace")
+	must.Equal(s.t, s.exec(one, "readlink", "/proc/self/ns/pid"), s.exec(two, "readlink", "/proc/self/ns/pid"), "they have not one pid namespace")
 	s.mustHold(two, 3*gib, quota)
 	s.works(one)
 	s.mustRefuse(two, 3*gib, "3 GiB beside 3 GiB")
@@ -135,7 +136,7 @@ func dockerCommits(s *site) {
 	}
 	s.remove(plain)
 	again := s.run(container{image: "committed"})
-	must.Equal(s.t, s.exec(again, "cat", "/etc/mine"), "works\n", "a container of the image says")
+	expect.Equal(s.t, s.exec(again, "cat", "/etc/mine"), "works\n", "a container of the image says")
 	s.works(again)
 	s.remove(again)
 }
@@ -147,9 +148,9 @@ func dockerCopies(s *site) {
 	defer os.RemoveAll(back)
 	s.Must(os.WriteFile(file, []byte("works\n"), 0o644))
 	s.docker("cp", file, name+":/etc/mine")
-	must.Equal(s.t, s.exec(name, "cat", "/etc/mine"), "works\n", "the container sees")
+	expect.Equal(s.t, s.exec(name, "cat", "/etc/mine"), "works\n", "the container sees")
 	s.docker("cp", name+":/etc", back)
-	must.Equal(s.t, string(must.Get(os.ReadFile(s.in("copied-back", "mine")))(s.t)), "works\n", "copied from the container")
+	expect.Equal(s.t, string(must.Get(os.ReadFile(s.in("copied-back", "mine")))(s.t)), "works\n", "copied from the container")
 	s.works(name)
 }
 
@@ -189,9 +190,9 @@ func dockerByDefault(s *site) {
 	name, out, err := s.try(container{annotations: map[string]string{}})
 	if e.old {
 		s.Must(err)
-		must.Equal(s.t, s.Use(s.id(name)).Limit, 70*gib, "the slice shows")
+		expect.Equal(s.t, s.Use(s.id(name)).Limit, 70*gib, "the slice shows")
 		return
 	}
-	must.Error(s.t, err, "a container without a quota was started")
+	expect.Error(s.t, err, "a container without a quota was started")
 	s.told(out, "no quota", "gpuslice.vram=4G")
 }

@@ -9,7 +9,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -119,7 +119,7 @@ func dockerInDocker(s *site) {
 	if g := s.hogBy(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
 		s.t.Errorf("in another cgroup it said %q", g.said)
 	}
-	must.Equal(s.t, s.Use(id).Used, gib, "the container shows")
+	expect.Equal(s.t, s.Use(id).Used, gib, "the container shows")
 	s.killHogs(id)
 
 	// The inner container has no file of ours: driver truth finds it.
@@ -132,8 +132,8 @@ func dockerInDocker(s *site) {
 
 	// The inner container gets the outer container's bind mounts.
 	bound := []string{"-v", "/.gpuslice:/.gpuslice:ro", "-v", "/etc/ld.so.preload:/etc/ld.so.preload:ro"}
-	must.Equal(s.t, n.run("bound", 2*gib, bound...), fmt.Sprintf("holds %d of %d", 2*gib, quota), "said")
-	must.Equal(s.t, s.Use(id).Used, 2*gib, "the outer container shows")
+	expect.Equal(s.t, n.run("bound", 2*gib, bound...), fmt.Sprintf("holds %d of %d", 2*gib, quota), "said")
+	expect.Equal(s.t, s.Use(id).Used, 2*gib, "the outer container shows")
 	if said := n.run("more", 2*gib, bound...); !(hog{said: said}).refused() {
 		s.t.Errorf("2 GiB beside the other's 2 GiB: said %q", said)
 	}
@@ -152,7 +152,7 @@ func dockerInDocker(s *site) {
 
 	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer container.
 	s.exec(outer, "sh", "-eu", "-c", innerDaemon)
-	must.Equal(s.t, n.run("sliced", gib, asks...), fmt.Sprintf("holds %d of %d", gib, 2*gib), "said")
+	expect.Equal(s.t, n.run("sliced", gib, asks...), fmt.Sprintf("holds %d of %d", gib, 2*gib), "said")
 	s.told(n.run("large", gib, "--runtime", "gpuslice", "--annotation", "gpuslice.vram=3G"), "2GiB")
 	s.Eventually("it is charged to the outer container", func() bool { return s.Use(id).Overhead >= gib })
 	s.mustRefuse(outer, 3*gib, "3 GiB beside the inner slice's 1 GiB")

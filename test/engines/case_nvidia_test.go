@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -81,7 +82,7 @@ func (s *site) gives(c container, seen ...int) {
 			want = append(want, d.UUID)
 		}
 	}
-	must.EqualSlices(s.t, s.counts(id), want, c.flags, c.env, "the quota counts on")
+	expect.EqualSlices(s.t, s.counts(id), want, c.flags, c.env, "the quota counts on")
 	nodes := s.exec(name, "/bin/sh", "-c", "echo /dev/nvidia[0-9]")
 	for n := range devices {
 		if has := strings.Contains(nodes, fmt.Sprint("/dev/nvidia", n)); has != slices.Contains(seen, n) {
@@ -118,7 +119,7 @@ func (s *site) counts(id string) (uuids []string) {
 func (s *site) refuses(c container, told ...string) {
 	s.t.Helper()
 	name, out, err := s.try(c)
-	must.Error(s.t, err, c.annotations, c.flags, c.env, "was accepted")
+	expect.Error(s.t, err, c.annotations, c.flags, c.env, "was accepted")
 	s.told(out, told...)
 	s.remove(name)
 }

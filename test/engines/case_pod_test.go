@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -143,7 +144,7 @@ func podAnnotations(s *site) {
 	if hasShimOfPods(e) == "" {
 		pod, c = s.newPod(handlerUnlisted, container{})
 		_, err = e.start(pod, c)
-		must.Error(s.t, err, "a container without a quota was started")
+		expect.Error(s.t, err, "a container without a quota was started")
 		s.told(shown(err), "no quota", "gpuslice.vram=4G")
 		s.remove(pod)
 	}
@@ -151,7 +152,7 @@ func podAnnotations(s *site) {
 	// The error belongs to the container, not to its sandbox, so the pod's events show it.
 	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
 	_, err = e.start(pod, c)
-	must.Say(s.t, err, "Container: ", "a bad annotation")
+	expect.ErrorContains(s.t, err, "Container: ", "a bad annotation")
 	s.told(shown(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
@@ -170,7 +171,7 @@ func podOfRuncsShim(s *site) {
 func podSystemd(s *site) {
 	e := s.engine.(*kube)
 	pod, _, err := s.tryPod(handlerSystemd, container{})
-	must.Error(s.t, err, "there is no systemd, and a pod was started by it")
+	expect.Error(s.t, err, "there is no systemd, and a pod was started by it")
 	said, readErr := os.ReadFile(e.systemd)
 	if readErr != nil || !strings.Contains(string(said), " create ") {
 		s.t.Errorf("runc was not told of systemd: %q, %v; the pod: %v", said, readErr, err)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -40,7 +41,7 @@ func refusalsAreShown(s *site) {
 	}
 	for _, b := range all {
 		name, out, err := s.try(container{annotations: b.annotations})
-		must.Error(s.t, err, b.annotations, "was accepted")
+		expect.Error(s.t, err, b.annotations, "was accepted")
 		s.told(out, b.told...)
 		s.remove(name)
 	}
@@ -69,7 +70,7 @@ func (s *site) told(out string, parts ...string) {
 		s.t.Errorf("the user is shown %d sentences of ours:\n%s", n, out)
 	}
 	for _, wrapping := range []string{"prestart hook", "stderr:", "exit status"} {
-		must.Hold(s.t, !strings.Contains(shown, wrapping), "the user is shown", wrapping, out)
+		expect.True(s.t, !strings.Contains(shown, wrapping), "the user is shown", wrapping, out)
 	}
 }
 
@@ -86,11 +87,11 @@ func etcIsBound(s *site) {
 			s.Must(os.WriteFile(filepath.Join(etc, file), []byte(text), 0o644))
 		}
 		name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
-		must.Error(s.t, err, "a container with a host's directory on /etc was started")
+		expect.Error(s.t, err, "a container with a host's directory on /etc was started")
 		s.told(out, "/etc")
 		s.remove(name)
 		for file, text := range files {
-			must.Equal(s.t, string(must.Get(os.ReadFile(filepath.Join(etc, file)))(s.t)), text, "the host's", file, "is now")
+			expect.Equal(s.t, string(must.Get(os.ReadFile(filepath.Join(etc, file)))(s.t)), text, "the host's", file, "is now")
 		}
 		// Engines create hosts, hostname and resolv.conf in it.
 		for _, file := range children(etc) {

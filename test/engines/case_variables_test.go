@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -55,7 +56,7 @@ func dockerVariables(s *site) {
 		"GPUSLICE_MODE=record": "an image can set a variable", "GPUSLICE_POOL=llm": "an image can set a variable", "GPUSLICE_TTL=soon": `"30m"`,
 	} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: []string{variable}})
-		must.Error(s.t, err, variable, "was accepted")
+		expect.Error(s.t, err, variable, "was accepted")
 		s.told(out, "variable "+strings.SplitN(variable, "=", 2)[0], told)
 		s.remove(name)
 	}
@@ -85,7 +86,7 @@ func dockerVariables(s *site) {
 // dockerIsFoundOld: the first documented flag fails here, and `gpuslice install` names the one that works.
 func dockerIsFoundOld(s *site) {
 	e := s.engine.(*docker)
-	must.Refused(e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"))(s.t, "unknown flag: --annotation")
+	expect.Refused(e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"))(s.t, "unknown flag: --annotation")
 	out := s.must("gpuslice", "install", "docker", "--dry-run", "--config", s.in("none.json"))
 	for _, want := range []string{"docker: warning: Docker 20.10", "has no --annotation", "-e GPUSLICE_VRAM=4G", "allow_env = true"} {
 		if !strings.Contains(out, want) {
@@ -107,7 +108,7 @@ func dockerRefusalIsOfUse(s *site) {
 	s.Must(os.WriteFile(s.Config(), []byte(strings.Join(kept, "")), 0o644))
 	for _, env := range [][]string{nil, {"GPUSLICE_VRAM=4G"}} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: env})
-		must.Error(s.t, err, "a container without a quota was started")
+		expect.Error(s.t, err, "a container without a quota was started")
 		s.told(out, "no quota", "older than 24", "default_vram", "allow_env = true", "-e GPUSLICE_VRAM=4G")
 		if strings.Contains(out, "--annotation") || strings.Contains(out, "gpuslice.vram") {
 			s.t.Errorf("it advises an annotation: %s", out)

@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/client"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 const (
@@ -258,7 +258,7 @@ func (w *world) end() {
 // clear removes what the round created, even after a failure. It logs what it cannot remove.
 func (w *world) clear() {
 	w.leased.clear()
-	must.Try(w, w.daemon.ends(unix.SIGKILL))
+	expect.NoError(w, w.daemon.ends(unix.SIGKILL))
 	all := slices.Clone(w.slices)
 	for _, t := range w.turners {
 		all = append(all, t.slice)
@@ -281,7 +281,7 @@ func (w *world) clear() {
 				w.Error(err)
 			}
 		}
-		must.Try(w, s.removeCgroup())
+		expect.NoError(w, s.removeCgroup())
 	}
 	for _, name := range []string{"run", "state"} {
 		_ = unix.Unmount(filepath.Join(w.dir, name), unix.MNT_DETACH)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -30,7 +31,7 @@ func TestHookAloneDoesTheWholeJob(t *testing.T) {
 				}
 				c.remove()
 				clean()
-				must.Equal(t, len(e.released), 1, "released", e.released)
+				expect.Equal(t, len(e.released), 1, "released", e.released)
 			})
 		}
 	})
@@ -39,8 +40,8 @@ func TestHookAloneDoesTheWholeJob(t *testing.T) {
 // checkBound checks the mounts from an exec'ed process, which is in the slice too.
 func checkBound(t *testing.T, c *container) {
 	t.Helper()
-	must.Equal(t, c.exec("cat", "/etc/ld.so.preload"), preloadLine, "ld.so.preload")
-	must.Equal(t, c.exec("cat", "/.gpuslice/libgpuslice.so", "/.gpuslice/marker"), "an interceptor"+c.id, "/.gpuslice")
+	expect.Equal(t, c.exec("cat", "/etc/ld.so.preload"), preloadLine, "ld.so.preload")
+	expect.Equal(t, c.exec("cat", "/.gpuslice/libgpuslice.so", "/.gpuslice/marker"), "an interceptor"+c.id, "/.gpuslice")
 	table := c.exec("cat", "/proc/self/mountinfo")
 	for place, options := range map[string]string{
 		"/.gpuslice":                "ro,nosuid,nodev,noexec",
@@ -146,7 +147,7 @@ func TestAContainerWithoutAQuotaPassesIfTheOperatorSaysSo(t *testing.T) {
 	c.program, c.env = program(t, "gpuslice-runtime"), []string{"GPUSLICE_CONFIG=" + e.config}
 	clean := nothingLeft(t, e, b, id(t))
 	c.start()
-	must.Error(t, must.Err(os.Stat(b.rootfs(".gpuslice"))), "/.gpuslice was made")
+	expect.Error(t, must.Err(os.Stat(b.rootfs(".gpuslice"))), "/.gpuslice was made")
 	c.remove()
 	clean()
 }

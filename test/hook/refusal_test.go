@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -198,7 +199,7 @@ func TestABadBundleIsRefused(t *testing.T) {
 				t.Fatal("it was created")
 			}
 			checkSentence(t, out, c.says)
-			must.Equal(t, strings.Count(out, "\n"), 1, "more than one line", out)
+			expect.Equal(t, strings.Count(out, "\n"), 1, "more than one line", out)
 			clean()
 		})
 	}
@@ -255,7 +256,7 @@ func TestTheHookAloneWithAHostileState(t *testing.T) {
 				cmd.Stdin = strings.NewReader(c.state)
 				out, err := cmd.CombinedOutput()
 				if stage == "poststop" {
-					must.Try(t, err, "poststop failed", out)
+					expect.NoError(t, err, "poststop failed", out)
 					return
 				}
 				if err == nil {
@@ -268,6 +269,6 @@ func TestTheHookAloneWithAHostileState(t *testing.T) {
 			})
 		}
 	}
-	must.Equal(t, len(e.registered), 0, "registered", e.registered)
+	expect.Equal(t, len(e.registered), 0, "registered", e.registered)
 	clean()
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -92,7 +93,7 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 				container := newContainer(t, r, id(t), b)
 				out, err := container.create()
 				must.Len(t, e.registered, 1, "registered", err, out)
-				must.EqualSlices(t, e.registered[0].Visible, c.want, "it sees")
+				expect.EqualSlices(t, e.registered[0].Visible, c.want, "it sees")
 			})
 		})
 	}
@@ -106,7 +107,7 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 	b.mount(t, onHost(t, 2), "/dev/nvidia2", "rw")
 	c := newContainer(t, runc, id(t), b)
 	c.start()
-	must.EqualSlices(t, e.registered[0].Visible, []string{"minor:2"}, "it sees")
+	expect.EqualSlices(t, e.registered[0].Visible, []string{"minor:2"}, "it sees")
 	checkBound(t, c)
 }
 
@@ -197,14 +198,14 @@ func TestASandboxThatCanReachAGPUIsAContainer(t *testing.T) {
 				ours(t, e, c)
 				out, err := c.create()
 				if name == "pause" {
-					must.Refused(out, err)(t, "no quota: add the annotation gpuslice.vram", "it was not refused")
+					expect.Refused(out, err)(t, "no quota: add the annotation gpuslice.vram", "it was not refused")
 					return
 				}
 				if err != nil || e.active() != 1 {
 					t.Fatalf("%d slices: %v: %s", e.active(), err, out)
 				}
 				c.remove()
-				must.Equal(t, e.active(), 0, "its slice is left")
+				expect.Equal(t, e.active(), 0, "its slice is left")
 			})
 		}
 	}
@@ -233,7 +234,7 @@ func TestTheVariableIsReadIfTheOperatorSaysSo(t *testing.T) {
 			clean := nothingLeft(t, e, b, id(t))
 			out, err := container.create()
 			if c.says != "" {
-				must.Refused(out, err)(t, c.says)
+				expect.Refused(out, err)(t, c.says)
 				checkLog(t, container, strings.ReplaceAll(c.says, "\n", ""))
 				clean()
 				return

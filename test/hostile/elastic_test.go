@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // Times of the host of elastic slices.
@@ -144,7 +144,7 @@ func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
 		for _, c := range cards {
 			c.steps = latencies{}
 			all.Go(func() {
-				must.Try(t, c.watch(working))
+				expect.NoError(t, c.watch(working))
 			})
 		}
 		all.Wait()

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // Bounds on the harm to others and its cost. The times are the promised ones, and the test prints the measured figures. A slow
@@ -62,10 +62,10 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	defer rest()
 	var both sync.WaitGroup
 	both.Go(func() {
-		must.Try(t, op.work(working), "the operator")
+		expect.NoError(t, op.work(working), "the operator")
 	})
 	both.Go(func() {
-		must.Try(t, good.work(working), "the well-behaved container")
+		expect.NoError(t, good.work(working), "the well-behaved container")
 	})
 	both.Wait()
 	after, log, took := h.cost(), withoutOperators(h.Log.String()[said:], h.secret), time.Since(begin)
@@ -87,7 +87,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	cpu := 100 * float64(after.cpu-before.cpu) / float64(took)
 	perMinute := float64(lines) / took.Minutes()
 	t.Logf("the enforcer: %d MiB resident at most, %.1f%% of a core (promised: %d%%), %d lines in the log beside those of the operator's slices", after.peak>>20, cpu, mostCPU, lines)
-	must.Hold(t, after.peak <= mostBytes, "the enforcer had", after.peak, "bytes resident, want at most", mostBytes)
+	expect.True(t, after.peak <= mostBytes, "the enforcer had", after.peak, "bytes resident, want at most", mostBytes)
 	if cpu > allowedCPU {
 		t.Errorf("the enforcer took %.1f%% of a core, want at most %d%%", cpu, allowedCPU)
 	}

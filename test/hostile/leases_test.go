@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -164,7 +165,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	working, rest := context.WithTimeout(context.Background(), h.lasts)
 	defer rest()
 	var cycles, lists latencies
-	must.Try(t, l.worksFor(working, s, &cycles, &lists), "the well-behaved client")
+	expect.NoError(t, l.worksFor(working, s, &cycles, &lists), "the well-behaved client")
 	after, enforcerAfter, took := h.costOf(l.daemon.Process.Pid), h.cost(), time.Since(begin)
 	client.report(h)
 	visitor.report(h)
@@ -181,8 +182,8 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 	cpu := func(before, after cost) float64 { return 100 * float64(after.cpu-before.cpu) / float64(took) }
 	t.Logf("the lease service: %d MiB resident at most, %.1f%% of a core (promised: %d%%), %d lines in its log; the enforcer: %d MiB, %.1f%%",
 		after.peak>>20, cpu(before, after), mostLeasedCPU, strings.Count(l.said.String(), "\n"), enforcerAfter.peak>>20, cpu(enforcer, enforcerAfter))
-	must.Hold(t, after.peak <= mostLeasedBytes, "the lease service had", after.peak, "bytes resident, want at most", mostLeasedBytes)
-	must.Hold(t, enforcerAfter.peak <= mostBytes, "the enforcer had", enforcerAfter.peak, "bytes resident, want at most", mostBytes)
+	expect.True(t, after.peak <= mostLeasedBytes, "the lease service had", after.peak, "bytes resident, want at most", mostLeasedBytes)
+	expect.True(t, enforcerAfter.peak <= mostBytes, "the enforcer had", enforcerAfter.peak, "bytes resident, want at most", mostBytes)
 	if got := cpu(before, after); got > 3*mostLeasedCPU {
 		t.Errorf("the lease service took %.1f%% of a core, want at most %d%%", got, 3*mostLeasedCPU)
 	}
@@ -201,5 +202,5 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 		slices := h.Slices()
 		return len(slices) == 1 && slices[0].ID == good.ID
 	})
-	must.Try(t, s.Sync(context.Background()), "the well-behaved client's session")
+	expect.NoError(t, s.Sync(context.Background()), "the well-behaved client's session")
 }

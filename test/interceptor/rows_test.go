@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -27,7 +28,7 @@ func TestEveryRowOfTheTable(t *testing.T) {
 					t.Error(strings.TrimSpace(line))
 				}
 			}
-			must.Try(t, err)
+			expect.NoError(t, err)
 			if passed := strings.Count("\n"+out, "\nPASS "); passed < 80 {
 				t.Errorf("only %d rows passed", passed)
 			}
@@ -39,7 +40,7 @@ func TestEveryRowOfTheTable(t *testing.T) {
 func TestARecordingWithSeveralDevices(t *testing.T) {
 	for _, way := range []string{"within", "beyond"} {
 		out := must.Output(inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "rows"), "graph-captured", way))(t)
-		must.Contain(t, out, "PASS graph-captured "+way)
+		expect.Contains(t, out, "PASS graph-captured "+way)
 	}
 }
 
@@ -171,7 +172,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 				if err != nil || !strings.HasPrefix(out, "PASS ") {
 					t.Errorf("%v\n%s", err, out)
 				}
-				must.Try(t, lender.Wait(), "the lender", said.String())
+				expect.NoError(t, lender.Wait(), "the lender", said.String())
 			})
 		}
 	}

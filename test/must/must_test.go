@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // recorder is a test that says what it was told; Fatalf does not end it.
@@ -27,32 +29,32 @@ func TestAChecksFailureSaysWhatItFound(t *testing.T) {
 		check func(t testing.TB)
 		says  string // nothing if the check passes
 	}{
-		"Do":           {func(t testing.TB) { Do(t, err, "of", []byte("a")) }, "fatal: of a: read: EOF"},
-		"Do nothing":   {func(t testing.TB) { Do(t, nil) }, ""},
-		"Try":          {func(t testing.TB) { Try(t, err) }, "read: EOF"},
-		"Hold":         {func(t testing.TB) { Hold(t, false, 3, "are left") }, "3 are left"},
-		"Hold so":      {func(t testing.TB) { Hold(t, true, "it is not so") }, ""},
-		"Error":        {func(t testing.TB) { Error(t, nil, "x") }, "x: no error"},
-		"Error, one":   {func(t testing.TB) { Error(t, err) }, ""},
-		"Is":           {func(t testing.TB) { Is(t, err, io.ErrUnexpectedEOF) }, "got read: EOF, want unexpected EOF"},
-		"Is it":        {func(t testing.TB) { Is(t, err, io.EOF) }, ""},
-		"Say":          {func(t testing.TB) { Say(t, err, "write") }, `got read: EOF, want an error that says "write"`},
-		"Say nothing":  {func(t testing.TB) { Say(t, nil, "") }, `got <nil>, want an error that says ""`},
-		"Say it":       {func(t testing.TB) { Say(t, err, "read") }, ""},
-		"IsSaying":     {func(t testing.TB) { IsSaying(t, err, io.EOF, "write") }, "want an error that says"},
-		"IsSaying, is": {func(t testing.TB) { IsSaying(t, err, io.ErrNoProgress, "read") }, "want multiple Read calls"},
-		"Contain":      {func(t testing.TB) { Contain(t, "abc", "d") }, "there is no \"d\" in\nabc"},
-		"Contain it":   {func(t testing.TB) { Contain(t, "abc", "b") }, ""},
-		"Equal":        {func(t testing.TB) { Equal(t, "a", "b", 7) }, `7: got "a", want "b"`},
-		"Equal are":    {func(t testing.TB) { Equal(t, 1, 1) }, ""},
-		"Be":           {func(t testing.TB) { Be(t, 1, 2) }, "fatal: got 1, want 2"},
-		"EqualSlices":  {func(t testing.TB) { EqualSlices(t, []int{1}, []int{2}) }, "got [1], want [2]"},
-		"Len":          {func(t testing.TB) { Len(t, map[string]int{"a": 1}, 2) }, "fatal: got map[a:1], want 2 elements"},
-		"Len is":       {func(t testing.TB) { Len(t, []int(nil), 0) }, ""},
-		"Output":       {func(t testing.TB) { Output("text", err)(t, "cc") }, "fatal: cc: read: EOF\ntext"},
-		"Refused":      {func(t testing.TB) { Refused("text", nil)(t, "text") }, "got <nil>, want a refusal"},
-		"Refused, but": {func(t testing.TB) { Refused("text", err)(t, "more") }, `want a refusal that says "more"`},
-		"Refused, so":  {func(t testing.TB) { Refused("text", err)(t, "text") }, ""},
+		"Do":                    {func(t testing.TB) { Do(t, err, "of", []byte("a")) }, "fatal: of a: read: EOF"},
+		"Do nothing":            {func(t testing.TB) { Do(t, nil) }, ""},
+		"NoError":               {func(t testing.TB) { expect.NoError(t, err) }, "read: EOF"},
+		"True":                  {func(t testing.TB) { expect.True(t, false, 3, "are left") }, "3 are left"},
+		"True so":               {func(t testing.TB) { expect.True(t, true, "it is not so") }, ""},
+		"Error":                 {func(t testing.TB) { expect.Error(t, nil, "x") }, "x: no error"},
+		"Error, one":            {func(t testing.TB) { expect.Error(t, err) }, ""},
+		"ErrorIs":               {func(t testing.TB) { expect.ErrorIs(t, err, io.ErrUnexpectedEOF) }, "got read: EOF, want unexpected EOF"},
+		"ErrorIs it":            {func(t testing.TB) { expect.ErrorIs(t, err, io.EOF) }, ""},
+		"ErrorContains":         {func(t testing.TB) { expect.ErrorContains(t, err, "write") }, `got read: EOF, want an error that says "write"`},
+		"ErrorContains nothing": {func(t testing.TB) { expect.ErrorContains(t, nil, "") }, `got <nil>, want an error that says ""`},
+		"ErrorContains it":      {func(t testing.TB) { expect.ErrorContains(t, err, "read") }, ""},
+		"ErrorSays":             {func(t testing.TB) { expect.ErrorSays(t, err, io.EOF, "write") }, "want an error that says"},
+		"ErrorSays, is":         {func(t testing.TB) { expect.ErrorSays(t, err, io.ErrNoProgress, "read") }, "want multiple Read calls"},
+		"Contains":              {func(t testing.TB) { expect.Contains(t, "abc", "d") }, "there is no \"d\" in\nabc"},
+		"Contains it":           {func(t testing.TB) { expect.Contains(t, "abc", "b") }, ""},
+		"expect.Equal":          {func(t testing.TB) { expect.Equal(t, "a", "b", 7) }, `7: got "a", want "b"`},
+		"expect.Equal are":      {func(t testing.TB) { expect.Equal(t, 1, 1) }, ""},
+		"Equal":                 {func(t testing.TB) { Equal(t, 1, 2) }, "fatal: got 1, want 2"},
+		"EqualSlices":           {func(t testing.TB) { expect.EqualSlices(t, []int{1}, []int{2}) }, "got [1], want [2]"},
+		"Len":                   {func(t testing.TB) { Len(t, map[string]int{"a": 1}, 2) }, "fatal: got map[a:1], want 2 elements"},
+		"Len is":                {func(t testing.TB) { Len(t, []int(nil), 0) }, ""},
+		"Output":                {func(t testing.TB) { Output("text", err)(t, "cc") }, "fatal: cc: read: EOF\ntext"},
+		"Refused":               {func(t testing.TB) { expect.Refused("text", nil)(t, "text") }, "got <nil>, want a refusal"},
+		"Refused, but":          {func(t testing.TB) { expect.Refused("text", err)(t, "more") }, `want a refusal that says "more"`},
+		"Refused, so":           {func(t testing.TB) { expect.Refused("text", err)(t, "text") }, ""},
 	} {
 		var r recorder
 		c.check(&r)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gopkg.in/yaml.v3"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -128,7 +129,7 @@ func checkNames(t *testing.T, where, expr string, known map[string][]string) {
 		}
 		labels = append(labels, known[name]...)
 	}
-	must.Hold(t, metrics != 0, where, "no metric is in", expr)
+	expect.True(t, metrics != 0, where, "no metric is in", expr)
 	var used []string
 	for _, list := range labelLists.FindAllStringSubmatch(bare, -1) {
 		used = append(used, identifier.FindAllString(list[1], -1)...)
@@ -137,7 +138,7 @@ func checkNames(t *testing.T, where, expr string, known map[string][]string) {
 		used = append(used, m[1])
 	}
 	for _, label := range used {
-		must.Hold(t, slices.Contains(labels, label), where, "no metric of it has the label", label, expr)
+		expect.True(t, slices.Contains(labels, label), where, "no metric of it has the label", label, expr)
 	}
 }
 
@@ -170,7 +171,7 @@ func TestEachAlertIsTestedAndSaysWhatToDo(t *testing.T) {
 	text := must.Get(os.ReadFile("alerts_test.yml"))(t)
 	for _, group := range loadRules(t).Groups {
 		for _, r := range group.Rules {
-			must.Contain(t, string(text), "alertname: "+r.Alert+"\n        exp_alerts:", r.Alert, "fires in no test")
+			expect.Contains(t, string(text), "alertname: "+r.Alert+"\n        exp_alerts:", r.Alert, "fires in no test")
 			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"page", "ticket"}, r.Labels["severity"]) {
 				t.Errorf("%s: %+v, %+v", r.Alert, r.Labels, r.Annotations)
 			}
@@ -230,7 +231,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 			found, err = s.query(concrete(expr))
 			return err != nil || empty || len(found) > 0
 		})
-		must.Try(t, err, where, expr)
+		expect.NoError(t, err, where, expr)
 		for _, f := range found {
 			if f.Value[1] == "NaN" {
 				t.Logf("%s: %s is not a number for %v", where, expr, f.Metric)
@@ -321,7 +322,7 @@ func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
 	h.Must(os.WriteFile(fault, []byte("hang"), 0o600))
 	eventually(t, "somebody is told", func() bool { return s.fires("GpusliceTruthIsOld") })
 	for _, expr := range []string{"gpuslice_live", "gpuslice_ready", `up{job="gpuslice"}`} {
-		must.Hold(t, value(expr)("1"), expr, "is not 1 while the driver hangs")
+		expect.True(t, value(expr)("1"), expr, "is not 1 while the driver hangs")
 	}
 	// Slices can still be created and ended.
 	if out, err := h.Client.Health(t.Context()); err != nil || !out.Live || !out.Ready {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -55,7 +56,7 @@ func TestATestThatDidNotEndIsNamedWithItsOutput(t *testing.T) {
 
 func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 	const said = "=== RUN   TestA\n    helpers_test.go:3: time=1 msg=ready\n    a_test.go:3: needs root\n    helpers_test.go:3: time=2 msg=ended\n--- SKIP: TestA\n"
-	must.Equal(t, reason(said), "needs root")
+	expect.Equal(t, reason(said), "needs root")
 }
 
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
@@ -68,7 +69,7 @@ func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 		"needs strace: make deps":                                           false,
 		"GPUSLICE_LONG is not set":                                          false,
 	} {
-		must.Equal(t, unavoidable(reason), want, reason)
+		expect.Equal(t, unavoidable(reason), want, reason)
 	}
 }
 
@@ -103,7 +104,7 @@ func TestSilenceIsBrokenByALine(t *testing.T) {
 	out := make(chan string)
 	r := report{silence: time.Millisecond, out: writer(out), output: map[string][]string{}}
 	go r.read(in)
-	must.Contain(t, <-out, "0 passed, 0 failed so far")
+	expect.Contains(t, <-out, "0 passed, 0 failed so far")
 	must.Get(tests.Write([]byte(passOne + "\n")))(t)
 	for !strings.Contains(<-out, "1 passed, 0 failed so far; the last was p C") {
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
@@ -24,5 +24,5 @@ func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
 			t.Errorf("between %d and %d ms it stood still for %v, want %d ms", c.begin, c.end, got, c.want)
 		}
 	}
-	must.Equal(t, s.Longest(), 3*time.Second, "the longest was")
+	expect.Equal(t, s.Longest(), 3*time.Second, "the longest was")
 }

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -133,7 +134,7 @@ func (p *process) tell(command string) string {
 
 func (p *process) want(command, answer string) {
 	p.t.Helper()
-	must.Equal(p.t, p.tell(command), answer, command)
+	expect.Equal(p.t, p.tell(command), answer, command)
 }
 
 func (p *process) free() uint64 {
@@ -167,7 +168,7 @@ func TestCapacityIsSharedByAllProcesses(t *testing.T) {
 	b.want("create "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
 	b.want("async "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
 	b.want("alloc "+strconv.Itoa(3*gib-128*mib), "0")
-	must.Equal(t, a.free(), 0, "free")
+	expect.Equal(t, a.free(), 0, "free")
 	a.want("free", "0")
 	b.want("alloc "+strconv.Itoa(5*gib), "0")
 }
@@ -180,7 +181,7 @@ func TestMemoryOfAKilledProcessIsFreeAtOnce(t *testing.T) {
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.want("async "+strconv.Itoa(1*gib), "0")
 	a.kill()
-	must.Equal(t, b.free(), before+64*mib, "free after the kill")
+	expect.Equal(t, b.free(), before+64*mib, "free after the kill")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 
@@ -214,7 +215,7 @@ func (p *process) wantFree(bytes uint64) {
 	for deadline := time.Now().Add(await.Patience); free != bytes && time.Now().Before(deadline); free = p.free() {
 		time.Sleep(time.Millisecond)
 	}
-	must.Be(p.t, free, bytes, "free")
+	must.Equal(p.t, free, bytes, "free")
 }
 
 func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
@@ -225,7 +226,7 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 	a.want("alloc "+strconv.Itoa(5*gib), "0")
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.kill()
-	must.Equal(t, b.free(), empty-6*gib-64*mib, "free after the parent's death")
+	expect.Equal(t, b.free(), empty-6*gib-64*mib, "free after the parent's death")
 	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 6*gib+64*mib {
 		t.Errorf("NVML lists %d bytes for the dead, want %d", bytes, 6*gib+64*mib)
 	}
@@ -267,7 +268,7 @@ func TestForkedChildHasNoDriver(t *testing.T) {
 	p.want("alloc "+strconv.Itoa(1*gib), "0")
 	before := p.free()
 	p.want("fork", fmt.Sprintf("%d %d", notInitialized, notInitialized))
-	must.Equal(t, p.free(), before, "free after the child's end")
+	expect.Equal(t, p.free(), before, "free after the child's end")
 	p.want("alloc "+strconv.Itoa(1*gib), "0")
 }
 
@@ -279,7 +280,7 @@ func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
 		t.Errorf("the process sees %d bytes of its own, want %d", bytes, 1*gib+64*mib)
 	}
 	a.want("shutdown", "0")
-	must.Equal(t, b.processes(0)[a.cmd.Process.Pid], 1*gib+64*mib, "after NVML's shutdown another sees")
+	expect.Equal(t, b.processes(0)[a.cmd.Process.Pid], 1*gib+64*mib, "after NVML's shutdown another sees")
 }
 
 // A namespace of the loader has a driver of its own, which does not know of the first one.
@@ -294,7 +295,7 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 		}
 	}
 	a.kill()
-	must.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
+	expect.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
 }
 
 // A process in a container does not know its host pid; NVML on the host must still name it by that, and
@@ -348,7 +349,7 @@ func TestSixteenCardsAreApart(t *testing.T) {
 		p.want("alloc "+strconv.Itoa(7*gib), "0")
 	}
 	for device := range 16 {
-		must.Equal(t, p.processes(device)[p.cmd.Process.Pid], 7*gib+64*mib, "card", device)
+		expect.Equal(t, p.processes(device)[p.cmd.Process.Pid], 7*gib+64*mib, "card", device)
 	}
 }
 
@@ -411,7 +412,7 @@ func TestKillStormLeavesNothing(t *testing.T) {
 	for _, p := range storm {
 		p.kill()
 	}
-	must.Equal(t, witness.free(), empty, "free after the storm")
+	expect.Equal(t, witness.free(), empty, "free after the storm")
 	witness.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 

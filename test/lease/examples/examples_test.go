@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -42,7 +43,7 @@ func session(t *testing.T) (address, tokenFile string) {
 	t.Cleanup(func() {
 		_ = broker.Process.Signal(syscall.SIGTERM)
 		_, _ = io.Copy(io.Discard, stdout)
-		must.Try(t, broker.Wait(), "the broker", stderr.String())
+		expect.NoError(t, broker.Wait(), "the broker", stderr.String())
 	})
 	// The broker prints its address and token file once it serves.
 	for lines, said := bufio.NewScanner(stdout), 0; said < 2 && lines.Scan(); {
@@ -57,7 +58,7 @@ func TestExamplesGetTheirResultsAndLeaveNothing(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			must.Try(t, inSession(ctx, e, address, token))
+			expect.NoError(t, inSession(ctx, e, address, token))
 		})
 	}
 }
@@ -67,6 +68,6 @@ func TestTheRecipeIsTenTwelveAndTwoHundredAndTen(t *testing.T) {
 	s := must.Get(lease.Open(t.Context(), address, token))(t)
 	defer s.Close()
 	for _, run := range []func(context.Context, *lease.Session) (string, error){recipe, submit} {
-		must.Equal(t, must.Get(run(t.Context(), s))(t), "10 12 210")
+		expect.Equal(t, must.Get(run(t.Context(), s))(t), "10 12 210")
 	}
 }
