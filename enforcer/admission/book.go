@@ -11,28 +11,17 @@ import (
 	"slices"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Device is one that driver truth knows.
-type Device struct {
-	UUID  string
-	Shown string // as people know it, in a refusal
-	Total uint64 // bytes
-}
-
-// Holder is to whom bytes of devices are granted: a slice, or what several slices draw on. It does not change.
-type Holder struct {
-	Name   string  // in a refusal
-	Tenant string  // whose bound holds
-	Pool   string  // of a pool, its name: Limits.MaxVRAM does not bound it, nor, without a tenant, the bound of slices without one
-	UID    *uint32 // of a session: whose it is
-	// Private: refusals to others do not name it, and those to it name no other.
-	Private bool
-}
-
-// bounded says whether the bound of its tenant holds for what the holder is granted.
-func (h *Holder) bounded() bool { return h.Pool == "" || h.Tenant != "" }
+// Device, Holder, Limits and User are those of package refusal.
+type (
+	Device = refusal.Device
+	Holder = refusal.Holder
+	Limits = refusal.Limits
+	User   = refusal.User
+)
 
 // Book is what is granted, on all devices. Its methods may be called by any number of goroutines.
 type Book struct {
@@ -95,7 +84,7 @@ func (b *Book) set(uuid string, h *Holder, bytes uint64) {
 	// Without driver truth a size may be any process's claim. Sums that overflow come back when it is taken off again.
 	change := bytes - g.holders[h]
 	g.sum += change
-	if h.bounded() {
+	if h.Bounded() {
 		if g.tenants[h.Tenant] += change; g.tenants[h.Tenant] == 0 {
 			delete(g.tenants, h.Tenant)
 		}
@@ -144,7 +133,7 @@ func (b *Book) Admit(h *Holder, wants map[string]uint64) (undo func(), err error
 // admit returns what the holder had before. Called with mu held.
 func (b *Book) admit(h *Holder, wants map[string]uint64) (had map[string]uint64, err error) {
 	for _, uuid := range slices.Sorted(maps.Keys(wants)) { // so that the same request is refused for the same reason
-		if err := b.fits(h, uuid, wants[uuid]); err != nil {
+		if err := b.limits.Check(b.ask(h, uuid, wants[uuid])); err != nil {
 			return nil, err
 		}
 	}
@@ -210,24 +199,12 @@ func (b *Book) Promise(h *Holder, wants map[string]uint64, overcommit uint64, li
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
-		d := b.device(uuid)
-		if d == nil {
-			continue
-		}
-		sum := b.promisedOn(uuid) - b.promised[h][uuid]
-		if capacity := promisable(d.Total, overcommit); wants[uuid] > capacity-min(capacity, sum) {
-			r := refusal{device: d.Shown, uuid: uuid, who: h.Name, bytes: wants[uuid]}
-			return r.byPromises(capacity, sum)
+		if err := refusal.CheckPromise(b.ask(h, uuid, wants[uuid]), overcommit, b.promisedOn(uuid)-b.promised[h][uuid]); err != nil {
+			return err
 		}
 	}
 	b.promised[h] = wants
 	return nil
-}
-
-// promisable is how many bytes of a device of total bytes may be promised.
-func promisable(total, overcommit uint64) uint64 {
-	l := Limits{Overcommit: overcommit}
-	return l.capacity(total)
 }
 
 // promisedOn is what was promised of a device. Called with mu held.
@@ -246,8 +223,8 @@ func (b *Book) Promised(uuid string, overcommit uint64) (shown api.ElasticDevice
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	shown.Promised, shown.Most = b.promisedOn(uuid), b.limits.capacity(d.Total)
-	capacity := promisable(d.Total, overcommit)
+	shown.Promised, shown.Most = b.promisedOn(uuid), b.limits.Capacity(d.Total)
+	capacity := refusal.Promisable(d.Total, overcommit)
 	shown.Free = capacity - min(capacity, shown.Promised)
 	for h, has := range b.promised {
 		note(&shown.Pools, h, has[uuid])
@@ -311,7 +288,7 @@ func (b *Book) Granted(uuid string, among ...*Holder) Granted {
 		shown.Among += g.holders[h]
 	}
 	if d := b.device(uuid); d != nil {
-		capacity := b.limits.capacity(d.Total)
+		capacity := b.limits.Capacity(d.Total)
 		free := capacity - min(capacity, g.sum)
 		shown.Reserve, shown.Free = min(b.limits.Reserve, d.Total), &free
 	}
@@ -328,35 +305,13 @@ func (b *Book) on(uuid string) *granted {
 
 var nothing granted
 
-// fits says why a holder may not have so many bytes of a device. Called with mu held.
-func (b *Book) fits(h *Holder, uuid string, bytes uint64) error {
+// ask is a question about so many bytes of a device for a holder. Called with mu held.
+func (b *Book) ask(h *Holder, uuid string, bytes uint64) refusal.Ask {
 	g := b.on(uuid)
-	had := g.holders[h]
-	if bytes <= had {
-		return nil // it was granted, and is not taken away
+	return refusal.Ask{
+		Holder: h, UUID: uuid, Device: b.device(uuid), Bytes: bytes,
+		Had: g.holders[h], Sum: g.sum, Tenant: g.tenants[h.Tenant], Holders: maps.All(g.holders),
 	}
-	d := b.device(uuid)
-	r := refusal{device: uuid, uuid: uuid, who: h.Name, bytes: bytes}
-	if d != nil {
-		r.device = d.Shown
-	}
-	if h.Pool == "" {
-		if bound, known := boundOn(b.limits.MaxVRAM, d); known && bytes > bound {
-			return r.bySize(bound)
-		}
-	}
-	if h.bounded() {
-		if bound, known := boundOn(b.limits.tenant(h.Tenant), d); known && bytes > bound-min(bound, g.tenants[h.Tenant]-had) {
-			return r.byTenant(h.Tenant, bound, g.tenants[h.Tenant]-had, g.others(h, func(other *Holder) bool { return other.bounded() && other.Tenant == h.Tenant }))
-		}
-	}
-	if d == nil {
-		return nil
-	}
-	if capacity := b.limits.capacity(d.Total); bytes > capacity-min(capacity, g.sum-had) {
-		return r.byDevice(capacity, g.sum-had, g.others(h, func(*Holder) bool { return true }))
-	}
-	return nil
 }
 
 // withinUser says why a user may not have another session. Called with mu held.
@@ -367,43 +322,22 @@ func (b *Book) withinUser(h *Holder, wants map[string]uint64, quotas []api.Quota
 			others[other] = asks
 		}
 	}
-	if len(others) >= l.MaxSessions {
-		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", l.UID, len(others), l.MaxSessions)
+	if err := l.CheckSessions(len(others)); err != nil {
+		return err
 	}
 	if b.devices == nil {
-		return b.withinUserUnknown(h, quotas, others, l)
+		return l.CheckUnknown(h, quotas, maps.Values(others))
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
-		d, g := b.device(uuid), b.on(uuid)
-		if d == nil {
-			continue
-		}
 		var used uint64
 		for other := range others {
-			used += g.holders[other]
+			used += b.on(uuid).holders[other]
 		}
-		r := refusal{device: d.Shown, uuid: uuid, who: h.Name, bytes: wants[uuid]}
-		if err := r.byUser(l.UID, l.MaxVRAM.Of(d.Total), used); err != nil {
+		if err := l.Check(b.ask(h, uuid, wants[uuid]), used); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// withinUserUnknown goes by what is asked for: without driver truth nobody knows how large the devices are, nor which there are, so
-// each session counts with the largest of its quotas. Called with mu held.
-func (b *Book) withinUserUnknown(h *Holder, quotas []api.Quota, others map[*Holder][]api.Quota, l *User) error {
-	bytes, known := largest(quotas)
-	if l.MaxVRAM.Percent > 0 || !known {
-		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", l.MaxVRAM)
-	}
-	var used uint64
-	for _, asks := range others {
-		most, _ := largest(asks)
-		used += most
-	}
-	r := refusal{device: "any", who: h.Name, bytes: bytes}
-	return r.byUser(l.UID, l.MaxVRAM.Bytes, used)
 }
 
 // TenantBounds are the bytes that all slices of a tenant may be granted together, by device; none without a bound, nor without driver
@@ -411,32 +345,19 @@ func (b *Book) withinUserUnknown(h *Holder, quotas []api.Quota, others map[*Hold
 func (b *Book) TenantBounds(tenant string) map[string]uint64 {
 	bounds := make(map[string]uint64)
 	for uuid, d := range b.devices {
-		if bound, known := boundOn(b.limits.tenant(tenant), &d); known {
+		if bound, known := refusal.BoundOn(b.limits.Tenant(tenant), &d); known {
 			bounds[uuid] = bound
 		}
 	}
 	return bounds
 }
 
-// CheckSize says why a slice may not ask for so much without driver truth, when its devices are not known before they are used. Two
-// shares can be compared, and two sizes.
+// CheckSize says why a slice may not ask for so much without driver truth, when its devices are not known before they are used.
 func (b *Book) CheckSize(name string, quotas []api.Quota) error {
-	bound := b.limits.MaxVRAM
-	if b.devices != nil || bound.IsZero() {
+	if b.devices != nil {
 		return nil
 	}
-	for _, q := range quotas {
-		asked := api.Share{Bytes: q.Bytes, Percent: q.Percent}
-		if (asked.Percent > 0) != (bound.Percent > 0) {
-			return api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): without NVML nobody knows which of them is more", name, asked, bound)
-		}
-		if asked.Bytes > bound.Bytes || asked.Percent > bound.Percent {
-			e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): ask for less", name, asked, bound)
-			e.Requested, e.Limit = asked.Bytes, bound.Bytes
-			return e
-		}
-	}
-	return nil
+	return b.limits.CheckSize(name, quotas)
 }
 
 // Over is more than may be granted: the configuration was changed, or a device. Nothing is taken away for that.
@@ -453,11 +374,11 @@ func (b *Book) Overcommitted() (all []Over) {
 	defer b.mu.Unlock()
 	for _, uuid := range slices.Sorted(maps.Keys(b.devices)) {
 		d, g := b.device(uuid), b.on(uuid)
-		if capacity := b.limits.capacity(d.Total); g.sum > capacity {
+		if capacity := b.limits.Capacity(d.Total); g.sum > capacity {
 			all = append(all, Over{Device: uuid, Granted: g.sum, Limit: capacity})
 		}
 		for _, name := range slices.Sorted(maps.Keys(g.tenants)) {
-			if bound, known := boundOn(b.limits.tenant(name), d); known && g.tenants[name] > bound {
+			if bound, known := refusal.BoundOn(b.limits.Tenant(name), d); known && g.tenants[name] > bound {
 				all = append(all, Over{Device: uuid, Tenant: &name, Granted: g.tenants[name], Limit: bound})
 			}
 		}

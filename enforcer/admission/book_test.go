@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -22,7 +23,7 @@ const (
 
 // newBook is of two devices of 80 GiB.
 func newBook(l Limits) *Book {
-	return New(l, []Device{{gpu0, "0 (GPU-0)", 80 * gib}, {gpu1, "1 (GPU-1)", 80 * gib}})
+	return New(l, []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}})
 }
 
 func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) (undo func()) {
@@ -174,7 +175,7 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 	physics, none, pool := &Holder{Name: "p", Tenant: "physics"}, &Holder{Name: "n"}, &Holder{Name: "pool x", Pool: "x"}
-	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}, defaultTenant: {Percent: 25}, "free": {}}
+	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}, refusal.DefaultTenant: {Percent: 25}, "free": {}}
 	for name, c := range map[string]struct {
 		limits Limits
 		h      *Holder

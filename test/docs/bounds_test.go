@@ -35,7 +35,7 @@ var noBound = map[string]string{
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
 	"sizes that are estimated or rounded": `api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.stayMargin enforcer.slowest
 		enforcer.residue enforcer.spare enforcer.mayLeave enforcer.hostPlenty enforcer/native.rounding`,
-	"how many are named in a message": `enforcer.named enforcer/admission.named`,
+	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
 	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
 		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady
 		enforcer/checkpoint.ResultNotSupported enforcer/checkpoint.lockFD enforcer/process.Unreadable enforcer/process.wakeKey
