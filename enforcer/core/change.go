@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"maps"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
+
+// live finds a slice that can be changed.
+func (c *Core) live(id string) (*holder, error) {
+	h := c.slices[id]
+	if h == nil {
+		return nil, noSlice(id)
+	}
+	return h, c.unchangeable(h)
+}
+
+// unchangeable returns why nothing about a slice can be changed.
+func (c *Core) unchangeable(h *holder) error {
+	switch {
+	case h.Phase == Expiring, c.over(h):
+		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", h.ID)
+	case h.Trust == Damaged:
+		return api.Errorf(api.CodeBadRequest, "%s is %s, and gets nothing more: nothing can be changed about it", h.title(), api.Damaged)
+	}
+	return nil
+}
+
+// change gives a slice other limits, or another time to live.
+func (c *Core) change(cmd Change) error {
+	h, err := c.live(cmd.ID)
+	if err != nil {
+		return err
+	}
+	next := h.Record
+	if cmd.TTL != nil {
+		if next.TTL, err = c.ttl(h.ID, *cmd.TTL); err != nil {
+			return err
+		}
+		next.Deadline = c.until(next.TTL)
+	}
+	if cmd.Quotas != nil {
+		if err := c.changeLimits(h, &next, cmd); err != nil {
+			return err
+		}
+	}
+	c.begin(h, next, cmd.Client)
+	return nil
+}
+
+// changeLimits puts other limits into the next record, or returns why they are refused.
+func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
+	switch {
+	case h.Residence != Resident:
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", h.ID, h.state(), h.ID)
+	case h.Unlimited:
+		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", h.ID)
+	}
+	if err := c.covered(&h.Record, h.pools, cmd.Quotas); err != nil {
+		return err
+	}
+	if len(h.pools) == 0 {
+		if c.devices == nil {
+			if err := c.config.Limits.CheckSize(h.who.Name, cmd.Quotas); err != nil {
+				return err
+			}
+		}
+		if err := c.raise(h, cmd.Limits, cmd.Quotas); err != nil {
+			return err
+		}
+	}
+	next.Quotas, next.Limits, next.Kept = cmd.Quotas, cmd.Limits, c.kept(&h.Record, cmd.Limits)
+	return nil
+}
+
+// raise returns why a holder cannot have these limits.
+func (c *evictions) raise(h *holder, limits Bytes, quotas []api.Quota) error {
+	wants := c.promisedBy(&Record{Limits: limits})
+	if h.Elastic {
+		if err := c.checkPromise(h, wants, h.user); err != nil {
+			return err
+		}
+	}
+	if h.Kind == Pool && c.isAway(h) {
+		return nil
+	}
+	return c.grant(want{h: h, bytes: wants, quotas: quotas})
+}
+
+// useDevice gives a slice or pool a device more. A device of which it can be granted nothing is noted all the same.
+func (c *Core) useDevice(cmd UseDevice) error {
+	h := c.find(cmd.Kind, cmd.ID)
+	var err error
+	switch {
+	case h == nil && cmd.Kind == Pool:
+		err = noPool(cmd.ID)
+	case h == nil:
+		err = noSlice(cmd.ID)
+	default:
+		err = c.unchangeable(h)
+	}
+	if err != nil {
+		return err
+	}
+	if _, has := h.Limits[cmd.Device]; has {
+		c.answer(cmd.Client, nil)
+		return nil
+	}
+	next := h.Record
+	next.Limits = maps.Clone(h.Limits)
+	if next.Limits == nil {
+		next.Limits = make(Bytes)
+	}
+	next.Limits[cmd.Device] = cmd.Bytes
+	if err = c.mayUse(h, next.Limits, cmd.Device); err != nil {
+		next.Limits[cmd.Device] = 0
+		e := api.Event{Kind: api.EventDenied, Slice: h.ID, Generation: h.Generation, Device: cmd.Device, Requested: cmd.Bytes, Cause: err.Error()}
+		if h.Kind == Pool {
+			e.Slice, e.Pool, e.Generation = "", h.ID, 0
+		}
+		c.emit(Emit{e})
+	}
+	c.begin(h, next, cmd.Client).err = err
+	return nil
+}
+
+func (c *Core) mayUse(h *holder, limits Bytes, uuid string) error {
+	if h.Kind == Slice && len(h.pools) > 0 {
+		if p := h.poolOn(uuid); p == nil || p.Limits[uuid] == 0 {
+			e := api.Errorf(api.CodeNoDevice, "slice %s uses device %s, where none of its pools (%s) has a quota", h.ID, uuid, api.PoolNames(h.Pools))
+			e.Device = uuid
+			return e
+		}
+		return nil
+	}
+	wants := c.promisedBy(&Record{Limits: limits})
+	if h.Elastic {
+		if err := c.checkPromise(h, wants, h.user); err != nil {
+			return err
+		}
+	}
+	if h.Unlimited || h.Residence != Resident || h.Kind == Pool && c.isAway(h) {
+		return nil
+	}
+	return c.check(want{h: h, bytes: Bytes{uuid: wants[uuid]}}, nil)
+}
+
+// over reports whether the slice's time is over.
+func (c *grants) over(h *holder) bool {
+	return h.overstayed != "" || h.Deadline != 0 && c.now >= h.Deadline
+}
+
+// tick takes the time. It repeats writes that failed, and ends the slices that have expired.
+func (c *Core) tick(now time.Duration) {
+	if now < c.now {
+		return
+	}
+	c.now, c.freed = now, true
+	retries := c.retries
+	c.retries = nil
+	for _, h := range retries {
+		c.store(h)
+	}
+	for _, h := range append([]*holder(nil), c.holders...) {
+		c.settle(h)
+		if h.Phase == Expiring && !h.killed && c.now >= h.Asked+c.config.Grace {
+			h.killed = true
+			c.emit(End{h.ref(), true})
+		}
+	}
+}

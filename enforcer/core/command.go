@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
+)
+
+// Command is a request, which can be refused. Its Client, if not 0, gets exactly one Reply. The error of a Reply is an *api.Error, or that
+// of an effect that failed. A command waits while an operation is pending for its slice or pool.
+type Command interface {
+	client() uint64
+	target() (Kind, string)
+}
+
+// Register asks for a slice. The reply comes when the slice is stored and its processes can attach. Errors: CodeExists, CodeBadRequest,
+// CodeNoDevice, CodeQuotaExceeded, and CodeBusy while memory is being evicted for it.
+type Register struct {
+	Client uint64
+	// Slice has the fields ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL; the others are set here.
+	// Tenant, Elastic, Priority and TTL may come from its pools instead.
+	Slice Record
+	User  *refusal.User // the limit of the session's user; nil is none
+	Grant bool          // the pools are named by a grant
+}
+
+// Change gives a slice other limits, another time to live, or both. The reply comes when they are stored and no charge beyond the new limits can
+// take effect. Errors: CodeNotFound, CodeExpired, CodeBadRequest, CodeNoDevice, CodeQuotaExceeded, CodeBusy.
+type Change struct {
+	Client uint64
+	ID     string
+	Quotas []api.Quota    // all of them; nil leaves quotas and limits as they are
+	Limits Bytes          // what the quotas come to on the devices of the slice, and on those that it gets
+	TTL    *time.Duration // from now; nil leaves it, 0 is unlimited
+}
+
+// UseDevice adds a device that a process uses to a slice or pool; of a member's pools, the one on the device has it first. If it cannot be
+// granted, the device is added with a limit of 0. Errors: CodeNotFound, CodeExpired, CodeBadRequest, CodeQuotaExceeded.
+type UseDevice struct {
+	Client uint64
+	Kind   Kind
+	ID     string
+	Device string // UUID
+	Bytes  uint64 // by the quotas of the slice or pool; NoLimit for a member without one
+}
+
+// Attach asks whether a process of the slice may attach. After CodeBusy the adapter sends AskReturn, and Attach again later. Errors: CodeNotFound, CodeExpired, CodeBadRequest, and CodeBusy while its memory is
+// not on its devices.
+type Attach struct {
+	Client uint64
+	ID     string
+}
+
+// AskReturn says that a process of an evicted slice waits for its memory. It is not answered, and is repeated while the process waits, at least
+// every three seconds.
+type AskReturn struct {
+	ID string
+}
+
+// Release ends a slice. Its processes are granted nothing more, and what they hold counts until Empty. Errors: CodeNotFound, and CodeRunning for
+// a slice that is not Empty and either not forced or in host memory.
+type Release struct {
+	Client     uint64
+	ID         string
+	Generation uint64 // 0 is any
+	Force      bool
+}
+
+// Suspend moves the slice's memory to host memory until Resume. The reply comes when it is there and stored. Errors: CodeNotFound,
+// CodeExpired, CodeBadRequest, and the error of Moved.
+type Suspend struct {
+	Client uint64
+	ID     string
+}
+
+// Resume moves the memory back. If an elastic slice does not fit, it returns later, when one of its processes asks. Errors: CodeNotFound,
+// CodeExpired, CodeBadRequest, CodeQuotaExceeded, CodeBusy, and the error of Moved.
+type Resume struct {
+	Client uint64
+	ID     string
+}
+
+// CreatePool makes a pool. The reply comes when it is stored. Errors: CodeExists, CodeBadRequest, CodeQuotaExceeded, CodeBusy.
+type CreatePool struct {
+	Client uint64
+	// Pool has the fields ID, Tenant, Private, Quotas, Limits, Elastic, Priority and TTL, which its members get; the others are set here.
+	Pool Record
+}
+
+// ChangePool gives a pool other limits. Errors: CodeNotFound, CodeBadRequest, CodeQuotaExceeded, CodeBusy.
+type ChangePool struct {
+	Client uint64
+	ID     string
+	Quotas []api.Quota // all of them
+	Limits Bytes       // what they come to
+}
+
+// DeletePool ends a pool without members. Errors: CodeNotFound, CodeRunning.
+type DeletePool struct {
+	Client uint64
+	ID     string
+}
+
+func (r Register) client() uint64   { return r.Client }
+func (r Change) client() uint64     { return r.Client }
+func (r UseDevice) client() uint64  { return r.Client }
+func (r Attach) client() uint64     { return r.Client }
+func (r AskReturn) client() uint64  { return 0 }
+func (r Release) client() uint64    { return r.Client }
+func (r Suspend) client() uint64    { return r.Client }
+func (r Resume) client() uint64     { return r.Client }
+func (r CreatePool) client() uint64 { return r.Client }
+func (r ChangePool) client() uint64 { return r.Client }
+func (r DeletePool) client() uint64 { return r.Client }
+
+func (r Register) target() (Kind, string)   { return Slice, r.Slice.ID }
+func (r Change) target() (Kind, string)     { return Slice, r.ID }
+func (r UseDevice) target() (Kind, string)  { return r.Kind, r.ID }
+func (r Attach) target() (Kind, string)     { return Slice, r.ID }
+func (r AskReturn) target() (Kind, string)  { return Slice, r.ID }
+func (r Release) target() (Kind, string)    { return Slice, r.ID }
+func (r Suspend) target() (Kind, string)    { return Slice, r.ID }
+func (r Resume) target() (Kind, string)     { return Slice, r.ID }
+func (r CreatePool) target() (Kind, string) { return Pool, r.Pool.ID }
+func (r ChangePool) target() (Kind, string) { return Pool, r.ID }
+func (r DeletePool) target() (Kind, string) { return Pool, r.ID }

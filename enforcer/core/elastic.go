@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// askLasts is the time after the last AskReturn at which a slice counts as waiting no more.
+const askLasts = 9 * time.Second
+
+// askReturn notes that a process of an evicted slice waits for its memory.
+func (c *Core) askReturn(id string) {
+	h := c.slices[id]
+	if h == nil || h.Residence == Resident {
+		return
+	}
+	h.asked = max(c.now, 1)
+	if h.waits == 0 {
+		h.waits = h.asked
+		c.waiters = append(c.waiters, h)
+	}
+	c.freed = true
+}
+
+// mayReturn reports whether a slice returns when a process asks.
+func (h *holder) mayReturn() bool {
+	return h.evictable() && h.Residence == Away && !h.Manual && h.Trust != Damaged
+}
+
+// serveWaiters brings slices back, the highest priority first, then the longest wait. If a slice does not fit, others are evicted for it, and
+// the later ones of the order get nothing of its devices.
+func (c *evictions) serveWaiters() {
+	if !c.freed || len(c.waiters) == 0 {
+		return
+	}
+	c.freed = false
+	c.waiters = slices.DeleteFunc(c.waiters, func(h *holder) bool {
+		if over := h.gone || h.waits == 0 || c.now-h.asked > askLasts; over {
+			h.waits = 0
+			return true
+		}
+		return false
+	})
+	slices.SortFunc(c.waiters, func(a, b *holder) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.waits, b.waits), cmp.Compare(a.Generation, b.Generation))
+	})
+	claimed := make(map[string]bool)
+	for _, h := range c.waiters {
+		if h.pending == nil && h.mayReturn() && (h.obstructed == 0 || c.now-h.obstructed >= triedLasts) {
+			c.serve(h, claimed)
+		}
+	}
+}
+
+// serve brings a slice back, or has room made for it on devices that nobody before it has claimed.
+func (c *evictions) serve(h *holder, claimed map[string]bool) {
+	needs := c.needs(h)
+	for _, w := range needs {
+		if slices.ContainsFunc(w.bytes.devices(), func(uuid string) bool { return claimed[uuid] }) {
+			return
+		}
+	}
+	w, err := c.roomToReturn(h)
+	if err == nil {
+		c.comeBack(h, 0)
+		return
+	}
+	h.obstacle = err.Error()
+	if w.busy = true; c.makeRoom(w) {
+		for _, w := range needs {
+			for uuid := range w.bytes {
+				claimed[uuid] = true
+			}
+		}
+	}
+}
+
+// needs returns what has to be granted for a slice's return: to it, or to its pools.
+func (c *evictions) needs(h *holder) (all []want) {
+	if len(h.pools) == 0 {
+		w := want{h: h, bytes: c.present(&h.Record), quotas: h.Quotas, user: h.user, priority: h.Priority}
+		if h.Unlimited {
+			w.bytes = nil
+		}
+		return []want{w}
+	}
+	for _, p := range h.pools {
+		if c.isAway(p) {
+			all = append(all, want{h: p, bytes: c.poolPresent(p), quotas: p.Quotas, priority: h.Priority})
+		}
+	}
+	return all
+}
+
+// roomToReturn returns why a slice cannot return, and what is wanted for that.
+func (c *evictions) roomToReturn(h *holder) (want, error) {
+	for _, w := range c.needs(h) {
+		if err := c.check(w, nil); err != nil {
+			return w, err
+		}
+	}
+	return want{}, nil
+}
+
+// unit is what can be evicted as one: a slice, or the members of an elastic pool.
+type unit struct {
+	h      *holder
+	slices []*holder // to be moved
+	away   bool      // they are in host memory, and may have to leave nothing on devices
+	idle   time.Duration
+	busy   bool // it is not idle, and its quantum is over
+}
+
+// makeRoom evicts what has to go so that a want can be granted, if that is enough. It reports whether it is, or whether evictions from the
+// device are under way.
+func (c *evictions) makeRoom(w want) bool {
+	refused := api.From(c.check(w, nil))
+	if refused.Code != api.CodeQuotaExceeded || c.config.Elastic.Off != "" {
+		return false
+	}
+	if c.leaving(w) {
+		return true
+	}
+	may := c.candidates(w)
+	which, enough := c.which(w, may)
+	if !enough {
+		return false
+	}
+	stay := Bytes{}
+	if len(which) == 1 && len(which[0].slices) == 1 {
+		stay = c.beside(w, which[0].h)
+	}
+	for _, u := range which {
+		for _, h := range u.slices {
+			if h.pending == nil { // else it leaves with another of its pools
+				c.leave(h, stay, h.Manual, 0)
+			}
+		}
+	}
+	return true
+}
+
+// leaving reports whether memory is being evicted from a device that is wanted, and will be free.
+func (c *evictions) leaving(w want) bool {
+	return slices.ContainsFunc(c.holders, func(h *holder) bool {
+		if h.pending == nil || !h.evictable() || h.pending.next.Residence != Leaving && h.Residence != Leaving {
+			return false
+		}
+		return slices.ContainsFunc(w.bytes.devices(), func(uuid string) bool { return h.takes(uuid) > 0 })
+	})
+}
+
+// takes returns what a slice counts for on a device, itself or in its pool.
+func (h *holder) takes(uuid string) uint64 {
+	if p := h.poolOn(uuid); p != nil {
+		return p.counted[uuid]
+	}
+	return h.counted[uuid]
+}
+
+// candidates returns the units that may be evicted for a want, the first to go first: those in host memory lose nothing; then the lowest
+// priority; then the longest idle.
+func (c *evictions) candidates(w want) (may []unit) {
+	for _, h := range c.holders {
+		if h == w.h || !h.Elastic || h.Kind == Slice && len(h.pools) > 0 {
+			continue
+		}
+		if u, goes := c.unitOf(h); goes && (!u.busy || w.busy && h.Priority <= w.priority) {
+			may = append(may, u)
+		}
+	}
+	early := map[bool]int{true: -1}
+	slices.SortStableFunc(may, func(a, b unit) int {
+		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.h.Priority, b.h.Priority), cmp.Compare(b.idle, a.idle))
+	})
+	return may
+}
+
+// unitOf returns a unit, and whether it may be evicted: all of it that is on its devices.
+func (c *evictions) unitOf(h *holder) (u unit, goes bool) {
+	u = unit{h: h, away: true, idle: 1<<63 - 1}
+	all := []*holder{h}
+	if h.Kind == Pool {
+		all = h.members
+	}
+	var leave []*holder
+	for _, s := range all {
+		switch {
+		case !s.evictable() || s.pending != nil || s.Trust == Damaged:
+			return u, false
+		case s.Residence == Away:
+			if len(s.Left) > 0 && (s.stuck == 0 || c.now-s.stuck >= obstacleLasts) {
+				leave = append(leave, s)
+			}
+		default:
+			idle, busy, may := c.idle(s)
+			if !may {
+				return u, false
+			}
+			u.slices, u.away = append(u.slices, s), false
+			u.idle, u.busy = min(u.idle, idle), u.busy || busy
+		}
+	}
+	if u.away {
+		u.slices = leave
+	}
+	return u, len(u.slices) > 0
+}
+
+// idle returns how long a resident slice has made no call, whether that is too short to be idle, and whether it may be evicted.
+func (c *evictions) idle(h *holder) (idle time.Duration, busy, may bool) {
+	o := &c.config.Elastic
+	if h.obstructed != 0 && c.now-h.obstructed < obstacleLasts {
+		return 0, false, false
+	}
+	idle = c.now - h.active
+	busy = min(idle, c.now-h.returned) < o.MinResident
+	return idle, busy, !busy || c.now-h.returned >= o.Quantum
+}
+
+// which returns the units to evict so that a want can be granted. Units at the end of may are left out if possible. It returns false if
+// evicting all units would not free enough.
+func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
+	t := make(trial)
+	for _, u := range may {
+		if c.check(w, t) == nil {
+			break
+		}
+		if len(u.h.counted.without0()) > 0 {
+			t[u.h], which = Bytes{}, append(which, u)
+		}
+	}
+	if c.check(w, t) != nil {
+		return nil, false
+	}
+	for i := len(which) - 1; i >= 0; i-- { // it need not go, perhaps, now that others do
+		delete(t, which[i].h)
+		if c.check(w, t) == nil {
+			which = slices.Delete(which, i, i+1)
+		} else {
+			t[which[i].h] = Bytes{}
+		}
+	}
+	return which, true
+}
+
+// stayMargin is how much less of a device may stay than there is room for: the driver's figures and the ledger's differ by a few bytes.
+const stayMargin = 128 << 20
+
+// beside returns how much of what a holder has there is room for once a want is granted.
+func (c *grants) beside(w want, goes *holder) Bytes {
+	room := goes.counted.without0()
+	for uuid, has := range room {
+		if d := c.device(uuid); d != nil {
+			sum := c.on(uuid).all - has - w.h.counted[uuid] + max(w.h.counted[uuid], w.bytes[uuid])
+			capacity := c.config.Limits.Capacity(d.Total)
+			room[uuid] = min(has, capacity-min(capacity, sum))
+		}
+	}
+	if c.check(w, trial{goes: room}) != nil { // the bound of a user or a tenant stands in the way
+		return Bytes{}
+	}
+	for uuid := range room {
+		room[uuid] -= min(room[uuid], stayMargin)
+	}
+	return room.without0()
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+func noPool(name string) error {
+	return api.Errorf(api.CodeNotFound, "there is no pool %.64q: `gpuslice pool list` lists them", name)
+}
+
+// createPool admits a pool. A repeated request succeeds.
+func (c *Core) createPool(cmd CreatePool) error {
+	r := cmd.Pool
+	if p := c.pools[r.ID]; p != nil {
+		return c.createdAgain(p, &cmd)
+	}
+	switch {
+	case len(c.pools) >= api.MaxPools:
+		return api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", r.ID, api.MaxPools)
+	case r.Elastic && c.config.Elastic.Off != "":
+		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: %s", r.ID, c.config.Elastic.Off)
+	}
+	p := newHolder(&Record{
+		Kind: Pool, ID: r.ID, Generation: c.nextGeneration(), Tenant: r.Tenant, Private: r.Private, Quotas: r.Quotas, Limits: r.Limits,
+		Elastic: r.Elastic, Priority: r.Priority, TTL: r.TTL,
+	})
+	if err := c.raise(p, p.Limits, p.Quotas); err != nil {
+		return err
+	}
+	p.pending = &operation{next: p.Record, client: cmd.Client}
+	p.pending.next.Phase = Live
+	c.enter(p)
+	c.emit(Make{p.ref(), c.await(p, making), p.Limits, false})
+	return nil
+}
+
+// createdAgain answers CreatePool for a pool that there is: it must be the same in what cannot be changed.
+func (c *Core) createdAgain(p *holder, cmd *CreatePool) error {
+	r := &cmd.Pool
+	var what string
+	switch {
+	case !slices.Equal(p.Quotas, r.Quotas):
+		what = "quotas"
+	case p.Tenant != r.Tenant:
+		what = "tenant"
+	case p.TTL != r.TTL:
+		what = "ttl"
+	case p.Elastic != r.Elastic:
+		what = "elastic"
+	case p.Priority != r.Priority:
+		what = "priority"
+	case p.Private != r.Private:
+		what = "by_grant"
+	default:
+		c.answer(cmd.Client, nil)
+		return nil
+	}
+	return api.Errorf(api.CodeExists, "pool %s exists, and was created with another %s: `gpuslice pool set` changes its quotas, and nothing else can be changed", p.ID, what)
+}
+
+// changePool gives a pool other limits.
+func (c *Core) changePool(cmd ChangePool) error {
+	p := c.pools[cmd.ID]
+	switch {
+	case p == nil:
+		return noPool(cmd.ID)
+	case p.Trust == Damaged:
+		return api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.ID, p.Why)
+	}
+	if len(cmd.Quotas) > len(p.Quotas) {
+		for _, m := range p.members {
+			if len(m.pools) > 1 {
+				return api.Errorf(api.CodeBadRequest, "pool %s has a member that draws on other pools, too (%s): it is given a quota on another device once that has ended", p.ID, m.who.Name)
+			}
+		}
+	}
+	if err := c.raise(p, cmd.Limits, cmd.Quotas); err != nil {
+		return err
+	}
+	next := p.Record
+	next.Quotas, next.Limits, next.Kept = cmd.Quotas, cmd.Limits, c.kept(&p.Record, cmd.Limits)
+	c.begin(p, next, cmd.Client)
+	return nil
+}
+
+// deletePool ends a pool without members. Lingering slices are members: their processes hold memory of the pool.
+func (c *Core) deletePool(cmd DeletePool) error {
+	p := c.pools[cmd.ID]
+	if p == nil {
+		return noPool(cmd.ID)
+	}
+	if n := len(p.members); n > 0 {
+		return api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", p.ID, n, some(p.members))
+	}
+	c.forget(p, cmd.Client, nil)
+	p.pending.must = false
+	return nil
+}
+
+// some names a few of many.
+func some(members []*holder) string {
+	var names []string
+	for _, m := range members {
+		names = append(names, m.who.Name)
+	}
+	slices.Sort(names)
+	const few = 3
+	if len(names) > few {
+		return strings.Join(names[:few], ", ") + ", …"
+	}
+	return strings.Join(names, ", ")
+}
+
+// covers reports whether a pool's members may use a device.
+func (p *holder) covers(uuid string) bool {
+	return slices.ContainsFunc(p.Quotas, func(q api.Quota) bool { return q.Device == api.AllDevices || q.Device == uuid })
+}
+
+// poolOn returns the pool of a member on a device; nil if it has none there.
+func (h *holder) poolOn(uuid string) *holder {
+	for _, p := range h.pools {
+		if _, has := p.Limits[uuid]; has {
+			return p
+		}
+	}
+	return nil
+}
+
+// poolLimit returns the limit of a member's pool on a device.
+func (h *holder) poolLimit(uuid string) uint64 {
+	if p := h.poolOn(uuid); p != nil {
+		return p.Limits[uuid]
+	}
+	return 0
+}
+
+// isAway reports whether no member of an elastic pool is on its devices, nor on the way from or to them.
+func (c *grants) isAway(p *holder) bool {
+	return p.Elastic && !slices.ContainsFunc(p.members, (*holder).isPresent)
+}
+
+// isPresent reports whether a slice is on its devices, or on the way from or to them.
+func (h *holder) isPresent() bool {
+	return h.Residence != Away || h.pending != nil && !h.pending.forget && h.pending.next.Residence != Away
+}
+
+// poolCounts returns what a pool takes from others: its limits, or if it is elastic and away, what its members have left.
+func (c *grants) poolCounts(p *holder) Bytes {
+	if !c.isAway(p) {
+		return c.poolPresent(p)
+	}
+	left := make(Bytes)
+	for _, m := range p.members {
+		for uuid, n := range m.Left {
+			if _, its := p.Limits[uuid]; its {
+				left[uuid] += n
+			}
+		}
+	}
+	return left
+}
+
+// poolPresent returns what a pool takes while a member is on its devices.
+func (c *grants) poolPresent(p *holder) Bytes {
+	has := c.present(&p.Record)
+	if p.pending != nil && !p.pending.forget {
+		has.raise(c.present(&p.pending.next))
+	}
+	return has
+}

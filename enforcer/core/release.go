@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"maps"
+
+	"github.com/gpuslice/gpuslice/api"
+)
+
+// release ends a slice. The memory of its processes counts until Empty.
+func (c *Core) release(cmd Release) error {
+	h := c.slices[cmd.ID]
+	switch {
+	case h == nil:
+		return noSlice(cmd.ID)
+	case cmd.Generation != 0 && cmd.Generation != h.Generation:
+		return api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", cmd.ID, cmd.Generation)
+	case h.Hosted:
+		return api.Errorf(api.CodeRunning, "slice %s is suspended: its processes would wait for ever: `gpuslice resume %s` first, or end its processes", h.ID, h.ID)
+	case !cmd.Force:
+		return api.Errorf(api.CodeRunning, "slice %s has processes that are alive: stop them first, or force the release", h.ID)
+	}
+	h.cause = "asked"
+	next := h.Record
+	next.Phase = Lingering
+	if h.Residence != Away {
+		next.Left = c.counts(&h.Record)
+	}
+	c.begin(h, next, cmd.Client).must = true
+	return nil
+}
+
+// due reports whether something has happened to a holder that handle acts on.
+func (c *Core) due(h *holder) bool {
+	switch {
+	case h.empty, h.damage != "" && h.Trust != Damaged:
+		return true
+	case h.Phase == Live && c.over(h):
+		return true
+	case h.Trust != Damaged && (h.excess != "") != (h.Trust == Frozen):
+		return true
+	}
+	return h.used != nil && c.lowers(h)
+}
+
+// handle begins the operation that follows from what has happened to a holder.
+func (c *Core) handle(h *holder) {
+	next := h.Record
+	switch {
+	case h.empty: // what it held is free
+		h.cause = orEnded(h.cause)
+		c.forget(h, 0, nil)
+		return
+	case h.damage != "" && h.Trust != Damaged:
+		next.Trust, next.Why = Damaged, h.damage
+	case h.Phase == Live && c.over(h):
+		next.Phase, next.Asked = Expiring, max(c.now, 1)
+		if h.overstayed != "" {
+			next.Why = h.overstayed
+		}
+	case h.Trust != Damaged && (h.excess != "") != (h.Trust == Frozen):
+		next.Trust, next.Why = Sound, ""
+		if h.excess != "" {
+			next.Trust, next.Why = Frozen, h.excess
+		}
+	default:
+		next.Kept, next.Left = c.lowered(h)
+	}
+	c.must(h, next)
+}
+
+func orEnded(cause string) string {
+	if cause == "" {
+		return "ended"
+	}
+	return cause
+}
+
+// lowers reports whether a holder holds less than it counts for beyond its limits.
+func (c *grants) lowers(h *holder) bool {
+	kept, left := c.lowered(h)
+	return !maps.Equal(kept, h.Kept) || !maps.Equal(left, h.Left)
+}
+
+// lowered returns Kept and Left by what was reported as used.
+func (c *grants) lowered(h *holder) (kept, left Bytes) {
+	if h.Phase == Lingering || h.Residence == Away {
+		return h.Kept, least(h.Left, h.used)
+	}
+	kept = least(h.Kept, h.used)
+	maps.DeleteFunc(kept, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], c.total(uuid)) })
+	return kept, h.Left
+}
+
+// least returns the smaller sizes, without those that are 0.
+func least(a, b Bytes) Bytes {
+	some := maps.Clone(a)
+	for uuid, n := range a {
+		if some[uuid] = min(n, b[uuid]); some[uuid] == 0 {
+			delete(some, uuid)
+		}
+	}
+	return some
+}
