@@ -36,15 +36,15 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 }
 
 // newBook is of the devices that driver truth knows.
-func newBook(limits admission.Limits, t *driverTruth) *admission.Book {
+func newBook(limits admission.Limits, t *driverTruth) *book {
 	if t == nil {
-		return admission.New(limits, nil)
+		return openBook(limits, nil)
 	}
 	devices := []admission.Device{}
 	for _, g := range t.devices {
 		devices = append(devices, admission.Device{UUID: g.UUID, Shown: g.called(g.UUID), Total: g.Total})
 	}
-	return admission.New(limits, devices)
+	return openBook(limits, devices)
 }
 
 // showGranted fills in what was granted of a device, and of that what idle holders have.
