@@ -6,7 +6,7 @@ package enforcer
 
 import "github.com/gpuslice/gpuslice/enforcer/admission"
 
-// book is the book of admission. With the build tag shadow, package core decides beside it.
+// book is the book of admission. With the build tag shadow, package core decides, too, and a difference panics.
 type book = admission.Book
 
 var openBook = admission.New

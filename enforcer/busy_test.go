@@ -27,7 +27,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 		defer truth.mu.Unlock()
 		return truth.busyAsked
 	}
-	expect.Equal(t, asked(), 0, "the driver is asked while nobody looks")
+	expect.Equal(t, asked(), 0, "a question to the driver while nobody looks")
 	if got := shown(); got.Command != "client" || got.Devices[0].Busy != nil {
 		t.Errorf("%+v", got)
 	}

@@ -84,7 +84,7 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	}
 	expect.True(t, reflect.DeepEqual(got, want), "told", got, "want", want)
 	h.looks()
-	expect.Equal(t, h.refusals(), 1, "one refusal was told as")
+	expect.Equal(t, h.refusals(), 1, "one refusal has the events")
 }
 
 func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
@@ -96,7 +96,7 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	}
 	eventually(t, "all are told", func() bool { return h.refusals() == 500+1000 })
 	h.looks()
-	expect.Equal(t, h.refusals(), 500+1000, "1500 refusals were told as")
+	expect.Equal(t, h.refusals(), 500+1000, "1500 refusals have the events")
 	expect.Equal(t, h.see("s1").Devices[0].Refusals, 500, "refusals")
 	for _, e := range h.told(api.EventRefused) {
 		if e.Slice == "s2" && (e.PID != q.pid() || e.Requested != 0 || *e.Limit != gib || e.Used != nil) {
@@ -119,7 +119,7 @@ func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	h.looks()
-	expect.Equal(t, h.refusals(), 7, "7 refusals were told as")
+	expect.Equal(t, h.refusals(), 7, "7 refusals have the events")
 }
 
 // An image's former owner's count is not the new one's.
@@ -132,7 +132,7 @@ func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
 	p.must("refused 0 5")
 	eventually(t, "all are told", func() bool { return h.refusals() == 4 })
 	h.looks()
-	expect.Equal(t, h.refusals(), 4, "4 refusals were told as")
+	expect.Equal(t, h.refusals(), 4, "4 refusals have the events")
 }
 
 func TestRestartTellsNothingTwice(t *testing.T) {
@@ -247,5 +247,5 @@ func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
 		ended <- err
 	}()
 	h.stop()
-	expect.Error(t, <-ended, "it was told of something that did not happen")
+	expect.Error(t, <-ended, "there is an event of something that did not happen")
 }

@@ -355,7 +355,7 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	}
 	busy := *w.refusal
 	busy.Code = api.CodeBusy
-	busy.Message += ": idle elastic slices are being moved aside for it: ask again"
+	busy.Message += ": idle elastic slices are being evicted for it: ask again"
 	return &busy
 }
 

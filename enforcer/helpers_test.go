@@ -357,7 +357,7 @@ func lead(t testing.TB, link string, reply api.RegisterReply) {
 	must.Do(t, os.Symlink(filepath.Join(reply.Dir, "bind"), link))
 }
 
-// container registers a container, whose first process is in a cgroup of its own. more starts another one in it.
+// container registers a container. Its first process is in a cgroup of its own; more starts another process in it.
 func (h *host) container(r api.RegisterRequest) (first *proc, more func() *proc, reply api.RegisterReply) {
 	h.t.Helper()
 	cgroup, link := newCgroup(h.t), filepath.Join(h.options.RunDir, "to-"+r.ID)

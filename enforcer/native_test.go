@@ -332,7 +332,7 @@ func (f *fakeBackend) holds(t *testing.T, when, cgroup string, want uint64) {
 	})
 }
 
-// expiringLease is slice s with an hour to live, whose process does not end when it is asked to.
+// expiringLease is slice s with an hour to live. Its process ignores SIGTERM.
 func expiringLease(t *testing.T, f *fakeBackend) (h *host, c *clock, cgroup string) {
 	t.Helper()
 	c = &clock{at: time.Hour}

@@ -441,7 +441,7 @@ func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup strin
 		if r.IntN(2) == 0 { // a context of which nobody knows what it costs before it is there
 			own = uint64(1+r.IntN(600)) * mib
 			show()
-			expect.Equal(t, p.must("truth 0"), own, "driver truth is told wrongly")
+			expect.Equal(t, p.must("truth 0"), own, "driver truth is wrong")
 			if p.ask("charge 0 %d", own) == "refused" {
 				truth.set(gpu0, p.pid(), 0) // it does not fit, and is given up
 				own = 0

@@ -84,11 +84,11 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 			b.works(truth, gib)
 			h.becomes("a", api.Evicted)
 			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.is() != ledger.Running {
-				t.Fatalf("the driver was asked to %s", got)
+				t.Fatalf("the driver moved it: %s", got)
 			}
 			expect.Equal(t, h.granted(t), 45*gib, "given")
 			a.returns()
-			expect.Contains(t, f.steps(), fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid()), "the driver was asked to")
+			expect.Contains(t, f.steps(), fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid()), "the driver moved it:")
 		})
 	}
 }

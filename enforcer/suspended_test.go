@@ -110,7 +110,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	refusedWith(t, h.resume("a"), api.CodeExpired, "the time of slice a is over")
 	h.restart()
 	h.expired("a")
-	expect.Equal(t, h.granted(t), 0, "bytes are given to what expired while it was suspended")
+	expect.Equal(t, h.granted(t), 0, "bytes of a slice that expired while it was suspended")
 	c.pass(2 * grace)
 	p.ended()
 	h.gone("a")

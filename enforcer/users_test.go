@@ -157,7 +157,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 		change(&r)
 		expect.ErrorContains(t, must.Err(u.Register(as(p.pid(), alice), r)), name)
 	}
-	expect.ErrorIs(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "somebody whom the kernel does not know")
+	expect.ErrorIs(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "an asker that the kernel does not know")
 	// He is who the kernel says, whatever he writes.
 	p := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
@@ -224,7 +224,7 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 	_, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
-	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session that begins with process 1")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session of process 1")
 }
 
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {

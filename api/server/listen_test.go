@@ -83,7 +83,7 @@ func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	first := must.Get(Listen(path, ""))(t)
 	expect.ErrorIs(t, must.Err(Listen(path, "")), ErrInUse)
 	first.Close() // the file stays, as after SIGKILL
-	must.Do(t, must.Err(os.Stat(path)), "the test is about a file that stays")
+	must.Do(t, must.Err(os.Stat(path)), "the file is gone")
 	second := must.Get(Listen(path, ""))(t)
 	defer second.Close()
 	conn := must.Get(net.Dial("unix", path))(t)

@@ -305,7 +305,7 @@ func (b *Book) on(uuid string) *granted {
 
 var nothing granted
 
-// ask is a question about so many bytes of a device for a holder. Called with mu held.
+// ask is a request for bytes of a device by a holder. Called with mu held.
 func (b *Book) ask(h *Holder, uuid string, bytes uint64) refusal.Ask {
 	g := b.on(uuid)
 	return refusal.Ask{

@@ -267,7 +267,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 		t.Errorf("%+v, %v", b.Granted(gpu0), b.Overcommitted())
 	}
 	refused(t, b.CheckSize("c", []api.Quota{{Bytes: 9 * gib}}), "(max_vram)")
-	refused(t, b.CheckSize("c", []api.Quota{{Percent: 1}}), "nobody knows which of them is more")
+	refused(t, b.CheckSize("c", []api.Quota{{Percent: 1}}), "they cannot be compared")
 	expect.NoError(t, b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}))
 }
 

@@ -89,7 +89,7 @@ func (s *shadow) note(f Fact) {
 func (s *shadow) same(cmd Command, core, book error) {
 	s.t.Helper()
 	told := api.From(orNil(core))
-	said, busy := strings.CutSuffix(told.Message, ": idle elastic slices are being moved aside for it: ask again")
+	said, busy := strings.CutSuffix(told.Message, ": idle elastic slices are being evicted for it: ask again")
 	if want := api.From(orNil(book)); said != want.Message || !busy && told.Code != want.Code || told.Requested != want.Requested || told.Limit != want.Limit || told.Current != want.Current {
 		s.t.Fatalf("%T %+v after %d: the core says\n%v, and admission\n%v", cmd, cmd, s.asked, core, book)
 	}

@@ -56,7 +56,7 @@ func TestAQuestionThatHangsIsWaitedForNoLongerThanOneLikes(t *testing.T) {
 	for range 3 {
 		expect.ErrorIs(t, must.Err(s.Ask(time.Millisecond)), ErrHangs)
 	}
-	expect.ErrorIs(t, must.Err(Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil })), ErrHangs, "another question is put meanwhile")
+	expect.ErrorIs(t, must.Err(Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil })), ErrHangs, "another question begins")
 	close(hang)
 	if got, err := s.Ask(30 * time.Second); got != 1 || err != nil {
 		t.Errorf("%d, %v", got, err)

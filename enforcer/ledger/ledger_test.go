@@ -142,7 +142,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
-	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "a call that begins is not seen")
+	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "the begin of a call is not seen")
 	l.SetFree(1)
 	b := give(t, l, 1)
 	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {

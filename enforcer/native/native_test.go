@@ -196,7 +196,7 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	set := b.attempts()
 	b.Want(c, map[string]uint64{gpu1: 2 * mib})
 	b.reached(c)
-	expect.Equal(t, b.attempts(), set, "what the driver has it is told again")
+	expect.Equal(t, b.attempts(), set, "the driver gets a limit that it has")
 	b.Drop(context.Background(), c)
 	b.are("dropped", c, driver.NoLimit, driver.NoLimit)
 	if len(b.fake.limits) != 0 || len(b.events()) != 0 {

@@ -48,7 +48,7 @@ func ErrorIs(t testing.TB, err, want error, what ...any) {
 func ErrorContains(t testing.TB, err error, part string, what ...any) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), part) {
-		t.Errorf("%sgot %v, want an error that says %q", Prefix(what), err, part)
+		t.Errorf("%sgot %v, want an error with %q", Prefix(what), err, part)
 	}
 }
 
@@ -88,7 +88,7 @@ func Refused[T string | []byte](out T, err error) func(t testing.TB, part string
 	return func(t testing.TB, part string, what ...any) {
 		t.Helper()
 		if err == nil || !strings.Contains(string(out), part) {
-			t.Errorf("%sgot %v, want a refusal that says %q:\n%s", Prefix(what), err, part, out)
+			t.Errorf("%sgot %v, want a refusal with %q:\n%s", Prefix(what), err, part, out)
 		}
 	}
 }

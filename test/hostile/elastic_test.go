@@ -27,11 +27,11 @@ import (
 const (
 	quantum  = 500 * time.Millisecond
 	patience = time.Second
-	// longestMove is of a slice of few bytes. What takes longer ends the slice.
+	// longestMove is of a slice of few bytes. A longer one ends the slice.
 	longestMove = patience + 30*time.Second
 )
 
-// rivalActions are those of a user with elastic sessions, who keeps cards from others.
+// rivalActions are those of a user that keeps cards from others by elastic sessions.
 func rivalActions(v victims) []action {
 	u := newUser(v)
 	return []action{

@@ -110,7 +110,7 @@ func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 	// Only device 1 has a quota; the program queries device 0.
 	out = run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--device", "1",
 		"--", program, "show")
-	expect.Equal(t, out, figures, "a process whose slice has no quota on the device sees")
+	expect.Equal(t, out, figures, "a process of a slice without a quota on the device sees")
 }
 
 // A process in its own pid namespace and the slice's other processes see each other.

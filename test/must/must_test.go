@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-// recorder is a test that says what it was told; Fatalf does not end it.
+// recorder is a test that keeps its messages; Fatalf does not end it.
 type recorder struct {
 	testing.TB
 	said string
@@ -38,10 +38,10 @@ func TestAChecksFailureSaysWhatItFound(t *testing.T) {
 		"Error, one":            {func(t testing.TB) { expect.Error(t, err) }, ""},
 		"ErrorIs":               {func(t testing.TB) { expect.ErrorIs(t, err, io.ErrUnexpectedEOF) }, "got read: EOF, want unexpected EOF"},
 		"ErrorIs it":            {func(t testing.TB) { expect.ErrorIs(t, err, io.EOF) }, ""},
-		"ErrorContains":         {func(t testing.TB) { expect.ErrorContains(t, err, "write") }, `got read: EOF, want an error that says "write"`},
-		"ErrorContains nothing": {func(t testing.TB) { expect.ErrorContains(t, nil, "") }, `got <nil>, want an error that says ""`},
+		"ErrorContains":         {func(t testing.TB) { expect.ErrorContains(t, err, "write") }, `got read: EOF, want an error with "write"`},
+		"ErrorContains nothing": {func(t testing.TB) { expect.ErrorContains(t, nil, "") }, `got <nil>, want an error with ""`},
 		"ErrorContains it":      {func(t testing.TB) { expect.ErrorContains(t, err, "read") }, ""},
-		"ErrorSays":             {func(t testing.TB) { expect.ErrorSays(t, err, io.EOF, "write") }, "want an error that says"},
+		"ErrorSays":             {func(t testing.TB) { expect.ErrorSays(t, err, io.EOF, "write") }, "want an error with"},
 		"ErrorSays, is":         {func(t testing.TB) { expect.ErrorSays(t, err, io.ErrNoProgress, "read") }, "want multiple Read calls"},
 		"Contains":              {func(t testing.TB) { expect.Contains(t, "abc", "d") }, "there is no \"d\" in\nabc"},
 		"Contains it":           {func(t testing.TB) { expect.Contains(t, "abc", "b") }, ""},
@@ -53,7 +53,7 @@ func TestAChecksFailureSaysWhatItFound(t *testing.T) {
 		"Len is":                {func(t testing.TB) { Len(t, []int(nil), 0) }, ""},
 		"Output":                {func(t testing.TB) { Output("text", err)(t, "cc") }, "fatal: cc: read: EOF\ntext"},
 		"Refused":               {func(t testing.TB) { expect.Refused("text", nil)(t, "text") }, "got <nil>, want a refusal"},
-		"Refused, but":          {func(t testing.TB) { expect.Refused("text", err)(t, "more") }, `want a refusal that says "more"`},
+		"Refused, but":          {func(t testing.TB) { expect.Refused("text", err)(t, "more") }, `want a refusal with "more"`},
 		"Refused, so":           {func(t testing.TB) { expect.Refused("text", err)(t, "text") }, ""},
 	} {
 		var r recorder

@@ -100,7 +100,7 @@ func (u *User) Check(a Ask, used uint64) error {
 func (u *User) CheckUnknown(h *Holder, quotas []api.Quota, others iter.Seq[[]api.Quota]) error {
 	bytes, known := largest(quotas)
 	if u.MaxVRAM.Percent > 0 || !known {
-		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", u.MaxVRAM)
+		return api.Errorf(api.CodeQuotaExceeded, "without NVML the size of a device is not known: the quota and the operator's max_vram (%s) are accepted as sizes only", u.MaxVRAM)
 	}
 	var used uint64
 	for asks := range others {
@@ -121,7 +121,7 @@ func (l *Limits) CheckSize(name string, quotas []api.Quota) error {
 	for _, q := range quotas {
 		asked := api.Share{Bytes: q.Bytes, Percent: q.Percent}
 		if (asked.Percent > 0) != (bound.Percent > 0) {
-			return api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): without NVML nobody knows which of them is more", name, asked, bound)
+			return api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): without NVML they cannot be compared", name, asked, bound)
 		}
 		if asked.Bytes > bound.Bytes || asked.Percent > bound.Percent {
 			e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): ask for less", name, asked, bound)
@@ -132,7 +132,7 @@ func (l *Limits) CheckSize(name string, quotas []api.Quota) error {
 	return nil
 }
 
-// refusal makes the sentence: the bytes that were asked for on a device, what is left of it, and the holders of the rest.
+// refusal makes the sentence: the requested bytes of a device, the bytes that are left, and the holders of the rest.
 type refusal struct {
 	device, uuid string
 	who          string

@@ -16,7 +16,7 @@ struct mover_case {
 	void (*beside)(void);
 };
 
-/* What the process has in most cases: pieces of mover.c, or the segment of mover_own.c. */
+/* The memory of the process in most cases: pieces of mover.c, or the segment of mover_own.c. */
 struct memory {
 	uint64_t bytes; /* that are charged for it */
 	void (*make)(void);

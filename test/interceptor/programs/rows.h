@@ -29,7 +29,7 @@ static inline long long whole_blocks(size_t bytes)
 #define SECONDS 60 /* that one process may take */
 
 /*
- * One kind of memory whose size can be chosen: what does not fit is refused and leaks nothing,
+ * One kind of memory of any size: what does not fit is refused and leaks nothing,
  * what fits is granted before and after.
  */
 struct kind {
