@@ -181,11 +181,11 @@ func TestAProgramInPythonRenewsItsLeaseUntilThatEnds(t *testing.T) {
 	h := newLeaseHost(t)
 	d := h.begin(h.python(`
 import threading
-with gpuslice.lease("64M", ttl="15s") as gpu:
+with gpuslice.lease("64M", ttl="45s") as gpu:
     acquired = gpu.lease
     print("acquired", flush=True)
     input()
-    time.sleep(6)  # a renewal was due after 5
+    time.sleep(16)  # a renewal was due after 15
     print("late", flush=True)
     while gpu.lease.expires <= acquired.expires:
         time.sleep(0.1)
