@@ -76,7 +76,8 @@ const unknownUID = 3_000_000_007
 func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
-		r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
+		r, err := httpClient(path).Get("http://gpuslice/v1/info")
+		must.Do(t, err)
 		defer r.Body.Close()
 		body, _ := io.ReadAll(r.Body)
 		fmt.Printf("status %d %s\n", r.StatusCode, body)

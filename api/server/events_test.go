@@ -49,7 +49,8 @@ type answer struct {
 
 func get(t *testing.T, path, target string) answer {
 	t.Helper()
-	r := must.Get(httpClient(path).Get("http://gpuslice" + target))(t)
+	r, err := httpClient(path).Get("http://gpuslice" + target)
+	must.Do(t, err)
 	t.Cleanup(func() { r.Body.Close() })
 	return answer{r.StatusCode, r.Header.Get("Content-Type"), r.Body}
 }
@@ -160,7 +161,8 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
-		r := must.Get(httpClient(path).Do(request))(t)
+		r, err := httpClient(path).Do(request)
+		must.Do(t, err)
 		cancel()
 		r.Body.Close()
 		if r.StatusCode == 200 {

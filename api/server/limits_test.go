@@ -108,7 +108,8 @@ func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 
 func answers200(t *testing.T, path string) {
 	t.Helper()
-	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
+	r, err := httpClient(path).Get("http://gpuslice/v1/info")
+	must.Do(t, err)
 	r.Body.Close()
 	expect.Equal(t, r.StatusCode, 200, "status")
 }

@@ -298,7 +298,8 @@ func httpClient(path string) *http.Client {
 func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	path, f := socketPath(t), &fakeService{}
 	stop := start(t, f, path)
-	r := must.Get(httpClient(path).Get("http://gpuslice/v1/info"))(t)
+	r, err := httpClient(path).Get("http://gpuslice/v1/info")
+	must.Do(t, err)
 	_, _ = io.Copy(io.Discard, r.Body)
 	r.Body.Close()
 	expect.NoError(t, stop(), "stopping")
@@ -316,6 +317,7 @@ func TestOneWhoSaysNothingDoesNotKeepOthersOut(t *testing.T) {
 		defer conn.Close()
 		_, _ = conn.Write([]byte("POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))
 	}
-	r := must.Get(httpClient(path).Get("http://gpuslice/v1/health"))(t)
+	r, err := httpClient(path).Get("http://gpuslice/v1/health")
+	must.Do(t, err)
 	r.Body.Close()
 }

@@ -117,8 +117,8 @@ func some(members []*holder) string {
 }
 
 // covers reports whether a pool's members may use a device.
-func (p *holder) covers(uuid string) bool {
-	return slices.ContainsFunc(p.Quotas, func(q api.Quota) bool { return q.Device == api.AllDevices || q.Device == uuid })
+func (h *holder) covers(uuid string) bool {
+	return slices.ContainsFunc(h.Quotas, func(q api.Quota) bool { return q.Device == api.AllDevices || q.Device == uuid })
 }
 
 // poolOn returns the pool of a member on a device; nil if it has none there.

@@ -279,7 +279,8 @@ func (s *shadow) createPool(name string) {
 	}
 	r := cmd.Pool
 	r.Kind = Pool
-	who, err, wants := *newHolder(&r).who, error(nil), clip(s.c, r.Limits)
+	who, wants := *newHolder(&r).who, clip(s.c, r.Limits)
+	var err error
 	if r.Elastic {
 		err = s.b.Promise(&who, wants, s.c.config.Elastic.Overcommit, nil)
 	} else {

@@ -26,8 +26,8 @@ func theTable(t *testing.T) table {
 	if cc == "" {
 		cc = "cc"
 	}
-	out := must.Output(exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, "../../interceptor/tools/table.c").CombinedOutput())(t)
-	out = must.Get(exec.Command(program, "names").Output())(t)
+	must.Output(exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, "../../interceptor/tools/table.c").CombinedOutput())(t)
+	out := must.Get(exec.Command(program, "names").Output())(t)
 	all := table{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
