@@ -203,7 +203,7 @@ func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	_, err := h.ask("a", nil, on(gpu0, 4*gib+1))
 	refusal(t, err, "(max_vram)")
 	_, err = h.ask("a", nil, api.Quota{Device: gpu0, Percent: 1})
-	refusal(t, err, "without NVML nobody knows")
+	refusal(t, err, "without NVML they cannot be compared")
 	h.give("a", on(gpu0, 4*gib))
 	for i := range 30 { // nobody knows how much there is
 		h.give(fmt.Sprint("s", i), on(gpu0, 4*gib))
