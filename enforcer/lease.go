@@ -36,18 +36,6 @@ func sinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// granted is how long a slice lives that asks for ttl; 0 is for ever.
-func (e *Enforcer) granted(id string, ttl time.Duration) (time.Duration, error) {
-	most := e.options.MaxTTL
-	switch {
-	case most == 0 || ttl > 0 && ttl <= most:
-		return ttl, nil
-	case ttl == 0:
-		return most, nil
-	}
-	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: up to %s is (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(most))
-}
-
 // until is the deadline of a slice that lives so long from now.
 func (e *Enforcer) until(ttl time.Duration) time.Duration {
 	if ttl == 0 {

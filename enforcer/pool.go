@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -150,21 +151,6 @@ func (s *slice) poolLabels() (labels []string) {
 		}
 	}
 	return labels
-}
-
-// overlap is the device on which both have a quota; "" if there is none.
-func overlap(a, b []api.Quota) string {
-	for _, q := range a {
-		for _, other := range b {
-			switch {
-			case q.Device == other.Device, other.Device == api.AllDevices:
-				return q.Device
-			case q.Device == api.AllDevices:
-				return other.Device
-			}
-		}
-	}
-	return ""
 }
 
 // addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
@@ -324,7 +310,7 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 			return api.Errorf(api.CodeBadRequest, "slice %s cannot be in pool %s: all pools of a slice are elastic, or none is", s.id(), name)
 		}
 		for _, other := range s.pools {
-			if device := overlap(other.quotas, p.quotas); device != "" { // which change in their turns only
+			if device := core.Overlap(other.quotas, p.quotas); device != "" { // which change in their turns only
 				if device = e.gpuOf(device).called(device); device == api.AllDevices {
 					device = "all devices"
 				}

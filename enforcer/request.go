@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
@@ -29,7 +30,7 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if err := r.CheckElastic(); err != nil {
 		return err
 	}
-	ttl, err := e.granted(r.ID, r.TTL)
+	ttl, err := core.Lifetime(r.ID, r.TTL, e.options.MaxTTL)
 	if err != nil {
 		return err
 	}

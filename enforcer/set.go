@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -87,7 +88,7 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	}
 	c.ttl, c.deadline = s.ttl, s.deadline
 	if r.TTL != nil {
-		if c.ttl, err = s.e.granted(s.id(), *r.TTL); err != nil {
+		if c.ttl, err = core.Lifetime(s.id(), *r.TTL, s.e.options.MaxTTL); err != nil {
 			return c, err
 		}
 		c.deadline = s.e.until(c.ttl)

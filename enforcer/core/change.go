@@ -39,7 +39,7 @@ func (c *Core) change(cmd Change) error {
 	}
 	next := h.Record
 	if cmd.TTL != nil {
-		if next.TTL, err = c.ttl(h.ID, *cmd.TTL); err != nil {
+		if next.TTL, err = Lifetime(h.ID, *cmd.TTL, c.config.MaxTTL); err != nil {
 			return err
 		}
 		next.Deadline = c.until(next.TTL)

@@ -24,7 +24,7 @@ func (c *Core) register(cmd Register) error {
 	if most := c.config.Elastic.MaxPriority; r.Priority > most && (cmd.User != nil || r.UID == nil) {
 		return api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, most)
 	}
-	if r.TTL, err = c.ttl(r.ID, r.TTL); err != nil {
+	if r.TTL, err = Lifetime(r.ID, r.TTL, c.config.MaxTTL); err != nil {
 		return err
 	}
 	h := newHolder(&Record{
@@ -100,7 +100,7 @@ func (c *Core) poolsOf(r *Record, grant bool) (pools []*holder, err error) {
 			return nil, api.Errorf(api.CodeBadRequest, "slice %s cannot be in pool %s: all pools of a slice are elastic, or none is", r.ID, p.ID)
 		}
 		for _, other := range pools[:i] {
-			if device := overlap(other.Quotas, p.Quotas); device != "" {
+			if device := Overlap(other.Quotas, p.Quotas); device != "" {
 				return nil, api.Errorf(api.CodeBadRequest, "pools %s and %s both have a quota on device %s: slice %s can be in one of them", other.ID, p.ID, c.shown(device), r.ID)
 			}
 		}
@@ -132,8 +132,8 @@ func (c *grants) shown(uuid string) string {
 	return uuid
 }
 
-// overlap returns the device on which both have a quota; "" if there is none.
-func overlap(a, b []api.Quota) string {
+// Overlap returns the device on which both have a quota; "" if there is none.
+func Overlap(a, b []api.Quota) string {
 	for _, q := range a {
 		for _, other := range b {
 			switch {
@@ -147,9 +147,8 @@ func overlap(a, b []api.Quota) string {
 	return ""
 }
 
-// ttl returns a slice's time to live within Config.MaxTTL; 0 is unlimited.
-func (c *Core) ttl(id string, ttl time.Duration) (time.Duration, error) {
-	most := c.config.MaxTTL
+// Lifetime returns the time to live of slice id that requests ttl, within the bound of the operator. 0 means unlimited in all three.
+func Lifetime(id string, ttl, most time.Duration) (time.Duration, error) {
 	switch {
 	case most == 0 || ttl > 0 && ttl <= most:
 		return ttl, nil
