@@ -226,14 +226,14 @@ beside=''
 part conformance 120 "$here/all.sh section conformance" "/dev/null" "test/conformance/expected/simulated.txt"
 part programs 300 "$here/all.sh section programs" "40 10" "10 2"
 part bypass 100 "$here/bypass.py" "--out @" "--out @"
-part elastic 90 "$here/elastic.py" "--size 20 --quota 42 --small 4 --seconds 12 --only notebook turns --out @" \
-	"--size 1 --quota 40 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"
+part elastic 90 "$here/elastic.py" "--size 20 --small 4 --seconds 12 --only notebook turns --out @" \
+	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"
 part rows 120 "$here/rows.py" "--out @" "--out @ --jobs 2"
 part leases 120 "$here/leases.py" "--out @" "--out @ --small 4"
 part lease 90 "$here/lease.py" "--quick" "--quick"
 part python 120 "$here/python_lease.py" "--out @" "--out @ --size 0.125"
 part explain 90 "$here/explain.py" "--out @" "$torch --out @"
-part suspend 240 "$here/suspend.py" "--size 30 --quota 42 --small 4 --rounds 1 --out @" "FAKECUDA_MEMORY=8G --size 1 --quota 5 --small 1 --rounds 1 --out @"
+part suspend 240 "$here/suspend.py" "--size 30 --small 4 --rounds 1 --out @" "FAKECUDA_MEMORY=8G --size 1 --small 1 --rounds 1 --out @"
 part runtime 240 "$here/runtime.py" "" ""
 part vmm 90 "$here/vmm.py" "--quick --time 8 --out @" "--quick --time 4 --out @"
 if [ -x bin/gpuslice-dra ] && [ -x bin/kubelet ]; then
@@ -251,10 +251,10 @@ if ((devices >= 2)); then
 else
 	skip two "one GPU here"
 fi
-part checkpoint 180 "$here/elastic.py" "--checkpoint --size 10 --quota 42 --seconds 12 --only turns --out @" \
-	"--checkpoint --size 1 --quota 40 --seconds 4 --only turns --out @"
-part moved 240 "$here/elastic.py" "--size 20 --quota 42 --small 4 --times 4 --rounds 1 --only swap hundred --out @" \
-	"--size 1 --quota 40 --small 2 --seconds 4 --times 2 --rounds 1 --models 3 --model 1 --only swap hundred models --out @"
+part checkpoint 180 "$here/elastic.py" "--checkpoint --size 10 --seconds 12 --only turns --out @" \
+	"--checkpoint --size 1 --seconds 4 --only turns --out @"
+part moved 240 "$here/elastic.py" "--small 4 --times 4 --rounds 1 --only swap hundred --out @" \
+	"FAKECUDA_MEMORY=4G FAKECUDA_CONTEXT=128M --small 0.75 --seconds 4 --times 2 --rounds 1 --models 3 --model 1 --only swap hundred models --out @"
 part bench 90 "test/bench/bench.py" "--quick --out @" "--quick --rounds 1 --only cuMemAlloc,cuLaunchKernel --out @"
 [ -z "$simulated" ] || part pack 120 "$here/pack.sh" "" "XZ_OPT=-1 $OUT/card.tar.xz"
 

@@ -4,8 +4,8 @@
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make card-programs`:
 
-    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--checkpoint] [--only PART…]
-    RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 10] [--times 100]
+    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 42] [--seconds 100] [--small 10] [--checkpoint] [--only PART…]
+    RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 4] [--times 100]
     RUNC=/path/to/runc test/gpu/elastic.py --only swap [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
 
@@ -190,6 +190,7 @@ class Case:
     def __init__(self, out, turns):
         self.out, self.workers = out, []
         self.host = Host(out, f"\n[elastic]\nremap = {'true' if Case.remap else 'false'}\n" + turns)
+        self.total = self.host.devices()[0]["total"]
         self.simulated = not have("torch")
         if self.simulated:
             self.steady = os.path.join(self.host.dir, "steady")
@@ -207,13 +208,17 @@ class Case:
         args = [sys.executable, "-c", PROGRAMS[program], str(gib)]
         if self.simulated:
             args = ["/out/steady", str(int(gib * GIB)), "/out/step"]
-        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{quota}G", "gpuslice.elastic": str(elastic).lower()})
+        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{int(quota * 1024)}M", "gpuslice.elastic": str(elastic).lower()})
         if self.simulated:
             subprocess.run(["cp", self.steady, out], check=True)
         log = open(os.path.join(self.out, name + ".log"), "w")
         w = Worker(self, name, out, log.name, self.host.launch(path, name, log))
         self.workers.append(w)
         return w
+
+    def sizes(self, gib, quota):
+        """What each of three holds, and its quota, in GiB: two fit in bytes and one by its quota, unless other sizes were given."""
+        return gib or self.total / GIB * 2 / 5, quota or self.total / GIB * 11 / 20
 
     def end(self, worker):
         self.workers.remove(worker)
@@ -294,6 +299,7 @@ def turns(out, gib, quota, seconds):
     truth = Truth()
     before, most = truth.used(), 0
     with Case(out, f'min_resident = "2s"\nquantum = "{min(5, max(2, seconds // 20))}s"\n') as case:
+        gib, quota = case.sizes(gib, quota)
         all_ = [case.begin(f"busy{i}", "torch", gib, quota) for i in range(3)]
         begun = time.monotonic()
         while time.monotonic() < begun + seconds:
@@ -304,8 +310,8 @@ def turns(out, gib, quota, seconds):
         shown = [w.evicted() for w in all_]
         steps = [w.step() for w in all_]
         sums, bypass = case.moves()
-        fit = case.host.devices()[0]["total"] // (quota * GIB)
-    check(f"three programs of {gib} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
+        fit = case.total // (quota * GIB)
+    check(f"three programs of {gib:.1f} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
           ", ".join(f"{n} steps, evicted {s['elastic']['evictions']} times" for n, s in zip(steps, shown)))
     if not Case.remap:  # else there stays what there is room for
         check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
@@ -316,6 +322,7 @@ def turns(out, gib, quota, seconds):
 def notebook(out, gib, quota):
     """One is idle when another wants the card, and works again later."""
     with Case(out, 'min_resident = "1s"\n') as case:
+        _, quota = case.sizes(gib, quota)
         a = case.begin("first", "torch", gib, quota)
         alone = a.reaches(3)
         a.idle(True)
@@ -360,6 +367,7 @@ def swap(out, gib, quota, rounds):
         back, away = (float(x) for x in output(sys.executable, "-c", RATE).split()[-2:])
     print(f"      this machine copies {away / GIB:.1f} GiB a second from the device and {back / GIB:.1f} to it", flush=True)
     with Case(out, 'min_resident = "100ms"\nquantum = "30s"\n') as case:
+        gib, quota = case.sizes(gib, quota)
         all_ = []
         for i in range(3):
             all_.append(case.begin(f"swap{i}", "torch", gib, quota))
@@ -383,9 +391,10 @@ def swap(out, gib, quota, rounds):
             seen.append((waited, bus))
             print(f"      {w.name}: its first call waited {waited:.2f} s, its step was done after {took:.2f} s; {moved['evicted'] / GIB:.1f} GiB went and "
                   f"{moved['returned'] / GIB:.1f} GiB came back, which is {bus:.2f} s of copying" + (f" ({waited / bus:.2f})" if bus > 0.05 else ""), flush=True)
-        bypass = case.moves()[1]
+        went, bypass = case.moves()
         warm = [(w, b) for w, b in seen[3:] if b > 0.05]
-    check(f"three programs of {gib} GiB are woken in turn", not bypass and len(seen) == 3 * rounds, f"{len(seen)} times, {len(bypass)} violations")
+    check(f"three programs of {gib:.1f} GiB are woken in turn", not bypass and went["evicted"] and went["returned"],
+          f"{len(seen)} times, {went['evicted'] / GIB:.1f} GiB went, {went['returned'] / GIB:.1f} GiB came back, {len(bypass)} violations")
     if warm:
         print(f"      after the first round: waited {sum(w for w, _ in warm):.2f} s for {sum(b for _, b in warm):.2f} s of copying "
               f"({sum(w for w, _ in warm) / sum(b for _, b in warm):.2f})", flush=True)
@@ -393,6 +402,7 @@ def swap(out, gib, quota, rounds):
 
 def frameworks(out, gib, quota, seconds):
     with Case(out, 'min_resident = "1s"\nquantum = "3s"\n') as case:
+        _, quota = case.sizes(gib, quota)
         names = [n for n in ("graph", "cupy", "jax") if case.simulated or n == "graph" or have(n)]
         all_ = [case.begin(n, n, gib, quota) for n in names]
         time.sleep(seconds)
@@ -441,7 +451,7 @@ def hundred(out, gib, times):
             late = w.reaches(w.step() + 2)
             n, said, took = done[w.name]
             left = [line.split("why=")[-1] for line in case.log().splitlines() if "left to the driver" in line and f"slice={w.name} " in line]
-            check(f"{w.name} is moved {often[w.name]} times with right results", late is not None and n == often[w.name],
+            check(f"{w.name} is moved {often[w.name]} times with right results", late is not None and n == often[w.name] and (not left or w.name == "async"),
                   f"{n} times in {took:.0f} s, {w.step()} steps" + (f", by the driver {len(left)} times: {left[-1][-110:]}" if left else "") + (f", {said}" if said else ""))
 
 
@@ -477,7 +487,7 @@ def models(out, n, gib, seconds):
     quota = int(gib) + (1 if not have("torch") else 2)
     turns = 'min_resident = "100ms"\novercommit = 16.0\n'
     with Case(out, turns) as case:
-        fit = int(case.host.devices()[0]["total"] // (quota * GIB))
+        fit = int(case.total // (quota * GIB))
         there = []
 
         def elastic(i):
@@ -527,8 +537,8 @@ def cost(out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", help="where logs go")
-    parser.add_argument("--size", type=float, default=20, help="GiB that each of the programs that work in turns holds")
-    parser.add_argument("--quota", type=int, default=40, help="GiB of quota of each")
+    parser.add_argument("--size", type=float, help="GiB that each of the programs that work in turns holds (2/5 of the card)")
+    parser.add_argument("--quota", type=float, help="GiB of quota of each (11/20 of the card)")
     parser.add_argument("--seconds", type=int, default=100, help="how long they work")
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
     parser.add_argument("--checkpoint", action="store_true", help="the driver moves all of their memory, and they none themselves")
@@ -545,10 +555,10 @@ def main():
     print(f"logs in {out}", flush=True)
     each = {
         "cost": lambda: cost(out),
-        "notebook": lambda: notebook(out, args.small, args.quota + 10),
-        "frameworks": lambda: frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3),
+        "notebook": lambda: notebook(out, args.small, args.quota),
+        "frameworks": lambda: frameworks(out, args.small / 5, args.quota, args.seconds * 2 // 3),
         "turns": lambda: turns(out, args.size, args.quota, args.seconds),
-        "hundred": lambda: hundred(out, args.small / 5, args.times),
+        "hundred": lambda: hundred(out, args.small, args.times),
         "swap": lambda: swap(out, args.size, args.quota, args.rounds),
         "models": lambda: models(out, args.models, args.model, args.seconds),
     }

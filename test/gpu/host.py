@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ def output(*command, **more):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more).stdout
 
 
+# A part that is over its time removes its containers: the next one would find their cgroups.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 results = []
 
 
@@ -123,7 +126,8 @@ runtimes = ["{RUNC}"]
             nodes = []
         elif os.path.isdir("/dev/nvidia-caps"):
             nodes += ["/dev/nvidia-caps/" + n for n in os.listdir("/dev/nvidia-caps")]
-        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "FAKECUDA_STATE") if k in os.environ}
+        names = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME")
+        kept = {k: v for k, v in os.environ.items() if k in names or k.startswith("FAKECUDA_")}
         kept.update({"HOME": "/root", "GPUSLICE_DEBUG": "1"}, **(env or {}))
         subprocess.run([RUNC, "spec"], cwd=path, check=True)
         with open(os.path.join(path, "config.json")) as f:

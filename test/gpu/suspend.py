@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as two times --size, after `make card-programs`:
 
-    RUNC=/path/to/runc test/gpu/suspend.py [--out DIR] [--size 40] [--quota 50] [--small 10] [--rounds 3]
+    RUNC=/path/to/runc test/gpu/suspend.py [--out DIR] [--size 40] [--small 10] [--rounds 3]
 
 Each program holds so many GiB and works without pause: every step finds in all of it what the step before wrote, and writes
 what the next one is to find. Where there is no PyTorch a program for the simulated driver takes its place, so that the script can
@@ -67,7 +67,7 @@ class Case:
             args = [sys.executable, "-c", PROGRAM, str(gib), "/out/step", *more]
         else:
             args = ["/out/steady", str(gib * GIB), "/out/step", *more]
-        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{quota}G"})
+        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{int(quota * 1024)}M"})
         if not self.torch:
             subprocess.run(["cp", self.steady, out], check=True)
         if memory:
@@ -176,7 +176,8 @@ def one(case, gib):
     case.end()
 
 
-def turns(case, gib, quota, rounds):
+def turns(case, gib, rounds):
+    quota = case.host.devices()[0]["total"] / GIB * 11 / 20  # one fits
     a = case.works("a", gib, quota)
     ok, said = case.moved("suspend", "a", gib)
     check("the first is suspended", ok, said)
@@ -214,7 +215,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", help="where logs go")
     parser.add_argument("--size", type=int, default=40, help="GiB that each of the two programs that take turns holds")
-    parser.add_argument("--quota", type=int, default=50, help="GiB of quota of each")
     parser.add_argument("--small", type=int, default=10, help="GiB of the other programs")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -226,7 +226,7 @@ def main():
     case = Case(host, torch, out)
     try:
         one(case, args.small)
-        turns(case, args.size, args.quota, args.rounds)
+        turns(case, args.size, args.rounds)
         refused(case, min(args.small, 2))
     finally:
         for name in case.names:
