@@ -35,16 +35,16 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 	return h
 }
 
-// newBook is of the devices that driver truth knows.
-func newBook(limits admission.Limits, t *driverTruth) *book {
+// bookDevices are the devices that driver truth knows; nil without it.
+func (t *driverTruth) bookDevices() []admission.Device {
 	if t == nil {
-		return openBook(limits, nil)
+		return nil
 	}
 	devices := []admission.Device{}
 	for _, g := range t.devices {
 		devices = append(devices, admission.Device{UUID: g.UUID, Shown: g.called(g.UUID), Total: g.Total})
 	}
-	return openBook(limits, devices)
+	return devices
 }
 
 // showGranted fills in what was granted of a device, and of that what idle holders have.
@@ -52,7 +52,7 @@ func (e *Enforcer) showGranted(d *api.Device, idle []*admission.Holder) {
 	g := e.book.Granted(d.UUID, idle...)
 	d.Quotas, d.Slices, d.Pools, d.Reserve, d.Free = g.Bytes, g.Holders, g.Pools, g.Reserve, g.Free
 	if e.movesElastic() && e.gpuOf(d.UUID) != nil {
-		promised := e.book.Promised(d.UUID, e.options.Elastic.Overcommit)
+		promised := e.book.Promised(d.UUID)
 		promised.Idle, d.Elastic = g.Among, &promised
 	}
 }
@@ -255,8 +255,8 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			return err
 		}
 	}
-	wants := s.commitment()
-	if e.book.Begin(s.holder, wants, s.quotas, limit) == nil {
+	ask := admission.Ask{Holder: s.holder, Bytes: s.commitment(), Quotas: s.quotas, User: limit}
+	if e.book.Begin(ask) == nil {
 		return nil
 	}
 	for _, other := range e.all() {
@@ -270,9 +270,9 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	err := e.book.Begin(s.holder, wants, s.quotas, limit)
+	err := e.book.Begin(ask)
 	if err != nil {
-		err = e.evictFor(err, want{holder: s.holder, bytes: wants, quotas: s.quotas, limit: limit})
+		err = e.evictFor(err, want{Ask: ask})
 		e.book.Drop(s.holder)
 	}
 	return err

@@ -322,7 +322,7 @@ func (s *slice) promise(limit *admission.User) error {
 	case s.e.truth == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML nobody knows when there is room for it (%s)", s.id(), s.e.options.NoTruth)
 	}
-	return s.e.book.Promise(s.holder, s.quota.Commitment(), s.e.options.Elastic.Overcommit, limit)
+	return s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: s.quota.Commitment(), User: limit})
 }
 
 // showElastic is called with mu held.

@@ -172,7 +172,7 @@ func (p *pool) promise(wants map[string]uint64) error {
 	all := p.quota.Commitment()
 	p.mu.Unlock()
 	maps.Copy(all, wants)
-	return p.e.book.Promise(p.holder, all, p.e.options.Elastic.Overcommit, nil)
+	return p.e.book.Promise(admission.Ask{Holder: p.holder, Bytes: all})
 }
 
 // keepPromise notes again what the pool may be given by the quotas that are in force.
@@ -201,11 +201,11 @@ func (e *Enforcer) idleHolders() (idle []*admission.Holder) {
 
 // wantBack is what the slice needs to come back, for whoever was refused it on a device.
 func (s *slice) wantBack(refused string) want {
-	w := want{holder: s.holder, priority: s.request.Priority, limit: s.userLimit()}
+	w := want{Ask: admission.Ask{Holder: s.holder, User: s.userLimit()}, priority: s.request.Priority}
 	if len(s.pools) == 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		w.bytes, w.quotas = s.quota.Commitment(), s.quotas
+		w.Bytes, w.Quotas = s.quota.Commitment(), s.quotas
 		return w
 	}
 	p := s.pools[0]
@@ -214,7 +214,7 @@ func (s *slice) wantBack(refused string) want {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return want{holder: p.holder, priority: w.priority, bytes: p.needs(), quotas: p.quotas}
+	return want{Ask: admission.Ask{Holder: p.holder, Bytes: p.needs(), Quotas: p.quotas}, priority: w.priority}
 }
 
 // has is what of the devices is granted for the slice, to it or to its pools.

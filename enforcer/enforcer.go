@@ -132,8 +132,8 @@ type Enforcer struct {
 	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
 	history *history.Log
-	book    *book          // what is granted of each device, and to whom
-	ends    sync.WaitGroup // what goes on aside: the end of slices by force, writes of samplers
+	book    *admission.Book // what is granted of each device, and to whom
+	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
 
 	now       func() time.Duration // since boot
 	leases    chan struct{}        // somebody's deadline may be earlier than it was
@@ -227,7 +227,7 @@ func (e *Enforcer) open() error {
 	if err := e.openTruth(); err != nil {
 		return err
 	}
-	e.book = newBook(e.options.Admission, e.truth)
+	e.book = admission.New(e.options.Admission, e.truth.bookDevices(), e.options.Elastic.Overcommit)
 	if err := e.openNative(); err != nil {
 		return err
 	}

@@ -26,9 +26,6 @@ const (
 	obstacleLasts = 10 * time.Second
 )
 
-// stayMargin is how many bytes of a device less are left than there is room for: the driver's figures and the ledger's differ by a few.
-const stayMargin = 2 * spare
-
 // drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
 // less.
 var drainPatience = 5 * time.Second
@@ -67,16 +64,13 @@ type candidate struct {
 	busy    bool // it is not idle, and its time is over
 }
 
-// want is what somebody was refused.
+// want is what a holder was refused.
 type want struct {
-	holder   *admission.Holder
+	admission.Ask
 	priority int
-	busy     bool // who is busy may go for it, too
-	bytes    map[string]uint64
-	quotas   []api.Quota
-	limit    *admission.User
+	busy     bool // slices that are not idle may be evicted for it, too
 	refusal  *api.Error
-	device   bool // it may be the device that lacks the room, and not the book
+	device   bool // the device may lack the room, and not the book
 }
 
 // victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
@@ -85,7 +79,7 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	var may []candidate
 	now := time.Now()
 	for _, u := range units(all) {
-		if u.holder == w.holder {
+		if u.holder == w.Holder {
 			continue
 		}
 		if c, goes := u.mayGo(now, e.options.Elastic); goes && (!c.busy || w.busy && c.priority <= w.priority) {
@@ -100,16 +94,13 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	for i := range may {
 		holders[i] = may[i].holder
 	}
-	which, enough := e.book.Which(w.holder, w.bytes, w.quotas, w.limit, holders)
+	which, enough := e.book.Which(w.Ask, holders)
 	if !enough || len(which) == 0 && !w.device {
 		return nil, enough
 	}
 	if len(which) > 0 {
 		first := &may[which[0]]
-		first.stay = e.book.Beside(w.holder, w.bytes, w.quotas, w.limit, first.holder)
-		for uuid, bytes := range first.stay {
-			first.stay[uuid] = bytes - min(bytes, stayMargin)
-		}
+		first.stay = e.book.Beside(w.Ask, first.holder)
 		return first, true
 	}
 	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
@@ -395,7 +386,7 @@ func (v *evictions) concern(bytes map[string]uint64) bool {
 func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
 	e.evictions.choosing.Wait()
 	defer e.evictions.choosing.Give()
-	if alone && e.evictions.concern(w.bytes) {
+	if alone && e.evictions.concern(w.Bytes) {
 		return nil, true
 	}
 	if c, enough = e.victim(w, e.elasticOnes()); c != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -87,7 +88,9 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 // resumeWithin is called in the slice's turn.
 func (s *slice) resumeWithin() error {
 	limit := s.userLimit() // now: it reads files, and the book is asked with the slice's lock held
-	return s.resumeAll(func(wants map[string]uint64) error { return s.e.book.Begin(s.holder, wants, s.quotas, limit) })
+	return s.resumeAll(func(wants map[string]uint64) error {
+		return s.e.book.Begin(admission.Ask{Holder: s.holder, Bytes: wants, Quotas: s.quotas, User: limit})
+	})
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -102,7 +103,7 @@ func (e *Enforcer) makePool(p *pool) error {
 	}
 	done, err := p.grant(wants)
 	if err != nil {
-		return e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: p.quotas})
+		return e.evictFor(err, want{Ask: admission.Ask{Holder: p.holder, Bytes: wants, Quotas: p.quotas}})
 	}
 	err = p.quota.Begin()
 	killpoint.Pass("pool.ledger")
@@ -175,7 +176,7 @@ func (p *pool) set(quotas []api.Quota) error {
 	defer p.keepPromise()
 	done, err := p.grant(wants)
 	if err != nil {
-		return p.e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: merged})
+		return p.e.evictFor(err, want{Ask: admission.Ask{Holder: p.holder, Bytes: wants, Quotas: merged}})
 	}
 	defer done()
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.

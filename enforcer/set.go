@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -251,7 +252,7 @@ func (s *slice) apply(c change) (err error) {
 		s.mu.Unlock()
 		raised := maps.Clone(promised)
 		maps.Copy(raised, wants)
-		if err := s.e.book.Promise(s.holder, raised, s.e.options.Elastic.Overcommit, s.userLimit()); err != nil {
+		if err := s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: raised, User: s.userLimit()}); err != nil {
 			return err
 		}
 		defer func() {
@@ -263,7 +264,7 @@ func (s *slice) apply(c change) (err error) {
 	undo := func() {}
 	if s.counts() {
 		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
-			return s.e.evictFor(err, want{holder: s.holder, bytes: wants, quotas: c.quotas})
+			return s.e.evictFor(err, want{Ask: admission.Ask{Holder: s.holder, Bytes: wants, Quotas: c.quotas}})
 		}
 	}
 	if err := s.e.store.PutSlice(c.record); err != nil {

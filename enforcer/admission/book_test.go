@@ -23,7 +23,7 @@ const (
 
 // newBook is of two devices of 80 GiB.
 func newBook(l Limits) *Book {
-	return New(l, []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}})
+	return New(l, []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, 1000)
 }
 
 func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) (undo func()) {
@@ -162,15 +162,15 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 	h := &Holder{Name: "b", UID: &uid}
 	limit := &User{UID: uid, MaxVRAM: api.Share{Percent: 100}, MaxSessions: 1}
 	for range 2 { // a session that is refused does not count for its user
-		refused(t, b.Begin(h, wants, nil, limit), "device 1 (GPU-1)")
+		refused(t, b.Begin(Ask{Holder: h, Bytes: wants, User: limit}), "device 1 (GPU-1)")
 		h = &Holder{Name: "c", UID: &uid}
 	}
-	refused(t, b.Promise(h, map[string]uint64{gpu0: gib, gpu1: 81 * gib}, 1000, nil), "device 1 (GPU-1)")
-	if d := b.Promised(gpu0, 1000); d.Promised != 0 || d.Free != 80*gib {
+	refused(t, b.Promise(Ask{Holder: h, Bytes: map[string]uint64{gpu0: gib, gpu1: 81 * gib}}), "device 1 (GPU-1)")
+	if d := b.Promised(gpu0); d.Promised != 0 || d.Free != 80*gib {
 		t.Errorf("%+v", d)
 	}
 	b.given(t, gpu0, 0, 80*gib, 0)
-	expect.NoError(t, b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit))
+	expect.NoError(t, b.Begin(Ask{Holder: h, Bytes: map[string]uint64{gpu0: 2 * gib}, User: limit}))
 }
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
@@ -221,7 +221,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
 	b := newBook(Limits{})
 	begin := func(h *Holder, bytes uint64) error {
-		return b.Begin(h, map[string]uint64{gpu0: bytes}, []api.Quota{{Device: gpu0, Bytes: bytes}}, limit)
+		return b.Begin(Ask{Holder: h, Bytes: map[string]uint64{gpu0: bytes}, Quotas: []api.Quota{{Device: gpu0, Bytes: bytes}}, User: limit})
 	}
 	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container of the same user is none of his sessions
 	a := session("a")
@@ -248,11 +248,11 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	uid := uint32(5001)
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
-	b := New(Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}, nil)
+	b := New(Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}, nil, 1000)
 	first := &Holder{Name: "a", UID: &uid}
-	must.Do(t, b.Begin(first, nil, []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, limit))
+	must.Do(t, b.Begin(Ask{Holder: first, Quotas: []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, User: limit}))
 	asks := func(q api.Quota) error {
-		return b.Begin(&Holder{Name: "b", UID: &uid}, nil, []api.Quota{q}, limit)
+		return b.Begin(Ask{Holder: &Holder{Name: "b", UID: &uid}, Quotas: []api.Quota{q}, User: limit})
 	}
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
 	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
@@ -287,16 +287,16 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 	wants := map[string]uint64{gpu0: 50 * gib}
 	for name, promise := range map[string]func(b *Book, h *Holder) error{
-		"by this enforcer":     func(b *Book, h *Holder) error { return b.Promise(h, wants, 1000, nil) },
+		"by this enforcer":     func(b *Book, h *Holder) error { return b.Promise(Ask{Holder: h, Bytes: wants}) },
 		"by a former enforcer": func(b *Book, h *Holder) error { b.NotePromise(h, wants); return nil },
 	} {
 		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
 		must.Do(t, promise(b, h))
-		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
-		expect.NoError(t, b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil), name, "its own promise is in its way")
+		refused(t, b.Promise(Ask{Holder: other, Bytes: wants}), "may be promised 80GiB together", "were promised 50GiB")
+		expect.NoError(t, b.Promise(Ask{Holder: h, Bytes: map[string]uint64{gpu0: 80 * gib}}), name, "its own promise is in its way")
 		b.Drop(h)
-		expect.NoError(t, b.Promise(other, wants, 1000, nil), name)
-		if d := b.Promised(gpu0, 1000); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
+		expect.NoError(t, b.Promise(Ask{Holder: other, Bytes: wants}), name)
+		if d := b.Promised(gpu0); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}
@@ -305,7 +305,7 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 	b := newBook(Limits{})
 	pool, elastic := &Holder{Name: "pool x", Pool: "x"}, &Holder{Name: "pool y", Pool: "y"}
-	must.Do(t, b.Promise(elastic, map[string]uint64{gpu0: 20 * gib}, 1000, nil))
+	must.Do(t, b.Promise(Ask{Holder: elastic, Bytes: map[string]uint64{gpu0: 20 * gib}}))
 	b.give(t, elastic, gpu0, 20*gib)
 	b.give(t, &Holder{Name: "a"}, gpu0, 10*gib)
 	done := make(chan struct{})
@@ -326,7 +326,7 @@ func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 		}
 		select {
 		case <-done:
-			if d := b.Promised(gpu0, 1000); d.Pools["y"] != 20*gib || len(d.Pools) != 1 {
+			if d := b.Promised(gpu0); d.Pools["y"] != 20*gib || len(d.Pools) != 1 {
 				t.Errorf("promised: %+v", d)
 			}
 			return

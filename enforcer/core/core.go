@@ -131,9 +131,15 @@ type evictions struct {
 // New returns the state of a host without slices and pools.
 func New(config Config) *Core {
 	c := new(Core)
-	c.config, c.awaited = config, make(map[uint64]*holder)
-	c.slices, c.pools, c.users = make(map[string]*holder), make(map[string]*holder), make(map[uint32][]*holder)
-	c.sums = make(map[string]*sum)
+	c.grants, c.awaited = newGrants(config), make(map[uint64]*holder)
+	return c
+}
+
+func newGrants(config Config) grants {
+	c := grants{
+		config: config, sums: make(map[string]*sum),
+		slices: make(map[string]*holder), pools: make(map[string]*holder), users: make(map[uint32][]*holder),
+	}
 	if config.Devices != nil {
 		c.devices = make(map[string]refusal.Device)
 		for _, d := range config.Devices {
@@ -338,8 +344,17 @@ func (c *grants) enter(h *holder) {
 	c.count(h)
 }
 
-// drop forgets a holder.
+// drop forgets a holder, and what adapters have of it.
 func (c *operations) drop(h *holder) {
+	c.remove(h)
+	if len(h.native) > 0 {
+		c.emit(NativeLimit{Ref: h.ref()})
+	}
+	c.emit(HangUp{h.ref()})
+}
+
+// remove forgets a holder.
+func (c *grants) remove(h *holder) {
 	h.pending, h.gone = nil, true
 	if i, is := c.index(h.Generation); is {
 		c.holders = slices.Delete(c.holders, i, i+1)
@@ -359,10 +374,6 @@ func (c *operations) drop(h *holder) {
 		}
 	}
 	c.count(h)
-	if len(h.native) > 0 {
-		c.emit(NativeLimit{Ref: h.ref()})
-	}
-	c.emit(HangUp{h.ref()})
 }
 
 // newHolder returns a holder that is not known yet.

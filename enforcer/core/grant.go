@@ -65,10 +65,10 @@ func (c *grants) count(h *holder) {
 		c.add(uuid, h, n-h.counted[uuid])
 	}
 	for uuid, was := range h.promised {
-		c.on(uuid).promised -= was
+		c.change(uuid, func(s *sum) { s.promised -= was })
 	}
 	for uuid, n := range promised {
-		c.on(uuid).promised += n
+		c.change(uuid, func(s *sum) { s.promised += n })
 	}
 	h.counted, h.promised = has, promised
 	for _, p := range h.pools {
@@ -83,22 +83,38 @@ func (c *grants) add(uuid string, h *holder, change uint64) {
 	if change == 0 {
 		return
 	}
-	s := c.on(uuid)
-	s.all += change
-	if h.who.Bounded() {
-		s.tenants[h.who.Tenant] += change
-	}
+	c.change(uuid, func(s *sum) {
+		s.all += change
+		if !h.who.Bounded() {
+			return
+		}
+		if s.tenants[h.who.Tenant] += change; s.tenants[h.who.Tenant] == 0 {
+			delete(s.tenants, h.who.Tenant)
+		}
+	})
 	if change > math.MaxInt64 { // it is less
 		c.freed = true
 	}
 }
 
-// on is never nil.
-func (c *grants) on(uuid string) *sum {
-	if c.sums[uuid] == nil {
-		c.sums[uuid] = &sum{tenants: make(map[string]uint64)}
+// change changes the sum of a device. Only devices of which something is granted or promised have one.
+func (c *grants) change(uuid string, how func(*sum)) {
+	s := c.sums[uuid]
+	if s == nil {
+		s = &sum{tenants: make(map[string]uint64)}
+		c.sums[uuid] = s
 	}
-	return c.sums[uuid]
+	if how(s); s.all == 0 && s.promised == 0 && len(s.tenants) == 0 {
+		delete(c.sums, uuid)
+	}
+}
+
+// on returns the sum of a device.
+func (c *grants) on(uuid string) sum {
+	if s := c.sums[uuid]; s != nil {
+		return *s
+	}
+	return sum{}
 }
 
 // want is what a holder is to be granted, on all devices or none.

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
+)
+
+// Grants decides what holders are granted. Their bytes are noted, since the caller has their records. It is not safe for use by several goroutines.
+type Grants struct {
+	grants
+	of map[*refusal.Holder]*holder
+}
+
+// NewGrants returns Grants in which nothing is granted.
+func NewGrants(config Config) *Grants {
+	return &Grants{newGrants(config), make(map[*refusal.Holder]*holder)}
+}
+
+// find returns a holder, which may be unknown.
+func (g *Grants) find(who *refusal.Holder) *holder {
+	if h := g.of[who]; h != nil {
+		return h
+	}
+	return &holder{who: who}
+}
+
+// known returns a holder that is known from now on. It counts for what is noted, as a slice that lingers does.
+func (g *Grants) known(who *refusal.Holder) *holder {
+	h := g.of[who]
+	if h == nil {
+		h = &holder{Record: Record{Generation: g.nextGeneration(), Phase: Lingering}, who: who}
+		g.of[who] = h
+		g.enter(h)
+	}
+	return h
+}
+
+// Ask is what a holder asks for.
+type Ask struct {
+	Holder *refusal.Holder
+	Bytes  Bytes
+	Quotas []api.Quota   // of a session, where the devices are unknown
+	User   *refusal.User // within whose limit it must be; nil if there is none
+}
+
+func (g *Grants) want(a Ask) want {
+	return want{h: g.find(a.Holder), bytes: a.Bytes, quotas: a.Quotas, user: a.User}
+}
+
+// Check returns why a holder cannot be granted what it asks for, on all devices: an *api.Error.
+func (g *Grants) Check(a Ask) error { return g.check(g.want(a), nil) }
+
+// CheckPromise returns why a holder cannot be promised what it asks for.
+func (g *Grants) CheckPromise(a Ask) error { return g.checkPromise(g.find(a.Holder), a.Bytes, a.User) }
+
+// Set notes the bytes that a holder has, and none on other devices.
+func (g *Grants) Set(who *refusal.Holder, has Bytes) {
+	h := g.known(who)
+	h.Left = has.without0()
+	g.count(h)
+}
+
+// Has returns the bytes that a holder has.
+func (g *Grants) Has(who *refusal.Holder) Bytes {
+	has := make(Bytes)
+	maps.Copy(has, g.find(who).counted)
+	return has
+}
+
+// Promise notes what an elastic holder is promised.
+func (g *Grants) Promise(who *refusal.Holder, wants Bytes) {
+	h := g.known(who)
+	h.Elastic, h.Limits = true, maps.Clone(wants)
+	g.count(h)
+}
+
+// Note notes what a session asks for: it counts for its user until Drop.
+func (g *Grants) Note(who *refusal.Holder, quotas []api.Quota) {
+	if who.UID == nil {
+		return
+	}
+	h := g.known(who)
+	if h.Quotas = quotas; h.UID == nil {
+		h.UID = who.UID
+		g.users[*who.UID] = append(g.users[*who.UID], h)
+	}
+}
+
+// Drop forgets a holder.
+func (g *Grants) Drop(who *refusal.Holder) {
+	if h := g.of[who]; h != nil {
+		g.remove(h)
+		delete(g.of, who)
+	}
+}
+
+// Which returns the holders that have to be evicted for a request, by their places in may. The last ones of may are left out if possible. It returns
+// false if all of them are not enough.
+func (g *Grants) Which(a Ask, may []*refusal.Holder) (which []int, enough bool) {
+	var units []unit
+	for _, other := range may {
+		units = append(units, unit{h: g.find(other)})
+	}
+	chosen, enough := g.which(g.want(a), units)
+	for _, u := range chosen {
+		which = append(which, slices.Index(may, u.h.who))
+	}
+	return which, enough
+}
+
+// Beside returns the bytes that a holder may keep on its devices beside the request of another, less the margin of a move.
+func (g *Grants) Beside(a Ask, goes *refusal.Holder) Bytes {
+	return g.beside(g.want(a), g.find(goes))
+}
+
+// Sum is what is granted of a device.
+type Sum struct {
+	Granted  uint64            // to all holders, in bytes
+	Promised uint64            // to elastic holders
+	Tenants  map[string]uint64 // to the holders that the bound of a tenant counts, by tenant
+}
+
+// On returns what is granted of a device.
+func (g *Grants) On(uuid string) Sum {
+	s := g.on(uuid)
+	return Sum{s.all, s.promised, maps.Clone(s.tenants)}
+}
+
+// Holders calls f with each holder that has bytes of a device or is promised some.
+func (g *Grants) Holders(uuid string, f func(who *refusal.Holder, has, promised uint64)) {
+	for _, h := range g.holders {
+		if has, promised := h.counted[uuid], h.promised[uuid]; has > 0 || promised > 0 {
+			f(h.who, has, promised)
+		}
+	}
+}
