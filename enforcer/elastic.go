@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -77,7 +78,7 @@ func (s *slice) beElastic() {
 	now := time.Now()
 	s.residency = &residency{returned: now, active: now, hosting: guard.NewTurn()}
 	if s.suspension != nil {
-		s.residency.back = make(chan struct{})
+		s.residency.back, s.residency.calls = make(chan struct{}), math.MaxUint64 // it is not known how many they made before
 	}
 }
 
@@ -94,6 +95,7 @@ func (s *slice) turnGate() {
 	switch now := time.Now(); {
 	case away && r.back == nil:
 		r.back = make(chan struct{})
+		r.calls, _ = s.gated() // the calls after these wait at the gate
 	case !away && r.back != nil:
 		close(r.back)
 		r.back, r.returned, r.active = nil, now, now
@@ -236,25 +238,34 @@ func waiting(all []*slice, now time.Time) (wait []*slice) {
 	return wait
 }
 
-// observe looks whether the slice's processes have made calls since it was looked last, or are in one.
+// gated returns how many calls the slice's processes have made, and how many are under way. Called with mu held.
+func (s *slice) gated() (made, underWay uint64) {
+	if s.quota.Ledger == nil {
+		return 0, 0
+	}
+	for l := range s.quota.Lanes() {
+		gate := s.quota.Ledger.Gated(l.Number)
+		made += gate.Made
+		underWay += uint64(gate.UnderWay)
+	}
+	return made, underWay
+}
+
+// observe notes whether the slice's processes have made calls since the last time, or are in one. While it is evicted, both are requests for its
+// return: a process at the gate counts a call with each request, and need not reach the socket.
 func (s *slice) observe(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.quota.State != api.Active || s.quota.Ledger == nil {
 		return
 	}
-	var made, underWay uint64
-	for l := range s.quota.Lanes() {
-		gate := s.quota.Ledger.Gated(l.Number)
-		made += gate.Made
-		underWay += uint64(gate.UnderWay)
-	}
+	made, underWay := s.gated()
 	r := s.residency
 	switch {
-	case made > r.calls || underWay > 0 && r.back == nil:
+	case r.back == nil && (made > r.calls || underWay > 0):
 		r.active = now
-	case underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending:
-		r.want(now) // in the driver, where nobody hears it
+	case r.back != nil && (made > r.calls || underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending):
+		r.want(now)
 	case now.Sub(r.asked) > 3*returnPatience:
 		r.waits = time.Time{}
 	}

@@ -9,7 +9,9 @@
 #include "quiet.h"
 #include "say.h"
 
+#include <errno.h>
 #include <stddef.h>
+#include <string.h>
 #include <time.h>
 #include <unwind.h>
 
@@ -114,9 +116,12 @@ enum gate_answer gate_ask(void)
 	struct attach_reply reply = {0};
 
 	if (ask_enforcer(&request, &reply, NULL, NULL) != ASK_ANSWERED) {
+		int error = errno;
+
 		say_once(process_get(), ONCE_AWAY,
-		         "the slice's memory is moved aside, and the enforcer, which has it, does "
-		         "not answer: waiting until it does");
+		         "the slice is evicted, and the enforcer's socket cannot be reached (%s): "
+		         "waiting until the memory is back",
+		         strerror(error));
 		pause_for(PAUSE);
 		return GATE_AWAY_STILL;
 	}
@@ -238,18 +243,20 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 	struct quiet quiet;
 	enum gate_answer answer;
 
-	if (passes(function))
+	if (passes(function)) {
+		count(calls, -(uint64_t)CALL_MADE); /* it asks for no return */
 		return;
+	}
 	quiet = quiet_begin();
 	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL))
 		mover_stop(false);
+	/* Each turn counts a call that was made. The enforcer sees that, even where the process
+	 * cannot reach its socket any more. */
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
-		do {
-			answer = gate_ask();
-			if (answer == GATE_BACK && is_away(away))
-				pause_for(SHORT_PAUSE);
-		} while (answer != GATE_GONE && is_away(away));
+		answer = gate_ask();
+		if (answer == GATE_BACK && is_away(away))
+			pause_for(SHORT_PAUSE);
 		if (answer == GATE_GONE)
 			mover_return();
 		count(calls, GATE_CALL);

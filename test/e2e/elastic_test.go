@@ -164,6 +164,20 @@ func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 	}
 }
 
+// A process that can open no descriptor any more cannot ask for its memory. Its calls are counted at the gate, and bring it back.
+func TestAProcessThatReachesNoSocketComesBack(t *testing.T) { eachMover(t, sealedInTurns) }
+
+func sealedInTurns(t *testing.T, turns string) {
+	h := newHostBy(t, api.Intercept, turns, smallCard)
+	sealed, other := h.elastic("5G").works(3*gib, "sealed"), h.elastic("5G").works(3*gib)
+	for range 2 {
+		n := h.evictions(sealed.id)
+		h.Eventually("it is evicted", func() bool { return h.evictions(sealed.id) > n })
+		sealed.goesOn()
+	}
+	other.goesOn()
+}
+
 func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	e := h.elastic("5G")

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steady BYTES FILE [managed|maps|lends LENT|borrows LENT]: holds so many bytes of device 0, and
- * works: again and again it finds there what it has written before, writes the next number,
- * allocates and frees. FILE has the number; while there is FILE.idle it makes no call. With
- * "managed" it has managed memory beside, with "maps" its memory is of many objects that it maps
- * side by side itself, as PyTorch's expandable segments are; with "borrows" it has the bytes of who
- * "lends" them, whose handle (CUDA's IPC) the file LENT has.
+ * steady BYTES FILE [managed|maps|sealed|lends LENT|borrows LENT]: hold BYTES of device 0, and
+ * work: in each step, read the number that the step before wrote there, write the next one,
+ * allocate and free. FILE has the number; while FILE.idle exists no call is made. With "managed" it
+ * has managed memory, too. With "maps" its memory is many objects that it maps side by side, as
+ * PyTorch's expandable segments are. With "sealed" it can open no descriptor once it works, and so
+ * no socket. With "borrows" it has the memory of the process that "lends" it; the file LENT has the
+ * handle of CUDA's IPC.
  */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -118,13 +121,15 @@ int main(int count, char **argument)
 	int (*write_to)(unsigned long long, const void *, size_t);
 	int (*read_from)(void *, unsigned long long, size_t);
 	unsigned long long memory, more;
+	static const struct rlimit none = {0, 0};
 	char idle[4096];
 	size_t size;
-	int maps;
+	int maps, sealed, step;
 
 	if (!driver || count < 3)
 		return 1;
 	snprintf(idle, sizeof(idle), "%s.idle", argument[2]);
+	step = open(argument[2], O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
 	*(void **)&init = find(driver, "cuInit");
 	*(void **)&retain = find(driver, "cuDevicePrimaryCtxRetain");
 	*(void **)&use = find(driver, "cuCtxSetCurrent");
@@ -134,19 +139,21 @@ int main(int count, char **argument)
 	*(void **)&write_to = find(driver, "cuMemcpyHtoD_v2");
 	*(void **)&read_from = find(driver, "cuMemcpyDtoH_v2");
 	size = strtoull(argument[1], NULL, 10);
-	if (init(0) || retain(&context, 0) || use(context))
+	if (step < 0 || init(0) || retain(&context, 0) || use(context))
 		return 1;
+	sealed = count == 4 && strcmp(argument[3], "sealed") == 0;
 	maps = count == 4 && strcmp(argument[3], "maps") == 0;
 	if (maps ? map_pieces(driver, &memory, size) : alloc(&memory, size))
 		return 1;
-	if (count == 4 && !maps && managed(&more, 1 << 20, 1))
+	if (count == 4 && !maps && !sealed && managed(&more, 1 << 20, 1))
 		return 1;
 	if (count == 5 && (strcmp(argument[3], "lends") == 0 ? lend(driver, memory, argument[4])
 	                                                     : borrow(driver, argument[4])))
 		return 1;
 	for (unsigned long long number = 0;; number++) {
 		unsigned long long was = number;
-		FILE *file;
+		char text[32];
+		int length;
 
 		if (number &&
 		    (read_from(&was, memory + size - sizeof(was), sizeof(was)) || was != number))
@@ -156,11 +163,10 @@ int main(int count, char **argument)
 			break;
 		if (alloc(&more, 2 << 20) || release(more))
 			break;
-		file = fopen(argument[2], "w");
-		if (!file)
+		length = snprintf(text, sizeof(text), "%020llu\n", number);
+		if (pwrite(step, text, (size_t)length, 0) != length ||
+		    (sealed && setrlimit(RLIMIT_NOFILE, &none)))
 			break;
-		fprintf(file, "%llu\n", number);
-		fclose(file);
 		do
 			nanosleep(&pause, NULL);
 		while (access(idle, F_OK) == 0);
