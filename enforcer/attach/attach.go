@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attach answers the processes of a slice on the slice's own socket (the protocol is
-// interceptor/attach.h). It owns the socket, its connections, and the question who is asking; what the
-// answer is, the Handler decides.
+// Package attach serves a slice's attach socket (the protocol is in interceptor/attach.h). It owns the socket and its connections, and
+// identifies the peers. The Handler decides each reply.
 //
-// Everything that arrives is hostile. The peer's identity is taken from the kernel and never from a message; a
-// connection lives for at most Patience twice; a slice has at most InFlight of them, and Rate in a second, so that
-// a flood on one socket costs its own slice only. Nothing here allocates by what a peer sends.
+// All input is hostile. The peer's identity comes from the kernel, never from a message. A connection lives for at most twice Patience. A
+// slice has at most InFlight connections, and Rate messages per second, so a flood on one socket harms only its own slice. No allocation
+// depends on what a peer sends.
 package attach
 
 import (
@@ -29,48 +28,44 @@ import (
 )
 
 const (
-	// InFlight is how many connections of one slice are served at one time.
+	// InFlight is the number of connections of one slice that are served at a time.
 	InFlight = 64
-	// Rate is how many messages of one slice are answered per second, once Burst of them were: a process of the
-	// slice sends a few in its life, and one that sends more waits in the kernel's queue with its siblings. Burst
-	// is so many that five hundred processes may start at once.
+	// Rate is the number of messages of one slice that are answered per second, after a burst of Burst. A process sends a few in its life;
+	// a flooding process waits in the kernel's queue with its siblings. Burst lets five hundred processes start at once.
 	Rate  = 100
 	Burst = 2048
-	// paceStep is how long there is no answer once there were too many; then there are some at once, which costs less than one by one.
+	// paceStep is the shortest wait once the rate is exceeded. It batches the replies, which costs less than pacing each.
 	paceStep = 100 * time.Millisecond
-	// Patience with a peer that connected and says nothing, or does not take its answer.
+	// Patience is the timeout for a peer's request, and for a peer to take its reply.
 	Patience = time.Second
 )
 
-// NewPace returns the pace of one slice, or of several that share it.
+// NewPace returns the rate limiter of one slice, or of several slices that share it.
 func NewPace() *rate.Limiter { return rate.NewLimiter(Rate, Burst) }
 
-// memberFor is how long a process that was found to be of the slice is taken for it without another look.
+// memberFor is how long a positive answer of Member is cached.
 const memberFor = time.Second
 
-// maxMembers is of how many processes that is known at a time.
+// maxMembers bounds the number of cached members.
 const maxMembers = 64
 
-// Member says whether a process is of the slice. It is asked about one process at a time: the answer can take thousands of reads of
-// /proc, as a process tree is as deep as who makes it likes, so a flood of questions costs one processor and not all of them. Of one that is,
-// it is asked once in a second.
+// Member reports whether a process belongs to the slice. Calls are serialised: a call can take thousands of reads of /proc, since the peer
+// controls the depth of its process tree, so a flood costs one processor only. A positive answer is cached for memberFor.
 type Member func(peer *process.Handle) bool
 
-// Handler answers one request of peer, which it owns from then on. The files go to the peer with the
-// reply, and are closed by the caller. If ok is false there is no answer: the connection is closed, and the
-// peer asks again, as it does when an enforcer died.
+// Handler answers one request of peer, and owns peer. The caller closes the files after sending them with the reply. If ok is false, the
+// connection is closed without a reply, and the peer tries again, as it does after a crash of the enforcer.
 type Handler func(peer *process.Handle, member bool, request ledger.Request) (reply ledger.Reply, files []*os.File, ok bool)
 
-// Listener hears what a process says without waiting for an answer (ledger.OpRefused). pid is who connected, as
-// the kernel says; it may have ended since, as a program that was refused often does at once, and then nothing
-// more can be found out about it here.
+// Listener receives the messages that get no reply (ledger.OpRefused). pid is the peer's pid from the kernel. The process may have exited,
+// as a program often does after a refusal.
 type Listener func(pid int, request ledger.Request)
 
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
-	asking   chan struct{}                  // taken while member is asked, which reads /proc: one process at a time
-	members  map[process.Identity]time.Time // until when they are; for who has taken asking
+	asking   chan struct{}                  // held while member is called, or members is used
+	members  map[process.Identity]time.Time // expiry of each cached member
 	member   Member
 	handler  Handler
 	hear     Listener
@@ -82,7 +77,7 @@ type Server struct {
 	foreign  sync.Once
 }
 
-// Serve listens in the place and answers at this pace until Close.
+// Serve listens at place until Close. pace limits its replies.
 func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
@@ -98,16 +93,16 @@ func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, hear
 	return s, nil
 }
 
-// Close stops listening. Connections that were accepted are served to their end, which is near.
+// Close stops listening. Open connections are served to their end, within twice Patience.
 func (s *Server) Close() error {
 	s.stop()
 	return s.listener.Close()
 }
 
 func (s *Server) accept() {
-	short := false // of descriptors, most likely: some will come back
+	short := false // short of descriptors, most likely temporarily
 	for {
-		// A slot before a connection: those who are too many wait in the backlog, not in here.
+		// Take a slot before accepting, so that excess connections wait in the backlog.
 		select {
 		case s.slots <- struct{}{}:
 		case <-s.stopped.Done():
@@ -122,8 +117,8 @@ func (s *Server) accept() {
 			return
 		case err != nil:
 			<-s.slots
-			if !short { // once, not ten times a second for each slice
-				s.log.Error("accept on the attach socket: who connects waits", "err", err)
+			if !short { // log once, not ten times a second for each slice
+				s.log.Error("cannot accept on the attach socket: peers wait until a retry succeeds", "err", err)
 			}
 			short = true
 			select {
@@ -152,8 +147,8 @@ func (s *Server) accept() {
 func (s *Server) serve(conn *net.UnixConn) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(Patience))
-	// Read, not ReadMsgUnix: where no room for them is offered, a kernel that did not refuse the descriptors that a peer sends
-	// along (listen) drops them. One byte more than a message has, so that a longer one is seen to be longer.
+	// Use Read, not ReadMsgUnix: a kernel that did not refuse a peer's descriptors (listen) drops them if the receiver has no room for
+	// them. The buffer's extra byte reveals a message that is too long.
 	var buffer [ledger.MessageSize + 1]byte
 	n, err := conn.Read(buffer[:])
 	if err != nil {
@@ -168,7 +163,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 	}
 	if request.Op == ledger.OpRefused {
 		if credentials, err := unixsocket.Ask(conn, unixsocket.Credentials); err != nil {
-			s.log.Debug("a peer that said something cannot be identified", "err", err)
+			s.log.Debug("cannot identify the sender of a refusal message", "err", err)
 		} else {
 			s.hear(int(credentials.Pid), request)
 		}
@@ -176,7 +171,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 	}
 	peer, err := unixsocket.Ask(conn, unixsocket.Identify)
 	if err != nil {
-		s.log.Debug("a peer cannot be identified", "err", err)
+		s.log.Debug("cannot identify a peer", "err", err)
 		status := ledger.StatusNotMember
 		if errors.Is(err, process.ErrHidden) {
 			status = ledger.StatusHidden
@@ -211,9 +206,9 @@ func (s *Server) ask(peer *process.Handle) bool {
 	return true
 }
 
-// send answers, and then waits for the peer to hang up. That order is a promise to the peer: as long as it sees
-// the connection open after it mapped the ledger, the enforcer that gave it knows it (or will find it
-// mapped, if it is restarted from now on).
+// send sends a reply, and then waits for the peer to close the connection. The peer relies on this order: if the connection is still open
+// after the peer has mapped the ledger, then the enforcer that granted it knows the peer, and an enforcer restarted from then on finds the
+// mapping.
 func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, files []*os.File) {
 	_ = conn.SetDeadline(time.Now().Add(Patience))
 	var rights []byte
@@ -225,7 +220,7 @@ func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, files []*os.File) 
 		rights = unix.UnixRights(fds...)
 	}
 	if _, _, err := conn.WriteMsgUnix(reply.Encode(), rights, nil); err != nil {
-		s.log.Debug("a peer did not take its answer", "err", err)
+		s.log.Debug("cannot send a reply to a peer", "err", err)
 		return
 	}
 	killpoint.Pass("attach.replied")
@@ -233,10 +228,10 @@ func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, files []*os.File) 
 	_, _ = conn.Read(rest[:])
 }
 
-// complain once in full view (an interceptor of another version is something to know), then quietly: a
-// process must not be able to fill the host's log.
+// complain logs the first malformed request as a warning, since it may show an interceptor of another version. Later ones are debug
+// messages, so that a process cannot fill the host's log.
 func (s *Server) complain(err error) {
 	level := slog.LevelDebug
 	s.foreign.Do(func() { level = slog.LevelWarn })
-	s.log.Log(s.stopped, level, "a process sent what is no attach request", "err", err)
+	s.log.Log(s.stopped, level, "received a malformed attach request", "err", err)
 }

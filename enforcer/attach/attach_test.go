@@ -31,7 +31,7 @@ import (
 
 func anybody(*process.Handle) bool { return true }
 
-// echo answers with the peer's pid, and closes it.
+// echo replies with the peer's pid.
 func echo(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 	defer peer.Close()
 	return ledger.Reply{Lane: uint32(peer.PID), Device: r.Device}, nil, true
@@ -62,7 +62,7 @@ func dial(t testing.TB, dir string) *net.UnixConn {
 	t.Helper()
 	for {
 		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(dir, api.AttachSocketName), Net: "unixpacket"})
-		if errors.Is(err, unix.EAGAIN) { // the backlog is full; a connect() that may block would wait
+		if errors.Is(err, unix.EAGAIN) { // the backlog is full; a blocking connect(2) would wait
 			time.Sleep(time.Millisecond)
 			continue
 		}
@@ -94,7 +94,7 @@ func TestThePeerIsWhoTheKernelSays(t *testing.T) {
 func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 	good := ledger.Request{Op: ledger.OpAttach}.Encode()
 	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
-		t.Error("it was taken for a request")
+		t.Error("the message was handled as a request")
 		return echo(peer, true, ledger.Request{})
 	})
 	for name, message := range map[string][]byte{
@@ -131,7 +131,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 		ask(t, conn, request, nil)
 		conn.Close()
 	}
-	// As before Linux 6.16: they are let go of when the message is read.
+	// Before Linux 6.16 the kernel drops descriptors when the message is read.
 	raw := must.Get(s.listener.SyscallConn())(t)
 	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unixsocket.PassRights, 1) })
 	for range 50 {
@@ -142,27 +142,27 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 	await.That(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
 }
 
-// A peer may leave at any point of the exchange, and stay silent at any.
+// A peer may disconnect, or stay silent, at any step of the exchange.
 func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
 	dir := serve(t, echo)
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
 	for range 20 {
-		dial(t, dir).Close() // says nothing
+		dial(t, dir).Close() // sends nothing
 
 		half := dial(t, dir)
 		_, _ = half.Write(request[:32])
 		half.Close()
 
-		deaf := dial(t, dir) // does not wait for the answer
+		deaf := dial(t, dir) // does not wait for the reply
 		_, _ = deaf.Write(request)
 		deaf.Close()
 
-		dumb := dial(t, dir) // has ended its side, and listens
+		dumb := dial(t, dir) // has closed its sending side
 		_ = dumb.CloseWrite()
 		_ = dumb.SetReadDeadline(time.Now().Add(await.Patience))
 		if n, err := dumb.Read(make([]byte, 128)); n != 0 || err == nil {
-			t.Fatalf("nothing was answered with %d bytes", n)
+			t.Fatalf("an empty request got a reply of %d bytes", n)
 		}
 		dumb.Close()
 	}
@@ -193,10 +193,10 @@ func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 	ask(t, conn, message, nil)
 	end()
 	go func() {
-		for range all { // of those behind
+		for range all { // connections in the backlog
 		}
 	}()
-	// And the first one is served itself, once those that say nothing have had their time.
+	// The first one is served as well, once the silent connections have timed out.
 	for range InFlight {
 		conn := dial(t, flooded)
 		defer conn.Close()
@@ -258,7 +258,7 @@ func refused() ledger.Request {
 	return ledger.Request{Op: ledger.OpRefused, Device: 3, Bytes: 1 << 33, Used: 1 << 32, Overhead: 1 << 29, Call: 1}
 }
 
-// A program that was refused memory often ends at once. What it said counts all the same.
+// A process often exits right after a refusal. Its message counts all the same.
 func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 	type heard struct {
 		pid     int
@@ -266,19 +266,19 @@ func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 	}
 	all := make(chan heard, 1)
 	dir := serveBoth(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
-		t.Error("it was taken for a question")
+		t.Error("the message was handled as a request")
 		return echo(peer, true, ledger.Request{})
 	}, func(pid int, r ledger.Request) { all <- heard{pid, r} })
-	// A shell's child would do; but this one has to speak to a socket, so it is this program.
+	// This test program is the child, since the child has to connect to a socket.
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), "ATTACH_SAY_TO="+dir)
 	must.Output(child.CombinedOutput())(t)
 	if got := <-all; got.pid != child.Process.Pid || got.request != refused() {
-		t.Errorf("heard %+v of %d, want %+v of %d", got.request, got.pid, refused(), child.Process.Pid)
+		t.Errorf("received %+v of process %d, want %+v of process %d", got.request, got.pid, refused(), child.Process.Pid)
 	}
 }
 
-// TestMain makes this program that of TestWhatAProcessSaysIsHeardThoughItHasEnded, too.
+// TestMain also runs the children of the tests.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("ATTACH_HAMMER"); dir != "" {
 		hammer(dir)
@@ -316,8 +316,8 @@ func TestWhatIsSaidIsNotAnswered(t *testing.T) {
 	}
 }
 
-// FuzzAttach sends what it likes: the server answers or hangs up, keeps nothing, and goes on. What is heard without an
-// answer is what was sent.
+// FuzzAttach sends arbitrary messages. The server replies or closes the connection, leaks nothing, and keeps serving. A message without a
+// reply arrives as it was sent.
 func FuzzAttach(f *testing.F) {
 	good := ledger.Request{Op: ledger.OpDevice, UUID: [16]byte{1}, Bytes: 1 << 36}.Encode()
 	f.Add(good, false)
@@ -326,7 +326,7 @@ func FuzzAttach(f *testing.F) {
 	f.Add(bytes.Repeat(good, 3), false)
 	f.Add(refused().Encode(), false)
 	f.Add(refused().Encode(), true)
-	f.Add(mutate(refused().Encode(), 59), false) // another call
+	f.Add(mutate(refused().Encode(), 59), false) // another call in the refusal
 	dir := serveBoth(f, echo, func(pid int, r ledger.Request) {
 		if again, err := ledger.DecodeRequest(r.Encode()); pid != os.Getpid() || err != nil || again != r || r.Op != ledger.OpRefused || r.Call.String() == "" {
 			f.Errorf("process %d, %+v, %v", pid, r, err)
@@ -351,12 +351,12 @@ func FuzzAttach(f *testing.F) {
 			return
 		}
 		if _, err := ledger.DecodeReply(b[:n]); err != nil {
-			t.Fatalf("%x was answered with %x: %v", message, b[:n], err)
+			t.Fatalf("message %x got the reply %x: %v", message, b[:n], err)
 		}
 	})
 }
 
-// The answer about a member is kept for a while, unless the member exits.
+// A member is cached until it exits.
 func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
 	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})
@@ -366,16 +366,16 @@ func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	defer p.Close()
 	s.members[p.Identity] = time.Now().Add(time.Hour)
 	if !s.ask(p) || asked != 0 {
-		t.Fatalf("asked %d times about a member", asked)
+		t.Fatalf("checked a member %d times", asked)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	is = false
 	if s.ask(p) || asked != 1 {
-		t.Errorf("an exited process is a member: asked %d times", asked)
+		t.Errorf("an exited process is a member after %d checks", asked)
 	}
 	if _, kept := s.members[p.Identity]; kept {
-		t.Error("it is remembered as one")
+		t.Error("an exited process is cached as a member")
 	}
 }
 
@@ -387,11 +387,11 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 		peer.Close()
 		return ledger.Reply{}, []*os.File{file}, true
 	}))
-	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
+	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // drops the reply
 	conn.Close()
 	must.Do(t, read.SetReadDeadline(time.Now().Add(await.Patience)))
-	expect.ErrorIs(t, must.Err(read.Read(make([]byte, 1))), io.EOF, "the file is open still")
-	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // and no collection of garbage has closed it
+	expect.ErrorIs(t, must.Err(read.Read(make([]byte, 1))), io.EOF, "the file is still open")
+	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // not by a finalizer
 		t.Error(err)
 	}
 }

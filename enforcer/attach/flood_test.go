@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// hammer asks dir's socket again and again until it is killed, as a process of a container may.
+// hammer sends requests to dir's socket until it is killed, as a process of a container may.
 func hammer(dir string) {
 	message := ledger.Request{Op: ledger.OpAttach}.Encode()
 	for {
@@ -36,7 +36,7 @@ func hammer(dir string) {
 	}
 }
 
-// 64 processes on one slice's socket: each question on another's is answered, and theirs are no more than the rate.
+// While 64 processes flood one slice's socket, each request on another socket gets a reply, and the flood gets no more than the rate.
 func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	var flood atomic.Int64
 	flooded := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
@@ -50,29 +50,29 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 		child.Env = append(os.Environ(), "ATTACH_HAMMER="+flooded)
 		must.Start(t, child)
 	}
-	// Until the burst is over and the rate holds.
+	// Until the burst is over, and the rate applies.
 	asked := 0
 	for deadline := began.Add(time.Minute); time.Now().Before(deadline) && (flood.Load() < int64(Burst+Rate) || asked < 200); asked++ {
 		conn := dial(t, other)
 		must.Equal(t, ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil).Device, uint32(asked), "device")
 		conn.Close()
 	}
-	n := flood.Load() // before the time is measured, which bounds it
+	n := flood.Load() // before the clock is read, so that the bound holds
 	took := time.Since(began)
 	if most := int64(Burst) + int64(took/(time.Second/Rate)) + InFlight; n > most {
-		t.Errorf("the flood got %d answers in %v, want %d at most", n, took, most)
+		t.Errorf("the flood got %d replies in %v, want at most %d", n, took, most)
 	}
-	t.Logf("in %v the flood got %d answers, the other slice all of its %d", took, flood.Load(), asked)
+	t.Logf("in %v the flood got %d replies, and the other slice all of its %d", took, flood.Load(), asked)
 }
 
-// However many ask, one at a time makes the enforcer look who is above it in the process tree.
+// Any number of peers causes one walk of the process tree at a time.
 func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 	var now, answered atomic.Int64
 	_, dir := serving(t, func(*process.Handle) bool {
 		if n := now.Add(1); n > 1 {
 			t.Errorf("%d at a time", n)
 		}
-		time.Sleep(time.Millisecond) // as a deep tree takes
+		time.Sleep(time.Millisecond) // like a walk of a deep tree
 		now.Add(-1)
 		return false
 	}, func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
@@ -97,39 +97,39 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 	expect.Equal(t, answered.Load(), InFlight, "were answered")
 }
 
-// What is not the attach protocol, above all the control API's, is not spoken here.
+// The attach socket rejects other protocols, above all the control API.
 func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
 	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
-		t.Error("it was taken for a request")
+		t.Error("the message was handled as a request")
 		return echo(peer, true, ledger.Request{})
 	})
 	for _, verb := range []string{
 		"GET /v1/slices HTTP/1.0\r\n\r\n",
 		"DELETE /v1/slices/x?force=true HTTP/1.0\r\nHost: gpuslice\r\n\r\n",
-		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, as a message has
+		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, like a request
 	} {
 		conn := dial(t, dir)
 		expect.Equal(t, ask(t, conn, []byte(verb), nil).Status, ledger.StatusMalformed, verb)
 		conn.Close()
 	}
-	// And a stream, which HTTP needs, cannot be had.
+	// The socket refuses a stream, which HTTP needs.
 	if conn, err := net.Dial("unix", filepath.Join(dir, api.AttachSocketName)); err == nil {
 		conn.Close()
-		t.Error("it is a stream")
+		t.Error("the socket accepts a stream")
 	}
 }
 
-// Without descriptors nobody is answered, and nobody is lost for good.
+// Without free descriptors the server accepts no connection, and it recovers.
 func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 	dir := os.Getenv("ATTACH_EXHAUSTED")
 	if dir == "" {
 		child := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptorsItWaitsAndComesBack$")
-		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1") // its limit is its own
+		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1") // for a limit of its own
 		must.Output(child.CombinedOutput())(t)
 		return
 	}
 	dir = serve(t, echo)
-	conn := dial(t, dir) // it is connected before there are none
+	conn := dial(t, dir) // connects before the descriptors are exhausted
 	defer conn.Close()
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
 	late := dial(t, dir)
@@ -146,7 +146,7 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 		taken = append(taken, file)
 	}
 	expect.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "there is one left")
-	time.Sleep(300 * time.Millisecond) // it tries a few times, in vain
+	time.Sleep(300 * time.Millisecond) // time for a few failed attempts
 	for _, file := range taken {
 		file.Close()
 	}
@@ -157,14 +157,14 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 	}
 }
 
-// A process that asks again and again is looked up once in a second; one that is none of the slice's each time, for it may have become one.
+// A member is checked once a second. Any other process is checked each time, since it may have become a member.
 func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 	var looked atomic.Int64
 	var is atomic.Bool
 	_, dir := serving(t, func(*process.Handle) bool { looked.Add(1); return is.Load() },
 		func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 			if member != is.Load() {
-				t.Errorf("its membership is %v, and it is told as %v", is.Load(), member)
+				t.Errorf("Member answered %v, the handler got %v", is.Load(), member)
 			}
 			return echo(peer, member, r)
 		}, func(int, ledger.Request) {})
@@ -176,13 +176,13 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 	for range 3 {
 		asks()
 	}
-	expect.Equal(t, looked.Load(), 3, "one that is no member was looked up")
+	expect.Equal(t, looked.Load(), 3, "checks of a process that is no member")
 	is.Store(true)
 	begun := time.Now()
 	for range 50 {
 		asks()
 	}
 	if n, most := looked.Load()-3, int64(time.Since(begun)/memberFor)+1; n > most {
-		t.Errorf("a member was looked up %d times, want at most %d", n, most)
+		t.Errorf("a member was checked %d times, want at most %d", n, most)
 	}
 }

@@ -13,22 +13,22 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
-// backlog bounds those who wait to be accepted; the next connect() waits in the peer.
+// backlog bounds the connections that wait to be accepted. Further peers wait in connect(2).
 const backlog = 128
 
-// Place says where a slice's attach socket is, and who may connect.
+// Place is the location and the permissions of a slice's attach socket.
 type Place struct {
 	Dir  string
 	Mode uint32
-	// UID and GID own the socket; -1 leaves them.
+	// UID and GID own the socket; -1 leaves them unchanged.
 	UID, GID int
 }
 
-// listen makes the socket under a new name, with its final mode, and renames it over an old one: a
-// process that connects meanwhile finds the old or the new, never none and never one that it may not use.
+// listen creates the socket under a temporary name with its final mode, and renames it over an old one. A process that connects at the same
+// time finds the old socket or the new one, with the right mode.
 func listen(p Place) (*net.UnixListener, error) {
-	// Relative to a descriptor of the directory: the address of a Unix socket has 108 bytes, a path may have more;
-	// and what the directory is cannot change between the steps.
+	// Bind by a descriptor of the directory: a Unix socket's address has at most 108 bytes, and the directory cannot be replaced between
+	// the steps.
 	dir, err := unix.Open(p.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: p.Dir, Err: err}

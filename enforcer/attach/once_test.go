@@ -23,7 +23,7 @@ func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	}))
 	defer conn.Close()
 	question := ledger.Request{Op: ledger.OpTruth}.Encode()
-	for range 8 { // all but the first may find it closed already
+	for range 8 { // the server may have closed the connection after the first
 		_, _ = conn.Write(question)
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
@@ -39,6 +39,6 @@ func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 		answers++
 	}
 	if answers > 1 || asked.Load() != 1 {
-		t.Errorf("%d questions were taken, and %d answered", asked.Load(), answers)
+		t.Errorf("%d requests were handled, and %d got replies", asked.Load(), answers)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Ask asks the kernel about a connection.
+// Ask calls question with the connection's file descriptor.
 func Ask[T any](conn *net.UnixConn, question func(fd int) (T, error)) (answer T, failed error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -26,7 +26,7 @@ func Ask[T any](conn *net.UnixConn, question func(fd int) (T, error)) (answer T,
 	return answer, failed
 }
 
-// Credentials are who connected, whether or not it is alive.
+// Credentials returns the peer's credentials as of connect(2). The peer may have exited since.
 func Credentials(fd int) (*unix.Ucred, error) {
 	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -38,7 +38,7 @@ func Credentials(fd int) (*unix.Ucred, error) {
 	return credentials, nil
 }
 
-// Identify takes hold of the process that connected.
+// Identify opens a handle on the process that connected.
 func Identify(fd int) (*process.Handle, error) {
 	credentials, err := Credentials(fd)
 	if err != nil {
@@ -54,8 +54,8 @@ func Identify(fd int) (*process.Handle, error) {
 	return openNamed(fd, int(credentials.Pid))
 }
 
-// openNamed is Identify before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
-// its end of the connection closed.
+// openNamed identifies a peer by its pid, before Linux 6.5. If the pid was reused since the peer connected, the peer is dead and its end of
+// the connection is closed.
 func openNamed(fd, pid int) (*process.Handle, error) {
 	peer, err := process.Open(pid)
 	if err != nil {
@@ -72,7 +72,7 @@ func openNamed(fd, pid int) (*process.Handle, error) {
 // maxGroups is NGROUPS_MAX.
 const maxGroups = 1 << 16
 
-// Groups are those that who connected was in then, but for its own (SO_PEERGROUPS, since Linux 4.13).
+// Groups returns the peer's supplementary groups as of connect(2) (SO_PEERGROUPS, since Linux 4.13).
 func Groups(fd int) ([]uint32, error) {
 	for n := 32; n <= maxGroups; n *= 2 {
 		buffer := make([]byte, 4*n)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package unixsocket is what the enforcer's sockets, to which hostile peers may connect, have in common.
+// Package unixsocket has what the enforcer's Unix sockets share. Hostile peers may connect to them.
 package unixsocket
 
 import (
@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PassRights is SO_PASSRIGHTS of include/uapi/asm-generic/socket.h, which Linux has from 6.16 on.
+// PassRights is SO_PASSRIGHTS of include/uapi/asm-generic/socket.h, since Linux 6.16.
 const PassRights = 83
 
-// RefuseDescriptors has the kernel refuse, to the sender, what is sent to a socket with descriptors (SCM_RIGHTS). Said of a socket
-// before it listens, it holds for all that connect. An older kernel lets go of them where the receiver has no room for them, as in
-// Read: none gets in the enforcer's table there either, but the last reference is the receiver's to drop, and to drop that of a
-// socket with SO_LINGER takes as long as its sender likes.
+// RefuseDescriptors makes the kernel fail a send of descriptors (SCM_RIGHTS) to a socket. Set on a listening socket before listen(2), it
+// holds for all its connections. An older kernel drops the descriptors when the receiver offers no room for them, as Read does. They do not
+// get into the enforcer's table there either, but the receiver drops the last reference, and dropping a socket with SO_LINGER takes as long
+// as the sender chose.
 func RefuseDescriptors(fd int) error {
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, PassRights, 0)
 	if errors.Is(err, unix.ENOPROTOOPT) {
@@ -28,7 +28,7 @@ func RefuseDescriptors(fd int) error {
 	return os.NewSyscallError("SO_PASSRIGHTS", err)
 }
 
-// Listen creates a socket that refuses descriptors.
+// Listen creates a listening socket that refuses descriptors.
 func Listen(network, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (failed error) {
 		return errors.Join(c.Control(func(fd uintptr) { failed = RefuseDescriptors(int(fd)) }), failed)
@@ -40,7 +40,7 @@ func Listen(network, path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// Refuses says whether the kernel can.
+// Refuses reports whether the kernel has SO_PASSRIGHTS.
 func Refuses() bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

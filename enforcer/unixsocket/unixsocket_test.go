@@ -20,7 +20,7 @@ func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 		defer unix.Close(pair[0])
 		defer unix.Close(pair[1])
 		if err := RefuseDescriptors(pair[0]); err != nil {
-			t.Fatal(err) // also where the kernel does not know of it
+			t.Fatal(err) // also on a kernel without the option
 		}
 		if !Refuses() {
 			t.Skip("requires Linux 6.16")
@@ -32,7 +32,7 @@ func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 	}
 }
 
-// Without SO_PEERPIDFD a peer is known by its pid, which is its own for as long as its end is open.
+// Before SO_PEERPIDFD the pid identifies a peer only while the peer's end is open.
 func TestAPeerThatHungUpIsNotTakenForWhoeverHasItsPid(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		for name, hangUp := range map[string]func(theirs int) error{
@@ -67,6 +67,6 @@ func TestAPeerWhosePidIsFreeIsDead(t *testing.T) {
 	pair := must.Get(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer unix.Close(pair[0])
 	defer unix.Close(pair[1])
-	const beyond = 1 << 22 // the kernel gives out lower ones
+	const beyond = 1 << 22 // the kernel's pids are lower
 	expect.ErrorIs(t, must.Err(openNamed(pair[0], beyond)), process.ErrDead)
 }
