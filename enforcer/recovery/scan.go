@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery finds ledgers again after a restart, in the processes that have them mapped: nothing is stored per attach, and no
-// descriptor is handed on.
+// Package recovery finds the ledgers of slices after a restart, in the processes that have them mapped. So the enforcer stores nothing per
+// attach, and hands no descriptor to its successor.
 //
-// The processes of the slices' cgroups are asked first, and if that does not find all ledgers each process of the host, once: who has
-// one need not be of its slice any more, by cgroup or descent.
+// A search reads the processes in the slices' cgroups first. If a ledger is still missing, it reads each process of the host once: a
+// process may keep a ledger after it has left its slice's cgroup and process tree.
 //
-// The kernel lets whoever reads the mappings of a process wait for as long as that changes them, which a hostile one can draw out;
-// and on a host under load an honest one may hold them and wait for a processor. So one that does not answer in time is unreadable, and may
-// have any ledger. The processes of a user in a cgroup are asked beside those of all others: they can keep themselves from being
-// read, and nobody else, until more hang than there may be threads.
+// A reader of a process's mappings waits while the process changes them. A hostile process can prolong this, and on a loaded host an honest
+// one may be preempted with its mappings locked. A process that does not answer in time is therefore unreadable, and may have any ledger.
+// Processes are grouped by cgroup and user, and the groups are read concurrently. A group can delay only itself until hung readers reach
+// the thread limit.
 //
-// It must never decide what follows from that: whether a slice goes on is for the enforcer.
+// The package must never decide what follows: the enforcer decides whether a slice continues.
 package recovery
 
 import (
@@ -33,54 +33,54 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Scan is one search for ledgers. It is for one goroutine.
+// Scan is one search for ledgers. It is not safe for concurrent use.
 type Scan struct {
 	log        *slog.Logger
 	wanted     ledger.Wanted
-	own        []func() ([]int, error) // whom to ask first
-	everywhere bool                    // a ledger may be with any process
-	complete   bool                    // all processes were asked
+	own        []func() ([]int, error) // lists of processes to read first
+	everywhere bool                    // any process may have a wanted ledger
+	complete   bool                    // all processes were read
 	timeout    time.Duration
-	answers    map[int][]ledger.Found    // by pid
-	holders    map[ledger.Identity][]int // the same the other way round
-	unreadable map[int]bool              // who did not answer, the last time
-	above      map[int][]int             // their ancestors, and themselves
-	failed     error                     // why it is not known who there is
+	answers    map[int][]ledger.Found    // ledgers by pid
+	holders    map[ledger.Identity][]int // pids by ledger
+	unreadable map[int]bool              // processes that timed out
+	above      map[int][]int             // ancestors by pid, including the process itself
+	failed     error                     // why the processes cannot be listed
 
-	places  chan struct{} // of those who read and do not wait
-	threads atomic.Int32  // of all who read, or hang
+	places  chan struct{} // slots of active readers that are not blocked
+	threads atomic.Int32  // all readers, including blocked ones
 
-	mu   guard.Mutex[guard.Leaf]            // guards the ledgers that were found
-	got  map[ledger.Identity]*ledger.Ledger // nil is one that was taken
+	mu   guard.Mutex[guard.Leaf]            // guards got and over
+	got  map[ledger.Identity]*ledger.Ledger // nil after Take
 	over bool
 
-	// Tests have others.
+	// Tests replace these.
 	all   func() ([]int, error)
-	group func(pids []int) [][]int // of processes that answer for each other
+	group func(pids []int) [][]int // groups the processes that are read together
 	find  Find
 }
 
-// Find is ledger.Find, or what a test has in its place.
+// Find is the signature of ledger.Find. Tests replace it.
 type Find func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error)
 
 const (
-	// maxTimeout is halved after each round in which somebody was unreadable. Who attaches waits five seconds for an enforcer that is
-	// started again.
+	// maxTimeout is the initial timeout of a round. A round with unreadable processes halves it. An attaching process waits five seconds
+	// for a restarted enforcer.
 	maxTimeout = 2 * time.Second
-	// timeoutPerProcess is more than an honest one takes; for all of a group it is half of the other at most.
+	// timeoutPerProcess exceeds the time that an honest process takes. Over a group it adds at most half of the timeout.
 	timeoutPerProcess = time.Millisecond
-	// yieldAfter is when a reader gives its place to another.
+	// yieldAfter is when a blocked reader gives up its slot.
 	yieldAfter = 20 * time.Millisecond
-	// maxPlaces is for the processors; a reader that hangs holds none, but a thread. Beyond maxThreads a group has one reader, beyond
-	// twice that none.
+	// maxPlaces bounds the active readers. A blocked reader holds a thread but no slot. Above maxThreads a group gets a single reader,
+	// above twice that none.
 	maxPlaces, readersOfGroup, maxThreads = 16, 16, 1024
-	// maxRounds are how often processes are asked, at most: who had a ledger may have ended since, and left it to a child.
+	// maxRounds is the maximum number of rounds. A process with a ledger may have exited since, and left it to a child.
 	maxRounds = 3
 )
 
 var errUnreadable = errors.New("reading the process's mappings timed out")
 
-// New makes a search: Want says for what, Run does it, and the others what was found.
+// New returns a search. Want adds ledgers, Run searches, and the other methods return the results.
 func New(log *slog.Logger, find Find) *Scan {
 	return &Scan{
 		log: log, wanted: make(ledger.Wanted), answers: make(map[int][]ledger.Found), unreadable: make(map[int]bool), above: make(map[int][]int),
@@ -89,7 +89,7 @@ func New(log *slog.Logger, find Find) *Scan {
 	}
 }
 
-// Close lets go of what nobody has taken.
+// Close closes the ledgers that Take has not returned.
 func (s *Scan) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +101,8 @@ func (s *Scan) Close() {
 	}
 }
 
-// Want adds a ledger. own are the processes that most likely have it; nil is any process of the
-// host. No inode is 0, but what a process has mapped that is no file looks like one.
+// Want adds a ledger. own lists the processes that most likely have it; without own, any process of the host may. Inode 0 is ignored: no
+// file has it, and mappings without a file show it.
 func (s *Scan) Want(id ledger.Identity, own ...func() ([]int, error)) {
 	if id.Inode == 0 {
 		return
@@ -112,12 +112,12 @@ func (s *Scan) Want(id ledger.Identity, own ...func() ([]int, error)) {
 	s.everywhere = s.everywhere || len(own) == 0
 }
 
-// HeldBy is who had a ledger mapped when processes were asked: all of them, of one that is wanted from any process.
+// HeldBy returns the processes that had a ledger mapped when they were read. The list is complete for a ledger that Want added without own.
 func (s *Scan) HeldBy(id ledger.Identity) []int {
 	return s.holders[id]
 }
 
-// MayHold says whether a process had the ledger mapped, or may have.
+// MayHold reports whether a process had the ledger mapped, or may have had it.
 func (s *Scan) MayHold(id ledger.Identity, pid int) bool {
 	if _, asked := s.answers[pid]; !asked && !s.unreadable[pid] && !s.complete {
 		guard.MayWait("the mappings of a process")
@@ -127,7 +127,7 @@ func (s *Scan) MayHold(id ledger.Identity, pid int) bool {
 	return slices.Contains(s.holders[id], pid) || s.unreadable[pid]
 }
 
-// Found says whether a ledger was found, and Take gives it to one caller; nil if it was not found.
+// Found reports whether a ledger was found and not taken. Take returns it once, and nil after that or if it was not found.
 func (s *Scan) Found(id ledger.Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,8 +142,8 @@ func (s *Scan) Take(id ledger.Identity) *ledger.Ledger {
 	return l
 }
 
-// MayBeWith are the processes that may have a ledger which was not found: those that have it and did not give it, and of the unreadable ones
-// those that were admitted to it.
+// MayBeWith returns the live processes that may have a missing ledger. It returns those that map it while its file cannot be opened, and
+// the unreadable ones that admitted accepts.
 func (s *Scan) MayBeWith(id ledger.Identity, admitted func() (func(pid int) bool, error)) ([]int, error) {
 	pids := slices.DeleteFunc(slices.Clone(s.holders[id]), ended)
 	if s.failed != nil || len(s.unreadable) == 0 {
@@ -167,7 +167,7 @@ func ended(pid int) bool {
 	return !h.Alive()
 }
 
-// Ancestors of an unreadable process, and itself.
+// Ancestors returns an unreadable process and its ancestors.
 func (s *Scan) Ancestors(pid int) []int {
 	if _, known := s.above[pid]; !known {
 		process.Ancestors(pid, func(above int) bool {
@@ -178,7 +178,7 @@ func (s *Scan) Ancestors(pid int) []int {
 	return s.above[pid]
 }
 
-// everybody is all processes but this one, which has those ledgers that it has opened.
+// everybody returns all processes but the enforcer's own, which maps the ledgers that it has opened.
 func everybody() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -193,7 +193,7 @@ func everybody() ([]int, error) {
 	return pids, nil
 }
 
-// byUser groups processes by their cgroups and users, few first.
+// byUser groups processes by cgroup and user, small groups first.
 func byUser(pids []int) [][]int {
 	type group struct {
 		cgroup string
@@ -203,7 +203,7 @@ func byUser(pids []int) [][]int {
 	for _, pid := range pids {
 		of := group{}
 		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) == nil { // else it has ended
+		if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) == nil { // otherwise it has exited
 			of.uid = st.Uid
 		}
 		if cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
@@ -214,7 +214,7 @@ func byUser(pids []int) [][]int {
 	return slices.SortedFunc(maps.Values(groups), func(a, b []int) int { return cmp.Compare(len(a), len(b)) })
 }
 
-// Run asks the processes that most likely have what is wanted, and then, if that was not all, each of the host.
+// Run reads the processes that most likely have the wanted ledgers, and then all of the host if some are missing.
 func (s *Scan) Run() {
 	guard.MayWait("the mappings of processes")
 	if len(s.wanted) == 0 || !s.everywhere && s.rounds(s.likely) && s.foundAll() {
@@ -223,7 +223,7 @@ func (s *Scan) Run() {
 	s.complete = s.rounds(s.all)
 }
 
-// likely are the processes that most likely have what is wanted.
+// likely returns the processes that most likely have the wanted ledgers.
 func (s *Scan) likely() ([]int, error) {
 	var all []int
 	for _, own := range s.own {
@@ -243,14 +243,15 @@ func (s *Scan) foundAll() bool {
 	return len(s.got) == len(s.wanted)
 }
 
-// rounds asks processes, again if somebody had a ledger that it has not any more. It says whether it is known who there is.
+// rounds reads the processes, again while a ledger's holder exited before its ledger was opened. It reports whether the processes could be
+// listed.
 func (s *Scan) rounds(processes func() ([]int, error)) bool {
 	for n := 1; ; n++ {
 		pids, err := processes()
 		s.failed = err
 		if err != nil {
-			s.log.Error("look for the slices' ledgers in processes", "err", err)
-			s.failed = fmt.Errorf("look for the ledger in all processes: %w", err)
+			s.log.Error("cannot list processes: ledgers of slices are not found", "err", err)
+			s.failed = fmt.Errorf("cannot list the processes that may have the ledger: %w", err)
 			return false
 		}
 		if !s.round(s.group(pids)) || n == maxRounds {
@@ -259,7 +260,7 @@ func (s *Scan) rounds(processes func() ([]int, error)) bool {
 	}
 }
 
-// round says whether it has to be done again.
+// round reads all groups once, and reports whether another round is needed.
 func (s *Scan) round(groups [][]int) (again bool) {
 	results := make(chan []answer, len(groups))
 	for _, group := range groups {
@@ -273,7 +274,7 @@ func (s *Scan) round(groups [][]int) (again bool) {
 	for range groups {
 		all = append(all, <-results...)
 	}
-	for pid := range s.unreadable { // what it answered before
+	for pid := range s.unreadable { // keep its earlier answer
 		if found, answered := before[pid]; answered {
 			all = append(all, answer{pid: pid, found: found})
 		}
@@ -281,7 +282,7 @@ func (s *Scan) round(groups [][]int) (again bool) {
 	return s.note(all)
 }
 
-// note takes answers down, and says whether one had a ledger that could not be opened.
+// note records answers, and reports whether a ledger could not be opened.
 func (s *Scan) note(all []answer) (again bool) {
 	var unreadable []int
 	s.mu.Lock()
@@ -290,12 +291,12 @@ func (s *Scan) note(all []answer) (again bool) {
 		switch {
 		case a.err == nil:
 			s.answers[a.pid] = a.found
-		case errors.Is(a.err, os.ErrNotExist): // it has ended
+		case errors.Is(a.err, os.ErrNotExist): // it has exited
 			s.answers[a.pid] = nil
 		case errors.Is(a.err, errUnreadable):
 			unreadable = append(unreadable, a.pid)
 		default:
-			s.log.Warn("process mappings cannot be read: a slice's ledger that is mapped only there is not found", "pid", a.pid, "err", a.err)
+			s.log.Warn("cannot read a process's mappings: ledgers mapped only there are not found", "pid", a.pid, "err", a.err)
 			s.unreadable[a.pid] = true
 		}
 		for _, f := range a.found {
@@ -303,7 +304,7 @@ func (s *Scan) note(all []answer) (again bool) {
 			if f.Err != nil && s.got[f.Identity] == nil {
 				again = true
 				if !errors.Is(f.Err, os.ErrNotExist) {
-					s.log.Warn("open the ledger of a slice", "pid", a.pid, "err", f.Err)
+					s.log.Warn("cannot open a slice's ledger in a process", "pid", a.pid, "err", f.Err)
 				}
 			}
 		}
@@ -320,14 +321,14 @@ func (s *Scan) note(all []answer) (again bool) {
 	return again
 }
 
-// answer is what became of asking a process: errUnreadable if it did not answer in time.
+// answer is the result of reading one process, with errUnreadable after a timeout.
 type answer struct {
 	pid   int
 	found []ledger.Found
 	err   error
 }
 
-// read asks processes that answer for each other. It has a place, for its first reader.
+// read reads a group of processes. The caller has taken a slot for its first reader.
 func (s *Scan) read(pids []int) (all []answer) {
 	waiting := make(map[int]bool, len(pids))
 	next, answers := make(chan int, len(pids)), make(chan answer, len(pids))
@@ -347,7 +348,7 @@ func (s *Scan) read(pids []int) (all []answer) {
 	}
 	tick := time.NewTicker(yieldAfter)
 	defer tick.Stop()
-	// Time counts only while this is done at all: a host that does not let the enforcer go on, either, makes nobody unreadable.
+	// Count down by ticks, not by the clock: while the host does not schedule the enforcer itself, no process times out.
 	left := s.timeout + min(time.Duration(len(pids))*timeoutPerProcess, s.timeout/2)
 	for readers := 1; len(waiting) > 0; {
 		select {
@@ -360,13 +361,13 @@ func (s *Scan) read(pids []int) (all []answer) {
 		if left <= 0 {
 			break
 		}
-		// The readers may all be waiting.
+		// All readers may be blocked.
 		for more := readers; more > 0 && readers < readersOfGroup && len(next) > 0 && s.threads.Load() < maxThreads; more-- {
 			readers++
 			go s.reader(next, answers, false)
 		}
 	}
-	for range next { // nobody begins with another
+	for range next { // drop the processes that no reader has begun
 	}
 	for len(answers) > 0 {
 		take(<-answers)
@@ -377,7 +378,7 @@ func (s *Scan) read(pids []int) (all []answer) {
 	return all
 }
 
-// reader asks one process after the other. One that is kept waiting gives its place to another.
+// reader reads one process after another. A blocked reader gives up its slot.
 func (s *Scan) reader(next <-chan int, answers chan<- answer, placed bool) {
 	s.threads.Add(1)
 	defer s.threads.Add(-1)
@@ -396,7 +397,7 @@ func (s *Scan) reader(next <-chan int, answers chan<- answer, placed bool) {
 	}
 }
 
-// missing says whether a ledger was not found yet.
+// missing reports whether a ledger is still to be found.
 func (s *Scan) missing(id ledger.Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -404,7 +405,7 @@ func (s *Scan) missing(id ledger.Identity) bool {
 	return !known && !s.over
 }
 
-// keep keeps what was found first, whenever that is.
+// keep stores the first copy of each ledger, and closes the others.
 func (s *Scan) keep(found []ledger.Found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,10 +16,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// theLedger is what tests look for.
+// theLedger is the ledger that the tests search for.
 var theLedger = ledger.Identity{Dev: 1, Inode: 7}
 
-// newTestScan is a host with such processes, of which some hang for as long as the test goes on, and some have the ledger.
+// newTestScan returns a scan of a host with these groups of processes. Reads of some hang until the test ends, and some have the ledger.
 func newTestScan(t *testing.T, groups [][]int, hang, have func(pid int) bool) (s *Scan, asked func(pid int) int) {
 	t.Helper()
 	s = New(slog.New(slog.DiscardHandler), nil)
@@ -72,7 +72,7 @@ func admitted(pids ...int) func() (func(int) bool, error) {
 	return func() (func(int) bool, error) { return is(pids...), nil }
 }
 
-// A process that cannot be read keeps nobody's ledger from being found.
+// An unreadable process does not hide a ledger that another process has.
 func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 	s, _ := newTestScan(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
 	find := s.find
@@ -96,7 +96,7 @@ func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 	}
 }
 
-// On a host under load somebody may have to wait for a processor, in the middle of a change of its mappings.
+// On a loaded host a process may be preempted while it changes its mappings.
 func TestWhoIsSlowIsWaitedFor(t *testing.T) {
 	s, _ := newTestScan(t, [][]int{{1, 2}}, is(), is(1, 2))
 	find := s.find
@@ -112,7 +112,7 @@ func TestWhoIsSlowIsWaitedFor(t *testing.T) {
 	}
 }
 
-// However many hang of a user or in a cgroup, and of however many, the others are asked, and few threads are held.
+// Any number of hung processes, of any user or cgroup, leaves the others readable, and holds few threads.
 func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
 	honest := span(1, 100)
 	groups := [][]int{span(1001, 6000), honest}
@@ -133,11 +133,11 @@ func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
 	for _, pid := range groups[0] {
 		hung += asked(pid)
 	}
-	expect.True(t, hung <= readersOfGroup, hung, "of a group hold a thread")
+	expect.True(t, hung <= readersOfGroup, hung, "threads are held by one group")
 	t.Logf("9000 of 201 groups hang: %v", time.Since(begin))
 }
 
-// A ledger is had from whoever gives it, however late, and is closed if nobody takes it.
+// A ledger comes from any process that gives it, even late, and is closed if it is not taken.
 func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
 	const hangs, moves, gives, late = 1, 2, 3, 4
 	pages := make(map[int]*ledger.Ledger)
@@ -168,22 +168,22 @@ func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
 	s := host(hangs, moves, gives)
 	s.Run()
 	if !s.Found(theLedger) || s.Take(theLedger) != pages[gives] || s.Take(theLedger) != nil || s.Found(theLedger) {
-		t.Fatal("it was not found, or twice")
+		t.Fatal("the ledger was not found, or twice")
 	}
 	s = host(moves, late)
 	s.Run()
 	if s.Take(theLedger) != nil || s.asked(moves) != maxRounds {
-		t.Fatalf("who gave it? Asked %d times", s.asked(moves))
+		t.Fatalf("the ledger came from another process: %d reads", s.asked(moves))
 	}
 	if got, err := s.MayBeWith(theLedger, admitted(late, 5)); err != nil || !slices.Contains(got, late) || slices.Contains(got, 5) {
-		t.Errorf("it may be with %v, %v", got, err)
+		t.Errorf("processes that may have the ledger: %v, %v", got, err)
 	}
 	s.Close()
 	close(wait)
 	for deadline := time.Now().Add(await.Patience); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
 	if mapped, err := ledger.Mapped(os.Getpid(), pages[late].Identity()); err != nil || mapped {
-		t.Errorf("what came too late stays open: %v", err)
+		t.Errorf("a ledger that came too late stays open: %v", err)
 	}
 	_ = pages[gives].Close()
 }
@@ -193,7 +193,7 @@ type counted struct {
 	asked func(pid int) int
 }
 
-// A host may have many processes that have nothing to do with any slice.
+// A host may have many processes outside of all slices.
 func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 	own := func() ([]int, error) { return []int{1, 2}, nil }
 	for name, c := range map[string]struct {
@@ -204,7 +204,7 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 		"one of them has it":       {2, []func() ([]int, error){own}, []int{1, 2}},
 		"another has it":           {3, []func() ([]int, error){own}, []int{1, 2, 3, 4}},
 		"anybody may have another": {2, nil, []int{1, 2, 3, 4}},
-		"it is not known who they are": {3, []func() ([]int, error){own, func() ([]int, error) {
+		"they cannot be listed": {3, []func() ([]int, error){own, func() ([]int, error) {
 			return nil, os.ErrPermission
 		}}, []int{1, 2, 3, 4}},
 	} {
@@ -227,26 +227,26 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 				expect.Equal(t, asked(pid) > 0, slices.Contains(c.asks, pid), "process", pid, "is asked")
 			}
 			if s.MayHold(theLedger, 4) || !s.MayHold(theLedger, c.has) {
-				t.Error("it is known who has it")
+				t.Error("holders are known without a list of processes")
 			}
 			expect.Equal(t, asked(4), 1, "process 4 was asked")
 		})
 	}
 }
 
-// A process that moved out of its slice's cgroup is asked alone, and may not answer.
+// A process that has left its slice's cgroup is read alone, and may time out.
 func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
 	s, _ := newTestScan(t, [][]int{{1}, {2}}, is(2), is(1))
 	s.wanted, s.everywhere = make(ledger.Wanted), false
 	s.Want(theLedger, func() ([]int, error) { return []int{1}, nil })
-	s.got[theLedger] = nil // found
+	s.got[theLedger] = nil // the ledger was found
 	s.Run()
 	if !s.MayHold(theLedger, 2) || s.complete {
-		t.Error("it was taken to have answered")
+		t.Error("a process that timed out counts as readable")
 	}
 }
 
-// Who has a ledger that could not be opened may charge it, as long as it lives.
+// A live process that maps a ledger may charge it, even if the file cannot be opened.
 func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
 	const ended = 1 << 30
 	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, is(), is())
@@ -260,7 +260,7 @@ func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
 	expect.EqualSlices(t, must.Get(s.MayBeWith(theLedger, admitted()))(t), []int{os.Getppid()}, "it may be with")
 }
 
-// If it is not known who there is, anybody may have any ledger.
+// Without a list of processes, any process may have any ledger.
 func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 	s, _ := newTestScan(t, nil, is(), is())
 	s.all = func() ([]int, error) { return nil, os.ErrPermission }
