@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup answers, from the kernel, which cgroup a process is in, who else is in it, and when it is
-// empty or gone. It is what makes "all processes of a container" a fact and not a claim.
+// Package cgroup answers from the kernel's files which cgroup a process is in, which processes a cgroup has, and when it becomes empty or
+// is removed. It makes "all processes of a container" a fact of the kernel.
 //
-// It owns the differences between cgroup v1, v2 and the hybrid layout; nothing above it knows which one
-// the host has. It reads, and Kill ends processes: it must never create, remove or otherwise write to a cgroup, and
-// it must never build a path from a container's id, since every engine and every cgroup driver builds another.
+// It hides the differences between cgroup v1, v2 and the hybrid layout. It reads, and Kill kills processes. It must never create, remove or
+// otherwise write to a cgroup, and never build a path from a container's id, since each engine and cgroup driver builds a different one.
 //
 // # Which hierarchy names a container
 //
-// On v2, the one there is: the line "0::" of /proc/PID/cgroup. Where there are hierarchies of v1, with or without a unified
-// one beside them, a process has a path in each, and a runtime may have made the container's own in some of them only.
-// A path is therefore taken only if it is the container's own: not the root, not one that the process's parent
-// (the runtime or its shim) is in as well, and not one that the enforcer is in. The unified hierarchy is asked first,
-// then those of v1.
+// On v2 there is one hierarchy: the line "0::" of /proc/PID/cgroup. With v1 hierarchies, with or without a unified one, a process has a
+// path in each, and a runtime may have created the container's cgroup in some of them only. A path therefore counts only if it is the
+// container's own: not the root, not shared with the process's parent (the runtime or its shim), and not shared with the enforcer. The
+// unified hierarchy is tried first, then those of v1.
 //
-// What is for v1 alone is in v1.go.
+// The code for v1 alone is in v1.go.
 package cgroup
 
 import (
@@ -33,30 +31,30 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// ErrShared says that a process has no cgroup of its own.
+// ErrShared means that a process has no cgroup of its own.
 var ErrShared = errors.New("the process is in no cgroup of its own")
 
-// Path is one cgroup. It is comparable; two Paths of one cgroup are equal.
+// Path is one cgroup. Paths are comparable: two Paths of one cgroup are equal.
 type Path struct {
-	Mount string // where its hierarchy is mounted
-	Rel   string // its path below Mount, beginning with a slash
-	Inode uint64 // of its directory: a path can be used again, an inode is not before reboot; 0 if unknown
+	Mount string // mount point of its hierarchy
+	Rel   string // path below Mount, with a leading slash
+	Inode uint64 // inode of its directory, or 0 if unknown. A path may be reused; an inode is unique until reboot.
 	V2    bool
 }
 
-// Dir is the cgroup's directory.
+// Dir returns the cgroup's directory.
 func (p Path) Dir() string { return filepath.Join(p.Mount, p.Rel) }
 
 func (p Path) String() string { return p.Dir() }
 
-// Exists says whether the cgroup is there, and not another one at its path.
+// Exists reports whether the cgroup exists. A new cgroup at the same path does not count.
 func (p Path) Exists() bool {
 	guard.MayWait("a cgroup's file")
 	info, err := os.Stat(p.Dir())
 	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
 }
 
-// Contains says whether child is parent or below it, component by component: /a does not contain /ab.
+// Contains reports whether child is parent or below it, by path components: /a does not contain /ab.
 func Contains(parent, child Path) bool {
 	return parent.Mount == child.Mount && contains(parent.Rel, child.Rel)
 }
@@ -69,25 +67,25 @@ func contains(parent, child string) bool {
 	return ok && rest[0] == '/'
 }
 
-// Host is the cgroup hierarchies of this host. It holds no descriptors and may be used by several goroutines.
+// Host has the host's cgroup hierarchies. It holds no descriptors and is safe for concurrent use.
 type Host struct {
 	proc        string
 	unified     *hierarchy            // nil on pure v1
-	controllers map[string]*hierarchy // of v1
-	own         map[string]string     // of the enforcer: mount to path
+	controllers map[string]*hierarchy // v1 hierarchies by controller
+	own         map[string]string     // the enforcer's own path, by mount
 }
 
-// Open finds where the hierarchies are mounted. proc is "/proc" but in tests.
+// Open finds the mounts of the hierarchies. proc is "/proc" except in tests.
 func Open(proc string) (*Host, error) {
 	h := &Host{proc: proc}
 	file, err := os.Open(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
-		return nil, fmt.Errorf("find the cgroup mounts: %w", err)
+		return nil, fmt.Errorf("cannot find the cgroup mounts: %w", err)
 	}
 	defer file.Close()
 	mounts, err := mountinfo.GetMountsFromReader(file, mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
-		return nil, fmt.Errorf("find the cgroup mounts: %w", err)
+		return nil, fmt.Errorf("cannot find the cgroup mounts: %w", err)
 	}
 	h.unified, h.controllers = hierarchiesOf(mounts)
 	if h.unified == nil && len(h.controllers) == 0 {
@@ -95,13 +93,13 @@ func Open(proc string) (*Host, error) {
 	}
 	own, err := h.read("self")
 	if err != nil {
-		return nil, fmt.Errorf("find the enforcer's own cgroup: %w", err)
+		return nil, fmt.Errorf("cannot find the enforcer's own cgroup: %w", err)
 	}
 	h.own = own.rel
 	return h, nil
 }
 
-// V2 is where cgroups of version 2 are mounted, and whether there are no others.
+// V2 returns the mount point of the v2 hierarchy, and whether there is no other hierarchy.
 func (h *Host) V2() (mount string, alone bool) {
 	if h.unified == nil {
 		return "", false
@@ -109,8 +107,8 @@ func (h *Host) V2() (mount string, alone bool) {
 	return h.unified.mount, len(h.controllers) == 0
 }
 
-// Of finds the cgroup that is pid's own, where pid is the first process of a container whose parent
-// is outside, and m are the cgroups that it is in. It returns ErrShared if there is none.
+// Of returns the cgroup that belongs to the process pid, or ErrShared if there is none. pid is the first process of a container, with its
+// parent outside, and m is its membership.
 func (h *Host) Of(pid int, m Membership) (Path, error) {
 	parent, err := h.parent(pid)
 	if err != nil {
@@ -139,14 +137,14 @@ func (h *Host) Of(pid int, m Membership) (Path, error) {
 	return Path{}, fmt.Errorf("process %d: %w (tried %s): run the container with cgroups enabled", pid, ErrShared, strings.Join(tried, ", "))
 }
 
-// parent is where the parent of pid is; nowhere, if it has none that can be seen.
+// parent returns the membership of pid's parent. It is empty if the parent is outside of this pid namespace.
 func (h *Host) parent(pid int) (Membership, error) {
 	b, err := os.ReadFile(filepath.Join(h.proc, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return Membership{}, fmt.Errorf("parent of process %d: %w", pid, err)
 	}
 	s := string(b)
-	fields := strings.Fields(s[strings.LastIndexByte(s, ')')+1:]) // state, parent, ...
+	fields := strings.Fields(s[strings.LastIndexByte(s, ')')+1:]) // fields 3 (state), 4 (parent), ...
 	if len(fields) < 2 {
 		return Membership{}, fmt.Errorf("parent of process %d: stat is %.80q", pid, s)
 	}
@@ -155,7 +153,7 @@ func (h *Host) parent(pid int) (Membership, error) {
 	}
 	m, err := h.read(fields[1])
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		return Membership{}, nil // it died just now: the other two checks remain
+		return Membership{}, nil // it exited just now: the other two checks remain
 	}
 	return m, err
 }

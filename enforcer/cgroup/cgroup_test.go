@@ -16,14 +16,14 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// fakeHost is a /proc and cgroup mounts in a directory: a layout of another machine.
+// fakeHost is a /proc and cgroup mounts in a directory, laid out like another host.
 type fakeHost struct {
 	t     *testing.T
 	proc  string
-	mount string // below which the hierarchies are
+	mount string // directory of the hierarchies
 }
 
-// of is Of for a process whose cgroups are read first.
+// of calls Of with pid's membership.
 func of(h *Host, pid int) (Path, error) {
 	m, err := h.Membership(pid)
 	if err != nil {
@@ -32,7 +32,7 @@ func of(h *Host, pid int) (Path, error) {
 	return h.Of(pid, m)
 }
 
-// newFakeHost makes a host with a mountinfo line for each mount: "NAME ROOT TYPE OPTIONS", mounted at <dir>/NAME.
+// newFakeHost creates a host with a mountinfo line for each mount: "NAME ROOT TYPE OPTIONS", mounted at <dir>/NAME.
 func newFakeHost(t *testing.T, mounts ...string) *fakeHost {
 	t.Helper()
 	h := &fakeHost{t: t, proc: t.TempDir(), mount: t.TempDir()}
@@ -57,7 +57,7 @@ func (h *fakeHost) process(name string, parent int, cgroups ...string) {
 	h.write(filepath.Join(h.proc, name, "cgroup"), strings.Join(cgroups, "\n")+"\n")
 }
 
-// mkdir makes a cgroup, and returns its directory.
+// mkdir creates a cgroup, and returns its directory.
 func (h *fakeHost) mkdir(path string) string {
 	h.t.Helper()
 	dir := filepath.Join(h.mount, path)
@@ -81,8 +81,8 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 	shim := []string{"0::/system.slice/containerd.service", "1:pids:/system.slice/containerd.service", "2:memory:/system.slice/containerd.service"}
 	for name, c := range map[string]struct {
 		mounts  []string
-		cgroups []string // of the container
-		want    string   // directory below the mounts; "" is ErrShared
+		cgroups []string // the container's
+		want    string   // directory below the mounts; "" means ErrShared
 	}{
 		"v2": {v2, []string{"0::/docker/c1"}, "unified/docker/c1"},
 		"v2, systemd driver": {
@@ -100,7 +100,7 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 		"hybrid, pids left with the shim as well": {
 			hybrid, []string{"2:memory:/docker/c1", "1:pids:/system.slice/containerd.service", "0::/"}, "memory/docker/c1"},
 		"v1": {v1, []string{"3:cpu,cpuacct:/docker/c1", "2:memory:/docker/c1", "1:pids:/docker/c1", "0::/"}, "pids/docker/c1"},
-		"v1, only cpu is the container's": {
+		"v1, only cpu has the container's cgroup": {
 			v1, []string{"3:cpu,cpuacct:/docker/c1", "2:memory:/", "1:pids:/"}, "cpu,cpuacct/docker/c1"},
 		"v2, Kubernetes": {
 			v2, []string{"0::/kubepods/burstable/pod0b5c/c1"}, "unified/kubepods/burstable/pod0b5c/c1"},
@@ -115,9 +115,9 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 		"v1, Kubernetes, systemd driver": {
 			v1, []string{"2:memory:/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope", "1:pids:/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope", "0::/"},
 			"pids/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope"},
-		"v2, cgroups disabled":             {v2, []string{"0::/system.slice/containerd.service"}, ""},
-		"v2, a name that begins as ours":   {v2, []string{"0::/system.slice/gpusliced"}, "unified/system.slice/gpusliced"},
-		"v2, outside the cgroup namespace": {v2, []string{"0::/../c1"}, ""},
+		"v2, cgroups disabled":                       {v2, []string{"0::/system.slice/containerd.service"}, ""},
+		"v2, a name with the enforcer's as a prefix": {v2, []string{"0::/system.slice/gpusliced"}, "unified/system.slice/gpusliced"},
+		"v2, outside the cgroup namespace":           {v2, []string{"0::/../c1"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake := newFakeHost(t, c.mounts...)
@@ -152,7 +152,7 @@ func TestAnEnforcerThatSeesAPartOfTheHierarchyTranslates(t *testing.T) {
 		t.Errorf("got %+v, %v", p, err)
 	}
 	if p, err := of(host, 502); !errors.Is(err, ErrShared) {
-		t.Errorf("a cgroup that cannot be seen: got %+v, %v", p, err)
+		t.Errorf("a cgroup outside of the mount: got %+v, %v", p, err)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// TestAContainersCgroupIsFound asks about containers of the real runtimes that are installed.
+// TestAContainersCgroupIsFound runs a container by each installed runtime.
 func TestAContainersCgroupIsFound(t *testing.T) {
 	hierarchies(t)
 	busybox, err := exec.LookPath("busybox")
@@ -36,7 +36,7 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 			p := must.Get(of(host, pid))(t)
 			t.Logf("%s", p)
 			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{pid}) {
-				t.Errorf("its processes are %v, %v, want %d", pids, err, pid)
+				t.Errorf("processes %v, %v, want %d", pids, err, pid)
 			}
 			m, err := host.Membership(pid)
 			if err != nil || !m.In(p) {
@@ -61,11 +61,11 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 	}
 }
 
-// pureV2 runs a command where only the v2 hierarchy is mounted: crun refuses a hybrid layout.
+// pureV2 runs a command with only the v2 hierarchy mounted: crun rejects a hybrid layout.
 var pureV2 = []string{"unshare", "--mount", "sh", "-c",
 	`if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || exit 125; fi; exec "$@"`, "sh"}
 
-// container runs one that sleeps, and returns its init's pid.
+// container starts a container that sleeps, and returns its init's pid.
 func container(t *testing.T, runtime, busybox string) int {
 	t.Helper()
 	bundle := t.TempDir()
@@ -85,7 +85,7 @@ func container(t *testing.T, runtime, busybox string) int {
 	run(runtime, "spec")
 	config := must.Get(os.ReadFile(filepath.Join(bundle, "config.json")))(t)
 	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`,
-		// crun loads a program into the kernel for these, which takes a capability that not every root has.
+		// For these crun loads a program into the kernel, which takes a capability that root may lack.
 		`"devices": [`, `"unused": [`).Replace(string(config))
 	must.Do(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600))
 	verb := func(args ...string) *exec.Cmd {
@@ -100,7 +100,7 @@ func container(t *testing.T, runtime, busybox string) int {
 	cmd := verb("run", "--detach", "--pid-file", "pid", id)
 	log := must.Get(os.Create(filepath.Join(bundle, "log")))(t)
 	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log // not a pipe: the container inherits it, and Wait would wait for that
+	cmd.Stdout, cmd.Stderr = log, log // a pipe would be inherited by the container, and block Wait
 	t.Cleanup(func() { _ = verb("delete", "--force", id).Run() })
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log.Name())

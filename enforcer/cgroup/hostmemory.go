@@ -8,11 +8,11 @@ import (
 	"slices"
 )
 
-// systemd is the hierarchy of v1 by which it knows what belongs to a service.
+// systemd is the v1 hierarchy by which systemd tracks the processes of a service.
 const systemd = "name=systemd"
 
-// Named are the cgroups, of one path below the root, in which a process is that is to be charged there and to outlive its service: first the one of
-// the memory controller, then those by which systemd finds the processes of a service. They need not be there.
+// Named returns the cgroups at one path below the root for a process that is charged there and outlives its service: first that of the
+// memory controller, then those by which systemd finds a service's processes. They may not exist.
 func (h *Host) Named(rel string) ([]Path, error) {
 	charged := h.controllers["memory"]
 	if charged == nil {
@@ -31,7 +31,7 @@ func (h *Host) Named(rel string) ([]Path, error) {
 	return all, nil
 }
 
-// MemoryUsed is how much is charged to a cgroup of the memory controller's hierarchy, and whether it has that controller.
+// MemoryUsed returns the bytes charged to a cgroup of the memory controller's hierarchy. has is false without the controller.
 func MemoryUsed(p Path) (bytes uint64, has bool, err error) {
 	files := memoryV1
 	if p.V2 {

@@ -23,7 +23,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		out, theirOut, err := os.Pipe()
 		must.Do(t, err)
 		defer out.Close()
-		// Both ignore SIGTERM. The first repeats what it reads, the second forks all the time.
+		// Both ignore SIGTERM. The first echoes its input, the second forks all the time.
 		for cgroup, script := range map[Path]string{
 			p:     `echo $$ >"$0/cgroup.procs"; trap "" TERM; while read -r line; do echo "$line"; done`,
 			inner: `echo $$ >"$0/cgroup.procs"; trap "" TERM; while :; do sleep 0.01 & done`,
@@ -33,7 +33,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 				cmd.Stdin, cmd.Stdout = theirIn, theirOut
 			}
 			must.Start(t, cmd)
-			waitFor(t, "it is in its cgroup", func() bool {
+			waitFor(t, "the process is in its cgroup", func() bool {
 				pids, err := PIDs(cgroup)
 				return err == nil && len(pids) > 0
 			})
@@ -41,11 +41,11 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		other := p
 		other.Inode++
 		if err := Kill(other); p.V2 && err != nil {
-			t.Error("a cgroup whose path another one has:", err)
+			t.Error("a cgroup with a reused path:", err)
 		}
 		theirOut.Close()
 		must.Get(in.WriteString("alive\n"))(t)
-		must.Equal(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), "alive\n", "another cgroup of that path was killed")
+		must.Equal(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), "alive\n", "the other cgroup at that path was killed")
 		err = Kill(p)
 		if !p.V2 {
 			expect.ErrorIs(t, err, ErrNoKill)

@@ -23,9 +23,9 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// These tests make cgroups of the host's own kernel.
+// These tests create cgroups on the host.
 
-// hierarchies are those of the host that a test can make cgroups in.
+// hierarchies returns the hierarchies in which a test can create cgroups.
 func hierarchies(t *testing.T) map[string]*hierarchy {
 	t.Helper()
 	needs.Root(t)
@@ -41,7 +41,7 @@ func hierarchies(t *testing.T) map[string]*hierarchy {
 		}
 		probe := filepath.Join(h.mount, fmt.Sprintf("gpuslice-probe-%d", os.Getpid()))
 		if err := os.Mkdir(probe, 0o755); err != nil {
-			t.Logf("requires the right to make a cgroup (%v): %s is left out", err, name)
+			t.Logf("requires permission to create a cgroup (%v): skips %s", err, name)
 			delete(all, name)
 			continue
 		}
@@ -53,7 +53,7 @@ func hierarchies(t *testing.T) map[string]*hierarchy {
 	return all
 }
 
-// eachHierarchy runs f on a new, empty cgroup of each.
+// eachHierarchy runs f on a new, empty cgroup of each hierarchy.
 func eachHierarchy(t *testing.T, f func(t *testing.T, p Path)) {
 	for name, h := range hierarchies(t) {
 		t.Run(name, func(t *testing.T) { f(t, newCgroup(t, h, fmt.Sprintf("/gpuslice-test-%d", os.Getpid()))) })
@@ -77,7 +77,7 @@ func below(t *testing.T, p Path, name string) Path {
 	return newCgroup(t, &hierarchy{mount: p.Mount, v2: p.V2}, filepath.Join(p.Rel, name))
 }
 
-// remove removes a cgroup. For a moment after its last process was reaped it is busy still.
+// remove removes a cgroup, with retries: it stays busy for a moment after its last process was reaped.
 func remove(t *testing.T, p Path) {
 	t.Helper()
 	waitFor(t, "remove "+p.Dir(), func() bool {
@@ -86,7 +86,7 @@ func remove(t *testing.T, p Path) {
 	})
 }
 
-// member starts a process and puts it into p.
+// member starts a process in p.
 func member(t *testing.T, p Path) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -113,7 +113,7 @@ func newTestWatcher(t *testing.T) *Watcher {
 	return w
 }
 
-// watch returns a channel that gets a value for each report.
+// watch returns a channel that receives a value for each report.
 func watch(t *testing.T, w *Watcher, p Path) <-chan struct{} {
 	t.Helper()
 	reports := make(chan struct{}, 8)
@@ -181,12 +181,12 @@ func TestTheLastDeathEmptiesACgroup(t *testing.T) {
 		reports := watch(t, w, p)
 		wantSilence(t, reports)
 		end(init)
-		w.Recheck(p) // as whoever watches init's pidfd does
+		w.Recheck(p) // as a watcher of init's pidfd does
 		wantSilence(t, reports)
 		end(other)
 		wantReport(t, reports)
 		wantSilence(t, reports)
-		expect.True(t, !w.Unwatch(p), "it is watched after the report")
+		expect.True(t, !w.Unwatch(p), "still watched after the report")
 	})
 }
 
@@ -216,7 +216,7 @@ func watchedPair(t *testing.T, p Path) (w *Watcher, a, b Path) {
 	return w, a, b
 }
 
-// A parent tells of one cgroup that it was removed. That the many others in it were looked at would not be seen, but for its cost.
+// An event of a parent directory names one removed cgroup. A check of its siblings would cost time without an effect that a test could see.
 func TestARemovalConcernsNoNeighbour(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w, a, b := watchedPair(t, p)
@@ -234,13 +234,13 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 			got := w.concerned(event(name))
 			slices.SortFunc(got, func(a, b Path) int { return strings.Compare(a.Rel, b.Rel) })
 			if !slices.Equal(got, want) {
-				t.Errorf("of %q: %v are looked at, want %v", name, got, want)
+				t.Errorf("event for %q: checks of %v, want %v", name, got, want)
 			}
 		}
 	})
 }
 
-// The kernel keeps 16,384 events at most, and says when it has dropped some.
+// The kernel queues at most 16,384 events, and reports an overflow.
 func TestAfterLostEventsAllAreChecked(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w, _, _ := watchedPair(t, p)
@@ -251,7 +251,7 @@ func TestAfterLostEventsAllAreChecked(t *testing.T) {
 	})
 }
 
-// stall has the watcher wait in its report of the end of p's cgroup "empty", so that the kernel keeps further events, until goOn.
+// stall blocks the watcher in its report for the cgroup "empty" below p, so that the kernel queues further events, until goOn.
 func stall(t *testing.T, w *Watcher, p Path) (goOn func()) {
 	t.Helper()
 	stalled, on := make(chan struct{}), make(chan struct{})
@@ -260,7 +260,7 @@ func stall(t *testing.T, w *Watcher, p Path) (goOn func()) {
 	return func() { close(on) }
 }
 
-// Some containers own their cgroup. What they do in it must not keep the enforcer busy: the kernel tells of nothing but its end.
+// A container may own its cgroup. Its changes there must not wake the enforcer: the kernel reports only the cgroup's end.
 func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
@@ -283,11 +283,11 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 		expect.Equal(t, unread(t, w)-before, 0, "bytes of events")
 		end(process)
 		remove(t, c)
-		expect.True(t, unread(t, w) != before, "no event of its end")
+		expect.True(t, unread(t, w) != before, "no event for the cgroup's end")
 	})
 }
 
-// unread is how many bytes of events the kernel keeps for w.
+// unread returns the number of bytes that wait in w's inotify queue.
 func unread(t *testing.T, w *Watcher) int {
 	t.Helper()
 	conn, err := w.inotify.SyscallConn()
@@ -299,7 +299,7 @@ func unread(t *testing.T, w *Watcher) int {
 	return n
 }
 
-// The kernel keeps the watch of a cgroup that is gone until it is taken away.
+// The kernel keeps the watch of a removed cgroup until it is removed, too.
 func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
@@ -349,7 +349,7 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		end(process)
 		w.Recheck(p)
 		wantSilence(t, reports)
-		wantReport(t, watch(t, w, p)) // and it can be watched again
+		wantReport(t, watch(t, w, p)) // and can be watched again
 		expect.NoError(t, errors.Join(w.Close(), w.Close()))
 		expect.ErrorIs(t, w.Watch(p, func() {}), os.ErrClosed, "watch after Close")
 	})
@@ -385,10 +385,10 @@ func TestWalkingSurvivesCgroupsThatVanish(t *testing.T) {
 	})
 }
 
-// deep puts a process into a cgroup that is so far below p that the kernel cuts its path, which then ends as told.
+// deep starts a process in a cgroup so deep below p that the kernel truncates its path to one that ends in end.
 func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	t.Helper()
-	const pathMax = 4096 // with the zero at its end
+	const pathMax = 4096 // including the terminating zero
 	dir, err := unix.Open(p.Dir(), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	must.Do(t, err)
 	t.Cleanup(func() { unix.Close(dir) })
@@ -409,7 +409,7 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	}
 	for left := pathMax - 1 - len(end) - length; left > 0; left = pathMax - 1 - len(end) - length {
 		n := min(left-1, 200)
-		if rest := left - 1 - n; rest == 1 { // of which no name could be made
+		if rest := left - 1 - n; rest == 1 { // no room for another name
 			n--
 		}
 		add(strings.Repeat("d", n))
@@ -423,7 +423,7 @@ func deep(t *testing.T, p Path, end string) *exec.Cmd {
 	return cmd
 }
 
-// Who may make cgroups below a container's (Docker in Docker) makes them as deep as he likes, and named as he likes.
+// A container may create cgroups below its own (Docker in Docker), of any depth and name.
 func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
 	host := must.Get(Open("/proc"))(t)
 	eachHierarchy(t, func(t *testing.T, p Path) {
@@ -433,7 +433,7 @@ func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
 				sibling := member(t, below(t, p, "z"))
 				m, err := host.Membership(process.Process.Pid)
 				if err == nil && !m.In(p) {
-					t.Error("it is not in the cgroup by its path")
+					t.Error("not in the cgroup by its path")
 				}
 				if err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
 					t.Error(err)
@@ -447,7 +447,7 @@ func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
 				want := []int{process.Process.Pid, sibling.Process.Pid}
 				slices.Sort(want)
 				if err != nil || !slices.Equal(pids, want) {
-					t.Errorf("its processes are %v, %v: want %v", pids, err, want)
+					t.Errorf("processes %v, %v: want %v", pids, err, want)
 				}
 			})
 		}

@@ -14,22 +14,21 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Membership is the cgroups that a process is in, one for each hierarchy.
+// Membership is the set of cgroups that a process is in, one per hierarchy.
 type Membership struct {
-	rel map[string]string // mount to path below it
+	rel map[string]string // by mount, the path below it
 }
 
-// In says whether the process is in p or below it. `docker exec`, and a container's own
-// children cgroups, are below.
+// In reports whether the process is in p or below it. Processes of `docker exec` and of a container's child cgroups are below.
 func (m Membership) In(p Path) bool {
 	rel, ok := m.rel[p.Mount]
 	return ok && contains(p.Rel, rel)
 }
 
-// Is says whether the process is in p itself.
+// Is reports whether the process is in p itself.
 func (m Membership) Is(p Path) bool { return m.rel[p.Mount] == p.Rel }
 
-// Each calls f with each cgroup that the process is in or below.
+// Each calls f with each cgroup of the process, and with those above it.
 func (m Membership) Each(f func(mount, rel string)) {
 	for mount, rel := range m.rel {
 		for ; rel != "/"; rel = filepath.Dir(rel) {
@@ -39,7 +38,7 @@ func (m Membership) Each(f func(mount, rel string)) {
 	}
 }
 
-// Membership reads which cgroups pid is in. The caller holds the process's pidfd and checks it afterwards.
+// Membership reads the cgroups of pid. The caller holds a pidfd of the process, and checks it afterwards.
 func (h *Host) Membership(pid int) (Membership, error) {
 	return h.read(strconv.Itoa(pid))
 }
@@ -52,7 +51,7 @@ func (h *Host) read(process string) (Membership, error) {
 	}
 	m := Membership{rel: make(map[string]string)}
 	for line := range strings.Lines(string(b)) {
-		// hierarchy-id:controllers:path, and the path may hold colons (podman's systemd slices do).
+		// hierarchy-id:controllers:path. The path may contain colons, as those of podman's systemd slices do.
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(parts) != 3 {
 			return Membership{}, fmt.Errorf("cgroup of process %s: line %.80q is not id:controllers:path", process, line)
@@ -66,7 +65,7 @@ func (h *Host) read(process string) (Membership, error) {
 	return m, nil
 }
 
-// hierarchy of a line of /proc/PID/cgroup; nil if it is not mounted (a kernel shows "0::" on pure v1 as well).
+// hierarchy returns the hierarchy of a line of /proc/PID/cgroup, or nil if it is not mounted. A kernel shows "0::" on pure v1, too.
 func (h *Host) hierarchy(id, controllers string) *hierarchy {
 	if id == "0" && controllers == "" {
 		return h.unified
@@ -77,13 +76,13 @@ func (h *Host) hierarchy(id, controllers string) *hierarchy {
 // hierarchy is one mounted cgroup file system.
 type hierarchy struct {
 	mount string
-	root  string // the cgroup that is seen at mount: "/" but in a container that sees a part only
+	root  string // cgroup that the mount shows: "/" except in a container that sees only a part
 	v2    bool
 }
 
-// below turns a path of /proc/PID/cgroup into one below the mount; false if it cannot be seen there: it begins with ".." for a process
-// outside the enforcer's cgroup namespace. A kernel cuts a path that is longer than 4095 bytes (one before 6.7 fails with ENAMETOOLONG), and
-// whoever made that cgroup chooses where: it may end in "/", "/." or "/..", and is below what it begins with all the same.
+// below converts a path of /proc/PID/cgroup into one below the mount. It returns false if the mount does not show it: a path begins with
+// ".." for a process outside the enforcer's cgroup namespace. A kernel truncates a path after 4095 bytes (before 6.7 the read fails with
+// ENAMETOOLONG), and the container chooses where. A truncated path may end in "/", "/." or "/..", and is still below its beginning.
 func (c *hierarchy) below(path string) (string, bool) {
 	if !strings.HasPrefix(path, "/") || contains("/..", path) {
 		return "", false
@@ -100,8 +99,8 @@ func (c *hierarchy) below(path string) (string, bool) {
 	return path[len(c.root):], true
 }
 
-// hierarchiesOf finds the cgroup mounts in proc(5) mountinfo: the unified one, and the v1 ones by each of their
-// controllers. Of several mounts of one hierarchy the first that shows all of it is taken.
+// hierarchiesOf finds the cgroup mounts in proc(5) mountinfo: the unified one, and those of v1 by controller. Of several mounts of one
+// hierarchy it takes the first that shows the whole of it.
 func hierarchiesOf(mounts []*mountinfo.Info) (unified *hierarchy, controllers map[string]*hierarchy) {
 	controllers = make(map[string]*hierarchy)
 	for _, m := range mounts {

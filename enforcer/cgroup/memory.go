@@ -11,14 +11,15 @@ import (
 	"strconv"
 )
 
-// Short is a cgroup whose limit of memory leaves less than is needed. Sizes in bytes.
+// Short is a cgroup with too little memory left below its limit. Sizes are in bytes.
 type Short struct {
 	Dir         string
 	Limit, Left uint64
 	Need        uint64
 }
 
-// files of the memory controller that say how much may be charged, how much is, and what of that goes before anything is killed.
+// memoryFiles names the memory controller's files for the limit and the charged bytes, and the field of memory.stat for bytes that are
+// reclaimed before the kernel kills a process.
 type memoryFiles struct{ limit, current, reclaimable string }
 
 var (
@@ -26,8 +27,8 @@ var (
 	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
 )
 
-// MemoryShort is the first cgroup, from below, that has no room for so many more bytes of memory of each of these processes; nil if all have.
-// What is cached of files and was not used of late is room.
+// MemoryShort returns the first cgroup, from below, without room for the given additional bytes of each process, or nil if all have room.
+// Inactive file cache counts as room.
 func (h *Host) MemoryShort(needs map[int]uint64) (*Short, error) {
 	of, files := h.controllers["memory"], memoryV1
 	if of == nil {
@@ -62,7 +63,7 @@ func (h *Host) MemoryShort(needs map[int]uint64) (*Short, error) {
 	return nil, nil
 }
 
-// short is nil where nothing is limited.
+// short returns nil if the cgroup has no limit or enough room.
 func (f memoryFiles) short(dir string, need uint64) (*Short, error) {
 	limit, known, err := figure(filepath.Join(dir, f.limit))
 	if err != nil || !known {
@@ -89,14 +90,14 @@ func (f memoryFiles) short(dir string, need uint64) (*Short, error) {
 	return &Short{Dir: dir, Limit: limit, Left: left, Need: need}, nil
 }
 
-// figure is a file's number; not known if there is no such file, as in the root, or no number in it, as of "max".
+// figure reads a number from a file. known is false if the file does not exist, as in the root, or has no number, as "max".
 func figure(path string) (n uint64, known bool, err error) {
 	text, err := os.ReadFile(path)
 	if gone(err) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("memory of a cgroup: %w", err)
+		return 0, false, fmt.Errorf("cannot read the memory of a cgroup: %w", err)
 	}
 	n, err = strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 64)
 	return n, err == nil, nil

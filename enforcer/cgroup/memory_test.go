@@ -11,7 +11,7 @@ import (
 )
 
 func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
-	const more = 1 << 62 // than any host has
+	const more = 1 << 62 // more than any host has
 	for _, files := range []memoryFiles{memoryV1, memoryV2} {
 		for limit, want := range map[string]bool{"max": false, "9223372036854771712": false, "68719476736": true, "0": true} {
 			dir := t.TempDir()
@@ -22,7 +22,7 @@ func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
 				t.Errorf("%s %s: %+v, %v", files.limit, limit, short, err)
 			}
 		}
-		if short, err := files.short(t.TempDir(), more); short != nil || err != nil { // as the root
+		if short, err := files.short(t.TempDir(), more); short != nil || err != nil { // like the root
 			t.Errorf("%+v, %v", short, err)
 		}
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// maxCgroups bounds a walk: a container that may make cgroups of its own can make very many.
+// maxCgroups bounds a walk: a container that may create cgroups can create very many.
 const maxCgroups = 16384
 
 // errStop ends a walk early.
 var errStop = errors.New("stop")
 
-// PIDs lists the processes in p and below it, ascending. Cgroups and processes that go while it
-// looks are left out; a cgroup that is gone (or whose path another one has now) has none.
+// PIDs returns the processes in p and below it, in ascending order. Processes and cgroups that vanish during the walk are left out. It
+// returns none if the cgroup is gone, or its path was reused.
 func PIDs(p Path) ([]int, error) {
 	guard.MayWait("a cgroup's file")
 	var pids []int
@@ -34,11 +34,10 @@ func PIDs(p Path) ([]int, error) {
 		return nil
 	})
 	slices.Sort(pids)
-	return slices.Compact(pids), err // a process is listed twice if it moves while the list is read
+	return slices.Compact(pids), err // a process that moves during the walk may be listed twice
 }
 
-// Populated says whether there is a process in p or below it. A cgroup that is gone is not populated, nor is one
-// whose path has been taken by another.
+// Populated reports whether p, or a cgroup below it, has a process. It is false if the cgroup is gone, or its path was reused.
 func Populated(p Path) (bool, error) {
 	guard.MayWait("a cgroup's file")
 	if !p.V2 {
@@ -52,7 +51,7 @@ func Populated(p Path) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("is %s populated: %w", p, err)
+		return false, fmt.Errorf("cannot tell whether %s is empty: %w", p, err)
 	}
 	for line := range bytes.Lines(b) {
 		switch string(bytes.TrimSpace(line)) {
@@ -62,22 +61,22 @@ func Populated(p Path) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, fmt.Errorf("is %s populated: cgroup.events does not say: %.80q", p, b)
+	return false, fmt.Errorf("cannot tell whether %s is empty: no populated line in cgroup.events: %.80q", p, b)
 }
 
-// exists says whether p is still there, and still the same.
+// exists reports whether p exists and is the same cgroup.
 func exists(p Path) (bool, error) {
 	ino, err := inode(p.Dir())
 	if gone(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("is %s there: %w", p, err)
+		return false, fmt.Errorf("cannot tell whether %s exists: %w", p, err)
 	}
 	return p.Inode == 0 || ino == p.Inode, nil
 }
 
-// eachProcess calls f for the processes of p and of every cgroup below, until f returns an error.
+// eachProcess calls f for each process in p and below, until f returns an error.
 func eachProcess(p Path, f func(pid int) error) error {
 	if ok, err := exists(p); !ok || err != nil {
 		return err
@@ -93,13 +92,13 @@ func eachProcess(p Path, f func(pid int) error) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("processes of %s: %w", p, err)
+		return fmt.Errorf("cannot list the processes of %s: %w", p, err)
 	}
 	return nil
 }
 
-// walk calls f for a directory and all below it, until f returns an error. What goes meanwhile is left out. It goes from one to the next: who may
-// make cgroups can make them so deep that the kernel takes no path to them, and so many below one another that there are no descriptors.
+// walk calls f for a directory and all below it, until f returns an error. It leaves out directories that vanish. It moves from directory
+// to directory, with one descriptor: a container may nest cgroups deeper than the longest path, and deeper than there are descriptors.
 func walk(top string, f func(dir int) error) error {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	dir, err := unix.Open(top, flags, 0)
@@ -118,7 +117,7 @@ func walk(top string, f func(dir int) error) error {
 		}
 		return err
 	}
-	var below [][]string // what is left to visit in the directory, and in each above it
+	var below [][]string // names still to visit, in the directory and in each above it
 	for {
 		if err := f(dir); err != nil {
 			return err
@@ -150,7 +149,7 @@ func walk(top string, f func(dir int) error) error {
 	}
 }
 
-// directories are those in an open directory; none, if that was removed.
+// directories returns the names of the directories in an open directory, or none if it was removed.
 func directories(dir int) (names []string, err error) {
 	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if gone(err) {
@@ -191,20 +190,20 @@ func readProcs(dir int, f func(pid int) error) error {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 		if pid == 0 {
-			continue // of a pid namespace that the reader does not see into
+			continue // outside of the reader's pid namespace
 		}
 		if err := f(pid); err != nil {
 			return err
 		}
 	}
-	// A threaded cgroup lists no processes: its threaded domain, above it, lists them all.
+	// A threaded cgroup lists no processes: the threaded domain above it lists them.
 	if err := lines.Err(); !gone(err) && !errors.Is(err, syscall.EOPNOTSUPP) {
 		return err
 	}
 	return nil
 }
 
-// gone says whether err means that a cgroup was removed: before it was opened, or while its file was open.
+// gone reports whether err means that a cgroup was removed, before or after its file was opened.
 func gone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }

@@ -4,17 +4,15 @@ package cgroup
 
 import "strings"
 
-// This file is for cgroup v1 alone: on a host that has nothing else, and on one with both versions where a container has no
-// unified cgroup of its own. v1 has no file that says whether a cgroup is populated, with an event, and none that kills it
-// (Kill returns ErrNoKill).
+// This file is for cgroup v1 alone: hosts without v2, and hosts with both versions where a container has no unified cgroup of its own. v1
+// has no file with an event that tells whether a cgroup is populated, and no cgroup.kill (Kill returns ErrNoKill).
 
-// namingControllers are those that may name a container, in this order: pids and devices cost nothing and every
-// runtime uses them; memory, freezer and cpu are next. cpuset is not among them, nor are
-// net_cls and blkio: nested runtimes are known to share those.
+// namingControllers are the controllers that may name a container, in order of preference. pids and devices come first: every runtime uses
+// them, at no cost. cpuset, net_cls and blkio are left out, since nested runtimes are known to share them.
 var namingControllers = []string{"pids", "memory", "devices", "freezer", "cpu"}
 
-// namingV1 are the hierarchies of v1 that may name a container. What a runtime does with each of them differs. Seen on one
-// host with both versions (v1 controllers beside /sys/fs/cgroup/unified), with runc 1.1.5:
+// namingV1 returns the v1 hierarchies that may name a container. Runtimes differ in their use of them. Seen on a host with both versions
+// (v1 controllers next to /sys/fs/cgroup/unified), with runc 1.1.5:
 //
 //	9:name=systemd:/c1
 //	8:pids:/c1
@@ -22,10 +20,9 @@ var namingControllers = []string{"pids", "memory", "devices", "freezer", "cpu"}
 //	...
 //	0::/c1
 //
-// So runc makes a unified cgroup too, and a controller may have another path than the others (below the
-// one that the engine itself was put in). Other runtimes, and runc where the unified mount is read-only or
-// not at the place it knows, use the v1 controllers only: then "0::" shows the place that
-// the container's parent is in, often "/".
+// So runc creates a unified cgroup as well, and a controller may have another path than the others (below the engine's own cgroup). Other
+// runtimes use only the v1 controllers, and so does runc if the unified mount is read-only or not at its usual place. Then "0::" shows the
+// cgroup of the container's parent, often "/".
 func (h *Host) namingV1() []*hierarchy {
 	var all []*hierarchy
 	for _, name := range namingControllers {
@@ -36,7 +33,7 @@ func (h *Host) namingV1() []*hierarchy {
 	return all
 }
 
-// hierarchyV1 is the hierarchy of the controllers in a line of /proc/PID/cgroup; nil if it is not mounted.
+// hierarchyV1 returns the hierarchy of the controllers in a line of /proc/PID/cgroup, or nil if it is not mounted.
 func (h *Host) hierarchyV1(controllers string) *hierarchy {
 	for name := range strings.SplitSeq(controllers, ",") {
 		if c := h.controllers[name]; c != nil {
@@ -46,7 +43,7 @@ func (h *Host) hierarchyV1(controllers string) *hierarchy {
 	return nil
 }
 
-// addV1 notes a mount by each of its controllers, which are among its options.
+// addV1 adds a mount under each of its controllers, which are among its options.
 func addV1(controllers map[string]*hierarchy, c *hierarchy, options string) {
 	for name := range strings.SplitSeq(options, ",") {
 		if name != "rw" && name != "ro" && better(c, controllers[name]) {
@@ -55,7 +52,7 @@ func addV1(controllers map[string]*hierarchy, c *hierarchy, options string) {
 	}
 }
 
-// populatedV1 is Populated by the lists of processes.
+// populatedV1 implements Populated by a search for a process.
 func populatedV1(p Path) (bool, error) {
 	populated := false
 	err := eachProcess(p, func(int) error {
@@ -65,8 +62,8 @@ func populatedV1(p Path) (bool, error) {
 	return populated, err
 }
 
-// Recheck checks p soon: call it when p's init has died, of which v1 has no event. A cgroup of v1 that still has
-// processes is then checked every retryInterval until it is empty.
+// Recheck schedules a check of p. Call it when p's init has died, since v1 has no event for that. A v1 cgroup that still has processes is
+// then checked every retryInterval until it is empty.
 func (w *Watcher) Recheck(p Path) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,5 +73,5 @@ func (w *Watcher) Recheck(p Path) {
 	}
 }
 
-// silentV1 says whether p may become empty without an event. While its init is alive it does not.
+// silentV1 reports whether p may become empty without an event. It cannot while its init is alive.
 func silentV1(p Path, e *watched) bool { return !p.V2 && e.initDead }

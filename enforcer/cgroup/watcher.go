@@ -15,20 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrWatched says that somebody watches the cgroup already.
-var ErrWatched = errors.New("it is watched already")
+// ErrWatched means that the cgroup already has a watch.
+var ErrWatched = errors.New("the cgroup is watched already")
 
-// retryInterval is how often a cgroup is checked without an event: one whose last check failed, and one of v1 (silentV1).
+// retryInterval is the time between checks without an event: after a failed check, and on v1 (silentV1).
 const retryInterval = time.Second
 
-// Watcher says when cgroups become empty or go. On v2 the kernel tells both (cgroup.events, and the parent
-// directory for the removal, which the directory itself does not report). On v1 it tells the removal only: call
-// Recheck.
+// Watcher reports when cgroups become empty or are removed. On v2 the kernel has events for both (cgroup.events, and the parent directory
+// for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck.
 //
-// Every event is only a reason to check: what decides is Populated. So lost, merged and doubled events do no harm.
+// An event only triggers a check, and Populated decides. So lost, merged and duplicate events do no harm.
 //
-// It speaks inotify itself for the masks: fsnotify watches for chmod and the like too, so a container that owns its cgroup would
-// keep the enforcer busy, and it leaves the kernel's watch behind where a path is used again.
+// The package uses inotify directly because of the event masks. fsnotify also watches for chmod and the like, so a container that owns its
+// cgroup could keep the enforcer busy, and it leaks the kernel's watch when a path is reused.
 type Watcher struct {
 	inotify *os.File
 	done    chan struct{}
@@ -36,14 +35,14 @@ type Watcher struct {
 	mu      sync.Mutex
 	closed  bool
 	watched map[Path]*watched
-	soon    map[Path]bool           // to be checked without an event
-	users   map[int32]map[Path]bool // inotify watch to the cgroups that it concerns
+	soon    map[Path]bool           // to check without an event
+	users   map[int32]map[Path]bool // the cgroups of each inotify watch
 }
 
 type watched struct {
 	empty    func()
 	wds      []int32
-	failed   bool // the last check did: try again
+	failed   bool // the last check failed: retry
 	initDead bool // Recheck was called
 }
 
@@ -51,7 +50,7 @@ type watched struct {
 func NewWatcher() (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("watch cgroups: inotify: %w: raise fs.inotify.max_user_instances", err)
+		return nil, fmt.Errorf("cannot watch cgroups: inotify: %w: raise fs.inotify.max_user_instances", err)
 	}
 	w := &Watcher{
 		inotify: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}),
@@ -61,8 +60,8 @@ func NewWatcher() (*Watcher, error) {
 	return w, nil
 }
 
-// Watch calls empty once, when p has no process any more or is gone, which may be at once. It is called on
-// the Watcher's goroutine, one at a time: it may call Watch and Unwatch, and must not wait for long.
+// Watch calls empty once, when p has no processes or is gone, possibly at once. The Watcher's goroutine calls these functions one at a
+// time. empty may call Watch and Unwatch, and must not block for long.
 func (w *Watcher) Watch(p Path, empty func()) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -70,7 +69,7 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 		return os.ErrClosed
 	}
 	if w.watched[p] != nil {
-		return fmt.Errorf("watch cgroup %s: %w", p, ErrWatched)
+		return fmt.Errorf("cannot watch cgroup %s: %w", p, ErrWatched)
 	}
 	e := &watched{empty: empty}
 	w.watched[p] = e
@@ -80,16 +79,15 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 	}
 	if err != nil && !gone(err) {
 		w.forget(p)
-		return fmt.Errorf("watch cgroup %s: %w", p, err)
+		return fmt.Errorf("cannot watch cgroup %s: %w", p, err)
 	}
-	// It may have become empty before the watches were there. The loop checks, not this call, so that empty
-	// never runs under its caller's locks.
+	// p may have become empty before the watches were added. The loop checks it, so that empty never runs under its caller's locks.
 	w.soon[p] = true
 	w.wake()
 	return nil
 }
 
-// add is called with mu held.
+// add adds an inotify watch for p. Called with mu held.
 func (w *Watcher) add(p Path, e *watched, file string, mask uint32) error {
 	conn, err := w.inotify.SyscallConn()
 	if err != nil {
@@ -98,8 +96,8 @@ func (w *Watcher) add(p Path, e *watched, file string, mask uint32) error {
 	var wd int
 	var werr error
 	err = conn.Control(func(fd uintptr) {
-		// Cgroups with one parent share a watch: the kernel returns the same number. MASK_ADD, or the mask of
-		// a watch for another reason would be replaced.
+		// Cgroups with the same parent share a watch: the kernel returns the same number. Without MASK_ADD this mask would replace that of
+		// the existing watch.
 		wd, werr = unix.InotifyAddWatch(int(fd), file, mask|unix.IN_MASK_ADD)
 	})
 	if err = errors.Join(err, werr); err != nil {
@@ -116,14 +114,14 @@ func (w *Watcher) add(p Path, e *watched, file string, mask uint32) error {
 	return nil
 }
 
-// Unwatch forgets p. It returns true if empty was not called and never will be.
+// Unwatch removes the watch of p. It returns true if empty was not called, and never will be.
 func (w *Watcher) Unwatch(p Path) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.forget(p)
 }
 
-// forget is called with mu held.
+// forget removes the watch of p, and reports whether there was one. Called with mu held.
 func (w *Watcher) forget(p Path) bool {
 	e := w.watched[p]
 	if e == nil {
@@ -138,17 +136,17 @@ func (w *Watcher) forget(p Path) bool {
 		}
 		delete(w.users, wd)
 		if conn, err := w.inotify.SyscallConn(); err == nil {
-			// EINVAL if the kernel dropped the watch with its directory.
+			// fails with EINVAL if the kernel dropped the watch with its directory
 			_ = conn.Control(func(fd uintptr) { _, _ = unix.InotifyRmWatch(int(fd), uint32(wd)) })
 		}
 	}
 	return true
 }
 
-// wake makes the loop's read return, so that it checks what is due. It is called with mu held.
+// wake interrupts the loop's read, so that it checks the due cgroups. Called with mu held.
 func (w *Watcher) wake() { _ = w.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
-// Close ends the Watcher; when it returns nothing is being called, nor will be. Not to be called by an empty function.
+// Close ends the Watcher. No function runs after it returns. It must not be called from an empty function.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	if w.closed {
@@ -184,8 +182,8 @@ func (w *Watcher) loop() {
 	}
 }
 
-// concerned are the cgroups that a batch of events is about; all of them, if the kernel lost some. What a directory tells of
-// one cgroup, by its name, the others in it need not check: there may be thousands.
+// concerned returns the cgroups that a batch of events is about, or all of them after an overflow. An event of a parent directory names one
+// cgroup; its siblings, possibly thousands, need no check.
 func (w *Watcher) concerned(events []byte) []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,13 +212,12 @@ func (w *Watcher) concerned(events []byte) []Path {
 	return due
 }
 
-// due are the cgroups that are to be checked without an event. It sets the time of the next check, before
-// this one is made: a wake in between shortens it again.
+// due returns the cgroups to check without an event. It sets the next deadline before these checks, so that a wake in between is not lost.
 func (w *Watcher) due() []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	due := make([]Path, 0, len(w.soon))
-	var next time.Time // never
+	var next time.Time // zero for no deadline
 	for p := range w.soon {
 		due = append(due, p)
 		if e := w.watched[p]; e.failed || silentV1(p, e) {
@@ -235,7 +232,7 @@ func (w *Watcher) due() []Path {
 	return due
 }
 
-// check returns what is to be called for p, if it is empty or gone, and forgets it then.
+// check checks p. If p is empty or gone, it removes the watch and returns the function to call.
 func (w *Watcher) check(p Path) func() {
 	populated, err := Populated(p)
 	w.mu.Lock()
@@ -248,7 +245,7 @@ func (w *Watcher) check(p Path) func() {
 	switch {
 	case e.failed:
 		w.soon[p] = true
-		// Not to be read just now (out of descriptors, say) does not mean that it is empty.
+		// A failed read, as without free descriptors, does not mean that the cgroup is empty.
 		if !w.closed {
 			_ = w.inotify.SetReadDeadline(time.Now().Add(retryInterval))
 		}
