@@ -2,12 +2,12 @@
 
 package process
 
-// maxDepth bounds the walk to the top of the process tree. A shell in a shell in a build in a session is
-// a dozen deep; a tree deeper than this is somebody's attempt to keep the enforcer busy.
+// maxDepth bounds the walk to the top of the process tree. A shell in a build in a session is about a dozen deep; a deeper tree than this
+// is an attempt to keep the enforcer busy.
 const maxDepth = 512
 
-// Ancestor says whether ancestor is pid itself or above it in the process tree. Both are bare pids: the
-// caller holds a Handle of each, and asks both afterwards whether they are Alive.
+// Ancestor reports whether ancestor is pid or above it in the process tree. Both are bare pids: the caller holds a Handle of each, and
+// checks afterwards that both are Alive.
 func Ancestor(pid, ancestor int) bool {
 	found := false
 	Ancestors(pid, func(above int) bool {
@@ -19,10 +19,9 @@ func Ancestor(pid, ancestor int) bool {
 
 // Ancestors calls each with pid, its parent, and so on to the top of the process tree, until each returns false.
 //
-// A parent may die between two steps and its pid be given to another process, whose parents would then be walked.
-// So each step is read twice: if the child still has that parent after the parent's own entry was
-// read, the parent lived in between (an exited one's children are handed on at once). And no ancestor is
-// younger than its descendant, since orphans only go to an ancestor.
+// A parent may exit between two steps and its pid be reused, and the walk would continue with the wrong process. So each step reads the
+// child twice: if it still has the same parent after the parent's stat was read, the parent was alive in between (the children of an
+// exiting process are reparented at once). And no ancestor is younger than its descendant, since an orphan is reparented to an ancestor.
 func Ancestors(pid int, each func(pid int) bool) {
 	child, err := readStat(pid)
 	if err != nil {
@@ -41,7 +40,7 @@ func Ancestors(pid int, each func(pid int) bool) {
 			return
 		}
 		if again.ppid != child.ppid {
-			child = again // handed on meanwhile: read the new parent
+			child = again // reparented in between: read the new parent
 			continue
 		}
 		if err != nil || parent.start > child.start {

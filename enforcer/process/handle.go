@@ -14,16 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handle holds on to one process: what it says stays about that process, whatever becomes of its pid.
-// Its methods may be called by several goroutines.
+// Handle refers to one process, even after its pid was reused. It is safe for concurrent use.
 type Handle struct {
 	Identity
 
-	mu sync.RWMutex // fd is not closed, and so not reused for something else, while it is in use
-	fd int          // a pidfd; -1 once closed
+	mu sync.RWMutex // keeps fd from being closed, and reused, while it is in use
+	fd int          // a pidfd; -1 after Close
 }
 
-// Open takes hold of the process that has pid now. It returns ErrDead if there is none.
+// Open returns a handle on the process with the given pid, or ErrDead if there is none.
 func Open(pid int) (*Handle, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	switch {
@@ -37,8 +36,8 @@ func Open(pid int) (*Handle, error) {
 	return take(fd, pid)
 }
 
-// Again takes hold of a process that was known before, by its pid and start time. It returns ErrDead if it has ended, whoever
-// has its pid now.
+// Again returns a handle on a process known by its pid and start time. It returns ErrDead if that process has exited, even if its pid was
+// reused.
 func Again(pid int, start uint64) (*Handle, error) {
 	h, err := Open(pid)
 	if err == nil && h.Start != start {
@@ -48,7 +47,7 @@ func Again(pid int, start uint64) (*Handle, error) {
 	return h, err
 }
 
-// Exists says whether there is a process that has this pid and has not ended, whichever it is. It reads nothing of /proc.
+// Exists reports whether a process with this pid is alive. It does not read /proc.
 func Exists(pid int) bool {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -59,8 +58,8 @@ func Exists(pid int) bool {
 	return h.Alive()
 }
 
-// FromPidfd makes a Handle of a pidfd that the kernel gave (SO_PEERPIDFD), and owns fd from then on, even if
-// it fails. The pid that came with it (SO_PEERCRED) is checked against the pidfd; 0 means that none came.
+// FromPidfd returns a handle on the process of a pidfd from the kernel (SO_PEERPIDFD). It owns fd, even if it fails. It checks the pid that
+// came with it (SO_PEERCRED) against the pidfd; 0 means that none came.
 func FromPidfd(fd, pid int) (*Handle, error) {
 	id, known := lately.of(fd)
 	named, err := id.PID, error(nil)
@@ -77,8 +76,8 @@ func FromPidfd(fd, pid int) (*Handle, error) {
 	return take(fd, named)
 }
 
-// take reads the identity of pid, and then makes sure that it was fd's process that was read: while
-// a pidfd is not signalled its process is not reaped, and its pid is nobody else's.
+// take reads the identity of pid, and then checks that it was fd's process: while a pidfd is not signalled its process is not reaped, and
+// its pid is not reused.
 func take(fd, pid int) (*Handle, error) {
 	h := &Handle{fd: fd}
 	id, known := lately.of(fd)
@@ -104,11 +103,11 @@ func take(fd, pid int) (*Handle, error) {
 	return h, nil
 }
 
-// pidOf asks the kernel which process a pidfd is of.
+// pidOf returns the pid of a pidfd's process.
 func pidOf(fd int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
-		return 0, fmt.Errorf("which process a pidfd is of: %w", err)
+		return 0, fmt.Errorf("cannot read the pid of a pidfd: %w", err)
 	}
 	for line := range bytes.Lines(b) {
 		rest, ok := bytes.CutPrefix(line, []byte("Pid:"))
@@ -118,7 +117,7 @@ func pidOf(fd int) (int, error) {
 		pid, err := strconv.Atoi(string(bytes.TrimSpace(rest)))
 		switch {
 		case err != nil:
-			return 0, fmt.Errorf("which process a pidfd is of: %w", err)
+			return 0, fmt.Errorf("cannot read the pid of a pidfd: %w", err)
 		case pid == 0:
 			return 0, errors.New("the process is not in the enforcer's pid namespace, nor below it: run the enforcer on the host")
 		case pid < 0:
@@ -129,7 +128,7 @@ func pidOf(fd int) (int, error) {
 	return 0, fmt.Errorf("descriptor %d is not a pidfd", fd)
 }
 
-// Alive is false once the whole thread group has ended, whether or not its parent has taken notice.
+// Alive reports whether a thread of the process is alive. It is false for a zombie.
 func (h *Handle) Alive() bool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -142,13 +141,12 @@ func (h *Handle) Alive() bool {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		// An error here is want of memory, in which case nothing is known, and "alive" is the
-		// answer that gives nobody's bytes away.
+		// poll fails only for lack of memory. Report the process as alive, since the bytes of a dead one are released.
 		return err != nil || n == 0
 	}
 }
 
-// Signal sends sig to the process; ErrDead if it has ended.
+// Signal sends sig to the process. It returns ErrDead if it has exited.
 func (h *Handle) Signal(sig syscall.Signal) error {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -160,12 +158,12 @@ func (h *Handle) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("process %d: %w", h.PID, ErrDead)
 	}
 	if err != nil {
-		return fmt.Errorf("signal %v to process %d: %w", sig, h.PID, err)
+		return fmt.Errorf("cannot send signal %v to process %d: %w", sig, h.PID, err)
 	}
 	return nil
 }
 
-// Close lets go of the process. A Watcher that watches h loses it: Unwatch first.
+// Close releases the handle. It also ends a Watcher's watch of h: call Unwatch first.
 func (h *Handle) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// nobody is a user without rights. Tests that root runs run programs as nobody.
+// nobody is an unprivileged user. Tests that run as root start programs as nobody.
 const nobody = 65534
 
-// notDumpable starts a program of the caller's, or of nobody's, that the kernel makes non-dumpable since its user may not read it.
+// notDumpable starts a program, as the caller or as nobody, that the kernel makes non-dumpable since its user may not read it.
 func notDumpable(t *testing.T, flags uintptr) *exec.Cmd {
 	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // t.TempDir is below a directory of the caller's alone
+	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // only the caller may enter the directory above t.TempDir
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	must.Do(t, os.Chmod(dir, 0o755))
 	path := must.Get(exec.LookPath("cat"))(t)
@@ -42,24 +42,24 @@ func notDumpable(t *testing.T, flags uintptr) *exec.Cmd {
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
 	t.Cleanup(func() { end(cmd) })
-	// Once it answers, it has executed its program.
+	// An answer shows that the execve is over.
 	must.Get(in.Write([]byte{1}))(t)
 	must.Get(io.ReadFull(out, make([]byte, 1)))(t)
 	return cmd
 }
 
-// asNobody calls f in a thread of nobody's, if the caller is root, where before was called first. The thread ends with f.
+// asNobody calls before, and then f as nobody if the caller is root, in a thread of its own. The thread ends with f.
 func asNobody(t *testing.T, before func() error, f func() error) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this function
+		runtime.LockOSThread() // never unlocked, so that the thread ends with this function
 		done <- func() error {
 			if err := before(); err != nil {
 				return err
 			}
 			if os.Getuid() == 0 {
-				// The system calls themselves: package syscall changes all threads.
+				// Use raw system calls: package syscall changes all threads.
 				if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 					return errno
 				}
@@ -74,7 +74,7 @@ func asNobody(t *testing.T, before func() error, f func() error) {
 		}()
 	}()
 	expect.NoError(t, <-done)
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil { // of this process, which the change of user took
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil { // the change of user cleared it for this process
 		t.Fatal(err)
 	}
 }
@@ -83,7 +83,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 	plain := notDumpable(t, 0).Process.Pid
 	own := must.Get(PIDNamespace())(t)
 	asNobody(t, func() error { return nil }, func() error {
-		expect.ErrorIs(t, must.Err(os.Stat("/proc/"+strconv.Itoa(plain)+"/ns/pid")), os.ErrPermission, "the kernel does not hide its namespace")
+		expect.ErrorIs(t, must.Err(os.Stat("/proc/"+strconv.Itoa(plain)+"/ns/pid")), os.ErrPermission, "the kernel does not hide the process's namespace")
 		h, err := Open(plain)
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 			t.Errorf("%+v", h.Identity)
 		}
 		if !Ancestor(plain, os.Getpid()) || Ancestor(os.Getpid(), plain) {
-			t.Error("its ancestors are not found")
+			t.Error("the process's ancestors are not found")
 		}
 		return nil
 	})

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process tells one process from another, and when it is dead.
+// Package process identifies processes, and reports their death.
 //
-// A pid alone is no identity: the kernel hands it out again. This package owns the three things that
-// make one: a pidfd (the kernel's own handle of one process), the start time (unique together with
-// the pid within a boot), and the boot id. Whoever keeps a pid keeps a Handle or an Identity with it.
+// A pid alone is no identity: the kernel reuses it. The package combines three things: a pidfd (the kernel's handle on one process), the
+// start time (unique together with the pid until reboot), and the boot id. Code that stores a pid stores a Handle or an Identity with it.
 //
-// It must never act on a bare pid: every signal goes through a pidfd, and everything read under
-// /proc/PID counts only if the pidfd says afterwards that the process was still the same.
+// The package must never act on a bare pid. Every signal goes through a pidfd, and data read from /proc/PID counts only if the pidfd
+// confirms afterwards that the process is still the same.
 package process
 
 import (
@@ -23,40 +22,40 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// ErrDead says that the process is dead, or was already when it was asked for.
+// ErrDead means that the process has exited.
 var ErrDead = errors.New("the process is dead")
 
-// ErrHidden says that the process is alive, and that /proc does not show it to this user.
+// ErrHidden means that the process is alive, and that /proc does not show it to this user.
 var ErrHidden = errors.New("/proc does not show the process: it is mounted with hidepid, which hides from a user what is not theirs or is not " +
 	"dumpable (mount it without, or have root run gpusliced)")
 
-// Identity is what tells a process from all others of this boot.
+// Identity identifies a process until reboot.
 type Identity struct {
-	PID   int    // in the pid namespace of the caller
-	Start uint64 // clock ticks from boot to its start; survives execve, by any thread
-	NSPID int    // its pid in its own pid namespace, what it sees itself
-	PIDNS uint64 // inode of that namespace; Unreadable and the pid if that cannot be read
+	PID   int    // in the caller's pid namespace
+	Start uint64 // clock ticks from boot to the start of the process; unchanged by execve of any thread
+	NSPID int    // its pid in its own pid namespace
+	PIDNS uint64 // inode of that namespace; Unreadable and the pid if it cannot be read
 }
 
-// Unreadable marks a PIDNS that is no inode: no two processes have the same, so none takes the other's pids for its own.
+// Unreadable marks a PIDNS that is not an inode. It differs for each process, so that none matches the pids of another namespace.
 const Unreadable = 1 << 63
 
-// BootID names this boot of the kernel. Start times, pidfds and cgroup inodes of another boot mean nothing.
+// BootID returns the kernel's boot id. Start times, pidfds and cgroup inodes of another boot are meaningless.
 func BootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
+		return "", fmt.Errorf("cannot read the boot id: %w", err)
 	}
 	return string(bytes.TrimSpace(b)), nil
 }
 
-// StartTime reads the start time of the process that has pid now.
+// StartTime returns the start time of the process with the given pid.
 func StartTime(pid int) (uint64, error) {
 	s, err := readStat(pid)
 	return s.start, err
 }
 
-// identify reads the identity of the process that has pid now. The caller holds a pidfd and checks it afterwards.
+// identify reads the identity of the process with the given pid. The caller holds a pidfd, and checks it afterwards.
 func identify(pid int) (Identity, error) {
 	s, err := readStat(pid)
 	if err != nil {
@@ -73,8 +72,8 @@ func identify(pid int) (Identity, error) {
 	return Identity{PID: pid, Start: s.start, NSPID: nspid, PIDNS: ns}, nil
 }
 
-// namespace reads the pid namespace of a process. Only root may read that of a program that made itself non-dumpable (prctl(2)); all users
-// may read whether it is nested below that of /proc, in which the caller is, too.
+// namespace returns the inode of a process's pid namespace. Only root may read it for a program that made itself non-dumpable (prctl(2)).
+// All users may read whether it is nested below the namespace of /proc, which is also the caller's.
 func namespace(pid int, nested bool) (uint64, error) {
 	ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
 	if err == nil {
@@ -103,8 +102,8 @@ func readStat(pid int) (stat, error) {
 	return parseStat(b)
 }
 
-// parseStat reads fields 4 and 22 of proc(5) stat. Field 2, the command in parentheses, is whatever
-// the program likes to be called: "a) R 1 (b" is a fine name. Only what follows the last ')' is ours to split.
+// parseStat reads fields 4 and 22 of proc(5) stat. Field 2, the command in parentheses, is any string that the program chooses, such as "a)
+// R 1 (b". Only the text after the last ')' is split.
 func parseStat(b []byte) (stat, error) {
 	i := bytes.LastIndexByte(b, ')')
 	if i < 0 {
@@ -135,8 +134,8 @@ func readNSPID(pid int) (nspid int, nested bool, err error) {
 	return parseNSPID(b)
 }
 
-// OwnedBy says whether all of a process's user ids are uid, its real, effective, saved and filesystem ones: one that runs a setuid program
-// has others, though it descends from the user's processes. One that is gone is nobody's.
+// OwnedBy reports whether all of a process's user ids (real, effective, saved and filesystem) are uid. A setuid program has others, even if
+// it descends from the user's processes. It is false for an exited process.
 func OwnedBy(pid int, uid uint32) bool {
 	guard.MayWait("a process's files")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -153,7 +152,7 @@ func ownedBy(status []byte, uid uint32) bool {
 	return false
 }
 
-// Groups are all that a process is in, its own first; none of one that is gone.
+// Groups returns the groups of a process, its effective group first, or none if it has exited.
 func Groups(pid int) (groups []uint32) {
 	guard.MayWait("a process's files")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -165,7 +164,7 @@ func Groups(pid int) (groups []uint32) {
 		numbers := strings.Fields(rest)
 		switch {
 		case own && len(numbers) == 4:
-			numbers = numbers[1:2] // real, effective, saved, of the filesystem
+			numbers = numbers[1:2] // real, effective, saved, filesystem
 		case !own && strings.HasPrefix(line, "Groups:"):
 			numbers = strings.Fields(strings.TrimPrefix(line, "Groups:"))
 		default:
@@ -180,8 +179,8 @@ func Groups(pid int) (groups []uint32) {
 	return groups
 }
 
-// parseNSPID reads the last number of the line NSpid, the pid in the innermost namespace, and whether there are others: namespaces from that
-// of /proc down. A program's name cannot forge the line: the kernel escapes a newline in Name.
+// parseNSPID reads the line NSpid: the pid in the innermost namespace, which is the last number, and whether there are others. The numbers
+// are of the namespaces from that of /proc down. A program's name cannot forge the line: the kernel escapes newlines in Name.
 func parseNSPID(b []byte) (nspid int, nested bool, err error) {
 	for line := range strings.Lines(string(b)) {
 		rest, ok := strings.CutPrefix(line, "NSpid:")
@@ -201,8 +200,7 @@ func parseNSPID(b []byte) (nspid int, nested bool, err error) {
 	return 0, false, errors.New("/proc/PID/status has no NSpid: a kernel with pid namespaces (CONFIG_PID_NS) is needed")
 }
 
-// vanished turns the two ways in which /proc says that a process is gone (no directory any more; reading from
-// the directory of an exited process) into ErrDead.
+// vanished converts the two errors of /proc for an exited process (no directory, or ESRCH for an open one) into ErrDead.
 func vanished(pid int, err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("process %d: %w", pid, ErrDead)

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// lately are the identities of processes of which a Handle was made, so that one who asks again and again is not looked up in /proc
-// each time: by the inode of their pidfds, which is one process's alone until the next boot (pidfs, from Linux 6.9 on).
+// lately caches the identities of processes by the inodes of their pidfds, so that repeated requests of one process do not read /proc each
+// time. Such an inode is unique to a process until reboot (pidfs, since Linux 6.9).
 var lately identities
 
 type identities struct {
@@ -20,10 +20,10 @@ type identities struct {
 	by map[uint64]Identity
 }
 
-// maxLately is of how many processes they are kept: about 100 KiB. Then all are forgotten.
+// maxLately is the capacity of the cache, about 100 KiB. A full cache is cleared.
 const maxLately = 1024
 
-// unique says whether each process's pidfds have an inode of its own.
+// unique reports whether each process's pidfds have an inode of their own.
 var unique = sync.OnceValue(func() bool {
 	const pidfs = 0x50494446
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
@@ -35,7 +35,7 @@ var unique = sync.OnceValue(func() bool {
 	return unix.Fstatfs(fd, &st) == nil && st.Type == pidfs
 })
 
-// of is the identity of the process that a pidfd is of, if it is kept. The process may have ended.
+// of returns the cached identity of a pidfd's process, which may have exited.
 func (i *identities) of(pidfd int) (id Identity, known bool) {
 	var st unix.Stat_t
 	if !unique() || unix.Fstat(pidfd, &st) != nil {
@@ -47,7 +47,7 @@ func (i *identities) of(pidfd int) (id Identity, known bool) {
 	return id, known
 }
 
-// keep keeps it.
+// keep adds an identity to the cache.
 func (i *identities) keep(pidfd int, id Identity) {
 	var st unix.Stat_t
 	if !unique() || unix.Fstat(pidfd, &st) != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Name is a process's name, which it can choose: printable, and short. "" if it has ended.
+// Name returns a process's name (comm), reduced to printable characters, or "" if it has exited. The process chooses its name.
 func Name(pid int) string {
 	guard.MayWait("a process's files")
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// PIDNamespace is the inode of the caller's pid namespace, in which all pids here are.
+// PIDNamespace returns the inode of the caller's pid namespace. All pids in this package are pids of that namespace.
 func PIDNamespace() (uint64, error) {
 	info, err := os.Stat("/proc/self/ns/pid")
 	if err != nil {
@@ -21,7 +21,7 @@ func PIDNamespace() (uint64, error) {
 	return info.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// PIDNamespaces are the inodes of the pid namespaces that a process is in: first its own, then each that is around it, up to the caller's.
+// PIDNamespaces returns the inodes of a process's pid namespaces, from its own outwards to the caller's.
 func PIDNamespaces(pid int) (inodes []uint64, err error) {
 	guard.MayWait("a process's files")
 	own, err := PIDNamespace()
@@ -47,7 +47,7 @@ func PIDNamespaces(pid int) (inodes []uint64, err error) {
 		parent, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_PARENT)
 		ns.Close()
 		if err != nil {
-			return nil, fmt.Errorf("the pid namespaces of process %d: %w", pid, err)
+			return nil, fmt.Errorf("cannot read the pid namespaces of process %d: %w", pid, err)
 		}
 		ns = os.NewFile(uintptr(parent), "pid namespace")
 	}

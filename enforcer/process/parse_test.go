@@ -46,7 +46,7 @@ func TestTheInnermostNamespaceCounts(t *testing.T) {
 	}
 }
 
-// Real, effective, saved and of the filesystem: a setuid program has another one among them.
+// The real, effective, saved and filesystem ids; those of a setuid program differ.
 func TestAProcessIsItsUsersIfAllItsUserIDsAre(t *testing.T) {
 	for s, want := range map[string]bool{
 		"Name:\tx\nUid:\t7\t7\t7\t7\nGid:\t7\t7\t7\t7\n": true,

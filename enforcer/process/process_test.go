@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// sleeper starts a process that ends when the test does, or with `end`.
+// sleeper starts a process that ends with the test, or by `end`.
 func sleeper(t testing.TB) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -70,7 +70,7 @@ func TestTheDeadAreDead(t *testing.T) {
 	h := mustOpen(t, cmd.Process.Pid)
 	expect.True(t, h.Alive(), "a living process is not alive")
 	_ = cmd.Process.Kill()
-	waitFor(t, func() bool { return !h.Alive() }) // a zombie still: nobody has waited for it
+	waitFor(t, func() bool { return !h.Alive() }) // still a zombie, since it was not waited for
 	expect.ErrorIs(t, must.Err(Open(cmd.Process.Pid)), ErrDead, "open a zombie")
 	_ = cmd.Wait()
 	expect.ErrorIs(t, h.Signal(syscall.SIGTERM), ErrDead, "signal")
@@ -87,10 +87,10 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 	}
 	defer again.Close()
 	expect.True(t, Exists(first.PID), "it does not exist")
-	expect.ErrorIs(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "another that had its pid")
+	expect.ErrorIs(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "an earlier process of the same pid")
 	must.Do(t, cmd.Process.Kill())
 	waitFor(t, func() bool { return !first.Alive() })
-	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // its parent has not taken notice yet
+	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // still a zombie
 		t.Errorf("a dead one: %v", err)
 	}
 	expect.True(t, !Exists(first.PID), "a dead one exists")
@@ -135,7 +135,7 @@ func waitFor(t testing.TB, f func() bool) {
 }
 
 func TestAncestor(t *testing.T) {
-	// A shell, with a shell below it, with a sleep below that; the last says that it is there.
+	// A shell in a shell starts sleep. The output shows that it has started.
 	cmd := exec.Command("sh", "-c", `sh -c 'sleep 600 & echo $!; wait'; :`)
 	out := must.Get(cmd.StdoutPipe())(t)
 	must.Do(t, cmd.Start())
@@ -168,7 +168,7 @@ func TestBootIDIsOneWord(t *testing.T) {
 	}
 }
 
-// Whose pidfd it is tells what was found out of the process before, and no pid does.
+// A cached identity belongs to a pidfd, not to a pid.
 func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 	if !unique() {
 		t.Skip("requires Linux 6.9, where each process's pidfds have an inode of their own")
@@ -185,7 +185,7 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if h, err := Open(cmd.Process.Pid); err == nil && h.Identity == want {
-			t.Errorf("one that has ended is taken hold of: %+v", h.Identity)
+			t.Errorf("got a handle on an exited process: %+v", h.Identity)
 		}
 	}
 	h := must.Get(Open(os.Getpid()))(t)
@@ -194,7 +194,7 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 	for range 3 * maxLately {
 		kept.keep(h.fd, h.Identity)
 		kept.mu.Lock()
-		kept.by[uint64(len(kept.by))<<40] = Identity{} // another's
+		kept.by[uint64(len(kept.by))<<40] = Identity{} // of another process
 		n := len(kept.by)
 		kept.mu.Unlock()
 		if n > maxLately+1 {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watcher says when processes die: one epoll set and one goroutine for all of them, since a slice may have
-// thousands. Deaths are not lost: a pidfd stays readable.
+// Watcher reports the deaths of processes. One epoll set and one goroutine serve all processes, since a slice may have thousands. No death
+// is lost: a pidfd stays readable.
 type Watcher struct {
 	epoll int
-	wake  int // an eventfd, to end the loop
+	wake  int // an eventfd that ends the loop
 	done  chan struct{}
 
 	mu      sync.Mutex
@@ -30,19 +30,19 @@ type watch struct {
 	died   func()
 }
 
-// wakeKey is the epoll key of the eventfd; processes count up from 1.
+// wakeKey is the epoll key of the eventfd. Keys of processes count from 1.
 const wakeKey = 0
 
 // NewWatcher starts a Watcher.
 func NewWatcher() (*Watcher, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("watch processes: epoll_create: %w", err)
+		return nil, fmt.Errorf("cannot watch processes: epoll_create: %w", err)
 	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		unix.Close(epoll)
-		return nil, fmt.Errorf("watch processes: eventfd: %w", err)
+		return nil, fmt.Errorf("cannot watch processes: eventfd: %w", err)
 	}
 	w := &Watcher{
 		epoll: epoll, wake: wake, done: make(chan struct{}),
@@ -51,14 +51,14 @@ func NewWatcher() (*Watcher, error) {
 	if err := w.add(wake, wakeKey, unix.EPOLLIN); err != nil {
 		unix.Close(wake)
 		unix.Close(epoll)
-		return nil, fmt.Errorf("watch processes: %w", err)
+		return nil, fmt.Errorf("cannot watch processes: %w", err)
 	}
 	go w.loop()
 	return w, nil
 }
 
-// add puts fd into the epoll set. The 64 bits that epoll hands back are the key, never the
-// descriptor: an event of a descriptor that was closed and reused must not be taken for the new one's.
+// add adds fd to the epoll set. The 64 bits of data in an event are the key, never the descriptor, so that an event of a closed descriptor
+// is not attributed to a new one with the same number.
 func (w *Watcher) add(fd int, key uint64, events uint32) error {
 	e := unix.EpollEvent{Events: events, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
 	return unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &e)
@@ -68,8 +68,8 @@ func keyOf(e *unix.EpollEvent) uint64 {
 	return uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32
 }
 
-// Watch calls died once, when h's process is dead (all of its threads), which may be at once. It
-// is called on the Watcher's goroutine, one at a time: it may call Watch and Unwatch, and must not wait for long.
+// Watch calls died once, when all threads of h's process have exited, possibly at once. The Watcher's goroutine calls these functions one
+// at a time. died may call Watch and Unwatch, and must not block for long.
 func (w *Watcher) Watch(h *Handle, died func()) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,15 +86,15 @@ func (w *Watcher) Watch(h *Handle, died func()) error {
 	}
 	w.last++
 	if err := w.add(h.fd, w.last, unix.EPOLLIN|unix.EPOLLONESHOT); err != nil {
-		return fmt.Errorf("watch process %d: %w", h.PID, err)
+		return fmt.Errorf("cannot watch process %d: %w", h.PID, err)
 	}
 	w.watched[w.last] = watch{h, died}
 	w.keys[h] = w.last
 	return nil
 }
 
-// Unwatch forgets h. It returns true if died was not called and never will be; false if h was not watched, or its
-// death came first (then died has been called, or is running).
+// Unwatch removes the watch of h. It returns true if died was not called, and never will be. It returns false if h was not watched, or died
+// was called or is running.
 func (w *Watcher) Unwatch(h *Handle) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,13 +106,13 @@ func (w *Watcher) Unwatch(h *Handle) bool {
 	return true
 }
 
-// forget is called with mu held.
+// forget removes the watch of h. Called with mu held.
 func (w *Watcher) forget(h *Handle, key uint64) {
 	delete(w.keys, h)
 	delete(w.watched, key)
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	if h.fd >= 0 { // else closing it took it out of the set
+	if h.fd >= 0 { // otherwise close(2) has removed it from the set
 		_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, h.fd, nil)
 	}
 }
@@ -126,8 +126,7 @@ func (w *Watcher) loop() {
 			continue
 		}
 		if err != nil {
-			// Only a closed or foreign descriptor gets here (EBADF, EINVAL): a bug, which must
-			// not pass for "nobody died".
+			// Only a closed or foreign descriptor gets here (EBADF, EINVAL). That is a bug, and must not read as "no process has exited".
 			panic(fmt.Sprintf("process: epoll_wait: %v", err))
 		}
 		for i := range events[:n] {
@@ -142,7 +141,7 @@ func (w *Watcher) loop() {
 	}
 }
 
-// claim takes a dead process off the books, and returns what is to be called for it; nil if Unwatch came first.
+// claim removes the watch of a dead process, and returns the function to call. It returns nil after Unwatch.
 func (w *Watcher) claim(key uint64) func() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,7 +153,7 @@ func (w *Watcher) claim(key uint64) func() {
 	return watch.died
 }
 
-// Close ends the Watcher; when it returns nothing is being called, nor will be. Not to be called by a died function.
+// Close ends the Watcher. No function runs after it returns. It must not be called from a died function.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	if w.closed {
@@ -164,12 +163,12 @@ func (w *Watcher) Close() error {
 	w.closed = true
 	w.mu.Unlock()
 	if _, err := unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
-		return fmt.Errorf("stop watching processes: %w", err)
+		return fmt.Errorf("cannot stop watching processes: %w", err)
 	}
 	<-w.done
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := errors.Join(unix.Close(w.wake), unix.Close(w.epoll))
-	w.epoll = -1 // an Unwatch that comes late must not touch another's descriptor
+	w.epoll = -1 // a late Unwatch must not touch a reused descriptor
 	return err
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// leaderExits makes the test program a process whose first thread ends, and the others when stdin does.
+// leaderExits makes the test program a process with a first thread that exits, and other threads that exit when stdin is closed.
 const leaderExits = "GPUSLICE_TEST_LEADER_EXITS"
 
 func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
@@ -39,11 +39,11 @@ func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
 	})
 	select {
 	case <-died:
-		t.Fatal("it was reported dead with the leader, while another thread runs")
+		t.Fatal("the process was reported dead while a thread runs")
 	case <-time.After(50 * time.Millisecond):
 	}
 	if !h.Alive() {
-		t.Fatal("it is dead with the leader, while another thread runs")
+		t.Fatal("the process is dead while a thread runs")
 	}
 	in.Close()
 	await.Value(t, "the process is reported dead", died)
@@ -51,7 +51,7 @@ func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
 
 func init() {
 	if os.Getenv(leaderExits) != "" {
-		runtime.LockOSThread() // in init this is the first thread, and it stays TestMain's
+		runtime.LockOSThread() // in init this is the first thread, which TestMain keeps
 	}
 }
 
@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
-	// This thread, not the process. A raw call would keep the scheduler's slot, of which one core has no other.
+	// End this thread only. A raw system call would keep the scheduler's processor, which on one core is the only one.
 	_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
 }
 
