@@ -9,17 +9,17 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// ErrHangs says that the driver did not answer in time.
+// ErrHangs means that the driver did not answer in time.
 var ErrHangs = errors.New("the driver does not answer")
 
-// Slot is for one question at a time. One that hangs keeps it.
+// Slot admits one call to the driver at a time. A call that hangs keeps it.
 type Slot chan struct{}
 
 // NewSlot returns a free Slot.
 func NewSlot() Slot { return make(Slot, 1) }
 
-// Ask asks the driver something, if the slot is free or becomes so, and waits for the answer; in all for so long, and then it is
-// ErrHangs. What question writes is its caller's only if there is no error.
+// Ask calls question once the slot is free, and waits for the result. It returns ErrHangs after timeout, for both waits together. Data that
+// question writes is safe to read only if there is no error.
 func Ask[T any](slot Slot, timeout time.Duration, question func() (T, error)) (T, error) {
 	guard.MayWait("a question to the driver")
 	timer := time.NewTimer(timeout)

@@ -9,8 +9,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Busy says in how much of the time since then kernels of each process ran on a device, in percent, by its pid on the host; a process that is
-// not there had none run. nil is not known: the driver does not say it of this device, as of MIG instances.
+// Busy returns the percentage of the time since since during which kernels of each process ran on a device, by pid on the host. A process
+// without an entry ran none. The map is nil if the driver does not report it, as for MIG instances.
 func (n *NVML) Busy(uuid string, since time.Time) (map[int]uint32, error) {
 	const symbol = "nvmlDeviceGetProcessUtilization"
 	device, err := n.handle(uuid)
@@ -21,7 +21,7 @@ func (n *NVML) Busy(uuid string, since time.Time) (map[int]uint32, error) {
 	busy := make(map[int]uint32)
 	switch ret {
 	case nvml.SUCCESS:
-	case nvml.ERROR_NOT_FOUND: // nobody was
+	case nvml.ERROR_NOT_FOUND: // no process ran kernels
 		return busy, nil
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_INVALID_ARGUMENT:
 		return nil, nil
@@ -30,7 +30,7 @@ func (n *NVML) Busy(uuid string, since time.Time) (map[int]uint32, error) {
 	}
 	last := make(map[int]uint64)
 	for _, s := range samples {
-		// The list has room for more than there are: what was not filled in has no time.
+		// The list has room for more entries than there are. An unused entry has no timestamp.
 		if pid := int(s.Pid); s.TimeStamp > last[pid] && s.SmUtil <= 100 {
 			last[pid], busy[pid] = s.TimeStamp, s.SmUtil
 		}

@@ -10,27 +10,26 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Device is one that a process can hold VRAM on: a GPU, or an instance of one in MIG mode.
+// Device is a GPU, or an instance of one in MIG mode.
 type Device struct {
 	UUID   string
-	Raw    [16]byte // as cuDeviceGetUuid_v2 gives it
-	Index  int      // NVML's; -1 for a MIG instance, which only has a UUID
-	Minor  int      // of the device node, /dev/nvidiaN; a MIG instance's is that of its GPU; -1 if NVML does not say
+	Raw    [16]byte // as cuDeviceGetUuid_v2 returns it
+	Index  int      // NVML's; -1 for a MIG instance
+	Minor  int      // minor number of the device node /dev/nvidiaN, also for its MIG instances; -1 if NVML does not report it
 	Name   string
 	Total  uint64 // bytes
-	Parent string // UUID of the GPU that a MIG instance is of; else ""
+	Parent string // UUID of a MIG instance's GPU, or ""
 
-	PCI        string // such as "0000:3b:00.0"; a MIG instance's is that of its GPU; "" if NVML does not say
-	Capability string // of CUDA, such as "9.0"; likewise
+	PCI        string // such as "0000:3b:00.0", also for its MIG instances; "" if NVML does not report it
+	Capability string // CUDA's, such as "9.0"; likewise
 }
 
-// Devices lists the devices that there are now. A GPU in MIG mode is not among them: CUDA gives
-// out its instances only. A device that cannot be read (it fell off the bus) is left out, and err says so;
-// what is listed is right nevertheless.
+// Devices lists the present devices. It leaves out a GPU in MIG mode, since CUDA exposes only its instances. It also leaves out a device
+// that cannot be read (one that fell off the bus) and returns an error, with a valid list of the others.
 func (n *NVML) Devices() ([]Device, error) {
 	count, ret := n.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("count the devices: %w", ret)
+		return nil, fmt.Errorf("cannot count the devices: %w", ret)
 	}
 	var devices []Device
 	var errs []error
@@ -76,14 +75,14 @@ func (n *NVML) Devices() ([]Device, error) {
 	return devices, errors.Join(errs...)
 }
 
-// instances are the MIG instances of a GPU; false if it is not in MIG mode.
+// instances returns the MIG instances of a GPU, or false if it is not in MIG mode.
 func (n *NVML) instances(gpu nvml.Device) ([]nvml.Device, bool) {
 	for _, symbol := range []string{"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"} {
 		if !n.has(symbol) {
 			return nil, false
 		}
 	}
-	mode, _, ret := gpu.GetMigMode() // NOT_SUPPORTED on every card without MIG
+	mode, _, ret := gpu.GetMigMode() // NOT_SUPPORTED on cards without MIG
 	if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
 		return nil, false
 	}
@@ -93,7 +92,7 @@ func (n *NVML) instances(gpu nvml.Device) ([]nvml.Device, bool) {
 	}
 	var instances []nvml.Device
 	for i := range most {
-		// The places are sparse: NOT_FOUND is an empty one.
+		// The indexes are sparse: NOT_FOUND is a gap.
 		if instance, ret := gpu.GetMigDeviceHandleByIndex(i); ret == nvml.SUCCESS {
 			instances = append(instances, instance)
 		}
@@ -120,7 +119,7 @@ func (n *NVML) pci(gpu nvml.Device) string {
 	if ret != nvml.SUCCESS {
 		return ""
 	}
-	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // a GPU is its device's function 0
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // a GPU is function 0 of its device
 }
 
 func (n *NVML) capability(gpu nvml.Device) string {
@@ -161,7 +160,7 @@ func describe(handle nvml.Device, index int, parent string) (Device, error) {
 	}, nil
 }
 
-// Used is how many bytes of a device's memory are in use, by whomever; what the driver keeps for itself is among them.
+// Used returns the bytes of a device's memory that are in use, including the driver's own.
 func (n *NVML) Used(uuid string) (uint64, error) {
 	device, err := n.handle(uuid)
 	if err != nil {
@@ -174,7 +173,7 @@ func (n *NVML) Used(uuid string) (uint64, error) {
 	return memory.Used, nil
 }
 
-// handle of the device of that UUID. A device that came since the last Devices is searched once.
+// handle returns the handle of a device. It lists the devices again if the UUID is unknown.
 func (n *NVML) handle(uuid string) (nvml.Device, error) {
 	if h := n.known(uuid); h != nil {
 		return h, nil

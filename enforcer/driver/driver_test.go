@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// fakeLibrary and fakeDevice answer what the tests need; anything else that is called is a nil call, and shows.
+// fakeLibrary and fakeDevice implement the calls that the tests need. Any other call panics.
 type fakeLibrary struct {
 	nvml.Interface
 	devices []*fakeDevice
@@ -38,7 +38,7 @@ type fakeDevice struct {
 	nvml.Device
 	uuid, name             string
 	mig                    bool
-	minor                  int // -1: NVML does not say
+	minor                  int // -1: not reported
 	instances              []*fakeDevice
 	compute, graphics, mps list
 	busy                   []nvml.ProcessUtilizationSample
@@ -190,7 +190,7 @@ func TestAListThatTheDriverLacksIsNoError(t *testing.T) {
 	if got, err := n.Processes(uuid0); err != nil || !maps.Equal(got, map[int]uint64{1: 100}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	// But without the compute list there is no driver truth, and "nobody holds anything" would be a lie.
+	// Without the compute list there is no driver truth, and an empty result would be wrong.
 	n = newNVML(lib, func(s string) bool { return !strings.Contains(s, "Compute") })
 	if got, err := n.Processes(uuid0); err == nil {
 		t.Errorf("got %v", got)
@@ -210,7 +210,7 @@ func TestADeviceSaysItsPCIAddressAndComputeCapability(t *testing.T) {
 	for _, missing := range []string{"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetCudaComputeCapability"} {
 		devices, err := newNVML(lib, func(s string) bool { return s != missing }).Devices()
 		if err != nil || len(devices) != 1 || (devices[0].PCI == "") == (devices[0].Capability == "") {
-			t.Errorf("of a library without %s: %+v, %v", missing, devices, err)
+			t.Errorf("a library without %s: %+v, %v", missing, devices, err)
 		}
 	}
 }
@@ -227,8 +227,8 @@ func TestAMIGInstanceHasTheMinorNumberOfItsGPU(t *testing.T) {
 	}
 	expect.Equal(t, minors(newNVML(lib, everything)), [2]int{3, 2}, "minor numbers")
 	if got := minors(newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMinorNumber" })); got != [2]int{-1, -1} {
-		t.Errorf("of a library that has no such function: %v", got)
+		t.Errorf("a library without the function: %v", got)
 	}
 	lib.devices[0].minor = -1
-	expect.Equal(t, minors(newNVML(lib, everything)), [2]int{-1, 2}, "of a device that has none")
+	expect.Equal(t, minors(newNVML(lib, everything)), [2]int{-1, 2}, "a device without a minor number")
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// inside is set in the process that a test starts with another library path: the dynamic linker reads it once.
+// inside is set in a child process that a test starts with another library path: the dynamic linker reads it once.
 const inside = "GPUSLICE_TEST_LIBRARY"
 
-// under runs the calling test again, alone, with libraries as the dynamic linker's path. It is true in that run.
+// under runs the calling test again in a child, with libraries as LD_LIBRARY_PATH. It returns true in the child.
 func under(t *testing.T, libraries string, env ...string) bool {
 	t.Helper()
 	if os.Getenv(inside) != "" {
@@ -115,7 +115,7 @@ func TestTheRealDriverSaysTheSame(t *testing.T) {
 	}
 }
 
-// A library without the functions that are needed would end the process at the first call: go-nvml binds lazily.
+// go-nvml binds lazily, so the first call of a missing function would end the process.
 func TestALibraryThatLacksFunctionsIsRefusedAndHarmless(t *testing.T) {
 	libraries := t.TempDir()
 	if os.Getenv(inside) == "" {

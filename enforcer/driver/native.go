@@ -10,41 +10,40 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Drivers from R615 on (CUDA 13.4) hold a cgroup to a number of bytes on a device themselves: NVML's
-// nvmlDeviceSetMemoryLimits_v1. NVIDIA's "MPS v3 Memory Partitioning" says what comes of it: an allocation that would
-// pass the hard limit is refused to any process; MIG instances have no limits; managed memory is not counted. The soft limit
-// is what a cgroup is guaranteed, is added to every cgroup above it, and stays there if the cgroup is removed before it was
-// set back; so it is never set here to anything but 0.
+// Drivers since R615 (CUDA 13.4) limit the bytes of a cgroup on a device themselves: NVML's nvmlDeviceSetMemoryLimits_v1. According to
+// NVIDIA's "MPS v3 Memory Partitioning", an allocation beyond the hard limit is refused to any process, MIG instances have no limits, and
+// managed memory is not counted. The soft limit is guaranteed to the cgroup, is added to every cgroup above it, and stays there if the
+// cgroup is removed before it is reset. So this package always sets it to 0.
 
-// NoLimit is what a cgroup has on a device where nothing was set.
+// NoLimit is the value of a cgroup and device without a limit.
 const NoLimit = math.MaxUint64
 
 var (
-	// ErrNoLimits says that the driver or the device has no limits for cgroups; the error around it says why.
-	ErrNoLimits = errors.New("the driver holds no cgroup to a limit there")
-	// ErrNoController says that the driver keeps limits by the kernel's dmem controller, and the cgroup does not have it.
+	// ErrNoLimits means that the driver or the device has no limits for cgroups. The error that wraps it says why.
+	ErrNoLimits = errors.New("the driver cannot limit a cgroup's memory on the device")
+	// ErrNoController means that the driver keeps limits by the kernel's dmem controller, which the cgroup does not have.
 	ErrNoController = errors.New("the cgroup has no dmem controller")
-	// ErrNoCgroup says that there is no cgroup at that path.
+	// ErrNoCgroup means that there is no cgroup at the path.
 	ErrNoCgroup = errors.New("no such cgroup")
 )
 
-// limiters are the functions that NVML must have for Limit, Limited and Unlimit.
+// limiters are the NVML functions that Limit, Limited and Unlimit need.
 var limiters = []string{"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}
 
-// Limit has the driver refuse what would make the processes of a cgroup, whose directory it is given, hold more than bytes of a
-// device. What they hold beyond that already stays. bytes may not be more than the device has. It takes root.
+// Limit makes the driver refuse allocations by which the processes of a cgroup would exceed bytes on a device. cgroup is a directory.
+// Memory that they already hold stays. bytes must not exceed the device's total. It needs root.
 func (n *NVML) Limit(cgroup, uuid string, bytes uint64) error {
 	device, err := n.limitable(uuid)
 	if err != nil {
 		return err
 	}
 	if ret := device.SetMemoryLimits_v1(cgroup, 0, bytes); ret != nvml.SUCCESS {
-		return fmt.Errorf("limit %s to %d bytes on %s: %w", cgroup, bytes, uuid, limitError(ret))
+		return fmt.Errorf("cannot limit %s to %d bytes on %s: %w", cgroup, bytes, uuid, limitError(ret))
 	}
 	return nil
 }
 
-// Limited is the bytes that Limit has set, or NoLimit.
+// Limited returns the bytes set by Limit, or NoLimit.
 func (n *NVML) Limited(cgroup, uuid string) (uint64, error) {
 	device, err := n.limitable(uuid)
 	if err != nil {
@@ -57,11 +56,11 @@ func (n *NVML) Limited(cgroup, uuid string) (uint64, error) {
 	case nvml.ERROR_NOT_FOUND:
 		return NoLimit, nil
 	default:
-		return 0, fmt.Errorf("limit of %s on %s: %w", cgroup, uuid, limitError(ret))
+		return 0, fmt.Errorf("cannot read the limit of %s on %s: %w", cgroup, uuid, limitError(ret))
 	}
 }
 
-// Unlimit takes a limit away. That there is none, or no such cgroup, is not an error.
+// Unlimit removes a limit. It succeeds if there is no limit, or no such cgroup.
 func (n *NVML) Unlimit(cgroup, uuid string) error {
 	device, err := n.limitable(uuid)
 	if err != nil {
@@ -71,20 +70,20 @@ func (n *NVML) Unlimit(cgroup, uuid string) error {
 	case nvml.SUCCESS, nvml.ERROR_NOT_FOUND, nvml.ERROR_OPERATING_SYSTEM:
 		return nil
 	default:
-		return fmt.Errorf("take away the limit of %s on %s: %w", cgroup, uuid, limitError(ret))
+		return fmt.Errorf("cannot remove the limit of %s on %s: %w", cgroup, uuid, limitError(ret))
 	}
 }
 
 func (n *NVML) limitable(uuid string) (nvml.Device, error) {
 	for _, symbol := range limiters {
 		if !n.has(symbol) {
-			return nil, fmt.Errorf("%w: it has no %s, which drivers have from R615 on", ErrNoLimits, symbol)
+			return nil, fmt.Errorf("%w: it has no %s: a driver of R615 or newer is needed", ErrNoLimits, symbol)
 		}
 	}
 	return n.handle(uuid)
 }
 
-// limitError is what NVML answers as what it means for a limit.
+// limitError converts an NVML error of a limit call.
 func limitError(ret nvml.Return) error {
 	switch ret {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:

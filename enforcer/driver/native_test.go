@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// limitedDevice answers what a test says, and remembers what it was asked last.
+// limitedDevice returns what a test sets, and records the last call.
 type limitedDevice struct {
 	nvml.Device
 	ret        nvml.Return
@@ -71,7 +71,7 @@ func TestWhatTheDriverAnswersToALimitHasAMeaning(t *testing.T) {
 	expect.Equal(t, must.Get(n.Limited("/c", uuid0))(t), NoLimit)
 }
 
-// A function that the library does not have ends the process when it is called.
+// A call of a missing function ends the process.
 func TestALibraryWithoutLimitsIsNotAskedForThem(t *testing.T) {
 	n := newNVML(&fakeLibrary{}, func(s string) bool { return !strings.Contains(s, "MemoryLimits") })
 	n.handles[uuid0] = nil

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driver asks NVIDIA's driver, through NVML, which devices there are and what each process really holds
-// on them: driver truth, against which the ledger is checked.
+// Package driver reads from NVIDIA's driver, through NVML, which devices the host has and how much memory each process really holds on
+// them. This is driver truth, against which the ledger is checked.
 //
-// It owns the loading of libnvidia-ml.so.1 and everything that differs between its versions. It reads only: it
-// must never change a device's settings, and it must not take the enforcer down with it. go-nvml binds the
-// library's functions lazily, and the dynamic linker ends the process at the first call of one that
-// the installed library does not have; so no function is called that was not found before.
+// The package owns the loading of libnvidia-ml.so.1 and the differences between its versions. It must never change a device's settings, and
+// must not crash the enforcer. go-nvml binds functions lazily, and the dynamic linker ends the process at the first call of a missing one,
+// so the package looks up each function before it calls it.
 package driver
 
 import (
@@ -21,35 +20,35 @@ import (
 const libraryName = "libnvidia-ml.so.1"
 
 var (
-	// ErrNoNVML says that there is no driver truth on this host; the error around it says why and what to do.
+	// ErrNoNVML means that this host has no driver truth. The error that wraps it says why and what to do.
 	ErrNoNVML = errors.New("there is no driver truth")
-	// ErrNoDevice says that NVML shows no device of that UUID (any more).
+	// ErrNoDevice means that NVML shows no device with the UUID (any more).
 	ErrNoDevice = errors.New("no such device")
 )
 
-// needed is what every NVML since the R450 drivers has, and without which nothing works here.
+// needed are the functions that this package cannot do without. Every NVML since R450 has them.
 var needed = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion",
 	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
 	"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo",
 }
 
-// NVML is the driver's management library, loaded and initialised. Its methods may be called by several goroutines.
+// NVML is the loaded and initialised library. It is safe for concurrent use.
 type NVML struct {
 	lib nvml.Interface
 	has func(symbol string) bool
 
 	mu      sync.Mutex
-	handles map[string]nvml.Device // by UUID, as of the last Devices
+	handles map[string]nvml.Device // by UUID, as of the last call of Devices
 }
 
-// Open loads and initialises NVML. An error wraps ErrNoNVML, and is a sentence for an operator.
+// Open loads and initialises NVML. Its errors wrap ErrNoNVML, and say what an operator can do.
 func Open() (*NVML, error) {
 	library := dl.New(libraryName, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := library.Open(); err != nil {
 		return nil, noNVML("%v: install the NVIDIA driver's libraries (libnvidia-compute, or nvidia-driver-libs), or set nvml = \"off\"", err)
 	}
-	// The library stays loaded while go-nvml uses it: it opens it again by the same name, and counts.
+	// The library stays loaded while go-nvml uses it, since go-nvml opens it again and dlopen counts.
 	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
 	for _, symbol := range needed {
 		if !has(symbol) {
@@ -60,7 +59,7 @@ func Open() (*NVML, error) {
 	lib := nvml.New()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		_ = library.Close()
-		return nil, noNVML("NVML does not start: %v: %s", ret, remedy(ret))
+		return nil, noNVML("cannot initialise NVML: %v: %s", ret, remedy(ret))
 	}
 	return newNVML(lib, has), nil
 }
@@ -86,7 +85,7 @@ func remedy(ret nvml.Return) string {
 	}
 }
 
-// DriverVersion is the driver's version, "" if it does not say.
+// DriverVersion returns the driver's version, or "" if it is not reported.
 func (n *NVML) DriverVersion() string {
 	v, ret := n.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
@@ -95,10 +94,10 @@ func (n *NVML) DriverVersion() string {
 	return v
 }
 
-// Close gives NVML back. The library itself stays loaded: threads of the driver may still run in it.
+// Close shuts NVML down. The library stays loaded, since threads of the driver may still run in it.
 func (n *NVML) Close() error {
 	if ret := n.lib.Shutdown(); ret != nvml.SUCCESS {
-		return fmt.Errorf("shut NVML down: %w", ret)
+		return fmt.Errorf("cannot shut NVML down: %w", ret)
 	}
 	return nil
 }

@@ -9,13 +9,12 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Unknown is the bytes of a process that is on the device without NVML knowing what it holds (in confidential
-// computing mode, on some vGPUs). It is never to be added to anything.
+// Unknown stands for the bytes of a process if NVML lists it without them (in confidential computing mode, on some vGPUs). Never add it to
+// a sum.
 const Unknown = math.MaxUint64
 
-// Processes says what each process holds on a device, in bytes, by its pid on the host: Unknown where NVML does
-// not know. A process that uses both compute and graphics, or MPS, is on several of the driver's lists, each time
-// with all that it holds; so the larger figure counts, not the sum.
+// Processes returns the bytes that each process holds on a device, by pid on the host, or Unknown. A process that uses compute and
+// graphics, or MPS, is on several of the driver's lists, each time with its total. So the largest figure counts, not the sum.
 func (n *NVML) Processes(uuid string) (map[int]uint64, error) {
 	device, err := n.handle(uuid)
 	if err != nil {
@@ -41,7 +40,7 @@ func (n *NVML) Processes(uuid string) (map[int]uint64, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("processes on %s: %s: %w", uuid, list.symbol, ret)
+			return nil, fmt.Errorf("cannot list the processes on %s: %s: %w", uuid, list.symbol, ret)
 		}
 		for _, info := range infos {
 			add(held, int(info.Pid), info.UsedGpuMemory)
@@ -50,7 +49,7 @@ func (n *NVML) Processes(uuid string) (map[int]uint64, error) {
 	return held, nil
 }
 
-// add notes that a list says bytes for pid. What one list knows, another one's "not available" does not undo.
+// add records the bytes of pid from one list. Unknown does not replace a figure of another list.
 func add(held map[int]uint64, pid int, bytes uint64) {
 	before, listed := held[pid]
 	if !listed || before == Unknown || (bytes != Unknown && bytes > before) {
@@ -58,7 +57,7 @@ func add(held map[int]uint64, pid int, bytes uint64) {
 	}
 }
 
-// hasVersionOf says whether the library has any version of symbol; go-nvml calls the newest.
+// hasVersionOf reports whether the library has any version of symbol. go-nvml calls the newest.
 func (n *NVML) hasVersionOf(symbol string) bool {
 	return n.has(symbol) || n.has(symbol+"_v2") || n.has(symbol+"_v3")
 }

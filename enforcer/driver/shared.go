@@ -9,19 +9,19 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// betweenShared is the least time between two questions. Containers can cause as many as they like, and each takes the driver's locks and a
+// betweenShared is the least time between two calls. Containers can cause any number of them, and each takes the driver's locks and a
 // processor.
 const betweenShared = 10 * time.Millisecond
 
-// Shared is one question that many may ask at a time. Each gets an answer to a question that was put after he asked, together with all who wait
-// for the same one: one is under way, and one is next, however many ask. What is answered is nobody's to change.
+// Shared lets concurrent callers share calls to the driver. Each caller gets the result of a call that began after its own Ask. At most one
+// call runs and one is pending, for any number of callers. Results are read-only.
 type Shared[T any] struct {
 	Slot Slot
 	Put  func() (T, error)
 
 	mu   sync.Mutex
-	next *shared[T] // not put yet
-	last time.Time  // when the one before it was answered
+	next *shared[T] // pending call
+	last time.Time  // end of the last call
 }
 
 type shared[T any] struct {
@@ -30,7 +30,7 @@ type shared[T any] struct {
 	err      error
 }
 
-// Ask waits for an answer for so long, and then it is ErrHangs.
+// Ask waits for a result. It returns ErrHangs after timeout.
 func (s *Shared[T]) Ask(timeout time.Duration) (T, error) {
 	guard.MayWait("a question to the driver")
 	s.mu.Lock()
@@ -53,13 +53,13 @@ func (s *Shared[T]) Ask(timeout time.Duration) (T, error) {
 }
 
 func (s *Shared[T]) put(q *shared[T]) {
-	s.Slot <- struct{}{} // one that hangs keeps it
+	s.Slot <- struct{}{} // a call that hangs keeps it
 	s.mu.Lock()
 	pause := betweenShared - time.Since(s.last)
 	s.mu.Unlock()
 	time.Sleep(pause)
 	s.mu.Lock()
-	s.next = nil // who asks from here on has another
+	s.next = nil // a later Ask needs another call
 	s.mu.Unlock()
 	q.value, q.err = s.Put()
 	s.mu.Lock()

@@ -27,14 +27,14 @@ func TestManyWhoAskShareTheAnswers(t *testing.T) {
 				before := put.Load()
 				got, err := s.Ask(30 * time.Second)
 				if err != nil || got <= before {
-					t.Errorf("%d, %v: the answer is to a question that was put before it was asked (%d)", got, err, before)
+					t.Errorf("%d, %v: the result is of a call that began before Ask (%d)", got, err, before)
 				}
 			}
 		})
 	}
 	asking.Wait()
-	if n := put.Load(); n > 8*each { // of 320; two for each round, but for who comes late
-		t.Errorf("%d askers had %d questions put", askers, n)
+	if n := put.Load(); n > 8*each { // of 320; two for each round, except for late callers
+		t.Errorf("%d callers caused %d calls", askers, n)
 	}
 }
 

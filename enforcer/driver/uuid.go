@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// The two kinds of device that a quota can be on; NVML writes the kind before the UUID.
+// The two kinds of device with a quota. NVML writes the kind in front of the UUID.
 const (
 	gpuPrefix = "GPU-"
 	migPrefix = "MIG-"
 )
 
-// UUID names a device. CUDA gives the 16 raw bytes, NVML and people the text.
+// UUID identifies a device. CUDA uses the 16 raw bytes, NVML and people the text.
 type UUID struct {
 	Raw [16]byte
 	MIG bool
 }
 
-// ParseUUID reads GPU-8-4-4-4-12 or MIG-8-4-4-4-12 in hexadecimal, as NVML writes it. The form that drivers
-// before R470 used for MIG (MIG-GPU-<uuid>/3/0) names no UUID of its own and is refused.
+// ParseUUID parses GPU-8-4-4-4-12 or MIG-8-4-4-4-12 in hexadecimal, as NVML writes it. It rejects the form of drivers before R470 for MIG
+// (MIG-GPU-<uuid>/3/0), which has no UUID of the instance.
 func ParseUUID(s string) (UUID, error) {
 	var u UUID
 	digits, ok := strings.CutPrefix(s, gpuPrefix)
@@ -32,7 +32,7 @@ func ParseUUID(s string) (UUID, error) {
 	if !ok || len(digits) != 36 || digits[8] != '-' || digits[13] != '-' || digits[18] != '-' || digits[23] != '-' {
 		return UUID{}, badUUID(s)
 	}
-	// Each group has an even number of digits, so what remains without the four dashes is 32 of them.
+	// Each group has an even number of digits. Without the four dashes there are 32.
 	raw, err := hex.DecodeString(digits[:8] + digits[9:13] + digits[14:18] + digits[19:23] + digits[24:])
 	if err != nil {
 		return UUID{}, badUUID(s)
