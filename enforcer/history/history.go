@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package history keeps what slices needed, also of those that have ended: their peaks, how often they were refused, and the last
-// refusal. It owns a file in the state directory, which survives the host, and is replaced as a whole:
+// Package history keeps the memory needs of running and ended slices: their peaks, the number of refusals, and the last refusal. It owns
+// one file in the state directory, which survives a reboot and is replaced as a whole:
 //
-//	history.json    records as JSON, the oldest first
+//	history.json    records as JSON, oldest first
 //
-// It is bounded. A full history drops the oldest record of the source that has most, so that no source drives out the records
-// of another that has fewer. Nobody waits for the disk: what changed is written once in an interval, and what
-// a crash loses is at most that. A file that cannot be read is set aside, and an empty one takes its place.
+// The history is bounded. A full history drops the oldest record of the source that has most, so no source displaces the records of another
+// that has fewer. Changes are written once per writeEvery, outside of all requests; a crash loses at most the changes of one interval. An
+// unreadable file is renamed to history.json.damaged, and the history starts empty.
 package history
 
 import (
@@ -28,33 +28,33 @@ import (
 )
 
 const (
-	// Name is the file's in the state directory.
+	// Name is the file's name in the state directory.
 	Name = "history.json"
-	// maxRuns is how many runs are kept.
+	// maxRuns is the number of records kept.
 	maxRuns = 1024
-	// maxFile is more than so many runs need.
+	// maxFile exceeds the size of maxRuns records, in bytes.
 	maxFile = 16 << 20
-	// writeEvery is for how long a change may wait.
+	// writeEvery is the longest time for which a change stays unwritten.
 	writeEvery = time.Minute
 )
 
-// record is a run, and whose share of the history it takes.
+// record is a run, and the source that it counts against.
 type record struct {
 	Source string  `json:"source"`
 	Run    api.Run `json:"run"`
 }
 
-// Log is the history. Its methods may be called by several goroutines.
+// Log is the history. It is safe for concurrent use.
 type Log struct {
-	path string // "": in memory only
+	path string // "" for memory only
 	log  *slog.Logger
 
 	mu      guard.Mutex[guard.Leaf]
-	runs    []record // the oldest first
-	changed bool     // since it was written
+	runs    []record // oldest first
+	changed bool     // since the last write
 }
 
-// Open reads the history in that directory, or begins one. Without a directory it is kept in memory only.
+// Open reads the history in dir, or starts an empty one. With dir "" the history is in memory only.
 func Open(dir string, log *slog.Logger) *Log {
 	l := &Log{log: log}
 	if dir == "" {
@@ -64,9 +64,9 @@ func Open(dir string, log *slog.Logger) *Log {
 	runs, err := read(l.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		aside := l.path + ".damaged"
-		log.Error("history cannot be read: it was set aside, and begins anew", "file", l.path, "kept", aside, "err", err)
+		log.Error("cannot read the history: renamed the file, starting with an empty history", "file", l.path, "kept", aside, "err", err)
 		if err := os.Rename(l.path, aside); err != nil {
-			log.Error("set the history aside", "file", l.path, "err", err)
+			log.Error("cannot rename the unreadable history: the next write replaces it", "file", l.path, "err", err)
 		}
 	}
 	l.runs = runs
@@ -79,9 +79,9 @@ func read(path string) ([]record, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, errors.New("it is not a regular file")
+		return nil, errors.New("not a regular file")
 	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes: %d are accepted", info.Size(), maxFile)
+		return nil, fmt.Errorf("%d bytes are more than the maximum of %d", info.Size(), maxFile)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -94,7 +94,7 @@ func read(path string) ([]record, error) {
 	return runs[max(0, len(runs)-maxRuns):], nil
 }
 
-// Put keeps a run in place of what was kept of it.
+// Put adds a run, or replaces an earlier record of it.
 func (l *Log) Put(source string, run api.Run) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,7 +109,7 @@ func (l *Log) Put(source string, run api.Run) {
 	}
 }
 
-// drop never drops the newest: a source that has one alone has no more than others that are older.
+// drop removes one record. It never removes the newest: a source with that single record has no more than an older source.
 func (l *Log) drop() {
 	has := make(map[string]int)
 	most := 0
@@ -121,12 +121,12 @@ func (l *Log) drop() {
 	l.runs = slices.Delete(l.runs, i, i+1)
 }
 
-// index is where a run is; -1 if it is not kept. Called with mu held.
+// index returns the index of a run, or -1. Called with mu held.
 func (l *Log) index(slice string, began time.Time) int {
 	return slices.IndexFunc(l.runs, func(r record) bool { return r.Run.Slice == slice && r.Run.Began.Equal(began) })
 }
 
-// Of is what is kept of a run.
+// Of returns the record of a run.
 func (l *Log) Of(slice string, began time.Time) (run api.Run, kept bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +136,7 @@ func (l *Log) Of(slice string, began time.Time) (run api.Run, kept bool) {
 	return api.Run{}, false
 }
 
-// All are the runs that are kept, the oldest first.
+// All returns all runs, oldest first.
 func (l *Log) All() []api.Run {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +147,7 @@ func (l *Log) All() []api.Run {
 	return runs
 }
 
-// End has all runs that are not over be so now, but for those of slices that are alive and began then: others ended while nobody saw it.
+// End marks the unfinished runs as ended now, except the runs of live slices. alive maps a slice to the start of its current run.
 func (l *Log) End(alive map[string]time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,7 +159,7 @@ func (l *Log) End(alive map[string]time.Time) {
 	}
 }
 
-// Run writes what changes, until ctx ends.
+// Run writes changes once per writeEvery until ctx ends.
 func (l *Log) Run(ctx context.Context) {
 	ticker := time.NewTicker(writeEvery)
 	defer ticker.Stop()
@@ -173,7 +173,7 @@ func (l *Log) Run(ctx context.Context) {
 	}
 }
 
-// Write writes the history, if it has changed. One that fails is said, and tried again with the next change.
+// Write writes the history if it has changed. It logs a failure; the next change makes it try again.
 func (l *Log) Write() {
 	guard.MayWait("a write of the history")
 	l.mu.Lock()
@@ -184,11 +184,11 @@ func (l *Log) Write() {
 		return
 	}
 	if err := replace(l.path, runs); err != nil {
-		l.log.Error("history not written: what ended of late is forgotten at the next start, unless a later write succeeds", "file", l.path, "err", err)
+		l.log.Error("cannot write the history: a restart before the next successful write loses recent runs", "file", l.path, "err", err)
 	}
 }
 
-// replace has the file there whole, as it was before or after.
+// replace writes the file atomically.
 func replace(path string, runs []record) error {
 	text, err := json.Marshal(runs)
 	if err != nil {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report says what there is to report of refused charges and rejected attaches.
+// Package report decides which refused charges and rejected attaches to report.
 //
-// A process counts its refusals in its lane. That count decides how many there were and how many are still unreported. What a
-// process says of a refusal makes it known at once; what nobody said is found by the regular check. So nothing is reported twice, whatever a
-// process says, and nothing is lost, however many are refused.
+// A process counts its refusals in its lane. This count decides the number of refusals and of unreported ones. A refusal message of a
+// process triggers a report at once; the regular check finds refusals without a message. So no refusal is reported twice or lost, whatever
+// messages a process sends.
 //
-// Refusals and Rejected do not lock: they belong to a slice.
+// Refusals and Rejected have no lock of their own: the slice's lock guards them.
 package report
 
 import (
@@ -20,62 +20,63 @@ import (
 )
 
 const (
-	// saidPerSecond is how many refusals of a slice are reported one by one; the others as a sum.
+	// saidPerSecond is the number of refusals of a slice that are reported one by one per second. The others are reported as a sum.
 	saidPerSecond = 16
-	// maxExited is of how many exited processes it is remembered which of them was refused.
+	// maxExited bounds the exited processes with separate counts.
 	maxExited = 64
-	// maxCount bounds a count that a process can write at will.
+	// maxCount bounds a count, which a process can write at will.
 	maxCount = math.MaxUint32
 )
 
-// Process is a process with a lane, and what was reported of the refusals that it counts there.
+// Process is a process with a lane, and the part of its refusals that was reported.
 type Process struct {
 	PID     int
 	Command string
 	counts  [ledger.Devices]count
 }
 
-// Begin takes a device's count as reported: it is not the process's own, or was reported by the enforcer before this one.
+// Begin marks the first n refusals of a device as reported: an earlier process of the lane counted them, or an earlier enforcer reported
+// them.
 func (p *Process) Begin(device int, n uint64) { p.counts[device].begin(n) }
 
-// count is what was reported of a number that a process raises.
+// count is the reported part of a counter that a process increments.
 type count struct{ reported, checked uint64 }
 
 func (c *count) begin(n uint64) { c.reported, c.checked = n, n }
 
-// rest is what n has grown since it was reported. It is reported now.
+// rest returns the unreported part of n, and marks it as reported.
 func (c *count) rest(n uint64) uint64 {
 	grown := n - min(n, c.reported)
 	c.begin(n)
 	return min(grown, maxCount)
 }
 
-// settled is what n had grown at the check before this one: between two checks a process had the time to say more about it. It is
-// reported now.
+// settled returns the part of n that was unreported at the last check, and marks it as reported. The time between two checks leaves a
+// process time to send its message.
 func (c *count) settled(n uint64) uint64 {
 	grown := c.checked - min(c.checked, c.reported)
 	c.reported = c.checked
-	if n < c.reported { // no honest process counts down
+	if n < c.reported { // an honest process never counts down
 		c.reported = n
 	}
 	c.checked = n
 	return min(grown, maxCount)
 }
 
-// Refusals are those of a slice. The zero value has none.
+// Refusals are the refusals of one slice. The zero value has none.
 type Refusals struct {
 	said   *rate.Limiter
 	exited map[int]*exited // by pid
 }
 
-// exited is what a process was refused that has exited since: what it said may still wait to be read.
+// exited has the unreported refusals of an exited process. Its message may still wait in a socket.
 type exited struct {
 	command string
 	counts  [ledger.Devices]uint64
-	checked bool // since it exited
+	checked bool // a check has seen it since it exited
 }
 
-// Allow says whether a refusal that a process says something of is reported by itself.
+// Allow reports whether a refusal with a message is reported on its own.
 func (r *Refusals) Allow(now time.Time) bool {
 	if r.said == nil {
 		r.said = rate.NewLimiter(saidPerSecond, saidPerSecond)
@@ -83,8 +84,8 @@ func (r *Refusals) Allow(now time.Time) bool {
 	return r.said.AllowN(now, 1)
 }
 
-// Said is what is unreported on a device of the process of that pid, which has said something of it. p is nil if it has no lane; n is its
-// lane's count. It is reported now.
+// Said returns the unreported refusals on a device of the process pid, which sent a refusal message, and marks them as reported. p is nil
+// if the process has no lane; n is its lane's count.
 func (r *Refusals) Said(pid int, p *Process, device int, n uint64) (command string, unreported uint64) {
 	if p != nil {
 		command, unreported = p.Command, p.counts[device].rest(n)
@@ -96,7 +97,7 @@ func (r *Refusals) Said(pid int, p *Process, device int, n uint64) (command stri
 	return command, unreported
 }
 
-// Exit keeps what is unreported on a device of a process that has exited, before another process has the lane.
+// Exit keeps the unreported refusals of an exited process, before another process gets its lane.
 func (r *Refusals) Exit(p *Process, device int, n uint64) {
 	unreported := p.counts[device].rest(n)
 	if unreported == 0 {
@@ -104,7 +105,7 @@ func (r *Refusals) Exit(p *Process, device int, n uint64) {
 	}
 	pid, command := p.PID, p.Command
 	if r.exited[pid] == nil && len(r.exited) >= maxExited {
-		pid, command = 0, "" // counted, and not told apart
+		pid, command = 0, "" // counted with those of other processes
 	}
 	if r.exited == nil {
 		r.exited = make(map[int]*exited)
@@ -116,15 +117,15 @@ func (r *Refusals) Exit(p *Process, device int, n uint64) {
 	x.counts[device] = min(x.counts[device]+unreported, maxCount)
 }
 
-// Sum is refusals on one device. PID and Command are set if one process counted all of them.
+// Sum is a number of refusals on one device. PID and Command are set if a single process counted them.
 type Sum struct {
 	Count   uint64
 	PID     int
 	Command string
 }
 
-// Check is what the processes with lanes, each with its count, and those that have exited counted on a device and nobody said anything about:
-// all of it, or what the check before this one has seen. It is reported now.
+// Check sums the unreported refusals on a device, of exited processes and of lanes (each process with its count), and marks them as
+// reported. It sums all refusals if all is set, else those that the last check has seen.
 func (r *Refusals) Check(device int, all bool, lanes iter.Seq2[*Process, uint64]) (sum Sum) {
 	processes := 0
 	add := func(n uint64, pid int, command string) {

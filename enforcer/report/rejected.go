@@ -8,17 +8,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// rejectedPerSecond is how many rejected attaches of a slice are reported one by one; the others as a sum. Any process that reaches the
-// attach socket can ask as often as it likes, and must fill neither the events nor the audit log.
+// rejectedPerSecond is the number of rejected attaches of a slice that are reported one by one per second. The others are reported as a
+// sum. Any process that reaches the attach socket can send requests at any rate, and must fill neither the events nor the audit log.
 const rejectedPerSecond = 4
 
-// Rejected are the rejected attaches of a slice. The zero value has none.
+// Rejected are the rejected attaches of one slice. The zero value has none.
 type Rejected struct {
 	alone *rate.Limiter
 	rest  map[string]uint64 // by cause
 }
 
-// Add says whether one is reported by itself; if not, it is part of the next sum.
+// Add counts a rejected attach. It reports whether to report it on its own; otherwise the next sum includes it.
 func (r *Rejected) Add(now time.Time, cause string) (alone bool) {
 	if r.alone == nil {
 		r.alone, r.rest = rate.NewLimiter(rejectedPerSecond, rejectedPerSecond), make(map[string]uint64)
@@ -30,7 +30,7 @@ func (r *Rejected) Add(now time.Time, cause string) (alone bool) {
 	return false
 }
 
-// Rest calls report with the sum of each cause's others.
+// Rest calls report with the sum of each cause, and clears the sums.
 func (r *Rejected) Rest(report func(cause string, n uint64)) {
 	for cause, n := range r.rest {
 		report(cause, n)

@@ -21,9 +21,9 @@ func lanes(p *Process, n uint64) iter.Seq2[*Process, uint64] {
 func TestARefusalIsReportedOnceWhateverIsSaidOfIt(t *testing.T) {
 	var r Refusals
 	p := &Process{PID: 7, Command: "train"}
-	p.Begin(0, 5) // another's
+	p.Begin(0, 5) // of an earlier process
 	if command, n := r.Said(7, p, 0, 5); n != 0 {
-		t.Errorf("%d of %s before there were any", n, command)
+		t.Errorf("%d refusals of %s before the first one", n, command)
 	}
 	if command, n := r.Said(7, p, 0, 8); command != "train" || n != 3 {
 		t.Errorf("%d of %q, want 3 of train", n, command)
@@ -31,11 +31,11 @@ func TestARefusalIsReportedOnceWhateverIsSaidOfIt(t *testing.T) {
 	if _, n := r.Said(7, p, 0, 8); n != 0 {
 		t.Errorf("%d a second time", n)
 	}
-	// What nobody says is reported at the second check.
+	// The second check reports refusals without a message.
 	expect.Equal(t, r.Check(0, false, lanes(p, 10)).Count, 0, "at the first check")
 	expect.Equal(t, r.Check(0, false, lanes(p, 11)), Sum{2, 7, "train"}, "at the second")
 	expect.Equal(t, r.Check(0, true, lanes(p, 11)), Sum{1, 7, "train"}, "at the end")
-	if sum := r.Check(0, true, lanes(p, 0)); sum.Count != 0 { // it counts down
+	if sum := r.Check(0, true, lanes(p, 0)); sum.Count != 0 { // an honest process never counts down
 		t.Errorf("%+v of a lower count", sum)
 	}
 }
@@ -48,7 +48,7 @@ func TestWhatAnExitedProcessCountedIsReported(t *testing.T) {
 	if command, n := r.Said(3, nil, 1, 0); command != "short" || n != 2 {
 		t.Errorf("%d of %q", n, command)
 	}
-	expect.Equal(t, r.Check(1, false, lanes(nil, 0)).Count, 0, "before the process had the time to say something")
+	expect.Equal(t, r.Check(1, false, lanes(nil, 0)).Count, 0, "before the process had time to send its message")
 	r.Checked()
 	expect.Equal(t, r.Check(1, false, lanes(nil, 0)), Sum{Count: 2*maxExited + 2})
 	r.Checked()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lines bounds how often what others can cause is written to the log.
+// Package lines limits the rate of log messages that untrusted parties can cause.
 package lines
 
 import (
@@ -12,14 +12,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Of each message, as many lines follow one another, and then one each interval.
+// Each message has a burst of atOnce lines, and then one line per interval.
 const (
 	atOnce   = 5
 	interval = 10 * time.Second
 )
 
-// Bound returns log with a bound on how often each message is written. The attribute suppressed of the next line counts the lines left
-// out before it. Lines of slog.LevelDebug have no bound.
+// Bound returns log with a rate limit for each message. The attribute "suppressed" counts the lines dropped since the last one. Lines of
+// slog.LevelDebug are not limited.
 func Bound(log *slog.Logger) *slog.Logger {
 	return slog.New(&limited{log.Handler(), &lines{byMessage: make(map[string]*line)}})
 }
@@ -29,7 +29,7 @@ type limited struct {
 	lines *lines
 }
 
-// lines are what was written of each message. A program has few messages: what varies is in their attributes.
+// lines has the limiter of each message. Messages are few, since only attributes vary.
 type lines struct {
 	mu        sync.Mutex
 	byMessage map[string]*line
