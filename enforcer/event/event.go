@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package event keeps what happened, for those who want to know. It owns a bounded log in memory, whose
-// events are numbered without gaps; how an event looks is said in package api.
+// Package event keeps recent events for their readers. It owns a bounded log in memory, with events numbered without gaps. Package api
+// defines an event.
 //
-// A full log drops the oldest event of the source that has most in it, so that no source drives out the events of another that has
-// fewer: see [Log.Append].
+// A full log drops the oldest event of the source that has most events, so no source displaces the events of another that has fewer: see
+// [Log.Append].
 //
-// It must never let a reader hold up who appends: there is no reader's state in it, and a reader that is too slow
-// learns how many events it has missed.
+// The package must never let a reader delay a writer. It keeps no state of readers, and a slow reader learns how many events it has missed.
 package event
 
 import (
@@ -24,76 +23,75 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// ErrClosed is returned by Wait when nothing more will be appended.
-var ErrClosed = errors.New("there will be no more events")
+// ErrClosed is returned by Wait after Close.
+var ErrClosed = errors.New("the event log is closed")
 
 const (
-	// few is how many events a source has that counts as one of the smallest. Where many sources have few events each, the oldest of all is
-	// dropped, and not the newest of a source because it has two.
+	// few is the number of events up to which sources count as equal. With many sources of few events each, the oldest event of all is
+	// dropped, and not the newest of a source that has two.
 	few = 16
-	// maxCause bounds the text of an event; all its other texts are names.
+	// maxCause bounds the text of an event, in bytes. Its other texts are names.
 	maxCause = 1024
 )
 
-// Log holds the newest events. Its methods may be called by any number of goroutines.
+// Log holds the newest events. It is safe for concurrent use.
 type Log struct {
 	instance string
 
 	mu             sync.Mutex
 	oldest, newest *entry
 	kept, most     int
-	last           uint64 // number of the newest; 0 is none
+	last           uint64 // number of the newest event, or 0
 	sources        map[string]*source
 	bySize         bySize
-	changed        chan struct{} // closed by the next Append; nil while nobody waits
+	changed        chan struct{} // closed by the next Append; nil without waiters
 	told           func(of string, e api.Event)
 	closed         bool
 }
 
-// entry is an event that is kept.
+// entry is an event in the log.
 type entry struct {
 	event          api.Event
 	source         *source
 	older, younger *entry
-	next           *entry  // of its source
-	dropped        subject // of those between the older one and this, if there were any
+	next           *entry  // next event of its source
+	dropped        subject // of the events dropped between the older one and this
 }
 
-// subject is the slice that dropped events are of; the zero value if they are of several, or may concern a pool.
+// subject is the slice of dropped events. It is zero if they are of several slices, or may concern a pool.
 type subject struct {
 	slice, container string
 	names            api.Names
 }
 
-// source is who has events in the log.
+// source is a source with events in the log.
 type source struct {
 	name           string
 	oldest, newest *entry
 	kept           int
-	place          int // in bySize
+	place          int // index in bySize
 }
 
-// NewLog returns a Log of the newest events, as many as most, which is above 0.
+// NewLog returns a Log of at most most events, which is above 0.
 func NewLog(most int) *Log {
 	id := make([]byte, 4)
 	_, _ = rand.Read(id) // never fails: crypto/rand ends the program instead
 	return &Log{instance: hex.EncodeToString(id), most: most, sources: make(map[string]*source)}
 }
 
-// Instance tells this Log from every other one: a number of an event is a number in one instance only.
+// Instance returns the Log's unique name. An event's number is valid within one instance.
 func (l *Log) Instance() string { return l.instance }
 
-// Tell makes f be told of each event from then on, in their order. f must not wait for anything, nor append: whoever appends
-// waits for it.
+// Tell makes Append call f with each later event, in order. f must neither block nor append.
 func (l *Log) Tell(f func(of string, e api.Event)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.told = f
 }
 
-// Append numbers the event, says in which instance, gives it the time of now if it has none, and keeps it. The source is whoever
-// causes such events, by whatever name. A full log then drops the oldest event of the source that has most; those that
-// have 16 or fewer count as equal, and among equals the oldest event is dropped.
+// Append numbers an event, adds the instance and a missing time, and keeps it. of is its source: the party that causes such events, under
+// any name. A full log then drops the oldest event of the largest source. Sources of 16 or fewer events count as equal, and among equals
+// the oldest event is dropped.
 func (l *Log) Append(of string, e api.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +142,7 @@ func (l *Log) keep(name string, e api.Event) {
 	heap.Push(&l.bySize, s)
 }
 
-// drop never drops the newest event: a source whose only event it is has few, and there are older ones.
+// drop removes one event. It never removes the newest: a source with that single event has few, and older events exist.
 func (l *Log) drop() {
 	s := l.bySize[0]
 	e := s.oldest
@@ -177,7 +175,7 @@ func (l *Log) drop() {
 	heap.Fix(&l.bySize, s.place)
 }
 
-// gap is how many events between the older one and this were dropped.
+// gap returns the number of events that were dropped between the older one and this.
 func (e *entry) gap() uint64 {
 	if e.older == nil {
 		return e.event.Seq - 1
@@ -185,7 +183,7 @@ func (e *entry) gap() uint64 {
 	return e.event.Seq - e.older.event.Seq - 1
 }
 
-// bySize is a heap of the sources: the first one's oldest event is the next to be dropped.
+// bySize is a heap of the sources. The first source's oldest event is dropped next.
 type bySize []*source
 
 func (h bySize) Len() int { return len(h) }
@@ -211,7 +209,7 @@ func (h *bySize) Pop() any {
 	return s
 }
 
-// wake is called with mu held.
+// wake wakes the waiters. Called with mu held.
 func (l *Log) wake() {
 	if l.changed != nil {
 		close(l.changed)
@@ -219,12 +217,12 @@ func (l *Log) wake() {
 	}
 }
 
-// Since returns the events after number seq of that instance, the oldest first, as many as most. Where some of them are not
-// kept any more, there is an api.EventMissed in their place, whose number is the last one's that is missing, and which has the slice
-// if they were all of one. 0 is all that are kept, and misses none that are older than those.
+// Since returns at most most events after number seq of an instance, oldest first. An api.EventMissed replaces events that were dropped. It
+// has the number of the last of them, and their slice if all were of one. 0 stands for all kept events, without an EventMissed for older
+// ones.
 //
-// The number of another instance is an earlier enforcer's: an api.EventMissed that says so comes first, and then all that are
-// kept. Without an instance only a number that was not reached yet can be seen to be one, and is all that are kept.
+// If instance is that of an earlier enforcer, the result begins with an api.EventMissed of that cause, followed by all kept events. Without
+// an instance, only a number that was not reached yet is known to be of an earlier one; it stands for all kept events.
 func (l *Log) Since(instance string, seq uint64, most int) []api.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -253,7 +251,7 @@ func (l *Log) Since(instance string, seq uint64, most int) []api.Event {
 	return found[:min(len(found), most)]
 }
 
-// after is the first that is kept with a higher number, or nil. Who asks mostly has read nearly all, so it is sought from the newest.
+// after returns the first kept event with a higher number, or nil. It searches from the newest, since most readers have read nearly all.
 func (l *Log) after(seq uint64) *entry {
 	var first *entry
 	for e := l.newest; e != nil && e.event.Seq > seq; e = e.older {
@@ -262,11 +260,10 @@ func (l *Log) after(seq uint64) *entry {
 	return first
 }
 
-// foreign says whether an instance is another Log's.
+// foreign reports whether instance is that of another Log.
 func (l *Log) foreign(instance string) bool { return instance != "" && instance != l.instance }
 
-// Wait returns nil once Since(instance, seq) has something to return, and else why it never will: ErrClosed, or ctx's
-// error.
+// Wait returns nil once Since(instance, seq) returns an event. It returns ErrClosed or ctx's error if that will not happen.
 func (l *Log) Wait(ctx context.Context, instance string, seq uint64) error {
 	if l.foreign(instance) {
 		return nil
@@ -294,7 +291,7 @@ func (l *Log) Wait(ctx context.Context, instance string, seq uint64) error {
 	}
 }
 
-// Close ends every Wait. What is kept stays readable.
+// Close ends all calls of Wait. The kept events stay readable.
 func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -56,20 +56,20 @@ func TestEventsAreNumberedFromOneWithoutGaps(t *testing.T) {
 
 func TestWhoFellBehindIsToldHowManyItMissed(t *testing.T) {
 	l := NewLog(4)
-	appendN(l, 10) // 7 to 10 are kept
+	appendN(l, 10) // keeps 7 to 10
 	got := l.Since("", 2, 100)
 	if len(got) != 5 || got[0].Kind != api.EventMissed || got[0].Count != 4 || got[0].Seq != 6 || got[1].Seq != 7 || got[4].Seq != 10 {
 		t.Fatalf("since 2: %+v", got)
 	}
-	// Whoever goes on from there misses nothing twice.
+	// A reader that continues from there misses no event twice.
 	if n := numbers(l.Since("", got[0].Seq, 100)); len(n) != 4 || n[0] != 7 {
 		t.Errorf("since the missed ones: %v", n)
 	}
 	if got := l.Since("", 6, 100); len(got) != 4 || got[0].Kind == api.EventMissed {
-		t.Errorf("since 6 nothing is missing: %+v", got)
+		t.Errorf("events are missing since 6: %+v", got)
 	}
 	if got := l.Since("", 0, 100); len(got) != 4 || got[0].Seq != 7 {
-		t.Errorf("all that are kept: %+v", got)
+		t.Errorf("all kept events: %+v", got)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestANumberOfAnEarlierEnforcerMeansAll(t *testing.T) {
 	expect.NoError(t, l.Wait(context.Background(), "", 1000))
 }
 
-// An enforcer that was restarted has passed the number that its follower had: without the instance, 1 to 5 would be taken for read.
+// A restarted enforcer has passed its follower's number. Without the instance, events 1 to 5 would count as read.
 func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	earlier, l := NewLog(16), NewLog(16)
 	appendN(earlier, 5)
@@ -95,10 +95,10 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	restarted := func(got []api.Event, count uint64) {
 		t.Helper()
 		if len(got) == 0 || got[0].Kind != api.EventMissed || got[0].Cause != api.MissedRestarted || got[0].Instance != l.Instance() || got[0].Count != count || got[0].Seq != count {
-			t.Fatalf("another enforcer is not told: %+v", got)
+			t.Fatalf("no event for another enforcer: %+v", got)
 		}
 	}
-	restarted(l.Since(earlier.Instance(), 5, 100), 0) // it has no event yet
+	restarted(l.Since(earlier.Instance(), 5, 100), 0) // no event yet
 	appendN(l, 10)
 	got := l.Since(earlier.Instance(), 5, 100)
 	restarted(got, 0)
@@ -113,7 +113,7 @@ func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	got = l.Since(earlier.Instance(), 5, 100)
 	restarted(got, 4)
 	if n := numbers(got[1:]); len(n) != 16 || n[0] != 5 {
-		t.Errorf("with 1 to 4 gone: %v", n)
+		t.Errorf("with 1 to 4 dropped: %v", n)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestWaitReturnsWithTheNextEvent(t *testing.T) {
 	for range 5 {
 		waiters.Go(func() {
 			if err := l.Wait(context.Background(), "", 1); err != nil || len(l.Since("", 1, 1)) != 1 {
-				t.Errorf("it waited for nothing: %v", err)
+				t.Errorf("Wait failed without an event: %v", err)
 			}
 		})
 	}
@@ -148,7 +148,7 @@ func TestWaitEndsWithItsContextAndWithTheLog(t *testing.T) {
 	must.Len(t, l.Since("", 0, 1), 0, "a closed log took")
 }
 
-// others are the events of a log but those of one slice, and missing how many it says are missing, in all and of that slice.
+// others returns the number of events by slice, without those of slice, and the number of missing events: of all, and of slice.
 func others(l *Log, slice string) (kept map[string]int, missing, ofIt uint64) {
 	kept = make(map[string]int)
 	for _, e := range l.Since("", 0, 1<<20) {
@@ -173,7 +173,7 @@ func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
 	want := make(map[string]int)
 	for i := range flood {
 		l.Append("loud", of("loud"))
-		if i%50 == 0 && i < flood/2 { // 20 others with 10 each
+		if i%50 == 0 && i < flood/2 { // 20 other sources with 10 events each
 			name := string(rune('a' + i/50%20))
 			l.Append(name, of(name))
 			want[name]++
@@ -181,16 +181,16 @@ func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
 	}
 	kept, missing, ofIt := others(l, "loud")
 	expect.True(t, reflect.DeepEqual(kept, want), "kept of others", kept, "want", want)
-	// The first that is kept is another's, behind the first of the flood: 0 misses none that are older.
+	// The first kept event is of another source, after the first of the flood. 0 reports no older ones as missing.
 	if n := uint64(flood - (most - 200)); missing != n-1 || ofIt != missing {
-		t.Errorf("%d are said to be missing, %d of them the flood's, want %d", missing, ofIt, n-1)
+		t.Errorf("%d events are missing, %d of them the flood's, want %d", missing, ofIt, n-1)
 	}
 	if l.kept != most || len(l.Since("", 0, 1<<20)) > 2*most {
 		t.Errorf("%d are kept", l.kept)
 	}
 }
 
-// Two who flood have half each, and leave what a third has as long as it is less.
+// Two flooding sources keep half of the log each, and all of a third source's events if it has fewer.
 func TestWhoHasMostLosesIt(t *testing.T) {
 	l := NewLog(100)
 	for range 30 {
@@ -205,7 +205,7 @@ func TestWhoHasMostLosesIt(t *testing.T) {
 	}
 }
 
-// Short-lived containers have two events each: both are kept, and the oldest go, as if they were all of one.
+// Short-lived containers have two events each. Both are kept, and the oldest events of all are dropped.
 func TestOfManyWithFewEventsTheOldestAreDropped(t *testing.T) {
 	l := NewLog(100)
 	for i := range 1000 {
@@ -221,7 +221,7 @@ func TestOfManyWithFewEventsTheOldestAreDropped(t *testing.T) {
 	}
 }
 
-// The rule, in the words of Append, against the code, for logs of any size and sources of any number.
+// Checks the rule in the comment of Append for logs of any size with any number of sources.
 func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
 	type held struct {
 		seq  uint64
@@ -250,7 +250,7 @@ func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
 				model = slices.Delete(model, victim, victim+1)
 			}
 		}
-		// A follower that has read up to any number gets the rest of them, and each other number once as missing.
+		// A reader at any number gets all later kept events, and each other number once as missing.
 		since := uint64(random.IntN(600))
 		var got []held
 		next := since + 1
@@ -282,10 +282,10 @@ func TestWhoseEventsAreMissingIsSaidWhereTheyAreOfOneSlice(t *testing.T) {
 		l.Append("", api.Event{Kind: api.EventPoolCreated, Pool: "p"})
 		l.Append("a", api.Event{Slice: "a", Container: "c"})
 	}
-	// few are alike: the oldest are dropped, 1 to 5, of a and of pools
+	// sources of few events are equal: the oldest events are dropped, 1 to 5, of a and of pools
 	got := l.Since(l.Instance(), 1, 10)
 	if len(got) != 3 || got[0].Count != 4 || got[0].Slice != "" || got[0].Container != "" {
-		t.Errorf("of several: %+v", got)
+		t.Errorf("events of several slices: %+v", got)
 	}
 	l = NewLog(20)
 	l.Append("b", of("b"))
@@ -298,7 +298,7 @@ func TestWhoseEventsAreMissingIsSaidWhereTheyAreOfOneSlice(t *testing.T) {
 	}
 }
 
-// What is kept is bounded in bytes: an event has names, of 255 bytes at most, and a cause.
+// The log is bounded in bytes: an event has names, of at most 255 bytes, and a cause.
 func TestALongCauseIsCut(t *testing.T) {
 	l := NewLog(4)
 	l.Append("a", api.Event{Cause: strings.Repeat("é", 1<<20)})
@@ -318,7 +318,7 @@ func BenchmarkAppendToAFullLogOfManySources(b *testing.B) {
 	}
 }
 
-// Readers that are slow, or gone, cost those who append nothing: whoever reads has its own place in mind.
+// Slow and absent readers cost the writers nothing, since a reader keeps its own position.
 func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 	const writers, each = 8, 2000
 	l := NewLog(64)
@@ -341,13 +341,13 @@ func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 					} else if seen++; appended && e.Seq != seq+1 {
 						t.Errorf("%d came after %d", e.Seq, seq)
 					} else if !appended {
-						seen, appended = e.Seq, true // what went before its first look is not its to miss
+						seen, appended = e.Seq, true // earlier events were not missed
 					}
 					seq = e.Seq
 				}
 			}
 			if seen != writers*each {
-				t.Errorf("it saw or missed %d of %d", seen, writers*each)
+				t.Errorf("a reader saw or missed %d of %d events", seen, writers*each)
 			}
 		})
 	}
