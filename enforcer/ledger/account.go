@@ -12,13 +12,13 @@ import (
 	"unsafe"
 )
 
-// Account is the writer's view of one lane on one device. One goroutine at a time may use it.
+// Account is the writer's view of one lane on one device. It is not safe for concurrent use.
 type Account struct {
 	c C.struct_ledger_account
 }
 
-// OpenAccount makes the account of a lane: lane 0 is the enforcer's. After a restart it decides whether the
-// change that the predecessor left in doubt took effect.
+// OpenAccount opens the account of a lane; lane 0 is the enforcer's. After a restart it determines whether the last change, left in doubt
+// by the predecessor, took effect.
 func (l *Ledger) OpenAccount(dev int, i uint32) (*Account, error) {
 	if !device(dev) || !lane(i) {
 		return nil, ErrDamaged
@@ -26,52 +26,52 @@ func (l *Ledger) OpenAccount(dev int, i uint32) (*Account, error) {
 	return &Account{c: C.ledger_open(l.page, C.uint32_t(dev), C.uint32_t(i))}, nil
 }
 
-// Held is what the account holds.
+// Held returns the bytes that the account holds.
 func (a *Account) Held() uint64 { return uint64(a.c.held) }
 
-// Charge takes bytes, if they fit.
+// Charge takes bytes, or returns ErrRefused if they do not fit.
 func (a *Account) Charge(bytes uint64) error {
 	return result(C.ledger_charge(&a.c, C.uint64_t(bytes)))
 }
 
-// Release gives bytes back; it saturates at what the account holds.
+// Release returns bytes, at most those that the account holds.
 func (a *Account) Release(bytes uint64) error {
 	return result(C.ledger_release(&a.c, C.uint64_t(bytes)))
 }
 
-// Set changes what the account holds, without asking the limit: what the driver holds cannot be refused.
+// Set changes the bytes that the account holds, regardless of the limit: memory that the driver holds already cannot be refused.
 func (a *Account) Set(held uint64) error {
 	return result(C.ledger_set(&a.c, C.uint64_t(held)))
 }
 
-// Limit sets the device's limit. When it returns, no charge that read the older one can take effect.
+// Limit sets the device's limit. Once it returns, no charge that read an older limit can take effect.
 func (a *Account) Limit(limit uint64) error {
 	return result(C.ledger_limit(&a.c, C.uint64_t(limit)))
 }
 
-// SetDevice fills in the account's device and shows it to the slice's processes. The account is of lane 0.
+// SetDevice writes the account's device, and shows it to the slice's processes. The account is that of lane 0.
 func (a *Account) SetDevice(d Device, contextBytes uint64) error {
 	return result(C.native_device(&a.c, (*C.uint8_t)(unsafe.Pointer(&d.UUID[0])), C.uint64_t(d.Limit),
 		C.uint64_t(d.Quota), C.uint64_t(d.Total), C.uint64_t(contextBytes)))
 }
 
-// Figures of one device. Sizes in bytes. They are the processes' word, and not all of one instant.
+// Figures are the sums of one device, in bytes. Processes can forge them, and they are not of one instant.
 type Figures struct {
-	Used                  uint64 // charged by all lanes, the enforcer's too
-	Held                  uint64 // sum of what the lanes hold
-	Context               uint64 // of Held, contexts
-	Enforcer              uint64 // of Held, charged by the enforcer
+	Used                  uint64 // charged by all lanes, including the enforcer's
+	Held                  uint64 // sum over the lanes
+	Context               uint64 // part of Held: contexts
+	Enforcer              uint64 // part of Held: charged by the enforcer
 	Peak                  uint64
 	Recovered             uint64
 	Allocations, Refusals uint64
-	// Quiet says that nothing changed while the lanes were summed: then Held is Used, or the page was overwritten.
+	// Quiet means that nothing changed during the sum over the lanes: Held then equals Used unless the page was overwritten.
 	Quiet bool
 }
 
-// Live is the set of lanes that are owned. Lane 0 always is.
+// Live is the set of lanes with an owner. It always includes lane 0.
 type Live [Lanes]uint8
 
-// Figures of a device. Lanes above high are not read.
+// Figures returns the figures of a device. It does not read lanes above high.
 func (l *Ledger) Figures(dev int, live *Live, high uint32) Figures {
 	if !device(dev) {
 		return Figures{}

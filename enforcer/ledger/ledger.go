@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger is the enforcer's hand on the shared-memory page of one slice. It owns the memfd, its
-// mapping, and the translation of the attach protocol's messages; the rules of charging are those of
-// interceptor/ledger.h, whose code it compiles in.
+// Package ledger gives the enforcer access to the shared-memory page of a slice. It owns the memfd, its mapping, and the encoding of the
+// attach protocol's messages. The rules of charging are those of interceptor/ledger.h, and its code is compiled in.
 //
-// Every process of the slice can write anything into the page at any time. Nothing that is read from it is
-// used as an index, a length or a loop's bound without a check; nothing here panics, waits
-// or allocates by what the page says. What the enforcer must rely on (who owns which lane, the limits) it
-// keeps in its own memory, and Check says whether the page still agrees.
+// Any process of the slice can overwrite the page at any time. No value read from it is used unchecked as an index, a length or a loop's
+// bound, and no such value can cause a panic, a wait or an allocation. Facts that the enforcer relies on (the owners of lanes, the limits)
+// are in its own memory, and Check compares the page with them.
 //
-// The package must never decide policy, and never do I/O but on memfds and /proc.
+// The package must never decide policy, and never do I/O except on memfds and /proc.
 package ledger
 
 /*
@@ -29,7 +27,7 @@ import (
 
 //go:generate go run ../../interceptor/tools/digest
 
-// Layout of the page, as ledger.h has it.
+// Layout of the page, from ledger.h.
 const (
 	Layout  = uint32(C.LEDGER_LAYOUT)
 	Devices = int(C.LEDGER_DEVICES)
@@ -39,11 +37,11 @@ const (
 	NoLimit = uint64(math.MaxUint64)
 )
 
-// What a change of the ledger can fail with.
+// The errors of a change to the ledger.
 var (
-	ErrRefused = errors.New("it does not fit the limit")
+	ErrRefused = errors.New("the bytes do not fit the limit")
 	ErrBusy    = errors.New("ledger update aborted: too many retries")
-	ErrDamaged = errors.New("the page holds what no honest process writes")
+	ErrDamaged = errors.New("the ledger is invalid")
 )
 
 func result(r C.enum_ledger_result) error {
@@ -59,33 +57,33 @@ func result(r C.enum_ledger_result) error {
 	}
 }
 
-// Ledger is one slice's page, mapped. Its methods may be called by any number of goroutines, but for Close.
+// Ledger is the mapped page of one slice. It is safe for concurrent use, except for Close.
 type Ledger struct {
-	file *os.File // nil where the mapping is enough to have it again
+	file *os.File // nil if the mapping suffices to open the file again
 	mem  []byte
 	page *C.struct_ledger
 	id   Identity
 }
 
-// Identity tells this ledger from every other memfd on the host.
+// Identity identifies a ledger among all memfds of the host.
 type Identity struct {
-	Name  [16]byte // random, in the page
+	Name  [16]byte // random, also in the page
 	Dev   uint64
 	Inode uint64
 }
 
-// Identity of the ledger.
+// Identity returns the ledger's identity.
 func (l *Ledger) Identity() Identity { return l.id }
 
-// Owner is the process that a lane is given to, as the kernel described it.
+// Owner is a lane's process, as the kernel described it.
 type Owner struct {
 	PID   int    // in the enforcer's pid namespace
 	Start uint64 // clock ticks since boot
 	NSPID int    // in its own pid namespace
-	PIDNS uint64 // inode of that
+	PIDNS uint64 // inode of that namespace
 }
 
-// Device is what the enforcer wrote into one device of the page.
+// Device is the enforcer's part of one device in the page.
 type Device struct {
 	UUID  [16]byte
 	Limit uint64 // NoLimit in record mode
@@ -101,7 +99,7 @@ func lane(i uint32) bool            { return i < uint32(Lanes) }
 func device(i int) bool             { return i >= 0 && i < Devices }
 func address(p *C.uint64_t) *uint64 { return (*uint64)(unsafe.Pointer(p)) }
 
-// Assign gives a free lane to owner, up to the last step: the lane is not live before SetLive.
+// Assign prepares a free lane for owner. The lane becomes live with SetLive.
 func (l *Ledger) Assign(i uint32, o Owner) error {
 	if i == 0 || !lane(i) {
 		return ErrDamaged
@@ -113,29 +111,29 @@ func (l *Ledger) Assign(i uint32, o Owner) error {
 	return result(C.native_assign(l.page, C.uint32_t(i), &owner))
 }
 
-// SetLive makes the lane its owner's. From here on siblings may settle it if they see that the owner is dead.
+// SetLive makes the lane live. From then on siblings may settle it if its owner is dead.
 func (l *Ledger) SetLive(i uint32) {
 	if lane(i) {
 		C.native_live(l.page, C.uint32_t(i))
 	}
 }
 
-// SetSuspended says that the lane's owner was checkpointed: siblings leave it alone, SetLive makes it live again.
+// SetSuspended marks the lane's owner as checkpointed: siblings do not settle it. SetLive makes it live again.
 func (l *Ledger) SetSuspended(i uint32) {
 	if lane(i) {
 		C.native_suspended(l.page, C.uint32_t(i))
 	}
 }
 
-// SetFree says that the lane is settled and nobody's.
+// SetFree marks a settled lane as free.
 func (l *Ledger) SetFree(i uint32) {
 	if lane(i) {
 		C.native_free(l.page, C.uint32_t(i))
 	}
 }
 
-// Settle gives back what the exited owner of the lane's generation holds, on all devices, and says how much
-// came back by this call.
+// Settle releases all bytes of a lane's dead owner, if the generation matches, and returns the bytes that this call released on each
+// device.
 func (l *Ledger) Settle(i uint32, generation uint64) (bytes [Devices]uint64, err error) {
 	if !lane(i) {
 		return bytes, ErrDamaged
@@ -145,7 +143,7 @@ func (l *Ledger) Settle(i uint32, generation uint64) (bytes [Devices]uint64, err
 	return bytes, result(r)
 }
 
-// Held is what a live lane holds on a device.
+// Held returns the bytes that a live lane holds on a device.
 func (l *Ledger) Held(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
 		return 0
@@ -153,7 +151,7 @@ func (l *Ledger) Held(dev int, i uint32) uint64 {
 	return uint64(C.native_held(l.page, C.uint32_t(dev), C.uint32_t(i)))
 }
 
-// Number of the lane's last change on a device: unchanged means that nothing was charged.
+// Number returns the number of the lane's last change on a device. It is unchanged while the lane charges and releases nothing.
 func (l *Ledger) Number(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
 		return 0
@@ -161,10 +159,10 @@ func (l *Ledger) Number(dev int, i uint32) uint64 {
 	return uint64(C.ledger_number(l.page, C.uint32_t(dev), C.uint32_t(i)))
 }
 
-// Calls of a lane's owner that it charges only when the driver has returned, by its claim and modulo 2^32.
+// Calls are the calls of a lane's owner that it charges only after the driver returns, by its own claim, modulo 2^32.
 type Calls struct{ UnderWay, Ended uint32 }
 
-// Uncharged are such calls on a device. What is read of the lane afterwards includes what those charged that have ended.
+// Uncharged returns such calls on a device. Later reads of the lane include the charges of the ended ones.
 func (l *Ledger) Uncharged(dev int, i uint32) Calls {
 	if !device(dev) || !lane(i) {
 		return Calls{}
@@ -173,7 +171,7 @@ func (l *Ledger) Uncharged(dev int, i uint32) Calls {
 	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
 }
 
-// Loads are such calls that may take any amount, on any device.
+// Loads returns such calls that may take any number of bytes, on any device.
 func (l *Ledger) Loads(i uint32) Calls {
 	if !lane(i) {
 		return Calls{}
@@ -182,8 +180,8 @@ func (l *Ledger) Loads(i uint32) Calls {
 	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
 }
 
-// SetAway says whether the memory of an elastic slice is moved aside, or about to be: then its processes enter no call of the driver. What
-// Gated returns afterwards is of calls that were under way before, or of a process that pays no heed.
+// SetAway tells the processes of an elastic slice whether its memory is on the host or about to move there. They then enter no call of the
+// driver. A later Gated reports calls that began before, or calls of a process that ignores the page.
 func (l *Ledger) SetAway(away bool) {
 	word := uint64(0)
 	if away {
@@ -192,14 +190,14 @@ func (l *Ledger) SetAway(away bool) {
 	atomic.StoreUint64(address(&l.page.away), word)
 }
 
-// Gate is what a lane's owner has said of its calls of the driver.
+// Gate has the driver calls of a lane's owner.
 type Gate struct {
-	Counts   bool   // whether it says so at all
+	Counts   bool   // false if the owner does not count its calls
 	UnderWay uint16 // calls
 	Made     uint64 // calls, modulo 2^48
 }
 
-// Gated is by the claim of the lane's owner.
+// Gated returns the owner's gate, by its own claim.
 func (l *Ledger) Gated(i uint32) Gate {
 	if !lane(i) {
 		return Gate{}
@@ -208,19 +206,19 @@ func (l *Ledger) Gated(i uint32) Gate {
 	return Gate{Counts: word != 0, UnderWay: uint16(word), Made: word >> 16}
 }
 
-// Place is where the memory of a process is that moves it itself, or where it is wanted: enum ledger_place.
+// Place is where the memory of a self-moving process is, or is wanted: enum ledger_place.
 type Place uint8
 
 const (
-	PlaceUnknown Place = C.LEDGER_PLACE_UNKNOWN // it cannot
+	PlaceUnknown Place = C.LEDGER_PLACE_UNKNOWN // it cannot move its memory
 	Running      Place = C.LEDGER_RUNNING
 	Locked       Place = C.LEDGER_LOCKED
 	Aside        Place = C.LEDGER_ASIDE
-	Between      Place = C.LEDGER_BETWEEN // not wanted: in part here, in part there
-	Bare         Place = C.LEDGER_BARE    // wanted only: Running, and no host memory is kept
+	Between      Place = C.LEDGER_BETWEEN // partly on the device, partly on the host; never wanted
+	Bare         Place = C.LEDGER_BARE    // only wanted: Running, without host memory kept
 )
 
-// MoveFailure is why a process has given up what was wanted: enum ledger_move_failure.
+// MoveFailure is why a process gave up a move: enum ledger_move_failure.
 type MoveFailure uint8
 
 const (
@@ -235,42 +233,42 @@ const (
 func (f MoveFailure) String() string {
 	switch f {
 	case MoveDone:
-		return "it says that it did"
+		return "the process claims to have moved its memory"
 	case MoveFew:
-		return "too little of it can be moved so"
+		return "too little of its memory can be moved this way"
 	case MoveHost:
-		return "the host gives no memory"
+		return "the host has no memory for it"
 	case MoveDevice:
 		return "the device has no room"
 	case MoveBusy:
-		return "it is recording work for a graph"
+		return "the process is capturing a graph"
 	}
-	return "the driver refuses"
+	return "the driver refused a call"
 }
 
-// Move is what a lane's owner and the enforcer say to one another of where the owner's memory is; all but Want is by the owner's claim.
+// Move is the exchange between a lane's owner and the enforcer on where its memory is. All but Want is the owner's claim.
 type Move struct {
 	Want     uint8 // as SetWant returned it
 	Is       Place
-	Answered uint8       // the Want that was done or given up
-	Failure  MoveFailure // of that
+	Answered uint8       // the Want that was completed or given up
+	Failure  MoveFailure // of the answered Want
 }
 
-// Wanted is the place that was wanted last; PlaceUnknown if none ever was.
+// Wanted returns the place that was wanted last, or PlaceUnknown.
 func (m Move) Wanted() Place { return Place(m.Want & C.LEDGER_WANT_PLACE) }
 
-// MoveOf a lane.
+// MoveOf returns the state of a lane's move.
 func (l *Ledger) MoveOf(i uint32) Move {
 	if !lane(i) {
 		return Move{}
 	}
-	// One word, read at once: who answers writes the answer last.
+	// One load of the whole word: the owner writes its answer last.
 	word := atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.lane[i].move)))
 	b := (*[4]uint8)(unsafe.Pointer(&word))
 	return Move{Want: b[0], Is: Place(b[1]), Answered: b[2], Failure: MoveFailure(b[3])}
 }
 
-// SetWant tells a lane's owner where its memory is wanted, and wakes it. It returns what is then answered.
+// SetWant sets where a lane's memory is wanted, and wakes its owner. It returns the value that Move.Answered will have.
 func (l *Ledger) SetWant(i uint32, to Place) uint8 {
 	if !lane(i) {
 		return 0
@@ -278,21 +276,21 @@ func (l *Ledger) SetWant(i uint32, to Place) uint8 {
 	return uint8(C.native_want(l.page, C.uint32_t(i), C.enum_ledger_place(to)))
 }
 
-// SetStay says how many bytes of a device a process may leave there that is told to move aside next.
+// SetStay sets how many bytes of a device each process may leave there when Aside is next wanted of it.
 func (l *Ledger) SetStay(dev int, bytes uint64) {
 	if device(dev) {
 		atomic.StoreUint64(address(&l.page.device[dev].stay), bytes)
 	}
 }
 
-// SetKeep says how many bytes of host memory a process may keep beyond what it needs that is told to move aside, or to be Bare, next.
+// SetKeep sets how many bytes of host memory each process may keep beyond its need when Aside or Bare is next wanted of it.
 func (l *Ledger) SetKeep(bytes uint64) {
 	for dev := range Devices {
 		atomic.StoreUint64(address(&l.page.device[dev].keep), bytes)
 	}
 }
 
-// Context returns the part of a lane's bytes that is overhead, as its owner says.
+// Context returns the bytes of a lane that are overhead, by its owner's claim.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
 		return 0
@@ -300,8 +298,8 @@ func (l *Ledger) Context(dev int, i uint32) uint64 {
 	return min(atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context)), l.Held(dev, i))
 }
 
-// Refusals is how often a lane's owner was refused on a device, by its claim. What former owners were may be in it, so
-// only its growth says something.
+// Refusals returns the number of refusals of a lane on a device, by its owner's claim. It may include those of earlier owners, so only its
+// increase is meaningful.
 func (l *Ledger) Refusals(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
 		return 0
@@ -309,7 +307,7 @@ func (l *Ledger) Refusals(dev int, i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].refusals))
 }
 
-// Recovered is how many bytes of exited processes were given back on a device, by the claim of the process that did it.
+// Recovered returns the bytes that were recovered from exited processes on a device, by the claim of the recovering processes.
 func (l *Ledger) Recovered(dev int) uint64 {
 	if !device(dev) {
 		return 0
@@ -317,7 +315,7 @@ func (l *Ledger) Recovered(dev int) uint64 {
 	return atomic.LoadUint64(address(&l.device(dev).recovered))
 }
 
-// Limit that the page has for a device; any process of the slice can have written it.
+// Limit returns the page's limit of a device. Any process of the slice can overwrite it.
 func (l *Ledger) Limit(dev int) uint64 {
 	if !device(dev) {
 		return 0
@@ -325,7 +323,7 @@ func (l *Ledger) Limit(dev int) uint64 {
 	return atomic.LoadUint64(address(&l.device(dev).limit))
 }
 
-// Generation of a lane.
+// Generation returns the generation of a lane.
 func (l *Ledger) Generation(i uint32) uint64 {
 	if !lane(i) {
 		return 0
@@ -333,7 +331,7 @@ func (l *Ledger) Generation(i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].generation))
 }
 
-// Lane is what the page says of a lane: to be trusted only as far as the kernel confirms it.
+// Lane returns the page's entry of a lane. Only the kernel can confirm it.
 func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
 	if !lane(i) {
 		return Owner{}, 0, false
@@ -345,42 +343,42 @@ func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
 	}, uint64(p.generation), live
 }
 
-// Suspended says whether the page calls the lane's owner checkpointed: anybody who has the page can write that.
+// Suspended reports whether the page marks the lane's owner as checkpointed. Any process with the page can write this.
 func (l *Ledger) Suspended(i uint32) bool {
 	return lane(i) && atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.lane[i].state))) == C.LEDGER_SUSPENDED
 }
 
-// HighLane is the highest lane that was ever given out, by the page's word, within bounds.
+// HighLane returns the highest lane that was ever assigned, by the page's claim, at most Slots.
 func (l *Ledger) HighLane() uint32 {
 	return min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.high_lane))), uint32(Slots))
 }
 
-// DeviceCount is how many devices the page shows, within bounds.
+// DeviceCount returns the number of devices in the page, at most Devices.
 func (l *Ledger) DeviceCount() int {
 	return int(min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.device_count))), uint32(Devices)))
 }
 
-// SetRecord says that nothing is refused.
+// SetRecord sets the mode that refuses nothing.
 func (l *Ledger) SetRecord() { l.page.record = 1 }
 
-// SetPool names the pool whose ledger it is: for what its processes say of refusals. At most 63 bytes of name are kept.
+// SetPool writes the name of the ledger's pool, for messages about refusals. It keeps at most 63 bytes.
 func (l *Ledger) SetPool(name string) {
 	for i := range min(len(name), len(l.page.pool)-1) {
 		l.page.pool[i] = C.char(name[i])
 	}
 }
 
-// SetContextBytes says what a process charges before it makes its first context on a device.
+// SetContextBytes sets the bytes that a process charges before it creates its first context on a device.
 func (l *Ledger) SetContextBytes(dev int, bytes uint64) {
 	if device(dev) {
 		C.native_context_bytes(l.page, C.uint32_t(dev), C.uint64_t(bytes))
 	}
 }
 
-// SetClosed lets nothing more be charged.
+// SetClosed makes the ledger refuse all further charges.
 func (l *Ledger) SetClosed() { C.native_close(l.page) }
 
-// Check compares the page with what the enforcer wrote there, and names the first difference.
+// Check compares the page with the enforcer's copy, and returns an error with the first difference.
 func (l *Ledger) Check(record, closed bool, devices []Device) error {
 	p := l.page
 	switch {

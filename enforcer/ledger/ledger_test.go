@@ -43,7 +43,7 @@ func file(t *testing.T, l *Ledger) *os.File {
 
 var someDevice = Device{UUID: [16]byte{9}, Limit: 1000, Quota: 1000, Total: 5000}
 
-// withDevice sets device 0, and returns lane 0's account of it.
+// withDevice sets device 0, and returns lane 0's account on it.
 func withDevice(t *testing.T, l *Ledger) *Account {
 	t.Helper()
 	a := must.Get(l.OpenAccount(0, 0))(t)
@@ -68,7 +68,7 @@ func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 	must.Do(t, l.Check(false, false, nil))
 }
 
-// descriptors is how many this process has of the ledger's memfd.
+// descriptors returns the number of this process's descriptors of the ledger's memfd.
 func descriptors(t *testing.T, l *Ledger) (count int) {
 	t.Helper()
 	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
@@ -81,15 +81,15 @@ func descriptors(t *testing.T, l *Ledger) (count int) {
 	return count
 }
 
-// handedOut holds a descriptor of the ledger to what a process may expect of it.
+// handedOut checks that a descriptor of the ledger works as a process expects.
 func handedOut(t *testing.T, l *Ledger) {
 	t.Helper()
-	again := must.Get(Open(file(t, l), l.Identity()))(t) // it is the very file, and sealed
+	again := must.Get(Open(file(t, l), l.Identity()))(t) // the same file, sealed
 	defer again.Close()
 	l.SetClosed()
-	expect.NoError(t, again.Check(false, true, nil), "what is written here is not there")
+	expect.NoError(t, again.Check(false, true, nil), "a write here is missing there")
 	again.SetRecord()
-	expect.NoError(t, l.Check(true, true, nil), "what is written there is not here")
+	expect.NoError(t, l.Check(true, true, nil), "a write there is missing here")
 }
 
 func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
@@ -98,7 +98,7 @@ func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
 	if l.file != nil {
 		t.Fatal("the ledger keeps its descriptor: /proc/self/map_files cannot be read")
 	}
-	neighbour := create(t) // the kernel puts it beside, and does not join the two
+	neighbour := create(t) // the kernel maps it next to l, without joining the two
 	handedOut(t, l)
 	handedOut(t, neighbour)
 	if n := descriptors(t, l) + descriptors(t, neighbour); n != 0 {
@@ -107,7 +107,7 @@ func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
 }
 
 func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
-	runtime.LockOSThread() // and never back: the thread that has lost its capabilities ends with the test
+	runtime.LockOSThread() // not unlocked: the thread without capabilities ends with the test
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	must.Do(t, unix.Capset(&header, &none[0]))
@@ -142,18 +142,18 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
-	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "the begin of a call is not seen")
+	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "the begin of a call is missing")
 	l.SetFree(1)
 	b := give(t, l, 1)
 	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
-		t.Fatal("the next owner does not begin anew")
+		t.Fatal("the next owner inherits values")
 	}
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
-		t.Fatal("a late settler reached the next owner", back, err)
+		t.Fatal("a late settlement reached the next owner", back, err)
 	}
 }
 
-// The owner has a mapping of its own.
+// The owner has its own mapping.
 func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 	l := create(t)
 	give(t, l, 1)
@@ -171,14 +171,14 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 			}
 		}
 	}()
-	time.Sleep(50 * time.Millisecond) // it waits
+	time.Sleep(50 * time.Millisecond) // time for the owner to wait
 	want := l.SetWant(1, Locked)
 	if m := <-seen; m.Want != want || m.Wanted() != Locked || m.Is != PlaceUnknown {
-		t.Fatalf("it was woken, and sees %+v", m)
+		t.Fatalf("the owner was woken, and reads %+v", m)
 	}
 	owner.page.lane[1].move.is, owner.page.lane[1].move.failure, owner.page.lane[1].move.answered = 1, 1, owner.page.lane[1].move.want
 	must.Equal(t, l.MoveOf(1), (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}), "it has answered")
-	for range 100 { // however often, it is another want, and nothing else changes
+	for range 100 { // each is a new want, and nothing else changes
 		next := l.SetWant(1, Bare)
 		if m := l.MoveOf(1); next == want || m.Wanted() != Bare || m.Is != Running {
 			t.Fatalf("after %x: %+v", want, m)
@@ -186,11 +186,11 @@ func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
 		want = next
 	}
 	if l.SetWant(uint32(Lanes), Aside) != 0 || l.MoveOf(uint32(Lanes)) != (Move{}) {
-		t.Error("a lane that is none has an owner")
+		t.Error("an invalid lane has an owner")
 	}
 	l.SetFree(1)
 	give(t, l, 1)
-	expect.Equal(t, l.MoveOf(1), Move{}, "the next owner begins with")
+	expect.Equal(t, l.MoveOf(1), Move{}, "the move of the next owner")
 }
 
 func TestCheckNamesWhatWasOverwritten(t *testing.T) {
@@ -251,7 +251,7 @@ func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 	must.Do(t, unix.Munmap(second))
 }
 
-// otherProcess has the ledger mapped, by C code that is the interceptor's.
+// otherProcess is a C program with the interceptor's code that maps the ledger.
 const otherProcess = `
 #include <pthread.h>
 #include <stdio.h>
@@ -301,7 +301,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	defer func() { in.Close(); _ = cmd.Wait() }()
 	var first, second, limit int
 	must.Get(fmt.Fscan(out, &first, &second, &limit))(t)
-	if first+second != 1 || limit != 1000 { // in whatever order C evaluates arguments: one fits
+	if first+second != 1 || limit != 1000 { // C evaluates the arguments in any order: one charge fits
 		t.Fatal(first, second, limit)
 	}
 	if held := l.Held(0, 1); held != 700 {
@@ -364,7 +364,7 @@ func TestALedgerThatIsMappedOftenIsFoundOnce(t *testing.T) {
 	if err != nil || len(all) != 2 || !slices.Contains(all, Found{Identity: one}) || !slices.Contains(all, Found{Identity: two}) {
 		t.Fatalf("%v, %v: want %v and %v", all, err, one, two)
 	}
-	if all, err := Find(2, wanted(one), no); len(all) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
+	if all, err := Find(2, wanted(one), no); len(all) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a kernel thread
 		t.Fatalf("%v, %v", all, err)
 	}
 }
@@ -399,7 +399,7 @@ func FuzzDecodeRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, message []byte) {
 		r, err := DecodeRequest(message)
 		if err == nil && !bytes.Equal(r.Encode(), message) {
-			t.Fatalf("%x was taken for %+v", message, r)
+			t.Fatalf("%x was decoded as %+v", message, r)
 		}
 	})
 }

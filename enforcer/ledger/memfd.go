@@ -21,30 +21,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memfdName is what /proc/PID/maps shows of a ledger. It is for people: many memfds may bear it.
+// memfdName is the name in /proc/PID/maps, for people. Other memfds may have the same name.
 const memfdName = "gpuslice"
 
-// Without these, a process of the slice could shrink the file, and the next process that reads the page would die of
-// SIGBUS: first of all the enforcer.
+// seals keep a process of the slice from shrinking the file. Otherwise the next read of the page would kill the reader with SIGBUS, first
+// of all the enforcer.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// Create makes a new ledger.
+// Create creates a ledger.
 func Create(name [16]byte) (*Ledger, error) {
 	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
 		fd, err = unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("create the ledger's memfd: %w", err)
+		return nil, fmt.Errorf("cannot create the ledger's memfd: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "ledger")
 	if err := file.Truncate(int64(Size)); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("size the ledger's memfd to %d bytes: %w", Size, err)
+		return nil, fmt.Errorf("cannot resize the ledger's memfd to %d bytes: %w", Size, err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("seal the ledger's memfd: %w", err)
+		return nil, fmt.Errorf("cannot seal the ledger's memfd: %w", err)
 	}
 	l, err := mapFile(file)
 	if err != nil {
@@ -55,13 +55,13 @@ func Create(name [16]byte) (*Ledger, error) {
 	return l, nil
 }
 
-// Open maps a ledger that exists, after seeing that it is id's, that it cannot shrink and that it is a ledger.
-// It takes the file, and closes it if it fails.
+// Open maps an existing ledger. It checks that the file is that of id, that it is sealed, and its size. It owns the file, and closes it on
+// failure.
 func Open(file *os.File, id Identity) (*Ledger, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("stat a ledger's descriptor: %w", err)
+		return nil, fmt.Errorf("cannot stat a ledger's descriptor: %w", err)
 	}
 	got, err := unix.FcntlInt(file.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || got&seals != seals {
@@ -70,7 +70,7 @@ func Open(file *os.File, id Identity) (*Ledger, error) {
 	}
 	if st.Dev != id.Dev || st.Ino != id.Inode || uint64(st.Size) != Size {
 		file.Close()
-		return nil, fmt.Errorf("%w: the file is another one", ErrDamaged)
+		return nil, fmt.Errorf("%w: not the ledger's file", ErrDamaged)
 	}
 	l, err := mapFile(file)
 	if err != nil {
@@ -84,18 +84,18 @@ func mapFile(file *os.File) (*Ledger, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("stat the ledger's memfd: %w", err)
+		return nil, fmt.Errorf("cannot stat the ledger's memfd: %w", err)
 	}
 	mem, err := unix.Mmap(int(file.Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("map the ledger: %w", err)
+		return nil, fmt.Errorf("cannot map the ledger: %w", err)
 	}
 	l := &Ledger{
 		mem: mem, page: (*C.struct_ledger)(unsafe.Pointer(&mem[0])),
 		id: Identity{Dev: st.Dev, Inode: st.Ino},
 	}
-	// Who has thousands of slices has no descriptor to spare for each.
+	// Keep no descriptor if the mapping can be opened: thousands of slices would use up the descriptors.
 	if again, err := reopen(l.link(), l.id); err == nil {
 		again.Close()
 		file.Close()
@@ -105,26 +105,26 @@ func mapFile(file *os.File) (*Ledger, error) {
 	return l, nil
 }
 
-// link is the kernel's name of the mapping. It is of exactly this range, from page to page: the kernel joins two mappings
-// only where the second goes on in the same file, and divides one only by calls that nobody makes for a ledger.
+// link returns the kernel's link to the mapping in /proc/self/map_files. Its range is exact: the kernel joins two mappings only if the
+// second continues the first in the same file, and splits a mapping only by system calls that the enforcer does not make on it.
 func (l *Ledger) link() string {
 	begin, page := uintptr(unsafe.Pointer(l.page)), uintptr(os.Getpagesize())
 	return fmt.Sprintf("/proc/self/map_files/%x-%x", begin, begin+(uintptr(Size)+page-1)/page*page)
 }
 
-// File is a new descriptor of the memfd, to be sent to a process that attaches. Whoever asks closes it.
+// File returns a new descriptor of the memfd, for a process that attaches. The caller closes it.
 func (l *Ledger) File() (*os.File, error) {
 	if l.file == nil {
 		return reopen(l.link(), l.id)
 	}
 	fd, err := unix.FcntlInt(l.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("duplicate the ledger's descriptor: %w", err)
+		return nil, fmt.Errorf("cannot duplicate the ledger's descriptor: %w", err)
 	}
 	return os.NewFile(uintptr(fd), "ledger"), nil
 }
 
-// Close unmaps the ledger. Processes that have it mapped keep it.
+// Close unmaps the ledger. Mappings of other processes remain.
 func (l *Ledger) Close() error {
 	err := unix.Munmap(l.mem)
 	if l.file != nil {
@@ -133,10 +133,10 @@ func (l *Ledger) Close() error {
 	return err
 }
 
-// Wanted are ledgers to find in many processes, by how /proc/PID/maps writes their files.
+// Wanted is a set of ledgers to search for, by the device and inode of their files as /proc/PID/maps prints them.
 type Wanted map[string]Identity
 
-// Add makes it one more.
+// Add adds a ledger.
 func (w Wanted) Add(id Identity) {
 	w[fmt.Sprintf("%02x:%02x %d", unix.Major(id.Dev), unix.Minor(id.Dev), id.Inode)] = id
 }
@@ -144,15 +144,15 @@ func (w Wanted) Add(id Identity) {
 // Found is a ledger that a process has mapped.
 type Found struct {
 	Identity Identity
-	Ledger   *Ledger // nil if it was not to be opened
-	Err      error   // why it could not be opened; os.ErrNotExist if the process has it no more, or elsewhere
+	Ledger   *Ledger // nil if it was not opened
+	Err      error   // why it could not be opened; os.ErrNotExist if the process has unmapped or moved it
 }
 
-// Find says which of the wanted ledgers a process has mapped, and opens those that open says: so a restarted enforcer comes back to
-// the pages that its slices went on charging. It is an error if the process has no memory at all: it has ended.
+// Find returns the wanted ledgers that a process has mapped, and opens those that open selects. So a restarted enforcer gets back the pages
+// that its slices continued to charge. It fails if the process has no memory, since it has exited.
 //
-// The process may be hostile and map a look-alike: device and inode say that it is the very file, for as long as
-// any process has it; and a process that could forge the rest can write into the real page as well.
+// A hostile process may map a look-alike. Device and inode prove that it is the same file, as long as any process has it open or mapped. A
+// process that could forge the contents could write to the real page, too.
 func Find(pid int, wanted Wanted, open func(Identity) bool) (all []Found, err error) {
 	err = mappings(pid, wanted, func(link string, id Identity) bool {
 		if slices.ContainsFunc(all, func(f Found) bool { return f.Identity == id }) {
@@ -171,7 +171,7 @@ func Find(pid int, wanted Wanted, open func(Identity) bool) (all []Found, err er
 	return all, err
 }
 
-// Mapped says whether a process has the ledger id. It is an error if the process has no memory at all: it has ended.
+// Mapped reports whether a process has mapped the ledger. It fails if the process has no memory, since it has exited.
 func Mapped(pid int, id Identity) (mapped bool, err error) {
 	only := make(Wanted)
 	only.Add(id)
@@ -182,14 +182,14 @@ func Mapped(pid int, id Identity) (mapped bool, err error) {
 	return mapped, err
 }
 
-// mappings calls f for each mapping that is the beginning of one of these files, as long as f says so, with its link in map_files. What
-// else the kernel says of a mapping, its name above all, the process may have chosen.
+// mappings calls f for each mapping of the start of a wanted file, with its link in map_files, until f returns false. Ignore the rest of
+// the kernel's line, above all the name: the process may have chosen it.
 func mappings(pid int, wanted Wanted, f func(link string, id Identity) bool) error {
 	some, err := mappingsOf(pid, wanted, f)
 	if some || err != nil {
 		return err
 	}
-	// The first thread may have exited, and others go on: they have the memory.
+	// After the exit of the first thread, the other threads still have the memory.
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return err
@@ -205,10 +205,10 @@ func mappings(pid int, wanted Wanted, f func(link string, id Identity) bool) err
 	return fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
 }
 
-// mappingsOf is mappings by one thread. It says whether that has any memory.
+// mappingsOf reads the mappings of one thread. some reports whether it has any memory.
 func mappingsOf(tid int, wanted Wanted, f func(link string, id Identity) bool) (some bool, err error) {
 	defer func() {
-		if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist) { // it has ended meanwhile
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist) { // it has exited in between
 			some, err = false, nil
 		}
 	}()
@@ -235,8 +235,8 @@ func mappingsOf(tid int, wanted Wanted, f func(link string, id Identity) bool) (
 	return some, lines.Err()
 }
 
-// reopen opens the file behind a link of map_files. First only as a place: the process may have put something
-// else there meanwhile, and to open a device can have effects.
+// reopen opens the file behind a link of map_files. It opens it with O_PATH first and checks it, since the process may have replaced the
+// mapping, and opening a device can have side effects.
 func reopen(link string, id Identity) (*os.File, error) {
 	place, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -248,7 +248,7 @@ func reopen(link string, id Identity) (*os.File, error) {
 		return nil, &os.PathError{Op: "stat", Path: link, Err: err}
 	}
 	if st.Dev != id.Dev || st.Ino != id.Inode {
-		return nil, fmt.Errorf("%w: another file is mapped there", ErrDamaged)
+		return nil, fmt.Errorf("%w: the mapping is of another file", ErrDamaged)
 	}
 	self := fmt.Sprintf("/proc/self/fd/%d", place)
 	fd, err := unix.Open(self, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

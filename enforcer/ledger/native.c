@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger's own code, compiled into the enforcer. It is included rather than linked, so that
- * there is one copy of it in the tree and what follows can use its loads and stores.
+ * The ledger's code for the enforcer. It is included and not linked, so that the tree has one
+ * copy of it, and the functions below can use its loads and stores.
  */
 #include "native.h"
 
@@ -18,7 +18,7 @@ enum ledger_result native_assign(struct ledger *ledger, uint32_t lane,
 {
 	struct ledger_lane *l = &ledger->lane[lane];
 
-	/* A reader that goes up to high_lane must not miss a lane that is live. */
+	/* Raise high_lane first: a reader up to high_lane must not miss a live lane. */
 	if (__atomic_load_n(&ledger->high_lane, __ATOMIC_RELAXED) < lane)
 		__atomic_store_n(&ledger->high_lane, lane, __ATOMIC_RELEASE);
 	l->pid = owner->pid;
@@ -30,8 +30,8 @@ enum ledger_result native_assign(struct ledger *ledger, uint32_t lane,
 
 void native_live(struct ledger *ledger, uint32_t lane)
 {
-	/* Pairs with the acquire load of a sibling that looks for dead lanes: it sees the identity
-	 * above whenever it sees the lane live. */
+	/* Pairs with the acquire load of a sibling in search of dead lanes: if it sees the lane
+	 * live, it sees the identity above. */
 	__atomic_store_n(&ledger->lane[lane].state, LEDGER_LIVE, __ATOMIC_RELEASE);
 }
 
@@ -74,7 +74,7 @@ enum ledger_result native_device(struct ledger_account *enforcer, const uint8_t 
 	store(&d->total, total);
 	store(&d->context_bytes, context_bytes);
 	result = ledger_limit(enforcer, limit);
-	/* The count last: nobody uses a device above it. */
+	/* The count last: devices above it are unused. */
 	if (result == LEDGER_OK &&
 	    __atomic_load_n(&ledger->device_count, __ATOMIC_RELAXED) <= enforcer->device)
 		__atomic_store_n(&ledger->device_count, enforcer->device + 1, __ATOMIC_RELEASE);
@@ -95,9 +95,9 @@ uint64_t native_held(const struct ledger *ledger, uint32_t device, uint32_t lane
 {
 	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
 
-	/* Settling is a change that the entry's own number does not show: it is the one after. An
-	 * owner that is alive writes the number before its change takes effect, so for it this
-	 * is true only if it moved on between the two loads. */
+	/* A settlement is the change after the entry's own number. A live owner writes the number
+	 * before its change takes effect, so for a live owner this is true only if it made a
+	 * change between the two loads. */
 	for (unsigned tries = 0; tries < 1000; tries++) {
 		uint64_t number = load(&entry->number);
 		bool settled = took_effect(ledger, device, lane, number + 1);
@@ -122,15 +122,15 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 		const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
 		uint64_t held, context;
 
-		/* What a dead process has counted stays in its lane until the next one gets it, and
-		 * is `retired` from then on: the sum of both never goes down. */
+		/* Counts of a dead process stay in its lane until the next process gets it, and
+		 * then move to `retired`: the sum never decreases. */
 		sums.allocations += ledger_allocations(entry);
 		sums.refusals += load(&entry->refusals);
 		if (!live[lane])
 			continue;
 		held = native_held(ledger, device, lane);
 		sums.held += held;
-		/* A dead process's lane keeps this figure when a sibling has settled it. */
+		/* The lane of a dead process keeps this value after a sibling has settled it. */
 		context = load(&entry->context);
 		sums.context += context < held ? context : held;
 	}

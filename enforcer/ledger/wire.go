@@ -13,10 +13,10 @@ import (
 	"unsafe"
 )
 
-// MessageSize of a request and of a reply of the attach protocol.
+// MessageSize is the size of a request and of a reply in the attach protocol.
 const MessageSize = int(C.sizeof_struct_attach_request)
 
-// Op is what a process asks for.
+// Op is the operation of a request.
 type Op uint16
 
 // The operations of attach.h.
@@ -24,23 +24,23 @@ const (
 	OpAttach  Op = C.ATTACH_OP_ATTACH
 	OpDevice  Op = C.ATTACH_OP_DEVICE
 	OpTruth   Op = C.ATTACH_OP_TRUTH
-	OpRefused Op = C.ATTACH_OP_REFUSED // it is not answered
+	OpRefused Op = C.ATTACH_OP_REFUSED // has no reply
 	OpReturn  Op = C.ATTACH_OP_RETURN
 	OpHost    Op = C.ATTACH_OP_HOST
 )
 
-// Host memory is given in whole HostSteps, HostPart at most at once.
+// Host memory is granted in multiples of HostStep, at most HostPart at a time.
 const (
 	HostStep = C.ATTACH_HOST_STEP
 	HostPart = C.ATTACH_HOST_PART
 )
 
-// Call is what refused memory was for. One that is not known is told as the first.
+// Call is the call that was refused memory. An unknown one is reported as the first.
 type Call uint32
 
 func (c Call) String() string { return C.GoString(C.attach_call_name(C.uint32_t(c))) }
 
-// Status is the answer's kind. It is an error for every value but StatusOK.
+// Status is the status of a reply. Each value but StatusOK is an error.
 type Status uint16
 
 // The statuses of attach.h.
@@ -62,7 +62,7 @@ const (
 var statusText = [...]string{
 	"ok", "the peer is not a process of this slice", "no free process slot or device", "the slice was released",
 	"malformed message", "the slice has no quota on that device", "there is no driver truth", "the enforcer failed",
-	"it does not fit", "the slice is evicted", "host memory is the process's own", "/proc does not show the peer to the enforcer",
+	"the bytes do not fit", "the slice is evicted", "host memory is the process's own", "/proc does not show the peer to the enforcer",
 }
 
 func (s Status) Error() string {
@@ -72,35 +72,35 @@ func (s Status) Error() string {
 	return fmt.Sprintf("status %d", uint16(s))
 }
 
-// Request is what a process sends.
+// Request is a message of a process.
 type Request struct {
 	Op       Op
 	Device   uint32   // OpTruth, OpRefused
 	UUID     [16]byte // OpDevice
-	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpHost: needed in all
-	Used     uint64   // OpRefused: bytes charged then, overhead included; OpHost: there already
-	Overhead uint64   // OpRefused: of that
+	Bytes    uint64   // OpDevice: of the device; OpRefused: requested; OpHost: needed in total
+	Used     uint64   // OpRefused: bytes charged at that time, including overhead; OpHost: bytes granted before
+	Overhead uint64   // OpRefused: overhead in Used
 	Call     Call     // OpRefused
-	Pool     bool     // OpRefused: by the pool's limit, and Used and Overhead are the pool's
+	Pool     bool     // OpRefused: refused by the pool's limit, with the pool's Used and Overhead
 }
 
-// Reply is what it hears.
+// Reply is the enforcer's reply.
 type Reply struct {
 	Status Status
 	Lane   uint32 // OpAttach
 	Device uint32 // OpDevice
 	Bytes  uint64 // OpTruth
 	Size   uint64 // OpAttach
-	// PoolLanes, of OpAttach, are those in the ledgers of the slice's pools, whose descriptors follow the slice's in the same order.
+	// PoolLanes has the lanes in the ledgers of the slice's pools, for OpAttach. Their descriptors follow the slice's, in the same order.
 	PoolLanes [Pools]uint32
 }
 
-// Pools is of how many pools a slice is a member at most.
+// Pools is the maximum number of pools of a slice.
 const Pools = int(C.ATTACH_POOLS)
 
 var errSize = errors.New("wrong size")
 
-// DecodeRequest reads a message that anybody may have sent.
+// DecodeRequest decodes a message from an untrusted peer.
 func DecodeRequest(message []byte) (Request, error) {
 	if len(message) != MessageSize {
 		return Request{}, fmt.Errorf("%w: %d bytes, a request has %d", errSize, len(message), MessageSize)
@@ -128,7 +128,7 @@ func DecodeRequest(message []byte) (Request, error) {
 	return r, nil
 }
 
-// Encode makes the message of a request.
+// Encode returns the message of a request.
 func (r Request) Encode() []byte {
 	c := C.struct_attach_request{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, op: C.uint16_t(r.Op),
@@ -142,7 +142,7 @@ func (r Request) Encode() []byte {
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_request)
 }
 
-// Encode makes the message of a reply.
+// Encode returns the message of a reply.
 func (r Reply) Encode() []byte {
 	c := C.struct_attach_reply{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, status: C.uint16_t(r.Status),
@@ -154,7 +154,7 @@ func (r Reply) Encode() []byte {
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_reply)
 }
 
-// DecodeReply reads the enforcer's message.
+// DecodeReply decodes a message of the enforcer.
 func DecodeReply(message []byte) (Reply, error) {
 	if len(message) != MessageSize {
 		return Reply{}, fmt.Errorf("%w: %d bytes, a reply has %d", errSize, len(message), MessageSize)
