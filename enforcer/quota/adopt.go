@@ -11,18 +11,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
-// Restart says what is known of a ledger that a former enforcer left.
+// Restart has what is known of a ledger that an earlier enforcer left.
 type Restart struct {
-	Over     bool   // its time was over: the page is closed, or going to be
-	Changing bool   // its limits may not be on the page yet
-	Frozen   string // why what the former enforcer had frozen stays so; "" if this one would not freeze it, or cannot find out when that ends
+	Over     bool   // it has expired: its page is closed, or has to be
+	Changing bool   // the page may not have its last limits yet
+	Frozen   string // why a frozen ledger stays frozen; "" if this enforcer would not freeze it, or cannot find out when to thaw it
 }
 
-// Claims are the lanes that the page says somebody has. Each has its process if that is alive and keep says that it may have the lane; who
-// has none has lost it. The lock is not held: nobody else has the ledger yet, and the kernel is asked who each process is.
+// Claims returns the lanes that the page marks as owned. A lane has its process if that is alive and keep accepts it; other lanes have lost
+// their owner. The lock is not held: no other goroutine has the ledger yet, and each lane takes a question to the kernel.
 func (q *Quota) Claims(keep func(*process.Handle) bool) []*Lane {
 	var claims []*Lane
-	q.Next = q.Ledger.HighLane() + 1 // read once: anybody who has the page can write it
+	q.Next = q.Ledger.HighLane() + 1 // read once, since processes can overwrite it
 	for number := uint32(1); number < q.Next; number++ {
 		owner, generation, live := q.Ledger.Lane(number)
 		if !live {
@@ -42,10 +42,9 @@ func (q *Quota) Claims(keep func(*process.Handle) bool) []*Lane {
 	return claims
 }
 
-// Adopt puts the books in order by a page that a former enforcer left, and the lanes that are claimed there.
+// Adopt restores the Quota from a page that an earlier enforcer left, and from the lanes claimed there.
 //
-// Processes that are checkpointed (suspended) hold what they are charged for again: who they are
-// stands in the page only, which their siblings can write.
+// Checkpointed (suspended) processes get their charges back: only the page tells which they are, and their siblings can write it.
 func (q *Quota) Adopt(r Restart, claims []*Lane) {
 	q.adopting = true
 	defer func() { q.adopting = false }()
@@ -70,13 +69,13 @@ func (q *Quota) Adopt(r Restart, claims []*Lane) {
 }
 
 func (q *Quota) adoptDevices(r Restart, claims []*Lane) error {
-	raised := false // by what checkpointed processes had lent
+	raised := false // by the bytes lent by checkpointed processes
 	for _, l := range claims {
 		raised = raised || l.Lent
 	}
 	count := min(q.Ledger.DeviceCount(), len(q.Devices))
 	for i, d := range q.Devices {
-		if i >= count { // the store had it, the page not yet
+		if i >= count { // in the store, not yet in the page
 			if err := q.Write(i); err != nil {
 				return err
 			}
@@ -87,7 +86,7 @@ func (q *Quota) adoptDevices(r Restart, claims []*Lane) error {
 			return err
 		}
 		d.account, d.Inherited = account, account.Held()
-		if !r.Over && d.Limit != 0 && q.Ledger.Limit(i) == 0 { // it was frozen, or its own processes have harmed themselves
+		if !r.Over && d.Limit != 0 && q.Ledger.Limit(i) == 0 { // frozen, or overwritten by its own processes
 			if q.Frozen = r.Frozen; q.Frozen == "" {
 				err = account.Limit(d.Limit)
 			}
@@ -105,13 +104,13 @@ func (q *Quota) adoptDevices(r Restart, claims []*Lane) error {
 		}
 		q.Ledger.SetContextBytes(i, q.Owner.ContextBytes(d))
 	}
-	if q.Frozen != "" { // the former enforcer may not have come to all devices
+	if q.Frozen != "" { // the earlier enforcer may have frozen some devices only
 		q.Freeze(q.Frozen)
 	}
 	return nil
 }
 
-// adoptLanes takes up the lanes of those who live. A process has one lane: another that names it is settled.
+// adoptLanes adopts the lanes of live processes. A process has one lane: a second one is settled.
 func (q *Quota) adoptLanes(claims []*Lane) {
 	claimed := make(map[uint32]*Lane)
 	for _, l := range claims {
@@ -125,18 +124,18 @@ func (q *Quota) adoptLanes(claims []*Lane) {
 			continue
 		case l.Process != nil && q.byPID[l.Process.PID] == nil:
 			q.own(l)
-			if !l.Lent { // else another restart has to know, too
+			if !l.Lent { // a lent lane stays marked for the next restart
 				q.Ledger.SetLive(number)
 			}
 			if err := q.watch(l); err != nil {
-				q.Log.Error("the exit of a process will not be noticed", "pid", l.Process.PID, "err", err)
+				q.Log.Error("cannot watch a process: its exit will not be noticed", "pid", l.Process.PID, "err", err)
 			}
 			continue
 		case l.Process != nil:
 			l.Process.Close()
 		}
 		if _, err := q.Ledger.Settle(number, l.Generation); err != nil {
-			q.Damage(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, l.Refusals.PID, err))
+			q.Damage(fmt.Errorf("cannot settle lane %d of process %d: %w", number, l.Refusals.PID, err))
 			continue
 		}
 		q.pass("restore.settled")
@@ -145,7 +144,7 @@ func (q *Quota) adoptLanes(claims []*Lane) {
 	}
 }
 
-// Owners are who the page says have lanes, by lane: of a ledger whose lanes nobody has adopted. The lock is held or not.
+// Owners returns the owners of lanes by the page's claim, for a ledger without adopted lanes. The lock need not be held.
 func (q *Quota) Owners() map[uint32]ledger.Owner {
 	owners := make(map[uint32]ledger.Owner)
 	for number := uint32(1); number <= q.Ledger.HighLane(); number++ {

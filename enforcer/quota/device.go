@@ -6,20 +6,20 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Device is one device of a Quota: its own copy of what it wrote to the page.
+// Device is one device of a Quota, with a copy of what was written to the page.
 type Device struct {
-	ledger.Device                // as on the page, but for the limit while it is frozen
-	Name          string         // its UUID
-	Highest       uint64         // of the limits before this one: stored before this one is on the page
-	Inherited     uint64         // what a former enforcer had charged beyond the lanes
-	Frozen        bool           // the page has 0 in place of the limit
-	Seen          ledger.Figures // as Verify read them last
+	ledger.Device                // as in the page, except for the limit while frozen
+	Name          string         // the UUID
+	Highest       uint64         // highest earlier limit, stored before the page gets a new one
+	Inherited     uint64         // bytes that an earlier enforcer had charged in lane 0
+	Frozen        bool           // the page has limit 0
+	Seen          ledger.Figures // by the last Verify
 
-	account   *ledger.Account   // the enforcer's own lane
-	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for. Limit is higher by it
+	account   *ledger.Account   // lane 0, the enforcer's
+	suspended map[uint32]uint64 // bytes charged for each checkpointed process, by lane; Limit includes them
 }
 
-// Granted is the limit without what checkpointed processes have lent.
+// Granted returns the limit without the bytes lent by checkpointed processes.
 func (d *Device) Granted() uint64 {
 	if d.Limit == ledger.NoLimit {
 		return d.Limit
@@ -27,10 +27,10 @@ func (d *Device) Granted() uint64 {
 	return d.Limit - d.lent()
 }
 
-// HighestLimit is the highest limit that was ever in force.
+// HighestLimit returns the highest limit that was ever in force.
 func (d *Device) HighestLimit() uint64 { return max(d.Highest, d.Granted()) }
 
-// SetLimit makes limit bytes what processes may hold, and notes the highest limit that was in force before. Write puts it into the ledger.
+// SetLimit sets the limit, in bytes, and records the highest earlier one. Write writes it to the ledger.
 func (d *Device) SetLimit(limit, highest uint64) {
 	d.Highest = max(d.Highest, highest)
 	d.become(limit)
@@ -39,14 +39,14 @@ func (d *Device) SetLimit(limit, highest uint64) {
 func (d *Device) become(limit uint64) {
 	d.Limit, d.Quota = limit, min(limit, d.Total)
 	if limit != ledger.NoLimit {
-		d.Limit += d.lent() // may be charged beyond it
+		d.Limit += d.lent() // lent bytes may be charged in addition
 	}
 	if limit == 0 {
-		d.Quota = d.Total // it has no quota there: programs see the device, and nothing free
+		d.Quota = d.Total // no quota on this device: programs see it with no free memory
 	}
 }
 
-// setLimit changes the page at once.
+// setLimit changes the page's limit at once.
 func (d *Device) setLimit(limit uint64) error {
 	page := limit
 	if d.Frozen {
@@ -59,7 +59,7 @@ func (d *Device) setLimit(limit uint64) error {
 	return nil
 }
 
-// onPage is the device as the page has it.
+// onPage returns the device as the page has it.
 func (d *Device) onPage() ledger.Device {
 	device := d.Device
 	if d.Frozen {

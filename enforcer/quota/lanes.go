@@ -15,32 +15,33 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
-// Lane is a place in the ledger that a process has: one in its slice's, and one in the pool's.
+// Lane is a process's lane in a ledger. A process has one in its slice's ledger, and one in each pool's.
 type Lane struct {
 	Number     uint32
-	Generation uint64 // of the lane, by the enforcer's own count
+	Generation uint64 // by the enforcer's own count
 	Process    *process.Handle
-	Lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
+	Lent       bool // a former enforcer checkpointed its process, and others may have taken its bytes
 
 	Refusals report.Process
-	Slice    string // of a pool's lane, whose process it is; "" of one that a former enforcer gave
+	Slice    string // slice of the process, in a pool's ledger; "" if an earlier enforcer assigned the lane
 
-	// Of a slice's lane only:
-	Attached time.Time            // zero if that was another enforcer's doing
-	Learned  [ledger.Devices]bool // its first context's cost was looked at
+	// For a slice's lane only:
+	Attached time.Time            // zero if an earlier enforcer attached it
+	Learned  [ledger.Devices]bool // the cost of its first context was measured
 	Told     [ledger.Devices]Told
-	Kept     uint64 // bytes of host memory that it has moved its memory to, and keeps for the next time, as far as this enforcer knows
-	NoHost   error  // why it was given no host memory when it asked last
-	Mute     bool   // it has not answered in time where its memory was wanted, nor since
+	Kept     uint64 // bytes of host memory that it keeps from earlier moves, as far as this enforcer knows
+	NoHost   error  // why its last request for host memory was refused
+	Mute     bool   // it has not answered a wanted move in time, nor since
 }
 
-// Told is when a process was told what the driver holds for it, to charge the rest. It has not as long as its lane has that number.
+// Told records when a process learned what the driver holds for it, to charge the rest. It has not charged it while the lane still has
+// Number.
 type Told struct {
 	Number uint64
 	At     time.Time
 }
 
-// ID is the lane's, as no other's of the quota is; not 0, which is nil's.
+// ID returns an id that is unique within the quota, or 0 for nil.
 func (l *Lane) ID() uint64 {
 	if l == nil {
 		return 0
@@ -48,13 +49,13 @@ func (l *Lane) ID() uint64 {
 	return l.Generation<<16 | uint64(l.Number)
 }
 
-// Attach gives a process a lane, and the ledger, which is the caller's to close. If there is no error the process is the lane's, and
-// watched. An error is a ledger.Status where the process is to know it.
+// Attach assigns a lane to a process, and returns the ledger's file, which the caller closes. On success the lane owns the process, and its
+// exit is watched. The error is a ledger.Status if the process has to know it.
 func (q *Quota) Attach(l *Lane) (*os.File, error) {
 	p := l.Process
 	if old := q.byPID[p.PID]; old != nil {
-		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which asks once per image:
-		// then it has called execve, and what the former image held went with its mappings.
+		// Either the pid was reused, and the exit of its former process is about to be reported. Or the same process attaches again, since
+		// it does so once per image: execve(2) has unmapped the former image's memory.
 		q.Settle(old)
 		q.pass("attach.settled")
 	}
@@ -71,7 +72,7 @@ func (q *Quota) Attach(l *Lane) (*os.File, error) {
 	l.Number = number
 	if err := q.Ledger.Assign(number, ledger.Owner{PID: p.PID, Start: p.Start, NSPID: p.NSPID, PIDNS: p.PIDNS}); err != nil {
 		closeQuietly(file)
-		q.Damage(fmt.Errorf("lane %d cannot be given to process %d: %w", number, p.PID, err))
+		q.Damage(fmt.Errorf("cannot assign lane %d to process %d: %w", number, p.PID, err))
 		return nil, ledger.StatusClosed
 	}
 	q.pass("attach.assigned")
@@ -87,7 +88,7 @@ func (q *Quota) Attach(l *Lane) (*os.File, error) {
 	return file, nil
 }
 
-// Withdraw takes back a lane that Attach gave to a process which is not told of it. The process is the caller's again.
+// Withdraw takes back a lane from Attach before its process learns of it. The caller owns the process again.
 func (q *Quota) Withdraw(l *Lane) {
 	q.Deaths.Unwatch(l.Process)
 	q.disown(l)
@@ -126,23 +127,22 @@ func (q *Quota) disown(l *Lane) {
 }
 
 func (q *Quota) watch(l *Lane) error {
-	// On another goroutine, since the watcher's has everybody to serve, and this one may have to wait for the lock.
+	// Use another goroutine: the watcher's serves all processes, and died may wait for the lock.
 	return q.Deaths.Watch(l.Process, func() { go q.died(l) })
 }
 
-// died gives back what a process held that has exited. It takes the lock. The slice's lane and the pool's are settled each for itself;
-// neither waits for the other.
+// died settles the lane of an exited process. It takes the lock. A process's lanes in the slice and its pools are settled independently.
 func (q *Quota) died(l *Lane) {
 	q.Lock.Lock()
 	defer q.Lock.Unlock()
 	if !q.Has(l) {
-		return // it was settled meanwhile, or the owner is gone
+		return // settled already, or the slice or pool is gone
 	}
 	q.pass("death.seen")
 	q.Settle(l)
 }
 
-// Settle ends a lane: what it held is given back.
+// Settle releases the bytes of a lane, and frees it.
 func (q *Quota) Settle(l *Lane) {
 	q.Deaths.Unwatch(l.Process)
 	open := q.State == api.Active || q.State == api.Expired
@@ -150,11 +150,11 @@ func (q *Quota) Settle(l *Lane) {
 		q.comeBack(l)
 		bytes, err := q.Ledger.Settle(l.Number, l.Generation)
 		if err != nil {
-			q.Damage(fmt.Errorf("lane %d of process %d cannot be settled: %w", l.Number, l.Process.PID, err))
+			q.Damage(fmt.Errorf("cannot settle lane %d of process %d: %w", l.Number, l.Process.PID, err))
 		}
 		for i, d := range q.Devices {
 			if bytes[i] > 0 {
-				q.Log.Debug("given back for a process", "device", d.Name, "pid", l.Process.PID, "bytes", bytes[i])
+				q.Log.Debug("released bytes of an exited process", "device", d.Name, "pid", l.Process.PID, "bytes", bytes[i])
 			}
 		}
 		q.pass("death.settled")
@@ -167,19 +167,19 @@ func (q *Quota) Settle(l *Lane) {
 	l.Process.Close()
 }
 
-// Has says whether a lane was not settled yet.
+// Has reports whether a lane is still assigned.
 func (q *Quota) Has(l *Lane) bool { return l != nil && q.lanes[l.Number] == l }
 
-// Of is the lane of a process; nil if it has none.
+// Of returns the lane of a process, or nil.
 func (q *Quota) Of(pid int) *Lane { return q.byPID[pid] }
 
-// Count is how many lanes processes have.
+// Count returns the number of assigned lanes.
 func (q *Quota) Count() int { return len(q.lanes) }
 
-// Lanes are those that processes have.
+// Lanes returns the assigned lanes.
 func (q *Quota) Lanes() iter.Seq[*Lane] { return maps.Values(q.lanes) }
 
-// Processes are the lanes by the processes' pids.
+// Processes returns the assigned lanes by pid.
 func (q *Quota) Processes() iter.Seq2[int, *Lane] { return maps.All(q.byPID) }
 
 // Held returns the bytes that a process holds on a device by its lane. Bytes lent to others do not count. For a process that was moved to the

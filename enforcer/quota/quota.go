@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quota keeps the books of one quota: a ledger, the devices in it, and the lanes that processes have there. A slice has a
-// Quota, and so has a pool.
+// Package quota keeps the state of one quota: a ledger, its devices, and the lanes of processes. Each slice and each pool has a Quota.
 //
-// Every process that has the ledger can write to it. What its page says about limits is therefore compared with the Quota's own copy
-// (Verify), and a lane counts for what it says only as long as the driver does not say otherwise (package truth).
+// Every process with the ledger can write to it. So Verify compares the page's limits with the Quota's own copy, and a lane's figures count
+// only while the driver does not contradict them (package truth).
 package quota
 
 import (
@@ -23,62 +22,62 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Left is the state of a quota whose processes go on without this enforcer.
+// Left is the state of a quota after Leave: its processes continue without this enforcer.
 const Left api.State = "left"
 
-// Owner is the slice or the pool whose quota it is. Its methods are called with the lock held.
+// Owner is the slice or the pool of a quota. Its methods are called with the lock held.
 type Owner interface {
-	// Damaged is told that nothing more is granted, since the page cannot be trusted (Reason). It is Overwritten by a process that had it,
-	// but at a restart: a page that another version left need not be what this one expects.
+	// Damaged reports that the page cannot be trusted (Reason), and that no more bytes are granted. Overwritten is set if a process
+	// overwrote the page. It is not set during a restart, since a page of another version may differ from what this one expects.
 	Damaged()
-	// Settled is told of a lane that is about to be free. Its process has exited, or called execve.
+	// Settled is called before a lane becomes free. Its process has exited, or called execve.
 	Settled(l *Lane)
-	// ContextBytes is what a process charges before its first context on a device.
+	// ContextBytes returns the bytes that a process charges before its first context on a device.
 	ContextBytes(d *Device) uint64
 }
 
-// Options say whose quota it is. All of them are needed but for the last two.
+// Options configure a Quota. All but the last two are required.
 type Options struct {
 	Log    *slog.Logger
 	Owner  Owner
-	Lock   sync.Locker      // the owner's, which guards the Quota
-	Deaths *process.Watcher // of the processes that have a lane
-	Pool   string           // the name of the pool, which its processes say when they are refused something; "" for a slice
-	Record bool             // nothing is refused
+	Lock   sync.Locker      // the owner's lock, which guards the Quota
+	Deaths *process.Watcher // watches the processes with lanes
+	Pool   string           // the pool's name, for messages about refusals; "" for a slice
+	Record bool             // refuse nothing
 }
 
-// Quota is one ledger with its devices and lanes. The owner's lock guards all of it: who calls a method has it, or nobody else knows the
-// Quota yet, unless the method says otherwise. Identity is the same from Begin on.
+// Quota is one ledger with its devices and lanes. The owner's lock guards all of it. A caller of a method holds the lock, or the Quota is
+// not shared yet, unless the method says otherwise. Identity does not change after Begin.
 type Quota struct {
 	Options
 
 	State  api.State // Active, Expired, Damaged, Released, or Left
 	Reason string
-	Frozen string // why nothing more is granted for the time being; "" if it is
+	Frozen string // why nothing more is granted for now, or ""
 
-	Overwritten bool // it is damaged since a process has overwritten the page
+	Overwritten bool // damaged since a process overwrote the page
 
-	Ledger   *ledger.Ledger // nil before Begin, after Leave, and where a restart has lost it
+	Ledger   *ledger.Ledger // nil before Begin, after Leave, and if a restart has lost it
 	Identity ledger.Identity
-	Stored   bool      // the store knows the ledger
+	Stored   bool      // the store has the ledger
 	Devices  []*Device // in the ledger's order
 
-	Next uint32 // lanes from here on were never given out; exported for tests
+	Next uint32 // first lane that was never assigned; exported for tests
 
 	adopting bool
-	free     []uint32 // lanes that were given back
+	free     []uint32 // settled lanes
 	live     ledger.Live
 	lanes    map[uint32]*Lane
-	away     map[uint32]map[string]uint64 // lanes of processes that are suspended with all others of the slice, and what they left, by device
+	away     map[uint32]map[string]uint64 // bytes left by device and lane, of processes suspended with their whole slice
 	byPID    map[int]*Lane
 }
 
-// New returns a quota that has no ledger and no devices yet.
+// New returns a quota without a ledger and devices.
 func New(o Options) *Quota {
 	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane), away: make(map[uint32]map[string]uint64)}
 }
 
-// Begin makes a new ledger with the devices that there are. The store does not know it yet. Begin takes the lock.
+// Begin creates a ledger with the quota's devices, which the store does not have yet. It takes the lock.
 func (q *Quota) Begin() error {
 	var name [16]byte
 	if _, err := rand.Read(name[:]); err != nil {
@@ -108,23 +107,23 @@ func (q *Quota) Begin() error {
 	return nil
 }
 
-// Close lets nothing more be charged: who is attached and alive still has the page.
+// Close makes the ledger refuse all further charges. Live attached processes keep the page.
 func (q *Quota) Close() {
 	q.Ledger.SetClosed()
 	for i, d := range q.Devices {
-		if d.account == nil { // nobody has adopted it
+		if d.account == nil { // not adopted
 			d.account, _ = q.Ledger.OpenAccount(i, 0)
 		}
 		if d.account != nil {
-			_ = d.account.Limit(0) // SetClosed says the same, to whoever reads it
+			_ = d.account.Limit(0) // repeats SetClosed in the limit
 		}
 	}
 }
 
-// Expire is Close for good: what is held counts until it is given back.
+// Expire closes the quota permanently. Held bytes count until they are released.
 func (q *Quota) Expire() {
 	for _, d := range q.Devices {
-		// What a checkpointed process is charged for was granted to others, which are granted nothing any more.
+		// The bytes of checkpointed processes were granted to others, which get nothing more.
 		d.Limit = d.Granted()
 		clear(d.suspended)
 	}
@@ -132,7 +131,7 @@ func (q *Quota) Expire() {
 	q.State, q.Reason = api.Expired, "its time is over"
 }
 
-// Leave closes what this process has open for the quota. The ledger stays as it is, with the processes that have it.
+// Leave closes the quota's files in this process. The ledger and its processes continue.
 func (q *Quota) Leave() error {
 	var errs []error
 	for number, l := range q.lanes {
@@ -149,7 +148,7 @@ func (q *Quota) Leave() error {
 	return errors.Join(errs...)
 }
 
-// Damage says that the page cannot be trusted any more. Nothing more may be charged; the processes and the host go on.
+// Damage marks the page as untrusted. No more bytes may be charged; processes and host continue.
 func (q *Quota) Damage(err error) {
 	if q.State != api.Active {
 		return
@@ -162,8 +161,8 @@ func (q *Quota) Damage(err error) {
 	q.Owner.Damaged()
 }
 
-// WasOverwritten is for a quota whose page was overwritten while a former enforcer ran, for this reason: it stays damaged, whatever
-// ledger it gets. Called before Begin or Adopt.
+// WasOverwritten restores a quota with a page that was overwritten under an earlier enforcer, with its reason. It stays damaged with any
+// ledger. Call it before Begin or Adopt.
 func (q *Quota) WasOverwritten(reason string) {
 	q.State, q.Reason, q.Overwritten = api.Damaged, reason, true
 }
@@ -178,23 +177,23 @@ func (q *Quota) Verify() error {
 		return err
 	}
 	for i, d := range q.Devices {
-		// Both are changed by the same swap, so with nothing changing meanwhile they cannot differ.
+		// One compare-and-swap changes both, so they are equal if nothing changed during the reads.
 		f := q.figures(i)
 		d.Seen = f
 		if f.Quiet && f.Used != f.Held {
-			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.Name, f.Used, f.Held)
+			return fmt.Errorf("%w: device %s has %d bytes charged, and its lanes hold %d", ledger.ErrDamaged, d.Name, f.Used, f.Held)
 		}
 	}
 	return nil
 }
 
-// figures are what the page says of a device.
+// figures returns the page's figures of a device.
 func (q *Quota) figures(index int) ledger.Figures {
 	return q.Ledger.Figures(index, &q.live, q.Next-1)
 }
 
-// Shown are a device's figures for people, without what processes are charged for that are checkpointed or away, and how much of what is used is
-// overhead. The figures are not of one instant, and the page may say anything: nothing is below zero.
+// Shown returns a device's figures for people, without the charges of checkpointed processes and of those that are away, and the overhead
+// in the used bytes. The figures are not of one instant, and processes can forge them; none is below zero.
 func (q *Quota) Shown(index int) (f ledger.Figures, overhead uint64) {
 	d := q.Devices[index]
 	f = q.figures(index)
@@ -209,7 +208,8 @@ func (q *Quota) Shown(index int) (f ledger.Figures, overhead uint64) {
 	return f, min(f.Used, f.Context+f.Enforcer)
 }
 
-// Used is what processes that are neither checkpointed nor away are charged for on a device, by the page's word; 0 without a ledger.
+// Used returns the bytes charged on a device, by the page's claim, without those of checkpointed processes and of those that are away; 0
+// without a ledger.
 func (q *Quota) Used(index int) uint64 {
 	if q.Ledger == nil || index >= q.Ledger.DeviceCount() {
 		return 0
@@ -218,15 +218,15 @@ func (q *Quota) Used(index int) uint64 {
 	return used - min(used, q.Devices[index].lent()+q.Away(index))
 }
 
-// OverLimit says whether more is charged on a device than may be.
+// OverLimit reports whether more is charged on a device than its limit.
 func (q *Quota) OverLimit(index int) bool {
 	return q.figures(index).Used > q.Devices[index].Limit
 }
 
-// Commitment is what the quota comes to on each device, in bytes by UUID: the limit, or the whole device if that is less.
+// Commitment returns the quota's commitment on each device, in bytes by UUID: the limit, or the whole device if that is less.
 func (q *Quota) Commitment() map[string]uint64 { return Commitment(q.Devices) }
 
-// Commitment is what the limits of devices come to, as of a Quota that has them.
+// Commitment returns the commitment of devices with their limits.
 func Commitment(devices []*Device) map[string]uint64 {
 	has := make(map[string]uint64)
 	for _, d := range devices {
@@ -237,8 +237,8 @@ func Commitment(devices []*Device) map[string]uint64 {
 	return has
 }
 
-// AtLeastUsed raises a commitment to what is used of each device, as far as that was committed before, and says whether that was more
-// anywhere: a quota was lowered, and what is held beyond it can be promised to nobody else.
+// AtLeastUsed raises a commitment to the bytes in use on each device, at most to the former commitment, and reports whether it raised any.
+// After a quota was lowered, the bytes held beyond it cannot be promised to another.
 func (q *Quota) AtLeastUsed(has, had map[string]uint64) (more bool) {
 	for i, d := range q.Devices {
 		if bytes := min(q.Used(i), had[d.Name]); bytes > has[d.Name] {
@@ -248,8 +248,7 @@ func (q *Quota) AtLeastUsed(has, had map[string]uint64) (more bool) {
 	return more
 }
 
-// SetExcess has the enforcer's own lane hold what processes hold beyond theirs on a device, in bytes. What is not verified is charged as
-// far as it fits.
+// SetExcess makes lane 0 hold the bytes that processes hold beyond their lanes on a device. It charges unverified bytes up to the limit.
 func (q *Quota) SetExcess(index int, known, unverified uint64) {
 	d := q.Devices[index]
 	var err error
@@ -258,19 +257,19 @@ func (q *Quota) SetExcess(index int, known, unverified uint64) {
 	}
 	if rest := known + unverified - d.account.Held(); err == nil && rest > 0 {
 		if used := q.figures(index).Used; used < d.Limit {
-			// Others may take it first: then it is tried again at the next check.
+			// Other processes may take them first. The next check tries again.
 			if err = d.account.Charge(min(rest, d.Limit-used)); errors.Is(err, ledger.ErrRefused) {
 				err = nil
 			}
 		}
 	}
 	if err != nil {
-		q.Damage(fmt.Errorf("overhead on device %s cannot be charged: %w", d.Name, err))
+		q.Damage(fmt.Errorf("cannot charge the overhead on device %s: %w", d.Name, err))
 	}
 }
 
-// Freeze lets nothing more be charged on any device, and says why. What is charged stays, and can be given back. changed: that was not
-// so before on all of them.
+// Freeze makes the ledger refuse further charges on all devices, with a reason. Charged bytes stay, and can be released. changed reports
+// whether a device was not frozen before.
 func (q *Quota) Freeze(why string) (changed bool) {
 	if q.State != api.Active {
 		return false
@@ -282,7 +281,7 @@ func (q *Quota) Freeze(why string) (changed bool) {
 		}
 		d.Frozen = true
 		if err := d.setLimit(d.Limit); err != nil {
-			q.Damage(fmt.Errorf("the limit on device %s cannot be frozen: %w", d.Name, err))
+			q.Damage(fmt.Errorf("cannot freeze the limit on device %s: %w", d.Name, err))
 			return false
 		}
 		killpoint.Pass("policy.frozen")
@@ -291,13 +290,13 @@ func (q *Quota) Freeze(why string) (changed bool) {
 	return changed
 }
 
-// Thaw gives back what Freeze took, and says whether it did.
+// Thaw restores the limits after Freeze, and reports whether it did.
 func (q *Quota) Thaw() bool {
 	q.Frozen = ""
 	for _, d := range q.Devices {
 		d.Frozen = false
 		if err := d.setLimit(d.Limit); err != nil {
-			q.Damage(fmt.Errorf("the limit on device %s cannot be given back: %w", d.Name, err))
+			q.Damage(fmt.Errorf("cannot restore the limit on device %s: %w", d.Name, err))
 			return false
 		}
 		killpoint.Pass("policy.thawed")
@@ -305,7 +304,7 @@ func (q *Quota) Thaw() bool {
 	return true
 }
 
-// pass is a kill point: of what is done and how far, as in attach.live, which is attach.pool.live in a pool's quota.
+// pass passes a kill point, such as attach.live, which is attach.pool.live in a pool's quota.
 func (q *Quota) pass(point string) {
 	if q.Pool != "" {
 		what, far, _ := strings.Cut(point, ".")
@@ -314,20 +313,19 @@ func (q *Quota) pass(point string) {
 	killpoint.Pass(point)
 }
 
-// Describe makes a device on which processes may hold limit bytes: ledger.NoLimit is of a slice that draws on its pool's quota alone, 0 is
-// of one that can be given nothing, as others have all of the device.
-// It needs no lock.
+// Describe returns a device with a limit in bytes. ledger.NoLimit is for a slice that is limited by its pool only; 0 is for one that can
+// get nothing, since others have the whole device. It needs no lock.
 func (q *Quota) Describe(uuid driver.UUID, limit, total uint64) *Device {
 	d := &Device{Device: ledger.Device{UUID: uuid.Raw, Total: total}, Name: uuid.String(), suspended: make(map[uint32]uint64)}
 	d.become(limit)
 	if q.Record {
-		// Nothing is refused, so nothing else must differ for the program either.
+		// In record mode nothing is refused, and nothing else may differ for the program.
 		d.Limit, d.Quota = ledger.NoLimit, total
 	}
 	return d
 }
 
-// Write puts a device into the ledger, or what has changed about it.
+// Write writes a device, or its changes, to the ledger.
 func (q *Quota) Write(index int) error {
 	d := q.Devices[index]
 	if d.account == nil {
@@ -340,19 +338,19 @@ func (q *Quota) Write(index int) error {
 	return d.account.SetDevice(d.onPage(), q.Owner.ContextBytes(d))
 }
 
-// Add puts a device behind the others. Its error says that processes get nothing.
+// Add appends a device. On failure processes get no memory.
 func (q *Quota) Add(d *Device) error {
 	q.Devices = append(q.Devices, d)
 	index := len(q.Devices) - 1
 	if err := q.Write(index); err != nil {
 		q.Devices = q.Devices[:index]
-		q.Damage(fmt.Errorf("device %s cannot be added: %w", d.Name, err))
+		q.Damage(fmt.Errorf("cannot add device %s: %w", d.Name, err))
 		return ledger.StatusClosed
 	}
 	return nil
 }
 
-// Index is the ledger's index of a device; -1 if it has it not.
+// Index returns the ledger's index of a device, or -1.
 func (q *Quota) Index(uuid [16]byte) int {
 	for i, d := range q.Devices {
 		if d.UUID == uuid {
@@ -362,7 +360,7 @@ func (q *Quota) Index(uuid [16]byte) int {
 	return -1
 }
 
-// closeQuietly is for what was open already.
+// closeQuietly closes files, and drops errors.
 func closeQuietly(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()

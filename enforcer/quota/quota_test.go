@@ -24,7 +24,7 @@ import (
 
 const gib = 1 << 30
 
-// owner is a test's.
+// owner implements quota.Owner.
 type owner struct {
 	sync.Mutex
 	t       *testing.T
@@ -51,7 +51,7 @@ func (o *owner) eventually(what string, ok func() bool) {
 	})
 }
 
-// newQuota has one device, of which limit of 80 GiB may be held, and no ledger.
+// newQuota returns a quota with one device of 80 GiB with a limit, and without a ledger.
 func newQuota(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 	t.Helper()
 	deaths := must.Get(process.NewWatcher())(t)
@@ -73,7 +73,7 @@ func begun(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 	return q, o
 }
 
-// start begins a process that lives until the test's end, or until it is killed.
+// start starts a process that ends with the test unless it is killed before.
 func start(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -81,7 +81,7 @@ func start(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// attach gives a process a lane, of which account is the process's view.
+// attach assigns a lane to a process, and returns the process's account.
 func attach(q *quota.Quota, o *owner, pid int) (l *quota.Lane, account *ledger.Account) {
 	o.t.Helper()
 	p := must.Get(process.Open(pid))(o.t)
@@ -132,7 +132,7 @@ func TestAnotherImageOfAProcessHasNothingOfTheFormerOne(t *testing.T) {
 
 func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	q, o := begun(t, 4*gib)
-	q.Next = uint32(ledger.Slots) // there is one left
+	q.Next = uint32(ledger.Slots) // one lane is left
 	l, _ := attach(q, o, start(t).Process.Pid)
 	p := must.Get(process.Open(start(t).Process.Pid))(t)
 	o.with(func() {
@@ -144,13 +144,13 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	attach(q, o, start(t).Process.Pid)
 }
 
-// noDescriptors lets this process open no more descriptors while f runs.
+// noDescriptors prevents this process from opening descriptors while f runs.
 func noDescriptors(t *testing.T, f func()) {
 	t.Helper()
 	var limit unix.Rlimit
 	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := limit
-	none.Cur = 1 // descriptor 0 is open; at a limit of 0 fcntl(2) answers EINVAL
+	none.Cur = 1 // descriptor 0 is open; with a limit of 0 fcntl(2) fails with EINVAL
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
 	defer func() { must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
 	f()
@@ -171,7 +171,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			q, o := begun(t, 4*gib)
-			q.Next = uint32(ledger.Slots) // there is one left
+			q.Next = uint32(ledger.Slots) // one lane is left
 			p := must.Get(process.Open(start(t).Process.Pid))(t)
 			o.with(func() {
 				for range 2 {
@@ -209,7 +209,7 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 	})
 	must.Do(t, b.Charge(4*gib))
 	refused(t, b.Charge(1))
-	expect.ErrorIs(t, must.Err(resume()), ledger.StatusRefused, "what it lent is another's")
+	expect.ErrorIs(t, must.Err(resume()), ledger.StatusRefused, "its lent bytes are taken")
 	must.Do(t, b.Release(3*gib))
 	o.with(func() {
 		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
@@ -250,7 +250,7 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 	for _, c := range []struct{ known, unverified, want uint64 }{
 		{0, 2 * gib, gib}, // up to the limit
 		{gib / 2, 0, gib / 2},
-		{5 * gib, 2 * gib, 5 * gib}, // what the driver says is charged whatever the limit is
+		{5 * gib, 2 * gib, 5 * gib}, // bytes that the driver holds are charged regardless of the limit
 		{0, 0, 0},
 	} {
 		o.with(func() {
@@ -273,7 +273,7 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
 			t.Errorf("%v, highest %d", has, d.HighestLimit())
 		}
-		expect.True(t, q.OverLimit(0), "it holds more than it may")
+		expect.True(t, q.OverLimit(0), "the quota is not over its limit")
 	})
 	refused(t, a.Charge(1))
 }
@@ -290,7 +290,7 @@ func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
 			t.Errorf("%v", has)
 		}
 		if q.AtLeastUsed(has, map[string]uint64{}) || has[name] != 2*gib {
-			t.Errorf("nothing was committed, and %v is", has)
+			t.Errorf("committed %v without an earlier commitment", has)
 		}
 	})
 }
@@ -320,7 +320,7 @@ func TestADeviceThatThePageHasNoPlaceForIsNotAdded(t *testing.T) {
 	})
 }
 
-// The bytes lent by a checkpointed process are added to each new limit until the process ends.
+// The bytes lent by a checkpointed process are added to each new limit until the process exits.
 func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)
@@ -340,7 +340,7 @@ func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
 	o.eventually("its lane is settled", func() bool { return q.Count() == 0 })
 	o.with(func() {
 		if d.Granted() != 5*gib || d.Limit != 5*gib || d.Lends(away.Number) || q.Used(0) != 0 {
-			t.Errorf("granted %d, limit %d, used %d after its end", d.Granted(), d.Limit, q.Used(0))
+			t.Errorf("granted %d, limit %d, used %d after its exit", d.Granted(), d.Limit, q.Used(0))
 		}
 		must.Do(t, q.Verify())
 	})
@@ -367,7 +367,7 @@ func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 	refused(t, a.Charge(1))
 }
 
-// inherit has another quota take up the ledger of one that was left by a kill.
+// inherit adopts the ledger of a killed enforcer's quota in another quota.
 func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *owner) {
 	t.Helper()
 	q, o := newQuota(t, 4*gib)
@@ -380,7 +380,7 @@ func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *o
 	return q, o
 }
 
-// A process keeps its lane if the owner says so, and if it is alive after that.
+// A process keeps its lane if the owner accepts it, and if it is alive after that.
 func TestAProcessThatMayNotHaveItsLaneHasLostIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		keep func(cmd *exec.Cmd) bool
@@ -413,7 +413,7 @@ func TestAProcessThatMayNotHaveItsLaneHasLostIt(t *testing.T) {
 	}
 }
 
-// All lanes below the highest that was given out are somebody's or free after a restart.
+// After a restart, each lane up to the highest assigned one is assigned or free.
 func TestARestartLosesNoLane(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	free, _ := attach(before, o, start(t).Process.Pid)
@@ -428,7 +428,7 @@ func TestARestartLosesNoLane(t *testing.T) {
 	must.Do(t, dies.Process.Kill())
 	_ = dies.Wait()
 	q, after := inherit(t, before, quota.Restart{})
-	q.Next = uint32(ledger.Slots) + 1 // none is left beyond
+	q.Next = uint32(ledger.Slots) + 1 // no lane is left above
 	numbers := make(map[uint32]bool)
 	for range 2 {
 		l, _ := attach(q, after, start(t).Process.Pid)
@@ -439,7 +439,7 @@ func TestARestartLosesNoLane(t *testing.T) {
 	}
 }
 
-// The former enforcer may have ended before it closed the page.
+// The earlier enforcer may have been killed before it closed the page.
 func TestAPageThatWasOverwrittenIsClosedByARestart(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	_, a := attach(before, o, start(t).Process.Pid)
@@ -480,11 +480,11 @@ func TestARestartTakesUpThoseWhoLive(t *testing.T) {
 			t.Fatalf("%s (%s), %d lanes", q.State, q.Reason, q.Count())
 		}
 		if d := q.Devices[0]; d.Limit != 4*gib || d.Inherited != gib/2 || q.Used(0) != 2*gib+gib/2 {
-			t.Errorf("limit %d, inherited %d, used %d: who was checkpointed holds it again", d.Limit, d.Inherited, q.Used(0))
+			t.Errorf("limit %d, inherited %d, used %d: want the bytes of the checkpointed process charged again", d.Limit, d.Inherited, q.Used(0))
 		}
 		l := q.Of(away.Process.PID)
 		if l == nil || !l.Lent {
-			t.Errorf("%+v: it is still checkpointed", l)
+			t.Errorf("%+v: still checkpointed", l)
 		}
 	})
 }
@@ -494,7 +494,7 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 	cmd := start(t)
 	l, a := attach(before, o, cmd.Process.Pid)
 	must.Do(t, a.Charge(gib))
-	o.with(func() { // as a process that writes its own name into another lane
+	o.with(func() { // like a process that writes its identity into another lane
 		p := l.Process
 		must.Do(t, before.Ledger.Assign(2, ledger.Owner{PID: p.PID, Start: p.Start, NSPID: p.NSPID, PIDNS: p.PIDNS}))
 		before.Ledger.SetLive(2)
@@ -515,7 +515,7 @@ func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
 	must.Do(t, other.Limit(80*gib))
 	q, _ := inherit(t, before, quota.Restart{})
 	if q.State != api.Damaged || q.Overwritten {
-		t.Errorf("%s, overwritten %v: nobody is accused of what another version may have left", q.State, q.Overwritten)
+		t.Errorf("%s, overwritten %v: another version may have left the page like that", q.State, q.Overwritten)
 	}
 }
 

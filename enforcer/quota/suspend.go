@@ -9,14 +9,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// The memory of a suspended slice's processes is on no device (SendAway). Their lanes stay as they are, since only their owners may write them.
-// The slice's own limit stays, too: their calls charge, and wait in the driver until they are back. In the ledger of a pool the limit is raised by
-// what they hold (Suspend), so that other members may take that. It is lowered before they come back, or a lane is settled.
+// The memory of a suspended slice's processes is on no device (SendAway). Their lanes do not change, since only their owners may write
+// them. Nor does the slice's own limit: their calls charge, and wait in the driver until they are back. In a pool's ledger the limit is
+// raised by their bytes (Suspend), so that other members may take them. It is lowered before they come back, or before a lane is settled.
 //
-// A restart lowers a pool's limit, since only the page says which processes are away. They come back when what they hold fits again.
+// A restart lowers a pool's limit, since only the page tells which processes are away. They come back when their bytes fit again.
 
-// lent is what processes that are away are charged for on the device: bytes of the page's limit, and of what is used there, that
-// are nobody's.
+// lent returns the bytes charged for processes that are away. They are part of the page's limit and of its used bytes, and belong to no
+// process.
 func (d *Device) lent() uint64 {
 	var sum uint64
 	for _, bytes := range d.suspended {
@@ -25,23 +25,23 @@ func (d *Device) lent() uint64 {
 	return sum
 }
 
-// Lends says whether others may have what a lane is charged for.
+// Lends reports whether other processes may have the bytes of a lane.
 func (d *Device) Lends(number uint32) bool { return d.suspended[number] > 0 }
 
-// SendAway is for a process of a slice that is suspended as a whole: what it is charged for is on no device until BringBack, but for what it has
-// left there, in bytes by device. That it is gone from there is the caller's to know.
+// SendAway marks a process of a slice that is suspended as a whole: until BringBack, its charges are on no device, except for left, in
+// bytes by device. The caller has checked that its memory is gone.
 func (q *Quota) SendAway(l *Lane, left map[string]uint64) { q.away[l.Number] = left }
 
-// BringBack has what all processes are charged for be on the devices again. It is called before it is.
+// BringBack makes the charges of all processes count on the devices again. Call it before their memory returns.
 func (q *Quota) BringBack() { clear(q.away) }
 
-// IsAway says whether SendAway was called for a lane.
+// IsAway reports whether a lane is marked by SendAway.
 func (q *Quota) IsAway(number uint32) bool {
 	_, away := q.away[number]
 	return away
 }
 
-// Away is what processes that SendAway was called for are charged for on a device, without what they have left there.
+// Away returns the bytes charged on a device for processes that are away, without those that they left there.
 func (q *Quota) Away(index int) (bytes uint64) {
 	for number := range q.away {
 		bytes += q.OnHost(index, number)
@@ -49,7 +49,7 @@ func (q *Quota) Away(index int) (bytes uint64) {
 	return bytes
 }
 
-// OnHost is that of one process; 0 if it is not away.
+// OnHost returns these bytes for one process, or 0 if it is not away.
 func (q *Quota) OnHost(index int, number uint32) uint64 {
 	left, away := q.away[number]
 	if !away {
@@ -59,7 +59,7 @@ func (q *Quota) OnHost(index int, number uint32) uint64 {
 	return held - min(held, left[q.Devices[index].Name])
 }
 
-// suspend changes what a lane has lent, and the limit with it, if there is one.
+// suspend changes the lent bytes of a lane, and the limit accordingly, if there is one.
 func (d *Device) suspend(number uint32, bytes uint64) error {
 	limit := d.Limit
 	if limit != ledger.NoLimit {
@@ -76,14 +76,14 @@ func (d *Device) suspend(number uint32, bytes uint64) error {
 	return nil
 }
 
-// Suspend lets others have what a process is charged for. The caller knows that it is gone from the devices.
+// Suspend lends the bytes of a process to others. The caller has checked that its memory is gone from the devices.
 func (q *Quota) Suspend(l *Lane) error {
 	l.Lent = false
-	q.Ledger.SetSuspended(l.Number) // first: by that the next enforcer knows why a limit is higher
+	q.Ledger.SetSuspended(l.Number) // first, so that the next enforcer knows why a limit is higher
 	killpoint.Pass("suspend.marked")
 	for i, d := range q.Devices {
 		if err := d.suspend(l.Number, q.Ledger.Held(i, l.Number)); err != nil {
-			q.Damage(fmt.Errorf("the limit on device %s cannot be raised: %w", d.Name, err))
+			q.Damage(fmt.Errorf("cannot raise the limit on device %s: %w", d.Name, err))
 			return ledger.StatusClosed
 		}
 		killpoint.Pass("suspend.raised")
@@ -91,7 +91,7 @@ func (q *Quota) Suspend(l *Lane) error {
 	return nil
 }
 
-// Resume takes back what Suspend gave on all devices, or returns ledger.StatusRefused. was says whether anything was lent.
+// Resume takes back the bytes lent by Suspend on all devices, or returns ledger.StatusRefused. was reports whether any were lent.
 func (q *Quota) Resume(l *Lane) (was bool, err error) {
 	if l.Lent && q.exceeded(l) {
 		return false, ledger.StatusRefused
@@ -109,7 +109,7 @@ func (q *Quota) Resume(l *Lane) (was bool, err error) {
 		}
 		if err != nil {
 			for d, n := range bytes {
-				_ = d.suspend(l.Number, n) // the next check sees a failure
+				_ = d.suspend(l.Number, n) // the next check detects a failure
 			}
 			return false, err
 		}
@@ -119,7 +119,7 @@ func (q *Quota) Resume(l *Lane) (was bool, err error) {
 	return len(bytes) > 0, nil
 }
 
-// exceeded says whether more than the limit is charged on a device on which the lane holds something.
+// exceeded reports whether more than the limit is charged on a device with bytes of the lane.
 func (q *Quota) exceeded(l *Lane) bool {
 	for i, d := range q.Devices {
 		if q.Ledger.Held(i, l.Number) > 0 && (d.Frozen || q.OverLimit(i)) {
@@ -129,14 +129,14 @@ func (q *Quota) exceeded(l *Lane) bool {
 	return false
 }
 
-// comeBack is for a lane that is about to be settled.
+// comeBack takes back the lent bytes of a lane before it is settled.
 func (q *Quota) comeBack(l *Lane) {
 	for _, d := range q.Devices {
 		if d.suspended[l.Number] == 0 {
 			continue
 		}
 		if err := d.suspend(l.Number, 0); err != nil {
-			q.Damage(fmt.Errorf("the limit on device %s cannot be lowered: %w", d.Name, err))
+			q.Damage(fmt.Errorf("cannot lower the limit on device %s: %w", d.Name, err))
 		}
 	}
 }
