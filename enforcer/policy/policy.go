@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy decides what is done about memory that is held past a ledger: violations in, actions out.
+// Package policy decides what to do about memory held past a ledger: violations in, actions out.
 //
-// A process that holds memory and never attached is one: the interceptor attaches before it lets any call through that
-// makes the driver take something, and a process whose attach fails is given nothing. One that attached may hold more
-// than its lane says, since the driver takes memory for itself (code, local memory), and since memory that a sibling lent it
-// becomes its own when the sibling ends. So it is named if that is more than the allowance, and more than that is done
-// only if its slice is beyond its limit, which is what others suffer from.
+// Memory of a process that never attached is a violation: the interceptor attaches before the first call that allocates, and a process
+// without a lane gets no memory. An attached process may hold more than its lane counts: the driver takes memory for itself (code, local
+// memory), and memory lent by a sibling becomes the process's own when the sibling exits. Such an excess is reported above the allowance,
+// and acted on only while the slice exceeds its limit, which is what harms others.
 //
-// It must never do anything itself.
+// The package must never act itself.
 package policy
 
 import (
@@ -20,15 +19,15 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Policy is what is done about processes that hold memory past the ledger.
+// Policy configures the actions on processes that hold memory past the ledger.
 type Policy struct {
 	Bypass    api.Action    // "" is api.Log
-	Scope     api.Scope     // of api.Kill; "" is api.ScopeProcess
-	Allowance uint64        // bytes that a process may hold beyond its charges; 0 is 1 GiB, argued for in docs/evidence/security.md
-	Grace     time.Duration // throughout which it holds more before anything is done; 0 is half a second
+	Scope     api.Scope     // scope of api.Kill; "" is api.ScopeProcess
+	Allowance uint64        // bytes that a process may hold beyond its charges; 0 is 1 GiB, see docs/evidence/security.md
+	Grace     time.Duration // duration of an excess before an action; 0 is 500 ms
 }
 
-// WithDefaults fills in what is not set.
+// WithDefaults returns p with defaults for the fields that are not set.
 func (p Policy) WithDefaults() Policy {
 	p.Bypass = cmp.Or(p.Bypass, api.Log)
 	p.Allowance = cmp.Or(p.Allowance, 1<<30)
@@ -36,7 +35,7 @@ func (p Policy) WithDefaults() Policy {
 	return p
 }
 
-// Violation is a process that holds memory past the ledger on one device.
+// Violation is one process that holds memory past the ledger on one device.
 type Violation struct {
 	PID     int
 	Command string
@@ -44,12 +43,12 @@ type Violation struct {
 	Cause   string // api.BypassUnattached or api.BypassExcess
 	Bytes   uint64 // past the ledger
 
-	OverLimit bool // its slice holds more than it may there, or its pool does
-	Record    bool // its slice refuses nothing
+	OverLimit bool // the slice, or its pool, exceeds its limit on the device
+	Record    bool // the slice only records
 }
 
-// Answer says what is done about a violation as long as it stands. done is what was before, "" if nothing was: tell says that
-// this is more, and to be told.
+// Answer returns the action on a violation while it lasts. done is the last action on it, or "". tell reports whether the action is new,
+// and has to be reported.
 func (p Policy) Answer(v Violation, done api.Action) (action api.Action, tell bool) {
 	action = p.Bypass
 	if v.Record || v.Cause == api.BypassExcess && !v.OverLimit {
@@ -58,8 +57,8 @@ func (p Policy) Answer(v Violation, done api.Action) (action api.Action, tell bo
 	return action, done == "" || action != done && action != api.Log
 }
 
-// Frozen says why a slice is granted nothing more; "" if it is. It is as long as violations are answered with api.Refuse, and, if
-// it was for a reason before, until that is known to be over: unsettled says that it is not of some device.
+// Frozen returns why a slice is granted no more memory, or "" if it is. A slice is frozen while violations are answered with api.Refuse. If
+// it was frozen before, it stays so while the state of some device is unknown (unsettled).
 func Frozen(was string, refused []Violation, unsettled bool) string {
 	if len(refused) == 0 {
 		if unsettled {

@@ -27,12 +27,12 @@ func TestWhatIsDoneAboutAViolation(t *testing.T) {
 		{"it is named", api.Log, never, "", api.Log, true},
 		{"once", api.Log, never, api.Log, api.Log, false},
 		{"it is killed", api.Kill, never, "", api.Kill, true},
-		{"again and again, and told once", api.Kill, never, api.Kill, api.Kill, false},
-		{"who attached is named as long as the slice is within its limit", api.Kill, within, "", api.Log, true},
+		{"an action repeats and is reported once", api.Kill, never, api.Kill, api.Kill, false},
+		{"an attached process is reported while the slice is within its limit", api.Kill, within, "", api.Log, true},
 		{"and killed beyond it", api.Kill, beyond, "", api.Kill, true},
 		{"which is told", api.Kill, beyond, api.Log, api.Kill, true},
-		{"that it is within again is not", api.Refuse, within, api.Refuse, api.Log, false},
-		{"a slice that records is never hurt", api.Kill, record, "", api.Log, true},
+		{"a return to within the limit is not reported", api.Refuse, within, api.Refuse, api.Log, false},
+		{"a slice that only records is never acted on", api.Kill, record, "", api.Log, true},
 	} {
 		action, tell := Policy{Bypass: c.policy}.Answer(c.v, c.done)
 		if action != c.want || tell != c.tell {
@@ -49,15 +49,15 @@ func TestHowLongASliceIsFrozen(t *testing.T) {
 		was       string
 		refused   []Violation
 		unsettled bool
-		want      string // part of why
+		want      string // substring of why
 	}{
-		{"not without a violation", "", nil, false, ""},
-		{"nor as long as nobody knows", "", nil, true, ""},
-		{"as long as there is one", "", []Violation{one}, false, "process 7 (a) holds 1GiB on GPU-1"},
-		{"whatever else is not known", "", []Violation{one}, true, "process 7 (a) holds 1GiB on GPU-1"},
-		{"the reason is the same in any order", "", []Violation{other, one}, false, "process 7 (a)"},
-		{"and may be another later", "process 7", []Violation{other}, false, "process 3 (b)"},
-		{"it is not over before that is known", "process 7", nil, true, "process 7"},
+		{"without a violation", "", nil, false, ""},
+		{"while a device is unknown", "", nil, true, ""},
+		{"during a violation", "", []Violation{one}, false, "process 7 (a) holds 1GiB on GPU-1"},
+		{"during a violation while a device is unknown", "", []Violation{one}, true, "process 7 (a) holds 1GiB on GPU-1"},
+		{"any order gives the same reason", "", []Violation{other, one}, false, "process 7 (a)"},
+		{"a later violation gives another reason", "process 7", []Violation{other}, false, "process 3 (b)"},
+		{"still frozen while a device is unknown", "process 7", nil, true, "process 7"},
 		{"then it is", "process 7", nil, false, ""},
 	} {
 		if got := Frozen(c.was, c.refused, c.unsettled); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package truth is the one rule by which samples of driver truth count: samples of a process in, what is charged for it
-// beyond its lane and whether that is a violation out.
+// Package truth has the rule for which samples of driver truth count. Its input is the samples of a process; its output is the bytes to
+// charge beyond the process's lane, and whether they are a violation.
 //
 // A sample is one answer of the driver about one process on one device, with the process's lane read before and after it.
 //
-//  1. It counts if the lane did not change meanwhile, no call was under way that the lane does not say all about, and
-//     the process is not about to charge what it just learned. Or if the driver lists nothing.
-//  2. More than before is charged at once, by a sample that counts. Less is, once the lane has not changed since the sample
-//     before: a process charges before it takes, so one sample may find a charge whose memory is still to come.
-//  3. If no sample decided for SettleTime, the excess moves as far as all samples of that time agree, and Agreeing at least: one by itself
-//     may have met the lane at any height. The next one may move it further though nothing changes any more.
-//  4. What is listed ExitGrace after a process's exit is charged until it is listed no more, and is no violation.
-//  5. A violation is an excess above the allowance, or any of a process without a lane, in each sample that decides
-//     throughout BypassGrace. It is cleared by as long below it, or by an exit.
+//  1. A sample counts if the lane did not change during it, no call was under way that the lane does not fully cover, and
+//     the process is not about to charge bytes that it has just learned of. It also counts if the driver lists no bytes.
+//  2. A sample that counts raises the excess at once. It lowers the excess only if the lane has not changed since the last
+//     sample: a process charges before it allocates, so a sample may find a charge without its memory.
+//  3. If no sample has decided for SettleTime, the excess moves into the bounds of all samples of that time, of which there
+//     must be Agreeing: a single one may have met the lane at any level. The next one may move it further without a change.
+//  4. Bytes listed ExitGrace after a process's exit are charged while they are listed, and are no violation.
+//  5. A violation is an excess above the allowance, or any excess of a process without a lane, in each deciding sample
+//     during BypassGrace. It is cleared after BypassGrace below it, or by an exit.
 //
-// It must never wait, lock, or know a clock but the times that it is given.
+// The package must never wait, lock, or read a clock.
 package truth
 
 import (
@@ -23,92 +23,92 @@ import (
 	"time"
 )
 
-// Agreeing is how many samples must agree on what none of them decides. In one out of three the lane of a process that charges and gives
-// back without pause is at its highest while the driver is asked, and eight in a row are by chance once in 6,561 times. Two are taken in
-// an interval, so that with what is configured unless said otherwise SettleTime has ten; an enforcer that was held up takes them anew.
+// Agreeing is the number of samples that must agree if none of them decides. For a process that charges and releases all the time, one
+// sample in three finds the lane at its highest, and eight in a row do so once in 6,561 times. Each interval has two samples, so SettleTime
+// has ten with the default configuration. A delayed enforcer collects them again.
 const Agreeing = 8
 
-// Rules are the times, and the allowance, as configured.
+// Rules are the configured times and the allowance.
 type Rules struct {
 	SettleTime, ExitGrace, BypassGrace time.Duration
 	Allowance                          uint64
 }
 
-// Process is one process: its pid may be another's later.
+// Process identifies a process, since its pid may be reused.
 type Process struct {
 	PID   int
 	Start uint64
 }
 
-// Calls are calls of a process that take memory before they can charge it, as it says itself.
+// Calls are a process's calls that allocate before they charge, by its own claim.
 type Calls struct{ UnderWay, Ended uint32 }
 
-// Lane is what a process's lane said at one time, of one device.
+// Lane is what a process's lane held on one device at one time.
 type Lane struct {
-	ID     uint64 // 0: the process has none
-	Held   uint64 // bytes, without those that are lent to others
+	ID     uint64 // 0 without a lane
+	Held   uint64 // bytes, without those lent to others
 	Number uint64 // of the lane's last change
-	Calls  Calls  // that charge what they took when the driver has returned
-	Loads  Calls  // of code, which takes any amount
-	// Waiting is since when the process is to charge what it makes or has been told: its first context, or what it asked
-	// driver truth for. Zero if it is not.
+	Calls  Calls  // calls that charge after the driver has returned
+	Loads  Calls  // loads of code, which may allocate any number of bytes
+	// Waiting is since when the process has bytes to charge that it made or learned of: its first context, or driver truth that it
+	// requested. It is zero if there are none.
 	Waiting time.Time
 }
 
 // Sample is one answer of the driver about a process.
 type Sample struct {
-	Begun         time.Time // before the lane was read and the driver asked
-	Bytes         uint64    // that the driver holds for the process; 0 if it does not list it
-	Unknown       bool      // the driver lists it and does not say
+	Begun         time.Time // before the lane was read and the driver was asked
+	Bytes         uint64    // bytes that the driver holds for the process, or 0 if it is not listed
+	Unknown       bool      // listed without its bytes
 	Before, After Lane
-	Exited        time.Time // when the process was found to have exited; zero if it lives
+	Exited        time.Time // when the exit was found, or zero
 }
 
-// State is what is known of a process on a device. The zero value is of one that was never sampled.
+// State is what is known of a process on a device. The zero value is for a process without samples.
 type State struct {
 	Excess uint64 // bytes beyond the lane
 
 	violating    bool
-	decided      time.Time // when a sample counted
-	above, below time.Time // since when samples that decide find it there; one is zero
-	lane, number uint64    // as the last sample left them
-	bounds       []bound   // of the samples since decided, at most SettleTime old, but for the last of Agreeing
+	decided      time.Time // last sample that counted
+	above, below time.Time // start of the deciding samples above or below the allowance; one of them is zero
+	lane, number uint64    // by the last sample
+	bounds       []bound   // of the samples since decided: the last Agreeing, and older ones up to SettleTime
 }
 
-// bound is what a sample says of the excess that does not count.
+// bound is the range of the excess by a sample that does not decide.
 type bound struct {
 	at          time.Time
 	least, most uint64
 }
 
-// Result is what follows from a sample.
+// Result is the result of a sample.
 type Result struct {
 	Excess    uint64
-	Decided   bool      // Excess is what the process has by this sample, not what it had
-	Open      bool      // decided by rule 3: the next sample may decide otherwise though nothing changes
-	Violation bool      // there is one now
-	Cleared   bool      // there was one, which this sample ended
-	Again     time.Time // another sample then, or as soon as may be after it, would decide more; zero if none would
+	Decided   bool      // Excess is decided by this sample, not kept from before
+	Open      bool      // decided by rule 3: the next sample may differ without a change
+	Violation bool      // a violation exists now
+	Cleared   bool      // this sample ended a violation
+	Again     time.Time // earliest time at which another sample would decide more, or zero
 }
 
 func (l Lane) busy(at time.Time, r Rules) bool {
 	return l.Calls.UnderWay != 0 || l.Loads.UnderWay != 0 || !l.Waiting.IsZero() && at.Sub(l.Waiting) < r.SettleTime
 }
 
-// counts says whether the lane and the driver were read as if at one time.
+// counts reports whether lane and driver were read as if at one instant (rule 1).
 func (x Sample) counts(r Rules) bool {
 	b, a := x.Before, x.After
 	return x.Bytes == 0 || b.ID == a.ID && b.Number == a.Number && b.Calls.Ended == a.Calls.Ended && b.Loads.Ended == a.Loads.Ended &&
 		!b.busy(x.Begun, r) && !a.busy(x.Begun, r)
 }
 
-// bounds of the excess, of a lane that held what it did before or what it did after.
+// bounds returns the bounds of the excess, for a lane with its bytes of before or after.
 func (x Sample) bounds() (least, most uint64) {
 	b, a := x.Before.Held, x.After.Held
 	return x.Bytes - min(x.Bytes, max(a, b)), x.Bytes - min(x.Bytes, min(a, b))
 }
 
-// Next takes in a sample of a process.
+// Next processes a sample of a process.
 func Next(s State, x Sample, r Rules) (State, Result) {
 	if s.decided.IsZero() {
 		s.decided = x.Begun
@@ -131,7 +131,7 @@ func Next(s State, x Sample, r Rules) (State, Result) {
 	return s, res
 }
 
-// exited is of a process that has: the driver may be about to give back what it lists.
+// exited processes a sample of an exited process. The driver may be about to release its memory.
 func (s State) exited(x Sample, r Rules) (State, Result) {
 	res := Result{Cleared: s.violating}
 	s.violating, s.above, s.below, s.bounds = false, time.Time{}, time.Time{}, nil
@@ -146,7 +146,7 @@ func (s State) exited(x Sample, r Rules) (State, Result) {
 	return s, res
 }
 
-// settle moves the excess by a sample, and says whether that is what the process has, and whether by rule 3.
+// settle moves the excess by a sample. It reports whether the sample decides, and whether by rule 3.
 func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 	still := s.lane == x.Before.ID && s.number == x.Before.Number
 	s.lane, s.number = x.After.ID, x.After.Number
@@ -155,7 +155,7 @@ func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 		s.Excess, s.decided, s.bounds = least, x.Begun, nil
 		return true, false
 	}
-	s.bounds = append(slices.Clone(s.bounds), bound{x.Begun, least, most}) // cloned, since the state before this one has the same
+	s.bounds = append(slices.Clone(s.bounds), bound{x.Begun, least, most}) // cloned, since it is shared with the previous state
 	for len(s.bounds) > Agreeing && x.Begun.Sub(s.bounds[0].at) > r.SettleTime {
 		s.bounds = s.bounds[1:]
 	}
@@ -169,7 +169,7 @@ func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 	return true, true
 }
 
-// evaluate says whether the excess, which a sample has decided, began or ended a violation; again is when that is known.
+// evaluate reports whether the decided excess ended a violation, and updates s. again is when a sample would decide more.
 func (s *State) evaluate(x Sample, r Rules) (cleared bool, again time.Time) {
 	allowance := r.Allowance
 	if x.Before.ID == 0 && x.After.ID == 0 {

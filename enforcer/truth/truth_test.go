@@ -23,16 +23,16 @@ var (
 
 func at(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
 
-// sampled is a sample at a time, in milliseconds; the lanes are of a process that stands still.
+// sampled returns a sample at a time in milliseconds, of a process with an unchanged lane.
 func sampled(ms int, bytes, held uint64) Sample {
 	l := Lane{ID: 1, Held: held, Number: 1}
 	return Sample{Begun: at(ms), Bytes: bytes, Before: l, After: l}
 }
 
-// hidden is a sample of a process that has no lane.
+// hidden returns a sample of a process without a lane.
 func hidden(ms int, bytes uint64) Sample { return Sample{Begun: at(ms), Bytes: bytes} }
 
-// moving is a sample of a process whose lane changed meanwhile.
+// moving returns a sample during which the process's lane changed.
 func moving(ms int, bytes, before, after uint64) Sample {
 	n := uint64(10 * ms)
 	return Sample{Begun: at(ms), Bytes: bytes, Before: Lane{ID: 1, Held: before, Number: n + 2}, After: Lane{ID: 1, Held: after, Number: n + 3}}
@@ -44,7 +44,7 @@ func (x Sample) with(f func(*Sample)) Sample {
 	return x
 }
 
-// every repeats a kind of sample from one time to another, twice a second.
+// every returns samples of one kind between two times, two per second.
 func every(from, to int, f func(ms int) Sample) (all []Sample) {
 	for ms := from; ms <= to; ms += 500 {
 		all = append(all, f(ms))
@@ -59,60 +59,60 @@ func TestWhatIsChargedBeyondALane(t *testing.T) {
 		want    uint64
 		decided bool
 	}{
-		{"what the driver has more than the lane", [][]Sample{{sampled(0, 7, 5)}}, 2, true},
-		{"all of a process that has no lane", [][]Sample{{hidden(0, 7)}}, 7, true},
-		{"nothing where the lane has more", [][]Sample{{sampled(0, 5, 7)}}, 0, true},
+		{"the driver's bytes beyond the lane", [][]Sample{{sampled(0, 7, 5)}}, 2, true},
+		{"all bytes of a process without a lane", [][]Sample{{hidden(0, 7)}}, 7, true},
+		{"nothing if the lane has more", [][]Sample{{sampled(0, 5, 7)}}, 0, true},
 		{"more at once", [][]Sample{{sampled(0, 7, 5), sampled(500, 9, 5)}}, 4, true},
-		{"less at once, of a lane that stands still", [][]Sample{{sampled(0, 9, 5), sampled(500, 7, 5)}}, 2, true},
-		{"less at once, of one without a lane", [][]Sample{{hidden(0, 9), hidden(500, 7)}}, 7, true},
-		{"not less, of a lane that has changed since", [][]Sample{{sampled(0, 9, 5), sampled(500, 9, 8).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 })}}, 4, false},
-		{"less, when it has not changed since then", [][]Sample{{sampled(0, 9, 5)}, every(500, 1000, func(ms int) Sample {
+		{"less at once, for an unchanged lane", [][]Sample{{sampled(0, 9, 5), sampled(500, 7, 5)}}, 2, true},
+		{"less at once, without a lane", [][]Sample{{hidden(0, 9), hidden(500, 7)}}, 7, true},
+		{"not less, for a lane that changed since", [][]Sample{{sampled(0, 9, 5), sampled(500, 9, 8).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 })}}, 4, false},
+		{"less, once the lane is unchanged", [][]Sample{{sampled(0, 9, 5)}, every(500, 1000, func(ms int) Sample {
 			return sampled(ms, 9, 8).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 })
 		})}, 1, true},
 		{"never more than the driver has", [][]Sample{{sampled(0, 9, 2), moving(500, 3, 0, 9)}}, 3, false},
-		{"nothing of what is listed no more", [][]Sample{{sampled(0, 9, 5), moving(500, 0, 5, 5)}}, 0, true},
-		{"what it was, where the driver does not say", [][]Sample{{sampled(0, 9, 5), sampled(500, 1<<60, 5).with(func(x *Sample) { x.Unknown = true })}}, 4, false},
-		{"of a lane that is given to it meanwhile nothing is known", [][]Sample{{hidden(0, 9).with(func(x *Sample) { x.After = Lane{ID: 1, Number: 1} })}}, 0, false},
+		{"nothing once the driver lists no bytes", [][]Sample{{sampled(0, 9, 5), moving(500, 0, 5, 5)}}, 0, true},
+		{"as before, if the driver does not know", [][]Sample{{sampled(0, 9, 5), sampled(500, 1<<60, 5).with(func(x *Sample) { x.Unknown = true })}}, 4, false},
+		{"undecided for a lane assigned during the sample", [][]Sample{{hidden(0, 9).with(func(x *Sample) { x.After = Lane{ID: 1, Number: 1} })}}, 0, false},
 
-		{"what it was, of one at work", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 4, false},
+		{"as before, for a changing lane", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 4, false},
 		{"after settle_time the least of all samples", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) }),
 			{moving(5000, 17, 1, 2)}}, 15, true},
-		{"and down to the most", [][]Sample{{sampled(0, 90, 5)}, every(500, 5000, func(ms int) Sample { return moving(ms, 90, 85, 80) })}, 10, true},
-		{"not by one, of an enforcer that was held up for settle_time", [][]Sample{{sampled(0, 9, 5), moving(6000, 20, 1, 2)}}, 4, false},
-		{"nor by as many as are too few", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 4, false},
-		{"but by all that it takes then", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
-		{"not if one of them agrees with what it was", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) }),
+		{"after settle_time at most the most of all samples", [][]Sample{{sampled(0, 90, 5)}, every(500, 5000, func(ms int) Sample { return moving(ms, 90, 85, 80) })}, 10, true},
+		{"not by one sample, after a delay of settle_time", [][]Sample{{sampled(0, 9, 5), moving(6000, 20, 1, 2)}}, 4, false},
+		{"not by too few samples", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 4, false},
+		{"by enough samples", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
+		{"not if one sample agrees with the former excess", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) }),
 			{moving(5000, 9, 6, 4)}}, 4, true},
-		{"of which none is older", [][]Sample{{sampled(0, 9, 5), moving(500, 9, 5, 4)}, every(1000, 6000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
-		{"from when it was first seen, if none ever counted", [][]Sample{every(0, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 0, false},
+		{"by samples of settle_time only", [][]Sample{{sampled(0, 9, 5), moving(500, 9, 5, 4)}, every(1000, 6000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
+		{"from the first sample on, if none ever counted", [][]Sample{every(0, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 0, false},
 		{"then it is charged", [][]Sample{every(0, 5000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
 
-		{"nothing while a call is under way that may have taken it", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample {
+		{"nothing during a call that may have allocated it", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample {
 			return sampled(ms, 30, 5).with(func(x *Sample) { x.Before.Calls.UnderWay, x.After.Calls.UnderWay = 1, 1 })
 		})}, 4, false},
 		{"one that ended meanwhile", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.After.Calls.Ended = 1 })}}, 0, false},
 		{"one that began meanwhile", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.After.Calls.UnderWay = 1 })}}, 0, false},
-		{"across the end of the count", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.Before.Calls.Ended = 1<<32 - 1 })}}, 0, false},
+		{"across an overflow of the count", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.Before.Calls.Ended = 1<<32 - 1 })}}, 0, false},
 		{"code that is loaded", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.Before.Loads.UnderWay = 1 })}}, 0, false},
 		{"code that was", [][]Sample{{sampled(0, 30, 5).with(func(x *Sample) { x.After.Loads.Ended = 1 })}}, 0, false},
-		{"a call that never ends hides nothing for longer than settle_time", [][]Sample{every(0, 5000, func(ms int) Sample {
+		{"a call without end hides an excess for at most settle_time", [][]Sample{every(0, 5000, func(ms int) Sample {
 			return sampled(ms, 30, 5).with(func(x *Sample) { x.Before.Calls.UnderWay, x.After.Calls.UnderWay = 1, 1 })
 		})}, 25, true},
 
-		{"nothing of a first context, which it charges itself", [][]Sample{every(0, 4500, func(ms int) Sample {
+		{"nothing of a first context, which the process charges", [][]Sample{every(0, 4500, func(ms int) Sample {
 			return sampled(ms, 30, 0).with(func(x *Sample) { x.Before.Waiting, x.After.Waiting = begin, begin })
 		})}, 0, false},
-		{"if it does so soon", [][]Sample{{sampled(5000, 30, 0).with(func(x *Sample) { x.Before.Waiting, x.After.Waiting = begin, begin })}}, 30, true},
-		{"to attach again and again hides nothing", [][]Sample{every(0, 5000, func(ms int) Sample {
+		{"a first context that is not charged in time", [][]Sample{{sampled(5000, 30, 0).with(func(x *Sample) { x.Before.Waiting, x.After.Waiting = begin, begin })}}, 30, true},
+		{"repeated attaches hide nothing", [][]Sample{every(0, 5000, func(ms int) Sample {
 			return sampled(ms, 30, 0).with(func(x *Sample) {
 				x.Before = Lane{ID: uint64(ms), Number: 1, Waiting: x.Begun}
 				x.After = x.Before
 			})
 		})}, 30, true},
 
-		{"what it was, just after an exit", [][]Sample{{sampled(0, 9, 5), hidden(300, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 4, false},
-		{"nothing, if it was sampled before it only", [][]Sample{{hidden(200, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 0, false},
-		{"all that is listed some time after an exit", [][]Sample{{sampled(0, 9, 5), hidden(350, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 9, true},
+		{"as before, just after an exit", [][]Sample{{sampled(0, 9, 5), hidden(300, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 4, false},
+		{"nothing without an earlier excess, just after an exit", [][]Sample{{hidden(200, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 0, false},
+		{"all listed bytes, some time after an exit", [][]Sample{{sampled(0, 9, 5), hidden(350, 9).with(func(x *Sample) { x.Exited = at(250) })}}, 9, true},
 		{"until it is less", [][]Sample{{hidden(350, 9).with(func(x *Sample) { x.Exited = at(250) }), hidden(9000, 2).with(func(x *Sample) { x.Exited = at(250) })}}, 2, true},
 	} {
 		var s State
@@ -123,12 +123,12 @@ func TestWhatIsChargedBeyondALane(t *testing.T) {
 			}
 		}
 		if res.Excess != c.want || s.Excess != c.want || res.Decided != c.decided {
-			t.Errorf("%s: %d is charged, decided: %v; want %d, %v", c.what, res.Excess, res.Decided, c.want, c.decided)
+			t.Errorf("%s: charges %d, decided: %v; want %d, %v", c.what, res.Excess, res.Decided, c.want, c.decided)
 		}
 	}
 }
 
-// The list of which a decision by several samples is part may not stand: the samples of before are forgotten though nothing changes.
+// Samples that decide together do not make a list valid: the older ones are dropped even if nothing changes.
 func TestWhatSeveralSamplesDecideIsOpen(t *testing.T) {
 	s, _ := Next(State{}, sampled(0, 9, 5), rules)
 	var res Result
@@ -140,7 +140,7 @@ func TestWhatSeveralSamplesDecideIsOpen(t *testing.T) {
 	}
 	s, res = Next(s, sampled(5500, 5, 5).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 }), rules)
 	if !res.Decided || !res.Open || res.Excess == 0 {
-		t.Fatalf("one sample of a lane that has changed since lowers it: %+v", res)
+		t.Fatalf("one sample of a changed lane lowers the excess: %+v", res)
 	}
 	if _, res = Next(s, sampled(6000, 5, 5).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 }), rules); !res.Decided || res.Open || res.Excess != 0 {
 		t.Fatalf("%+v", res)
@@ -156,19 +156,19 @@ func TestWhatIsAViolation(t *testing.T) {
 		{"not at the first sample", []Sample{hidden(0, 3)}, Result{Excess: 3, Decided: true, Again: at(500)}},
 		{"throughout bypass_grace", []Sample{hidden(0, 3), hidden(500, 4)}, Result{Excess: 4, Decided: true, Violation: true}},
 		{"not before", []Sample{hidden(0, 3), hidden(499, 4)}, Result{Excess: 4, Decided: true, Again: at(500)}},
-		{"of an attached one above the allowance", []Sample{sampled(0, 2*gib, 0), sampled(500, 2*gib, 0)}, Result{Excess: 2 * gib, Decided: true, Violation: true}},
+		{"an attached process above the allowance", []Sample{sampled(0, 2*gib, 0), sampled(500, 2*gib, 0)}, Result{Excess: 2 * gib, Decided: true, Violation: true}},
 		{"not below", []Sample{sampled(0, gib, 0), sampled(500, gib, 0)}, Result{Excess: gib, Decided: true}},
-		{"one sample below begins anew", []Sample{hidden(0, 3), hidden(400, 0), hidden(500, 3)}, Result{Excess: 3, Decided: true, Again: at(1000)}},
-		{"one that says nothing does not", []Sample{sampled(0, 2*gib, 0), moving(250, 2*gib, 0, 2*gib), sampled(500, 2*gib, 0)}, Result{Excess: 2 * gib, Decided: true, Violation: true}},
-		{"nor does it make one", []Sample{sampled(0, 2*gib, 0), moving(500, 2*gib, 0, 2*gib)}, Result{Excess: 2 * gib, Again: at(500)}},
-		{"it goes on while nothing is known", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 3).with(func(x *Sample) { x.Unknown = true })}, Result{Excess: 3, Violation: true}},
-		{"and at the first sample below", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0)}, Result{Decided: true, Violation: true, Again: at(1500)}},
-		{"until that is so throughout bypass_grace", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0), hidden(1500, 0)}, Result{Decided: true, Cleared: true}},
-		{"one above between begins anew", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0), hidden(1200, 3), hidden(1500, 0)}, Result{Decided: true, Violation: true, Again: at(2000)}},
+		{"one sample below restarts the grace period", []Sample{hidden(0, 3), hidden(400, 0), hidden(500, 3)}, Result{Excess: 3, Decided: true, Again: at(1000)}},
+		{"an undecided sample does not restart it", []Sample{sampled(0, 2*gib, 0), moving(250, 2*gib, 0, 2*gib), sampled(500, 2*gib, 0)}, Result{Excess: 2 * gib, Decided: true, Violation: true}},
+		{"an undecided sample is no violation", []Sample{sampled(0, 2*gib, 0), moving(500, 2*gib, 0, 2*gib)}, Result{Excess: 2 * gib, Again: at(500)}},
+		{"a violation lasts while nothing is known", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 3).with(func(x *Sample) { x.Unknown = true })}, Result{Excess: 3, Violation: true}},
+		{"a violation lasts at the first sample below", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0)}, Result{Decided: true, Violation: true, Again: at(1500)}},
+		{"a violation ends after bypass_grace below", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0), hidden(1500, 0)}, Result{Decided: true, Cleared: true}},
+		{"a sample above restarts the time to clear", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 0), hidden(1200, 3), hidden(1500, 0)}, Result{Decided: true, Violation: true, Again: at(2000)}},
 		{"an exit clears it at once", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 3).with(func(x *Sample) { x.Exited = at(990) })},
 			Result{Excess: 3, Cleared: true, Again: at(1090)}},
 		{"whatever the driver says", []Sample{hidden(0, 3), hidden(500, 3), hidden(1000, 3).with(func(x *Sample) { x.Exited, x.Unknown = at(990), true })}, Result{Excess: 3, Cleared: true}},
-		{"what is left is nobody's", []Sample{hidden(0, 3), hidden(500, 3).with(func(x *Sample) { x.Exited = at(100) }), hidden(1500, 3).with(func(x *Sample) { x.Exited = at(100) })},
+		{"the rest after an exit is no violation", []Sample{hidden(0, 3), hidden(500, 3).with(func(x *Sample) { x.Exited = at(100) }), hidden(1500, 3).with(func(x *Sample) { x.Exited = at(100) })},
 			Result{Excess: 3, Decided: true}},
 	} {
 		var s State
@@ -180,7 +180,7 @@ func TestWhatIsAViolation(t *testing.T) {
 	}
 }
 
-// A state may be kept, and gone on with twice.
+// A state may be kept, and continued twice.
 func TestAStateIsAValue(t *testing.T) {
 	var s State
 	for ms := 0; ms < 3000; ms += 500 {
@@ -198,7 +198,7 @@ func TestAStateIsAValue(t *testing.T) {
 	}
 }
 
-// A process that allocates small blocks without a pause, of which the lane learns afterwards, has what it had beyond its lane.
+// A process that allocates small blocks all the time, and charges afterwards, keeps its excess.
 func TestAProcessThatNeverStandsStillKeepsItsOverhead(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	const own = 7 * mib
@@ -227,7 +227,7 @@ func TestAProcessThatNeverStandsStillKeepsItsOverhead(t *testing.T) {
 	}
 }
 
-// Of one that charges before it takes, at any moment of that.
+// A process that charges before it allocates, sampled at any moment.
 func TestAChargeThatIsNotTakenYetLowersNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 4))
 	const own = 7 * mib
@@ -236,7 +236,7 @@ func TestAChargeThatIsNotTakenYetLowersNothing(t *testing.T) {
 	for i := 1; i < 20000; i++ {
 		charged := held
 		if random.IntN(8) == 0 {
-			charged += random.Uint64N(gib) // and the driver has not answered
+			charged += random.Uint64N(gib) // the driver has not returned yet
 		}
 		l := Lane{ID: 1, Held: charged, Number: uint64(2 * i)}
 		s, _ = Next(s, Sample{Begun: at(500 * i), Bytes: held + own, Before: l, After: l}, rules)
@@ -263,7 +263,7 @@ func TestAProcessThatGoesUpAndDownByMuchIsNoViolation(t *testing.T) {
 	}
 }
 
-// FuzzNext holds the rule to what follows from it for any samples.
+// FuzzNext checks invariants of the rule for any samples.
 func FuzzNext(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -309,17 +309,17 @@ func FuzzNext(f *testing.F) {
 			case res.Excess != s.Excess:
 				t.Fatalf("%+v of %+v", res, s)
 			case x.Unknown && (res.Excess != was || res.Decided):
-				t.Fatalf("%d were charged, and of an answer that says nothing %+v", was, res)
+				t.Fatalf("an unknown answer changes the charge of %d: %+v", was, res)
 			case !x.Unknown && res.Excess > x.Bytes:
 				t.Fatalf("%+v of %d bytes", res, x.Bytes)
 			case !exited.IsZero() && (res.Violation || violating != res.Cleared):
-				t.Fatalf("%+v of one that has exited, violating before: %v", res, violating)
+				t.Fatalf("%+v for an exited process, violating before: %v", res, violating)
 			case !x.Unknown && exited.IsZero() && !res.Decided && now.Sub(decided) >= rules.SettleTime && len(s.bounds) >= Agreeing:
 				t.Fatalf("nothing is decided for %s", now.Sub(decided))
 			case !x.Unknown && exited.IsZero() && res.Excess > max(was, most) || res.Decided && exited.IsZero() && x.counts(rules) && res.Excess > max(was, least):
-				t.Fatalf("%+v where %d were charged, and the sample says %d to %d", res, was, least, most)
+				t.Fatalf("%+v after a charge of %d, with a sample of %d to %d", res, was, least, most)
 			case res.Violation && !violating && now.Sub(under) < rules.BypassGrace:
-				t.Fatalf("a violation %s after there was none", now.Sub(under))
+				t.Fatalf("a violation only %s after the last sample below", now.Sub(under))
 			case res.Violation && !violating && res.Excess <= allowance:
 				t.Fatalf("%+v is a violation", res)
 			case res.Violation && res.Cleared || violating && !res.Violation && !res.Cleared:
