@@ -197,7 +197,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 		"another's":        {caller{asker(child.pid(), me), true}, os.Getpid(), me, "nor a descendant"},
 		"nobody knows who": {caller{}, os.Getpid(), me, "does not say"},
 		"another's uid":    {caller{asker(os.Getpid(), 4711), true}, child.pid(), 4712, "of uid 4712"},
-		"one with the pid": {caller{before, true}, child.pid(), me, "the one that asks: process"},
+		"one with the pid": {caller{before, true}, child.pid(), me, "the calling process: process"},
 		"one unseen":       {caller{session.Asker{UID: me}, true}, child.pid(), me, "not in the enforcer's pid namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {

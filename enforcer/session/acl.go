@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AllowUsers lets these users read and write a file beside its owner, and nobody else. (An access list, not a mode: all other users stay
-// out.)
+// AllowUsers lets these users read and write a file, besides its owner. It uses an access control list, since a mode would admit all
+// others.
 func AllowUsers(path string, uids []uint32) error {
 	if err := unix.Setxattr(path, "system.posix_acl_access", accessList(uids), 0); err != nil {
 		return &fs.PathError{Op: "setxattr", Path: path, Err: err}
@@ -19,7 +19,7 @@ func AllowUsers(path string, uids []uint32) error {
 	return nil
 }
 
-// accessList is in the form of linux/posix_acl_xattr.h, which has the users in order.
+// accessList encodes an access control list as in linux/posix_acl_xattr.h, with the users in order.
 func accessList(users []uint32) []byte {
 	const (
 		version                                = 2

@@ -18,61 +18,61 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// NoUser is the uid as which all count together that are no user's.
+// NoUser is the uid to which all uids count that belong to no user.
 const NoUser = math.MaxUint32
 
 const (
-	// remembered is how long an answer holds.
+	// remembered is how long an answer is cached.
 	remembered = 10 * time.Second
-	// maxRemembered is of how many users an answer is kept.
+	// maxRemembered bounds the cached answers.
 	maxRemembered = 1024
-	// maxLookUps bounds the look-ups under way: the database can be on a network.
+	// maxLookUps bounds the concurrent look-ups: the user database may be on a network.
 	maxLookUps = 32
 )
 
-// HostUsers says as which user of the host a uid counts, for limits and for places. A uid is a user's if the host's user database (NSS)
-// knows it and no other user has it as a subordinate one (subuid(5)): a user can leave setuid programs of all of his subordinate uids, and
-// run them outside of the user namespace in which he made them. The zero value works.
+// HostUsers maps a uid to the host's user to which it counts, for limits on sessions and for slots. A uid is a user if the host's user
+// database (NSS) knows it, and it is no other user's subordinate uid (subuid(5)): a user can leave setuid programs of all their subordinate
+// uids, and run them outside of the user namespace that created them. The zero value is ready for use.
 type HostUsers struct {
-	Subuid string // the file; "" is /etc/subuid
+	Subuid string // path; "" is /etc/subuid
 
-	lookUp func(name string) (uint32, error) // nil: the host's database
+	lookUp func(name string) (uint32, error) // nil: the host's user database
 
-	mu     guard.Mutex[guard.Leaf] // guards all below
+	mu     guard.Mutex[guard.Leaf] // guards the fields below
 	ranges []subordinates
-	read   time.Time // when the ranges were
+	read   time.Time // when the ranges were read
 	found  map[string]*found
 	asking int
 }
 
-// subordinates are the uids that an owner may have in user namespaces.
+// subordinates is a range of uids that an owner may use in user namespaces.
 type subordinates struct {
 	owner string // a name or a number
 	first uint64
 	count uint64
 }
 
-// found is what the database says of a name or a number.
+// found is the database's answer for a name or a number.
 type found struct {
-	done chan struct{} // closed once the rest is there
+	done chan struct{} // closed once the other fields are set
 	at   time.Time
 	uid  uint32
 	err  error
 }
 
-// Of returns the uid as which uid counts, and, as an *api.Error, why it is no user's. A subordinate uid counts as its owner's, and all others
-// that are no user's count as NoUser. Of waits for the database as long as ctx allows.
+// Of returns the uid to which uid counts. If this is another uid, err is an *api.Error with the reason. A subordinate uid counts to its
+// owner; all other uids without a user count to NoUser. Of waits for the database until ctx ends.
 func (h *HostUsers) Of(ctx context.Context, uid uint32) (counts uint32, err error) {
 	owner, err := h.ownerOf(uid)
 	if err != nil {
-		return NoUser, api.Errorf(api.CodeBusy, "uid %d is not known to be a user's: %v: ask again later", uid, err)
+		return NoUser, api.Errorf(api.CodeBusy, "cannot tell whether uid %d belongs to a user: %v: try again later", uid, err)
 	}
 	if owner != "" {
 		if counts, err = h.find(ctx, owner); err != nil {
 			counts = NoUser
 		}
 		if counts != uid {
-			return counts, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: it is a subordinate uid of %s (/etc/subuid): ask as that user", uid, owner)
+			return counts, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: it is a subordinate uid of %s (/etc/subuid): use that user", uid, owner)
 		}
 	}
 	_, err = h.find(ctx, strconv.FormatUint(uint64(uid), 10))
@@ -81,12 +81,12 @@ func (h *HostUsers) Of(ctx context.Context, uid uint32) (counts uint32, err erro
 	case errors.As(err, &unknown):
 		return NoUser, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the host's user database does not know it (getent passwd %[1]d)", uid)
 	case err != nil:
-		return NoUser, api.Errorf(api.CodeBusy, "uid %d cannot be looked up in the host's user database: %v: ask again later", uid, err)
+		return NoUser, api.Errorf(api.CodeBusy, "cannot look up uid %d in the host's user database: %v: try again later", uid, err)
 	}
 	return uid, nil
 }
 
-// ownerOf returns the user that uid is subordinate to; "" without one. Root does not count: it can be any user.
+// ownerOf returns the owner of a subordinate uid, or "". It ignores ranges of root, which can be any user.
 func (h *HostUsers) ownerOf(uid uint32) (string, error) {
 	h.mu.Lock()
 	ranges, read := h.ranges, h.read
@@ -137,9 +137,9 @@ func readSubordinates(path string) (all []subordinates, err error) {
 	return all, lines.Err()
 }
 
-var errNoAnswer = errors.New("it does not answer")
+var errNoAnswer = errors.New("no answer")
 
-// find looks a name or a number up. A look-up that takes longer than ctx allows continues, and the next call uses its answer.
+// find looks up a name or a number. A look-up that outlasts ctx continues, and a later call gets its answer.
 func (h *HostUsers) find(ctx context.Context, name string) (uint32, error) {
 	h.mu.Lock()
 	f := h.found[name]
@@ -171,7 +171,7 @@ func (f *found) isOver() bool {
 	}
 }
 
-// remember is called with mu locked. It forgets others' answers for want of room: they are looked up again.
+// remember caches an answer, and drops others if the cache is full. Called with mu held.
 func (h *HostUsers) remember(name string, f *found) {
 	if h.found == nil {
 		h.found = make(map[string]*found)

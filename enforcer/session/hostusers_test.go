@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// hostOf is a host with these users and subordinate ranges.
+// hostOf returns a host with these users and subordinate ranges.
 func hostOf(t *testing.T, users map[string]uint32, subuid string) *HostUsers {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "subuid")
@@ -45,16 +45,16 @@ func TestAUIDCountsAsAUserOfTheHostOrAsItsOwner(t *testing.T) {
 		refusal     string
 	}{
 		"a user": {1000, 1000, ""},
-		"a user of a directory, above all ranges":    {2_000_000_000, 2_000_000_000, ""},
-		"a user in a range of their own":             {1001, 1001, ""},
-		"the first subordinate one":                  {100_000, 1000, "is a subordinate uid of alice"},
-		"the last one":                               {165_535, 1000, "is a subordinate uid of alice"},
-		"the one after it":                           {165_536, NoUser, "does not know it"},
-		"one of an owner by number":                  {200_007, 1001, "is a subordinate uid of 1001"},
-		"one of an unknown owner":                    {400_000, NoUser, "is a subordinate uid of gone"},
-		"a user with a subordinate uid of another":   {300_007, 1000, "is a subordinate uid of alice"},
-		"a uid that is in no file":                   {5001, NoUser, "does not know it"},
-		"one of which the database says nothing now": {7777, NoUser, "connection refused: ask again"},
+		"a user of a directory service, above all ranges": {2_000_000_000, 2_000_000_000, ""},
+		"a user in a range of their own":                  {1001, 1001, ""},
+		"the first subordinate one":                       {100_000, 1000, "is a subordinate uid of alice"},
+		"the last one":                                    {165_535, 1000, "is a subordinate uid of alice"},
+		"the one after it":                                {165_536, NoUser, "does not know it"},
+		"one of an owner by number":                       {200_007, 1001, "is a subordinate uid of 1001"},
+		"one of an unknown owner":                         {400_000, NoUser, "is a subordinate uid of gone"},
+		"a user with a subordinate uid of another":        {300_007, 1000, "is a subordinate uid of alice"},
+		"a uid that is in no file":                        {5001, NoUser, "does not know it"},
+		"a uid that the database cannot look up now":      {7777, NoUser, "connection refused: try again"},
 	} {
 		counts, err := h.Of(context.Background(), c.uid)
 		if counts != c.counts || (err == nil) != (c.refusal == "") || err != nil && !strings.Contains(err.Error(), c.refusal) {
@@ -81,11 +81,11 @@ func TestADatabaseThatHangsIsWaitedForNoLongerThanAsked(t *testing.T) {
 		expect.NoError(t, at(uid+1))
 	}
 	if h.mu.Lock(); h.asking != maxLookUps {
-		t.Errorf("%d look-ups are under way", h.asking)
+		t.Errorf("%d concurrent look-ups", h.asking)
 	}
 	h.mu.Unlock()
 	close(answers)
-	// The first look-up of uid 1 has gone on: there is no second one.
+	// The first look-up of uid 1 has completed, and there is no second one.
 	if counts, err := h.Of(context.Background(), 1); counts != 1 || err != nil {
 		t.Errorf("%d, %v", counts, err)
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Limit is what each user that it is for may have in sessions.
+// Limit limits the sessions of each user that it applies to.
 type Limit struct {
-	User, Group string    // exactly one is set: a user's name or number, a group's
-	MaxVRAM     api.Share // of each device, all of the user's sessions together
-	MaxSessions int       // at one time
+	User, Group string    // exactly one is set: the name or number of a user or of a group
+	MaxVRAM     api.Share // of each device, for all sessions of a user together
+	MaxSessions int       // concurrent sessions
 }
 
-// ID is the number of the user or the group. It is looked up for each session: users come and go while the enforcer runs.
+// ID returns the number of the user or the group. It looks the number up for each session, since users may change while the enforcer runs.
 func (l *Limit) ID() (uint32, error) {
 	name, lookUp := l.User, func(name string) (string, error) {
 		u, err := user.Lookup(name)
@@ -46,7 +46,7 @@ func (l *Limit) ID() (uint32, error) {
 	return uint32(n), err
 }
 
-// For returns the first limit for the user or one of the groups. Without one, the user may have no session.
+// For returns the first limit that applies to the user or one of the groups. A user without a limit may have no session.
 func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
 	for i := range limits {
 		l := &limits[i]

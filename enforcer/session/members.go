@@ -12,14 +12,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// maxMembers bounds the processes that join a session, not those that descend from them: each is checked when
-// a process attaches anywhere.
+// maxMembers bounds the processes that join a session, not their descendants. Each attach of any process checks all of them.
 const maxMembers = 256
 
-// errFull is returned when as many processes have joined as may.
+// errFull is returned if maxMembers processes have joined.
 var errFull = fmt.Errorf("%d processes have joined the session", maxMembers)
 
-// Member is a process that joined a session: it and its descendants are of the session.
+// Member is a process that joined a session. It and its descendants belong to the session.
 type Member struct {
 	*process.Handle
 	UID uint32
@@ -28,17 +27,17 @@ type Member struct {
 // Members are the processes that joined one session.
 type Members struct {
 	mu  guard.Mutex[guard.Leaf] // guards all
-	all []Member                // the elements of one slice do not change
+	all []Member                // replaced as a whole, never changed
 }
 
-// All are the members now.
+// All returns the members.
 func (m *Members) All() []Member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.all
 }
 
-// Add a member.
+// Add adds a member.
 func (m *Members) Add(member Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,7 +48,7 @@ func (m *Members) Add(member Member) error {
 	return nil
 }
 
-// Remove a member, and say whether it was one. Its handle is the caller's to close.
+// Remove removes a member, and reports whether it was one. The caller closes its handle.
 func (m *Members) Remove(p *process.Handle) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,7 +58,7 @@ func (m *Members) Remove(p *process.Handle) bool {
 	return was
 }
 
-// Clear removes all members, and returns them.
+// Clear removes and returns all members.
 func (m *Members) Clear() []Member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,7 +67,7 @@ func (m *Members) Clear() []Member {
 	return all
 }
 
-// Stored is the members as the store keeps them.
+// Stored returns the members as the store keeps them.
 func (m *Members) Stored() (stored []store.Joined) {
 	for _, member := range m.All() {
 		stored = append(stored, store.Joined{Process: store.Process{PID: member.PID, Start: member.Start}, UID: member.UID})
@@ -76,7 +75,7 @@ func (m *Members) Stored() (stored []store.Joined) {
 	return stored
 }
 
-// Restore makes those of the stored members that are alive the members.
+// Restore sets the members to the live ones of the stored members.
 func (m *Members) Restore(stored []store.Joined) {
 	var all []Member
 	for _, r := range stored {
@@ -89,15 +88,15 @@ func (m *Members) Restore(stored []store.Joined) {
 	m.all = all
 }
 
-// Asker is the process that asks, as the kernel reports it; it may have exited since.
+// Asker is the process that sent a request, as the kernel reports it. It may have exited since.
 type Asker struct {
-	PID   int    // 0: it is not in the enforcer's pid namespace, nor below it
-	Start uint64 // of the process; 0 if that is not known
+	PID   int    // 0 if it is outside of the enforcer's pid namespace
+	Start uint64 // its start time, or 0 if unknown
 	UID   uint32
 }
 
-// Owns says why a process is neither the asker nor descends from it. The caller holds a Handle of pid, and checks afterwards
-// whether that is alive.
+// Owns returns an error if the process pid is neither the asker nor its descendant. The caller holds a Handle of pid, and checks afterwards
+// that it is alive.
 func (a Asker) Owns(pid int) error {
 	asker, err := a.names(pid)
 	if err != nil {
@@ -107,18 +106,19 @@ func (a Asker) Owns(pid int) error {
 	return above(asker, pid)
 }
 
-// above says why a process is neither the asker nor descends from it.
+// above returns an error if a process is neither the asker nor its descendant.
 func above(asker *process.Handle, pid int) error {
 	if !process.Ancestor(pid, asker.PID) {
 		return fmt.Errorf("process %d is neither the caller (%d) nor a descendant of the caller", pid, asker.PID)
 	}
-	if !asker.Alive() { // its connection may be held by a descendant, and its pid be another process's
-		return fmt.Errorf("the one that asks: %w", process.ErrDead)
+	if !asker.Alive() { // a descendant may hold its connection, and its pid may be reused
+		return fmt.Errorf("the calling process: %w", process.ErrDead)
 	}
 	return nil
 }
 
-// MayName says why a pid that the asker names may not be what the enforcer takes it for: pids are those of the asker's pid namespace.
+// MayName returns an error if a pid in the asker's request may not mean the same process to the enforcer, since the asker is in another pid
+// namespace.
 func (a Asker) MayName(pid int) error {
 	asker, err := a.names(pid)
 	if err != nil {
@@ -127,18 +127,18 @@ func (a Asker) MayName(pid int) error {
 	return asker.Close()
 }
 
-// names is MayName, and holds on to the asker.
+// names implements MayName, and returns a handle on the asker.
 func (a Asker) names(pid int) (asker *process.Handle, err error) {
 	if a.PID <= 0 {
-		return nil, errors.New("the one that asks is not in the enforcer's pid namespace, nor below it, so its processes are not known")
+		return nil, errors.New("the calling process is not in the enforcer's pid namespace, nor below it, so its processes are not known: run it on the host")
 	}
 	if asker, err = process.Again(a.PID, a.Start); err != nil {
-		return nil, fmt.Errorf("the one that asks: %w", err)
+		return nil, fmt.Errorf("the calling process: %w", err)
 	}
 	own, err := process.PIDNamespace()
 	if err == nil && asker.PIDNS != own {
-		err = fmt.Errorf("the one that asks (%d) is in another pid namespace than the enforcer, where pid %d is another process: "+
-			"who asks must be on the host, or in a container with the host's pids (--pid host)", a.PID, pid)
+		err = fmt.Errorf("the calling process (%d) is in another pid namespace than the enforcer, where pid %d is another process: "+
+			"run it on the host, or in a container with the host's pids (--pid host)", a.PID, pid)
 	}
 	if err != nil {
 		asker.Close()

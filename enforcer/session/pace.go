@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Pace is how often each user may do something: Burst times at once, and then once each Interval.
+// Pace limits how often each user may do something: Burst times at once, and then once per Interval.
 type Pace struct {
 	Burst    int
 	Interval time.Duration
@@ -20,11 +20,10 @@ type Pace struct {
 	by map[uint32]*rate.Limiter
 }
 
-// WrongTokens is the pace of wrong tokens. A token cannot be guessed in the age of the universe; this is so that guessing costs nobody
-// anything, and is noticed.
+// WrongTokens returns the pace of wrong tokens. No token can be guessed; the limit bounds the cost of attempts, and makes them visible.
 func WrongTokens() *Pace { return &Pace{Burst: wrongAtOnce, Interval: wrongInterval} }
 
-// Changes is the pace at which a user begins and renews sessions: each is stored, and has events.
+// Changes returns the pace at which a user creates and renews sessions. Each change is stored, and has events.
 func Changes() *Pace { return &Pace{Burst: changesAtOnce, Interval: changesInterval} }
 
 const (
@@ -34,10 +33,10 @@ const (
 	changesInterval = time.Second
 )
 
-// maxPaced is of how many users at a time it is known what they did. Others may do it: a crowd of users keeps nobody from it.
+// maxPaced bounds the users with a limiter. Further users are not limited, so a crowd of users cannot lock out another.
 const maxPaced = 1024
 
-// Wait says whether a user has done it so often that he has to wait.
+// Wait reports whether a user has used up the burst, and has to wait.
 func (p *Pace) Wait(now time.Time, uid uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,17 +49,17 @@ func (p *Pace) Wait(now time.Time, uid uint32) bool {
 	return limiter != nil && limiter.TokensAt(now) < 1
 }
 
-// Change counts a change of a user's sessions, or says that there were too many.
+// Change counts a change of a user's sessions, or returns an error if there were too many.
 func (p *Pace) Change(uid uint32) error {
 	now := time.Now()
 	if p.Wait(now, uid) {
-		return api.Errorf(api.CodeBusy, "uid %d has begun and renewed sessions %d times in a short time: once each %s is accepted after that, ask again then", uid, p.Burst, p.Interval)
+		return api.Errorf(api.CodeBusy, "uid %d has created and renewed sessions %d times in a short time: one more is accepted each %s: try again then", uid, p.Burst, p.Interval)
 	}
 	p.Did(now, uid)
 	return nil
 }
 
-// Did notes that a user did it, and says whether that is the first time lately.
+// Did counts an action of a user, and reports whether it is the first one in a while.
 func (p *Pace) Did(now time.Time, uid uint32) (first bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

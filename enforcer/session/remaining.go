@@ -9,15 +9,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// Remaining are the processes of a session that is over: it ends with its first process, or when it is released by force, and what
-// descended from that may live on. They are charged nothing more, and what they hold is not free: until the last of them has exited, the
-// session counts for what it held, to its devices and to its user, like a container that is released while it has processes. Otherwise one
-// session after the other would give a user as much as he likes.
+// Remaining are the processes that outlive their session. A session ends with its first process, or by a forced release, and descendants
+// may live on. They can charge nothing more. Until the last of them has exited, the session's bytes count against its devices and its user,
+// like those of a released container with processes. Otherwise a user could exceed the limit by one session after another.
 //
-// Its methods need a lock of the caller's.
+// The caller serialises calls of its methods.
 type Remaining struct{ all []*process.Handle }
 
-// Add one, whose handle is Remaining's from then on.
+// Add adds a process, and owns its handle.
 func (r *Remaining) Add(p *process.Handle) {
 	if !p.Alive() || r.Has(p.PID) {
 		p.Close()
@@ -26,18 +25,18 @@ func (r *Remaining) Add(p *process.Handle) {
 	r.all = append(r.all, p)
 }
 
-// All of them, those that have exited since among them.
+// All returns all of them, including those that have exited since.
 func (r *Remaining) All() []*process.Handle { return r.all }
 
-// Has says whether a process is one of them.
+// Has reports whether a process is one of them, and alive.
 func (r *Remaining) Has(pid int) bool {
 	return slices.ContainsFunc(r.all, func(p *process.Handle) bool { return p.PID == pid && p.Alive() })
 }
 
-// Alive says whether any is.
+// Alive reports whether any of them is alive.
 func (r *Remaining) Alive() bool { return slices.ContainsFunc(r.all, (*process.Handle).Alive) }
 
-// Stored is them as the store keeps them.
+// Stored returns them as the store keeps them.
 func (r *Remaining) Stored() (stored []store.Process) {
 	for _, p := range r.all {
 		stored = append(stored, store.Process{PID: p.PID, Start: p.Start})
@@ -45,7 +44,7 @@ func (r *Remaining) Stored() (stored []store.Process) {
 	return stored
 }
 
-// Close forgets them.
+// Close closes the handles, and empties the set.
 func (r *Remaining) Close() {
 	for _, p := range r.all {
 		p.Close()

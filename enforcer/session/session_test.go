@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// A user who showed too many wrong tokens waits, and the list of users is bounded.
+// A user waits after too many wrong tokens, and the list of users is bounded.
 func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	const alice, bob = 5001, 5002
 	now := time.Now()
@@ -45,7 +45,7 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	}
 	const late = 1 << 20
 	if g.Wait(now, late) || g.Did(now, late) || g.Wait(now, late) || len(g.by) != maxPaced {
-		t.Errorf("%d users are remembered, and keep another one out", len(g.by))
+		t.Errorf("%d users have limiters, and another user is locked out", len(g.by))
 	}
 }
 
@@ -57,19 +57,19 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(dir, api.TokenName)))(t)
 	id, shown, err := api.ParseTokenFile(string(text))
 	if err != nil || id != "s" || !sum.Is(shown) {
-		t.Errorf("the file has session %s, and no token of it: %v", id, err)
+		t.Errorf("the file has session %s, and no valid token: %v", id, err)
 	}
 	for _, wrong := range []api.Token{"", "0", api.Token(strings.Repeat("0", 64))} {
 		if sum.Is(wrong) || (Token{}).Is(wrong) {
 			t.Errorf("%q is accepted", wrong)
 		}
 	}
-	expect.True(t, !(Token{}).Is(shown), "a session without a token has one")
+	expect.True(t, !(Token{}).Is(shown), "a session without a token accepts one")
 	expect.ErrorIs(t, must.Err(NewToken(dir, "s", -1, -1)), os.ErrExist, "a second token")
 }
 
 func TestALimitIsForAUserOrForAGroup(t *testing.T) {
-	const both = 5001 // a number that a user and a group have
+	const both = 5001 // the number of a user and of a group
 	limits := []Limit{{User: "no-such-user-here", MaxSessions: 1}, {Group: "5001", MaxSessions: 2}, {User: "5002", MaxSessions: 3}, {Group: "5003", MaxSessions: 4}}
 	for name, c := range map[string]struct {
 		uid    uint32
@@ -118,7 +118,7 @@ func TestMembersAreStoredAndRestored(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	if !m.Remove(q) || m.Remove(q) || len(m.All()) != 1 || len(before) != 2 {
-		t.Error("one is removed once, and nobody's list is changed")
+		t.Error("a member was removed twice, or an earlier list was changed")
 	}
 	for range maxMembers - 1 {
 		must.Do(t, m.Add(Member{Handle: p}))
@@ -144,7 +144,7 @@ func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
 	expect.Equal(t, len(r.All()), 0, "it is not forgotten")
 }
 
-// dead returns a handle of an exited process. The kernel has given its pid to another process since.
+// dead returns a handle of an exited process, with the pid of another process.
 func dead(t *testing.T, now int) *process.Handle {
 	t.Helper()
 	p, c := child(t)
@@ -193,7 +193,7 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 	_ = exits.Process.Kill()
 	_ = exits.Wait()
 	p.PID = os.Getpid()
-	expect.True(t, !r.Has(os.Getpid()), "another process is taken for it")
+	expect.True(t, !r.Has(os.Getpid()), "another process with its pid counts as it")
 	r.Add(dead(t, os.Getpid()))
 	expect.Equal(t, len(r.All()), 1, "an exited process is added")
 }
@@ -201,7 +201,7 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	must.Do(t, os.WriteFile(path, nil, 0o600))
-	if err := os.Chmod(path, 0o666); err != nil { // whatever the umask is
+	if err := os.Chmod(path, 0o666); err != nil { // regardless of the umask
 		t.Fatal(err)
 	}
 	err := AllowUsers(path, []uint32{5002, 5001, 5002})
@@ -209,11 +209,11 @@ func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
 		t.Skip("requires a file system with access control lists")
 	}
 	must.Do(t, err)
-	// The group's bits are the mask of what the users named may.
+	// The mode's group bits are the mask of the named users.
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 	if list := accessList([]uint32{5001}); len(list) != 4+5*8 || list[len(list)-6] != 0 || list[4+2*8+2] != 0 {
-		t.Errorf("others, or the group, may use it: %v", list)
+		t.Errorf("others, or the group, have access: %v", list)
 	}
 }

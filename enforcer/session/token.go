@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session has what only sessions have: tokens, the processes that joined, those that remain after the end, and users' limits.
-// It decides nothing about a slice, and writes nothing but a token's file and the access list of a socket.
+// Package session has the parts that only sessions have: tokens, the processes that joined, the processes that outlive a session, and
+// users' limits. It takes no decision about a slice, and writes only a token's file and a socket's access control list.
 package session
 
 import (
@@ -15,13 +15,14 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Token is the SHA-256 of a session's token; zero is that of none. A token admits processes that do not descend from the session's first one:
-// of another terminal, a batch system, another user to whom it was given. It is made with the session, stands in a file of the
-// session's directory that the session's user alone can read, and goes with that. Neither the enforcer's memory nor its state says what to
-// show.
+// Token is the SHA-256 of a session's token, or zero without one. A token admits processes that do not descend from the session's first
+// process: those of another terminal, of a batch system, or of another user with the token. It is created with the session, in a file of
+// the session's directory that only the session's user can read, and removed with that directory. The enforcer keeps only the hash, in
+// memory and in its state.
 type Token [sha256.Size]byte
 
-// NewToken makes a session's token, and its file in dir: of that user and group, or of this process's own if they are negative.
+// NewToken creates a session's token and its file in dir. The file belongs to the user and group, or to this process's if they are
+// negative.
 func NewToken(dir, id string, uid, gid int) (Token, error) {
 	token := make([]byte, sha256.Size)
 	if _, err := rand.Read(token); err != nil {
@@ -38,7 +39,7 @@ func NewToken(dir, id string, uid, gid int) (Token, error) {
 	return sha256.Sum256(token), errors.Join(err, file.Close())
 }
 
-// Is compares in constant time.
+// Is reports whether a token is the session's. It compares in constant time.
 func (t Token) Is(shown api.Token) bool {
 	bytes, ok := shown.Bytes()
 	sum := sha256.Sum256(bytes)

@@ -144,7 +144,7 @@ func dockerInDocker(s *site) {
 	defer os.Remove(s.in("run", "nested.toml"))
 	s.exec(outer, "cp", s.in("run", "nested.toml"), "/inner/gpuslice.toml")
 	asks := []string{"--runtime", "gpuslice", "--annotation", "gpuslice.vram=2G"}
-	s.told(n.run("asks", gib, asks...), "another pid namespace", "must be on the host")
+	s.told(n.run("asks", gib, asks...), "another pid namespace", "run it on the host")
 	if all := s.Slices(); len(all) != 1 || all[0].ID != id {
 		s.t.Errorf("the slices are %+v", all)
 	}
