@@ -23,7 +23,7 @@ func TestNativeIsInForceWhereItIsProvenToWorkOnly(t *testing.T) {
 	for why, b := range map[string]native.Backend{
 		"there is no NVML":           nil,
 		"R615":                       oldDriver{},
-		"is 18446744073709551615":    &fakeBackend{forget: true},
+		"to 18446744073709551615":    &fakeBackend{forget: true},
 		"configuration says so":      &fakeBackend{},
 		"the driver does not answer": &fakeBackend{hang: make(chan struct{})},
 	} {

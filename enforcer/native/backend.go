@@ -13,22 +13,22 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// try sets a limit for a cgroup of its own, and says why the backend cannot be relied on; "" if it can.
+// try sets a limit on a cgroup of its own. It returns why the backend is not reliable, or "".
 func (k *Keeper) try(d *device) string {
 	if d.MIG {
-		return "it is a MIG instance, which the driver has no limits for"
+		return "the driver has no limits for MIG instances"
 	}
 	dir := filepath.Join(k.options.Mount, k.options.Trial)
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Sprintf("no cgroup can be made to try it: %v", err)
+		return fmt.Sprintf("no cgroup can be created for a trial: %v", err)
 	}
 	defer func() {
 		if err := os.Remove(dir); err != nil {
-			k.options.Log.Warn("remove the cgroup that the driver's limits were tried on", "cgroup", dir, "err", err)
+			k.options.Log.Warn("cannot remove the cgroup of the trial of the driver's limits", "cgroup", dir, "err", err)
 		}
 	}()
 	const step = 2 << 20
-	bytes := d.Total / 2 / step * step // no driver has to round it
+	bytes := d.Total / 2 / step * step // needs no rounding by any driver
 	got, err := driver.Ask(d.slot, timeout, func() (got uint64, err error) {
 		if err = k.limit(dir, d.UUID, bytes); err == nil {
 			got, err = k.options.Backend.Limited(dir, d.UUID)
@@ -40,13 +40,13 @@ func (k *Keeper) try(d *device) string {
 		first, _, _ := strings.Cut(err.Error(), "\n")
 		return first
 	case got != bytes:
-		return fmt.Sprintf("a limit of %d bytes that was set for a cgroup is %d bytes afterwards", bytes, got)
+		return fmt.Sprintf("the driver changed a limit of %d bytes to %d bytes", bytes, got)
 	}
 	return ""
 }
 
-// limit sets a limit for a cgroup. Where the driver keeps limits by the kernel's dmem controller, the cgroup needs that one, and
-// has it if all that are above it hand it down. Not all runtimes see to that (runc does, crun does not).
+// limit sets a limit on a cgroup. A driver that keeps limits by the kernel's dmem controller needs that controller in the cgroup. A cgroup
+// has it if all cgroups above it enable it for their children. Not all runtimes enable it (runc does, crun does not).
 func (k *Keeper) limit(dir, device string, bytes uint64) error {
 	err := k.options.Backend.Limit(dir, device, bytes)
 	if !errors.Is(err, driver.ErrNoController) {
@@ -58,7 +58,7 @@ func (k *Keeper) limit(dir, device string, bytes uint64) error {
 	return k.options.Backend.Limit(dir, device, bytes)
 }
 
-// unlimit takes a limit away. A driver that has no limits has none to take away.
+// unlimit removes a limit. It succeeds if the driver has no limits.
 func (k *Keeper) unlimit(dir, device string) error {
 	if err := k.options.Backend.Unlimit(dir, device); !errors.Is(err, driver.ErrNoLimits) {
 		return err
@@ -66,7 +66,7 @@ func (k *Keeper) unlimit(dir, device string) error {
 	return nil
 }
 
-// handDown has each cgroup from the mount down to dir's parent give its children the dmem controller.
+// handDown enables the dmem controller for the children of each cgroup from the mount down to dir's parent.
 func handDown(mount, dir string) error {
 	var above []string
 	for at := dir; at != mount && at != "/"; {

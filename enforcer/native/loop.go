@@ -11,22 +11,22 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// task is one limit that the loop sets, or asks for.
+// task is one limit that the loop has to set or check.
 type task struct {
 	cgroup  cgroup.Path
 	bytes   uint64
 	none    bool
 	version uint64
-	check   bool // the driver took it, and is asked whether it has it still
+	check   bool // the driver accepted it: check that it is still set
 }
 
-// keep is a device's loop. It holds no lock while it asks.
+// keep is a device's loop. It holds no lock during a call of the driver.
 func (k *Keeper) keep(d *device) {
 	ticker := time.NewTicker(k.options.Interval)
 	defer ticker.Stop()
 	checked := time.Now()
 	for {
-		var failed, all bool // are tried again, are checked
+		var failed, all bool // retry failed limits; check all limits
 		select {
 		case <-k.ctx.Done():
 			return
@@ -44,15 +44,15 @@ func (k *Keeper) keep(d *device) {
 				return
 			case !hangs:
 				hangs = errors.Is(k.do(d, t), driver.ErrHangs)
-			case !t.check: // as would this one
+			case !t.check: // this one would hang, too
 				k.settle(d, t, driver.ErrHangs)
 			}
 		}
 	}
 }
 
-// tasks are the limits that are to be set: those of which no attempt was made, with failed also those of which one failed, and with all
-// the others are checked.
+// tasks returns the limits to set: those without an attempt, with failed also those with a failed one, and with all also the others, as
+// checks.
 func (k *Keeper) tasks(d *device, failed, all bool) (due []task) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -69,9 +69,9 @@ func (k *Keeper) tasks(d *device, failed, all bool) (due []task) {
 	return due
 }
 
-// do sets a limit, or takes it away.
+// do sets, removes or checks a limit.
 func (k *Keeper) do(d *device, t task) error {
-	if !t.cgroup.Exists() { // the kernel has taken the limits away with it
+	if !t.cgroup.Exists() { // the kernel has removed its limits
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.forget(t.cgroup, d)
@@ -95,15 +95,15 @@ func (k *Keeper) do(d *device, t task) error {
 	return err
 }
 
-// settle notes how an attempt has ended, and tells of one that failed first.
+// settle records the result of an attempt, and reports the first failure.
 func (k *Keeper) settle(d *device, t task, err error) {
 	k.mu.Lock()
 	l := k.limits[t.cgroup][d]
-	tells := l != nil && err != nil && !l.told && !errors.Is(err, driver.ErrNoCgroup) // which has gone this moment
+	tells := l != nil && err != nil && !l.told && !errors.Is(err, driver.ErrNoCgroup) // the cgroup was removed just now
 	held := l != nil && err == nil && l.told
 	k.mu.Unlock()
 	if tells {
-		k.options.Log.Error("setting the driver's limit failed: retried each interval; the interceptor enforces", "device", d.UUID, "cgroup", t.cgroup.String(), "err", err)
+		k.options.Log.Error("cannot set the driver's limit: the interceptor enforces until a retry succeeds", "device", d.UUID, "cgroup", t.cgroup.String(), "err", err)
 		k.options.Tell(t.cgroup, d.UUID, err)
 	}
 	if held && !t.none {
@@ -117,7 +117,7 @@ func (k *Keeper) settle(d *device, t task, err error) {
 	l.told = l.told && err != nil || tells
 	l.err, l.tried = err, t.version
 	switch {
-	case l.version != t.version: // another one is wanted meanwhile
+	case l.version != t.version: // the wanted limit has changed since
 	case err == nil && t.none:
 		k.forget(t.cgroup, d)
 	case errors.Is(err, driver.ErrNoController) && k.options.Want != api.Native:
@@ -126,7 +126,7 @@ func (k *Keeper) settle(d *device, t task, err error) {
 	k.announce()
 }
 
-// announce wakes who waits in Reach. Called with mu held.
+// announce wakes the callers of Reach. Called with mu held.
 func (k *Keeper) announce() {
 	close(k.changed)
 	k.changed = make(chan struct{})

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package native has the driver itself hold cgroups to limits, on the devices where a trial shows that it does. It owns what limits are
-// wanted and what the driver was last seen to have; one loop for each device brings the second to the first. So a driver that fails is
-// told again, one that lost a limit, as by a reset, is told anew, and one that hangs delays neither another device nor who wants a limit.
+// Package native makes the driver limit cgroups, on the devices on which a trial shows that it does. It owns the wanted limits and the
+// limits that the driver last confirmed. One loop per device brings the two together. It retries a failed limit, and restores a lost one,
+// as after a reset of the device. A hung device delays neither another device nor a caller of Want.
 //
-// A limit stands on a cgroup and goes with it: nothing of it is left when the cgroup is removed first.
+// A limit belongs to a cgroup and is removed with it.
 package native
 
 import (
@@ -21,86 +21,86 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Backend holds the processes of a cgroup to a number of bytes of a device by itself, whatever they do. cgroup is a
-// directory, device a UUID. Its errors are those of package driver: ErrNoLimits, ErrNoController, ErrNoCgroup.
+// Backend limits the bytes of a device that the processes of a cgroup can hold, whatever they do. cgroup is a directory, device a UUID. Its
+// errors are those of package driver: ErrNoLimits, ErrNoController, ErrNoCgroup.
 type Backend interface {
-	// Limit replaces what was set before. What is held beyond it stays with whoever holds it.
+	// Limit sets or replaces the limit. Processes keep bytes that they hold beyond it.
 	Limit(cgroup, device string, bytes uint64) error
-	// Limited is what was set; driver.NoLimit if nothing was.
+	// Limited returns the limit, or driver.NoLimit without one.
 	Limited(cgroup, device string) (uint64, error)
-	// Unlimit takes away what was set; that nothing was, or that the cgroup is gone, is no error.
+	// Unlimit removes the limit. It succeeds if there is none, or no such cgroup.
 	Unlimit(cgroup, device string) error
 }
 
 const (
-	// timeout of one question to the backend.
+	// timeout is the timeout of one call of the backend.
 	timeout = 700 * time.Millisecond
-	// rounding is by how many bytes a limit may be more than what was set, with a driver that rounds it.
+	// rounding is the number of bytes by which a driver may round a limit up.
 	rounding = 2 << 20
 )
 
-var errLost = errors.New("the driver has not the limit any more that was set, as after a reset")
+var errLost = errors.New("the driver lost the limit, as after a reset of the device")
 
-// Device is one that the backend may enforce on.
+// Device is a device on which the backend may enforce limits.
 type Device struct {
 	UUID  string
-	Shown string // as people know it
+	Shown string // its name for people
 	Total uint64
 	MIG   bool
 }
 
-// Options of a Keeper.
+// Options configure a Keeper.
 type Options struct {
-	Backend Backend // nil: there is none
-	// Want is whether the backend is to enforce: with api.Native there is no Keeper where it does not.
+	Backend Backend // nil without a backend
+	// Want selects the backend. With api.Native, Open fails if the backend does not enforce limits on each device.
 	Want  api.Enforcement
-	Why   string // why the backend enforces on no device, whatever a trial shows; "" if it may
-	Mount string // of the cgroups
-	Trial string // the name of the cgroup of a trial, the same at each start: what one that was killed left is not left for ever
+	Why   string // why the backend enforces on no device, regardless of a trial; "" if it may
+	Mount string // mount point of the cgroups
+	Trial string // name of the cgroup for trials. It is the same at each start, so that one left by a killed enforcer is reused.
 
-	Interval time.Duration // between two attempts to set a limit that failed
-	Recheck  time.Duration // between two questions whether the driver has a limit that it took
+	Interval time.Duration // between attempts at a failed limit
+	Recheck  time.Duration // between checks of a limit that the driver accepted
 
 	Log *slog.Logger
-	// Tell is called when the driver does not hold a cgroup to its limit, once until it does again. It must not wait.
+	// Tell is called when the driver fails to enforce a cgroup's limit, once until it enforces it again. It must not block.
 	Tell func(c cgroup.Path, device string, err error)
 }
 
-// Keeper brings the driver's limits to those that are wanted. Its methods may be called by any number of goroutines.
+// Keeper brings the driver's limits to the wanted ones. It is safe for concurrent use.
 type Keeper struct {
 	options Options
-	devices []*device // do not change
+	devices []*device // constant
 	ctx     context.Context
 	stop    context.CancelFunc
 	loops   sync.WaitGroup
 
-	mu      guard.Mutex[guard.Leaf]            // guards what limits are wanted, and what the driver was last seen to have
-	limits  map[cgroup.Path]map[*device]*limit // none is empty
-	changed chan struct{}                      // closed when an attempt has ended, and another one is made
+	mu      guard.Mutex[guard.Leaf]            // guards limits and changed
+	limits  map[cgroup.Path]map[*device]*limit // no inner map is empty
+	changed chan struct{}                      // closed and replaced after each attempt
 }
 
 type device struct {
 	Device
 	slot driver.Slot
 	wake chan struct{}
-	why  string // the backend does not enforce there; "" if it does
+	why  string // why the backend does not enforce there, or ""
 }
 
-// limit is what a cgroup is to have on a device.
+// limit is the wanted limit of a cgroup on a device.
 type limit struct {
 	bytes uint64
-	none  bool // and what the driver has is taken away
+	none  bool // no limit is wanted: remove the driver's
 
-	version uint64 // of what is wanted; 0: nobody has said yet
-	tried   uint64 // the version of the last attempt
-	err     error  // of that one
-	refused bool   // the cgroup cannot have one, and does without
-	told    bool   // that the driver does not hold it, since it last did
+	version uint64 // of the wanted limit; 0 before the first Want
+	tried   uint64 // version of the last attempt
+	err     error  // result of the last attempt
+	refused bool   // the cgroup cannot have a limit, and goes without
+	told    bool   // Tell was called since the driver last enforced it
 }
 
 func (l *limit) settled() bool { return l.refused || l.version == l.tried && l.err == nil }
 
-// Open tries on which devices the backend enforces.
+// Open tries on which devices the backend enforces limits, and starts the loops.
 func Open(devices []Device, o Options) (*Keeper, error) {
 	k := &Keeper{options: o, limits: make(map[cgroup.Path]map[*device]*limit), changed: make(chan struct{})}
 	for _, has := range devices {
@@ -109,7 +109,7 @@ func Open(devices []Device, o Options) (*Keeper, error) {
 			d.why = k.try(d)
 		}
 		if o.Want == api.Native && d.why != "" {
-			return nil, fmt.Errorf("enforcement = %q cannot be kept on device %s, since %s: %q uses it where it works", api.Native, d.Shown, d.why, api.Auto)
+			return nil, fmt.Errorf("enforcement = %q is not possible on device %s: %s: set %q, which uses it where it works", api.Native, d.Shown, d.why, api.Auto)
 		}
 		k.devices = append(k.devices, d)
 		if o.Why == "" {
@@ -126,13 +126,13 @@ func Open(devices []Device, o Options) (*Keeper, error) {
 	return k, nil
 }
 
-// Close ends the loops. The limits stay: the next Keeper goes on from them.
+// Close ends the loops. The limits stay for the next Keeper.
 func (k *Keeper) Close() {
 	k.stop()
 	k.loops.Wait()
 }
 
-// Anywhere says whether the backend enforces on any device.
+// Anywhere reports whether the backend enforces limits on any device.
 func (k *Keeper) Anywhere() bool {
 	for _, d := range k.devices {
 		if d.why == "" {
@@ -142,13 +142,13 @@ func (k *Keeper) Anywhere() bool {
 	return false
 }
 
-// Enforces says who enforces on a device, and why, in a sentence without its beginning and end.
+// Enforces returns which part enforces limits on a device, and why, as a clause.
 func (k *Keeper) Enforces(uuid string) (by api.Enforcement, why string) {
 	switch d := k.device(uuid); {
 	case d == nil:
 		return api.Intercept, "there is no NVML"
 	case d.why == "":
-		return api.Native, "the driver keeps a limit that is set for a cgroup"
+		return api.Native, "the driver enforces limits of cgroups"
 	default:
 		return api.Intercept, d.why
 	}
@@ -163,7 +163,7 @@ func (k *Keeper) device(uuid string) *device {
 	return nil
 }
 
-// Inherit says that a cgroup may have limits of an enforcer before this one: those that the next Want does not name are taken away.
+// Inherit records that a cgroup may have limits from an earlier enforcer. The next Want removes those that it does not set.
 func (k *Keeper) Inherit(c cgroup.Path) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -172,7 +172,7 @@ func (k *Keeper) Inherit(c cgroup.Path) {
 	}
 }
 
-// of is a limit, made if there is none. Called with mu held.
+// of returns a cgroup's limit on a device, and adds it if necessary. Called with mu held.
 func (k *Keeper) of(c cgroup.Path, d *device) *limit {
 	if k.limits[c] == nil {
 		k.limits[c] = make(map[*device]*limit)
@@ -183,15 +183,15 @@ func (k *Keeper) of(c cgroup.Path, d *device) *limit {
 	return k.limits[c][d]
 }
 
-// forget is called with mu held.
+// forget removes a limit from the Keeper. Called with mu held.
 func (k *Keeper) forget(c cgroup.Path, d *device) {
 	if delete(k.limits[c], d); len(k.limits[c]) == 0 {
 		delete(k.limits, c)
 	}
 }
 
-// Want says what a cgroup is to be limited to, in bytes by device, as far as the backend enforces there; on other devices what was
-// set is taken away. It waits for nothing: see Reach.
+// Want sets the limits of a cgroup, in bytes by device, on the devices on which the backend enforces limits. It removes the limits of other
+// devices. It does not block: see Reach.
 func (k *Keeper) Want(c cgroup.Path, limits map[string]uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -224,7 +224,7 @@ func (d *device) awake() {
 	}
 }
 
-// Reach waits until the limits of the cgroups are as wanted, or an attempt at one has failed: then it says on which device, and why.
+// Reach waits until the limits of the cgroups are set, or an attempt has failed. Then it returns the device and the error.
 func (k *Keeper) Reach(ctx context.Context, cgroups ...cgroup.Path) (device string, err error) {
 	guard.MayWait("the driver's limits")
 	for {
@@ -247,7 +247,7 @@ func (k *Keeper) Reach(ctx context.Context, cgroups ...cgroup.Path) (device stri
 	}
 }
 
-// unsettled is a device on which an attempt is still to be made, and one on which it failed. Called with mu held.
+// unsettled returns a device with an attempt to be made, and one with a failed attempt. Called with mu held.
 func (k *Keeper) unsettled(cgroups []cgroup.Path) (pending, failed *device, err error) {
 	for _, c := range cgroups {
 		for _, d := range k.devices {
@@ -263,13 +263,13 @@ func (k *Keeper) unsettled(cgroups []cgroup.Path) (pending, failed *device, err 
 	return pending, failed, err
 }
 
-// Drop takes the limits of a cgroup away before it goes. What cannot be taken away now is tried again until the cgroup is gone.
+// Drop removes the limits of a cgroup before the cgroup is removed. A failed removal is retried until the cgroup is gone.
 func (k *Keeper) Drop(ctx context.Context, c cgroup.Path) {
 	k.Want(c, nil)
-	_, _ = k.Reach(ctx, c) // Tell has it
+	_, _ = k.Reach(ctx, c) // Tell reports the error
 }
 
-// By is who holds a cgroup to its limit on a device.
+// By returns which part enforces a cgroup's limit on a device.
 func (k *Keeper) By(c cgroup.Path, uuid string) api.Enforcement {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -32,9 +32,9 @@ const (
 type fake struct {
 	mu     sync.Mutex
 	limits map[[2]string]uint64 // by cgroup and device
-	errs   map[string]error     // of Limit, by device
+	errs   map[string]error     // returned by Limit, by device
 	hangs  map[string]chan struct{}
-	set    int // limits, also in vain
+	set    int // calls of Limit, including failed ones
 }
 
 func (f *fake) Limit(cgroup, device string, bytes uint64) error {
@@ -73,14 +73,14 @@ func (f *fake) Unlimit(cgroup, device string) error {
 	return nil
 }
 
-// fail makes Limit fail on a device, or not any more.
+// fail makes Limit fail on a device; nil makes it succeed.
 func (f *fake) fail(device string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.errs = map[string]error{device: err}
 }
 
-// hang makes it hang there, until release is called.
+// hang makes Limit hang on a device until release is called.
 func (f *fake) hang(device string) (release func()) {
 	hang := make(chan struct{})
 	f.mu.Lock()
@@ -100,7 +100,7 @@ func (f *fake) attempts() int {
 	return f.set
 }
 
-// bench is a Keeper of two devices, on directories in the place of cgroups.
+// bench is a Keeper of two devices, with directories as cgroups.
 type bench struct {
 	*Keeper
 	*fake
@@ -146,7 +146,7 @@ func (b *bench) reach(c ...cgroup.Path) (string, error) {
 	return b.Reach(ctx, c...)
 }
 
-// reached fails the test if the limits are not as wanted.
+// reached fails the test unless the limits are set.
 func (b *bench) reached(c ...cgroup.Path) {
 	b.t.Helper()
 	if device, err := b.reach(c...); err != nil {
@@ -154,12 +154,12 @@ func (b *bench) reached(c ...cgroup.Path) {
 	}
 }
 
-// are checks what the driver has of a cgroup; driver.NoLimit is none.
+// are checks the driver's limits of a cgroup; driver.NoLimit means none.
 func (b *bench) are(when string, c cgroup.Path, want0, want1 uint64) {
 	b.t.Helper()
 	got0, _ := b.Limited(c.Dir(), gpu0)
 	if got1, _ := b.Limited(c.Dir(), gpu1); got0 != want0 || got1 != want1 {
-		b.t.Errorf("%s: the driver has %d and %d, want %d and %d", when, got0, got1, want0, want1)
+		b.t.Errorf("%s: the driver's limits are %d and %d, want %d and %d", when, got0, got1, want0, want1)
 	}
 }
 
@@ -177,7 +177,7 @@ func (b *bench) events() []string {
 func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
-	b.reached(c) // nothing is wanted
+	b.reached(c) // no limit is wanted
 	if by := b.By(c, gpu0); by != api.Intercept {
 		t.Errorf("without a limit %s enforces", by)
 	}
@@ -192,11 +192,11 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	b.are("changed", c, 6*mib, 0)
 	b.Want(c, map[string]uint64{gpu1: 2 * mib})
 	b.reached(c)
-	b.are("not on the first any more", c, driver.NoLimit, 2*mib)
+	b.are("removed from the first device", c, driver.NoLimit, 2*mib)
 	set := b.attempts()
 	b.Want(c, map[string]uint64{gpu1: 2 * mib})
 	b.reached(c)
-	expect.Equal(t, b.attempts(), set, "the driver gets a limit that it has")
+	expect.Equal(t, b.attempts(), set, "sets of a limit that the driver has")
 	b.Drop(context.Background(), c)
 	b.are("dropped", c, driver.NoLimit, driver.NoLimit)
 	if len(b.fake.limits) != 0 || len(b.events()) != 0 {
@@ -211,8 +211,8 @@ func TestWhatAnEarlierEnforcerSetIsTakenOverOrTakenAway(t *testing.T) {
 		must.Do(t, b.Limit(c.Dir(), device, mib))
 	}
 	b.Inherit(c)
-	time.Sleep(100 * time.Millisecond) // some rounds
-	b.are("before anybody has said what is wanted", c, mib, mib)
+	time.Sleep(100 * time.Millisecond) // some rounds of the loop
+	b.are("before the first Want", c, mib, mib)
 	b.Want(c, map[string]uint64{gpu1: 3 * mib})
 	b.reached(c)
 	b.are("wanted on one", c, driver.NoLimit, 3*mib)
@@ -239,7 +239,7 @@ func TestALimitThatFailsIsToldOnceAndTriedAgain(t *testing.T) {
 	b.are("tried again", c, mib, mib)
 	b.fail(gpu1, errors.New("Unknown Error"))
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: 2 * mib})
-	b.eventually("the next failure is told", func() bool { return len(b.events()) == 2 })
+	b.eventually("the next failure is reported", func() bool { return len(b.events()) == 2 })
 }
 
 func TestALimitThatTheDriverLostIsSetAnew(t *testing.T) {
@@ -250,12 +250,12 @@ func TestALimitThatTheDriverLostIsSetAnew(t *testing.T) {
 	must.Do(t, b.Unlimit(c.Dir(), gpu0))
 	b.eventually("it has it again", func() bool { got, _ := b.Limited(c.Dir(), gpu0); return got == mib })
 	b.eventually("that is known", func() bool { return b.By(c, gpu0) == api.Native })
-	if told := b.events(); len(told) != 1 || !strings.Contains(told[0], "has not the limit any more") {
+	if told := b.events(); len(told) != 1 || !strings.Contains(told[0], "the driver lost the limit") {
 		t.Errorf("told %q", told)
 	}
 }
 
-// A driver that hangs on one device delays no other device, and the last limit is in force once the driver answers.
+// A hung device delays no other device. The last wanted limit is in force once the driver answers.
 func TestADeviceThatHangsDelaysNoOther(t *testing.T) { synctest.Test(t, aDeviceThatHangsDelaysNoOther) }
 
 func aDeviceThatHangsDelaysNoOther(t *testing.T) {
@@ -263,11 +263,11 @@ func aDeviceThatHangsDelaysNoOther(t *testing.T) {
 	c, other := b.cgroup("c"), b.cgroup("other")
 	release := b.hang(gpu0)
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: mib})
-	synctest.Wait() // it hangs
+	synctest.Wait() // until it hangs
 	begin := time.Now()
 	b.Want(other, map[string]uint64{gpu1: mib})
 	b.reached(other)
-	if took := time.Since(begin); took != 0 { // by the clock of the test, which stands still until all wait
+	if took := time.Since(begin); took != 0 { // by the test's clock, which stands still until all goroutines wait
 		t.Errorf("another device's limit took %v", took)
 	}
 	if device, err := b.reach(c, other); device != gpu0 || !errors.Is(err, driver.ErrHangs) {

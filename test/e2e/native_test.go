@@ -68,7 +68,7 @@ func TestWhoEnforcesIsShown(t *testing.T) {
 		out, _ := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "doctor").CombinedOutput()
 		want := map[api.Enforcement]string{
 			api.Intercept: "0: intercept, since the configuration says so",
-			api.Native:    "0: native, since the driver keeps a limit that is set for a cgroup",
+			api.Native:    "0: native, since the driver enforces limits of cgroups",
 		}[by]
 		if !strings.Contains(string(out), want) {
 			t.Errorf("gpuslice doctor does not say %q:\n%s", want, out)
@@ -89,7 +89,7 @@ func TestWhatIsToBeEnforcedByTheDriverIsNotEnforcedByLess(t *testing.T) {
 	cmd.Stderr = &said
 	err := cmd.Run()
 	last := testhost.LastLine(said.String())
-	if err == nil || !strings.HasPrefix(last, `gpusliced: enforcement = "native" cannot be kept on device 0 (GPU-`) {
+	if err == nil || !strings.HasPrefix(last, `gpusliced: enforcement = "native" is not possible on device 0 (GPU-`) {
 		t.Errorf("%v, %q", err, said.String())
 	}
 }
