@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package checkpoint moves what a process holds on its devices to host memory and back, by the CUDA driver (cuCheckpointProcess*, from 570 on).
+// Package checkpoint moves a process's device memory to host memory and back, by the CUDA driver (cuCheckpointProcess*, since driver 570).
 //
-// cuCheckpointProcess* takes the pid of another process. A child makes each call: this program, started again (Child). The child loads libcuda, makes
-// one call, and exits. So the enforcer never loads libcuda, and a driver that hangs costs one child.
-// Children that name one process wait for one another by a lock on a byte of a file, also after the enforcer was killed: one call on a process
-// ends before the next begins. A call that hangs delays none on another process.
+// cuCheckpointProcess* takes the pid of another process. Each call runs in a child, a new instance of this program (Child), which loads
+// libcuda, makes one call, and exits. So the enforcer never loads libcuda, and a hung driver costs one child. Children for the same process
+// serialise by a lock on a byte of a file, which also outlives a killed enforcer: one call on a process ends before the next begins. A hung
+// call delays no call on another process.
 //
-// It must never decide whether a process may be moved, nor whether there is room for it: a restore without room loses the process for good.
+// The package must never decide whether a process may move, or whether the device has room for it: a restore without room loses the
+// process.
 package checkpoint
 
 import (
@@ -25,14 +26,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// State is what the driver says of a process, as CUprocessState.
+// State is the driver's state of a process (CUprocessState).
 type State int
 
 const (
 	Running      State = 0
-	Locked       State = 1 // its calls wait until it is unlocked
-	Checkpointed State = 2 // it holds nothing on any device
-	Failed       State = 3 // it is lost: nothing brings it back
+	Locked       State = 1 // its CUDA calls wait until it is unlocked
+	Checkpointed State = 2 // it holds no device memory
+	Failed       State = 3 // lost: it cannot be recovered
 )
 
 func (s State) String() string {
@@ -49,31 +50,31 @@ func (s State) String() string {
 	return fmt.Sprintf("in state %d", int(s))
 }
 
-// Action is what is done to a process. Each has one state in which it can be done.
+// Action is an operation on a process. Each is valid in one state.
 type Action string
 
 const (
-	Lock       Action = "lock"       // Running to Locked, once the work that it has given the device is done
+	Lock       Action = "lock"       // Running to Locked, after its submitted work has completed
 	Checkpoint Action = "checkpoint" // Locked to Checkpointed
-	Restore    Action = "restore"    // Checkpointed to Locked; to Failed, if the device has no room
+	Restore    Action = "restore"    // Checkpointed to Locked; to Failed if the device has no room
 	Unlock     Action = "unlock"     // Locked to Running
 
 	ask Action = "state"
 )
 
-// Results of the driver that mean something here, as CUresult.
+// CUresult values with a meaning to the enforcer.
 const (
 	ResultNotReady     = 600
 	ResultNotSupported = 801
 )
 
-// ErrNone says that this host's driver has no checkpoints; the error around it says why.
+// ErrNone means that this host's driver has no checkpoints. The error that wraps it says why.
 var ErrNone = errors.New("the driver cannot suspend a process")
 
-// ErrHangs says that the driver did not answer in time. What was asked may be done yet.
+// ErrHangs means that the driver did not answer in time. The action may still take effect.
 var ErrHangs = errors.New("the driver does not answer")
 
-// Error is the driver's.
+// Error is a failure reported by the driver.
 type Error struct {
 	Action Action
 	PID    int
@@ -82,39 +83,39 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("the driver answers %s (%d) to %s process %d", e.Name, e.Result, e.Action, e.PID)
+	return fmt.Sprintf("the driver returned %s (%d) for %s of process %d", e.Name, e.Result, e.Action, e.PID)
 }
 
-// lockTimeout is how long a process has to end the work that it has given its devices. The driver counts it.
+// lockTimeout is the time that a process has to complete its submitted work. The driver enforces it.
 const lockTimeout = 10 * time.Second
 
-// Driver asks by children. Its methods may be called by several goroutines.
+// Driver makes calls by children. It is safe for concurrent use.
 type Driver struct {
-	// LockFile has a byte for each pid, which the children lock.
+	// LockFile has a byte for each pid. Children lock them.
 	LockFile string
 }
 
-// answer is what a child prints.
+// answer is a child's output.
 type answer struct {
-	Missing string `json:"missing,omitempty"` // of the driver
+	Missing string `json:"missing,omitempty"` // missing part of the driver
 	Result  int    `json:"result"`
 	Name    string `json:"name,omitempty"`
 	State   State  `json:"state"`
 }
 
-// State asks about a process.
+// State returns the state of a process.
 func (d *Driver) State(of process.Identity, timeout time.Duration) (State, error) {
 	a, err := d.ask(ask, of, timeout)
 	return a.State, err
 }
 
-// Do has the driver do something to a process. The error is an *Error if it is the driver's, or wraps ErrNone or ErrHangs.
+// Do performs an action on a process. The error is an *Error if the driver reported it, or wraps ErrNone or ErrHangs.
 func (d *Driver) Do(action Action, to process.Identity, timeout time.Duration) error {
 	_, err := d.ask(action, to, timeout)
 	return err
 }
 
-// ask passes the start time, too: a child may wait for others, and the pid be another process's by then.
+// ask runs a child for one action. It passes the process's start time: while the child waits for the lock, the pid may be reused.
 func (d *Driver) ask(action Action, about process.Identity, timeout time.Duration) (a answer, err error) {
 	pid := about.PID
 	guard.MayWait("a checkpoint by the driver")
@@ -129,20 +130,20 @@ func (d *Driver) ask(action Action, about process.Identity, timeout time.Duratio
 	child := exec.CommandContext(ctx, "/proc/self/exe", childWord, string(action), strconv.Itoa(pid), strconv.FormatUint(about.Start, 10))
 	child.Args[0], child.Stdout, child.Stderr, child.ExtraFiles = os.Args[0], &out, &said, []*os.File{lock}
 	if err := child.Start(); err != nil {
-		return a, fmt.Errorf("start the program that asks the driver: %w", err)
+		return a, fmt.Errorf("cannot start the program that calls the driver: %w", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- child.Wait() }()
 	select {
 	case err = <-ended:
-	case <-ctx.Done(): // one that the kernel holds does not end when it is killed
-		return a, fmt.Errorf("%s process %d: %w within %s", action, pid, ErrHangs, timeout)
+	case <-ctx.Done(): // a child blocked in the kernel does not exit when killed
+		return a, fmt.Errorf("%s of process %d: %w within %s", action, pid, ErrHangs, timeout)
 	}
 	if err != nil {
-		return a, fmt.Errorf("%s process %d: the program that asks the driver: %w: %.500s", action, pid, err, said.String())
+		return a, fmt.Errorf("%s of process %d: the program that calls the driver failed: %w: %.500s", action, pid, err, said.String())
 	}
 	if err := json.Unmarshal(out.Bytes(), &a); err != nil {
-		return a, fmt.Errorf("%s process %d: the program that asks the driver: %w", action, pid, err)
+		return a, fmt.Errorf("%s of process %d: the program that calls the driver failed: %w", action, pid, err)
 	}
 	switch {
 	case a.Missing != "":

@@ -21,16 +21,16 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// childWord is a child's first argument.
+// childWord is the first argument of a child.
 const childWord = "checkpoint-child"
 
-// lockFD is where a child finds the file that it locks.
+// lockFD is the descriptor of the lock file in a child.
 const lockFD = 3
 
-// IsChild says whether a program was started with these arguments to ask the driver something.
+// IsChild reports whether the arguments are those of a child.
 func IsChild(args []string) bool { return len(args) == 5 && args[1] == childWord }
 
-// Child is the whole of such a program. It prints one line, and returns the code to exit with.
+// Child runs a child. It prints one line, and returns the exit status.
 func Child(args []string, stdout, stderr io.Writer) int {
 	a, err := child(Action(args[2]), args[3], args[4])
 	if err == nil {
@@ -56,7 +56,7 @@ func child(action Action, pidWord, startWord string) (a answer, err error) {
 		err = unix.FcntlFlock(lockFD, unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(pid), Len: 1})
 	}
 	if err != nil {
-		return a, fmt.Errorf("wait for the one before: %w", err)
+		return a, fmt.Errorf("cannot wait for the previous call on the process: %w", err)
 	}
 	handle, err := process.Again(pid, start)
 	if err != nil {
@@ -83,7 +83,7 @@ func child(action Action, pidWord, startWord string) (a answer, err error) {
 		case Unlock:
 			result = C.checkpoint_unlock(C.int(pid))
 		default:
-			return a, fmt.Errorf("action %q is not known", action)
+			return a, fmt.Errorf("unknown action %q", action)
 		}
 	}
 	if a.Result = int(result); a.Result != 0 {

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A call that hangs delays none on another process.
+// A hung call delays no call on another process.
 func TestChildrenWaitForOneAnotherByProcess(t *testing.T) {
 	self := must.Get(process.Open(os.Getpid()))(t)
 	defer self.Close()

@@ -3,10 +3,10 @@
 #ifndef GPUSLICE_ENFORCER_CHECKPOINT_NATIVE_H
 #define GPUSLICE_ENFORCER_CHECKPOINT_NATIVE_H
 
-/* Once in a process, first. NULL, or what is missing. */
+/* Load the driver, once per process. Returns NULL, or the name of a missing part. */
 const char *checkpoint_load(void);
 
-/* What each returns is a CUresult. */
+/* These return a CUresult. */
 int checkpoint_init(void);
 int checkpoint_state(int pid, int *state);
 int checkpoint_lock(int pid, unsigned int timeout_ms);
@@ -14,7 +14,7 @@ int checkpoint_checkpoint(int pid);
 int checkpoint_restore(int pid);
 int checkpoint_unlock(int pid);
 
-/* Never NULL. */
+/* Returns the name of a CUresult, never NULL. */
 const char *checkpoint_error_name(int result);
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package killpoint lets a fault test kill the enforcer, the lease service, a broker or a client at a named point, so that a fault comes when it should
-// and not when a sleep happens to end. It is compiled in always, so that what is tested is what is shipped; a
-// point that is not asked for costs one comparison. It must never do anything but die.
+// Package killpoint lets a fault test kill the enforcer, the lease service, a broker or a client at a named point in the code, independent
+// of timing. It is compiled into release builds, so tests run the code that ships. A point that is not armed costs one comparison. The
+// package must never do anything but kill its process.
 package killpoint
 
 import (
@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// Env asks for a death: "name", or "name:n" for the n-th passing.
+// Env is the environment variable that arms a point: "name", or "name:n" for the n-th pass.
 const Env = "GPUSLICE_KILLPOINT"
 
 type wanted struct {
@@ -38,12 +38,12 @@ var armed = sync.OnceValue(func() *wanted {
 	return w
 })
 
-// Pass kills the process with SIGKILL if it was asked to die here.
+// Pass kills the process with SIGKILL if the point is armed.
 func Pass(name string) {
 	w := armed()
 	if w == nil || w.name != name || w.left.Add(-1) != 0 {
 		return
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // the signal is on its way; no further step may be taken
+	select {} // take no further step until the signal arrives
 }
