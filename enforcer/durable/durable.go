@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package durable replaces files so that a reader finds each whole, before the change or after it, even after a loss of power; and
-// makes the directories that have them.
+// Package durable replaces files so that a reader finds each whole, as before the change or after it, even after a loss of power. It also
+// creates their directories.
 package durable
 
 import (
@@ -21,21 +21,22 @@ type File interface {
 	Sync() error
 }
 
-// Disk has the operations on files. Their order decides which data outlives a loss of power. Tests record them and inject errors.
+// Disk has the operations on files. Their order decides which data survives a loss of power. Tests record them and inject errors.
 type Disk struct {
-	Create  func(path string) (File, error) // empties a file that exists, and follows no link
+	Create  func(path string) (File, error) // truncates an existing file, and follows no symbolic link
 	Rename  func(from, to string) error
 	Link    func(from, to string) error
 	Remove  func(path string) error
 	SyncDir func(dir string) error // persists the names in dir
 }
 
-// Host is the host's file systems.
+// Host returns the operations on the host's file systems.
 func Host() Disk {
 	return Disk{Create: create, Rename: os.Rename, Link: os.Link, Remove: os.Remove, SyncDir: syncDir}
 }
 
-// Replace writes data to path through path.new. With an error, replaced says whether path has the new data, which a loss of power may undo.
+// Replace writes data to path by way of path.new. If it fails, replaced reports whether path has the new data, which may be lost with the
+// power.
 func (d *Disk) Replace(path string, data []byte) (replaced bool, err error) {
 	temporary := path + ".new"
 	f, err := d.Create(temporary)
@@ -56,8 +57,9 @@ func (d *Disk) Replace(path string, data []byte) (replaced bool, err error) {
 	return true, d.SyncDir(filepath.Dir(path))
 }
 
-// MakePrivate makes a directory, and its parents, in which no user but the caller's can make or rename anything. It returns an error if
-// dir is not an absolute path, or exists and is a link, another user's, or writable by others: root would follow what they put there.
+// MakePrivate creates a directory, and its parents, in which only the caller's user can create or rename files. It fails if dir is not an
+// absolute path, or exists and is a symbolic link, belongs to another user, or is writable by others: root would follow a link that they
+// create there.
 func MakePrivate(dir string, mode os.FileMode) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%q is not an absolute path", dir)

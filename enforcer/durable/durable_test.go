@@ -22,7 +22,7 @@ func check(t *testing.T, err error) {
 	must.Do(t, err)
 }
 
-// The data is on disk before the name leads to it, and the name is before Replace returns.
+// The data is on disk before the name refers to it, and the name is on disk before Replace returns.
 func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	var r durabletest.Recorder
@@ -73,7 +73,7 @@ func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
 	expect.Equal(t, info.Mode(), 0o600)
 }
 
-// A file system that cannot sync shows that Sync and SyncDir reach it.
+// A file system that cannot sync proves that Sync and SyncDir reach it.
 func TestASyncIsTheFileSystems(t *testing.T) {
 	disk := durable.Host()
 	check(t, disk.SyncDir(t.TempDir()))

@@ -24,17 +24,17 @@ func aside(t testing.TB, path, kind string) []string {
 	return files
 }
 
-// keptAside says that a file was kept as it was under another name of base, and that the log says where.
+// keptAside checks that a file was kept unchanged under another name of base, which the log names.
 func (p *place) keptAside(base, kind string, data []byte) {
 	p.t.Helper()
 	kept := aside(p.t, base, kind)
 	if len(kept) != 1 || !bytes.Equal(read(p.t, kept[0]), data) {
-		p.t.Fatalf("the file was not kept as it was: %q", kept)
+		p.t.Fatalf("the file was not kept unchanged: %q", kept)
 	}
 	expect.Contains(p.t, p.log.String(), kept[0], "it is not reported")
 }
 
-// lived is a state file with a past.
+// lived returns a state file after some changes.
 func lived(t testing.TB) []byte {
 	t.Helper()
 	p := newPlace(t)
@@ -45,7 +45,7 @@ func lived(t testing.TB) []byte {
 	return read(t, p.stateFile())
 }
 
-// A damaged record costs that record, whatever the damage is.
+// Damage to a record loses that record only.
 func TestADamagedRecordIsReportedAndKeptAndCostsNoOther(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
@@ -98,7 +98,7 @@ func TestANewerFileIsReportedAndKept(t *testing.T) {
 	expect.Contains(t, p.log.String(), "newer version")
 }
 
-// The fixtures have each field, as an earlier gpuslice wrote it.
+// The fixtures have each field, as written by an earlier gpuslice.
 func TestRecordsOfTheFirstSchemaAreRead(t *testing.T) {
 	p := newPlace(t)
 	write(t, p.record(1), read(t, "testdata/slice-1"))
@@ -114,7 +114,7 @@ func TestRecordsOfTheFirstSchemaAreRead(t *testing.T) {
 	}
 }
 
-// unset names the fields that have no value, of structs within, too.
+// unset returns the names of the fields without a value, including those of nested structs.
 func unset(v reflect.Value, name string) (fields []string) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():
@@ -165,7 +165,7 @@ func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
 		}
 	}
 	for n := range data {
-		if d, err := decode(bytes.Clone(data[:n])); err == nil { // a clone has nothing behind its end
+		if d, err := decode(bytes.Clone(data[:n])); err == nil { // a clone has no bytes behind its end
 			t.Fatalf("%d bytes: %+v", n, d)
 		}
 	}
@@ -194,7 +194,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A change that failed is in none of memory, the file, and what the next enforcer finds, wherever it failed.
+// A failed change is neither in memory nor in the file, nor found by the next enforcer, at whichever step it failed.
 func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 	for name, fail := range map[string]func(s *Store, p *place) (heal func()){
 		"it cannot be written": func(_ *Store, p *place) (heal func()) {
@@ -226,9 +226,9 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 			d := must.Get(decode(read(t, p.stateFile())))(t)
 			same(t, d, document{map[string]Pool{"p": examplePool("p")}, cost})
 			heal()
-			must.Do(t, s.PutSlice(example("a", 1))) // the other file
+			must.Do(t, s.PutSlice(example("a", 1))) // in the other file
 			if _, _, err := s.Progress(); err == nil {
-				t.Error("nothing says any more that the disk fails")
+				t.Error("the failure of the disk is no longer reported")
 			}
 			must.Do(t, s.Close())
 			s = p.open()
@@ -240,7 +240,7 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 	}
 }
 
-// What could neither be synced nor put back is put right by whatever is written next.
+// The next write repairs a file that could be neither synced nor put back.
 func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()

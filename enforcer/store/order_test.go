@@ -14,12 +14,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// replaced is how the state file is replaced.
+// replaced has the operations of a replacement of the state file.
 var replaced = []string{
 	"create state.json.new", "write state.json.new", "sync state.json.new", "close state.json.new", "rename state.json.new state.json", "syncdir state",
 }
 
-// recorded has the store's operations on the state directory recorded.
+// recorded makes the store record its operations on the state directory.
 func recorded(p *place) *durabletest.Recorder {
 	r := &durabletest.Recorder{}
 	p.disk = r.Disk()
@@ -53,7 +53,7 @@ func TestAFileIsSetAsideBeforeAnEmptyOneTakesItsPlace(t *testing.T) {
 	same(t, done[1:], append([]string{"remove state.json", "syncdir state"}, replaced...))
 }
 
-// Each operation that fails fails the opening, and leaves what was there to the next one.
+// Each operation that fails makes Open fail, and leaves the files to the next Open.
 func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
 	for name, prepare := range map[string]func(p *place) (file string){
 		"an empty state":  func(*place) string { return "" },
@@ -64,7 +64,7 @@ func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
 		},
 	} {
 		count := 0
-		for fails := 0; fails <= count; fails++ { // the first pass counts
+		for fails := 0; fails <= count; fails++ { // the first pass counts the operations
 			p := newPlace(t)
 			file := prepare(p)
 			r := recorded(p)

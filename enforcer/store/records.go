@@ -18,25 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordSchema is the version of a record. A change of Slice or PoolState that an older gpuslice would misread raises it.
+// recordSchema is the version of a record. Raise it with a change of Slice or PoolState that an older gpuslice would misread.
 const recordSchema = 1
 
 const (
 	lockName    = "lock"
 	sliceKind   = "slice"
 	poolKind    = "pool"
-	newPrefix   = ".new-" // of a file that is being written: no kind of record begins so
+	newPrefix   = ".new-" // of a file that is being written; differs from each kind of record
 	maxRecord   = 16 << 20
 	recordsName = "records-"
 )
 
-// RecordsDir is the directory of a boot's records within the run directory.
+// RecordsDir returns the directory of a boot's records in the run directory.
 func RecordsDir(runDir, boot string) string { return filepath.Join(runDir, recordsName+boot) }
 
 func sliceKey(generation uint64) string { return fmt.Sprintf("%016x", generation) }
 
-// openRecords locks the directory of this boot, making it if there is none, and reads the records. Records of another boot are removed
-// unread: in a run directory that is not in memory they may be half of what was written.
+// openRecords creates and locks this boot's directory, and reads the records. It removes the records of other boots unread: if the run
+// directory is on a disk, they may be incomplete.
 func (s *Store) openRecords(o Options) (err error) {
 	s.records = RecordsDir(o.RunDir, o.Boot)
 	if err := os.MkdirAll(s.records, 0o700); err != nil {
@@ -83,14 +83,14 @@ func Lock(f *os.File) error {
 		case err == nil:
 			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
-			return fmt.Errorf("lock %s: %w", f.Name(), err)
+			return fmt.Errorf("cannot lock %s: %w", f.Name(), err)
 		case time.Since(began) > lockPatience:
 			return ErrLocked
 		}
 	}
 }
 
-// readRecords reads all records. It renames a record that cannot be used, and reports it.
+// readRecords reads all records. It renames and reports an unusable record.
 func (s *Store) readRecords(o Options) error {
 	entries, err := os.ReadDir(s.records)
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *Store) readRecords(o Options) error {
 		kind, key, _ := strings.Cut(name, "-")
 		path := filepath.Join(s.records, name)
 		switch {
-		case strings.HasPrefix(name, newPrefix): // a write that did not end
+		case strings.HasPrefix(name, newPrefix): // an interrupted write
 			if err := os.Remove(path); err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (s *Store) readRecords(o Options) error {
 	return nil
 }
 
-// take adds what is in a record.
+// take adds the contents of a record.
 func (s *Store) take(kind, key string, data []byte) error {
 	text, err := unseal(kind, key, recordSchema, data)
 	if err != nil {
@@ -153,8 +153,8 @@ func (s *Store) take(kind, key string, data []byte) error {
 	return nil
 }
 
-// put replaces a record, or removes it if text is nil. A reader finds the old record or the new one, also after a SIGKILL. It syncs nothing,
-// since no record outlives the boot.
+// put replaces a record, or removes it if text is nil. A reader finds the old record or the new one, also after a SIGKILL. It syncs
+// nothing, since no record outlives the boot.
 func (s *Store) put(kind, key string, text []byte) error {
 	name := kind + "-" + key
 	path, temporary := filepath.Join(s.records, name), filepath.Join(s.records, newPrefix+name)
@@ -174,7 +174,7 @@ func (s *Store) put(kind, key string, text []byte) error {
 	return err
 }
 
-// write puts a record after the records that are owed. The caller orders the writes of one record; writes of several records may overlap.
+// write writes the owed records, and then a record. The caller orders the writes of one record; those of different records may overlap.
 func (s *Store) write(label, kind, key string, text []byte) error {
 	if err := s.begin(); err != nil {
 		return err
@@ -190,10 +190,10 @@ func (s *Store) write(label, kind, key string, text []byte) error {
 	return err
 }
 
-// owed is the record of a slice that could not be written; nil text is one to be deleted.
+// owed is a record of a slice with a failed write. A nil text stands for its deletion.
 type owed struct{ text []byte }
 
-// probe writes a file and removes it: it fails where a record could not be written.
+// probe writes and removes a file. It fails where the write of a record would fail.
 func (s *Store) probe() error {
 	path := filepath.Join(s.records, newPrefix+"probe")
 	err := os.WriteFile(path, make([]byte, 4096), 0o600)
@@ -203,7 +203,7 @@ func (s *Store) probe() error {
 	return err
 }
 
-// putOwed writes the records that are owed, of which each is owed until it is written.
+// putOwed writes the owed records. Each stays owed until it is written.
 func (s *Store) putOwed() error {
 	s.mu.Lock()
 	none := len(s.owed) == 0
@@ -221,7 +221,7 @@ func (s *Store) putOwed() error {
 			return err
 		}
 		s.mu.Lock()
-		if s.owed[generation] == record { // not a newer one
+		if s.owed[generation] == record { // no newer one
 			delete(s.owed, generation)
 		}
 		s.mu.Unlock()
@@ -231,7 +231,7 @@ func (s *Store) putOwed() error {
 
 func sliceLabel(id string) string { return "slices/" + id }
 
-// PutSlice writes a slice, in place of what is there of its generation.
+// PutSlice writes a slice, and replaces the record of its generation.
 func (s *Store) PutSlice(slice Slice) error {
 	slice.Released = false
 	text, err := json.Marshal(slice)
@@ -239,12 +239,12 @@ func (s *Store) PutSlice(slice Slice) error {
 		err = s.write(sliceLabel(slice.Request.ID), sliceKind, sliceKey(slice.Generation), text)
 	}
 	if err != nil {
-		return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
+		return fmt.Errorf("cannot store slice %s: %w", slice.Request.ID, err)
 	}
 	return nil
 }
 
-// Retire writes a slice as released. A write that fails is owed: it comes before the next write, since a released slice stays released.
+// Retire writes a slice as released. A failed write is owed, and precedes the next write, since a released slice stays released.
 func (s *Store) Retire(slice Slice) error {
 	slice.Released = true
 	text, err := json.Marshal(slice)
@@ -252,16 +252,16 @@ func (s *Store) Retire(slice Slice) error {
 		err = s.writeOrOwe(slice.Request.ID, slice.Generation, text)
 	}
 	if err != nil {
-		return fmt.Errorf("store that slice %s is released: %w", slice.Request.ID, err)
+		return fmt.Errorf("cannot store the release of slice %s: %w", slice.Request.ID, err)
 	}
 	return nil
 }
 
-// Forget deletes the record of a slice, or owes that. It is not an error if there is none: a restart that finds the record clears
-// away again what is gone.
+// Forget deletes the record of a slice, or owes the deletion. It succeeds without a record. If a restart finds the record, it repeats the
+// cleanup.
 func (s *Store) Forget(id string, generation uint64) error {
 	if err := s.writeOrOwe(id, generation, nil); err != nil {
-		return fmt.Errorf("delete slice %s from the store: %w", id, err)
+		return fmt.Errorf("cannot delete slice %s from the store: %w", id, err)
 	}
 	return nil
 }
@@ -276,14 +276,14 @@ func (s *Store) writeOrOwe(id string, generation uint64, text []byte) error {
 	return err
 }
 
-// Slices returns the slices that Open found and that are not released, ordered by id.
+// Slices returns the slices that Open found, without released ones, ordered by id.
 func (s *Store) Slices() []Slice {
 	all := slices.DeleteFunc(slices.Collect(maps.Values(s.slices)), func(slice Slice) bool { return slice.Released })
 	slices.SortFunc(all, func(a, b Slice) int { return cmp.Compare(a.Request.ID, b.Request.ID) })
 	return all
 }
 
-// Released returns the slices that Open found and that are released and not forgotten, ordered by generation.
+// Released returns the released slices that Open found, without forgotten ones, ordered by generation.
 func (s *Store) Released() []Slice {
 	all := slices.DeleteFunc(slices.Collect(maps.Values(s.slices)), func(slice Slice) bool { return !slice.Released })
 	slices.SortFunc(all, func(a, b Slice) int { return cmp.Compare(a.Generation, b.Generation) })
@@ -297,10 +297,10 @@ func (s *Store) PutPoolState(name string, p PoolState) error {
 		err = s.write("pools/"+name, poolKind, name, text)
 	}
 	if err != nil {
-		return fmt.Errorf("store the ledger of pool %s: %w", name, err)
+		return fmt.Errorf("cannot store the ledger of pool %s: %w", name, err)
 	}
 	return nil
 }
 
-// PoolStates returns the ledgers of pools that Open found, by name, those of deleted pools among them.
+// PoolStates returns the ledgers of pools that Open found, by name, including those of deleted pools.
 func (s *Store) PoolStates() map[string]PoolState { return s.pools }

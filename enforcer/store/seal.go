@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each file is sealed: its first line names its kind, its schema and the CRC-32C of its key and of the lines that follow.
+// Each file is sealed: its first line has its kind, its schema and the CRC-32C of its key and the following lines.
 const header = "gpuslice %s %d crc32c %08x\n"
 
 var (
-	// errUnusable says that a file is damaged, or newer.
-	errUnusable = errors.New("it cannot be used")
-	// errNewer says that a file is of a later version of gpuslice.
-	errNewer = errors.New("it is of a newer version of gpuslice")
+	// errUnusable means that a file is damaged, or newer.
+	errUnusable = errors.New("unusable file")
+	// errNewer means that a file is of a later version of gpuslice.
+	errNewer = errors.New("written by a newer version of gpuslice")
 
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
@@ -32,27 +32,27 @@ func seal(kind, key string, schema int, text []byte) []byte {
 	return append(fmt.Appendf(nil, header, kind, schema, sum), text...)
 }
 
-// unseal returns what was sealed, or an error that is errUnusable, and errNewer if the schema is a later one.
+// unseal returns the sealed text. Its errors wrap errUnusable, and errNewer if the schema is a later one.
 func unseal(kind, key string, schema int, data []byte) ([]byte, error) {
 	line, text, _ := bytes.Cut(data, []byte("\n"))
 	var found int
 	var sum uint32
 	if _, err := fmt.Sscanf(string(line)+"\n", "gpuslice "+kind+" %d crc32c %x\n", &found, &sum); err != nil {
-		return nil, fmt.Errorf("%w: it does not begin as a %s of gpuslice", errUnusable, kind)
+		return nil, fmt.Errorf("%w: no header of a gpuslice %s", errUnusable, kind)
 	}
 	if found > schema {
-		return nil, fmt.Errorf("%w: %w (schema %d, this one knows %d)", errUnusable, errNewer, found, schema)
+		return nil, fmt.Errorf("%w: %w (schema %d, this version reads %d)", errUnusable, errNewer, found, schema)
 	}
 	if !bytes.Equal(seal(kind, key, found, text), data) || found < 1 {
-		return nil, fmt.Errorf("%w: it does not match its checksum", errUnusable)
+		return nil, fmt.Errorf("%w: wrong checksum", errUnusable)
 	}
 	if found < schema {
-		return nil, fmt.Errorf("%w: schema %d is of no version that this one follows", errUnusable, found)
+		return nil, fmt.Errorf("%w: unknown schema %d", errUnusable, found)
 	}
 	return text, nil
 }
 
-// readRegular reads a file whole. NONBLOCK: opening a FIFO would wait for its other end.
+// readRegular reads a whole file. O_NONBLOCK: opening a FIFO would wait for its other end.
 func readRegular(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -66,19 +66,19 @@ func readRegular(path string, limit int64) ([]byte, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file (%s): move it away", path, info.Mode().Type())
 	case info.Size() > limit:
-		return nil, fmt.Errorf("%w: it has %d bytes, more than this file can have", errUnusable, info.Size())
+		return nil, fmt.Errorf("%w: %d bytes are too many", errUnusable, info.Size())
 	}
 	return io.ReadAll(f)
 }
 
-// setAside renames a file that cannot be used to base with a suffix, and reports it.
+// setAside renames an unusable file to base with a suffix, and logs that.
 func setAside(o Options, path, base string, fault error) error {
 	kind := "damaged"
 	if errors.Is(fault, errNewer) {
 		kind = "newer"
 	}
 	base = fmt.Sprintf("%s.%s-%s", base, kind, time.Now().UTC().Format("20060102T150405Z"))
-	// A link and not a rename: it must not replace a file that was renamed within the same second.
+	// Use link(2), since rename(2) could replace a file that was renamed within the same second.
 	for n := 1; n < 1000; n++ {
 		aside := base
 		if n > 1 {
@@ -92,12 +92,12 @@ func setAside(o Options, path, base string, fault error) error {
 			err = errors.Join(o.disk.Remove(path), o.disk.SyncDir(filepath.Dir(path)))
 		}
 		if err != nil {
-			return fmt.Errorf("%s cannot be used (%w), nor be renamed: %w", path, fault, err)
+			return fmt.Errorf("%s is unusable (%w), and cannot be renamed: %w", path, fault, err)
 		}
-		o.Log.Error("a file of the state cannot be used and was renamed. The container or pools in it are no longer known: create the pools anew; "+
-			"further requests of the container are refused until it is started again",
+		o.Log.Error("renamed an unusable state file. Its container or pools are no longer known: create the pools again; "+
+			"restart the container: its requests are refused until then",
 			"file", path, "kept", aside, "err", fault)
 		return nil
 	}
-	return fmt.Errorf("%s cannot be used (%w), and there are too many files named %s", path, fault, base)
+	return fmt.Errorf("%s is unusable (%w), and there are too many files named %s: move them away", path, fault, base)
 }

@@ -18,14 +18,14 @@ import (
 // stateSchema is the version of the state directory's file. Version 1 was a database.
 const stateSchema = 2
 
-// StateName is the state directory's file, a sealed document as JSON. It is replaced by renaming, so a reader finds the document before a
+// StateName is the state directory's file, a sealed JSON document. It is replaced by rename(2), so a reader finds the document before a
 // change or after it.
 const (
 	StateName = "state.json"
 	stateKind = "state"
 )
 
-// maxState is more than a host full of pools needs by far; the file is read whole.
+// maxState is far more than a host full of pools needs, in bytes. The file is read whole.
 const maxState = 64 << 20
 
 type document struct {
@@ -35,7 +35,7 @@ type document struct {
 
 func (d document) clone() document { return document{maps.Clone(d.Pools), maps.Clone(d.Contexts)} }
 
-// state is the state directory's file and what is in it. Who has turn writes it.
+// state is the state directory's file and its contents. The owner of turn writes it.
 type state struct {
 	path string
 	turn chan struct{}
@@ -48,7 +48,7 @@ func (d document) encode() ([]byte, error) {
 	return seal(stateKind, "", stateSchema, append(text, '\n')), err
 }
 
-// decode returns an error that is errNewer if the data is of a later version.
+// decode decodes a document. Its errors wrap errNewer for data of a later version.
 func decode(data []byte) (d document, err error) {
 	text, err := unseal(stateKind, "", stateSchema, data)
 	if err != nil {
@@ -60,7 +60,7 @@ func decode(data []byte) (d document, err error) {
 	return d, nil
 }
 
-// open reads the file, or makes it.
+// open reads the file, or creates it.
 func (st *state) open(o Options) error {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return err
@@ -86,8 +86,8 @@ func (st *state) open(o Options) error {
 	return err
 }
 
-// change changes the document and the file, or neither. If the file was replaced and that is not known to be on disk, the former one
-// is put back; or, if the disk does not take that either, before anything else is written.
+// change changes both the document and the file, or neither. If the file was replaced but not synced, it puts the former one back. If that
+// fails as well, the next write replaces it.
 func (st *state) change(how func(*document)) error {
 	st.turn <- struct{}{}
 	defer func() { <-st.turn }()
@@ -102,7 +102,7 @@ func (st *state) change(how func(*document)) error {
 	return err
 }
 
-// replace says whether the file was replaced.
+// replace writes the file, and reports whether it was replaced.
 func (st *state) replace(d document) (replaced bool, err error) {
 	data, err := d.encode()
 	if err != nil {
@@ -123,18 +123,18 @@ func (s *Store) changeState(key string, how func(*document)) error {
 	return err
 }
 
-// PutPool writes a pool, in place of one of the same name.
+// PutPool writes a pool, and replaces one of the same name.
 func (s *Store) PutPool(p Pool) error {
 	if err := s.changeState("pools/"+p.Name, func(d *document) { d.Pools[p.Name] = p }); err != nil {
-		return fmt.Errorf("store pool %s: %w", p.Name, err)
+		return fmt.Errorf("cannot store pool %s: %w", p.Name, err)
 	}
 	return nil
 }
 
-// DeletePool forgets a pool. It is not an error if there is none.
+// DeletePool deletes a pool. It succeeds if there is none.
 func (s *Store) DeletePool(name string) error {
 	if err := s.changeState("pools/"+name, func(d *document) { delete(d.Pools, name) }); err != nil {
-		return fmt.Errorf("delete pool %s from the store: %w", name, err)
+		return fmt.Errorf("cannot delete pool %s from the store: %w", name, err)
 	}
 	return nil
 }
@@ -146,15 +146,15 @@ func (s *Store) Pools() []Pool {
 	return slices.SortedFunc(maps.Values(s.state.Pools), func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// PutContext writes what a process's first context was learned to cost on devices of that model.
+// PutContext writes the measured bytes of a process's first context on devices of a model.
 func (s *Store) PutContext(model string, bytes uint64) error {
 	if err := s.changeState("contexts/"+model, func(d *document) { d.Contexts[model] = bytes }); err != nil {
-		return fmt.Errorf("store the context's cost of %q: %w", model, err)
+		return fmt.Errorf("cannot store the cost of a context on %q: %w", model, err)
 	}
 	return nil
 }
 
-// Contexts returns the learned costs of a first context, by device model.
+// Contexts returns the measured bytes of a first context, by device model.
 func (s *Store) Contexts() map[string]uint64 {
 	s.state.turn <- struct{}{}
 	defer func() { <-s.state.turn }()

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps what the enforcer must know again after a restart:
+// Package store keeps the enforcer's state across restarts:
 //
-//	<run directory>/records-<boot>/   a file for each record, never synced: survives the daemon, and not the host
+//	<run directory>/records-<boot>/   one file per record, never synced: survives the daemon, but not the host
 //	    slice-<generation>    Slice, released or not
 //	    pool-<name>           PoolState
 //	    lock                  held by the enforcer
 //	<state directory>/state.json      a document, replaced as a whole and synced: survives the host
 //	    pools             Pool, by name
-//	    contexts          learned bytes of a process's first context, by model of device and driver
+//	    contexts          measured bytes of a process's first context, by model of device and driver
 //
-// Each file is JSON below a line with its schema and checksum. A slice means nothing after a reboot, since its container is gone; so its
-// record costs no sync, and a write of it fails only if the run directory is full. A record is a file so that a damaged record costs that
-// record: no other can be lost with it or come back.
+// Each file is JSON below a line with its schema and checksum. A slice is meaningless after a reboot, since its container is gone. So its
+// record needs no sync, and a write of it fails only if the run directory is full. Each record has a file of its own, so that damage to one
+// loses that one only.
 //
-// The package owns these files. A write that returned nil is there for the next enforcer, and after a reboot if it was of a pool or a
-// context; one that failed is not. A file that is damaged or newer is never used and never silently emptied, but renamed and reported.
-// The package must never decide what a record means: the enforcer finds out whether a slice still lives.
+// The package owns these files. After a write that returned nil, the next enforcer finds the data; that of pools and contexts also survives
+// a reboot. After a failed write it does not find the data. A damaged or newer file is never used and never emptied, but renamed and
+// logged. The package must never interpret a record: the enforcer finds out whether a slice still lives.
 package store
 
 import (
@@ -32,43 +32,41 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// lockPatience is how long a lock of another enforcer is waited for. A process that an enforcer had forked has its locks until it
-// executes its program, also where that enforcer was killed.
+// lockPatience is how long to wait for another enforcer's lock. A child that a killed enforcer had forked keeps its locks until execve.
 const lockPatience = time.Second
 
 var (
-	// ErrLocked says that another enforcer works on the run directory.
+	// ErrLocked means that another enforcer uses the run directory.
 	ErrLocked = errors.New("another enforcer uses this run directory")
-	// ErrClosed is returned by a Store after Close.
+	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("the store is closed")
 )
 
-// Slice is all that a restarted enforcer needs to find a slice again, and to tell whether what it finds is
-// still the same.
+// Slice is what a restarted enforcer needs to find a slice again, and to tell whether it is still the same.
 type Slice struct {
 	Request    api.RegisterRequest `json:"request"`
 	Generation uint64              `json:"generation"`
 	Created    time.Time           `json:"created"`
-	Limits     []Limit             `json:"limits"` // the devices of the ledger, in its order
+	Limits     []Limit             `json:"limits"` // in the order of the ledger's devices
 
-	// Released says that the slice is over, and what it left on the host is not yet cleared away.
+	// Released means that the slice is over, and that its files on the host are not yet removed.
 	Released bool `json:"released,omitempty"`
 
-	// Changing says that the limits of the page are being set to Limits, and may still be what they were.
+	// Changing means that Limits are being written to the page, which may still have the former ones.
 	Changing bool `json:"changing,omitempty"`
 
-	// Deadline is when the slice's time is over, since boot (CLOCK_BOOTTIME); 0 is never. Expired says that this was
-	// seen, so that nothing more may be charged; and Asked when its processes were then asked to end, 0 if they were not.
+	// Deadline is when the slice expires, since boot (CLOCK_BOOTTIME); 0 is never. Expired means that it has expired, and can charge
+	// nothing more. Asked is when its processes were then sent a signal to end, or 0.
 	Deadline time.Duration `json:"deadline,omitempty"`
 	Expired  bool          `json:"expired,omitempty"`
 	Asked    time.Duration `json:"asked,omitempty"`
 
-	// Native says that the driver may hold the cgroup to limits.
+	// Native means that the cgroup may have limits of the driver.
 	Native bool `json:"native,omitempty"`
 
 	InitStart   uint64 `json:"init_start"`             // start time of Request.PID, see package process
 	PIDNS       uint64 `json:"pid_ns,omitempty"`       // inode of a container's pid namespace
-	Leads       bool   `json:"leads_pid_ns,omitempty"` // whose first process it is
+	Leads       bool   `json:"leads_pid_ns,omitempty"` // Request.PID is the first process of that namespace
 	CgroupMount string `json:"cgroup_mount,omitempty"`
 	CgroupRel   string `json:"cgroup_rel,omitempty"`
 	CgroupInode uint64 `json:"cgroup_inode,omitempty"`
@@ -78,39 +76,39 @@ type Slice struct {
 	Ledger
 	Damaged string `json:"damaged,omitempty"` // why the ledger cannot be trusted any more: it was overwritten
 
-	// TokenSum is the SHA-256 of a session's token; it cannot be shown. Joined are the processes that showed the token.
+	// TokenSum is the SHA-256 of a session's token. Joined are the processes that showed the token.
 	TokenSum []byte   `json:"token_sum,omitempty"`
 	Joined   []Joined `json:"joined,omitempty"`
 
-	// Suspended is nil but for a slice that is suspended, or on the way there or back.
+	// Suspended is set for a slice that is suspended, suspending or resuming.
 	Suspended *Suspension `json:"suspended,omitempty"`
 
-	// Survivors are the processes of a session that is released that lived on.
+	// Survivors are the processes that outlive their released session.
 	Survivors []Process `json:"survivors,omitempty"`
 }
 
-// Process is one of this boot.
+// Process is a process of this boot.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // see package process
 }
 
-// Suspension says that the memory of a slice's processes is off the devices, or being moved.
+// Suspension means that the memory of a slice's processes is off the devices, or being moved.
 type Suspension struct {
 	State     api.State         `json:"state"` // Suspending, Suspended or Resuming
 	Processes []Moved           `json:"processes"`
-	Spare     map[string]uint64 `json:"spare,omitempty"`   // bytes that the devices had free beyond what was moved, when it had been
-	Reason    string            `json:"reason,omitempty"`  // why the memory was not brought back when it should have been
-	Evicted   bool              `json:"evicted,omitempty"` // it comes back when a process asks
+	Spare     map[string]uint64 `json:"spare,omitempty"`   // bytes that the devices had free after the move, beyond those that were moved
+	Reason    string            `json:"reason,omitempty"`  // why a required return of the memory failed
+	Evicted   bool              `json:"evicted,omitempty"` // it returns when a process needs it
 }
 
-// Moved is a process whose memory is moved.
+// Moved is a process with moved memory.
 type Moved struct {
 	Process
-	Bytes map[string]uint64 `json:"bytes,omitempty"` // that it held by the driver when it was locked, by device
-	Left  map[string]uint64 `json:"left,omitempty"`  // that it still holds, of one that has moved its memory itself
+	Bytes map[string]uint64 `json:"bytes,omitempty"` // bytes by device that the driver held for it when it was locked
+	Left  map[string]uint64 `json:"left,omitempty"`  // bytes by device that it still holds, after moving its memory itself
 
-	// ByDriver is of such a one whose Left the driver has moved, too, or is to.
+	// ByDriver means that the driver has moved Left as well, or has to.
 	ByDriver bool `json:"by_driver,omitempty"`
 }
 
@@ -124,28 +122,28 @@ type Joined struct {
 type Limit struct {
 	Device string `json:"device"` // a UUID
 	Bytes  uint64 `json:"bytes"`
-	Total  uint64 `json:"total"` // bytes of memory of the device
+	Total  uint64 `json:"total"` // bytes of the device's memory
 
-	// Most is the highest limit that was ever in force there, if that was more than Bytes: a process that charged it may hold it
-	// still.
+	// Most is the highest limit that was ever in force on the device, if that exceeds Bytes: a process may still hold bytes charged under
+	// it.
 	Most uint64 `json:"most,omitempty"`
 }
 
-// PoolState is what there is of a pool in this boot: its ledger.
+// PoolState is the ledger of a pool in this boot.
 type PoolState struct {
-	Limits []Limit `json:"limits"` // the devices of the ledger, in its order
+	Limits []Limit `json:"limits"` // in the order of the ledger's devices
 	Ledger
-	Damaged string `json:"damaged,omitempty"` // as a slice's
+	Damaged string `json:"damaged,omitempty"` // as in Slice
 }
 
-// Ledger is what a ledger is found again by, as ledger.Identity; the zero value is of none.
+// Ledger identifies a ledger, as ledger.Identity. The zero value stands for none.
 type Ledger struct {
 	Name  [16]byte `json:"ledger_name"`
 	Dev   uint64   `json:"ledger_dev"`
 	Inode uint64   `json:"ledger_inode"`
 }
 
-// Pool is what outlives the host's boot of a pool.
+// Pool is the part of a pool that survives a reboot.
 type Pool struct {
 	Name     string        `json:"name"`
 	Quotas   []api.Quota   `json:"quotas"`
@@ -156,48 +154,47 @@ type Pool struct {
 	Elastic  bool          `json:"elastic,omitempty"`
 	Priority int           `json:"priority,omitempty"`
 	ByGrant  bool          `json:"by_grant,omitempty"`
-	Asked    []api.Quota   `json:"asked,omitempty"` // the quotas that it was created with, if they were changed since
+	Asked    []api.Quota   `json:"asked,omitempty"` // the quotas at its creation, if they were changed since
 }
 
-// Options of a Store.
+// Options configure a Store.
 type Options struct {
 	RunDir, StateDir string
 	Boot             string // the host's boot id
 	Log              *slog.Logger
 
-	// Before is called before each write, with the bucket and key that are written; its error fails the write. For tests; nil is
-	// nothing.
+	// Before is called before each write with its bucket and key. Its error fails the write. For tests; nil is allowed.
 	Before func(key string) error
 
-	disk durable.Disk // the host's, unless a test sets another
+	disk durable.Disk // the host's by default; tests set another
 }
 
-// Store is the open files. Its methods may be called by several goroutines.
+// Store has the open files. It is safe for concurrent use.
 type Store struct {
 	before   func(key string) error
 	records  string // the directory of this boot's records
 	lock     *os.File
-	slices   map[uint64]Slice // as Open found them, by generation
+	slices   map[uint64]Slice // as found by Open, by generation
 	pools    map[string]PoolState
-	settling chan struct{} // held over writes of records that are owed
+	settling chan struct{} // held during writes of owed records
 	state    state
 
-	mu       guard.Mutex[guard.Leaf] // guards what follows: how the writes go, and those that failed and are owed
+	mu       guard.Mutex[guard.Leaf] // guards the fields below: the progress of writes, and the owed records
 	closed   bool
-	waiting  int       // writes
-	since    time.Time // when the oldest of them was asked for, or the last one ended
+	waiting  int       // number of writes
+	since    time.Time // when the oldest of them began, or the last one ended
 	failures uint64
-	runErr   error            // of the last write of a record; nil if it went well
-	stateErr error            // of the last write of the state directory's file
+	runErr   error            // result of the last write of a record
+	stateErr error            // result of the last write of the state directory's file
 	owed     map[uint64]*owed // by generation
 	retrying bool
 
 	writes sync.WaitGroup
 }
 
-// Open opens the files, or makes them. A file that cannot be used is renamed to <path>.damaged-<time> or <path>.newer-<time> (a record's into
-// the run directory), and the log says so. It returns ErrLocked if another enforcer has the run directory for lockPatience. The caller makes
-// sure that no other enforcer has the state directory.
+// Open opens or creates the files. It renames an unusable file to <path>.damaged-<time> or <path>.newer-<time> (a record's into the run
+// directory), and logs that. It returns ErrLocked if another enforcer holds the run directory's lock for lockPatience. The caller ensures
+// that no other enforcer uses the state directory.
 func Open(o Options) (*Store, error) {
 	s := &Store{before: o.Before, settling: make(chan struct{}, 1), owed: make(map[uint64]*owed)}
 	if o.disk.Create == nil {
@@ -210,12 +207,12 @@ func Open(o Options) (*Store, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the store: %w", err)
+		return nil, fmt.Errorf("cannot open the store: %w", err)
 	}
 	return s, nil
 }
 
-// Close ends the Store, after the writes that were begun. What is owed still is tried once more.
+// Close closes the Store after the pending writes. It tries the owed records once more.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -227,7 +224,7 @@ func (s *Store) Close() error {
 	s.writes.Wait()
 	s.settleOwed()
 	if err := s.lock.Close(); err != nil {
-		return fmt.Errorf("close the store: %w", err)
+		return fmt.Errorf("cannot close the store: %w", err)
 	}
 	return nil
 }
@@ -265,8 +262,8 @@ func (s *Store) mayWrite(key string) error {
 	return s.before(key)
 }
 
-// Progress is for how long no write has ended though one waits, how many writes have failed, and why the last one of a file
-// did; nil if it did not. It waits for nothing.
+// Progress returns for how long a pending write has waited without any write ending, the number of failed writes, and the errors of the
+// last writes. It does not block.
 func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,8 +273,7 @@ func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
 	return waiting, s.failures, errors.Join(s.runErr, s.stateErr)
 }
 
-// Retry begins to write what is owed, and to find out whether records can be written, and the state if its last write failed. It returns
-// at once.
+// Retry starts to write the owed records, to probe the run directory, and to write the state if its last write failed. It returns at once.
 func (s *Store) Retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +291,7 @@ func (s *Store) Retry() {
 	}()
 }
 
-// settleOwed writes a file in the run directory, behind what is owed, and the state if its last write failed.
+// settleOwed writes the owed records, probes the run directory, and writes the state if its last write failed.
 func (s *Store) settleOwed() {
 	run := s.mayWrite("probe")
 	if run == nil {

@@ -52,7 +52,7 @@ func examplePoolState() PoolState {
 	return PoolState{Limits: []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30}}, Ledger: Ledger{[16]byte{1, 2, 255}, 25, 1 << 63}}
 }
 
-// place is where a store is opened again and again.
+// place has the directories of a store that is reopened.
 type place struct {
 	t testing.TB
 	Options
@@ -69,17 +69,17 @@ func newPlace(t testing.TB) *place {
 func (p *place) records() string   { return RecordsDir(p.RunDir, p.Boot) }
 func (p *place) stateFile() string { return filepath.Join(p.StateDir, StateName) }
 
-// record is the file of a slice.
+// record returns the file of a slice.
 func (p *place) record(generation uint64) string {
 	return filepath.Join(p.records(), sliceKind+"-"+sliceKey(generation))
 }
 
-// open opens a store whose files are well.
+// open opens a store with undamaged files.
 func (p *place) open() *Store {
 	p.t.Helper()
 	s := p.openAny()
 	if text := p.log.String(); strings.Contains(text, "level=ERROR") {
-		p.t.Fatalf("a healthy file was reported: %s", text)
+		p.t.Fatalf("an undamaged file was reported: %s", text)
 	}
 	return s
 }
@@ -129,7 +129,7 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
 	must.Do(t, s.Close())
 
-	p.Boot = "next" // the host's
+	p.Boot = "next" // of the host
 	s = p.open()
 	same(t, s.Slices(), nil)
 	same(t, s.PoolStates(), map[string]PoolState{})
@@ -145,8 +145,8 @@ func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
 	must.Do(t, os.MkdirAll(other.RunDir, 0o700))
-	must.Do(t, os.CopyFS(other.records(), os.DirFS(p.records())))                  // what a SIGKILL now would leave
-	write(t, filepath.Join(other.records(), newPrefix+"slice-2"), []byte("gpusl")) // and one within a write
+	must.Do(t, os.CopyFS(other.records(), os.DirFS(p.records())))                  // as left by a SIGKILL now
+	write(t, filepath.Join(other.records(), newPrefix+"slice-2"), []byte("gpusl")) // and by one during a write
 	must.Do(t, s.PutSlice(example("b", 2)))
 	same(t, other.open().Slices(), []Slice{example("a", 1)})
 	if left, _ := filepath.Glob(filepath.Join(other.records(), newPrefix+"*")); len(left) > 0 {
@@ -154,7 +154,7 @@ func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
 	}
 }
 
-// What a slice costs is no write of the disk that the host's other programs use.
+// A slice causes no write to the disk that the host's other programs use.
 func TestNoSliceIsWrittenToTheStateDirectory(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
@@ -176,7 +176,7 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	must.Do(t, s.PutSlice(first))
 	must.Do(t, s.Retire(first))
 	must.Do(t, s.PutSlice(second))
-	must.Do(t, s.Retire(first)) // again: the next slice of that id is another
+	must.Do(t, s.Retire(first)) // again: the next slice of that id is another one
 	must.Do(t, s.Close())
 
 	s = p.open()
@@ -192,7 +192,7 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	same(t, s.Slices(), []Slice{second})
 }
 
-// full has every write fail until room is made.
+// full makes all writes fail until room is called.
 func full(p *place) (room func()) {
 	var mu sync.Mutex
 	err := error(syscall.ENOSPC)
@@ -258,7 +258,7 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
-// What an enforcer that was killed had forked has its locks for a moment more.
+// A child that a killed enforcer had forked keeps its locks for a moment.
 func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
@@ -277,7 +277,7 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 		for range cap(results) {
 			go func() {
 				o := p.Options
-				o.StateDir = t.TempDir() // of which each is sure to be alone
+				o.StateDir = t.TempDir() // so that only the run directory is shared
 				s, err := Open(o)
 				if err == nil {
 					mu.Lock()
@@ -345,7 +345,7 @@ func TestAClosedStoreRefuses(t *testing.T) {
 	}
 }
 
-// A disk that hangs holds up who waits for it, and nobody who does not.
+// A hung disk delays only the callers that wait for it.
 func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
 	p := newPlace(t)
 	hang := make(chan struct{})
@@ -357,7 +357,7 @@ func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
 	}
 	s := p.open()
 	if waiting, failures, err := s.Progress(); waiting != 0 || failures != 0 || err != nil {
-		t.Errorf("nothing was written: %v, %d, %v", waiting, failures, err)
+		t.Errorf("progress without a write: %v, %d, %v", waiting, failures, err)
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.PutPool(examplePool("slow")) }()
@@ -393,7 +393,7 @@ func BenchmarkPutSlice(b *testing.B) {
 	}
 }
 
-// An owed record stays owed until it is written, unless a newer one replaces it.
+// An owed record stays owed until it or a newer one is written.
 func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)
@@ -415,7 +415,7 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	same(t, s.Slices(), []Slice{example("another", 3)})
 }
 
-// A full directory is found out though nothing is written.
+// A full directory is detected without a write.
 func TestADirectoryThatTakesNoFileIsFoundOut(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
@@ -427,7 +427,7 @@ func TestADirectoryThatTakesNoFileIsFoundOut(t *testing.T) {
 		return errors.Is(err, syscall.EISDIR)
 	})
 	must.Do(t, os.RemoveAll(filepath.Dir(obstacle)))
-	await.That(t, "it is found out that there is room again", func() bool {
+	await.That(t, "the store detects that there is room again", func() bool {
 		s.Retry()
 		_, _, err := s.Progress()
 		return err == nil

@@ -9,13 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 )
 
-// Recorder is a disk that notes each operation before it is carried out: its name, and the base names of its files.
+// Recorder is a disk that records each operation before running it: its name, and the base names of its files.
 type Recorder struct {
 	Done []string
-	Fail func(operation string) error // its error replaces the operation; nil: none fails
+	Fail func(operation string) error // returns an error to inject, or nil to run the operation
 }
 
-// Disk is the host's, recorded.
+// Disk returns the host's operations, recorded.
 func (r *Recorder) Disk() durable.Disk {
 	host := durable.Host()
 	two := func(name string, of func(from, to string) error) func(from, to string) error {
@@ -40,7 +40,7 @@ func (r *Recorder) Disk() durable.Disk {
 	}
 }
 
-// Take returns what was done since it was called last.
+// Take returns the operations since the last call.
 func (r *Recorder) Take() []string {
 	done := r.Done
 	r.Done = nil
@@ -73,7 +73,7 @@ func (f *file) Write(data []byte) (n int, err error) {
 
 func (f *file) Sync() error { return f.r.do("sync "+f.name, f.File.Sync) }
 
-// Close closes the file even if it is to fail.
+// Close closes the file even if an error is injected.
 func (f *file) Close() error {
 	closed := f.File.Close()
 	return f.r.do("close "+f.name, func() error { return closed })
