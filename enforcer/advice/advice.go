@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package advice says what a person does about a service of this host that does not answer. On a host that systemd runs that is a command
-// of systemd's; elsewhere a service is a program that root or a supervisor runs, whose log is where that one puts it.
+// Package advice says how to start, restart, enable and inspect a service on this host. Under systemd the advice is a systemd command.
+// Elsewhere root or a supervisor runs the service as a program, and the log is wherever its standard error goes.
 //
-// It must never do any of that itself, or ask anybody.
+// The package must never run a command or contact a service.
 package advice
 
 import (
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// booted exists while systemd is the init (sd_booted(3)). Tests have another.
+// booted exists while systemd is the init (sd_booted(3)). A variable for tests.
 var booted = "/run/systemd/system"
 
 func systemd() bool {
@@ -19,7 +19,8 @@ func systemd() bool {
 	return err == nil && info.IsDir()
 }
 
-// AsRoot returns a command that only root may run, as this user types it. The command must need no shell: sudo redirects nothing.
+// AsRoot returns a command that only root may run, as the current user has to type it. The command must need no shell: under sudo a
+// redirection keeps the user's rights.
 func AsRoot(command ...string) string {
 	if os.Geteuid() != 0 {
 		command = append([]string{"sudo"}, command...)
@@ -27,7 +28,7 @@ func AsRoot(command ...string) string {
 	return "`" + strings.Join(command, " ") + "`"
 }
 
-// Start says how a service is started: a clause with no subject before it.
+// Start returns how to start a service, as a clause without a subject.
 func Start(service string) string {
 	if systemd() {
 		return AsRoot("systemctl start", service) + " starts it"
@@ -35,7 +36,7 @@ func Start(service string) string {
 	return AsRoot(service) + " starts it, in the foreground"
 }
 
-// Restart says how a service that may run is started again, as an order.
+// Restart returns how to restart a service that may be running, as an imperative.
 func Restart(service string) string {
 	if systemd() {
 		return AsRoot("systemctl restart", service)
@@ -43,7 +44,7 @@ func Restart(service string) string {
 	return "end it, and start it again: " + AsRoot(service)
 }
 
-// Enable says how a service is started now and at each boot, as an order.
+// Enable returns how to start a service now and at each boot, as an imperative.
 func Enable(service string) string {
 	if systemd() {
 		return "start it: " + AsRoot("systemctl enable --now", service)
@@ -51,7 +52,7 @@ func Enable(service string) string {
 	return "start it: " + AsRoot(service)
 }
 
-// Log says where a service's log is.
+// Log returns where to find a service's log.
 func Log(service string) string {
 	if systemd() {
 		return "its log: " + AsRoot("journalctl -u", service)

@@ -13,16 +13,16 @@ import (
 	"sync"
 )
 
-// Mutex is a sync.Mutex of a rank.
+// Mutex is a sync.Mutex with a rank.
 type Mutex[R Rank] struct{ mu sync.Mutex }
 
-// held has the ranks that each goroutine holds, in the order in which they were locked.
+// held maps each goroutine to the ranks of its locks, in locking order.
 var held struct {
 	sync.Mutex
 	by map[uint64][]int
 }
 
-// Lock panics if the goroutine holds a lock of this rank or of a later one.
+// Lock panics if the goroutine holds a lock of the same or a later rank.
 func (m *Mutex[R]) Lock() {
 	var r R
 	id := goroutine()
@@ -41,7 +41,7 @@ func (m *Mutex[R]) Lock() {
 	held.by[id] = append(held.by[id], r.rank())
 }
 
-// Unlock is called by the goroutine that called Lock.
+// Unlock must run on the goroutine that called Lock.
 func (m *Mutex[R]) Unlock() {
 	var r R
 	id := goroutine()
@@ -61,7 +61,7 @@ func (m *Mutex[R]) Unlock() {
 	m.mu.Unlock()
 }
 
-// MayWait is called where something begins that may wait. Under the race detector it panics if this goroutine holds a Mutex.
+// MayWait marks an operation that may block. Under the race detector it panics if the calling goroutine holds a Mutex.
 func MayWait(what string) {
 	held.Lock()
 	has := slices.Clone(held.by[goroutine()])
@@ -71,7 +71,7 @@ func MayWait(what string) {
 	}
 }
 
-// goroutine is the number of the one that calls, which stands at the beginning of its stack.
+// goroutine returns the caller's goroutine number, which is at the start of its stack trace.
 func goroutine() uint64 {
 	var buffer [64]byte
 	text := bytes.TrimPrefix(buffer[:runtime.Stack(buffer[:], false)], []byte("goroutine "))

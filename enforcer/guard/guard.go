@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard has the enforcer's locks. A lock guards memory. A goroutine holds none while it waits for the disk, the driver or the kernel's
-// files, and takes several in the order of their ranks. Builds with the race detector check both.
+// Package guard has the enforcer's locks. A lock guards memory. A goroutine holds no lock while it waits for the disk, the driver or the
+// kernel's files, and takes several locks in the order of their ranks. Builds with the race detector check both.
 package guard
 
-// Rank is where a lock stands in the order: one is locked while none of its rank or of a later one is held.
+// Rank is a lock's place in the order: a goroutine may take a lock only while it holds none of the same or a later rank.
 type Rank interface{ rank() int }
 
-// The ranks, in their order.
+// The ranks, in order.
 type (
-	Registry struct{} // which slices and pools there are
+	Registry struct{} // the sets of slices and pools
 	Slice    struct{} // one slice
 	Pool     struct{} // one pool
-	Book     struct{} // what is given of each device
+	Book     struct{} // the book of admission: bytes granted on each device
 	Leaf     struct{} // all others
 )
 

@@ -6,8 +6,8 @@ package guard
 
 import "sync"
 
-// Mutex is a sync.Mutex of a rank.
+// Mutex is a sync.Mutex with a rank.
 type Mutex[R Rank] struct{ sync.Mutex }
 
-// MayWait is called where something begins that may wait. Under the race detector it panics if this goroutine holds a Mutex.
+// MayWait marks an operation that may block. Under the race detector it panics if the calling goroutine holds a Mutex.
 func MayWait(string) {}

@@ -7,20 +7,20 @@ import (
 	"sync/atomic"
 )
 
-// Turn orders the operations on one thing: one of them has it at a time. It may be held over what waits, since nobody but
-// such an operation waits for it.
+// Turn serialises the operations on one slice or pool. Its owner may block on the disk or the driver, since only other operations on the
+// same slice or pool wait for it.
 type Turn struct {
 	free  chan struct{}
 	taken atomic.Uint64
 }
 
-// takings numbers what Turn.Taken returns.
+// takings is the source of the numbers that Turn.Taken returns.
 var takings atomic.Uint64
 
-// NewTurn returns a Turn that nobody has.
+// NewTurn returns a free Turn.
 func NewTurn() *Turn { return &Turn{free: make(chan struct{}, 1)} }
 
-// Take waits for the turn, or until ctx ends; then the error is ctx's.
+// Take waits for the turn until ctx ends, and then returns ctx's error.
 func (t *Turn) Take(ctx context.Context) error {
 	MayWait("another operation's turn")
 	select {
@@ -32,10 +32,10 @@ func (t *Turn) Take(ctx context.Context) error {
 	}
 }
 
-// Wait takes the turn, however long that takes.
+// Wait takes the turn without a timeout.
 func (t *Turn) Wait() { _ = t.Take(context.Background()) }
 
-// TryTake takes the turn if nobody has it.
+// TryTake takes the turn if it is free, and reports whether it did.
 func (t *Turn) TryTake() bool {
 	select {
 	case t.free <- struct{}{}:
@@ -46,14 +46,15 @@ func (t *Turn) TryTake() bool {
 	}
 }
 
-// GoesOn says that the operation which has the turn does not hang, though it takes long.
+// GoesOn records that the operation that owns the turn makes progress, so that it is not taken for hung.
 func (t *Turn) GoesOn() { t.taken.Store(takings.Add(1)) }
 
-// Give ends the turn.
+// Give releases the turn.
 func (t *Turn) Give() {
 	t.taken.Store(0)
 	<-t.free
 }
 
-// Taken is the number of the operation that has the turn: of any two, on whatever, the later has the higher. It is 0 if nobody has it.
+// Taken returns the number of the operation that owns the turn, or 0 if the turn is free. Numbers increase over all turns: a later
+// operation has a higher one.
 func (t *Turn) Taken() uint64 { return t.taken.Load() }
