@@ -438,7 +438,7 @@ func TestALimitThatTheDriverLostIsSetAgain(t *testing.T) {
 		f.holds(t, "it has it again", b.cgroup, 4*gib)
 	}
 	h.by("c", api.Native, 2)
-	if e := h.told(api.EventUnlimited)[0]; e.Slice != "c" || e.Device != gpu0 || !strings.Contains(e.Cause, "has not the limit any more") {
+	if e := h.told(api.EventUnlimited)[0]; e.Slice != "c" || e.Device != gpu0 || !strings.Contains(e.Cause, "the driver lost the limit") {
 		t.Errorf("%+v", e)
 	}
 	f.are(t, "where it has no quota", b.cgroup, 4*gib, driver.NoLimit)
