@@ -42,7 +42,6 @@ type Path struct {
 	V2    bool
 }
 
-// Dir returns the cgroup's directory.
 func (p Path) Dir() string { return filepath.Join(p.Mount, p.Rel) }
 
 func (p Path) String() string { return p.Dir() }

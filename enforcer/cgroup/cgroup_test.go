@@ -23,7 +23,6 @@ type fakeHost struct {
 	mount string // directory of the hierarchies
 }
 
-// of calls Of with pid's membership.
 func of(h *Host, pid int) (Path, error) {
 	m, err := h.Membership(pid)
 	if err != nil {
@@ -57,7 +56,6 @@ func (h *fakeHost) process(name string, parent int, cgroups ...string) {
 	h.write(filepath.Join(h.proc, name, "cgroup"), strings.Join(cgroups, "\n")+"\n")
 }
 
-// mkdir creates a cgroup, and returns its directory.
 func (h *fakeHost) mkdir(path string) string {
 	h.t.Helper()
 	dir := filepath.Join(h.mount, path)

@@ -86,7 +86,6 @@ func remove(t *testing.T, p Path) {
 	})
 }
 
-// member starts a process in p.
 func member(t *testing.T, p Path) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")

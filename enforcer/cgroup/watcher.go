@@ -26,8 +26,8 @@ const retryInterval = time.Second
 //
 // An event only triggers a check, and Populated decides. So lost, merged and duplicate events do no harm.
 //
-// The package uses inotify directly because of the event masks. fsnotify also watches for chmod and the like, so a container that owns its
-// cgroup could keep the enforcer busy, and it leaks the kernel's watch when a path is reused.
+// The package uses inotify directly for its event masks. fsnotify also watches for chmod and the like, by which a container that owns its
+// cgroup could keep the enforcer busy, and leaks the kernel's watch of a reused path.
 type Watcher struct {
 	inotify *os.File
 	done    chan struct{}
@@ -46,7 +46,6 @@ type watched struct {
 	initDead bool // Recheck was called
 }
 
-// NewWatcher starts a Watcher.
 func NewWatcher() (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -172,7 +171,7 @@ func (w *Watcher) loop() {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			due = w.due()
 		default:
-			return // closed
+			return
 		}
 		for _, p := range due {
 			if empty := w.check(p); empty != nil {

@@ -15,7 +15,6 @@ var ErrHangs = errors.New("the driver does not answer")
 // Slot admits one call to the driver at a time. A call that hangs keeps it.
 type Slot chan struct{}
 
-// NewSlot returns a free Slot.
 func NewSlot() Slot { return make(Slot, 1) }
 
 // Ask calls question once the slot is free, and waits for the result. It returns ErrHangs after timeout, for both waits together. Data that

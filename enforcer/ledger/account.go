@@ -26,7 +26,6 @@ func (l *Ledger) OpenAccount(dev int, i uint32) (*Account, error) {
 	return &Account{c: C.ledger_open(l.page, C.uint32_t(dev), C.uint32_t(i))}, nil
 }
 
-// Held returns the bytes that the account holds.
 func (a *Account) Held() uint64 { return uint64(a.c.held) }
 
 // Charge takes bytes, or returns ErrRefused if they do not fit.

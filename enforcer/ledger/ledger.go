@@ -72,7 +72,6 @@ type Identity struct {
 	Inode uint64
 }
 
-// Identity returns the ledger's identity.
 func (l *Ledger) Identity() Identity { return l.id }
 
 // Owner is a lane's process, as the kernel described it.
@@ -323,7 +322,6 @@ func (l *Ledger) Limit(dev int) uint64 {
 	return atomic.LoadUint64(address(&l.device(dev).limit))
 }
 
-// Generation returns the generation of a lane.
 func (l *Ledger) Generation(i uint32) uint64 {
 	if !lane(i) {
 		return 0

@@ -128,7 +128,6 @@ func DecodeRequest(message []byte) (Request, error) {
 	return r, nil
 }
 
-// Encode returns the message of a request.
 func (r Request) Encode() []byte {
 	c := C.struct_attach_request{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, op: C.uint16_t(r.Op),
@@ -142,7 +141,6 @@ func (r Request) Encode() []byte {
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_request)
 }
 
-// Encode returns the message of a reply.
 func (r Reply) Encode() []byte {
 	c := C.struct_attach_reply{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, status: C.uint16_t(r.Status),

@@ -69,7 +69,6 @@ func (k *Keeper) tasks(d *device, failed, all bool) (due []task) {
 	return due
 }
 
-// do sets, removes or checks a limit.
 func (k *Keeper) do(d *device, t task) error {
 	if !t.cgroup.Exists() { // the kernel has removed its limits
 		k.mu.Lock()

@@ -52,7 +52,7 @@ type Device struct {
 // Options configure a Keeper.
 type Options struct {
 	Backend Backend // nil without a backend
-	// Want selects the backend. With api.Native, Open fails if the backend does not enforce limits on each device.
+	// Want is the configured enforcement. With api.Native, Open fails if the backend does not enforce limits on each device.
 	Want  api.Enforcement
 	Why   string // why the backend enforces on no device, regardless of a trial; "" if it may
 	Mount string // mount point of the cgroups

@@ -33,7 +33,6 @@ type watch struct {
 // wakeKey is the epoll key of the eventfd. Keys of processes count from 1.
 const wakeKey = 0
 
-// NewWatcher starts a Watcher.
 func NewWatcher() (*Watcher, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {

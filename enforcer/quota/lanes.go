@@ -34,7 +34,7 @@ type Lane struct {
 	Mute     bool   // it has not answered a wanted move in time, nor since
 }
 
-// Told records when a process learned what the driver holds for it, to charge the rest. It has not charged it while the lane still has
+// Told records when a process learned what the driver holds for it, to charge the rest. The rest is uncharged while the lane still has
 // Number.
 type Told struct {
 	Number uint64

@@ -187,7 +187,6 @@ func (q *Quota) Verify() error {
 	return nil
 }
 
-// figures returns the page's figures of a device.
 func (q *Quota) figures(index int) ledger.Figures {
 	return q.Ledger.Figures(index, &q.live, q.Next-1)
 }
@@ -360,7 +359,6 @@ func (q *Quota) Index(uuid [16]byte) int {
 	return -1
 }
 
-// closeQuietly closes files, and drops errors.
 func closeQuietly(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()

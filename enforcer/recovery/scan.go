@@ -117,7 +117,7 @@ func (s *Scan) HeldBy(id ledger.Identity) []int {
 	return s.holders[id]
 }
 
-// MayHold reports whether a process had the ledger mapped, or may have had it.
+// MayHold reports whether a process had the ledger mapped, or was unreadable.
 func (s *Scan) MayHold(id ledger.Identity, pid int) bool {
 	if _, asked := s.answers[pid]; !asked && !s.unreadable[pid] && !s.complete {
 		guard.MayWait("the mappings of a process")
@@ -203,7 +203,7 @@ func byUser(pids []int) [][]int {
 	for _, pid := range pids {
 		of := group{}
 		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) == nil { // otherwise it has exited
+		if unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) == nil {
 			of.uid = st.Uid
 		}
 		if cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
@@ -214,7 +214,7 @@ func byUser(pids []int) [][]int {
 	return slices.SortedFunc(maps.Values(groups), func(a, b []int) int { return cmp.Compare(len(a), len(b)) })
 }
 
-// Run reads the processes that most likely have the wanted ledgers, and then all of the host if some are missing.
+// Run reads the likely processes, and then all of the host if ledgers are missing.
 func (s *Scan) Run() {
 	guard.MayWait("the mappings of processes")
 	if len(s.wanted) == 0 || !s.everywhere && s.rounds(s.likely) && s.foundAll() {
@@ -243,7 +243,7 @@ func (s *Scan) foundAll() bool {
 	return len(s.got) == len(s.wanted)
 }
 
-// rounds reads the processes, again while a ledger's holder exited before its ledger was opened. It reports whether the processes could be
+// rounds reads the processes, up to maxRounds times while a found ledger cannot be opened. It reports whether the processes could be
 // listed.
 func (s *Scan) rounds(processes func() ([]int, error)) bool {
 	for n := 1; ; n++ {

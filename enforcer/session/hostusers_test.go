@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// hostOf returns a host with these users and subordinate ranges.
 func hostOf(t *testing.T, users map[string]uint32, subuid string) *HostUsers {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "subuid")

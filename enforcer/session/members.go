@@ -30,14 +30,12 @@ type Members struct {
 	all []Member                // replaced as a whole, never changed
 }
 
-// All returns the members.
 func (m *Members) All() []Member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.all
 }
 
-// Add adds a member.
 func (m *Members) Add(member Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,7 +56,6 @@ func (m *Members) Remove(p *process.Handle) bool {
 	return was
 }
 
-// Clear removes and returns all members.
 func (m *Members) Clear() []Member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -106,7 +103,7 @@ func (a Asker) Owns(pid int) error {
 	return above(asker, pid)
 }
 
-// above returns an error if a process is neither the asker nor its descendant.
+// above is the part of Owns that needs a live handle on the asker.
 func above(asker *process.Handle, pid int) error {
 	if !process.Ancestor(pid, asker.PID) {
 		return fmt.Errorf("process %d is neither the caller (%d) nor a descendant of the caller", pid, asker.PID)

@@ -44,7 +44,6 @@ func (r *Remaining) Stored() (stored []store.Process) {
 	return stored
 }
 
-// Close closes the handles, and empties the set.
 func (r *Remaining) Close() {
 	for _, p := range r.all {
 		p.Close()

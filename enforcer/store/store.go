@@ -38,7 +38,6 @@ const lockPatience = time.Second
 var (
 	// ErrLocked means that another enforcer uses the run directory.
 	ErrLocked = errors.New("another enforcer uses this run directory")
-	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("the store is closed")
 )
 

@@ -38,7 +38,6 @@ func moving(ms int, bytes, before, after uint64) Sample {
 	return Sample{Begun: at(ms), Bytes: bytes, Before: Lane{ID: 1, Held: before, Number: n + 2}, After: Lane{ID: 1, Held: after, Number: n + 3}}
 }
 
-// with changes a sample.
 func (x Sample) with(f func(*Sample)) Sample {
 	f(&x)
 	return x
