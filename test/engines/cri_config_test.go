@@ -39,7 +39,7 @@ func (d criContainerd) noUserns() string {
 
 func (d criContainerd) noCDI() string {
 	if d.format < 3 {
-		return "containerd 1.7 is the first whose CRI knows CDI"
+		return "the CRI of containerd has CDI since 1.7"
 	}
 	return ""
 }

@@ -73,7 +73,7 @@ func (e *oci) equipped() engine { return &equippedOCI{&oci{runtime: e.runtime}} 
 
 func (e *oci) ask(w way, gpus string) (c container, not string) {
 	if w.isFlag() {
-		return c, "who calls a runtime by hand writes devices and hooks into config.json, as the engines do"
+		return c, "without an engine the caller writes devices and hooks into config.json"
 	}
 	return byRuntime(w, gpus)
 }
