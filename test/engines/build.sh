@@ -19,15 +19,15 @@ dir=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}
 # is taken, and VERSIONS has what it is.
 declare -A pins=(
 	[containerd-2]=v2.4.2
-	[docker-29]="moby v2.0.0-beta.24, docker-cli" # the command is pinned by modules/docker-cli/go.mod
+	[docker-29]="moby v2.0.0-beta.24, docker-cli v29.8.2"
 	[runc-1.4]=v1.4.0
 	[runc-static]=v1.4.0
 	[containerd-1.6]=1.6.20~ds1-1+deb12u3
 	[runc-1.1]=1.1.5+ds1-1+deb12u1
 	[docker-20]=20.10.24+dfsg1-1+deb12u1+b6
 	[images]=bookworm
-	[nerdctl]=v2.0.4 # and by modules/nerdctl/go.mod
-	[crio]=v1.36.1 # and by modules/crio/go.mod; with conmon of Debian, and its own pinns
+	[nerdctl]=v2.0.4
+	[crio]=v1.36.1 # with conmon of Debian, and its own pinns
 	[podman]=4.3.1+ds1-8+deb12u1+b3
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
@@ -61,10 +61,20 @@ module() {
 	GOBIN=$PWD/out "$go" install -p 2 -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" "$@"
 }
 
-# pinned MODULE PACKAGE: build a program into out/ at the version of modules/MODULE/go.mod
-pinned() {
+# fetch MODULE@VERSION: put a module into ./source, for from_source: go install refuses one without a go.mod, and one whose go.mod has a
+# replace directive.
+fetch() {
+	local from
+	from=$(cd / && "$go" mod download -json "$1" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+	cp -r "$from" source
+	chmod -R u+w source
+}
+
+# from_source PACKAGE: build a program into out/ at the versions of source/go.mod. As for module, the checksum database has the sums
+# that source/go.sum lacks.
+from_source() {
 	local out=$PWD/out
-	(cd "$root/test/engines/modules/$1" && "$go" build -p 2 -trimpath "${flags[@]}" -ldflags "-s -w ${ldflags:-}" -o "$out/" "$2")
+	(cd source && "$go" build -p 2 -mod=mod -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" -o "$out/" "$1")
 }
 
 # package NAME[=VERSION]…: unpack Debian's packages into ./deb
@@ -96,16 +106,16 @@ build_containerd_2() {
 }
 
 build_docker_29() {
-	local moby=${pin#moby v} cli
+	local moby=${pin#moby v} cli=${pin#*docker-cli v}
 	moby=${moby%%,*}
-	cli=$(sed -n 's|.*github.com/docker/cli v\([^+]*\).*|\1|p' "$root/test/engines/modules/docker-cli/go.mod")
 	# Static: cgo serves the drivers that are left out here, disk quotas and the journal.
 	CGO_ENABLED=0 tags="exclude_graphdriver_btrfs exclude_graphdriver_zfs no_embedded_containerd" \
 		ldflags="-X github.com/moby/moby/v2/dockerversion.Version=$moby" \
 		module "github.com/moby/moby/v2/cmd/dockerd@v$moby"
-	# Without a go.mod its language is Go 1.16 for the compiler.
-	flags=(-gcflags=github.com/docker/cli/...=-lang=go1.26)
-	CGO_ENABLED=0 ldflags="-X github.com/docker/cli/cli/version.Version=$cli" pinned docker-cli github.com/docker/cli/cmd/docker
+	fetch "github.com/docker/cli@v$cli+incompatible"
+	mv source/vendor.mod source/go.mod
+	mv source/vendor.sum source/go.sum
+	CGO_ENABLED=0 ldflags="-X github.com/docker/cli/cli/version.Version=$cli" from_source ./cmd/docker
 	init
 	cli=$(number out/docker)
 	version=$(number out/dockerd)
@@ -150,8 +160,11 @@ build_docker_20() {
 }
 
 build_nerdctl() {
-	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" \
-		pinned nerdctl github.com/containerd/nerdctl/v2/cmd/nerdctl
+	fetch "github.com/containerd/nerdctl/v2@$pin"
+	# Its tests' module is not in its source.
+	"$go" -C source mod edit -droprequire=github.com/containerd/nerdctl/mod/tigron \
+		-dropreplace=github.com/containerd/nerdctl/mod/tigron@v0.0.0
+	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" from_source ./cmd/nerdctl
 	version=$(number out/nerdctl)
 }
 
@@ -176,11 +189,12 @@ build_crun() {
 
 # Image signatures are not looked at, nor are images on other file systems than overlay. Go's module has the source of pinns, a program in C.
 build_crio() {
-	local source
-	source=$(cd "$root/test/engines/modules/crio" && "$go" mod download -json github.com/cri-o/cri-o | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
-	cc -std=c99 -Os -static -o out/pinns "$source"/pinns/src/*.c
-	flags=(-tags "containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs btrfs_noversion exclude_graphdriver_devicemapper")
-	CGO_ENABLED=1 pinned crio github.com/cri-o/cri-o/cmd/crio
+	fetch "github.com/cri-o/cri-o@$pin"
+	sed -i 's/^\(\tk8s.io.* v[0-9.]*\)-rc\.[0-9]*\b/\1/' source/go.mod # some proxies lack release candidates
+	cc -std=c99 -Os -static -o out/pinns source/pinns/src/*.c
+	CGO_ENABLED=1 \
+		tags="containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs btrfs_noversion exclude_graphdriver_devicemapper" \
+		from_source ./cmd/crio
 	package conmon
 	cp deb/usr/bin/conmon out/
 	libraries out/conmon libglib2.0-0
@@ -200,21 +214,23 @@ build_nvidia() {
 # once, is of the same version and compiled with the same tag.
 build_kubernetes() {
 	local name
-	flags=(-tags=grpcnotrace)
+	cp -r "$root/test/engines/modules/kubernetes" source
+	tags=grpcnotrace
 	ldflags="-X k8s.io/component-base/version.gitVersion=$pin -X k8s.io/client-go/pkg/version.gitVersion=$pin \
 		-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37"
-	CGO_ENABLED=0 pinned kubernetes .
+	CGO_ENABLED=0 from_source .
 	for name in etcd kubelet kube-apiserver kube-scheduler kube-controller-manager; do
 		ln -s kubernetes "out/$name"
 	done
-	CGO_ENABLED=0 pinned kubernetes k8s.io/kubernetes/cmd/kubectl
+	CGO_ENABLED=0 from_source k8s.io/kubernetes/cmd/kubectl
 	version=$(number out/kubelet)
 }
 
 build_helm() {
-	flags=(-tags=grpcnotrace)
-	CGO_ENABLED=0 pinned kubernetes helm.sh/helm/v4/cmd/helm
-	CGO_ENABLED=0 pinned kubernetes sigs.k8s.io/kustomize/kustomize/v5
+	cp -r "$root/test/engines/modules/kubernetes" source
+	tags=grpcnotrace
+	CGO_ENABLED=0 from_source helm.sh/helm/v4/cmd/helm
+	CGO_ENABLED=0 from_source sigs.k8s.io/kustomize/kustomize/v5
 	version=$(awk '/helm.sh\/helm\/v4 v/ {print $2} /kustomize\/v5 v/ {print ", kustomize " $2}' ORS= "$root/test/engines/modules/kubernetes/go.mod")
 }
 
@@ -270,10 +286,9 @@ what() {
 		declare -f "build_${1//[-.]/_}" || exit
 		case $1 in
 		runc-*) echo "$seccomp" ;;
-		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
-		kubernetes | helm) cat "$root"/test/engines/modules/kubernetes/{go.*,main.go} ;;
-		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
-	crio) declare -f libraries && cat "$root"/test/engines/modules/crio/go.* ;;
+		docker-29 | nerdctl) declare -f fetch from_source ;;
+		kubernetes | helm) declare -f from_source && cat "$root"/test/engines/modules/kubernetes/{go.mod,main.go} ;;
+		crio) declare -f fetch from_source libraries ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
 		card) for part in ${pins[card]}; do what "$part" || exit; done ;;
 		podman | crun) declare -f libraries ;;
@@ -303,7 +318,7 @@ build() {
 	# In the background, since set -e has no effect on the left of || and the like.
 	(
 		cd "$work"
-		pin=${pins[$name]} flags=()
+		pin=${pins[$name]}
 		mkdir out deb
 		"build_${name//[-.]/_}"
 		[ -n "$version" ]
