@@ -104,25 +104,6 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	expect.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
 
-func TestARefusalNamesWhoHasMost(t *testing.T) {
-	h := newOffice(t, admission.Limits{})
-	for i := range 7 {
-		h.give(fmt.Sprintf("s%d", i), on(gpu0, uint64(8+i)*gib))
-	}
-	_, err := h.ask("late", nil, on(api.AllDevices, 4*gib))
-	refusal(t, err, "late asks for 4GiB on device 0", "3GiB are left of the 80GiB", "(s6 has 14GiB, s5 has 13GiB, s4 has 12GiB, and 4 others 38GiB)")
-}
-
-func TestAQuotaIsGivenOnAllDevicesOrOnNone(t *testing.T) {
-	h := newOffice(t, admission.Limits{})
-	h.give("a", on(gpu1, 79*gib))
-	_, err := h.ask("b", nil, on(api.AllDevices, 2*gib))
-	refusal(t, err, "device 1 ("+gpu1+")", "1GiB are left")
-	h.given(gpu0, 0, 80*gib)
-	h.give("b", on(gpu0, 80*gib), on(gpu1, gib))
-	h.given(gpu1, 80*gib, 0)
-}
-
 func TestAQuotaLargerThanTheDeviceIsTheDevice(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	h.give("a", on(api.AllDevices, 100*gib))
@@ -135,64 +116,6 @@ func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 		must.Get(h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)))(t)
 	}
 	h.given(gpu0, 0, 80*gib)
-}
-
-func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
-	h := newOffice(t, admission.Limits{Reserve: 2 * gib})
-	expect.Equal(t, h.device(gpu0).Reserve, 2*gib, "reserve")
-	_, err := h.ask("all", nil, api.Quota{Device: gpu0, Percent: 100})
-	refusal(t, err, "78GiB are left of the 78GiB that may be given: ask for less")
-	h.give("most", on(gpu0, 78*gib))
-	h = newOffice(t, admission.Limits{Reserve: 2 * gib, Overcommit: 1500})
-	h.give("a", on(gpu0, 78*gib))
-	h.given(gpu0, 78*gib, 39*gib)
-	h.give("b", on(gpu0, 39*gib))
-	_, err = h.ask("c", nil, on(gpu0, 1))
-	refusal(t, err, "0B are left of the 117GiB")
-}
-
-func TestASliceAsksForNoMoreThanOneMay(t *testing.T) {
-	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Percent: 25}})
-	_, err := h.ask("a", nil, on(gpu0, 21*gib))
-	e := refusal(t, err, "a slice may have 20GiB of it at most (max_vram)", "device 0 ("+gpu0+")")
-	if e.Limit != 20*gib || e.Requested != 21*gib {
-		t.Errorf("%+v", e)
-	}
-	h.give("a", on(gpu0, 20*gib))
-}
-
-func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
-	h := newOffice(t, admission.Limits{Tenants: map[string]api.Share{
-		"physics": {Bytes: 30 * gib}, "default": {Percent: 25}, "free": {},
-	}})
-	of := func(tenant string) func(*api.RegisterRequest) {
-		return func(r *api.RegisterRequest) { r.Tenant = tenant }
-	}
-	fits := func(id, tenant string, bytes uint64) {
-		t.Helper()
-		must.Get(h.ask(id, of(tenant), on(gpu0, bytes)))(t)
-	}
-	fits("a", "physics", 20*gib)
-	_, err := h.ask("b", of("physics"), on(gpu0, 11*gib))
-	e := refusal(t, err, "tenant physics has 10GiB left of 30GiB (a has 20GiB)")
-	if e.Limit != 30*gib || e.Current != 20*gib {
-		t.Errorf("%+v", e)
-	}
-	// Each without a section has the default by itself, and all without a name have it together.
-	fits("c", "chemistry", 20*gib)
-	fits("d", "", 15*gib)
-	_, err = h.ask("e", nil, on(gpu0, 6*gib))
-	refusal(t, err, "whoever names no tenant has 5GiB left of 20GiB (d has 15GiB)")
-	fits("f", "free", 25*gib)
-	for tenant, want := range map[string]uint64{"physics": 30 * gib, "": 20 * gib, "chemistry": 20 * gib, "free": 0} {
-		if bounds := h.TenantBounds(tenant); bounds[gpu0] != want || want == 0 && len(bounds) > 0 {
-			t.Errorf("tenant %q is bounded by %v", tenant, bounds)
-		}
-	}
-	// Its device is full, whoever it is.
-	_, err = h.ask("g", of("biology"), on(gpu0, gib))
-	refusal(t, err, "0B are left of the 80GiB")
-	expect.NoError(t, must.Err(h.ask("h", of("physics"), on(gpu1, 30*gib))), "another device")
 }
 
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {

@@ -252,28 +252,6 @@ func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	}
 }
 
-// What stands in the way is the tenant's bound, for which others do not count.
-func TestNobodyGoesWhoseGoingMakesNoRoom(t *testing.T) {
-	h, truth, _ := movers(t)
-	h.stop()
-	h.options.Elastic = quick
-	h.options.Admission.Tenants = map[string]api.Share{"physics": {Bytes: 40 * gib}}
-	h.start()
-	other := h.elastic("other", 20*gib, -1).works(truth, gib)
-	var all []*proc
-	for _, id := range []string{"a", "b"} {
-		p := must.Get(h.tryElasticOf(id, "physics", 30*gib, 0))(t)
-		all = append(all, p)
-	}
-	all[0].works(truth, gib)
-	all[1].works(truth, gib)
-	h.becomes("a", api.Evicted)
-	if s := h.see("other"); s.State != api.Active || s.Elastic.Evictions != 0 {
-		t.Errorf("%+v %+v", s, s.Elastic)
-	}
-	other.expect("ok 1", "enter")
-}
-
 func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 1000)

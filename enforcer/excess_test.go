@@ -44,52 +44,6 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 	expect.True(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
 }
 
-// The like of TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit, where the policy is to refuse.
-func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndFreezesItsSliceBeyondTheLimit(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Refuse, "")
-	p, _ := h.session("s", on(gpu0, 8*gib), on(gpu1, 8*gib))
-	p.must("attach")
-	p.must("charge 0 %d", gib)
-	truth.set(gpu0, p.pid(), 4*gib)
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
-	truth.comparisons(t, 20)
-	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || e.Cause != api.BypassExcess || h.see("s").State != api.Active {
-		t.Fatalf("%+v, %+v", e, h.see("s"))
-	}
-	p.must("charge 0 %d", gib) // what it hides counts, and there is room
-	truth.set(gpu0, p.pid(), 9*gib)
-	eventually(t, "it is frozen", func() bool { return h.see("s").State == api.Frozen })
-	p.expect("refused", "charge 0 1")
-	p.expect("refused", "charge 1 1")
-	truth.set(gpu0, p.pid(), 2*gib)
-	eventually(t, "it is given back", func() bool { return h.see("s").State == api.Active })
-	p.must("charge 1 %d", 8*gib)
-	if p.dead() || len(h.told(api.EventKilled)) != 0 {
-		t.Fatal("somebody was killed")
-	}
-}
-
-// A process that never stands still cannot be looked at exactly. What it does not hold any more is given back nevertheless.
-func TestAnExcessThatIsGoneIsGivenBackByAProcessThatNeverStandsStill(t *testing.T) {
-	truth := &fakeTruth{takes: time.Millisecond} // during which it charges
-	h := newHost(t, truth)
-	p, _ := h.session("s", on(gpu0, gib))
-	p.must("attach")
-	truth.set(gpu0, p.pid(), 3*mib)
-	eventually(t, "it is charged", func() bool { return overhead(h) == 3*mib })
-	p.tell("churn 0 %d", uint64(1)<<40) // up to 7 bytes at a time
-	around := func(bytes uint64) bool { o := overhead(h); return o <= bytes && o+7 >= bytes }
-	truth.comparisons(t, 40)
-	if !around(3 * mib) {
-		t.Fatalf("%d are charged", overhead(h))
-	}
-	truth.set(gpu0, p.pid(), mib)
-	eventually(t, "it is given back", func() bool { return around(mib) })
-	truth.set(gpu0, p.pid(), 0)
-	eventually(t, "all of it", func() bool { return overhead(h) == 0 })
-}
-
 // Of some calls only the driver knows what they take: it holds that before the process can charge it.
 func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	h, truth := newTruthHost(t)
@@ -107,26 +61,6 @@ func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	must.Equal(t, overhead(h), 0, "bytes are charged twice")
 	truth.set(gpu0, p.pid(), 5*mib)
 	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
-}
-
-// A process that says for ever that such a call is under way hides nothing for longer than settle_time.
-func TestACallThatNeverEndsHidesNothing(t *testing.T) {
-	h, truth := newTruthHost(t)
-	p, _ := h.session("s", on(gpu0, gib))
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
-	p.must("begin 0")
-	p.tell("churn 0 %d", uint64(1)<<40)
-	hidden, begin := 10*mib, time.Now()
-	eventually(t, "all is charged, though it is a little more each time", func() bool {
-		hidden++
-		truth.set(gpu0, p.pid(), hidden)
-		o := overhead(h)
-		if took := time.Since(begin); o > 0 && took < h.options.SettleTime {
-			t.Fatalf("%d bytes are charged after %s: the call is not waited for", o, took)
-		}
-		return o > 10*mib-8
-	})
 }
 
 // One that also charges and gives back by turns cannot be told from one that only makes small allocations. So it can keep what is left to

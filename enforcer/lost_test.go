@@ -14,7 +14,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
-	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
@@ -270,47 +269,6 @@ func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	p.expect("refused", "charge 0 1")
 	p.kill()
 	eventually(t, "it is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
-}
-
-// The ledger names one process in two lanes, which only a sibling can have written: the process keeps one, and what the other holds
-// is given back.
-func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
-	const lane2, pid, start = 4096 + 2*(64+64*16), 8, 16
-	overwrite := func(t *testing.T, word string, keeps, named *proc) {
-		t.Helper()
-		started := must.Get(process.StartTime(keeps.pid()))(t)
-		const live = 1
-		named.expect("ok", "%s %d %d", word, lane2+pid, uint64(keeps.pid())<<32|live)
-		named.expect("ok", "%s %d %d", word, lane2+start, started)
-		named.kill()
-	}
-	t.Run("slice", func(t *testing.T) {
-		h := newHost(t, nil)
-		p, q := h.pair(on(api.AllDevices, 4*gib))
-		p.uses().must("charge 0 %d", gib)
-		q.uses().must("charge 0 %d", gib)
-		h.stop()
-		overwrite(t, "poke", p, q)
-		h.start()
-		if s := h.see("s"); s.State != api.Active || s.ProcessCount != 1 || s.Devices[0].Used != gib {
-			t.Fatalf("%+v", s)
-		}
-		p.must("charge 0 %d", 3*gib)
-	})
-	t.Run("pool", func(t *testing.T) {
-		h := newHost(t, nil)
-		h.pool("llm", on(api.AllDevices, 4*gib))
-		p, q := h.member("p", "llm").uses(), h.member("q", "llm").uses()
-		p.must("charge 0 %d", gib)
-		q.must("charge 0 %d", gib)
-		h.stop()
-		overwrite(t, "pokepool", p, q)
-		h.start()
-		if pool := h.seePool("llm"); pool.State != api.Active || pool.ProcessCount != 1 || h.pooled("llm") != gib {
-			t.Fatalf("%+v", pool)
-		}
-		p.must("charge 0 %d", 3*gib)
-	})
 }
 
 func TestWhatIsGivenBackAtARestartIsTold(t *testing.T) {

@@ -47,7 +47,6 @@ type fakeBackend struct {
 	forget bool                 // Limit does nothing
 	weak   string               // a device that it has no limits for
 	hang   chan struct{}
-	told   int // limits, of slices
 }
 
 func (f *fakeBackend) Limit(cgroup, device string, bytes uint64) error {
@@ -61,9 +60,6 @@ func (f *fakeBackend) Limit(cgroup, device string, bytes uint64) error {
 	defer f.mu.Unlock()
 	if _, err := os.Stat(cgroup); err != nil {
 		return driver.ErrNoCgroup
-	}
-	if !strings.Contains(cgroup, "probe") {
-		f.told++
 	}
 	if f.err != nil && !strings.Contains(cgroup, "probe") {
 		return f.err
@@ -376,95 +372,6 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 	f.holds(t, "it is frozen", b.cgroup, 0)
 	truth.set(gpu0, b.init.pid(), 0)
 	f.holds(t, "it is thawed", b.cgroup, 4*gib)
-}
-
-// toldAgain waits until the driver was told limits so often.
-func (f *fakeBackend) toldAgain(t *testing.T, n int) {
-	t.Helper()
-	count := func() int {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.told
-	}
-	from := count()
-	eventually(t, "it is told again", func() bool { return count() >= from+n })
-}
-
-// by waits until that is shown to enforce, with so many events that the driver does not.
-func (h *host) by(id string, enforcement api.Enforcement, untaken int) {
-	h.t.Helper()
-	eventually(h.t, "who enforces is "+string(enforcement), func() bool { return h.see(id).Devices[0].Enforcement == enforcement })
-	must.Len(h.t, h.told(api.EventUnlimited), untaken, "times")
-}
-
-func TestWhatTheDriverDidNotTakeItIsToldAgainUntilItDoes(t *testing.T) {
-	f := &fakeBackend{}
-	h, b := newNativeBox(t, f)
-	if h == nil {
-		return
-	}
-	for i, bytes := range []uint64{2 * gib, gib} {
-		f.fail(errors.New("Unknown Error"))
-		must.Get(h.set("c", on(gpu0, bytes)))(t)
-		f.toldAgain(t, 3)
-		h.by("c", api.Intercept, i+1) // which is said once
-		f.fail(nil)
-		f.holds(t, "it takes it", b.cgroup, bytes)
-		h.by("c", api.Native, i+1)
-	}
-}
-
-func TestWhatTheDriverDidNotTakeOfAnExpiredSliceItIsToldAgain(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
-	f := &fakeBackend{}
-	_, c, cgroup := expiringLease(t, f)
-	f.fail(errors.New("Unknown Error"))
-	c.pass(time.Hour)
-	f.toldAgain(t, 3)
-	f.fail(nil)
-	f.holds(t, "it gets nothing more", cgroup, 0)
-}
-
-func TestALimitThatTheDriverLostIsSetAgain(t *testing.T) {
-	f := &fakeBackend{}
-	h, b := newNativeBox(t, f)
-	if h == nil {
-		return
-	}
-	for range 2 {
-		must.Do(t, f.Unlimit(b.cgroup, gpu0))
-		f.holds(t, "it has it again", b.cgroup, 4*gib)
-	}
-	h.by("c", api.Native, 2)
-	if e := h.told(api.EventUnlimited)[0]; e.Slice != "c" || e.Device != gpu0 || !strings.Contains(e.Cause, "the driver lost the limit") {
-		t.Errorf("%+v", e)
-	}
-	f.are(t, "where it has no quota", b.cgroup, 4*gib, driver.NoLimit)
-}
-
-// Also while a driver that does not answer is asked again and again.
-func TestADriverThatHangsIsToldOnceItAnswers(t *testing.T) {
-	f := &fakeBackend{}
-	h, b := newNativeBox(t, f)
-	if h == nil {
-		return
-	}
-	hang := make(chan struct{})
-	f.mu.Lock()
-	f.hang = hang
-	f.mu.Unlock()
-	for _, bytes := range []uint64{2 * gib, 3 * gib} { // of which it is told one when it answers
-		must.Get(h.set("c", on(gpu0, bytes)))(t)
-	}
-	h.by("c", api.Intercept, 1)
-	f.mu.Lock()
-	f.hang = nil
-	f.mu.Unlock()
-	close(hang)
-	f.holds(t, "it has the last one", b.cgroup, 3*gib)
-	h.by("c", api.Native, 1)
 }
 
 func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {

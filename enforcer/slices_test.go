@@ -155,20 +155,6 @@ func TestASessionOfDeadProcessesIsDroppedByARestart(t *testing.T) {
 	}
 }
 
-func TestExecGivesTheFormerImagesBytesBack(t *testing.T) {
-	h := newHost(t, nil)
-	p, _ := h.session("s", on(gpu0, gib))
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
-	p.must("charge 0 %d", gib)
-	p.tell("exec")
-	p.must("attach")
-	p.must("charge 0 %d", gib)
-	if s := h.see("s"); s.Devices[0].Used != gib || s.ProcessCount != 1 {
-		t.Fatalf("%+v", s)
-	}
-}
-
 // A session takes its processes out of the slice that they are in: so only who they belong to may begin one.
 func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	defer enforcer.PretendOwned()()
@@ -345,22 +331,6 @@ func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 	if d := h.see("s").Devices; len(d) != 2 || d[0].Limit != 40*gib || d[1].Limit != 10*gib/100 {
 		t.Fatalf("%+v", d)
 	}
-}
-
-func TestTwoEnforcersDoNotShareAState(t *testing.T) {
-	h := newHost(t, nil)
-	_, err := enforcer.New(h.options)
-	expect.ErrorContains(t, err, fmt.Sprint("pid ", os.Getpid()))
-}
-
-// What an enforcer that was killed had forked has its locks for a moment more.
-func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
-	h := newHost(t, nil)
-	h.stop()
-	lock := must.Get(os.Open(filepath.Join(h.options.StateDir, "lock")))(t)
-	must.Do(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
-	time.AfterFunc(200*time.Millisecond, func() { _ = lock.Close() })
-	h.start()
 }
 
 func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {

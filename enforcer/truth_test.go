@@ -54,15 +54,6 @@ func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
 	p.expect("refused", "charge 0 %d", gib+1)
 }
 
-func TestAStrangersMemoryIsNobodysOverhead(t *testing.T) {
-	h, truth := newTruthHost(t)
-	p, _ := h.session("s", on(gpu0, 4*gib))
-	stranger := start(t, "/nonexistent", "")
-	truth.set(gpu0, stranger.pid(), 3*gib)
-	truth.set(gpu0, p.pid(), gib)
-	eventually(t, "its own is charged", func() bool { return overhead(h) == gib })
-}
-
 func TestAnUnknownFigureIsNotCharged(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -193,16 +184,6 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 	p.expect("status 6", "truth 0")
 	must.Equal(t, h.see("s").Devices[0].Used, gib, "used")
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
-}
-
-func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
-	h, truth := newTruthHost(t)
-	p, _ := h.session("s", api.Quota{Device: gpu0, Percent: 50})
-	p.must("attach")
-	truth.set(gpu0, p.pid(), gib)
-	eventually(t, "up", func() bool { return overhead(h) == gib })
-	p.kill()
-	eventually(t, "gone with the process", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
 }
 
 // A process learns what its first context takes when it is there, and then charges it. The comparison may have seen it

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -284,31 +282,4 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	}
 	expect.NoError(t, must.Err(u.Release(shown, theirs.Slice.ID, 0, true)), "released")
 	expect.NoError(t, must.Err(u.Release(as(1, alice), mine.Slice.ID, 0, true)), "one's own")
-}
-
-func TestUsersWhoRaceForTheirLastBytesGetNoMore(t *testing.T) {
-	needs.Root(t)
-	h, u := newUsers(t, &fakeTruth{})
-	p := start(t, "/nonexistent", "")
-	var racers sync.WaitGroup
-	var mu sync.Mutex
-	given := 0
-	for i := range 32 {
-		racers.Go(func() {
-			_, err := u.Register(as(p.pid(), bob), api.RegisterRequest{
-				ID: strconv.Itoa(i), Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()})
-			if err != nil && !errors.Is(err, api.ErrQuotaExceeded) {
-				t.Error(err)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				given++
-			}
-		})
-	}
-	racers.Wait()
-	if n := len(slicesOf(t, h)); given != 8 || n != 8 {
-		t.Errorf("%d given, %d slices, of 8 GiB by 1 GiB", given, n)
-	}
 }

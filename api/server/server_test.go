@@ -308,16 +308,3 @@ func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 		t.Errorf("the peer is %+v", f.peer)
 	}
 }
-
-func TestOneWhoSaysNothingDoesNotKeepOthersOut(t *testing.T) {
-	path := socketPath(t)
-	start(t, &fakeService{}, path)
-	for range 20 {
-		conn := must.Get(net.Dial("unix", path))(t)
-		defer conn.Close()
-		_, _ = conn.Write([]byte("POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))
-	}
-	r, err := httpClient(path).Get("http://gpuslice/v1/health")
-	must.Do(t, err)
-	r.Body.Close()
-}

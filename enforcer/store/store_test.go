@@ -154,21 +154,6 @@ func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
 	}
 }
 
-// A slice causes no write to the disk that the host's other programs use.
-func TestNoSliceIsWrittenToTheStateDirectory(t *testing.T) {
-	p := newPlace(t)
-	s := p.open()
-	before := must.Get(os.Stat(p.stateFile()))(t)
-	must.Do(t, s.PutSlice(example("a", 1)))
-	must.Do(t, s.PutPoolState("night", examplePoolState()))
-	must.Do(t, s.Retire(example("a", 1)))
-	must.Do(t, s.Forget("a", 1))
-	after := must.Get(os.Stat(p.stateFile()))(t)
-	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
-		t.Error("the state directory's file was written")
-	}
-}
-
 func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
