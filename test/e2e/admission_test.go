@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -72,25 +71,6 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	})
-}
-
-func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
-	h := newHost(t)
-	h.runContainer(vram(), "/bin/sleep", "600")
-	show := func(args ...string) string {
-		return h.mustRun(append([]string{"devices"}, args...)...)
-	}
-	d := h.device()
-	lines := strings.Split(show(), "\n")
-	for _, want := range []string{"0 ", api.FormatSize(d.Total), " 4GiB ", api.FormatSize(d.Total - 4*gib), " 1"} {
-		if !strings.Contains(lines[1], want) {
-			t.Errorf("%q is not in %q", want, lines[1])
-		}
-	}
-	var all []api.Device
-	if err := json.Unmarshal([]byte(show("--json")), &all); err != nil || len(all) != 1 || *all[0].Free != d.Total-4*gib {
-		t.Errorf("%+v, %v", all, err)
-	}
 }
 
 // asker requests a slice until the enforcer grants or refuses it.

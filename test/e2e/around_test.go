@@ -7,7 +7,6 @@ import (
 	"debug/elf"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -123,10 +122,9 @@ func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 // The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "1G", "--name", "s1", "--",
+	cmd := h.command("run", "--vram", "1G", "--name", "s1", "--",
 		"env", "-i", "LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"),
 		filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(2*gib))
-	cmd.Env = h.Env()
 	var said lines
 	cmd.Stdout, cmd.Stderr = &said, &said
 	h.Must(cmd.Start())

@@ -32,8 +32,8 @@ func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
 
 // run returns a `gpuslice run` on the host of cardsOf.
 func (h *host) run(more []string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "run", "--quiet"}, args...)...)
-	cmd.Env = append(append(h.Env(), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse"), more...)
+	cmd := h.command(append([]string{"run", "--quiet"}, args...)...)
+	cmd.Env = append(append(cmd.Env, "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse"), more...)
 	return cmd
 }
 

@@ -112,13 +112,7 @@ func enforcerKilled(t *testing.T, turns string) {
 			b := h.elastic("5G")
 			c := make(chan worker, 1)
 			go func() { c <- b.begin(2 * gib) }()
-			h.Eventually("the enforcer is dead", func() bool {
-				_, err := h.Client.Info(t.Context())
-				return err != nil
-			})
-			h.Stop(unix.SIGKILL)
-			h.SetEnv(smallCard)
-			h.Start()
+			h.dies(smallCard)
 			other := <-c
 			a.goesOn()
 			other.goesOn()
@@ -176,15 +170,6 @@ func sealedInTurns(t *testing.T, turns string) {
 		sealed.goesOn()
 	}
 	other.goesOn()
-}
-
-func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
-	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
-	e := h.elastic("5G")
-	e.hog(gib)
-	time.Sleep(1500 * time.Millisecond)
-	h.mustRun("pool", "create", "p", "--vram", "6G")
-	expect.Equal(t, h.state(e.id), api.Evicted, "the elastic one")
 }
 
 // The members never exceed their pool, and no process is lost.

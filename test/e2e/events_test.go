@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -25,9 +24,8 @@ import (
 
 func (h *host) events(id string, kind api.EventKind) []api.Event {
 	h.T.Helper()
-	out := must.Get(exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output())(h.T)
 	var found []api.Event
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(h.mustRun("events", "--json", id)) {
 		var e api.Event
 		h.Must(json.Unmarshal([]byte(line), &e))
 		if e.Slice != id {
@@ -94,23 +92,9 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	}
 	expect.True(t, *e.Used+*e.Overhead+e.Requested > *e.Limit, "it would have fitted", e)
 	expect.Equal(t, e.Container, c.id, "container")
-	table, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
-	h.Must(err)
-	if !strings.Contains(string(table), "cuMemAlloc of 3GiB on ") || !strings.Contains(string(table), "(asker): limit 4GiB, used 2GiB, overhead ") {
+	table := h.mustRun("events", "--since", "10m", c.id[:len(c.id)-2])
+	if !strings.Contains(table, "cuMemAlloc of 3GiB on ") || !strings.Contains(table, "(asker): limit 4GiB, used 2GiB, overhead ") {
 		t.Errorf("gpuslice events says\n%s", table)
-	}
-}
-
-func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
-	h := newHost(t)
-	h.compile("asker")
-	c := h.runContainer(vram(), "/bin/sleep", "600")
-	c.asker(gib, 4*gib, 1000)
-	c.asker(gib, 4*gib, 1)
-	h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
-	expect.Equal(t, h.Use(c.id).Refusals, 1001, "refusals")
-	if n := len(h.events(c.id, api.EventRefused)); n > 100 {
-		t.Errorf("they are %d events", n)
 	}
 }
 
@@ -172,7 +156,7 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	c := h.runContainer(vram(), "sleep", "1000")
 	said := must.Get(os.Create(filepath.Join(h.Dir, "followed")))(h.T)
 	defer said.Close()
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--follow", "-n", "5")
+	cmd := h.command("events", "--follow", "-n", "5")
 	cmd.Stdout, cmd.Stderr = said, said
 	h.Must(cmd.Start())
 	has := func(text string) func() bool {

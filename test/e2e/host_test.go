@@ -62,6 +62,18 @@ func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...s
 	return &host{testhost.New(t, options), runc}
 }
 
+// dies waits until the enforcer has died at its kill point, and starts the next one with other variables.
+func (h *host) dies(env ...string) {
+	h.T.Helper()
+	h.Eventually("the enforcer is dead", func() bool {
+		_, err := h.Client.Info(h.T.Context())
+		return err != nil
+	})
+	h.Stop(unix.SIGKILL)
+	h.SetEnv(env...)
+	h.Start()
+}
+
 type container struct {
 	*host
 	id     string

@@ -225,13 +225,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 			b := h.limited("2500M", 0)
 			begun := make(chan worker, 1)
 			go func() { begun <- b.begin(gib) }()
-			h.Eventually("the enforcer is dead", func() bool {
-				_, err := h.Client.Info(t.Context())
-				return err != nil
-			})
-			h.Stop(unix.SIGKILL)
-			h.SetEnv("FAKECUDA_MEMORY=3G")
-			h.Start()
+			h.dies("FAKECUDA_MEMORY=3G")
 			other := <-begun
 			a.goesOn()
 			other.goesOn()

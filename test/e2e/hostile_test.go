@@ -64,9 +64,8 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 			return err == nil && s.State == api.Damaged && s.Reason != ""
 		})
 		c.mustRefuse(mib, "a new process of the slice")
-		out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
-		if err != nil || !damagedIn(string(out), c.id) || damagedIn(string(out), good.id) {
-			t.Errorf("gpuslice ps: %v\n%s", err, out)
+		if out := h.mustRun("ps", "--no-trunc"); !damagedIn(out, c.id) || damagedIn(out, good.id) {
+			t.Errorf("gpuslice ps:\n%s", out)
 		}
 		if seed == 1 { // a restart must not repair it
 			h.Stop(unix.SIGKILL)

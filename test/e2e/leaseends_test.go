@@ -9,25 +9,9 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/lease"
-	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
-	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
-
-func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
-	h := newLeaseHost(t)
-	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Second})
-	s := h.open(l)
-	if _, err := s.Alloc(context.Background(), 32*mib); err != nil {
-		t.Log(err) // on a busy machine the lease may have expired
-	}
-	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
-		t.Errorf("%+v", ended)
-	}
-	h.Eventually("its slice is gone", h.IsGone(l.ID))
-	h.nothingIsLeft()
-}
 
 func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	h := newLeaseHost(t)
@@ -48,49 +32,5 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	expect.NoError(t, works(still, 64*mib), "another lease")
 	_, err = h.Drop(ctx, other.ID)
 	h.Must(err)
-	h.nothingIsLeft()
-}
-
-func TestALeaseThatLingersEndsWithItsLastClient(t *testing.T) {
-	h := newLeaseHost(t)
-	linger := 50 * time.Millisecond
-	l := h.acquire(lease.Request{VRAM: 64 * mib, Linger: &linger})
-	s := h.open(l)
-	expect.NoError(t, works(s, mib))
-	h.Must(s.Close())
-	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "nobody was connected any more" {
-		t.Errorf("%+v", ended)
-	}
-	h.nothingIsLeft()
-}
-
-func TestALeaseWhoseSliceIsReleasedHasEnded(t *testing.T) {
-	h := newLeaseHost(t)
-	l := h.acquire(lease.Request{VRAM: 64 * mib})
-	_, err := h.Client.Release(context.Background(), l.ID, 0, true)
-	h.Must(err)
-	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its slice was released" {
-		t.Errorf("%+v", ended)
-	}
-	h.nothingIsLeft()
-}
-
-func TestManySmallLeasesEndAsFastAsOne(t *testing.T) {
-	h := newLeaseHost(t)
-	var all []*lease.Lease
-	for range 8 {
-		all = append(all, h.acquire(lease.Request{VRAM: 8 * mib}))
-	}
-	drop := func(l *lease.Lease) time.Duration {
-		begin := time.Now()
-		expect.NoError(t, must.Err(h.Drop(context.Background(), l.ID)))
-		return time.Since(begin)
-	}
-	await.Once(t, "a drop beside others", time.Second, func() time.Duration { // ten times the usual duration
-		return drop(h.acquire(lease.Request{VRAM: 8 * mib}))
-	})
-	for _, l := range all {
-		t.Logf("dropped in %v", drop(l))
-	}
 	h.nothingIsLeft()
 }

@@ -39,18 +39,6 @@ func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
 	})
 }
 
-func TestContainerIDCanBeUsedAgain(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		for range 3 {
-			c := h.newContainer(vram(), "/bin/sleep", "600")
-			c.id = "gpuslice-e2e-again-" + strconv.Itoa(os.Getpid())
-			c.run()
-			c.mustHold(3*gib, quota)
-			must.Output(c.output(c.runtime("delete", "--force", c.id)))(t, "delete")
-		}
-	})
-}
-
 func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")

@@ -65,12 +65,12 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 
 func TestWhoEnforcesIsShown(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
-		out, _ := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "doctor").CombinedOutput()
+		out, _ := h.cli("doctor")
 		want := map[api.Enforcement]string{
 			api.Intercept: "0: intercept, since the configuration says so",
 			api.Native:    "0: native, since the driver enforces limits of cgroups",
 		}[by]
-		if !strings.Contains(string(out), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("gpuslice doctor does not say %q:\n%s", want, out)
 		}
 	})

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"debug/elf"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -90,49 +89,22 @@ func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
 	})
 }
 
-func TestTheContainerOfAProcessThatHidesMemoryIsKilled(t *testing.T) {
-	forEachBackendWith(t, "[policy]\nbypass = \"kill\"\nscope = \"slice\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
-		c, other := h.newContainer(vram(), "/bin/sleep", "600"), h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
-		other.run()
-		bystander := other.hog(gib)
-		c.hog(gib)
-		c.hide(gib)
-		h.Eventually("the slice is gone", h.IsGone(c.id))
-		h.Eventually("all of it is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
-		if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest and the hidden process
-			t.Errorf("%+v", e)
-		}
-		expect.True(t, !h.dead(bystander)(), "a process of another container was killed")
-	})
-}
-
 // The enforcer is killed at each step of freezing and thawing, and the next one reaches the same state.
 func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 	for _, point := range []string{"", "policy.found", "policy.frozen", "policy.thawed"} {
 		t.Run("killed at "+point, func(t *testing.T) {
 			forEachBackendWith(t, "[policy]\nbypass = \"refuse\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
 				c := h.runContainer(vram(), "/bin/sleep", "600")
-				died := func() {
-					h.Eventually("the enforcer is dead", func() bool {
-						_, err := h.Client.Info(t.Context())
-						return err != nil
-					})
-					h.Stop(unix.SIGKILL)
-					h.SetEnv("FAKECUDA_LIMITS=1")
-					h.Start()
-				}
 				g := c.hide(gib)
 				if point == "policy.found" || point == "policy.frozen" {
-					died()
+					h.dies("FAKECUDA_LIMITS=1")
 				}
 				h.Eventually("it is frozen", h.is(c.id, api.Frozen))
 				c.mustRefuse(mib, "with 1 GiB hidden of 4 a sibling")
-				out := must.Output(exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput())(t)
-				expect.Contains(t, string(out), "frozen", "gpuslice ps")
+				expect.Contains(t, h.mustRun("ps", "--no-trunc"), "frozen", "gpuslice ps")
 				c.kill(g)
 				if point == "policy.thawed" {
-					died()
+					h.dies("FAKECUDA_LIMITS=1")
 				}
 				h.Eventually("it is given back", h.is(c.id, api.Active))
 				c.mustHold(3*gib, quota, "afterwards a process")

@@ -91,44 +91,6 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 	})
 }
 
-func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		h.mustRun("pool", "create", "llm", "--vram", "7G")
-		a, b := h.newContainer(inPool("6G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
-		a.run()
-		b.run()
-		stays, dies := a.hog(2*gib), b.hog(2*gib)
-		if !stays.holds(2*gib, 6*gib) || !dies.holds(2*gib, 7*gib) {
-			t.Fatalf("said %q and %q", stays.said, dies.said)
-		}
-		before := h.pool("llm")
-		h.Stop(unix.SIGKILL)
-		b.kill(dies) // only its siblings can notice
-		h.Start()
-		h.Eventually("what died meanwhile is given back, and what lives is not", func() bool {
-			use := h.pool("llm")
-			return use.Used == 2*gib && use.Overhead == before.Overhead/2
-		})
-		more := b.hog(3 * gib)
-		if !more.holds(3*gib, 7*gib) {
-			t.Fatalf("said %q: there is room", more.said)
-		}
-		a.mustRefuse(2*gib, "there is none")
-		h.mustRun("pool", "set", "llm", "--vram", "10G")
-		a.mustHold(2*gib, 6*gib, "there is room now")
-		h.mustRun("pool", "set", "llm", "--vram", "1G")
-		expect.Contains(t, h.mustRun("pool", "list"), "over")
-		b.mustRefuse(mib, "it is over")
-		for _, c := range []*container{a, b} {
-			must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
-		}
-		h.Eventually("the pool is empty, and goes", func() bool {
-			_, err := h.cli("pool", "delete", "llm")
-			return err == nil
-		})
-	})
-}
-
 func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 	h := newHost(t)
 	h.mustRun("pool", "create", "llm", "--vram", "5G")
@@ -136,8 +98,7 @@ func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 	c.mustHold(2*gib, 5*gib)
 	out, err := h.cli("run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(3*gib))
 	expect.Refused(out, err)(t, "CUDA_ERROR_OUT_OF_MEMORY", "3 GiB and a context do not fit beside 2 of 5")
-	holds := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--pool", "llm", "--vram", "2G", "--quiet", "--", filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(gib))
-	holds.Env = h.Env()
+	holds := h.command("run", "--pool", "llm", "--vram", "2G", "--quiet", "--", filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(gib))
 	var said testhost.Output
 	holds.Stdout, holds.Stderr = &said, &said
 	h.Must(holds.Start())

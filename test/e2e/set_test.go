@@ -39,9 +39,8 @@ type teller struct {
 func (h *host) newTeller(name string, args ...string) *teller {
 	h.T.Helper()
 	h.compile("teller")
-	args = append(append([]string{"--socket", h.Socket(), "run", "--quiet", "--name", name}, args...), "--", filepath.Join(h.Dir, "fake", "teller"))
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), args...)
-	cmd.Env, cmd.Stderr = h.Env(), &h.Log
+	cmd := h.command(append(append([]string{"run", "--quiet", "--name", name}, args...), "--", filepath.Join(h.Dir, "fake", "teller"))...)
+	cmd.Stderr = &h.Log
 	in, w, err := os.Pipe()
 	h.Must(err)
 	cmd.Stdin = in

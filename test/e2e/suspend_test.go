@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease"
@@ -74,13 +72,6 @@ func (h *host) state(id string) api.State {
 	h.T.Helper()
 	s := must.Get(h.Client.Slice(h.T.Context(), id))(h.T)
 	return s.State
-}
-
-// free returns the grantable bytes of the card.
-func (h *host) free() uint64 {
-	h.T.Helper()
-	devices := must.Get(h.Client.Devices(h.T.Context()))(h.T)
-	return *devices[0].Free
 }
 
 const smallCard = "FAKECUDA_MEMORY=8G"
@@ -160,22 +151,6 @@ func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
 	h.stays(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
 }
 
-// Each way out that the error names must work.
-func TestASuspendedSliceIsReleasedWithItsContainerOnly(t *testing.T) {
-	h := newHost(t)
-	c := h.runContainer(vram(), "/bin/sleep", "600")
-	w := c.works(gib)
-	h.mustRun("suspend", c.id)
-	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "is suspended") || !strings.Contains(out, "gpuslice resume "+c.id) {
-		t.Fatalf("%v: %s", err, out)
-	}
-	h.mustRun("resume", c.id)
-	w.goesOn()
-	h.mustRun("suspend", c.id)
-	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
-	h.Eventually("the slice is gone", h.IsGone(c.id))
-}
-
 func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 	h := newLeaseHost(t)
 	l := h.acquire(lease.Request{VRAM: 64 * mib})
@@ -232,13 +207,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 					break
 				}
 			}
-			h.Eventually("the enforcer is dead", func() bool {
-				_, err := h.Client.Info(t.Context())
-				return err != nil
-			})
-			h.Stop(unix.SIGKILL)
-			h.SetEnv(smallCard)
-			h.Start()
+			h.dies(smallCard)
 			h.Eventually("the slice is "+string(want), func() bool { return h.state(c.id) == want })
 			if want == api.Suspended {
 				a.stands()
@@ -259,21 +228,6 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 			a.goesOn()
 		})
 	}
-}
-
-func TestASuspendedSliceIsTakenUpByTheNextEnforcer(t *testing.T) {
-	h := newHostBy(t, api.Intercept, "", smallCard)
-	c := h.runContainer(map[string]string{"gpuslice.vram": "7G"}, "/bin/sleep", "600")
-	w := c.works(4 * gib)
-	h.mustRun("suspend", c.id)
-	h.Stop(unix.SIGKILL)
-	h.Start()
-	if h.state(c.id) != api.Suspended || h.Use(c.id).Used != 0 || h.free() != 8*gib {
-		t.Fatalf("%s: %+v, %d free", h.state(c.id), h.Use(c.id), h.free())
-	}
-	w.stands()
-	h.mustRun("resume", c.id)
-	w.goesOn()
 }
 
 // Engines pass the runtime's global flags with resume.

@@ -23,9 +23,7 @@ func (h *host) vmm(session []string, args ...string) *exec.Cmd {
 	if _, err := os.Stat(program); err != nil {
 		h.T.Skipf("needs bin/vmm: make test-programs")
 	}
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append(append([]string{"--socket", h.Socket(), "run"}, session...), append([]string{"--", program}, args...)...)...)
-	cmd.Env = h.Env()
-	return cmd
+	return h.command(append(append([]string{"run"}, session...), append([]string{"--", program}, args...)...)...)
 }
 
 func TestPoolsThatGrowAndShrinkAreInTheLedgerToTheByte(t *testing.T) {
