@@ -95,6 +95,11 @@ typedef struct {
 } CUmemAllocationProp;
 static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
+/* CUpointer_attribute */
+enum {
+	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+};
+
 /* CUmemAccess_flags */
 enum {
 	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,

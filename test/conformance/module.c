@@ -269,6 +269,56 @@ static void sizes(void)
 	say_key("size.100KiB.unloaded");
 }
 
+#define MANAGED                                                                                    \
+	PTX_HEADER ".visible .global .attribute(.managed) .align 16 .b8 big[67108864];\n"          \
+	           ".global .attribute(.managed) .align 4 .u32 small;\n" PTX_EMPTY
+
+static void say_variable(const char *key, CUresult result, CUdeviceptr address, size_t size)
+{
+	unsigned int is_managed = 0;
+
+	cuPointerGetAttribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address);
+	printf("%s: %s, %zu bytes, managed %u\n", key, name_of(result), size, is_managed);
+}
+
+/* Variables that are managed memory: in a module, and in a library that two contexts use. */
+static void managed(CUcontext first)
+{
+	CUdeviceptr address = 0, other = 0;
+	CUcontext second;
+	CUlibrary library;
+	CUresult result;
+	CUmodule module;
+	size_t size = 0;
+
+	mark();
+	MUST(cuModuleLoadData(&module, MANAGED));
+	say_taken("managed.loaded");
+	result = cuModuleGetGlobal_v2(&address, &size, module, "big");
+	say_variable("managed.variable", result, address, size);
+	result = cuModuleGetGlobal_v2(&other, &size, module, "small");
+	say_variable("managed.static", result, other, size);
+	MUST(cuMemsetD8_v2(address, 1, 64 * MiB));
+	MUST(cuCtxSynchronize());
+	say_taken("managed.touched");
+	MUST(cuModuleUnload(module));
+	say_taken("managed.unloaded");
+
+	MUST(cuCtxCreate_v2(&second, 0, 0));
+	MUST(cuCtxSetCurrent(first));
+	MUST(cuLibraryLoadData(&library, MANAGED, NULL, NULL, 0, NULL, NULL, 0));
+	address = 0;
+	result = cuLibraryGetManaged(&address, &size, library, "big");
+	say_variable("managed.library", result, address, size);
+	MUST(cuCtxSetCurrent(second));
+	result = cuLibraryGetManaged(&other, &size, library, "big");
+	say_variable("managed.library.second", result, other, size);
+	printf("managed.library.second.same: %d\n", address == other);
+	MUST(cuLibraryUnload(library));
+	MUST(cuCtxDestroy_v2(second));
+	MUST(cuCtxSetCurrent(first));
+}
+
 /* What does not fit: too large for any card of today. */
 static void refusals(void)
 {
@@ -302,6 +352,7 @@ int main(int argc, char **argv)
 		return 0;
 	contexts(context);
 	handles(context);
+	managed(context);
 	refusals();
 	/* In a process of its own that inherits nothing of the driver's. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);

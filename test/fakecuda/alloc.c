@@ -235,6 +235,18 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	return CUDA_SUCCESS;
 }
 
+CUDA_API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
+{
+	const struct range *range;
+
+	DRIVER_ENTER();
+	range = ranges_at(&allocations, pointer);
+	if (!data || !range || attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED)
+		return CUDA_ERROR_INVALID_VALUE;
+	*(unsigned int *)data = range->kind == RANGE_MANAGED;
+	return CUDA_SUCCESS;
+}
+
 CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr pointer)
 {
 	const struct range *range;

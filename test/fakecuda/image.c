@@ -85,13 +85,17 @@ static uint64_t read_dimensions(struct reader *reader)
 }
 
 /* ".align 16 .b8 name[512]", after ".global" or ".local". */
-static bool read_variable(struct reader *reader, struct word *name, uint64_t *bytes)
+static bool read_variable(struct reader *reader, struct word *name, uint64_t *bytes,
+                          bool *is_managed)
 {
 	*bytes = 1;
+	*is_managed = false;
 	while (next_word(reader, name)) {
 		if (is(name, ".align")) {
 			if (!next_word(reader, name))
 				return false;
+		} else if (is(name, ".managed")) {
+			*is_managed = true;
 		} else if (*name->start != '.') {
 			*bytes *= read_dimensions(reader);
 			return true;
@@ -125,16 +129,19 @@ static void read_array(struct reader *reader, bool is_extern)
 	struct image *image = reader->image;
 	struct symbol *symbol;
 	struct word name;
-	uint64_t bytes;
+	uint64_t bytes, *end;
+	bool is_managed;
 
-	if (!read_variable(reader, &name, &bytes) || is_extern)
+	if (!read_variable(reader, &name, &bytes, &is_managed) || is_extern)
 		return;
 	symbol = add(reader, &image->arrays, &name);
 	if (!symbol)
 		return;
+	end = is_managed ? &image->managed : &image->bytes;
 	symbol->bytes = bytes;
-	symbol->offset = round_up(image->bytes, ARRAY_ALIGNMENT);
-	image->bytes = symbol->offset + bytes;
+	symbol->is_managed = is_managed;
+	symbol->offset = round_up(*end, ARRAY_ALIGNMENT);
+	*end = symbol->offset + bytes;
 }
 
 static void read_local(struct reader *reader)
@@ -142,8 +149,10 @@ static void read_local(struct reader *reader)
 	struct symbols *kernels = &reader->image->kernels;
 	struct word name;
 	uint64_t bytes;
+	bool is_managed;
 
-	if (read_variable(reader, &name, &bytes) && reader->in_kernel && kernels->count)
+	if (read_variable(reader, &name, &bytes, &is_managed) && reader->in_kernel &&
+	    kernels->count)
 		kernels->list[kernels->count - 1].bytes += round_up(bytes, FRAME_ALIGNMENT);
 }
 

@@ -14,6 +14,7 @@ struct symbol {
 	char *name;
 	uint64_t bytes;
 	uint64_t offset; /* of an array in the memory of its module */
+	bool is_managed; /* then in the managed memory of its module */
 };
 
 struct symbols {
@@ -24,7 +25,8 @@ struct symbols {
 struct image {
 	unsigned holders;
 	struct symbols kernels, arrays;
-	uint64_t bytes;   /* of all arrays */
+	uint64_t bytes;   /* of all arrays but the managed ones */
+	uint64_t managed; /* bytes of those */
 	bool uses_printf; /* it calls vprintf */
 	struct ptx *ptx;  /* NULL: it is no text */
 };

@@ -267,15 +267,27 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
 	return driver_leave(module_array(module, name, address, size));
 }
 
-/* Images have neither managed variables nor unified functions. Nothing is loaded to find that out
- * (driver observation, H100, 580.159.04), and these are its answers. */
+/* Nothing is loaded for a variable that there is not (driver observation, H100, 580.159.04). */
+static CUresult seek_managed(CUlibrary library, const char *name, bool any_output)
+{
+	const struct symbol *symbol;
+
+	DRIVER_ENTER_BY(enter_library(library, name));
+	symbol = image_find(&library->image->arrays, name);
+	if (!any_output)
+		return CUDA_ERROR_INVALID_VALUE;
+	return symbol && symbol->is_managed ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library,
                                       const char *name)
 {
-	DRIVER_ENTER_BY(enter_library(library, name));
-	return address || size ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+	CUresult result = seek_managed(library, name, address || size);
+
+	return result == CUDA_SUCCESS ? cuLibraryGetGlobal(address, size, library, name) : result;
 }
 
+/* Images have no unified functions; nothing is loaded to find that out, and this is the answer. */
 CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
 {
 	CUresult result = enter_library(library, name);

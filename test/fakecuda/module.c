@@ -5,6 +5,7 @@
 #include "kernel.h"
 #include "library.h"
 #include "limit.h"
+#include "managed.h"
 #include "overhead.h"
 #include "ptx.h"
 #include "vram.h"
@@ -16,6 +17,7 @@
 static void free_module(struct owned *owned)
 {
 	CUmodule module = (CUmodule)owned;
+	struct range *managed = NULL;
 
 	while (module->functions) {
 		CUfunction function = module->functions;
@@ -28,6 +30,10 @@ static void free_module(struct owned *owned)
 		ranges_remove(&allocations, &module->arrays);
 		address_free(module->arrays.start, round_up(module->arrays.size, ADDRESS_STEP));
 	}
+	if (module->managed) /* it may have gone with the context */
+		managed = ranges_at(&allocations, module->managed);
+	if (managed)
+		managed_free(managed);
 	if (module->library)
 		library_forget(module->library, module);
 	overhead_give_code(owned->context, module->image->bytes);
@@ -50,10 +56,16 @@ CUresult module_create(CUcontext context, struct image *image, CUmodule *out)
 		result = limit_back_fifo(context, &module->printf_code);
 	if (result != CUDA_SUCCESS)
 		goto no_fifo;
+	if (image->managed)
+		result = managed_allocate(context, image->managed, &module->managed);
+	if (result != CUDA_SUCCESS)
+		goto no_managed;
 	module->image = image_hold(image);
 	context_own(context, &module->owned, free_module);
 	*out = module;
 	return CUDA_SUCCESS;
+no_managed:
+	overhead_give_code(context, module->printf_code);
 no_fifo:
 	overhead_give_code(context, image->bytes);
 no_memory:
@@ -136,13 +148,15 @@ CUdeviceptr module_arrays(CUmodule module)
 CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, size_t *size)
 {
 	const struct symbol *symbol = image_find(&module->image->arrays, name);
+	CUdeviceptr start;
 
 	if (!symbol)
 		return CUDA_ERROR_NOT_FOUND;
-	if (!module_arrays(module))
+	start = symbol->is_managed ? module->managed : module_arrays(module);
+	if (!start)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (address)
-		*address = module->arrays.start + symbol->offset;
+		*address = start + symbol->offset;
 	if (size)
 		*size = symbol->bytes;
 	return CUDA_SUCCESS;

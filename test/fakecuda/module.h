@@ -11,6 +11,7 @@ struct CUmod_st {
 	struct image *image;
 	CUfunction functions; /* that were asked for */
 	struct range arrays;  /* empty until one is asked for */
+	CUdeviceptr managed;  /* where its managed variables are; 0: it has none */
 	uint64_t printf_code; /* bytes beside the image's (limit.h) */
 	CUlibrary library;    /* that it is a part of, or NULL */
 	CUmodule next;        /* of that library, in another context */

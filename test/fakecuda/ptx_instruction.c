@@ -36,6 +36,8 @@ static bool read_named(struct reader *reader, struct ptx_operand *out)
 		return true;
 	}
 	name = ptx_find_name(reader, &token);
+	if (name && name->kind == NAME_MANAGED)
+		return ptx_unsupported(reader, &token);
 	if (!name || (name->kind != NAME_MEMORY && name->kind != NAME_ARRAY))
 		return *token.start == '%' && !name && token.length > 1 &&
 		               memchr(token.start, '.', token.length)

@@ -22,6 +22,7 @@ enum name_kind {
 	NAME_REGISTERS, /* "%r<8>": what it begins with */
 	NAME_MEMORY,    /* a parameter, a local or a shared array */
 	NAME_ARRAY,     /* of the module */
+	NAME_MANAGED,   /* of the module, and nothing that a kernel can use here */
 	NAME_FOREIGN,   /* a function that is not in the text */
 	NAME_FUNCTION,
 	NAME_LABEL,

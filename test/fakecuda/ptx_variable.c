@@ -30,6 +30,10 @@ static bool read_variable_type(struct reader *reader, struct variable *out)
 			    out->align & (out->align - 1))
 				return PTX_WRONG(reader, "error   : ", "Illegal alignment: %llu",
 				                 (unsigned long long)out->align);
+		} else if (ptx_token_is(&word, ".attribute")) {
+			if (!ptx_expect(reader, "(") || !ptx_expect(reader, ".managed") ||
+			    !ptx_expect(reader, ")"))
+				return false;
 		} else if (ptx_token_is(&word, ".v2")) {
 			elements = 2;
 		} else if (ptx_token_is(&word, ".v4")) {
@@ -150,9 +154,12 @@ bool ptx_read_array(struct reader *reader)
 	if (!symbol)
 		return ptx_unsupported(reader, &variable.name);
 	variable.size = symbol->bytes;
-	if (!ptx_add_name(reader, &reader->everywhere, NAME_ARRAY, &variable.name, symbol->offset,
-	                  0))
+	if (!ptx_add_name(reader, &reader->everywhere,
+	                  symbol->is_managed ? NAME_MANAGED : NAME_ARRAY, &variable.name,
+	                  symbol->offset, 0))
 		return false;
+	if (symbol->is_managed && ptx_at(reader, "="))
+		return ptx_unsupported(reader, &reader->token);
 	if (ptx_skip(reader, "=") && !add_values(reader, &variable, symbol->offset))
 		return false;
 	if (ptx_at(reader, ","))

@@ -4,5 +4,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: 4c24482d894c27817e20fe497570309b48e2cbe05ef0c92216411b2e25f0c67e
+ * SHA-256: 47f94ee03fe6796dc8c255b17a5a09783cf8dd66372c187ce8bd226907d1e3be
  */
