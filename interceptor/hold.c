@@ -37,6 +37,7 @@ void hold_part(uint64_t key, const struct holding *part)
 	bool fresh = false;
 
 	held = map_put(&holds->by_key, key, &fresh);
+	holds->any_source |= part->source != 0;
 	if (fresh)
 		*held = *part;
 	else if (held)
@@ -52,6 +53,16 @@ bool hold_known(uint64_t key)
 	known = map_find(&holds->by_key, key);
 	lock_give(&holds->lock);
 	return known;
+}
+
+uint64_t hold_bytes(uint64_t key)
+{
+	struct holds *holds = take_holds();
+	struct holding *held = map_find(&holds->by_key, key);
+	uint64_t bytes = held ? held->bytes : 0;
+
+	lock_give(&holds->lock);
+	return bytes;
 }
 
 uint64_t hold_count_sharing(CUdevice ordinal)
@@ -154,12 +165,37 @@ static void give_back(struct process *process, uint64_t owner, uint64_t source)
 	}
 }
 
-void hold_source_gone(uint64_t source)
+/* No handle is odd. */
+static uint64_t apart(uint64_t source)
 {
-	struct process *process = process_get();
+	return source | 1;
+}
 
+static void set_source(uint64_t from, uint64_t to)
+{
+	struct holds *holds = take_holds();
+	struct holding *at = NULL;
+
+	while (holds->any_source && (at = map_next(&holds->by_key, at))) {
+		if (at->source == from)
+			at->source = to;
+	}
+	lock_give(&holds->lock);
+}
+
+void hold_source_leave(uint64_t source)
+{
 	if (source)
-		give_back(process, 0, source);
+		set_source(source, apart(source));
+}
+
+CUresult hold_source_left(CUresult result, uint64_t source)
+{
+	if (source && result != CUDA_SUCCESS)
+		set_source(apart(source), source);
+	else if (source && holds_of(process_get())->any_source)
+		give_back(process_get(), 0, apart(source));
+	return result;
 }
 
 void hold_owner_gone(struct process *process, uint64_t owner)

@@ -13,7 +13,7 @@
 struct holding {
 	uint64_t bytes;
 	uint64_t owner;  /* the context that it ends with, or 0 */
-	uint64_t source; /* of code: the library that it was loaded from, or 0 */
+	uint64_t source; /* the library, or of managed variables the module, that it came with */
 	CUdevice ordinal;
 	enum kind kind;
 	uint32_t opens; /* how often it was opened, of what can be opened again */
@@ -22,6 +22,7 @@ struct holding {
 struct holds {
 	struct lock lock;
 	MAP(struct holding) by_key;
+	bool any_source; /* one ever had one */
 };
 
 /* Remember what was charged for. If there is no memory for that it stays charged until the process
@@ -31,6 +32,7 @@ void hold(uint64_t key, const struct holding *holding);
 /* The same for what is held in parts under one key, maybe none of them larger than nothing. */
 void hold_part(uint64_t key, const struct holding *part);
 bool hold_known(uint64_t key);
+uint64_t hold_bytes(uint64_t key); /* 0 of what is not known */
 
 /* How much on the device has overhead, shared with others, that is charged to none of them. */
 uint64_t hold_count_sharing(CUdevice ordinal);
@@ -51,8 +53,9 @@ CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *ho
 bool hold_open(uint64_t key);
 bool hold_close(uint64_t key, struct holding *holding);
 
-/* Give back all that came from a library. */
-void hold_source_gone(uint64_t source);
+/* Around the call that unloads a library or a module: give back all that came with it. */
+void hold_source_leave(uint64_t source);
+CUresult hold_source_left(CUresult result, uint64_t source);
 
 /* See context_leave(): what belongs to one owner belongs to another, or is given back. */
 void hold_set_owner(struct process *process, uint64_t from, uint64_t to);

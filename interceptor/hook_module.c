@@ -9,6 +9,7 @@
 #include "function.h"
 #include "hold.h"
 #include "library.h"
+#include "managed.h"
 #include "overhead.h"
 #include "state.h"
 #include "table.h"
@@ -22,25 +23,33 @@ static uint64_t key_of(const void *handle)
 	return (uint64_t)(uintptr_t)handle;
 }
 
+static struct names names_in(const void *image, const char *file)
+{
+	return image ? managed_names(image) : managed_names_of_file(file);
+}
+
 /* --- modules --------------------------------------------------------------------------------- */
 
-static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module)
+static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module,
+                       const void *image, const char *file)
 {
 	struct holding code = {.ordinal = watch->ordinal, .kind = KIND_OVERHEAD};
+	bool fits;
 
 	if (result != CUDA_SUCCESS) {
 		watch_drop(watch);
 		return result;
 	}
-	if (!watch_end(watch, ATTACH_CALL_CODE, &code.bytes)) {
-		(void)DRIVER(cuModuleUnload)(*module);
+	fits = watch_end(watch, ATTACH_CALL_CODE, &code.bytes);
+	if (fits && code.bytes) {
+		code.owner = context_current();
+		hold(key_of(*module), &code);
+	}
+	if (!fits || !managed_load(*module, names_in(image, file))) {
+		(void)cuModuleUnload(*module);
 		*module = NULL;
 		overhead_settle(watch->ordinal); /* what the driver keeps of it */
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (code.bytes) {
-		code.owner = context_current();
-		hold(key_of(*module), &code);
 	}
 	return result;
 }
@@ -49,14 +58,14 @@ CUresult cuModuleLoad(CUmodule *module, const char *file)
 {
 	struct watch watch = watch_begin();
 
-	return loaded(&watch, DRIVER(cuModuleLoad)(module, file), module);
+	return loaded(&watch, DRIVER(cuModuleLoad)(module, file), module, NULL, file);
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
 	struct watch watch = watch_begin();
 
-	return loaded(&watch, DRIVER(cuModuleLoadData)(module, image), module);
+	return loaded(&watch, DRIVER(cuModuleLoadData)(module, image), module, image, NULL);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options,
@@ -65,14 +74,14 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int co
 	struct watch watch = watch_begin();
 
 	return loaded(&watch, DRIVER(cuModuleLoadDataEx)(module, image, count, options, values),
-	              module);
+	              module, image, NULL);
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
 	struct watch watch = watch_begin();
 
-	return loaded(&watch, DRIVER(cuModuleLoadFatBinary)(module, image), module);
+	return loaded(&watch, DRIVER(cuModuleLoadFatBinary)(module, image), module, image, NULL);
 }
 
 CUresult cuModuleUnload(CUmodule module)
@@ -83,14 +92,35 @@ CUresult cuModuleUnload(CUmodule module)
 
 	/* Before the call: the handles may be others' as soon as the driver has let them go. */
 	function_source_gone(key_of(module));
+	hold_source_leave(key_of(module));
 	if (!known)
 		code.ordinal = process_current_ordinal();
 	overhead_change_begin(code.ordinal);
-	result = DRIVER(cuModuleUnload)(module);
+	result = hold_source_left(DRIVER(cuModuleUnload)(module), key_of(module));
 	if (known)
 		result = release_or_hold(result, key_of(module), &code);
 	overhead_change_end(code.ordinal);
 	overhead_settle_loose(code.ordinal);
+	return result;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
+                              const char *name)
+{
+	CUresult result = DRIVER(cuModuleGetGlobal_v2)(pointer, bytes, module, name);
+
+	if (result == CUDA_SUCCESS && !managed_asked(module, name))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return result;
+}
+
+CUresult cuModuleGetGlobal(CUdeviceptr_v1 *pointer, unsigned int *bytes, CUmodule module,
+                           const char *name)
+{
+	CUresult result = DRIVER(cuModuleGetGlobal)(pointer, bytes, module, name);
+
+	if (result == CUDA_SUCCESS && !managed_asked(module, name))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
 
@@ -110,22 +140,27 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 
 /* --- libraries ------------------------------------------------------------------------------- */
 
-static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library)
+static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library,
+                               const void *image, const char *file)
 {
 	uint64_t bytes;
+	bool fits;
 
 	if (result != CUDA_SUCCESS) {
 		watch_drop(watch);
 		return result;
 	}
-	if (!watch_end(watch, ATTACH_CALL_CODE, &bytes)) {
-		(void)DRIVER(cuLibraryUnload)(*library);
+	managed_keep(key_of(*library), names_in(image, file));
+	fits = watch_end(watch, ATTACH_CALL_CODE, &bytes);
+	if (fits && bytes)
+		library_took(watch, key_of(*library), bytes);
+	/* (A lazy one was not watched, and has nothing yet.) */
+	if (!fits || (watch->ordinal >= 0 && !managed_use(key_of(*library)))) {
+		(void)cuLibraryUnload(*library);
 		*library = NULL;
 		overhead_settle(watch->ordinal);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (bytes)
-		library_took(watch, key_of(*library), bytes);
 	return result;
 }
 
@@ -152,7 +187,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_option
 	return loaded_library(&watch,
 	                      DRIVER(cuLibraryLoadData)(library, code, jit_options, jit_values,
 	                                                jit_count, options, values, count),
-	                      library);
+	                      library, code, NULL);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit_options,
@@ -164,7 +199,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit_op
 	return loaded_library(&watch,
 	                      DRIVER(cuLibraryLoadFromFile)(library, file, jit_options, jit_values,
 	                                                    jit_count, options, values, count),
-	                      library);
+	                      library, NULL, file);
 }
 
 CUresult cuLibraryUnload(CUlibrary library)
@@ -173,10 +208,10 @@ CUresult cuLibraryUnload(CUlibrary library)
 	CUresult result;
 
 	function_source_gone(key_of(library));
+	managed_forget(key_of(library));
+	hold_source_leave(key_of(library));
 	overhead_change_begin(ordinal);
-	result = DRIVER(cuLibraryUnload)(library);
-	if (result == CUDA_SUCCESS)
-		hold_source_gone(key_of(library));
+	result = hold_source_left(DRIVER(cuLibraryUnload)(library), key_of(library));
 	overhead_change_end(ordinal);
 	overhead_settle_loose(ordinal);
 	return result;
@@ -206,7 +241,15 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary libra
 CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                              const char *name)
 {
-	USING(library, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+	struct use use;
+	CUresult result;
+
+	if (!library_use_begin(&use, key_of(library)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = library_use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+	if (result == CUDA_SUCCESS && !managed_asked_of_library(key_of(library), name))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return result;
 }
 
 CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)

@@ -5,6 +5,7 @@
 #include "function.h"
 #include "grant.h"
 #include "hold.h"
+#include "managed.h"
 
 /* A library has an entry for each context that it is loaded in. */
 static uint64_t key_of(uint64_t library, uint64_t context)
@@ -66,5 +67,7 @@ CUresult library_use_end(const struct use *use, CUresult result)
 		process_charge_anyway(use->watch.ordinal, bytes, KIND_OVERHEAD);
 	if (result == CUDA_SUCCESS || bytes)
 		library_took(&use->watch, use->library, bytes);
+	if (result == CUDA_SUCCESS)
+		fits = managed_use(use->library) && fits;
 	return fits || result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
 }

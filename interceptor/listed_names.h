@@ -175,8 +175,6 @@ static const char listed_names[] =
     "cuMipmappedArrayGetMemoryRequirements\0"
     "cuMipmappedArrayGetSparseProperties\0"
     "cuModuleGetFunctionCount\0"
-    "cuModuleGetGlobal\0"
-    "cuModuleGetGlobal_v2\0"
     "cuModuleGetSurfRef\0"
     "cuModuleGetTexRef\0"
     "cuMulticastGetGranularity\0"
@@ -201,7 +199,7 @@ static const uint16_t listed_name_at[] = {
     3316, 3342, 3373, 3407, 3446, 3469, 3497, 3511, 3526, 3547, 3577, 3595,
     3616, 3631, 3657, 3686, 3704, 3722, 3743, 3763, 3786, 3819, 3838, 3861,
     3880, 3899, 3923, 3945, 3972, 3996, 4025, 4048, 4072, 4097, 4135, 4171,
-    4196, 4214, 4235, 4254, 4272, 4298, 4321, 4349, 4366, 4386,
+    4196, 4215, 4233, 4259, 4282, 4310, 4327, 4347,
 };
 
 static const char listed_families[] =

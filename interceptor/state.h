@@ -8,6 +8,7 @@
 #include "function.h"
 #include "graph.h"
 #include "hold.h"
+#include "managed.h"
 #include "movable.h"
 #include "mover.h"
 #include "nvml_cache.h"
@@ -28,6 +29,7 @@ struct state {
 	_Alignas(STATE_PAGE) struct process process; /* the first: see process_get() */
 	struct blocks blocks;
 	struct holds holds;
+	struct manageds manageds;
 	struct contexts contexts;
 	struct overheads overheads;
 	struct functions functions;

@@ -17,6 +17,7 @@ table=()
 
 # What C targets are linked with, beside what they include.
 declare -A with=([attach]="interceptor/ledger.c interceptor/charge.c"
+	[image]="interceptor/image.c"
 	[ptx]="test/fakecuda/image.c test/fakecuda/jit.c $(echo test/fakecuda/ptx*.c)")
 
 case $time in

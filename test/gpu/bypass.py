@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU and runc, after `make card-programs`, with cc; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,busy]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,managed,busy]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -342,6 +342,25 @@ def busy(case):
     check("a process that never stands still is charged exactly", line.endswith(" 0 wrong"), line)
 
 
+def inside(case, what):
+    """Runs what this file does in the container under that name; returns its line, and the most that the card had in use by it."""
+    empty, worst = case.truth.used(), 0
+    program = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", what, "/out")
+    done = threading.Thread(target=program.wait)
+    done.start()
+    while done.is_alive():
+        worst = max(worst, case.truth.used() - empty)
+        time.sleep(0.002)
+    return program.stdout.readline().strip(), worst
+
+
+def managed(case):
+    """A module with a __managed__ variable of 12 GiB, and one with 1 GiB, under 4 GiB."""
+    line, worst = inside(case, "variable")
+    check("a module with 12 GiB of __managed__ variables is refused, one with 1 GiB is loaded and charged", line == "2 0 charged", line)
+    check("the card never had more in use than the quota", worst <= 4 * GIB + 64 * MIB, f"{worst // MIB} MiB")
+
+
 class Cuda:
     """This process's context, and memory in it."""
 
@@ -359,6 +378,34 @@ class Cuda:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         return total.value
+
+
+    def left(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+
+def variable(_):
+    """Loads modules with a managed variable, and writes all that it gets."""
+    cuda, results_, charged = Cuda(), [], 0
+    for size in (12 * GIB, GIB):
+        before = cuda.left()
+        text = f""".version 7.0
+.target sm_70
+.address_size 64
+.visible .global .attribute(.managed) .align 16 .b8 big[{size}];
+.visible .entry empty() {{ ret; }}
+"""
+        module, pointer, bytes_ = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+        result = cuda.result or cuda.lib.cuModuleLoadData(ctypes.byref(module), text.encode())
+        results_.append(result)
+        if result == 0:
+            charged = before - cuda.left()
+            cuda.lib.cuModuleGetGlobal_v2(ctypes.byref(pointer), ctypes.byref(bytes_), module, b"big")
+            cuda.lib.cuMemsetD8_v2(pointer, 1, bytes_)
+            cuda.lib.cuCtxSynchronize()
+    print(*results_, "charged" if charged >= GIB else f"{charged} bytes charged", flush=True)
 
 
 def put(path, text):
@@ -432,6 +479,7 @@ CASES = {
     "resize": (resize, {"vram": "8G"}),
     "exec": (exec_, {"vram": "4G"}),
     "outlived": (outlived, {"vram": "4G", "policy": 'bypass = "kill"'}),
+    "managed": (managed, {"vram": "4G"}),
     "busy": (busy, {"vram": "2G", "interval": 0.02}),
 }
 
@@ -457,6 +505,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        {"become": become, "grow": grow, "leave": leave, "load": load}[sys.argv[2]](sys.argv[3])
+        {"become": become, "grow": grow, "leave": leave, "load": load, "variable": variable}[sys.argv[2]](sys.argv[3])
     else:
         sys.exit(main())

@@ -97,6 +97,21 @@ static inline char *module_text(size_t array, const size_t *frames)
 	return text.bytes;
 }
 
+/* A module with two managed variables, of so many bytes and of 4, and a kernel that does nothing.
+ */
+static inline char *managed_text(size_t bytes)
+{
+	struct text text = {0};
+
+	text_add(&text,
+	         ".version 7.0\n.target sm_70\n.address_size 64\n"
+	         ".visible .global .attribute(.managed) .align 16 .b8 big[%zu];\n"
+	         ".global .attribute(.managed) .align 4 .u32 small;\n"
+	         ".visible .entry empty()\n{\nret;\n}\n",
+	         bytes);
+	return text.bytes;
+}
+
 /* A module whose kernel `prints` prints an empty line. */
 static inline char *printing_module_text(void)
 {

@@ -140,6 +140,58 @@ static void lazy_beyond(void)
 	    ARRAY / MIB);
 }
 
+static CUresult use_managed(CUlibrary library)
+{
+	CUdeviceptr pointer = 0;
+	size_t bytes = 0;
+
+	return OPTIONAL(cuLibraryGetManaged)(&pointer, &bytes, library, "big");
+}
+
+/* By its own function, or by another use. */
+static CUresult (*const managed_uses[])(CUlibrary library) = {use_managed, use_function,
+                                                              use_module};
+#define MANAGED_USES (sizeof(managed_uses) / sizeof(*managed_uses))
+
+static void managed_within(void)
+{
+	char *text = managed_text(ARRAY);
+
+	for (size_t i = 0; i < MANAGED_USES; i++) {
+		CUlibrary library = library_of(text);
+
+		takes("loaded lazily", 0);
+		OK(managed_uses[i](library));
+		takes("used", (long long)ARRAY);
+		OK(use_managed(library));
+		takes("asked for", (long long)ARRAY);
+		OK(OPTIONAL(cuLibraryUnload)(library));
+		takes("unloaded", 0);
+	}
+	saw("a managed variable of %zu MiB is charged from the first use of its library on",
+	    ARRAY / MIB);
+}
+
+static void managed_beyond(void)
+{
+	char *text = managed_text(ARRAY);
+
+	for (size_t i = 0; i < MANAGED_USES; i++) {
+		CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
+		CUlibrary library = library_of(text);
+
+		OUT_OF_MEMORY("a managed variable", managed_uses[i](library));
+		if (left())
+			failed("%zu bytes are free", left());
+		give_room(pointer);
+		OK(OPTIONAL(cuLibraryUnload)(library));
+		takes("unloaded", 0);
+	}
+	saw("a managed variable of %zu MiB is refused at the first use of its library, and charged"
+	    " until it is unloaded",
+	    ARRAY / MIB);
+}
+
 /* A context beside the first one, and what it costs. */
 static CUcontext another(long long *cost)
 {
@@ -402,6 +454,9 @@ const struct row library_rows[] = {
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetKernel cuLaunchKernel cuGraphLaunch "
      "cuGraphInstantiateWithFlags",
      captured_within, .beyond = captured_beyond, .lacks = no_libraries},
+    {"code-managed-lazy",
+     "cuLibraryGetManaged cuKernelGetFunction cuLibraryGetModule cuLibraryUnload", managed_within,
+     .beyond = managed_beyond, .lacks = no_libraries},
     {"code-absent", "cuLibraryGetManaged cuLibraryGetUnifiedFunction", absent_within,
      .beyond = absent_beyond, .lacks = no_libraries},
     {"code-eager", "cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload", eager_within,

@@ -161,6 +161,55 @@ static void link_beyond(void)
 	modules_beyond(link_ways);
 }
 
+/* Variables are charged at the load, wherever their pages are, and once. */
+static void managed_within(void)
+{
+	static const struct way ways[] = {{"cuModuleLoadData", by_data},
+	                                  {"cuModuleLoadDataEx", by_data_ex},
+	                                  {"cuModuleLoad", by_file},
+	                                  {"cuLinkComplete", by_link},
+	                                  {0}};
+	char *text = managed_text(ARRAY);
+
+	for (const struct way *way = ways; way->name; way++) {
+		CUmodule module = NULL;
+		CUdeviceptr big = 0;
+		size_t bytes = 0;
+
+		if (!driver_symbol(way->name))
+			continue;
+		expect(way->name, way->load(&module, text), CUDA_SUCCESS);
+		takes(way->name, (long long)ARRAY);
+		OK(OPTIONAL(cuModuleGetGlobal_v2)(&big, &bytes, module, "big"));
+		if (bytes != ARRAY)
+			failed("the variable is of %zu bytes", bytes);
+		else
+			usable("a managed variable", big, ARRAY);
+		takes("used", (long long)ARRAY);
+		OK(cuModuleUnload(module));
+		takes("unloaded", 0);
+	}
+	saw("a managed variable of %zu MiB is charged until its module is unloaded", ARRAY / MIB);
+}
+
+static void managed_beyond(void)
+{
+	CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
+	char *text = managed_text(ARRAY), *huge = managed_text(12 * GIB);
+	CUmodule module = NULL;
+
+	OUT_OF_MEMORY("a managed variable", cuModuleLoadData(&module, text));
+	takes("undone", 0);
+	give_room(pointer);
+	OUT_OF_MEMORY("one of 12 GiB", cuModuleLoadData(&module, huge));
+	takes("undone", 0);
+	OK(cuModuleLoadData(&module, text));
+	OK(cuModuleUnload(module));
+	takes("at the end", 0);
+	saw("a managed variable of %zu MiB is refused with 32 less free, as one of 12 GiB",
+	    ARRAY / MIB);
+}
+
 /* Many that are small each, as programs that compile at run time have. */
 static void many_within(void)
 {
@@ -244,6 +293,9 @@ const struct row module_rows[] = {
     {"code-file", "cuModuleLoad cuModuleLoadFatBinary cuModuleUnload", file_within,
      .beyond = file_beyond},
     {"code-linked", "cuModuleLoadData cuModuleUnload", link_within, .beyond = link_beyond},
+    {"code-managed",
+     "cuModuleLoadData cuModuleLoadDataEx cuModuleLoad cuModuleGetGlobal_v2 cuModuleUnload",
+     managed_within, .beyond = managed_beyond},
     {"code-many", "cuModuleLoadData cuModuleUnload", many_within, .beyond = many_beyond},
     {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, .beyond = print_beyond},
     {0}};

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "managed.h"
+
+#include "block.h"
+#include "context.h"
+#include "grant.h"
+#include "hold.h"
+#include "image.h"
+#include "quiet.h"
+#include "state.h"
+#include "table.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* --- names ----------------------------------------------------------------------------------- */
+
+static void *map_bytes(size_t bytes)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return at == MAP_FAILED ? NULL : at;
+}
+
+/* Without a place for them they are counted. */
+struct collected {
+	struct names names;
+	size_t used;
+};
+
+static void collect(void *data, const char *name, size_t length)
+{
+	struct collected *all = data;
+
+	if (all->names.text && length < all->names.bytes - all->used) {
+		memcpy(all->names.text + all->used, name, length);
+		all->used += length + 1;
+	} else if (!all->names.text) {
+		all->names.bytes += length + 1;
+	}
+}
+
+static struct names read_names(const void *image, size_t size)
+{
+	struct collected all = {0};
+	struct quiet quiet;
+
+	image_managed(image, size, collect, &all);
+	if (!all.names.bytes)
+		return all.names;
+	quiet = quiet_begin();
+	all.names.text = map_bytes(all.names.bytes);
+	quiet_end(quiet);
+	if (!all.names.text)
+		return (struct names){0};
+	image_managed(image, size, collect, &all);
+	return all.names;
+}
+
+struct names managed_names(const void *image)
+{
+	return image ? read_names(image, IMAGE_UNKNOWN) : (struct names){0};
+}
+
+/* Read, not mapped: who cuts the file off must not end the process. */
+static struct names read_file(int file)
+{
+	struct names names = {0};
+	off_t end = lseek(file, 0, SEEK_END);
+	size_t done = 0, size = end > 0 ? (size_t)end : 0;
+	char *bytes = size ? map_bytes(size) : NULL;
+	ssize_t got = 1;
+
+	while (bytes && done < size && got > 0) {
+		got = pread(file, bytes + done, size - done, (off_t)done);
+		done += got > 0 ? (size_t)got : 0;
+	}
+	if (!bytes)
+		return names;
+	names = read_names(bytes, done);
+	munmap(bytes, size);
+	return names;
+}
+
+struct names managed_names_of_file(const char *path)
+{
+	struct quiet quiet = quiet_begin();
+	int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+	struct names names = {0};
+
+	if (file >= 0) {
+		names = read_file(file);
+		close(file);
+	}
+	quiet_end(quiet);
+	return names;
+}
+
+void managed_drop(struct names names)
+{
+	struct quiet quiet = quiet_begin();
+
+	if (names.text)
+		munmap(names.text, names.bytes);
+	quiet_end(quiet);
+}
+
+/* --- variables ------------------------------------------------------------------------------- */
+
+static struct manageds *manageds_of(struct process *process)
+{
+	return &state_of(process)->manageds;
+}
+
+struct variable {
+	CUdeviceptr address;
+	size_t bytes;
+	uint64_t source; /* the module or the library */
+	uint64_t owner;  /* the context that it ends with, or 0 */
+};
+
+static bool is_managed(CUdeviceptr address)
+{
+	unsigned int managed = 0;
+
+	return DRIVER_HAS(cuPointerGetAttribute) &&
+	       DRIVER(cuPointerGetAttribute)(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) ==
+	           CUDA_SUCCESS &&
+	       managed;
+}
+
+/* Charge the blocks that it lies in, beyond what those before it in the first of them were charged
+ * for. */
+static bool charge(const struct variable *v, bool anyway)
+{
+	CUdeviceptr start = v->address & ~(CUdeviceptr)(BLOCK_BYTES - 1);
+	uint64_t bytes = block_round(v->address - start + v->bytes), key = start | 1, known, more;
+	CUdevice ordinal = process_current_ordinal();
+	struct manageds *manageds;
+	bool fits = true;
+
+	if (ordinal < 0 || !v->bytes || !is_managed(v->address))
+		return true;
+	manageds = manageds_of(process_get());
+	lock_take(&manageds->lock);
+	known = hold_bytes(key);
+	more = bytes > known ? bytes - known : 0;
+	if (more)
+		fits = grant(ordinal, more, KIND_UNLISTED, ATTACH_CALL_CODE) == GRANTED;
+	if (!fits && anyway)
+		process_charge_anyway(ordinal, more, KIND_UNLISTED);
+	if (more && (fits || anyway))
+		hold_part(key, &(struct holding){.bytes = more,
+		                                 .owner = v->owner,
+		                                 .source = v->source,
+		                                 .ordinal = ordinal,
+		                                 .kind = KIND_UNLISTED});
+	lock_give(&manageds->lock);
+	return fits;
+}
+
+static bool charge_of_module(CUmodule module, const char *name, bool anyway)
+{
+	struct variable v = {.source = (uint64_t)(uintptr_t)module, .owner = context_current()};
+
+	return !DRIVER_HAS(cuModuleGetGlobal_v2) ||
+	       DRIVER(cuModuleGetGlobal_v2)(&v.address, &v.bytes, module, name) != CUDA_SUCCESS ||
+	       charge(&v, anyway);
+}
+
+bool managed_asked(CUmodule module, const char *name)
+{
+	return charge_of_module(module, name, true);
+}
+
+bool managed_asked_of_library(uint64_t library, const char *name)
+{
+	struct variable v = {.source = library};
+
+	return DRIVER(cuLibraryGetManaged)(&v.address, &v.bytes, (CUlibrary)(uintptr_t)library,
+	                                   name) != CUDA_SUCCESS ||
+	       charge(&v, true);
+}
+
+static const char *next(struct names names, const char *name)
+{
+	name = name ? name + strlen(name) + 1 : names.text;
+	return name && name < names.text + names.bytes ? name : NULL;
+}
+
+bool managed_load(CUmodule module, struct names names)
+{
+	bool fits = true;
+
+	for (const char *name = NULL; fits && (name = next(names, name));)
+		fits = charge_of_module(module, name, false);
+	managed_drop(names);
+	return fits;
+}
+
+void managed_keep(uint64_t library, struct names names)
+{
+	struct manageds *manageds = manageds_of(process_get());
+	struct names *known;
+
+	if (!names.text)
+		return;
+	lock_take(&manageds->lock);
+	known = map_put(&manageds->of_library, library, NULL);
+	if (known)
+		*known = names;
+	lock_give(&manageds->lock);
+	if (!known)
+		managed_drop(names);
+}
+
+void managed_forget(uint64_t library)
+{
+	struct manageds *manageds = manageds_of(process_get());
+	struct names *known, names = {0};
+
+	lock_take(&manageds->lock);
+	known = map_find(&manageds->of_library, library);
+	if (known) {
+		names = *known;
+		map_remove(&manageds->of_library, known);
+	}
+	lock_give(&manageds->lock);
+	managed_drop(names);
+}
+
+bool managed_use(uint64_t library)
+{
+	struct manageds *manageds = manageds_of(process_get());
+	const struct names *known;
+	struct names names = {0};
+	bool fits = true;
+
+	lock_take(&manageds->lock);
+	known = map_find(&manageds->of_library, library);
+	if (known)
+		names = *known;
+	lock_give(&manageds->lock);
+	for (const char *name = NULL; (name = next(names, name));)
+		fits = managed_asked_of_library(library, name) && fits;
+	return fits;
+}

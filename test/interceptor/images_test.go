@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/must"
+)
+
+// What an image leaves out of its names, or has in compressed form, is found when a program asks for it; what it names wrongly the
+// driver does not know.
+func TestManagedVariablesAreFoundInEachFormOfAnImage(t *testing.T) {
+	program := compileTo(t, filepath.Join(t.TempDir(), "images"), "programs/images.c", "../../interceptor/image.c")
+	out := must.Output(exec.Command(program).Output())(t)
+	text, cubin := " big first second", " one two"
+	var want strings.Builder
+	for _, form := range []struct{ name, names string }{{"text", text}, {"cubin", cubin}, {"fatbin", cubin + text}} {
+		for _, how := range []string{"", " of unknown size", " wrapped"} {
+			want.WriteString(form.name + how + ":" + form.names + "\n")
+		}
+		want.WriteString(form.name + " wrapped in a file:\n")
+	}
+	if string(out) != want.String() {
+		t.Errorf("%s\nis not\n%s", out, want.String())
+	}
+}
