@@ -76,7 +76,8 @@ enum attach_call {
 	ATTACH_CALL_HEAP,
 	ATTACH_CALL_CODE,
 	ATTACH_CALL_STACK,
-	ATTACH_CALL_LAST = ATTACH_CALL_STACK,
+	ATTACH_CALL_STREAM,
+	ATTACH_CALL_LAST = ATTACH_CALL_STREAM,
 };
 
 /* In words. They are sent as a number, so that nobody has to read what a hostile process wrote. A
@@ -101,6 +102,7 @@ static inline const char *attach_call_name(uint32_t call)
 	    "the heap of kernels",
 	    "code and its variables",
 	    "the stack of kernels",
+	    "a stream",
 	};
 
 	return names[call <= ATTACH_CALL_LAST ? call : ATTACH_CALL_OTHER];

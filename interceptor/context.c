@@ -190,6 +190,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	function_contexts_changed();
 	pool_settle_all(process, context->ordinal);
+	overhead_tighten(process, context->ordinal, context_stream_bytes(context->most_streams));
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
 	return result;
@@ -220,6 +221,38 @@ uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 	}
 	lock_give(&contexts->lock);
 	return before;
+}
+
+struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct streams streams = {0};
+	struct context *known;
+
+	lock_take(&contexts->lock);
+	known = known_of(contexts, handle, ordinal);
+	if (known) {
+		streams.before = known->most_streams;
+		if (++known->streams > known->most_streams)
+			known->most_streams = known->streams;
+		streams.after = known->most_streams;
+	}
+	lock_give(&contexts->lock);
+	return streams;
+}
+
+void context_drop_stream(uint64_t handle, bool charged)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *known;
+
+	lock_take(&contexts->lock);
+	known = map_find(&contexts->known, handle);
+	if (known && known->streams)
+		known->streams--;
+	if (known && !charged && known->most_streams > known->streams)
+		known->most_streams--;
+	lock_give(&contexts->lock);
 }
 
 void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)

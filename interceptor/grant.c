@@ -84,8 +84,11 @@ static enum grant_result fulfil(const struct wish *wish)
 	if (__builtin_expect(device < 0, 0))
 		return UNATTACHED;
 	if (!wish->bytes)
-		return GRANTED; /* a context whose cost nobody knows yet */
-	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD)
+		return GRANTED;
+	/* What a small allocation took is not known to driver truth's reader while it is under way:
+	 * that is looked at when it has ended. */
+	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD &&
+	    wish->call != ATTACH_CALL_BLOCK)
 		overhead_close(process, wish->ordinal, device);
 	result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
@@ -167,6 +170,15 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 	if (succeeded)
 		ledger_count_allocation(account, first);
 	ledger_end_uncharged(account, first);
+}
+
+void grant_settle(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device >= 0 && overhead_is_open(process, device))
+		overhead_close(process, ordinal, device);
 }
 
 void grant_retire_allocations(uint32_t *full)

@@ -38,6 +38,9 @@ bool grant_any_left(CUdevice ordinal, enum attach_call call);
 const struct ledger_account *grant_begin_uncharged(CUdevice ordinal);
 void grant_end_uncharged(const struct ledger_account *account, bool succeeded);
 
+/* After it, if it took a block: charge what other calls took, which could not be told from that. */
+void grant_settle(CUdevice ordinal);
+
 /*
  * The same in the usual case, and nothing that it does not need: this is the first thread of an
  * attached process that sees one device. False if it is not that, or not known to be yet: then

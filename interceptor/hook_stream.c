@@ -1,42 +1,100 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: each takes a little, and there may be many. What one took stays when it is destroyed,
- * for the next one (driver observation, H100, 580.159.04). */
+/*
+ * Streams. What a context takes for one more (context.h) is charged before it is made; where a card
+ * takes something else, driver truth says so before the next request.
+ */
+#include "context.h"
+#include "grant.h"
 #include "overhead.h"
 #include "recording.h"
+#include "stream.h"
 #include "table.h"
 
-static CUresult created(CUresult result)
+/* What was charged may be more than there is, until that is looked at. */
+static bool charge(CUdevice ordinal, uint64_t bytes)
 {
-	if (result == CUDA_SUCCESS)
-		overhead_stream_made();
+	struct process *process;
+	int device;
+
+	if (!bytes)
+		return true;
+	if (grant_if_free(ordinal, bytes, KIND_OVERHEAD) != GRANTED) {
+		overhead_settle(ordinal);
+		if (grant(ordinal, bytes, KIND_OVERHEAD, ATTACH_CALL_STREAM) != GRANTED)
+			return false;
+	}
+	process = process_get();
+	device = process_device(process, ordinal);
+	if (device >= 0)
+		overhead_loosen(process, device, bytes);
+	return true;
+}
+
+/* Before one is made in a context. False if it does not fit; then none is made. */
+static bool begin(uint64_t context, CUdevice ordinal)
+{
+	struct streams streams;
+	uint64_t more;
+
+	if (!context || ordinal < 0)
+		return true;
+	streams = context_add_stream(context, ordinal);
+	more = context_stream_bytes(streams.after) - context_stream_bytes(streams.before);
+	if (charge(ordinal, more))
+		return true;
+	context_drop_stream(context, false);
+	return false;
+}
+
+static CUresult created(CUresult result, uint64_t context)
+{
+	if (result != CUDA_SUCCESS)
+		context_drop_stream(context, true);
 	return result;
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
-	return created(DRIVER(cuStreamCreate)(stream, flags));
+	uint64_t context = context_current();
+
+	if (!begin(context, process_current_ordinal()))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return created(DRIVER(cuStreamCreate)(stream, flags), context);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
-	return created(DRIVER(cuStreamCreateWithPriority)(stream, flags, priority));
+	uint64_t context = context_current();
+
+	if (!begin(context, process_current_ordinal()))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return created(DRIVER(cuStreamCreateWithPriority)(stream, flags, priority), context);
 }
 
 CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags,
                                 int priority)
 {
-	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority));
+	struct context known;
+
+	(void)context_get((uint64_t)(uintptr_t)green, &known);
+	if (!begin(known.primary, known.ordinal))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority),
+	               known.primary);
 }
 
 /* A recording ends with its stream. The driver may use its handle again at once. */
 static CUresult destroy(CUresult (*call)(CUstream stream), CUstream stream)
 {
+	uint64_t context = context_owner(stream_context(stream));
 	struct recording recording;
 	bool noted = recording_take(stream, &recording);
 	CUresult result = call(stream);
 
 	if (noted && result != CUDA_SUCCESS)
 		recording_put(stream, &recording);
+	if (result == CUDA_SUCCESS)
+		context_drop_stream(context, true);
 	return result;
 }
 

@@ -14,8 +14,6 @@
 #define TRIES 4
 /* When nobody could say, the next request asks again, but not more often than this. */
 #define PAUSE 10 /* milliseconds */
-/* A stream takes 0.55 MiB (driver observation, H100, 580.159.04): look after so many. */
-#define STREAMS 8
 
 /* How long a load waits for contexts that come or go at that moment, and a context for a load. */
 #define NAP 200000 /* nanoseconds */
@@ -148,6 +146,31 @@ static uint64_t charged(struct process *process, int device)
 static void set_loose(struct overheads *overheads, unsigned device, uint64_t bytes)
 {
 	__atomic_store_n(&overheads->loose[device], bytes, __ATOMIC_RELAXED);
+}
+
+void overhead_loosen(struct process *process, int device, uint64_t bytes)
+{
+	struct overheads *overheads = overheads_of(process);
+
+	lock_take(&overheads->lock);
+	set_loose(overheads, (unsigned)device, overheads->loose[device] + bytes);
+	lock_give(&overheads->lock);
+	leave_open(process, device);
+}
+
+void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes)
+{
+	struct overheads *overheads = overheads_of(process);
+	int device = process_device(process, ordinal);
+	uint64_t less;
+
+	if (device < 0)
+		return;
+	lock_take(&overheads->lock);
+	less = bytes < overheads->loose[device] ? bytes : overheads->loose[device];
+	set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
+	process_release(ordinal, less, KIND_OVERHEAD);
+	lock_give(&overheads->lock);
 }
 
 /* Nobody says what there is: then no more blocks are shared than there are things in them. */
@@ -409,12 +432,4 @@ void watch_drop(const struct watch *watch)
 {
 	if (watch->account && watch->account->ledger)
 		ledger_end_load(watch->account);
-}
-
-void overhead_stream_made(void)
-{
-	struct process *process = process_get();
-
-	if (__atomic_add_fetch(&overheads_of(process)->streams, 1, __ATOMIC_RELAXED) % STREAMS == 0)
-		overhead_leave_open(process_current_ordinal());
 }

@@ -2,8 +2,8 @@
 /*
  * Overhead: what the driver takes for this process beside what the program asked for. How much one
  * call takes shows only afterwards, in driver truth. Contexts, code and big graphs are charged
- * after the call that made them; where that is a look too many (a stream takes half a MiB), or
- * nobody could say at that moment, the device is left open: what it took is charged before the next
+ * after the call that made them; where nobody could say at that moment, or what was charged before
+ * it is no exact figure (streams), the device is left open: what it took is charged before the next
  * request there is granted.
  *
  * The driver is asked only if one of these calls was made: never on the way of an allocation alone.
@@ -21,7 +21,6 @@ struct overheads {
 	uint64_t changes[LEDGER_DEVICES];
 	struct lock lock; /* guards `loose`; held while what was measured is charged */
 	uint32_t open;    /* bit per ledger device: something may have taken what is not charged */
-	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
 	/* The part of `loose` that only the card's free memory showed: whole blocks. */
@@ -66,6 +65,11 @@ void overhead_settle(CUdevice ordinal);
 void overhead_settle_loose(CUdevice ordinal);
 void overhead_close(struct process *process, CUdevice ordinal, int device);
 
+/* What was charged may be more than the driver took: have the next request say so. It went: give
+ * back as much of it as is charged. */
+void overhead_loosen(struct process *process, int device, uint64_t bytes);
+void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes);
+
 /* A call of the driver that may take overhead on the current device. */
 struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
@@ -94,8 +98,5 @@ void watch_end_less(const struct watch *watch, CUdevice ordinal);
 
 /* Instead of that, if the call was not made, or failed: no load is under way for it any more. */
 void watch_drop(const struct watch *watch);
-
-/* A stream was made: each takes a little. */
-void overhead_stream_made(void);
 
 #endif

@@ -23,8 +23,6 @@ typedef struct CUlinkState_st *CUlinkState;
 #define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
-                              const char *name);
 CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *state);
 CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t bytes, const char *name,
                           unsigned int count, int *options, void **values);

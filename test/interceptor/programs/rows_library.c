@@ -297,9 +297,9 @@ static void captured_within(void)
 	OK(cuStreamCreate(&stream, 1));
 	library = library_of(module_text(ARRAY, NULL));
 	graph = capture_use(stream, library);
-	OK(cuMemAlloc_v2(&pointer, 2 * MIB));
+	OK(cuMemAlloc_v2(&pointer, MIB));
+	takes("captured, and a small allocation", (long long)ARRAY);
 	OK(cuMemFree_v2(pointer));
-	takes("captured", (long long)ARRAY);
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
 	OK(cuGraphLaunch(executable, stream));
 	OK(cuCtxSynchronize());
