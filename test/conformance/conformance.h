@@ -78,7 +78,8 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuCheckpointProcessLock, (int, CUcheckpointLockArgs *))                                  \
 	X(cuCheckpointProcessRestore, (int, void *))                                               \
 	X(cuCheckpointProcessUnlock, (int, void *))                                                \
-	X(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *))                 \
+	X(cuFuncLoad, (CUfunction))                                                                \
+	X(cuFuncSetAttribute, (CUfunction, int, int))                                              \
 	X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *))                            \
 	X(cuLinkCreate_v2, (unsigned int, int *, void **, CUlinkState *))                          \
 	X(cuLinkAddData_v2,                                                                        \

@@ -86,6 +86,27 @@ static void fifo(void)
 	say_held("fifo.unloaded");
 }
 
+/* What the heap takes beside its size, for each of several sizes, in contexts of their own. */
+static void heaps(void)
+{
+	static const size_t sizes[] = {16, 64, 512, 2048, 8192};
+	CUmodule module;
+	CUfunction allocates;
+	char key[32];
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		MUST(cuDevicePrimaryCtxReset_v2(0));
+		MUST(cuDevicePrimaryCtxRetain(&(CUcontext){NULL}, 0));
+		MUST(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, sizes[i] * MiB));
+		MUST(cuModuleLoadData(&module, ptx));
+		MUST(cuModuleGetFunction(&allocates, module, "kmalloc"));
+		before = held();
+		launch(allocates);
+		snprintf(key, sizeof(key), "heap.%zuMiB", sizes[i]);
+		say_held(key);
+	}
+}
+
 int main(void)
 {
 	CUmodule module;
@@ -129,5 +150,6 @@ int main(void)
 	before = held();
 	set("reset.heap_64MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MiB);
 	fifo();
+	heaps();
 	return 0;
 }

@@ -269,6 +269,94 @@ static void sizes(void)
 	say_key("size.100KiB.unloaded");
 }
 
+#define CODES 100
+#define CODE_STEPS 4000
+
+/* Kernels of 64 KiB each or so: CODES of them, `code0` to `code99`. */
+static char *with_code(void)
+{
+	size_t room = (size_t)CODES * (CODE_STEPS * 40 + 1000), length;
+	char *text = malloc(room);
+
+	if (!text)
+		stop("no memory");
+	length = (size_t)snprintf(text, room, PTX_HEADER ".visible .global .align 4 .u32 sink;\n");
+	for (int i = 0; i < CODES; i++) {
+		length += (size_t)snprintf(text + length, room - length,
+		                           ".visible .entry code%d(.param .u64 x)\n{\n"
+		                           " .reg .b32 %%r<3>;\n .reg .b64 %%rd<2>;\n"
+		                           " ld.param.u32 %%r1, [x];\n mov.u64 %%rd1, sink;\n",
+		                           i);
+		for (int j = 0; j < CODE_STEPS; j++)
+			length +=
+			    (size_t)snprintf(text + length, room - length,
+			                     " mad.lo.u32 %%r1, %%r1, %%r1, %d;\n", i + j * 3 + 1);
+		length += (size_t)snprintf(text + length, room - length,
+		                           " st.global.u32 [%%rd1], %%r1;\n ret;\n}\n");
+	}
+	return text;
+}
+
+/* Code itself, not arrays: when is that of a function taken that others stand beside? */
+static void large_code(void)
+{
+	char *text = with_code(), name[16];
+	CUfunction function;
+	CUlibrary library;
+	CUkernel kernels[2];
+	CUmodule module;
+
+	mark();
+	MUST(cuModuleLoadData(&module, text));
+	say_key("code.loaded");
+	MUST(cuModuleGetFunction(&function, module, "code0"));
+	say_key("code.one_looked_up");
+	MUST(launch(function));
+	say_key("code.one_launched");
+	for (int i = 1; i < CODES; i++) {
+		snprintf(name, sizeof(name), "code%d", i);
+		MUST(cuModuleGetFunction(&function, module, name));
+	}
+	say_key("code.all_looked_up");
+	MUST(launch(function));
+	say_key("code.another_launched");
+	MUST(cuModuleUnload(module));
+	say_key("code.unloaded");
+
+	MUST(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+	say_key("code.library.loaded");
+	for (int i = 0; i < 2; i++) {
+		snprintf(name, sizeof(name), "code%d", i);
+		MUST(cuLibraryGetKernel(&kernels[i], library, name));
+		MUST(launch((CUfunction)(void *)kernels[i]));
+		say_key(i ? "code.library.another_launched" : "code.library.one_launched");
+	}
+	MUST(cuLibraryUnload(library));
+	say_key("code.library.unloaded");
+	free(text);
+}
+
+/* Which questions about a kernel's handle load its library. */
+static void questions(void)
+{
+	CUlibrary library;
+	CUfunction kernel;
+	size_t offset;
+	int value;
+
+	kernel = (CUfunction)(void *)fresh_kernel(&library);
+	value = 0;
+	say_result("questions.get", cuFuncGetAttribute(&value, 0, kernel));
+	say_taken("questions.get");
+	say_result("questions.parameter", cuFuncGetParamInfo(kernel, 0, &offset, NULL));
+	say_taken("questions.parameter");
+	say_result("questions.set", cuFuncSetAttribute(kernel, 8, 1024));
+	say_taken("questions.set");
+	say_result("questions.load", cuFuncLoad(kernel));
+	say_taken("questions.load");
+	MUST(cuLibraryUnload(library));
+}
+
 #define MANAGED                                                                                    \
 	PTX_HEADER ".visible .global .attribute(.managed) .align 16 .b8 big[67108864];\n"          \
 	           ".global .attribute(.managed) .align 4 .u32 small;\n" PTX_EMPTY
@@ -348,11 +436,13 @@ int main(int argc, char **argv)
 	linked();
 	libraries("text", with_array(ARRAY));
 	sizes();
+	large_code();
 	if (argc > 1)
 		return 0;
 	contexts(context);
 	handles(context);
 	managed(context);
+	questions();
 	refusals();
 	/* In a process of its own that inherits nothing of the driver's. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
