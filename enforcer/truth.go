@@ -141,8 +141,8 @@ func (t *driverTruth) learned(g *gpu) uint64 {
 }
 
 // ContextBytes is the quota's: what a process of the slice charges before its first context on a device. With driver truth that is 0 until
-// one was seen on such a device: what the first one takes is settled once it is there, and a guess that is too
-// high would refuse what fits. It is learned from what some process shows, so it is never more than the slice and its pool may have: where
+// one was seen on such a device: then the process charges a guess, or all that is left if that is less, and settles it once the context is
+// there (hook_context.c). It is learned from what some process shows, so it is never more than the slice and its pool may have: where
 // nothing is charged yet, nobody's figure refuses a first context. Called with mu held.
 func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	if s.e.truth == nil {

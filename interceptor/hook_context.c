@@ -4,51 +4,120 @@
  * on an H100, driver 580.159.04, and as much again for a second one). What it will hold is charged
  * before it is made, as the enforcer learned it from the last one on such a device; what it does
  * hold is settled afterwards from driver truth. If it turns out not to fit, it is destroyed again.
+ *
+ * Until the enforcer has learned it, that of the largest card that was seen is charged, or all that
+ * is left if that is less: of processes that start together, those that get theirs hold no more
+ * than the quota and one context. The others wait for what the first of them shows.
  */
 #include "context.h"
 #include "function.h"
 #include "grant.h"
 #include "overhead.h"
+#include "quiet.h"
+#include "sibling.h"
 #include "state.h"
 #include "table.h"
+#include "view.h"
 
-/* What a context on this device is expected to take. */
-static uint64_t expected(CUdevice ordinal)
+#include <time.h>
+
+/* Driver observation, H100, 580.159.04. */
+#define CONTEXT_MOST (518ull << 20)
+
+/* A context takes some tenths of a second to make. */
+#define NAP 20000000 /* nanoseconds */
+#define NAPS 100
+
+/* What a context is charged before it is made. */
+struct charge {
+	uint64_t bytes;
+	const struct ledger_account *guess; /* in whose lane it is noted as a load; or NULL */
+};
+
+/* What is known, or a guess: then the lane says so until that is settled. */
+static struct charge charge_of(CUdevice ordinal)
 {
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
+	struct charge charge = {0};
+	uint64_t left;
 
-	return device < 0 ? 0
-	                  : __atomic_load_n(&process->ledger->device[device].context_bytes,
-	                                    __ATOMIC_RELAXED);
+	if (device >= 0)
+		charge.bytes = __atomic_load_n(&process->ledger->device[device].context_bytes,
+		                               __ATOMIC_RELAXED);
+	if (device < 0 || charge.bytes)
+		return charge;
+	charge.guess = &process->held[device].account.slice;
+	ledger_begin_load(charge.guess);
+	left = view_of(process, device).left;
+	charge.bytes = left && left < CONTEXT_MOST ? left : CONTEXT_MOST;
+	return charge;
+}
+
+static void end_guess(struct charge *charge)
+{
+	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
+	if (charge->guess && charge->guess->ledger)
+		ledger_end_load(charge->guess);
+	charge->guess = NULL;
+}
+
+/* Where it does not fit, a sibling's guess may have room for it soon. */
+static enum grant_result charge_before(CUdevice ordinal, struct charge *charge)
+{
+	struct process *process = process_attached();
+	enum grant_result result = REFUSED;
+	struct quiet quiet;
+
+	for (int naps = 0; result == REFUSED && naps < NAPS; naps++) {
+		*charge = charge_of(ordinal);
+		result = grant_if_free(ordinal, charge->bytes, KIND_OVERHEAD);
+		if (result == GRANTED)
+			return GRANTED;
+		end_guess(charge);
+		if (!process || !sibling_loads(process->ledger, process->lane))
+			break;
+		quiet = quiet_begin();
+		nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
+		quiet_end(quiet);
+	}
+	return grant(ordinal, charge->bytes, KIND_OVERHEAD, ATTACH_CALL_CONTEXT);
 }
 
 /*
- * After a context was made for which `charged` was charged: make the charge what it takes. False if
- * that does not fit. Only the first one of this process on the device can be told from all else
- * that the process holds there; what a further one took beside what was expected is found at the
- * next request.
+ * After a context was made: make its charge what it takes. False if that does not fit. Only the
+ * first one of this process on the device can be told from all else that the process holds there;
+ * what a further one took beside what was expected is found at the next request.
  */
-static bool settle(CUdevice ordinal, bool first, uint64_t *charged)
+static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
-	uint64_t other, real = *charged;
+	uint64_t other, real = charge->bytes;
+	bool guess_stays = false; /* until the next request, which can tell */
 	struct measured all;
 
-	if (device >= 0 && (first || !*charged) && overhead_measure(process, device, true, &all)) {
+	if (device >= 0 && (first || charge->guess) &&
+	    overhead_measure(process, device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
-		other -= *charged < other ? *charged : other;
+		other -= charge->bytes < other ? charge->bytes : other;
 		real = all.bytes > other ? all.bytes - other : 0;
+	} else if (charge->guess) {
+		real = CONTEXT_MOST; /* as far as anybody can tell */
+		guess_stays = device >= 0 && overhead_others_change(process, device);
 	}
 	if (!first)
 		overhead_leave_open(ordinal);
-	if (real > *charged &&
-	    grant(ordinal, real - *charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
+	if (real > charge->bytes &&
+	    grant(ordinal, real - charge->bytes, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
 		return false;
-	if (real < *charged)
-		process_release(ordinal, *charged - real, KIND_OVERHEAD);
-	*charged = real;
+	if (real < charge->bytes)
+		process_release(ordinal, charge->bytes - real, KIND_OVERHEAD);
+	charge->bytes = real;
+	if (guess_stays) {
+		overhead_loosen(process, device, real);
+		charge->bytes = 0;
+	}
 	return true;
 }
 
@@ -94,24 +163,24 @@ static void destroy_again(const struct request *r)
 
 static CUresult make(const struct request *r)
 {
-	uint64_t charged = expected(r->device);
 	bool first = context_is_first(r->device);
+	struct charge charge;
 	CUresult result;
 
-	if (grant(r->device, charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
+	if (charge_before(r->device, &charge) != GRANTED)
 		return grant_error_on(r->device);
 	result = call_driver(r);
+	if (result == CUDA_SUCCESS && !settle(r->device, first, &charge)) {
+		destroy_again(r);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	end_guess(&charge);
 	if (result != CUDA_SUCCESS) {
-		process_release(r->device, charged, KIND_OVERHEAD);
+		process_release(r->device, charge.bytes, KIND_OVERHEAD);
 		return result;
 	}
-	if (!settle(r->device, first, &charged)) {
-		destroy_again(r);
-		process_release(r->device, charged, KIND_OVERHEAD);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
 	context_note((uint64_t)(uintptr_t)*r->context,
-	             &(struct context){.ordinal = r->device, .bytes = charged});
+	             &(struct context){.ordinal = r->device, .bytes = charge.bytes});
 	function_contexts_changed();
 	return result;
 }

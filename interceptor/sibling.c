@@ -80,6 +80,16 @@ bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other)
 	return start != 0 && start != other->start && comparable(me);
 }
 
+bool sibling_loads(const struct ledger *ledger, uint32_t own)
+{
+	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
+	bool any = false;
+
+	for (uint32_t lane = 1; !any && lane <= high && lane < LEDGER_LANES; lane++)
+		any = lane != own && ledger_loads(ledger, lane).under_way;
+	return any;
+}
+
 bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own)
 {
 	const struct ledger_lane *me = &ledger->lane[own];

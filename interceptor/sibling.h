@@ -8,6 +8,9 @@
  * lane is `me`, can see; if it cannot, false. */
 bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other);
 
+/* Whether any other process loads code, or makes a context whose cost is a guess. */
+bool sibling_loads(const struct ledger *ledger, uint32_t own);
+
 /*
  * Give back what dead processes of this slice still hold on `device`, in place of the enforcer,
  * which may be down. `own` is the caller's lane. Only processes of the caller's pid namespace can

@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 69d404def9d6e6ebfafb53919b8cec2b796299d21d30ed48e2fc0a48441a8914
+ * SHA-256: 6f12cd3e3d16e699d05927991c34a00300d522cca69b21d359310b8c65f08465
  */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: what they cost, which one is current, and what goes with them. */
+#define _GNU_SOURCE
 #include "capture.h"
 #include "config.h"
 #include "driver.h"
@@ -11,6 +12,7 @@
 #include "work.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #define STACK_DEPTH 64
 
@@ -49,6 +51,9 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
+/* Nanoseconds; a card takes that long, or longer. */
+#define SLOW_CONTEXT 200000000
+
 static CUresult faulted;
 
 CUresult context_fault(CUresult why)
@@ -71,6 +76,8 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 	context->unlisted = config_context_unlisted() + more;
 	if (!device_charge_with(device, context->listed, context->unlisted))
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (config_is("FAKECUDA_SLOW", "contexts"))
+		nanosleep(&(struct timespec){.tv_nsec = SLOW_CONTEXT}, NULL);
 	context->device = device;
 	machine_add_context(device->machine, 1);
 	context->alive = true;

@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU and runc, after `make card-programs`, with cc; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,managed,busy]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,together,streams,managed,busy]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -361,6 +361,22 @@ def managed(case):
     check("the card never had more in use than the quota", worst <= 4 * GIB + 64 * MIB, f"{worst // MIB} MiB")
 
 
+def together(case):
+    """12 processes make their first context at the same time, under 4 GiB, before the enforcer has seen one."""
+    line, worst = inside(case, "starts")
+    made = int(line or 0)
+    check("some of 12 processes that start together have a context", 0 < made <= 12, line)
+    check("they never held more than the quota and one context", worst <= 4 * GIB + 600 * MIB, f"{worst // MIB} MiB")
+
+
+def streams(case):
+    """12,000 streams and 10,000 events under 4 GiB, and nothing else that is asked for."""
+    line, worst = inside(case, "many")
+    made, result = map(int, (line or "0 -1").split())
+    check("streams beyond the quota are refused", 5000 < made < 8000 and result == OUT_OF_MEMORY, line)
+    check("their memory is within the quota", worst <= 4 * GIB + 64 * MIB, f"{worst // MIB} MiB")
+
+
 class Cuda:
     """This process's context, and memory in it."""
 
@@ -384,6 +400,33 @@ class Cuda:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         return free.value
+
+
+def starts(_):
+    """12 processes with a context each, as far as they get one; says how many did."""
+    read, write = os.pipe()
+    done, end = os.pipe()
+    for _ in range(12):
+        if os.fork() == 0:
+            os.close(end)
+            os.write(write, bytes([Cuda().result == 0]))
+            os.read(done, 1)  # until the parent has all answers
+            os._exit(0)
+    answers = b""
+    while len(answers) < 12:
+        answers += os.read(read, 12)
+    print(sum(answers), flush=True)
+
+
+def many(_):
+    """Makes streams until one is refused, with events between them; says how many, and the result."""
+    cuda, result, made = Cuda(), 0, 0
+    while result == 0 and made < 12000:
+        handle = ctypes.c_void_p()
+        result = cuda.result or cuda.lib.cuStreamCreate(ctypes.byref(handle), 1)
+        made += result == 0
+        cuda.lib.cuEventCreate(ctypes.byref(handle), 0)
+    print(made, result, flush=True)
 
 
 def variable(_):
@@ -479,6 +522,8 @@ CASES = {
     "resize": (resize, {"vram": "8G"}),
     "exec": (exec_, {"vram": "4G"}),
     "outlived": (outlived, {"vram": "4G", "policy": 'bypass = "kill"'}),
+    "together": (together, {"vram": "4G"}),
+    "streams": (streams, {"vram": "4G"}),
     "managed": (managed, {"vram": "4G"}),
     "busy": (busy, {"vram": "2G", "interval": 0.02}),
 }
@@ -505,6 +550,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        {"become": become, "grow": grow, "leave": leave, "load": load, "variable": variable}[sys.argv[2]](sys.argv[3])
+        {"become": become, "grow": grow, "leave": leave, "load": load, "many": many, "starts": starts, "variable": variable}[sys.argv[2]](sys.argv[3])
     else:
         sys.exit(main())

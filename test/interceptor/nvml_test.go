@@ -30,7 +30,12 @@ func stranger(t *testing.T, env []string) int {
 
 func compileNVML(t *testing.T) string {
 	t.Helper()
-	return compile(t, "nvml", filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1"))
+	return compileNVMLOf(t, "nvml")
+}
+
+func compileNVMLOf(t *testing.T, name string) string {
+	t.Helper()
+	return compile(t, name, filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1"))
 }
 
 func run(t *testing.T, env []string, command ...string) string {

@@ -175,6 +175,7 @@ void standin_begin(uint64_t quota, bool elastic)
 	enforcer = ledger_open(ledger, 0, 0);
 	memset(ledger->device[0].uuid, 7, 16);
 	ledger->device[0].quota = ledger->device[0].total = quota;
+	ledger->device[0].context_bytes = 1; /* nobody here can say what one takes */
 	ledger_limit(&enforcer, quota);
 	ledger->device_count = 1;
 	ledger->high_lane = 8;
