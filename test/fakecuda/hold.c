@@ -20,7 +20,8 @@ static int open_file(void)
 
 	config_state_path(state, sizeof(state));
 	snprintf(path, sizeof(path), "%s.files", state);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	(void)!mkfifo(path, 0666);
+	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd != -1)
 		(void)!fchmod(fd, 0666);
 	return fd;
