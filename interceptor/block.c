@@ -2,6 +2,7 @@
 #include "block.h"
 
 #include "context.h"
+#include "handover.h"
 #include "state.h"
 
 /*
@@ -347,12 +348,19 @@ static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block
 	put_large(blocks, pointer, &block);
 }
 
+/* What is not in use any more of a block that this process has left. */
+static uint64_t left_of(CUdeviceptr pointer, const struct block *block)
+{
+	return block->bytes -
+	       handover_kept(number_of(pointer) * BLOCK_BYTES, block->bytes, block->ordinal);
+}
+
 void block_left(CUdeviceptr pointer, const struct block *block, CUresult result)
 {
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
 		put_back(pointer, *block);
 	else if (!block->uses)
-		process_release(block->ordinal, block->bytes, KIND_MEMORY);
+		process_release(block->ordinal, left_of(pointer, block), KIND_MEMORY);
 }
 
 bool block_maybe(CUdeviceptr pointer)
@@ -394,7 +402,9 @@ void block_owner_gone(struct process *process, uint64_t owner)
 		if (!word)
 			continue;
 		count_present(blocks, word >> (USES_BITS + ORDINAL_BITS), UINT32_MAX);
-		bytes[ordinal_in(word)] += BLOCK_BYTES;
+		bytes[ordinal_in(word)] +=
+		    BLOCK_BYTES - handover_kept((word >> (USES_BITS + ORDINAL_BITS)) * BLOCK_BYTES,
+		                                BLOCK_BYTES, ordinal_in(word));
 	}
 	lock_take(&blocks->lock);
 	while ((at = map_next(&blocks->large, at))) {
@@ -402,7 +412,7 @@ void block_owner_gone(struct process *process, uint64_t owner)
 
 		if (at->owner != owner)
 			continue;
-		bytes[at->ordinal] += at->bytes;
+		bytes[at->ordinal] += left_of((map_key(at) - 1) * BLOCK_BYTES, at);
 		count_present(blocks, map_key(at) - 1, UINT32_MAX);
 		at = map_before(&blocks->large, at);
 		map_remove(&blocks->large, gone);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grant.h"
 
+#include "handover.h"
 #include "overhead.h"
 #include "pool.h"
 #include "quiet.h"
@@ -53,6 +54,7 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 	while (result == LEDGER_REFUSED) {
 		bool more = pool_give_back(process, wish->ordinal);
 
+		handover_look();
 		if (settle_dead(process, device))
 			more = true;
 		/* Once more even if nothing came back: somebody else may have settled what we saw.

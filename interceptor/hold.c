@@ -116,11 +116,25 @@ bool unhold(uint64_t key, struct holding *holding)
 
 CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *holding)
 {
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		process_release(holding->ordinal, holding->bytes, holding->kind);
-	else
+		import_end(holding->import);
+	} else {
 		hold(key, holding);
+	}
 	return result;
+}
+
+struct import *hold_import(uint64_t key)
+{
+	struct holds *holds = take_holds();
+	const struct holding *held = map_find(&holds->by_key, key);
+	struct import *import = held ? held->import : NULL;
+
+	if (import)
+		import_refer(import);
+	lock_give(&holds->lock);
+	return import;
 }
 
 bool hold_open(uint64_t key)
@@ -140,7 +154,7 @@ bool hold_close(uint64_t key, struct holding *holding)
 	return take_out(key, holding, false);
 }
 
-/* Take out all of one owner, or of one library; what is 0 does not count. */
+/* Take out all of one owner, or of one source; what is 0 does not count. */
 static void give_back(struct process *process, uint64_t owner, uint64_t source)
 {
 	uint64_t bytes[PROCESS_ORDINALS][KIND_OVERHEAD + 1] = {0};
@@ -153,6 +167,7 @@ static void give_back(struct process *process, uint64_t owner, uint64_t source)
 		if ((!owner || at->owner != owner) && (!source || at->source != source))
 			continue;
 		bytes[at->ordinal][at->kind] += at->bytes;
+		import_end(at->import);
 		at = map_before(&holds_of(process)->by_key, at);
 		map_remove(&holds_of(process)->by_key, gone);
 	}

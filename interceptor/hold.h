@@ -6,17 +6,21 @@
 #ifndef GPUSLICE_HOLD_H
 #define GPUSLICE_HOLD_H
 
+#include "import.h"
 #include "lock.h"
 #include "map.h"
 #include "process.h"
 
 struct holding {
 	uint64_t bytes;
-	uint64_t owner;  /* the context that it ends with, or 0 */
-	uint64_t source; /* the library, or of managed variables the module, that it came with */
+	uint64_t owner; /* the context that it ends with, or 0 */
+	/* What it also ends with: of code, the library that it was loaded from; of managed
+	 * variables, the module or library; of a pool's memory, the imported pool; or 0. */
+	uint64_t source;
 	CUdevice ordinal;
 	enum kind kind;
-	uint32_t opens; /* how often it was opened, of what can be opened again */
+	uint32_t opens;        /* how often it was opened, of what can be opened again */
+	struct import *import; /* which it is, or part of; else NULL */
 };
 
 struct holds {
@@ -48,12 +52,15 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 bool unhold(uint64_t key, struct holding *holding);
 CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *holding);
 
+/* What is an import, under that key, whose user the caller is then, too; NULL: nothing is. */
+struct import *hold_import(uint64_t key);
+
 /* One use more of what is held, or one less: false if nothing is. *holding is what it was; the last
  * use takes it out. */
 bool hold_open(uint64_t key);
 bool hold_close(uint64_t key, struct holding *holding);
 
-/* Around the call that unloads a library or a module: give back all that came with it. */
+/* Around the call that ends a source: give back all that came from it. */
 void hold_source_leave(uint64_t source);
 CUresult hold_source_left(CUresult result, uint64_t source);
 

@@ -6,6 +6,7 @@
  */
 #include "context.h"
 #include "grant.h"
+#include "hold.h"
 #include "pool.h"
 #include "state.h"
 #include "stream.h"
@@ -483,9 +484,12 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
 
 CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
-	struct process *process = process_get();
+	uint64_t source = (uint64_t)(uintptr_t)handle;
 
-	return handle ? pool_destroy(process, handle) : DRIVER(cuMemPoolDestroy)(handle);
+	hold_source_leave(source);
+	return hold_source_left(handle ? pool_destroy(process_get(), handle)
+	                               : DRIVER(cuMemPoolDestroy)(handle),
+	                        source);
 }
 
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)

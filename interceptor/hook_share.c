@@ -1,97 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that processes share. Who made it is charged for it; a process of the same slice that
- * opens it is not. From outside the slice it is charged at its size, as long as it is open.
+ * Memory that processes share. Its maker is charged for it, also when that has let go of it and
+ * others have not (handover.h); a process of the same slice that opens it is not. From outside the
+ * slice it is charged at its size, as long as it is open.
  *
- * Whose it is is told by what crosses over. A legacy IPC handle and a fabric handle are 64 bytes
- * that name the memory: the lender notes a hash of them in the ledger. A descriptor is an open file
- * of the driver's: the lender makes itself the file's owner (fcntl(2), F_SETOWN; it means nothing
- * without O_ASYNC), which travels with the file, and the borrower sees whether that is a process
- * of its slice. A dead one owns nothing.
- *
- * When the lender frees the memory or dies while it is open elsewhere, it stays, and driver truth
- * counts it with the borrower from then on (driver observation, H100, 580.159.04).
+ * When its maker dies while it is open elsewhere, it stays, and is charged to the process that has
+ * it open.
  */
 #include "block.h"
 #include "context.h"
 #include "grant.h"
+#include "handover.h"
 #include "hold.h"
+#include "import.h"
+#include "lender.h"
 #include "movable.h"
 #include "object.h"
 #include "piece.h"
 #include "pool.h"
 #include "table.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* FNV-1a: http://www.isthe.com/chongo/tech/comp/fnv/ */
-static uint64_t name_of(const void *handle)
-{
-	const unsigned char *bytes = handle;
-	uint64_t hash = 0xcbf29ce484222325ull;
-
-	for (unsigned i = 0; i < 64; i++)
-		hash = (hash ^ bytes[i]) * 0x100000001b3ull;
-	return hash ? hash : 1;
-}
-
-static void lend(const void *handle)
-{
-	struct process *process = process_attached();
-
-	if (process)
-		ledger_lend(process->ledger, name_of(handle));
-}
-
-static bool lent(const void *handle)
-{
-	struct process *process = process_attached();
-
-	return process && ledger_lent(process->ledger, name_of(handle));
-}
-
-static void own(int descriptor)
-{
-	int saved = errno;
-
-	(void)fcntl(descriptor, F_SETOWN, (int)syscall(SYS_getpid));
-	errno = saved;
-}
-
-/* The pid of the process that exported what the descriptor is, as this process sees it; 0 if there
- * is none. */
-static uint32_t owner_of(int descriptor)
-{
-	struct f_owner_ex owner = {0};
-	int saved = errno, result = fcntl(descriptor, F_GETOWN_EX, &owner);
-
-	errno = saved;
-	return result == 0 && owner.type == F_OWNER_PID && owner.pid > 0 ? (uint32_t)owner.pid : 0;
-}
-
-/* Whether a process of that pid, as this process sees it, is of the slice. */
-static bool of_slice(uint32_t pid)
-{
-	struct process *process = process_attached();
-	const struct ledger_lane *me, *lane;
-	uint32_t high;
-
-	if (!process || !pid)
-		return false;
-	me = &process->ledger->lane[process->lane];
-	high = __atomic_load_n(&process->ledger->high_lane, __ATOMIC_ACQUIRE);
-	for (uint32_t i = 1; i <= high && i < LEDGER_LANES; i++) {
-		lane = &process->ledger->lane[i];
-		if (__atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE &&
-		    lane->pid_ns == me->pid_ns && lane->ns_pid == pid)
-			return true;
-	}
-	return false;
-}
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
@@ -101,7 +28,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	result = DRIVER(cuIpcGetMemHandle)(handle, pointer);
 	if (result == CUDA_SUCCESS)
-		lend(handle);
+		handover_lent(handle, &(struct lent){.address = pointer});
 	return result;
 }
 
@@ -114,61 +41,75 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 	return DRIVER(cuMemGetHandleForAddressRange)(handle, pointer, bytes, type, flags);
 }
 
-/* How large it is can be asked only once it is open. */
-static CUresult opened(CUdeviceptr *pointer, const CUipcMemHandle *handle)
+/* Its lender may know before it is open, its size only afterwards. */
+static struct import *begin_opening(const CUipcMemHandle *handle)
 {
-	struct holding import = {.opens = 1};
-	CUdeviceptr base = 0;
+	return import_begin(lender_of_name(handle), process_current_ordinal(), -1, handle);
+}
+
+static uint64_t size_at(CUdeviceptr pointer)
+{
+	CUdeviceptr start = 0;
 	size_t bytes = 0;
 
-	/* Open already: the driver counts, and so do we. */
-	if (lent(handle) || hold_open(*pointer))
-		return CUDA_SUCCESS;
 	if (DRIVER_HAS(cuMemGetAddressRange_v2))
-		(void)DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, *pointer);
-	import.bytes = block_round(bytes);
-	import.owner = context_current();
-	import.ordinal = process_current_ordinal();
-	if (grant(import.ordinal, import.bytes, KIND_MEMORY, ATTACH_CALL_IPC) == GRANTED) {
-		hold(*pointer, &import);
+		(void)DRIVER(cuMemGetAddressRange_v2)(&start, &bytes, pointer);
+	return bytes;
+}
+
+static CUresult opened(CUresult result, CUdeviceptr *pointer, struct import *import)
+{
+	/* Open already: the driver counts, and so do we. */
+	if (result != CUDA_SUCCESS || hold_open(*pointer)) {
+		import_end(import);
+		return result;
+	}
+	if (import_reaches(import, block_round(size_at(*pointer)), ATTACH_CALL_IPC, NULL)) {
+		hold(*pointer, &(struct holding){.import = import,
+		                                 .opens = 1,
+		                                 .owner = context_current(),
+		                                 .ordinal = process_current_ordinal()});
 		return CUDA_SUCCESS;
 	}
 	if (DRIVER_HAS(cuIpcCloseMemHandle))
 		(void)DRIVER(cuIpcCloseMemHandle)(*pointer);
+	import_end(import);
 	*pointer = 0;
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
-	CUresult result;
+	struct import *import = begin_opening(&handle);
 
-	result = DRIVER(cuIpcOpenMemHandle)(pointer, handle, flags);
-	return result == CUDA_SUCCESS ? opened(pointer, &handle) : result;
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return opened(DRIVER(cuIpcOpenMemHandle)(pointer, handle, flags), pointer, import);
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
-	CUresult result;
+	struct import *import = begin_opening(&handle);
 
-	result = DRIVER(cuIpcOpenMemHandle_v2)(pointer, handle, flags);
-	return result == CUDA_SUCCESS ? opened(pointer, &handle) : result;
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return opened(DRIVER(cuIpcOpenMemHandle_v2)(pointer, handle, flags), pointer, import);
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
-	struct holding import;
-	bool known = hold_close(pointer, &import);
+	struct holding holding;
+	bool known = hold_close(pointer, &holding);
 	CUresult result = DRIVER(cuIpcCloseMemHandle)(pointer);
 
 	if (!known)
 		return result;
-	if (result != CUDA_SUCCESS) {
-		import.opens = 1;
-		if (!hold_open(pointer))
-			hold(pointer, &import);
-	} else if (import.opens == 1) {
-		process_release(import.ordinal, import.bytes, import.kind);
+	if (result == CUDA_SUCCESS) {
+		if (holding.opens == 1)
+			import_end(holding.import);
+	} else if (!hold_open(pointer)) {
+		holding.opens = 1;
+		hold(pointer, &holding);
 	}
 	return result;
 }
@@ -182,11 +123,9 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (type == CU_MEM_HANDLE_TYPE_FABRIC)
-		lend(shareable);
-	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-		own(*(const int *)shareable);
-		object_exported(handle, *(const int *)shareable);
-	}
+		handover_name(handle, shareable);
+	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		handover_file(handle, *(const int *)shareable);
 	return result;
 }
 
@@ -204,27 +143,29 @@ static CUdevice ordinal_of(CUmemGenericAllocationHandle handle)
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                         int type)
 {
-	int descriptor = (int)(intptr_t)shareable;
-	bool within = false, own_export;
-	uint32_t owner = 0;
+	bool is_file = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	int descriptor = is_file ? (int)(intptr_t)shareable : -1;
+	const void *name = type == CU_MEM_HANDLE_TYPE_FABRIC ? shareable : NULL;
+	uint64_t lender = 0;
+	struct import *import;
+	CUdevice ordinal;
 	CUresult result;
 
-	if (type == CU_MEM_HANDLE_TYPE_FABRIC && shareable)
-		within = lent(shareable);
-	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-		owner = owner_of(descriptor);
-		within = of_slice(owner);
-	}
+	if (is_file)
+		lender = lender_of_file(descriptor);
+	else if (name)
+		lender = lender_of_name(name);
+	import = import_begin(lender, -1, descriptor, name);
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
-	if (result != CUDA_SUCCESS)
-		return result;
-	/* One's own export is one more reference to it; if it was released meanwhile, only the
-	 * descriptor kept it, and nobody is charged for it any more. */
-	own_export = owner && owner == (uint32_t)syscall(SYS_getpid);
-	if (own_export && object_reimported(*handle, descriptor))
-		return result;
-	if ((own_export || !within) && ordinal_of(*handle) >= 0)
-		object_borrowed(*handle, ordinal_of(*handle));
+	if (result == CUDA_SUCCESS) {
+		ordinal = ordinal_of(*handle);
+		import_is_on(import, ordinal);
+		object_imported(*handle, ordinal, import);
+	} else {
+		import_end(import);
+	}
 	return result;
 }
 
@@ -241,24 +182,82 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 	return result;
 }
 
+/* The steps of a pool's memory that an allocation takes, if it begins with one. */
+static uint64_t steps_at(CUdeviceptr pointer)
+{
+	return (size_at(pointer) + POOL_STEP - 1) & ~(POOL_STEP - 1);
+}
+
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
+{
+	CUresult result = DRIVER(cuMemPoolExportPointer)(data, pointer);
+
+	if (result == CUDA_SUCCESS)
+		handover_lent(data, &(struct lent){.address = pointer,
+		                                   .ordinal = process_current_ordinal(),
+		                                   .of_pool = steps_at(pointer) + POOL_STEP});
+	return result;
+}
+
+/* The memory stays until the imported pool is destroyed (driver observation). */
+CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
+                                CUmemPoolPtrExportData *data)
+{
+	uint64_t lender = data ? lender_of_name(data) : 0, source = (uint64_t)(uintptr_t)pool;
+	uint64_t key = lender ? lender_name(data) ^ source : 0;
+	struct import *import;
+	CUresult result;
+
+	if (!lender)
+		return DRIVER(cuMemPoolImportPointer)(pointer, pool, data);
+	import = import_begin(lender, process_current_ordinal(), -1, data);
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = DRIVER(cuMemPoolImportPointer)(pointer, pool, data);
+	if (result != CUDA_SUCCESS || hold_known(key)) {
+		import_end(import);
+		return result;
+	}
+	(void)import_reaches(import, steps_at(*pointer), ATTACH_CALL_IPC, NULL);
+	hold(key,
+	     &(struct holding){.import = import, .source = source, .ordinal = import->ordinal});
+	return result;
+}
+
+static struct import *begin_external(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description,
+                                     CUdevice ordinal)
+{
+	int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+	                     ? description->handle.fd
+	                     : -1;
+
+	/* The driver takes the descriptor over, so it is looked at before. */
+	return import_begin(lender_of_file(descriptor), ordinal, descriptor, NULL);
+}
+
 CUresult cuImportExternalMemory(CUexternalMemory *memory,
                                 const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
 	CUdevice ordinal = process_current_ordinal();
-	uint64_t bytes;
+	struct import *import;
 	CUresult result;
 
-	/* The driver takes the descriptor over, so it is looked at before. */
-	if (!memory || !description || ordinal < 0 ||
-	    (description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD &&
-	     of_slice(owner_of(description->handle.fd))))
+	if (!memory || !description || ordinal < 0)
 		return DRIVER(cuImportExternalMemory)(memory, description);
-	bytes = block_round(description->size);
-	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_EXTERNAL) != GRANTED)
+	import = begin_external(description, ordinal);
+	if (!import ||
+	    !import_reaches(import, block_round(description->size), ATTACH_CALL_EXTERNAL, NULL)) {
+		import_end(import);
 		return grant_error();
+	}
 	result = DRIVER(cuImportExternalMemory)(memory, description);
-	return hold_or_release(result, result ? 0 : (uint64_t)(uintptr_t)*memory, ordinal, bytes,
-	                       KIND_MEMORY);
+	if (result == CUDA_SUCCESS)
+		hold((uint64_t)(uintptr_t)*memory, &(struct holding){.import = import,
+		                                                     .owner = context_current(),
+		                                                     .ordinal = ordinal});
+	else
+		import_end(import);
+	return result;
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)
@@ -269,4 +268,34 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 	if (!unhold(key, &import))
 		return DRIVER(cuDestroyExternalMemory)(memory);
 	return release_or_hold(DRIVER(cuDestroyExternalMemory)(memory), key, &import);
+}
+
+/* A part of external memory holds all of it, without its handle, too. */
+static CUresult mapped(CUresult result, CUexternalMemory memory, uint64_t key)
+{
+	struct import *import =
+	    result == CUDA_SUCCESS ? hold_import((uint64_t)(uintptr_t)memory) : NULL;
+
+	if (import)
+		hold(key, &(struct holding){.import = import,
+		                            .owner = context_current(),
+		                            .ordinal = import->ordinal});
+	return result;
+}
+
+CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
+                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description)
+{
+	CUresult result = DRIVER(cuExternalMemoryGetMappedBuffer)(pointer, memory, description);
+
+	return mapped(result, memory, result == CUDA_SUCCESS ? *pointer : 0);
+}
+
+CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexternalMemory memory,
+                                                 const void *description)
+{
+	CUresult result =
+	    DRIVER(cuExternalMemoryGetMappedMipmappedArray)(array, memory, description);
+
+	return mapped(result, memory, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
 }

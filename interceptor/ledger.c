@@ -418,3 +418,15 @@ void ledger_lend(struct ledger *ledger, uint64_t name)
 		pushed_out =
 		    __atomic_exchange_n(&ledger->shared[place + i], pushed_out, __ATOMIC_ACQ_REL);
 }
+
+void ledger_unlend(struct ledger *ledger, uint64_t name)
+{
+	uint32_t place = shared_place(name);
+
+	for (uint32_t i = 0; name && i < SHARED_WAYS; i++) {
+		uint64_t noted = name;
+
+		(void)__atomic_compare_exchange_n(&ledger->shared[place + i], &noted, 0, false,
+		                                  __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	}
+}

@@ -54,7 +54,7 @@
 #define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
 #define LEDGER_NO_LIMIT UINT64_MAX
-#define LEDGER_SHARED 4096u /* names of memory that processes of the slice lend */
+#define LEDGER_SHARED 4096u /* notes on memory that processes of the slice lend each other */
 
 /* The word: two halves, swapped as one. `tag` = lane << 48 | number of the lane's change. */
 struct ledger_word {
@@ -353,11 +353,12 @@ void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 
 /*
  * Memory of one process that another uses is charged once, to the one that lends it. The lender
- * notes the name that it gave out (a hash of an IPC or fabric handle, not 0); a borrower looks
- * whether the name is of the slice. The latest LEDGER_SHARED names or nearly so are known; one that
- * was pushed out is taken for another slice's.
+ * notes the name that it gave out (a hash, not 0, of an IPC or fabric handle and of who notes it),
+ * and so does each borrower while it has that open. The latest LEDGER_SHARED notes or nearly so are
+ * known; memory whose lender's note was pushed out is taken for another slice's.
  */
 void ledger_lend(struct ledger *ledger, uint64_t name);
+void ledger_unlend(struct ledger *ledger, uint64_t name);
 bool ledger_lent(const struct ledger *ledger, uint64_t name);
 
 /* What a lane holds on a device now, as another process sees it. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "object.h"
 
+#include "handover.h"
 #include "state.h"
 
 #include <sys/mman.h>
@@ -55,10 +56,15 @@ static void end(struct objects *all, struct object *object)
 /* One reference less of memory: what nothing refers to is given back. */
 static void drop_memory(struct objects *all, struct object *object)
 {
-	if (--object->references)
+	if (--object->references > object->exports)
 		return;
+	if (object->exports) {
+		handover_waits();
+		return;
+	}
 	if (object->ordinal >= 0)
 		process_release(object->ordinal, object->bytes, KIND_MEMORY);
+	import_end(object->import);
 	end(all, object);
 }
 
@@ -125,12 +131,12 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 
 void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes)
 {
-	make(handle, &(struct object){.ordinal = ordinal, .bytes = bytes, .exported = -1});
+	make(handle, &(struct object){.ordinal = ordinal, .bytes = bytes});
 }
 
-void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal)
+void object_imported(CUmemGenericAllocationHandle handle, CUdevice ordinal, struct import *import)
 {
-	make(handle, &(struct object){.ordinal = ordinal, .borrowed = true, .exported = -1});
+	make(handle, &(struct object){.ordinal = ordinal, .import = import});
 }
 
 void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
@@ -164,7 +170,8 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle va
 		object = handle->object;
 		if (!--handle->uses)
 			map_remove(&all->handles, handle);
-		releasing->last = object->references == 1 && object->ordinal >= 0;
+		releasing->last =
+		    object->references == 1 && object->ordinal >= 0 && !object->import;
 		if (releasing->last) {
 			releasing->was = *object;
 			end(all, object);
@@ -191,62 +198,68 @@ void object_released(const struct releasing *releasing, CUmemGenericAllocationHa
 		add_handle(all, releasing->object, handle);
 	drop(all, releasing->object);
 	lock_give(&all->lock);
+	handover_look();
 }
 
-void object_exported(CUmemGenericAllocationHandle value, int descriptor)
+/* --- exports --------------------------------------------------------------------------------- */
+
+static struct object *add_export(struct object *object)
+{
+	if (object) {
+		object->references++;
+		object->exports++;
+	}
+	return object;
+}
+
+struct object *object_export(CUmemGenericAllocationHandle handle)
 {
 	struct objects *all = objects();
-	struct handle *at = NULL;
-	struct mapping *mapped = NULL;
 	struct object *object;
 
 	lock_take(&all->lock);
-	while ((at = map_next(&all->handles, at))) {
-		if (at->object->exported == descriptor)
-			at->object->exported = -1;
-	}
-	while ((mapped = map_next(&all->mapped, mapped))) {
-		if (mapped->object->exported == descriptor)
-			mapped->object->exported = -1;
-	}
-	object = find(all, value);
-	if (object)
-		object->exported = descriptor;
-	lock_give(&all->lock);
-}
-
-bool object_reimported(CUmemGenericAllocationHandle value, int descriptor)
-{
-	struct objects *all = objects();
-	struct object *object = NULL;
-	struct handle *at = NULL;
-	struct mapping *mapped = NULL;
-
-	lock_take(&all->lock);
-	while (!object && (at = map_next(&all->handles, at))) {
-		if (at->object->exported == descriptor)
-			object = at->object;
-	}
-	while (!object && (mapped = map_next(&all->mapped, mapped))) {
-		if (mapped->object->exported == descriptor)
-			object = mapped->object;
-	}
-	if (object)
-		add_handle(all, object, value);
+	object = add_export(find(all, handle));
 	lock_give(&all->lock);
 	return object;
 }
 
-/* --- mappings -------------------------------------------------------------------------------- */
-
-/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How
- * much more that is. */
-static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, uint64_t bytes)
+struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t bytes)
 {
-	uint64_t end = offset + bytes;
+	struct objects *all = objects();
 
-	return object->borrowed && end >= offset && end > object->bytes ? end - object->bytes : 0;
+	lock_take(&all->lock);
+	if (!object) {
+		object = new_object(all);
+		if (object)
+			begin(all, object, &(struct object){.ordinal = ordinal, .bytes = bytes});
+	}
+	object = add_export(object);
+	lock_give(&all->lock);
+	return object;
 }
+
+void object_unexport(struct object *object)
+{
+	struct objects *all = objects();
+
+	lock_take(&all->lock);
+	object->exports--;
+	drop(all, object);
+	lock_give(&all->lock);
+}
+
+bool object_waits(const struct object *object)
+{
+	struct objects *all = objects();
+	bool so;
+
+	lock_take(&all->lock);
+	so = object->references == object->exports;
+	lock_give(&all->lock);
+	return so;
+}
+
+/* --- mappings -------------------------------------------------------------------------------- */
 
 static struct mapping *note_mapping(struct objects *all, struct object *object, CUdeviceptr address,
                                     uint64_t bytes)
@@ -285,7 +298,7 @@ struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
 	if (__builtin_expect(!try_lock(&all), 0))
 		return NULL;
 	handle = map_find_home(&all->handles, value);
-	if (__builtin_expect(handle && !handle->object->borrowed, 1))
+	if (__builtin_expect(handle && !handle->object->import, 1))
 		mapping = map_put_home(&all->mapped, address);
 	if (__builtin_expect(mapping != NULL, 1)) {
 		object = handle->object;
@@ -296,29 +309,31 @@ struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
 	return object;
 }
 
+/* Nobody can ask how large an import is: it is as far as it is mapped, before that. */
 bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
                 CUmemGenericAllocationHandle handle)
 {
 	struct objects *all = objects();
+	struct object *object;
 	bool fits = true;
-	uint64_t more;
 
-	attempt->object = NULL;
 	attempt->charged = 0;
 	lock_take(&all->lock);
-	attempt->object = find(all, handle);
-	if (attempt->object) {
-		more = more_of_borrowed(attempt->object, offset, bytes);
-		if (__builtin_expect(more != 0, 0)) {
-			fits = grant(attempt->object->ordinal, more, KIND_MEMORY,
-			             ATTACH_CALL_IMPORT) == GRANTED;
-			attempt->charged = fits ? more : 0;
-			attempt->object->bytes += attempt->charged;
-		}
-		if (fits && note_mapping(all, attempt->object, address, bytes))
-			attempt->object->references++;
-		else
-			attempt->object = NULL;
+	object = find(all, handle);
+	if (object)
+		object->references++;
+	lock_give(&all->lock);
+	attempt->object = object;
+	if (object && object->import && object->ordinal >= 0)
+		fits = bytes <= UINT64_MAX - offset &&
+		       import_reaches(object->import, offset + bytes, ATTACH_CALL_IMPORT,
+		                      &attempt->charged);
+	if (!object)
+		return true;
+	lock_take(&all->lock);
+	if (!fits || !note_mapping(all, object, address, bytes)) {
+		drop(all, object);
+		attempt->object = NULL;
 	}
 	lock_give(&all->lock);
 	return fits;
@@ -331,13 +346,12 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
 
 	if (!attempt->object)
 		return;
+	if (attempt->charged)
+		import_shrinks(attempt->object->import, attempt->charged);
 	lock_take(&all->lock);
 	mapping = map_find(&all->mapped, address);
 	if (mapping && mapping->object == attempt->object)
 		map_remove(&all->mapped, mapping);
-	attempt->object->bytes -= attempt->charged;
-	if (attempt->charged)
-		process_release(attempt->object->ordinal, attempt->charged, KIND_MEMORY);
 	drop(all, attempt->object);
 	lock_give(&all->lock);
 }
@@ -377,7 +391,7 @@ bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64
 	mapping = map_find_home(&all->mapped, address);
 	if (__builtin_expect(mapping && mapping->bytes == bytes, 1)) {
 		object = mapping->object;
-		if (__builtin_expect(object->references > 1, 1)) {
+		if (__builtin_expect(object->references > 1 + object->exports, 1)) {
 			object->references--;
 			unmapping->one = *mapping;
 			unmapping->bytes = object->bytes;
@@ -407,7 +421,7 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 		object = at->object;
 		unmapping->one = *at;
 		map_remove(&all->mapped, at);
-		if (object->references > 1) {
+		if (object->references > 1 + object->exports) {
 			unmapping->serial = object->serial;
 			unmapping->bytes = object->bytes;
 			unmapping->ordinal = object->ordinal;
@@ -444,9 +458,7 @@ static void take_back(struct objects *all, struct unmapping *unmapping)
 		if (!object)
 			return;
 		begin(all, object,
-		      &(struct object){.bytes = unmapping->bytes,
-		                       .ordinal = unmapping->ordinal,
-		                       .exported = -1});
+		      &(struct object){.bytes = unmapping->bytes, .ordinal = unmapping->ordinal});
 		process_charge_anyway(object->ordinal, object->bytes, KIND_MEMORY);
 		unmapping->one.object = object;
 	}
@@ -476,6 +488,7 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 	while (unmapping->any_several && (at = map_next(&unmapping->several, at)))
 		end_mapping(all, map_key(at), at, result);
 	lock_give(&all->lock);
+	handover_look();
 	if (unmapping->any_several)
 		map_end(&unmapping->several);
 }
@@ -543,6 +556,7 @@ void object_unbind(uint64_t part)
 	lock_take(&all->lock);
 	unbind(all, part);
 	lock_give(&all->lock);
+	handover_look();
 }
 
 void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes)
@@ -554,4 +568,5 @@ void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t 
 	lock_take(&all->lock);
 	unbind_all(all, holder, device, offset, bytes);
 	lock_give(&all->lock);
+	handover_look();
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Physical memory, as the virtual memory calls know it: pieces that live as long as anything
- * refers to them, be it a handle, a mapping, a tile of a sparse array, or a multicast binding. Only
- * the last of them gives the bytes back.
+ * refers to them, be it a handle, a mapping, a tile of a sparse array, a multicast binding, or an
+ * export that others may have. Only the last of them gives the bytes back.
  *
  * A reference is noted before the driver's call that makes it, and taken back if that fails; one
  * that a call ends is taken out before it, and what was the last is given back after it. So a call
@@ -12,18 +12,20 @@
 #define GPUSLICE_OBJECT_H
 
 #include "grant.h"
+#include "import.h"
 #include "map.h"
 
 /* A piece of physical memory, or a multicast object, which is none. */
 struct object {
-	uint32_t references; /* handles, mappings, bindings, and calls that are about to end one */
-	CUdevice ordinal;    /* where; -1: nothing is charged (a multicast object) */
-	uint64_t bytes;      /* charged for it */
-	uint64_t serial;     /* of this object among all that used this memory; 0: it is gone */
-	bool borrowed;       /* from outside the slice: charged as far as it was ever mapped */
-	int exported;        /* the descriptor that it was last exported to, or -1 */
-	uint64_t handle;     /* the value that it was first known by */
-	struct object *next; /* of those that are free to be used again */
+	/* Handles, mappings, bindings, exports, and calls that are about to end one. */
+	uint32_t references;
+	uint32_t exports;      /* of them, the exports */
+	CUdevice ordinal;      /* where; -1: nothing is charged (a multicast object) */
+	uint64_t bytes;        /* charged for it */
+	uint64_t serial;       /* of this object among all that used this memory; 0: it is gone */
+	struct import *import; /* it was imported, which is charged apart; else NULL */
+	uint64_t handle;       /* the value that it was first known by */
+	struct object *next;   /* of those that are free to be used again */
 };
 
 struct handle {
@@ -58,7 +60,7 @@ struct objects {
 /* A new object that `handle` refers to. If there is no memory for it, what was charged for it stays
  * charged until the process ends. */
 void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes);
-void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal);
+void object_imported(CUmemGenericAllocationHandle handle, CUdevice ordinal, struct import *import);
 
 /* The program has the handle once more, of the object that it is of, or that is mapped at the
  * address. */
@@ -74,7 +76,7 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle ha
 void object_released(const struct releasing *releasing, CUmemGenericAllocationHandle handle,
                      CUresult result);
 
-/* Around cuMemMap. False if it is borrowed memory that does not fit. */
+/* Around cuMemMap. False if it is memory from outside the slice that does not fit. */
 struct attempt {
 	struct object *object; /* NULL: not known */
 	uint64_t charged;
@@ -111,10 +113,15 @@ void object_unmapped(struct unmapping *unmapping, CUresult result);
 bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
 void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result);
 
-/* An object was exported to a descriptor, whose number may have been another one's before. */
-void object_exported(CUmemGenericAllocationHandle handle, int descriptor);
-/* The program imported what it had exported to that descriptor. False if that is not known. */
-bool object_reimported(CUmemGenericAllocationHandle handle, int descriptor);
+/*
+ * Exports (handover.h): an object has one more, NULL if none has that handle; one is gone. What
+ * only its exports keep waits for them. object_keep() makes one that does so from the beginning,
+ * or, if it is given one, has that be for one export more.
+ */
+struct object *object_export(CUmemGenericAllocationHandle handle);
+struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t bytes);
+void object_unexport(struct object *object);
+bool object_waits(const struct object *object);
 
 /*
  * Bindings: `holder` is the handle of the array or multicast object, `part` names the part,

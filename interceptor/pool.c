@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
 
+#include "handover.h"
 #include "state.h"
 #include "stream.h"
 #include "table.h"
@@ -286,7 +287,11 @@ uint64_t pool_look(struct pool *pool)
 	if (reserved + pool->pending < charged) {
 		uint64_t back = charged - reserved - pool->pending;
 
-		process_release(pool->ordinal, back, pool->kind);
+		process_release(pool->ordinal,
+		                pool->kind == KIND_MEMORY
+		                    ? back - handover_kept_of_pools(back, pool->ordinal)
+		                    : back,
+		                pool->kind);
 		charged -= back;
 		SET(pool->forced, pool->forced > back ? pool->forced - back : 0);
 	} else if (reserved > charged && device >= 0 &&

@@ -7,7 +7,9 @@
 #include "context.h"
 #include "function.h"
 #include "graph.h"
+#include "handover.h"
 #include "hold.h"
+#include "import.h"
 #include "managed.h"
 #include "movable.h"
 #include "mover.h"
@@ -40,6 +42,8 @@ struct state {
 	struct movables movables;
 	struct mover mover;
 	struct recordings recordings;
+	struct handovers handovers;
+	struct imports imports;
 };
 
 static inline struct state *state_of(struct process *process)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view.h"
 
+#include "handover.h"
+
 /* What the slice's pool has left may be less than what the slice has. */
 static struct view with_pool(const struct process *process, const uint8_t *uuid, struct view view)
 {
@@ -27,6 +29,7 @@ struct view view_of(const struct process *process, int device)
 
 	if (!process || device < 0)
 		return view;
+	handover_look();
 	d = &process->ledger->device[device];
 	used = __atomic_load_n(&d->word.used, __ATOMIC_RELAXED);
 	limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);

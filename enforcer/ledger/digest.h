@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 6f12cd3e3d16e699d05927991c34a00300d522cca69b21d359310b8c65f08465
+ * SHA-256: ad6bc491c66cc016201d79b78737188323dfb19a7488312bec2fc7a3d1a9dd94
  */

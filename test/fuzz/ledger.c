@@ -171,6 +171,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			value = take_value(&in);
 			ledger_lend(page, value);
 			must(!value || ledger_lent(page, value), "a name that was lent is known");
+			ledger_unlend(page, value);
+			must(!ledger_lent(page, value), "one that is lent no more is not");
+			ledger_lend(page, value);
 			break;
 		case 10: /* a process of the slice that begins, and an enforcer that is started
 		            again */

@@ -77,6 +77,9 @@ if library thread "${flags[@]}" -include test/sanitizers/tsan_atomic128.h >"$dir
 	try thread 2G threads 16 4000
 	try thread 1536M race "$seconds" 8 4 $((1536 << 20))
 	try thread 4G storm "$seconds" 8 2
+	for row in kept own orphan; do
+		try thread 4G rows share-$row within
+	done
 else
 	built thread
 fi
@@ -91,6 +94,9 @@ if library address "${flags[@]}" >"$dir/log" 2>&1; then
 	context=64M try address 4G accounting
 	context=64M try address 2G fork
 	context=64M try address 4G devices
+	for row in kept own orphan; do
+		context=64M try address 4G rows share-$row within
+	done
 else
 	built address
 fi

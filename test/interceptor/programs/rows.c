@@ -22,8 +22,9 @@
 #include <unistd.h>
 
 static const struct row *const families[] = {
-    linear_rows, pool_rows, physical_rows, bind_rows,    array_rows, context_rows,    graph_rows,
-    share_rows,  info_rows, module_rows,   library_rows, stack_rows, stack_graph_rows};
+    linear_rows,  pool_rows,    physical_rows, bind_rows,       array_rows,
+    context_rows, graph_rows,   share_rows,    keep_rows,       info_rows,
+    module_rows,  library_rows, stack_rows,    stack_graph_rows};
 
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 

@@ -56,7 +56,7 @@ struct peer {
 /* Each ends with an entry without a name. */
 extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
     bind_rows[], graph_rows[], share_rows[], info_rows[], module_rows[], library_rows[],
-    stack_rows[], stack_graph_rows[];
+    stack_rows[], stack_graph_rows[], keep_rows[];
 extern const struct peer share_peers[];
 
 /* Entry points that pass, so that driver.def has no prototypes of them. */
@@ -83,11 +83,6 @@ CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type,
                                           unsigned long long flags);
-CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer);
-CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
-                                CUmemPoolPtrExportData *data);
-CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
-                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description);
 CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *properties, CUarray array);
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type);
 CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
@@ -167,11 +162,14 @@ struct message {
 	size_t bytes;
 	CUipcMemHandle ipc;
 	CUmemPoolPtrExportData pointer;
+	char way[16]; /* rows_keep.c's */
 };
 /* `context` is what its context takes of the quota. Ends with this process. */
 pid_t peer_start(const char *name, int *socket, size_t *context);
 void message_send(int socket, const struct message *message, int descriptor);
 bool message_receive(int socket, struct message *message, int *descriptor);
+void peer_keeper(int socket);
+void peer_maker(int socket);
 
 CUmemAllocationProp on_device(int handle_types);
 void access_to(CUdeviceptr address, size_t bytes);

@@ -188,8 +188,13 @@ static void peer_pool(int socket)
 	(void)serve("pool", socket);
 }
 
-const struct peer share_peers[] = {
-    {"nothing", peer_nothing}, {"ipc", peer_ipc}, {"fd", peer_fd}, {"pool", peer_pool}, {0}};
+const struct peer share_peers[] = {{"nothing", peer_nothing},
+                                   {"ipc", peer_ipc},
+                                   {"fd", peer_fd},
+                                   {"pool", peer_pool},
+                                   {"keeper", peer_keeper},
+                                   {"maker", peer_maker},
+                                   {0}};
 
 pid_t peer_start(const char *name, int *socket, size_t *context)
 {

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "handover.h"
+
+#include "import.h"
+#include "lender.h"
+#include "object.h"
+#include "quiet.h"
+#include "state.h"
+#include "stream.h"
+#include "table.h"
+#include "threads.h"
+
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PACE 1 /* seconds between two looks of the thread */
+
+struct handover_seen handover_seen;
+
+static struct handovers *handovers(void)
+{
+	return &state_of(process_get())->handovers;
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+static void *run(void *unused)
+{
+	struct timespec pace = {.tv_sec = PACE};
+	struct handovers *h = handovers();
+
+	(void)unused;
+	(void)prctl(PR_SET_NAME, "gpuslice");
+	for (;;) {
+		while (!__atomic_load_n(&h->work, __ATOMIC_ACQUIRE))
+			syscall(SYS_futex, &h->work, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+		nanosleep(&pace, NULL);
+		__atomic_store_n(&h->work, 0, __ATOMIC_SEQ_CST);
+		handover_look();
+		if (import_watch() || __atomic_load_n(&handover_seen.waits, __ATOMIC_SEQ_CST))
+			__atomic_store_n(&h->work, 1, __ATOMIC_RELEASE);
+	}
+	return NULL;
+}
+
+/* With no lock held: to begin a thread, the C library may ask the program for memory. */
+void handover_begin(void)
+{
+	struct handovers *h = handovers();
+	struct quiet quiet;
+	pthread_t thread;
+
+	if (__atomic_exchange_n(&h->begun, 1, __ATOMIC_ACQ_REL))
+		return;
+	quiet = quiet_begin();
+	(void)threads_begin(&thread, run, NULL);
+	quiet_end(quiet);
+}
+
+void handover_wake(void)
+{
+	struct handovers *h = handovers();
+
+	if (!__atomic_exchange_n(&h->work, 1, __ATOMIC_SEQ_CST))
+		syscall(SYS_futex, &h->work, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+void handover_waits(void)
+{
+	__atomic_store_n(&handover_seen.waits, true, __ATOMIC_SEQ_CST);
+	handover_wake();
+}
+
+/* --- what is exported ------------------------------------------------------------------------- */
+
+static void export(CUmemGenericAllocationHandle handle, int descriptor, uint64_t name)
+{
+	struct handovers *h = handovers();
+	struct quiet quiet = quiet_begin();
+	struct object *object;
+	struct exported *export;
+
+	handover_begin();
+	lock_take(&h->lock);
+	object = object_export(handle);
+	export = object ? map_put(&h->exports, ++h->serial, NULL) : NULL;
+	if (export)
+		*export = (struct exported){
+		    .object = object,
+		    .name = name,
+		    .watched = !name && fileset_put(&h->files, descriptor, h->serial)};
+	lock_give(&h->lock);
+	quiet_end(quiet);
+}
+
+void handover_file(CUmemGenericAllocationHandle handle, int descriptor)
+{
+	lender_own_file(descriptor);
+	export(handle, descriptor, 0);
+}
+
+void handover_name(CUmemGenericAllocationHandle handle, const void *name)
+{
+	lender_note(lender_name(name), LENDER_LENDS);
+	export(handle, -1, lender_name(name));
+}
+
+void handover_lent(const void *name, const struct lent *lent)
+{
+	struct handovers *h = handovers();
+	struct lent *known;
+
+	handover_begin();
+	lender_note(lender_name(name), LENDER_LENDS);
+	lock_take(&h->lock);
+	known = map_put(&h->lent, lender_name(name), NULL);
+	if (known)
+		*known = *lent;
+	__atomic_store_n(&handover_seen.lends, true, __ATOMIC_RELAXED);
+	lock_give(&h->lock);
+}
+
+/* With the lock held: others of the slice have it open. */
+static bool is_open(uint64_t name)
+{
+	struct process *process = process_attached();
+
+	return process && lender_who(process, name, LENDER_OPEN);
+}
+
+/* With the lock held: `object`, or a new one of so many bytes if that is NULL, is charged for those
+ * that have the name open. If it cannot be remembered, it stays charged. */
+static struct object *keep(struct handovers *h, struct object *object, uint64_t name,
+                           CUdevice ordinal, uint64_t bytes)
+{
+	struct exported *export;
+
+	object = object_keep(object, ordinal, bytes);
+	export = object ? map_put(&h->exports, ++h->serial, NULL) : NULL;
+	if (export)
+		*export = (struct exported){.object = object, .name = name};
+	handover_waits();
+	return object;
+}
+
+uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
+{
+	struct handovers *h = handovers();
+	struct quiet quiet = quiet_begin();
+	struct object *object = NULL;
+	struct lent *at = NULL;
+	uint64_t kept = 0;
+
+	lock_take(&h->lock);
+	while ((at = map_next(&h->lent, at))) {
+		struct lent *gone = at;
+
+		if (at->of_pool || at->address - address >= bytes)
+			continue;
+		if (is_open(map_key(at))) {
+			object = keep(h, object, map_key(at), ordinal, bytes);
+			kept = bytes;
+		}
+		at = map_before(&h->lent, at);
+		map_remove(&h->lent, gone);
+	}
+	lock_give(&h->lock);
+	quiet_end(quiet);
+	return kept;
+}
+
+static bool is_allocated(CUdeviceptr address)
+{
+	CUdeviceptr start = 0;
+	size_t bytes;
+	int mode = stream_capture_relaxed();
+	bool so = DRIVER_HAS(cuMemGetAddressRange_v2) &&
+	          DRIVER(cuMemGetAddressRange_v2)(&start, &bytes, address) == CUDA_SUCCESS &&
+	          start == address;
+
+	stream_capture_restored(mode);
+	return so;
+}
+
+uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
+{
+	struct handovers *h = handovers();
+	struct quiet quiet;
+	struct lent *at = NULL;
+	uint64_t kept = 0, part;
+
+	if (!__atomic_load_n(&handover_seen.lends, __ATOMIC_RELAXED))
+		return 0;
+	quiet = quiet_begin();
+	lock_take(&h->lock);
+	while (kept < bytes && (at = map_next(&h->lent, at))) {
+		struct lent *gone = at;
+
+		if (!at->of_pool || at->ordinal != ordinal || is_allocated(at->address))
+			continue;
+		if (is_open(map_key(at))) {
+			part = bytes - kept < at->of_pool ? bytes - kept : at->of_pool;
+			(void)keep(h, NULL, map_key(at), ordinal, part);
+			kept += part;
+		}
+		at = map_before(&h->lent, at);
+		map_remove(&h->lent, gone);
+	}
+	lock_give(&h->lock);
+	quiet_end(quiet);
+	return kept;
+}
+
+static void see(void *data, uint64_t serial)
+{
+	struct handovers *h = data;
+	struct exported *export = map_find(&h->exports, serial);
+
+	if (export)
+		export->look = h->look;
+}
+
+void handover_look_now(void)
+{
+	struct handovers *h = handovers();
+	struct quiet quiet = quiet_begin();
+	struct exported *at = NULL;
+	bool known, again = false;
+
+	lock_take(&h->lock);
+	/* First: what is let go of meanwhile says so again. */
+	__atomic_store_n(&handover_seen.waits, false, __ATOMIC_SEQ_CST);
+	h->look++;
+	known = fileset_look(&h->files, see, h);
+	while ((at = map_next(&h->exports, at))) {
+		struct exported *gone = at;
+		struct object *object = at->object;
+		bool waits = object_waits(object);
+
+		/* What this process has itself, others can still open by its name. */
+		if (at->name ? !waits || is_open(at->name)
+		             : !known || !at->watched || at->look == h->look) {
+			again |= waits;
+			continue;
+		}
+		at = map_before(&h->exports, at);
+		map_remove(&h->exports, gone);
+		object_unexport(object);
+	}
+	if (again)
+		handover_waits();
+	lock_give(&h->lock);
+	quiet_end(quiet);
+}

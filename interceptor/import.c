@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "import.h"
+
+#include "grant.h"
+#include "lender.h"
+#include "quiet.h"
+#include "state.h"
+
+#include <sys/mman.h>
+
+static struct imports *imports(void)
+{
+	return &state_of(process_get())->imports;
+}
+
+/* With the lock held. */
+static struct import *new_import(struct imports *all)
+{
+	struct import *import = all->free;
+
+	if (import)
+		all->free = import->next;
+	else
+		import = mmap(NULL, sizeof(*import), PROT_READ | PROT_WRITE,
+		              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return import == MAP_FAILED ? NULL : import;
+}
+
+/* With the lock held: note that the name is open here, or not any more. */
+static bool open_name(struct imports *all, uint64_t name)
+{
+	uint32_t *count = map_put(&all->opened, name, NULL);
+
+	if (count && !(*count)++)
+		lender_note(name, LENDER_OPEN);
+	return count;
+}
+
+static void close_name(struct imports *all, uint64_t name)
+{
+	uint32_t *count = map_find(&all->opened, name);
+
+	if (!count || --*count)
+		return;
+	map_remove(&all->opened, count);
+	lender_unnote(name, LENDER_OPEN);
+}
+
+/* With the lock held: its lender need not know of it any more. */
+static void part_from_lender(struct imports *all, struct import *import)
+{
+	if (import->descriptor)
+		fileset_close(import->descriptor);
+	if (import->name)
+		close_name(all, import->name);
+	import->descriptor = 0;
+	import->name = import->lender = 0;
+}
+
+struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, const void *name)
+{
+	struct imports *all = imports();
+	struct quiet quiet = quiet_begin();
+	struct import *import;
+	int kept = 0;
+
+	if (lender)
+		handover_begin();
+	if (lender && descriptor >= 0 && !name)
+		kept = fileset_keep(&state_of(process_get())->handovers.files, descriptor);
+	lock_take(&all->lock);
+	import = new_import(all);
+	if (import) {
+		*import = (struct import){.references = 1, .ordinal = ordinal, .next = all->list};
+		all->list = import;
+		if (name && lender && open_name(all, lender_name(name)))
+			import->name = lender_name(name);
+		if (kept > 0)
+			import->descriptor = kept;
+		if (import->name || import->descriptor)
+			import->lender = lender;
+	}
+	lock_give(&all->lock);
+	if (import && import->lender)
+		handover_wake();
+	quiet_end(quiet);
+	return import;
+}
+
+/* With the lock held: this process pays from now on. */
+static void take_over(struct imports *all, struct import *import)
+{
+	part_from_lender(all, import);
+	import->charged = import->bytes;
+	if (import->ordinal >= 0)
+		process_charge_anyway(import->ordinal, import->charged, KIND_MEMORY);
+}
+
+void import_is_on(struct import *import, CUdevice ordinal)
+{
+	struct imports *all = imports();
+
+	lock_take(&all->lock);
+	import->ordinal = ordinal;
+	lock_give(&all->lock);
+}
+
+bool import_reaches(struct import *import, uint64_t bytes, enum attach_call call, uint64_t *more)
+{
+	struct imports *all = imports();
+	struct process *process = process_attached();
+	uint64_t wish = 0;
+
+	lock_take(&all->lock);
+	if (import->lender && process && lender_has_left(process, import->lender))
+		take_over(all, import);
+	if (!import->lender && bytes > import->charged)
+		wish = bytes - import->charged;
+	if (!wish && bytes > import->bytes)
+		import->bytes = bytes;
+	lock_give(&all->lock);
+	if (more)
+		*more = wish;
+	if (!wish)
+		return true;
+	if (grant(import->ordinal, wish, KIND_MEMORY, call) != GRANTED)
+		return false;
+	lock_take(&all->lock);
+	import->charged += wish;
+	import->bytes = import->charged;
+	lock_give(&all->lock);
+	return true;
+}
+
+void import_shrinks(struct import *import, uint64_t bytes)
+{
+	struct imports *all = imports();
+
+	lock_take(&all->lock);
+	import->charged -= bytes;
+	import->bytes -= bytes;
+	lock_give(&all->lock);
+	process_release(import->ordinal, bytes, KIND_MEMORY);
+}
+
+void import_refer(struct import *import)
+{
+	struct imports *all = imports();
+
+	lock_take(&all->lock);
+	import->references++;
+	lock_give(&all->lock);
+}
+
+void import_end(struct import *import)
+{
+	struct imports *all = imports();
+	struct quiet quiet;
+	struct import **link;
+
+	if (!import)
+		return;
+	quiet = quiet_begin();
+	lock_take(&all->lock);
+	if (--import->references == 0) {
+		for (link = &all->list; *link != import; link = &(*link)->next)
+			;
+		*link = import->next;
+		if (import->charged)
+			process_release(import->ordinal, import->charged, KIND_MEMORY);
+		part_from_lender(all, import);
+		import->next = all->free;
+		all->free = import;
+	}
+	lock_give(&all->lock);
+	quiet_end(quiet);
+}
+
+bool import_watch(void)
+{
+	struct imports *all = imports();
+	struct process *process = process_attached();
+	bool any = false;
+
+	if (!process)
+		return false;
+	lock_take(&all->lock);
+	for (struct import *import = all->list; import; import = import->next) {
+		if (!import->lender || import->lender == lender_self(process))
+			continue;
+		if (lender_is_dead(process, import->lender))
+			take_over(all, import);
+		else
+			any = true;
+	}
+	lock_give(&all->lock);
+	return any;
+}
