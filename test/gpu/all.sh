@@ -225,7 +225,7 @@ beside=''
 [ -n "$simulated" ] || wait
 part conformance 120 "$here/all.sh section conformance" "/dev/null" "test/conformance/expected/simulated.txt"
 part programs 300 "$here/all.sh section programs" "40 10" "10 2"
-part bypass 100 "$here/bypass.py" "--out @" "--out @"
+part bypass 200 "$here/bypass.py" "--out @" "--out @"
 part elastic 90 "$here/elastic.py" "--size 20 --small 4 --seconds 12 --only notebook turns --out @" \
 	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"
 part rows 120 "$here/rows.py" "--out @" "--out @ --jobs 2"

@@ -4,7 +4,8 @@
 
 Run as root on a machine with an NVIDIA GPU and runc, after `make card-programs`, with cc; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,together,streams,managed,busy]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,together,streams,managed,busy,
+                                                              share-fd,share-external,share-open,share-ipc,share-pool,share-orphan]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -377,6 +378,25 @@ def streams(case):
     check("their memory is within the quota", worst <= 4 * GIB + 64 * MIB, f"{worst // MIB} MiB")
 
 
+def shared(way):
+    """A case: a program exports one piece of memory after another, lets go of it, and has it kept in that way."""
+    def case_of(case):
+        empty = case.truth.used()
+        program = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", "hoard-" + way, "/out")
+        pieces, result = (int(word) for word in (program.stdout.readline() or "-1 -1").split())
+        held = case.truth.used() - empty
+        check(f"what is kept ({way}) is no more than the quota", 0 < pieces < HOARD and result == OUT_OF_MEMORY and held <= 4 * GIB + 64 * MIB,
+              f"{pieces} pieces of {PIECE // MIB} MiB, then result {result}; the card holds {held // MIB} MiB for a quota of 4096; {case.device()}")
+        charged = case.device()
+        check("it is charged", charged["used"] + charged["overhead"] >= pieces * PIECE, charged)
+        check("nobody is killed", program.poll() is None and not case.events("killed"), case.events("bypass"))
+        output(RUNC, "--root", case.host.dir + "/runc", "exec", case.name, "/bin/sh", "-c", "kill -9 -1")  # all but the first
+        free = eventually(lambda: case.device()["used"] + case.device()["overhead"] == 0)
+        check("all is free when its holders have ended", free and case.truth.used() - empty < 64 * MIB,
+              f"{(case.truth.used() - empty) // MIB} MiB; {case.device()}")
+    return case_of
+
+
 class Cuda:
     """This process's context, and memory in it."""
 
@@ -394,7 +414,6 @@ class Cuda:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         return total.value
-
 
     def left(self):
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -449,6 +468,165 @@ def variable(_):
             cuda.lib.cuMemsetD8_v2(pointer, 1, bytes_)
             cuda.lib.cuCtxSynchronize()
     print(*results_, "charged" if charged >= GIB else f"{charged} bytes charged", flush=True)
+
+
+HOARD = 32  # pieces that a program asks for, each of
+PIECE = 512 * MIB
+AS_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+STEP = 3  # seconds after a lender's end, by which its borrower pays
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Properties(ctypes.Structure):  # CUmemAllocationProp
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", Location), ("rest", ctypes.c_uint64 * 2)]
+
+
+class PoolProperties(ctypes.Structure):  # CUmemPoolProps
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", Location), ("rest", ctypes.c_uint64 * 9)]
+
+
+class External(ctypes.Structure):  # CUDA_EXTERNAL_MEMORY_HANDLE_DESC
+    _fields_ = [("type", ctypes.c_int), ("fd", ctypes.c_uint64), ("rest", ctypes.c_uint64), ("size", ctypes.c_uint64),
+                ("flags", ctypes.c_uint), ("reserved", ctypes.c_uint * 16)]
+
+
+class Handle(ctypes.Structure):  # CUipcMemHandle, CUmemPoolPtrExportData: passed by value, or by address
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+def must(result):
+    if result:
+        raise RuntimeError(f"the driver's result is {result}")
+
+
+def make(cuda, way):
+    """Makes a piece and exports it. Returns the driver's result; how to let go of it; a descriptor, or -1; and 64 bytes."""
+    lib, fd, name, pointer = cuda.lib, ctypes.c_int(-1), Handle(), ctypes.c_uint64()
+    if way == "ipc":
+        result, pointer = cuda.take(PIECE)
+        if result == 0:
+            must(lib.cuIpcGetMemHandle(ctypes.byref(name), pointer))
+        return result, lambda: must(lib.cuMemFree_v2(pointer)), -1, bytes(name.bytes)
+    if way == "pool":
+        pool = ctypes.c_void_p()
+        must(lib.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(1, AS_FILE, Location(1, 0)))))
+        result = lib.cuMemAllocFromPoolAsync(ctypes.byref(pointer), ctypes.c_size_t(PIECE), pool, None)
+        if result == 0:
+            must(lib.cuCtxSynchronize())
+            must(lib.cuMemPoolExportToShareableHandle(ctypes.byref(fd), pool, AS_FILE, ctypes.c_uint64(0)))
+            must(lib.cuMemPoolExportPointer(ctypes.byref(name), pointer))
+
+        def let_go():
+            must(lib.cuMemFreeAsync(pointer, None))
+            must(lib.cuCtxSynchronize())
+            must(lib.cuMemPoolDestroy(pool))
+
+        return result, let_go, fd.value, bytes(name.bytes)
+    handle = ctypes.c_uint64()
+    result = lib.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(PIECE), ctypes.byref(Properties(1, AS_FILE, Location(1, 0))),
+                             ctypes.c_uint64(0))
+    if result == 0:
+        must(lib.cuMemExportToShareableHandle(ctypes.byref(fd), handle, AS_FILE, ctypes.c_uint64(0)))
+    return result, lambda: must(lib.cuMemRelease(handle)), fd.value, b""
+
+
+def keep(cuda, way, fd, name):
+    """Keeps a piece in that way, for good."""
+    lib, made = cuda.lib, ctypes.c_uint64()
+    if way == "ipc":
+        must(lib.cuIpcOpenMemHandle_v2(ctypes.byref(made), Handle.from_buffer_copy(name), 1))
+    elif way == "pool":
+        pool = ctypes.c_void_p()
+        must(lib.cuMemPoolImportFromShareableHandle(ctypes.byref(pool), ctypes.c_void_p(fd), AS_FILE, ctypes.c_uint64(0)))
+        must(lib.cuMemPoolImportPointer(ctypes.byref(made), pool, ctypes.byref(Handle.from_buffer_copy(name))))
+        os.close(fd)
+    elif way == "external":
+        must(lib.cuImportExternalMemory(ctypes.byref(made), ctypes.byref(External(type=1, fd=fd, size=PIECE))))
+    elif way != "open":
+        address = ctypes.c_uint64()
+        must(lib.cuMemImportFromShareableHandle(ctypes.byref(made), ctypes.c_void_p(fd), AS_FILE))
+        os.close(fd)
+        must(lib.cuMemAddressReserve(ctypes.byref(address), ctypes.c_size_t(PIECE), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)))
+        must(lib.cuMemMap(address, ctypes.c_size_t(PIECE), ctypes.c_size_t(0), made, ctypes.c_uint64(0)))
+        must(lib.cuMemRelease(made))
+
+
+def keeper(way, connection):
+    """Keeps what comes, and says so."""
+    cuda = Cuda()
+    must(cuda.result)
+    connection.send(b"ready")
+    while True:
+        name, fds, _, _ = socket.recv_fds(connection, 256, 1)
+        if not name:
+            return
+        keep(cuda, way, fds[0] if fds else -1, name[1:])
+        connection.send(b"kept")
+
+
+def hoard(way):
+    """Makes pieces, has each kept in that way, and lets go of it; says how many, and the driver's result for the next."""
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    alone = way in ("external", "open")
+    if not alone and os.fork() == 0:
+        mine.close()
+        keeper(way, other)
+        os._exit(0)
+    cuda = Cuda()
+    must(cuda.result or (0 if alone or mine.recv(16) else 1))
+    pieces, result = 0, 0
+    while pieces < HOARD:
+        result, let_go, fd, name = make(cuda, way)
+        if result:
+            break
+        if alone:
+            keep(cuda, way, fd, name)
+        else:
+            socket.send_fds(mine, [b"!" + name], [fd] if fd >= 0 else [])
+            must(0 if mine.recv(16) else 1)
+            if fd >= 0:
+                os.close(fd)
+        let_go()
+        pieces += 1
+    print(pieces, result, flush=True)
+    time.sleep(600)
+
+
+def hoard_orphans():
+    """Keeps pieces of one lender after another, each of which ends."""
+    pieces, result = 0, 0
+    cuda = Cuda()
+    must(cuda.result)
+    while pieces < HOARD:
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lender = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), "inside", "lend", str(other.fileno())],
+                                  pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        other.close()
+        said, fds, _, _ = socket.recv_fds(mine, 16, 1)
+        result = int(said or b"1")
+        if result == 0:
+            keep(cuda, "fd", fds[0], b"")
+        lender.kill()
+        lender.wait()
+        mine.close()
+        if result:
+            break
+        pieces += 1
+        time.sleep(STEP)
+    print(pieces, result, flush=True)
+    time.sleep(600)
+
+
+def lend(number):
+    """Makes a piece, sends its descriptor, and waits to be killed."""
+    connection = socket.socket(fileno=int(number))
+    cuda = Cuda()
+    result, _, fd, _ = make(cuda, "fd") if not cuda.result else (cuda.result, None, -1, b"")
+    socket.send_fds(connection, [str(result).encode()], [fd] if fd >= 0 else [])
+    time.sleep(600)
 
 
 def put(path, text):
@@ -526,6 +704,7 @@ CASES = {
     "streams": (streams, {"vram": "4G"}),
     "managed": (managed, {"vram": "4G"}),
     "busy": (busy, {"vram": "2G", "interval": 0.02}),
+    **{"share-" + way: (shared(way), {"vram": "4G"}) for way in ("fd", "external", "open", "ipc", "pool", "orphan")},
 }
 
 
@@ -550,6 +729,8 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        {"become": become, "grow": grow, "leave": leave, "load": load, "many": many, "starts": starts, "variable": variable}[sys.argv[2]](sys.argv[3])
+        ways = {f"hoard-{way}": (lambda _, way=way: hoard(way)) for way in ("fd", "external", "open", "ipc", "pool")}
+        {"become": become, "grow": grow, "leave": leave, "load": load, "lend": lend, "many": many, "starts": starts, "variable": variable, "hoard-orphan": lambda _: hoard_orphans(),
+         **ways}[sys.argv[2]](sys.argv[3])
     else:
         sys.exit(main())
