@@ -142,10 +142,13 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 
 func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
-		p := newPlace(t)
-		must.Do(t, os.MkdirAll(path(p), 0o700))
-		expect.Error(t, must.Err(Open(p.Options)), "a directory was opened")
-		expect.NoError(t, must.Err(os.Stat(path(p))), "the directory is gone")
+		for what, place := range map[string]func(string, uint32) error{"a directory": syscall.Mkdir, "a FIFO": syscall.Mkfifo} {
+			p := newPlace(t)
+			must.Do(t, os.MkdirAll(filepath.Dir(path(p)), 0o700))
+			must.Do(t, place(path(p), 0o700))
+			expect.Error(t, must.Err(Open(p.Options)), what, "was opened")
+			expect.NoError(t, must.Err(os.Stat(path(p))), what, "is gone")
+		}
 	}
 	p, other := newPlace(t), newPlace(t)
 	must.Do(t, other.open().Close())
