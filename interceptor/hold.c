@@ -25,6 +25,7 @@ void hold(uint64_t key, const struct holding *holding)
 	struct holding *held;
 
 	held = map_put(&holds->by_key, key, NULL);
+	holds->any_source |= holding->source != 0;
 	if (held)
 		*held = *holding;
 	lock_give(&holds->lock);
