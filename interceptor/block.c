@@ -348,7 +348,7 @@ static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block
 	put_large(blocks, pointer, &block);
 }
 
-/* What is not in use any more of a block that this process has left. */
+/* Return the bytes of a freed block that no other process uses. */
 static uint64_t left_of(CUdeviceptr pointer, const struct block *block)
 {
 	return block->bytes -

@@ -101,9 +101,10 @@ bool fileset_look(const struct fileset *set, void (*see)(void *data, uint64_t ke
 /* --- descriptors of one's own ----------------------------------------------------------------- */
 
 /*
- * A forked child would keep the files for as long as it lives, and memory with them: it closes
- * them. What it is to close is not in the memory that is wiped in it. It does not if a thread is at
- * these when another one forks, or its own signal's handler: too much rather than too little.
+ * A forked child closes these descriptors: else it would keep the files, and their memory, as long
+ * as it lives. This list survives the wipe of memory in a child. If fork(2) comes while another
+ * thread, or an interrupted one, holds the lock, the child keeps the descriptors: a late release is
+ * safe.
  */
 static struct {
 	struct lock lock;
@@ -124,7 +125,8 @@ static void forget(int kept)
 	own.kept[kept / 64] &= ~(1ull << kept % 64);
 }
 
-/* What is not in the set the program has closed, and its number may be another file's by now. */
+/* Forget descriptors that left the set: the program closed them, and their numbers may be reused.
+ */
 static void before_fork(void)
 {
 	struct epoll_event none = {0};

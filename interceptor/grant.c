@@ -87,8 +87,8 @@ static enum grant_result fulfil(const struct wish *wish)
 		return UNATTACHED;
 	if (!wish->bytes)
 		return GRANTED;
-	/* What a small allocation took is not known to driver truth's reader while it is under way:
-	 * that is looked at when it has ended. */
+	/* Driver truth does not tell a small allocation that is under way from overhead. Settle
+	 * when it has ended. */
 	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD &&
 	    wish->call != ATTACH_CALL_BLOCK)
 		overhead_close(process, wish->ordinal, device);

@@ -129,8 +129,8 @@ static bool is_open(uint64_t name)
 	return process && lender_who(process, name, LENDER_OPEN);
 }
 
-/* With the lock held: `object`, or a new one of so many bytes if that is NULL, is charged for those
- * that have the name open. If it cannot be remembered, it stays charged. */
+/* With the lock held: keep `object` charged for the processes that have the name open. If it is
+ * NULL, make one of `bytes`. An object that cannot be remembered stays charged. */
 static struct object *keep(struct handovers *h, struct object *object, uint64_t name,
                            CUdevice ordinal, uint64_t bytes)
 {
@@ -229,7 +229,7 @@ void handover_look_now(void)
 	bool known, again = false;
 
 	lock_take(&h->lock);
-	/* First: what is let go of meanwhile says so again. */
+	/* Clear it before the look, so that a release during the look sets it again. */
 	__atomic_store_n(&handover_seen.waits, false, __ATOMIC_SEQ_CST);
 	h->look++;
 	known = fileset_look(&h->files, see, h);
@@ -238,7 +238,7 @@ void handover_look_now(void)
 		struct object *object = at->object;
 		bool waits = object_waits(object);
 
-		/* What this process has itself, others can still open by its name. */
+		/* Others can open memory by its name as long as this process has it. */
 		if (at->name ? !waits || is_open(at->name)
 		             : !known || !at->watched || at->look == h->look) {
 			again |= waits;

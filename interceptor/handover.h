@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of this process that others may have, since it was exported. The driver holds it until all
- * have let go of it, and so does its charge, to this process.
+ * Exported memory of this process. The driver holds such memory until all processes have released
+ * it, and this process is charged for as long.
  *
- * What was exported as a descriptor is held by the open file that it is of, wherever its
- * descriptors are; an importer of the slice keeps one for as long as it has anything of the memory.
- * So each export is a reference to the memory, until its file has left the set of those that are
- * watched (fileset.h). Where that cannot be told, the reference stays until the process ends: too
- * much rather than too little.
+ * Exports as descriptors: the open file holds the memory, wherever its descriptors are.
+ * An importer of the slice keeps a descriptor as long as it uses the memory. So each export is a
+ * reference to the memory, until its file has left the watched set (fileset.h). If the set cannot
+ * tell, the reference stays until the process ends: a late release is safe.
  *
- * What was given out by a name (the 64 bytes of an IPC handle, or of an allocation in a pool) is
- * held by those that opened it, each of which notes that in the ledger first (lender.h). When the
- * driver has freed it for this process, the notes are looked for.
+ * Exports by name (the 64 bytes of an IPC handle, or of an allocation in a pool): each process that
+ * opens the name notes it in the ledger first (lender.h). Once the driver has freed the memory for
+ * this process, those notes decide.
  *
- * No allocation asks for any of this. This process looks again when it lets go of such memory,
- * before a charge is refused, and when the program asks what is free; and as long as it waits for
- * others, a thread does each second. In a process that imports memory, the thread sees that the
- * lender has died.
+ * Allocations do none of this. The process looks when it releases such memory, before it refuses a
+ * charge, and when the program asks for the free memory. While it waits for other processes, a
+ * thread looks each second. In an importer, the thread notices the death of the lender.
  */
 #ifndef GPUSLICE_HANDOVER_H
 #define GPUSLICE_HANDOVER_H
@@ -65,14 +63,14 @@ extern struct handover_seen {
 /* An object was exported as a file, or by a name. */
 void handover_file(CUmemGenericAllocationHandle handle, int descriptor);
 void handover_name(CUmemGenericAllocationHandle handle, const void *name);
-/* So was linear memory, or a pool's. */
+/* Note that linear memory, or memory of a pool, was exported by a name. */
 void handover_lent(const void *name, const struct lent *lent);
 
-/* With any lock held: memory is charged for others alone from now on. */
+/* Note that memory is charged for other processes alone. May be called with any lock held. */
 void handover_waits(void);
 
-/* What this process no longer holds at an address, or of its pools: how much of that stays charged,
- * since others have it. */
+/* Return how many bytes of freed memory stay charged because other processes have it: memory at an
+ * address, or of the pools. */
 uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal);
 uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal);
 static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
@@ -82,7 +80,7 @@ static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevi
 	           : 0;
 }
 
-/* With no lock held: give back what nobody has any more. */
+/* With no lock held: give back the memory that no process has any more. */
 void handover_look_now(void);
 static inline void handover_look(void)
 {

@@ -14,8 +14,8 @@
 struct holding {
 	uint64_t bytes;
 	uint64_t owner; /* the context that it ends with, or 0 */
-	/* What it also ends with: of code, the library that it was loaded from; of managed
-	 * variables, the module or library; of a pool's memory, the imported pool; or 0. */
+	/* Its end is also the end of this holding: the library of code, the module or library of
+	 * managed variables, the imported pool of a pool's memory; or 0. */
 	uint64_t source;
 	CUdevice ordinal;
 	enum kind kind;
@@ -52,7 +52,7 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 bool unhold(uint64_t key, struct holding *holding);
 CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *holding);
 
-/* What is an import, under that key, whose user the caller is then, too; NULL: nothing is. */
+/* Return the import under a key, with one more user; NULL if there is none. */
 struct import *hold_import(uint64_t key);
 
 /* One use more of what is held, or one less: false if nothing is. *holding is what it was; the last

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Contexts. A process's context holds hundreds of megabytes before it allocates anything (518 MiB
- * on an H100, driver 580.159.04, and as much again for a second one). What it will hold is charged
- * before it is made, as the enforcer learned it from the last one on such a device; what it does
- * hold is settled afterwards from driver truth. If it turns out not to fit, it is destroyed again.
+ * on an H100, driver 580.159.04, and as much again for a second one). Before it is made, it is
+ * charged the cost that the enforcer learned from the last one on such a device. Afterwards the
+ * charge is settled by driver truth. A context that does not fit is destroyed again.
  *
- * Until the enforcer has learned it, that of the largest card that was seen is charged, or all that
- * is left if that is less: of processes that start together, those that get theirs hold no more
- * than the quota and one context. The others wait for what the first of them shows.
+ * Until the enforcer has learned the cost, CONTEXT_MOST is charged, or all that is left. So
+ * processes that start together hold at most the quota and one context. The others wait until the
+ * first ones show the cost.
  */
 #include "context.h"
 #include "function.h"
@@ -28,13 +28,13 @@
 #define NAP 20000000 /* nanoseconds */
 #define NAPS 100
 
-/* What a context is charged before it is made. */
+/* The charge of a context before it is made. */
 struct charge {
 	uint64_t bytes;
 	const struct ledger_account *guess; /* in whose lane it is noted as a load; or NULL */
 };
 
-/* What is known, or a guess: then the lane says so until that is settled. */
+/* Return the known cost, or a guess. The lane shows a guess until it is settled. */
 static struct charge charge_of(CUdevice ordinal)
 {
 	struct process *process = process_attached();
@@ -56,7 +56,7 @@ static struct charge charge_of(CUdevice ordinal)
 
 static void end_guess(struct charge *charge)
 {
-	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
+	/* The account is empty in a child that a signal handler forked. */
 	if (charge->guess && charge->guess->ledger)
 		ledger_end_load(charge->guess);
 	charge->guess = NULL;

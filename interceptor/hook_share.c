@@ -231,7 +231,7 @@ static struct import *begin_external(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *des
 	                     ? description->handle.fd
 	                     : -1;
 
-	/* The driver takes the descriptor over, so it is looked at before. */
+	/* Look before the call: the driver takes over the descriptor. */
 	return import_begin(lender_of_file(descriptor), ordinal, descriptor, NULL);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams. What a context takes for one more (context.h) is charged before it is made; where a card
- * takes something else, driver truth says so before the next request.
+ * Streams. The cost of one more stream (context.h) is charged before it is made. On a card with
+ * another cost, driver truth corrects the charge before the next request.
  */
 #include "context.h"
 #include "grant.h"
@@ -10,7 +10,7 @@
 #include "stream.h"
 #include "table.h"
 
-/* What was charged may be more than there is, until that is looked at. */
+/* Charge for streams. The ledger may hold bytes that the driver does not, until it is settled. */
 static bool charge(CUdevice ordinal, uint64_t bytes)
 {
 	struct process *process;
@@ -30,7 +30,7 @@ static bool charge(CUdevice ordinal, uint64_t bytes)
 	return true;
 }
 
-/* Before one is made in a context. False if it does not fit; then none is made. */
+/* Charge a stream before it is made in a context. False if it does not fit. */
 static bool begin(uint64_t context, CUdevice ordinal)
 {
 	struct streams streams;

@@ -9,7 +9,7 @@
 /* In a symbol's st_other (cuda-tdep.c of NVIDIA's cuda-gdb). */
 #define STO_CUDA_MANAGED 4
 
-/* What begins a fatbin, and what nvcc puts around it (fatbinary_section.h of CUDA). */
+/* The first word of a fatbin, and of the wrapper that nvcc adds (fatbinary_section.h of CUDA). */
 #define FATBIN_MAGIC 0xba55ed50u
 #define WRAPPER_MAGIC 0x466243b1u
 

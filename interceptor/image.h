@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Images of code, as far as they name variables that are declared __managed__: PTX, a cubin, or a
- * fatbin of both. What a fatbin has in compressed form is not read.
+ * Finds the names of __managed__ variables in images of code: PTX, a cubin, or a fatbin of both.
+ * Compressed parts of a fatbin are not read.
  */
 #ifndef GPUSLICE_IMAGE_H
 #define GPUSLICE_IMAGE_H

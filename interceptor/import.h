@@ -31,22 +31,23 @@ struct imports {
 };
 
 /*
- * Memory of that lender is opened here: of a file (else -1), or by a name (else NULL), before the
- * driver opens it. With no lender, or where it cannot be kept, it is charged here as far as its
- * size is known. NULL if there is no memory for it.
+ * Begin an import of a lender's memory, by a descriptor (else -1) or a name (else NULL), before the
+ * driver opens it. Without a lender, or if no descriptor can be kept, the
+ * known size is charged to this process. NULL if there is no memory for the import.
  */
 struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, const void *name);
-/* It turned out to be on that device. */
+/* Note the device of the memory. */
 void import_is_on(struct import *import, CUdevice ordinal);
-/* It has so many bytes, or more: false if they are to be charged here and do not fit. *more, if not
- * NULL, is what was charged for that; import_shrinks() gives it back. */
+/* Note that the import has at least `bytes`. False if this process has to be charged for them and
+ * they do not fit. *more, if not NULL, gets the bytes of that charge; import_shrinks() gives them
+ * back. */
 bool import_reaches(struct import *import, uint64_t bytes, enum attach_call call, uint64_t *more);
 void import_shrinks(struct import *import, uint64_t bytes);
-/* One more user of it; one less, the last of which ends it (NULL is none). */
+/* Add a user, and remove one. The last one ends the import. NULL is no import. */
 void import_refer(struct import *import);
 void import_end(struct import *import);
 
-/* Pay for what those lent that have died. Whether others lend that live. */
+/* Charge this process for memory of dead lenders. Returns whether any lender is alive. */
 bool import_watch(void);
 
 #endif

@@ -352,10 +352,10 @@ static inline void ledger_end_load(const struct ledger_account *account)
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 
 /*
- * Memory of one process that another uses is charged once, to the one that lends it. The lender
- * notes the name that it gave out (a hash, not 0, of an IPC or fabric handle and of who notes it),
- * and so does each borrower while it has that open. The latest LEDGER_SHARED notes or nearly so are
- * known; memory whose lender's note was pushed out is taken for another slice's.
+ * Shared memory is charged once, to its lender. The lender notes the name that it gave out: a hash,
+ * not 0, of an IPC or fabric handle and of the noting process. So does each borrower while it has
+ * the name open. About LEDGER_SHARED notes are kept, the latest ones. Without its lender's note,
+ * memory counts as that of another slice.
  */
 void ledger_lend(struct ledger *ledger, uint64_t name);
 void ledger_unlend(struct ledger *ledger, uint64_t name);

@@ -3,9 +3,9 @@
  * The processes of the slice that lend memory, each by its lane in the slice's ledger and that
  * lane's generation; 0 is nobody.
  *
- * What is lent as a file says so itself: the lender is the file's owner, which goes with the file
- * to other processes. What is lent by a name, the 64 bytes of a handle, is noted in the ledger, by
- * the lender and by each process that has it open.
+ * A file that is lent carries its lender: the file's owner (F_SETOWN), which other processes can
+ * read. A name that is lent, the 64 bytes of a handle, is noted in the ledger by the lender and by
+ * each process that has it open.
  */
 #ifndef GPUSLICE_LENDER_H
 #define GPUSLICE_LENDER_H
@@ -17,7 +17,7 @@ uint64_t lender_self(const struct process *process);
 bool lender_has_left(const struct process *process, uint64_t lender);
 bool lender_is_dead(const struct process *process, uint64_t lender);
 
-/* This process lends the file from now on; who does. */
+/* Mark a file as lent by this process; return the lender of a file. */
 void lender_own_file(int descriptor);
 uint64_t lender_of_file(int descriptor);
 

@@ -63,7 +63,7 @@ struct names managed_names(const void *image)
 	return image ? read_names(image, IMAGE_UNKNOWN) : (struct names){0};
 }
 
-/* Read, not mapped: who cuts the file off must not end the process. */
+/* Read the file and do not map it: if another process truncates it, a mapping ends this one. */
 static struct names read_file(int file)
 {
 	struct names names = {0};

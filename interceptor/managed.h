@@ -23,7 +23,7 @@ struct manageds {
 	MAP(struct names) of_library;
 };
 
-/* What an image in memory, or in a file, names. For managed_load(), managed_keep() or
+/* Return the names in an image in memory or in a file, for managed_load(), managed_keep() or
  * managed_drop(). */
 struct names managed_names(const void *image);
 struct names managed_names_of_file(const char *path);
@@ -37,8 +37,8 @@ bool managed_load(CUmodule module, struct names names);
 void managed_keep(uint64_t library, struct names names);
 void managed_forget(uint64_t library);
 
-/* It was used in the current context: charge its variables. False if that is more than the limit:
- * they cannot be given back without the library. */
+/* Charge the variables of a library at its first use in the current context. False if they do not
+ * fit; they stay charged, since the driver frees them with the library only. */
 bool managed_use(uint64_t library);
 
 /* The program has asked for a variable. False as for managed_use(). */

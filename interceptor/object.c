@@ -309,7 +309,7 @@ struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
 	return object;
 }
 
-/* Nobody can ask how large an import is: it is as far as it is mapped, before that. */
+/* The driver does not tell the size of an import: each mapping is charged before the call. */
 bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
                 CUmemGenericAllocationHandle handle)
 {

@@ -114,9 +114,9 @@ bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64
 void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result);
 
 /*
- * Exports (handover.h): an object has one more, NULL if none has that handle; one is gone. What
- * only its exports keep waits for them. object_keep() makes one that does so from the beginning,
- * or, if it is given one, has that be for one export more.
+ * Exports (handover.h). object_export() adds an export to the object of a handle; NULL if there is
+ * none. object_unexport() removes one. An object waits if only exports keep it. object_keep() makes
+ * a waiting object, or adds an export to the given one.
  */
 struct object *object_export(CUmemGenericAllocationHandle handle);
 struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t bytes);

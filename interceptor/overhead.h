@@ -65,8 +65,8 @@ void overhead_settle(CUdevice ordinal);
 void overhead_settle_loose(CUdevice ordinal);
 void overhead_close(struct process *process, CUdevice ordinal, int device);
 
-/* What was charged may be more than the driver took: have the next request say so. It went: give
- * back as much of it as is charged. */
+/* overhead_loosen() notes that more may be charged than the driver took, so that the next request
+ * settles. overhead_tighten() gives back as much of `bytes` as is charged. */
 void overhead_loosen(struct process *process, int device, uint64_t bytes);
 void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes);
 

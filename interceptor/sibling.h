@@ -8,7 +8,7 @@
  * lane is `me`, can see; if it cannot, false. */
 bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other);
 
-/* Whether any other process loads code, or makes a context whose cost is a guess. */
+/* Return whether another process loads code, or makes a context at a guessed cost. */
 bool sibling_loads(const struct ledger *ledger, uint32_t own);
 
 /*

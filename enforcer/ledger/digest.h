@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: ad6bc491c66cc016201d79b78737188323dfb19a7488312bec2fc7a3d1a9dd94
+ * SHA-256: af8f94dcd339b029601ed5c798a5d198fa93f5b66bfd157a639e94dfdcbb7f0a
  */

@@ -17,9 +17,10 @@ struct native_owner {
 };
 
 struct native_sums {
-	uint64_t used;    /* from the device word */
-	uint64_t held;    /* of all live lanes; equals `used` if `quiet`, unless the page was overwritten */
-	uint64_t context; /* part of `held`: contexts */
+	uint64_t used; /* from the device word */
+	uint64_t
+	    held; /* of all live lanes; equals `used` if `quiet`, unless the page was overwritten */
+	uint64_t context;               /* part of `held`: contexts */
 	uint64_t allocations, refusals; /* in total, of live and dead processes */
 	bool quiet;                     /* the word did not change during the sum */
 };

@@ -86,7 +86,7 @@ static void fifo(void)
 	say_held("fifo.unloaded");
 }
 
-/* What the heap takes beside its size, for each of several sizes, in contexts of their own. */
+/* The bytes that a heap takes beside its size. Each size has a context of its own. */
 static void heaps(void)
 {
 	static const size_t sizes[] = {16, 64, 512, 2048, 8192};

@@ -61,8 +61,8 @@ module() {
 	GOBIN=$PWD/out "$go" install -p 2 -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" "$@"
 }
 
-# fetch MODULE@VERSION: put a module into ./source, for from_source: go install refuses one without a go.mod, and one whose go.mod has a
-# replace directive.
+# fetch MODULE@VERSION: put a module into ./source, for from_source. go install refuses a module without a go.mod, or with a replace
+# directive in it.
 fetch() {
 	local from
 	from=$(cd / && "$go" mod download -json "$1" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')

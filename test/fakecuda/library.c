@@ -267,7 +267,7 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
 	return driver_leave(module_array(module, name, address, size));
 }
 
-/* Nothing is loaded for a variable that there is not (driver observation, H100, 580.159.04). */
+/* An unknown variable loads nothing (driver observation, H100, 580.159.04). */
 static CUresult seek_managed(CUlibrary library, const char *name, bool any_output)
 {
 	const struct symbol *symbol;

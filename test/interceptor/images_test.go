@@ -11,8 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// What an image leaves out of its names, or has in compressed form, is found when a program asks for it; what it names wrongly the
-// driver does not know.
+// Names in compressed form are charged when a program asks for them, and wrong names cost nothing, since the driver does not know them.
 func TestManagedVariablesAreFoundInEachFormOfAnImage(t *testing.T) {
 	program := compileTo(t, filepath.Join(t.TempDir(), "images"), "programs/images.c", "../../interceptor/image.c")
 	out := must.Output(exec.Command(program).Output())(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// What one context takes of the simulated card, with the part that NVML lists for no process, in blocks.
+// aContext is the cost of a context on the simulated card, in whole blocks, with the part that NVML lists for no process.
 const aContext = 524 << 20
 
 // mostUsed returns the most bytes that the card had in use at one time while f ran.
@@ -33,7 +33,7 @@ func mostUsed(t *testing.T, program string, env []string, f func()) int {
 	return most
 }
 
-// Before the first context of a device nobody knows what one takes.
+// Before the first context on a device its cost is unknown.
 func TestProcessesThatStartTogetherHoldNoMoreThanTheQuotaAndAContext(t *testing.T) {
 	program := compileNVMLOf(t, "starts")
 	env := environment(t, "FAKECUDA_SLOW=contexts")

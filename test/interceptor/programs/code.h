@@ -95,8 +95,7 @@ static inline char *module_text(size_t array, const size_t *frames)
 	return text.bytes;
 }
 
-/* A module with two managed variables, of so many bytes and of 4, and a kernel that does nothing.
- */
+/* A module with two managed variables, of `bytes` and of 4 bytes, and an empty kernel. */
 static inline char *managed_text(size_t bytes)
 {
 	struct text text = {0};

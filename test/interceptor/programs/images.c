@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The names that interceptor/image.c finds in each form of an image, a line each; and that it reads
- * no byte behind an image, whatever that says: each is cut off everywhere, and its bytes are
- * overwritten, before a page that cannot be read.
+ * Print the names that interceptor/image.c finds in each form of an image, a line each. Also check
+ * that it reads no byte behind an image: each image ends at an unreadable page, is cut off at each
+ * byte, and has its bytes overwritten.
  */
 #include "image.h"
 

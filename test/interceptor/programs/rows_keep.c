@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that its maker lets go of while others have it: it stays charged for as long as the driver
- * holds it. The others are a peer of the same slice, or the maker itself by another way.
+ * Memory that its maker releases while a peer of the slice has it, or the maker itself in another
+ * way. It stays charged for as long as the driver holds it.
  */
 #include "rows.h"
 
@@ -14,7 +14,7 @@
 
 #define AS_FILE CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-/* What one process has of another's, or of its own that it exported. */
+/* Memory that a process imported, or exported. */
 struct kept {
 	CUmemGenericAllocationHandle handle;
 	CUexternalMemory external;
@@ -201,7 +201,7 @@ static const struct way *way_of(const char *name)
 	return way;
 }
 
-/* Keeps what comes with each message until the next one. */
+/* Keep the memory of each message until the next message. */
 void peer_keeper(int socket)
 {
 	struct message message = {0};
@@ -223,7 +223,7 @@ void peer_keeper(int socket)
 	(void)verdict("keeper", message.way);
 }
 
-/* Makes what comes with each message, until it is killed. */
+/* Make memory at each message, until this process is killed. */
 void peer_maker(int socket)
 {
 	struct message message = {0};
@@ -327,7 +327,7 @@ static void kept_beyond(void)
 	saw("beside %zu MiB that a peer keeps, as much again is refused", bytes / MIB);
 }
 
-/* A child of fork that does nothing, and whose maker does not wait for it. */
+/* Fork an idle child. */
 static pid_t idle_child(void)
 {
 	pid_t child = fork();
@@ -411,7 +411,7 @@ static void orphan(const struct way *way, size_t bytes)
 static void orphan_within(void)
 {
 	for (const struct way *way = ways; way->name; way++) {
-		/* Of what is mapped nowhere nobody knows the size. */
+		/* The size of unmapped memory is unknown. */
 		if (way->keep != keep_file && way->keep != keep_handle)
 			orphan(way, 64 * MIB);
 	}
