@@ -136,7 +136,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 
 func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	h := newUsersHost(t)
-	id, token := h.session("2G", 1*gib)
+	id, token := h.session("3G", 1*gib)
 	out, code := output(h.as(nobody, "run", "--join", token, "--", "sh", "-c", fmt.Sprintf("$HOG %d", 2*gib)))
 	if code != 0 && !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") || !strings.Contains(out, "slice "+id+", joined") {
 		t.Errorf("a process that joined draws on the session's quota: exit code %d, %s", code, out)
@@ -167,7 +167,7 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	})
 	in.Close()
 	_ = cmd.Wait()
-	if text := said.String(); !strings.Contains(text, strconv.Itoa(somebody)+"\n") || !strings.Contains(text, fmt.Sprintf("holds %d of %d", gib/2, 2*gib)) {
+	if text := said.String(); !strings.Contains(text, strconv.Itoa(somebody)+"\n") || !strings.Contains(text, fmt.Sprintf("holds %d of %d", gib/2, 3*gib)) {
 		t.Errorf("it said %s", text)
 	}
 	h.Eventually("it is given back", func() bool {
