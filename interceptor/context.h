@@ -29,7 +29,7 @@ static inline uint32_t stack_units(uint32_t bytes)
  */
 static inline uint64_t context_stream_bytes(uint32_t streams)
 {
-	return streams * 560 * 1024ull & ~(uint64_t)(BLOCK_BYTES - 1);
+	return 560ull * 1024 * streams & ~(uint64_t)(BLOCK_BYTES - 1);
 }
 
 struct context {

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define PAGE 4096u
+#define PAGE ((size_t)4096)
 
 static const char ptx[] =
     ".version 7.0\n.target sm_70\n"
@@ -126,7 +126,7 @@ static void hostile(char *end, const struct image *whole)
 		memcpy(end - size, whole->bytes, size);
 		image_managed(end - size, size, count, &read);
 	}
-	for (int i = 0; i < 100000; i++) {
+	for (int i = 0; whole->size && i < 100000; i++) {
 		char *image = memcpy(end - whole->size, whole->bytes, whole->size);
 
 		for (int j = 0; j < 4; j++) {

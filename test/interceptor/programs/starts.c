@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 	must(pipe(go) == 0 && pipe(answers) == 0 && pipe(end) == 0, "pipe");
 	for (int i = 0; i < count; i++) {
 		pid_t child = fork();
-		char answer;
+		bool answer;
 
 		must(child >= 0, "fork");
 		if (child > 0)
