@@ -32,8 +32,8 @@ struct imports {
 
 /*
  * Begin an import of a lender's memory, by a descriptor (else -1) or a name (else NULL), before the
- * driver opens it. Without a lender, or if no descriptor can be kept, the
- * known size is charged to this process. NULL if there is no memory for the import.
+ * driver opens it. Without a lender, or if no descriptor can be kept, the known size is charged to
+ * this process. NULL if there is no memory for the import.
  */
 struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, const void *name);
 /* Note the device of the memory. */

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
+)
+
+// A program outside all slices holds what was free.
+func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	truth.set(gpu0, 1, 50*gib)
+	await.That(t, "the holder of the room is named, once b has been idle", func() bool {
+		a.expect(statusAway, "return")
+		s := h.see("a")
+		return s.State == api.Evicted && s.Elastic.Waits != nil && strings.Contains(s.Elastic.Obstacle, "process 1")
+	})
+	expect.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed, "it was restored without room")
+	truth.set(gpu0, 1, 0)
+	a.returns()
+}
+
+func TestWhatCannotBeMovedStays(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, gib)
+	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+	enforcer.ForgetObstacles(h.Enforcer)
+	b.expect(statusAway, "return")
+	if s := h.see("a"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "managed memory") || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	a.expect("ok 1", "enter") // the gate is open
+	a.must("leave")
+}
+
+func TestAProcessThatDoesNotCountItsCallsIsEvictedByTheDriver(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.returns().uses().takes(truth, 40*gib)
+	b.works(truth, 40*gib)
+	if s := h.see("a"); s.State != api.Evicted || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%+v, %v", s, f.states())
+	}
+}
+
+// A slice that its own processes keep on the device while another waits is ended; one that the host has no memory for is not.
+func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
+	for name, c := range map[string]struct {
+		hostMemory uint64
+		ends       bool
+	}{"by managed memory": {ends: true}, "for want of host memory": {hostMemory: gib}} {
+		t.Run(name, func(t *testing.T) {
+			o := quick
+			o.Patience, o.HostMemory = time.Nanosecond, c.hostMemory
+			h, truth, f := elastics(t, o)
+			a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+			a.works(truth, 40*gib)
+			f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+			if !c.ends {
+				for range 3 {
+					enforcer.ForgetObstacles(h.Enforcer)
+					b.expect(statusAway, "return")
+				}
+				expect.Equal(t, h.see("a").State, api.Active, "state")
+				return
+			}
+			await.That(t, "b returns, once the SIGTERM has ended a", func() bool {
+				enforcer.ForgetObstacles(h.Enforcer)
+				return b.ask("return") != statusAway
+			})
+			expired := h.told(api.EventExpired)
+			if len(expired) != 1 || !strings.Contains(expired[0].Cause, "patience in [elastic]") || !strings.Contains(expired[0].Cause, "managed memory") {
+				t.Errorf("%+v", expired)
+			}
+		})
+	}
+}
+
+// The driver does not say what a process is doing that stands still.
+func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
+	o := quick
+	o.Patience = time.Nanosecond
+	h, truth, f := elastics(t, o)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, gib/16)
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	f.mu.Lock()
+	f.before = func(_ checkpoint.Action, pid int) {
+		if pid == a.pid() {
+			<-release
+		}
+	}
+	f.mu.Unlock()
+	await.That(t, "b returns, once a is ended", func() bool { return b.ask("return") != statusAway })
+	expired := h.told(api.EventExpired)
+	if len(expired) != 1 || !strings.Contains(expired[0].Cause, "its move took longer than") {
+		t.Errorf("%+v", expired)
+	}
+}
+
+func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
+	o := quick
+	o.HostMemory = 50 * gib
+	h, truth, _ := elastics(t, o)
+	a, b, c := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 60*gib, 0)
+	a.works(truth, 40*gib)
+	b.works(truth, 40*gib)
+	h.becomes("a", api.Evicted)
+	c.expect(statusAway, "return")
+	if s := h.see("b"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "80GiB would be in host memory, and host_memory is 50GiB") {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+}
+
+// By hand an elastic slice is suspended until it is resumed by hand.
+func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, gib)
+	must.Do(t, h.suspend("a"))
+	a.expect("away", "enter")
+	a.expect(statusAway, "return")
+	expect.Equal(t, h.see("a").State, api.Suspended, "state")
+	must.Do(t, h.resume("a"))
+	a.returns()
+}
+
+// An evicted one is suspended, too; and resumed when those that are idle have been moved aside for it.
+func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
+	h.becomes("a", api.Evicted)
+	must.Do(t, h.suspend("a"))
+	for range 2 {
+		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended || h.see("b").State != api.Active {
+			t.Fatalf("%+v", h.see("a"))
+		}
+		h.restart()
+	}
+	refusedWith(t, h.suspend("a"), api.CodeBadRequest, "is suspended already")
+	resumed(t, h, "a")
+	if h.becomes("b", api.Evicted); truth.holds(a.pid()) != 40*gib {
+		t.Errorf("%+v", h.see("a"))
+	}
+	b.returns()
+}
+
+// As who wants a slice to stay may say while others are being moved aside for it.
+func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
+	h.becomes("a", api.Evicted)
+	said := make(chan error, 1)
+	var once sync.Once
+	f.mu.Lock()
+	f.then = func(done checkpoint.Action) {
+		if done == checkpoint.Checkpoint {
+			once.Do(func() { said <- h.suspend("a") })
+		}
+	}
+	f.mu.Unlock()
+	a.expect(statusAway, "return")
+	h.becomes("b", api.Evicted)
+	must.Do(t, <-said)
+	for range 3 {
+		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended {
+			t.Fatalf("%+v", h.see("a"))
+		}
+	}
+	b.returns()
+}
+
+// resumed waits until idle slices have been moved aside for a slice.
+func resumed(t *testing.T, h *host, id string) {
+	t.Helper()
+	var err error
+	for range 100 {
+		if err = h.resume(id); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil || h.see(id).State != api.Active {
+		t.Fatalf("%v: %+v", err, h.see(id))
+	}
+}
+
+// A slice for which there is no room is evicted when it is resumed.
+func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, gib)
+	must.Do(t, h.suspend("a"))
+	other, _ := h.session("ordinary", on(gpu0, 50*gib))
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "30GiB are left", "it comes back when there is room and one of its processes asks")
+	must.Equal(t, h.see("a").State, api.Evicted, "state")
+	h.restart()
+	a.expect(statusAway, "return")
+	other.kill()
+	a.returns()
+}
+
+func TestWhoCannotBeElasticIsTold(t *testing.T) {
+	h, _, _ := elastics(t, quick)
+	for words, r := range map[string]api.RegisterRequest{
+		"priority 1001 is not accepted: -1000 to 1000 are": {Elastic: true, Priority: 1001},
+		"priority 1 is of elastic slices and pools only":   {Priority: 1},
+		"only records cannot be elastic":                   {Elastic: true, Mode: api.Record},
+		"in pool p is elastic if the pool is":              {Elastic: true, Pools: api.PoolNames{"p"}},
+	} {
+		r.ID, r.Session, r.PID, r.Quotas = "x", true, os.Getpid(), []api.Quota{on(gpu0, gib)}
+		_, err := h.Register(context.Background(), r)
+		refusedWith(t, err, api.CodeBadRequest, words)
+	}
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "x", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}, Elastic: true, Priority: 1})
+	refusedWith(t, err, api.CodeBadRequest, "up to 0 is accepted (max_priority in [elastic]")
+	h.stop()
+	h.options.Checkpoint = nil
+	h.start()
+	_, err = h.tryElastic("x", gib, 0)
+	refusedWith(t, err, api.CodeBadRequest, "cannot be elastic", "gpusliced can")
+}
