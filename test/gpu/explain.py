@@ -50,29 +50,27 @@ def smi_processes():
 
 
 def smi_card():
-    """What nvidia-smi says is used of the card, without and with what the driver reserves for itself."""
+    """The bytes that nvidia-smi says are used of the card, without and with those that the driver reserves for itself, and of how many
+    rounded figures each is the sum."""
     if not shutil.which("nvidia-smi"):
-        return [Truth().used()] * 2
+        return [(Truth().used(), 1)] * 2
     row = output("nvidia-smi", "--query-gpu=memory.used,memory.reserved", "--format=csv,noheader,nounits", timeout=20)
     used, reserved = (int(w) * MIB for w in row.splitlines()[0].split(","))
-    return [used, used + reserved]
+    return [(used, 1), (used + reserved, 2)]
 
 
 def table(host, device, path):
-    """Ours beside nvidia-smi's, in MiB, which is what nvidia-smi rounds to; returns whether they are equal throughout."""
+    """Ours beside nvidia-smi's, in MiB, which is what nvidia-smi rounds to; returns whether they are equal but for that rounding."""
     rows, smi = [], smi_processes()
     for name in QUOTAS:
         for p in host.inspect(name)["processes"]:
             for d in p["devices"]:
-                rows.append((f"{name}, process {p['pid']}", d["used"] + d["overhead"], smi.get(p["pid"], 0)))
-    sums = [sum(row[i] for row in rows) for i in (1, 2)]
-    rows.append(("the four containers", *sums))
-    card = min(smi_card(), key=lambda used: abs(used - device["used"]))
-    rows.append(("the card", device["used"], card))
+                rows.append((f"{name}, process {p['pid']}", d["used"] + d["overhead"], smi.get(p["pid"], 0), 1))
+    rows.append(("the four containers", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
+    rows.append(("the card", device["used"], *min(smi_card(), key=lambda card: abs(card[0] - device["used"]))))
     lines, equal = [f"{'MiB':<32} {'gpuslice':>9} {'nvidia-smi':>11}  equal"], True
-    for what, ours, theirs in rows:
-        # nvidia-smi rounds each figure to a MiB, and a sum of them is off by as many.
-        same = abs(ours - theirs) <= MIB * (len(rows) - 2 if what.startswith("the four") else 1)
+    for what, ours, theirs, figures in rows:
+        same = abs(ours - theirs) <= MIB * figures
         equal = equal and same
         lines.append(f"{what:<32} {ours / MIB:>9.1f} {theirs / MIB:>11.1f}  {'yes' if same else 'NO'}")
     with open(path, "w", encoding="utf-8") as f:
