@@ -13,6 +13,7 @@
 #define POOL_UNIT 512
 
 static CUmemoryPool pools;
+static CUmemoryPool gone; /* kept, so that no later pool gets the handle of a destroyed one */
 
 CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type)
 {
@@ -88,7 +89,8 @@ static void forget_pool(CUmemoryPool pool)
 	object_let_go(pool->hold);
 	if (pool->managed_on)
 		managed_give(pool->managed_on, pool->chunks);
-	free(pool);
+	pool->next = gone;
+	gone = pool;
 }
 
 /* Never below `keep`: of 64 MiB in two steps a trim to 40 MiB takes none. */

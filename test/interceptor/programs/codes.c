@@ -192,12 +192,32 @@ static void print_one(enum situation situation, size_t which, enum given given)
 		       functions[which].name, *answer, status ? " ended" : "");
 }
 
+/* A call with the handle of a destroyed pool has an error only if no later pool has that handle. */
+static bool stays_lost(void)
+{
+	int status = -1;
+	pid_t child = fork();
+	CUmemoryPool pool;
+
+	if (child == 0)
+		_exit(cuInit(0) == CUDA_SUCCESS &&
+		      cuMemPoolCreate(&gone.pool, &pool_properties) == CUDA_SUCCESS &&
+		      cuMemPoolDestroy(gone.pool) == CUDA_SUCCESS &&
+		      cuMemPoolCreate(&pool, &pool_properties) == CUDA_SUCCESS &&
+		      pool == gone.pool);
+	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 int main(void)
 {
 	answer =
 	    mmap(NULL, sizeof(*answer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (answer == MAP_FAILED || setrlimit(RLIMIT_CORE, &(struct rlimit){0}))
 		return 1;
+	if (!stays_lost()) {
+		fprintf(stderr, "codes: a pool has the handle of a destroyed one\n");
+		return 1;
+	}
 	setvbuf(stdout, NULL, _IOLBF, 0); /* no child has a line of ours to write */
 	for (enum situation situation = UNINITIALISED; situation < SITUATIONS; situation++) {
 		/* Destroyed things were made in a context. */
