@@ -43,19 +43,19 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 	var err error
 	switch r.Op {
 	case ledger.OpAttach:
-		reply, files, err = s.attach(peer)
+		if err = s.awaitReturn(); err == nil {
+			reply, files, err = s.attach(peer)
+		}
 		kept = err == nil
 		result := attachResult(err)
 		s.e.count(func(c Counter) { c.Attached(result) })
-		if err != nil && result != attachStopping {
+		if err != nil && result != attachStopping && result != attachAway {
 			s.reject(peer.PID, result)
 		}
 	case ledger.OpDevice:
 		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
 	case ledger.OpTruth:
 		reply.Bytes, err = s.tellTruth(peer, r.Device)
-	case ledger.OpReturn:
-		err = s.awaitReturn()
 	case ledger.OpHost:
 		if files, err = s.giveHost(peer, r.Used, r.Bytes); err == nil {
 			reply.Bytes = r.Bytes
@@ -99,8 +99,8 @@ func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) 
 	return ledger.Reply{Status: ledger.StatusNotMember}, nil, true
 }
 
-// attachStopping is of a process that is answered by the next enforcer.
-const attachStopping = "stopping"
+// Results of an attach that the process repeats: the next enforcer answers it, or its slice has not returned yet.
+const attachStopping, attachAway = "stopping", "away"
 
 // attachResult is an error of attach as one of few words.
 func attachResult(err error) string {
@@ -113,6 +113,8 @@ func attachResult(err error) string {
 		return "closed"
 	case errors.Is(err, ErrClosed):
 		return attachStopping
+	case errors.Is(err, ledger.StatusAway):
+		return attachAway
 	default:
 		return "error"
 	}

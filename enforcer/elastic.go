@@ -96,6 +96,7 @@ func (s *slice) turnGate() {
 	case away && r.back == nil:
 		r.back = make(chan struct{})
 		r.calls, _ = s.gated() // the calls after these wait at the gate
+		s.e.gates.Ring()
 	case !away && r.back != nil:
 		close(r.back)
 		r.back, r.returned, r.active = nil, now, now
@@ -112,25 +113,18 @@ func (r *residency) want(now time.Time) {
 	}
 }
 
-// awaitReturn answers a process that stands at the gate: when the slice is back, or that it is not yet.
+// awaitReturn requests the return of the slice for a process that is about to attach, and waits for it for some time.
 func (s *slice) awaitReturn() error {
 	s.mu.Lock()
 	r, err := s.residency, s.refusal()
-	switch {
-	case err != nil:
+	if err != nil || r == nil || r.back == nil {
 		s.mu.Unlock()
 		return err
-	case r == nil:
-		s.mu.Unlock()
-		return ledger.StatusMalformed
-	case r.back == nil:
-		s.mu.Unlock()
-		return nil
 	}
 	back := r.back
 	r.want(time.Now())
 	s.mu.Unlock()
-	s.e.wakeElastic()
+	s.e.gates.Ring()
 	select {
 	case <-back:
 		return nil
@@ -139,10 +133,12 @@ func (s *slice) awaitReturn() error {
 	}
 }
 
-func (e *Enforcer) wakeElastic() {
-	select {
-	case e.elastic <- struct{}{}:
-	default:
+// attend adds the slice's gate if it is evicted.
+func (s *slice) attend(gates *ledger.Gates) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.residency.back != nil && s.quota.Ledger != nil {
+		gates.Add(s.quota.Ledger)
 	}
 }
 
@@ -180,19 +176,15 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 	r := &returning{has: make(map[string]bool)}
 	var moves sync.WaitGroup
 	defer moves.Wait()
-	// Who has been idle for MinResident is to be known not much later.
-	ticker := time.NewTicker(max(elasticPace, min(e.options.Interval, e.options.Elastic.MinResident/2)))
-	defer ticker.Stop()
-	for ; ; time.Sleep(elasticPace) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		case <-e.elastic:
-		}
+	defer context.AfterFunc(ctx, e.gates.Ring)()
+	// A slice that has been idle for MinResident is found not much later.
+	period := max(elasticPace, min(e.options.Interval, e.options.Elastic.MinResident/2))
+	for ctx.Err() == nil {
 		all := e.elasticOnes()
 		now := time.Now()
+		e.gates.Reset()
 		for _, s := range all {
+			s.attend(&e.gates) // first, so that a request is seen by observe, or ends the wait
 			s.observe(now)
 		}
 		for _, s := range waiting(all, now) {
@@ -205,9 +197,11 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 			moves.Go(func() {
 				e.bringBack(ctx, s)
 				r.end(devices)
-				e.wakeElastic() // for the next one
+				e.gates.Ring() // for the next one
 			})
 		}
+		time.Sleep(elasticPace)
+		e.gates.Wait(period, elasticPace)
 	}
 }
 
@@ -252,7 +246,7 @@ func (s *slice) gated() (made, underWay uint64) {
 }
 
 // observe notes whether the slice's processes have made calls since the last time, or are in one. While it is evicted, both are requests for its
-// return: a process at the gate counts a call with each request, and need not reach the socket.
+// return: a process at the gate counts a call with each request.
 func (s *slice) observe(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

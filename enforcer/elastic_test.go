@@ -100,7 +100,6 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	if s := h.see("a"); s.State != api.Evicted || s.Elastic == nil || h.granted(t) != 0 {
 		t.Fatalf("it begins as %+v, %d bytes given", s, h.granted(t))
 	}
-	a.expect(statusAway, "attach")
 	a.works(truth, 40*gib)
 	if s := h.see("a"); s.State != api.Active || h.granted(t) != 45*gib {
 		t.Fatalf("%+v, %d given", s, h.granted(t))

@@ -35,6 +35,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/history"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
@@ -139,9 +140,9 @@ type Enforcer struct {
 	leases    chan struct{}        // somebody's deadline may be earlier than it was
 	rooms     *rooms
 	evictions *evictions
-	hosting   *guard.Turn   // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
-	ending    atomic.Bool   // what is being moved is left to the next enforcer
-	elastic   chan struct{} // a process waits for its slice's return
+	hosting   *guard.Turn  // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
+	ending    atomic.Bool  // what is being moved is left to the next enforcer
+	gates     ledger.Gates // of evicted slices
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
@@ -183,7 +184,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
-	e.now, e.leases, e.rooms, e.elastic = options.Clock, make(chan struct{}, 1), newRooms(), make(chan struct{}, 1)
+	e.now, e.leases, e.rooms = options.Clock, make(chan struct{}, 1), newRooms()
 	e.hosting, e.evictions = guard.NewTurn(), newEvictions()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)

@@ -54,35 +54,40 @@ func sourceOf(r *api.RegisterRequest) string {
 	return r.ID
 }
 
-// hear is the slice's attach.Listener. The sender need not be checked further: a pid that has a lane was a member
-// when it got it, and if the pid is another's by now, the count that is reported is still this slice's.
-func (s *slice) hear(pid int, r ledger.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if (s.quota.State != api.Active && s.quota.State != api.Expired) || uint64(r.Device) >= uint64(len(s.quota.Devices)) || !s.refusals.Allow(time.Now()) {
-		return
+// reportRefusals reports the refusals of a lane since it was last called: on one device with what the process described of the last one, on
+// others in the next event of the device. Called with mu held.
+func (s *slice) reportRefusals(l *quota.Lane, now time.Time) {
+	r, described := s.quota.Ledger.LastRefusal(l.Number) // before its count, so that one which comes now is not taken for it
+	for i := range s.quota.Devices {
+		n := l.Refusals.Rest(i, s.quota.Ledger.Refusals(i, l.Number))
+		if n == 0 {
+			continue
+		}
+		if described && r.Device == i {
+			s.quota.Ledger.Reported(l.Number, r)
+			if s.refusals.Allow(now) {
+				s.tellRefusal(l, r, n)
+				continue
+			}
+		}
+		s.refusals.Add(i, report.Sum{Count: n, PID: l.Refusals.PID, Command: l.Refusals.Command})
 	}
-	index := int(r.Device)
-	var p *report.Process
-	var n uint64
-	if l := s.quota.Of(pid); l != nil {
-		p, n = &l.Refusals, s.quota.Ledger.Refusals(index, l.Number)
-	}
-	e := api.Event{Kind: api.EventRefused, PID: pid}
-	if e.Command, e.Count = s.refusals.Said(pid, p, index, n); e.Count == 0 {
-		return // reported already, or never counted
-	}
-	d := s.quota.Devices[index]
+}
+
+// tellRefusal reports count refusals on one device, of which a process has described the last. Called with mu held.
+func (s *slice) tellRefusal(l *quota.Lane, r ledger.Refusal, count uint64) {
+	d := s.quota.Devices[r.Device]
 	used := min(r.Used, d.Total)
-	e.Device, e.Call, e.Requested = d.Name, r.Call.String(), min(r.Bytes, maxBytes)
-	e.Limit = s.eventLimit(d)
-	if p := s.poolOn(d.UUID); r.Pool && p != nil {
+	overhead := min(r.Overhead, used)
+	e := api.Event{
+		Kind: api.EventRefused, PID: l.Refusals.PID, Command: l.Refusals.Command, Count: count, Device: d.Name, Call: r.Call,
+		Requested: min(r.Bytes, maxBytes), Limit: s.eventLimit(d), Used: new(used - overhead), Overhead: &overhead,
+	}
+	if p := s.poolOn(d.UUID); r.ByPool && p != nil {
 		e.Pool, e.Limit = p.name, new(p.limitOn(d.UUID))
 	}
-	overhead := min(r.Overhead, used)
-	e.Used, e.Overhead = new(used-overhead), &overhead
 	s.tell(e)
-	s.keep(e, d)
+	s.keep(e, d, min(r.Needed, maxBytes))
 }
 
 // drawsOn is the pool of whose quota alone the slice draws on a device; nil if it has a quota of its own there.
@@ -121,18 +126,15 @@ func (s *slice) highestLimit(d *quota.Device) uint64 {
 	return d.HighestLimit()
 }
 
-// reportCounts reports what counts have grown and nobody said anything about: one event of a kind for each device, so
-// that there are not more of them than a follower can take. all of it at the slice's end; else what the check before this one has
-// seen. Called with mu held.
-func (s *slice) reportCounts(all bool) {
+// reportCounts reports refusals, and bytes that processes have recovered, since it was last called. Refusals without an event of their own have
+// one for each device. Called with mu held.
+func (s *slice) reportCounts() {
+	now := time.Now()
+	for l := range s.quota.Lanes() {
+		s.reportRefusals(l, now)
+	}
 	for i, d := range s.quota.Devices {
-		refused := s.refusals.Check(i, all, func(yield func(*report.Process, uint64) bool) {
-			for l := range s.quota.Lanes() {
-				if !yield(&l.Refusals, s.quota.Ledger.Refusals(i, l.Number)) {
-					return
-				}
-			}
-		})
+		refused := s.refusals.Take(i)
 		if refused.Count > 0 {
 			e := api.Event{
 				Kind: api.EventRefused, Device: d.Name, Limit: s.eventLimit(d),
@@ -146,7 +148,7 @@ func (s *slice) reportCounts(all bool) {
 				e.Limit = nil
 			}
 			s.tell(e)
-			s.keep(e, d)
+			s.keep(e, d, 0)
 		}
 		if recovered, told := s.quota.Ledger.Recovered(i), s.noted(d).recovered; recovered != told {
 			if recovered > told {
@@ -155,7 +157,6 @@ func (s *slice) reportCounts(all bool) {
 			s.note(d).recovered = recovered
 		}
 	}
-	s.refusals.Checked()
 }
 
 // reject reports that a process's attach was rejected, and why: as attachResult says it, "released" or "stranger".

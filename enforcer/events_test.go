@@ -70,6 +70,7 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)
 	p.must("refused 0 %d", 2*gib)
+	eventually(t, "it is told", func() bool { return len(h.told(api.EventRefused)) > 0 })
 	told := h.told(api.EventRefused)
 	must.Len(t, told, 1)
 	got := told[0]
@@ -91,8 +92,8 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	h := newHost(t, nil)
 	p, q := attached(t, h, "s1", gib), attached(t, h, "s2", gib)
 	for range 500 {
-		p.must("refused 0 1") // each of which asks to be told
-		q.must("count 0 2")   // these cannot be told
+		p.must("refused 0 1")
+		q.must("count 0 2") // these are not described
 	}
 	eventually(t, "all are told", func() bool { return h.refusals() == 500+1000 })
 	h.looks()
@@ -139,12 +140,14 @@ func TestRestartTellsNothingTwice(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("refused 0 5")
+	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
 	h.restart()
 	h.looks()
 	if n := h.refusals(); n != 0 {
 		t.Errorf("the new enforcer told %d that the former one has told", n)
 	}
 	p.must("refused 0 6")
+	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
 	if told := h.told(api.EventRefused); len(told) != 1 || told[0].Requested != 6 || told[0].Count != 1 {
 		t.Errorf("%+v", told)
 	}
@@ -154,8 +157,8 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	const lane = 1
-	entry := uint64(4096 + lane*(64+64*ledger.Devices) + 64)
-	refusals := entry + uint64(unsafe.Sizeof([6]uint64{})) // see struct ledger_entry
+	entry := uint64(4096 + lane*(128+64*ledger.Devices) + 128) // see struct ledger_lane
+	refusals := entry + uint64(unsafe.Sizeof([6]uint64{}))     // see struct ledger_entry
 	p.must("count 0 1")
 	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
 	p.ask("poke %d %d", refusals, uint64(1)<<63)
@@ -165,7 +168,10 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	n := h.refusals()
 	expect.True(t, n <= 1<<33, n, "refusals were believed")
 	p.must("refused 0 %d", uint64(1)<<63)
-	p.must("refused 9 1") // no such device
+	eventually(t, "it is told", func() bool { return h.refusals() == n+1 })
+	p.ask("poke %d 9", entry-16)             // a device that it has not
+	p.ask("poke %d %d", entry-64, 1_000_000) // in a refusal that was never counted
+	h.looks()
 	told := h.told(api.EventRefused)
 	if e := told[len(told)-1]; e.Count != 1 || e.Requested != 1<<63-1 || h.refusals() != n+1 {
 		t.Errorf("%+v", e)

@@ -155,7 +155,7 @@ func (e *Enforcer) expire(s *slice) bool {
 	s.mu.Lock()
 	active := s.quota.State == api.Active
 	if active {
-		s.reportCounts(false)
+		s.reportCounts()
 		s.quota.Expire()
 	}
 	s.mu.Unlock()

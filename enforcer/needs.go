@@ -14,15 +14,15 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// What a slice needed: its peaks, its refusals, and who held what when it was refused the last time. All of it is found out where the
-// enforcer has been told of a refusal already, or checks the ledger anyway.
+// The memory needs of a slice: its peaks, its refusals, and the holders of memory when the last refusal was reported. The regular check and the end
+// of a process find them.
 
 // maxHolders is how many processes a refusal names; those that held most.
 const maxHolders = 16
 
-// keep keeps a refusal of which an event tells, as the slice's last one. What only a count tells does not replace what a process
-// said. Called with mu held.
-func (s *slice) keep(e api.Event, d *quota.Device) {
+// keep keeps a refusal that an event reports as the slice's last one. A count does not replace a refusal that a process described. needed is
+// the highest quota with which one of the event's refusals had been granted. Called with mu held.
+func (s *slice) keep(e api.Event, d *quota.Device, needed uint64) {
 	if e.Requested == 0 && s.refused != nil && s.refused.Requested > 0 {
 		return
 	}
@@ -44,7 +44,7 @@ func (s *slice) keep(e api.Event, d *quota.Device) {
 	}
 	if r.Frozen == "" {
 		n := s.note(d)
-		n.needed = max(n.needed, r.Needed)
+		n.needed = max(n.needed, r.Needed, needed)
 	}
 	f := s.found[d.UUID]
 	for l := range s.quota.Lanes() {

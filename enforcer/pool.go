@@ -238,8 +238,8 @@ func (p *pool) storeDamage() {
 	}
 }
 
-// Settled is the quota's.
-func (p *pool) Settled(*quota.Lane) {}
+// Ending is the quota's.
+func (p *pool) Ending(*quota.Lane) {}
 
 // ContextBytes is the quota's: what a context costs stands in the members' ledgers.
 func (p *pool) ContextBytes(*quota.Device) uint64 { return 0 }

@@ -65,7 +65,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	was := s.quota.State
 	closes := s.quota.Ledger != nil && (was == api.Active || was == api.Expired)
 	if closes {
-		s.reportCounts(true)
+		s.reportCounts()
 	}
 	if cause != causeFailed {
 		s.endNeeds()

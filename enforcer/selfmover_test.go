@@ -48,7 +48,7 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	file.Close()
 	must.Do(h.t, err)
 	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
-	at := header + int(lane)*(entry+ledger.Devices*entry) + move
+	at := header + int(lane)*(2*entry+ledger.Devices*entry) + move
 	const devices, stay, keep = 128, 96, 104 // and ledger_device, and where `stay` is in it
 	m := &selfMover{
 		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), stay: (*uint64)(unsafe.Pointer(&mem[devices+stay])), keep: (*uint64)(unsafe.Pointer(&mem[devices+keep])), left: 600 * mib,

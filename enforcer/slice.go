@@ -184,7 +184,7 @@ func (s *slice) listen() error {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
 		}
 	}
-	server, err := attach.Serve(place, s.pace, s.isMember, s.answer, s.hear, s.log)
+	server, err := attach.Serve(place, s.pace, s.isMember, s.answer, s.log)
 	if err != nil {
 		return err
 	}
@@ -201,10 +201,10 @@ func (s *slice) Damaged() {
 		"err", s.quota.Reason)
 }
 
-// Settled is the quota's. Called with mu held.
-func (s *slice) Settled(l *quota.Lane) {
-	for i := range s.quota.Devices {
-		s.refusals.Exit(&l.Refusals, i, s.quota.Ledger.Refusals(i, l.Number))
+// Ending is the quota's. Called with mu held.
+func (s *slice) Ending(l *quota.Lane) {
+	if s.quota.State == api.Active || s.quota.State == api.Expired {
+		s.reportRefusals(l, time.Now())
 	}
 	if !l.Process.Alive() { // else it called execve, which closes what the driver would go by
 		s.exited(l.Process)
@@ -233,7 +233,7 @@ func (s *slice) check() {
 		s.recommit()
 		s.turn.Give()
 	}
-	s.reportCounts(false)
+	s.reportCounts()
 	s.checkNeeds()
 }
 

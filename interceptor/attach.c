@@ -157,17 +157,6 @@ static enum ask_result ask(struct attach_request *request, struct attach_reply *
 	}
 }
 
-/* Wait until the slice is no longer away. False if that is not to be waited for. */
-static bool come_back(void)
-{
-	enum gate_answer answer;
-
-	do
-		answer = gate_ask();
-	while (answer == GATE_AWAY_STILL);
-	return answer == GATE_BACK;
-}
-
 void attach_process(struct process *process)
 {
 	bool first = process->retry_at == 0;
@@ -195,7 +184,7 @@ void attach_process(struct process *process)
 		errno = error;
 		if (process->attached)
 			return;
-		if (result == ASK_ANSWERED && reply.status == ATTACH_AWAY && come_back()) {
+		if (result == ASK_ANSWERED && reply.status == ATTACH_AWAY) {
 			first = true;
 			continue;
 		}

@@ -147,13 +147,6 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	return ASK_ANSWERED;
 }
 
-static void sign(struct attach_request *request)
-{
-	request->magic = ATTACH_MAGIC;
-	request->version = ATTACH_VERSION;
-	request->layout = LEDGER_LAYOUT;
-}
-
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
                              int descriptors[ASK_DESCRIPTORS], int *connection)
 {
@@ -168,7 +161,9 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 		got[i] = -1;
 	if (connection)
 		*connection = -1;
-	sign(request);
+	request->magic = ATTACH_MAGIC;
+	request->version = ATTACH_VERSION;
+	request->layout = LEDGER_LAYOUT;
 	if (!attach_address(&address))
 		return ASK_NO_DIRECTORY;
 	s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -192,24 +187,6 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 		close(s);
 	errno = saved;
 	return result;
-}
-
-void tell_enforcer(struct attach_request *request)
-{
-	struct sockaddr_un address;
-	int s;
-
-	sign(request);
-	if (!attach_address(&address))
-		return;
-	s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (s < 0)
-		return;
-	/* connect() waits for nobody to accept: there is room in the backlog, or it fails. What was
-	 * sent stays readable at the other end after we have closed ours. */
-	if (connect(s, (const struct sockaddr *)&address, sizeof(address)) == 0)
-		(void)send(s, request, sizeof(*request), MSG_NOSIGNAL | MSG_DONTWAIT);
-	close(s);
 }
 
 bool enforcer_there(int connection)

@@ -31,12 +31,6 @@ enum ask_result {
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
                              int descriptors[ASK_DESCRIPTORS], int *connection);
 
-/*
- * Tell the enforcer something that is not answered. It never waits: if nobody listens, or too many
- * are waiting to be heard, it is not told. magic, version and layout of `request` are filled in.
- */
-void tell_enforcer(struct attach_request *request);
-
 /* Find the attach socket; false, and an empty path, if the process is in no slice. Changes errno.
  */
 bool attach_address(struct sockaddr_un *address);

@@ -138,7 +138,7 @@ static enum grant_result begin_block(struct blocks *blocks, CUdeviceptr pointer,
 
 	if (use_large(blocks, pointer))
 		return GRANTED;
-	result = grant(ordinal, BLOCK_BYTES, KIND_MEMORY, ATTACH_CALL_BLOCK);
+	result = grant(ordinal, BLOCK_BYTES, KIND_MEMORY, LEDGER_CALL_BLOCK);
 	if (result != GRANTED || put_small(blocks, number, ordinal))
 		return result;
 	if (use_small(blocks, number)) /* another thread was first */

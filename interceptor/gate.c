@@ -3,24 +3,26 @@
 
 #include "attach_client.h"
 #include "entry.h"
+#include "ledger.h"
 #include "mover.h"
 #include "piece.h"
 #include "process.h"
 #include "quiet.h"
-#include "say.h"
 
-#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stddef.h>
-#include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 #include <unwind.h>
 
 #define CALL_MADE (GATE_CALL - 1)
 #define CALL_UNDER_WAY 1
 
-/* Nanoseconds: after what was no answer; and after "it is back" that the page does not confirm. */
-#define PAUSE 100000000
-#define SHORT_PAUSE 1000000
+/* Seconds between two requests for the return of the slice: the first may have been made to an
+ * enforcer that was restarted. */
+#define REQUEST_SECONDS 1
 
 static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS,
               "gate.S");
@@ -102,45 +104,6 @@ void *gate_behind(void *function)
 	           : function;
 }
 
-/* A signal's handler cuts it short, which is no harm. */
-static void pause_for(long nanoseconds)
-{
-	struct timespec pause = {.tv_nsec = nanoseconds};
-
-	nanosleep(&pause, NULL);
-}
-
-enum gate_answer gate_ask(void)
-{
-	struct attach_request request = {.op = ATTACH_OP_RETURN};
-	struct attach_reply reply = {0};
-
-	if (ask_enforcer(&request, &reply, NULL, NULL) != ASK_ANSWERED) {
-		int error = errno;
-
-		say_once(process_get(), ONCE_AWAY,
-		         "the slice is evicted, and the enforcer's socket cannot be reached (%s): "
-		         "waiting until the memory is back",
-		         strerror(error));
-		pause_for(PAUSE);
-		return GATE_AWAY_STILL;
-	}
-	switch (reply.status) {
-	case ATTACH_OK:
-		return GATE_BACK;
-	case ATTACH_CLOSED:
-	case ATTACH_NOT_MEMBER:
-	case ATTACH_HIDDEN:
-	case ATTACH_MALFORMED: /* an older enforcer */
-		return GATE_GONE;
-	case ATTACH_AWAY:
-		return GATE_AWAY_STILL;
-	default:
-		pause_for(PAUSE);
-		return GATE_AWAY_STILL;
-	}
-}
-
 /* In a forked child it is its parent's lane: a signal's handler can fork in the middle of a call.
  */
 static void count(uint64_t *calls, uint64_t more)
@@ -169,6 +132,16 @@ bool gate_enter(void)
 void gate_leave(void)
 {
 	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
+}
+
+/* Request the return of the slice, and wait for it for some time, or until a signal. */
+static void await_return(struct ledger *ledger)
+{
+	struct timespec patience = {.tv_sec = REQUEST_SECONDS};
+
+	__atomic_fetch_add(&ledger->wishes, 1, __ATOMIC_SEQ_CST);
+	syscall(SYS_futex, &ledger->wishes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	syscall(SYS_futex, &ledger->away, FUTEX_WAIT, 1, &patience, NULL, 0);
 }
 
 /* The process exits while its memory is on the host. Calls that free and end things, and those that
@@ -240,9 +213,12 @@ __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint
                                                      const void *function);
 void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 {
+	struct ledger *ledger = process_seen()->ledger;
 	struct quiet quiet;
-	enum gate_answer answer;
+	bool gone;
 
+	if (!ledger)
+		return; /* a child that a signal's handler forked just now */
 	if (passes(function)) {
 		count(calls, -(uint64_t)CALL_MADE); /* it asks for no return */
 		return;
@@ -250,17 +226,15 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 	quiet = quiet_begin();
 	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL))
 		mover_stop(false);
-	/* Each turn counts a call that was made. The enforcer sees that, even where the process
-	 * cannot reach its socket any more. */
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
-		answer = gate_ask();
-		if (answer == GATE_BACK && is_away(away))
-			pause_for(SHORT_PAUSE);
-		if (answer == GATE_GONE)
+		gone = __atomic_load_n(&ledger->flags, __ATOMIC_ACQUIRE) & LEDGER_CLOSED;
+		if (gone)
 			mover_return();
+		else
+			await_return(ledger);
 		count(calls, GATE_CALL);
-	} while (answer != GATE_GONE && is_away(away));
+	} while (!gone && is_away(away));
 	quiet_end(quiet);
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate of an elastic slice, whose memory the enforcer moves aside while nobody works with it.
- * Each function of the driver that the process calls is a stub there, which counts in the process's
- * lane that a call is under way, and then looks whether the slice is away: if so it takes the count
- * back and asks the enforcer for the slice's return, until that is done. So the enforcer sees when
- * no thread is inside the driver, and hears when one wants to be.
+ * The gate of an elastic slice. The enforcer may evict the slice while no thread is behind the
+ * gate. Each function of the driver that a process calls is a stub, which counts the call in the
+ * process's lane, and then reads whether the slice is evicted. If it is, the stub takes the count
+ * back, requests the slice's return in the page, and waits for it. The wait needs no system call
+ * but futex(2): the process may have lost its descriptors, or be in a sandbox.
  *
- * Who is not in an elastic slice has no stub: its function pointers are the driver's.
+ * A process of another slice has no stubs: its function pointers are the driver's.
  *
  * What does not pass: functions of cuGetExportTable's tables; names without a hook that an object
  * calls by its own relocations before it is met (scope.h). The driver makes them wait all the same
@@ -65,14 +65,6 @@ void gate_leave(void);
 
 /* True while the process exits with its memory on the host: memory that it frees stays there. */
 bool gate_is_leaving(void);
-
-/* Ask for the return of the slice, once. */
-enum gate_answer {
-	GATE_BACK,
-	GATE_AWAY_STILL, /* ask again, now */
-	GATE_GONE,       /* nothing is to be waited for: the slice is gone, or nobody knows of it */
-};
-enum gate_answer gate_ask(void);
 #endif
 
 #endif

@@ -11,15 +11,15 @@
 #include "table.h"
 
 static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
-                   enum attach_call call)
+                   enum ledger_call call)
 {
 	struct refusal refusal;
 
 	lock_take(&process->account_lock);
-	account_count_refusal(&process->held[device].account, by_pool);
-	refusal = refusal_look(process, (uint32_t)device, bytes, by_pool);
+	refusal = refusal_count(process, (uint32_t)device, bytes, by_pool, call);
 	lock_give(&process->account_lock);
-	refusal_report(process, (uint32_t)device, &refusal, call);
+	if (say_wants_debug())
+		refusal_say(process, &refusal);
 }
 
 /* Give back what the dead hold that this process can see to be dead: of its slice, and of other
@@ -39,7 +39,7 @@ struct wish {
 	CUdevice ordinal;
 	uint64_t bytes;
 	enum kind kind;
-	enum attach_call call;
+	enum ledger_call call;
 	bool quietly; /* can do without */
 };
 
@@ -90,7 +90,7 @@ static enum grant_result fulfil(const struct wish *wish)
 	/* Driver truth does not tell a small allocation that is under way from overhead. Settle
 	 * when it has ended. */
 	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD &&
-	    wish->call != ATTACH_CALL_BLOCK)
+	    wish->call != LEDGER_CALL_BLOCK)
 		overhead_close(process, wish->ordinal, device);
 	result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
@@ -98,7 +98,7 @@ static enum grant_result fulfil(const struct wish *wish)
 	return GRANTED;
 }
 
-enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call)
+enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum ledger_call call)
 {
 	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .call = call};
 
@@ -127,7 +127,7 @@ CUresult grant_error_on(CUdevice ordinal)
 	return result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-bool grant_any_left(CUdevice ordinal, enum attach_call call)
+bool grant_any_left(CUdevice ordinal, enum ledger_call call)
 {
 	if (grant(ordinal, 1, KIND_OVERHEAD, call) != GRANTED)
 		return false;

@@ -6,7 +6,6 @@
 #ifndef GPUSLICE_GRANT_H
 #define GPUSLICE_GRANT_H
 
-#include "attach.h"
 #include "process.h"
 
 enum grant_result {
@@ -16,7 +15,7 @@ enum grant_result {
 };
 
 /* Charge `bytes` on the device `ordinal`; a refusal is counted and reported as `call`. */
-enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call);
+enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum ledger_call call);
 
 /* Return the error of a call that was not granted its memory: the driver's own, if it would refuse
  * the call anyway, because no context is current, or because there is no such device. */
@@ -28,7 +27,7 @@ enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind
 
 /* Whether the limit leaves anything: for what cannot be undone, and whose size nobody knows before.
  * If not, that is counted and reported as a refusal. */
-bool grant_any_left(CUdevice ordinal, enum attach_call call);
+bool grant_any_left(CUdevice ordinal, enum ledger_call call);
 
 /*
  * Around a call of the driver for an allocation that is charged only afterwards, and that charge:

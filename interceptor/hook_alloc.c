@@ -92,7 +92,7 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 	uint64_t charged = block_round(bytes), real;
 	CUresult result;
 
-	if (grant(ordinal, charged, KIND_MEMORY, ATTACH_CALL_ALLOC) != GRANTED)
+	if (grant(ordinal, charged, KIND_MEMORY, LEDGER_CALL_ALLOC) != GRANTED)
 		return grant_error();
 	if (r.entry == ID_cuMemAlloc_v2 && piece_suits(ordinal, charged)) {
 		result = piece_allocate(r.pointer, ordinal, charged);
@@ -109,7 +109,7 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 	}
 	real = block_round(asked(r, true));
 	if (real > charged &&
-	    grant(ordinal, real - charged, KIND_MEMORY, ATTACH_CALL_PITCH) != GRANTED) {
+	    grant(ordinal, real - charged, KIND_MEMORY, LEDGER_CALL_PITCH) != GRANTED) {
 		result = free_again(r);
 		process_release(ordinal, charged, KIND_MEMORY);
 		return result;
@@ -210,7 +210,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	ordinal = process_current_ordinal();
 	if (ordinal < 0 || !pointer || !bytes)
 		return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
-	if (grant(ordinal, charged, KIND_UNLISTED, ATTACH_CALL_MANAGED) != GRANTED)
+	if (grant(ordinal, charged, KIND_UNLISTED, LEDGER_CALL_MANAGED) != GRANTED)
 		return grant_error();
 	result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
 	return hold_or_release(result, result ? 0 : *pointer, ordinal, charged, KIND_UNLISTED);

@@ -201,7 +201,7 @@ static CUresult create_small(const struct request *r, CUdevice ordinal)
 		watch_drop(&watch);
 		return result;
 	}
-	if (watch_end_block(&watch, ATTACH_CALL_ARRAY))
+	if (watch_end_block(&watch, LEDGER_CALL_ARRAY))
 		return hold_or_release(result, *(uintptr_t *)r->array, ordinal, 0, KIND_OVERHEAD);
 	(void)destroy_driver(r);
 	memset(r->array, 0, sizeof(CUarray));
@@ -219,7 +219,7 @@ static CUresult create(const struct request *r)
 	bytes = array_bytes(&r->full, r->levels);
 	if (bytes && bytes <= BLOCK_SMALL)
 		return create_small(r, ordinal);
-	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_ARRAY) != GRANTED)
+	if (grant(ordinal, bytes, KIND_MEMORY, LEDGER_CALL_ARRAY) != GRANTED)
 		return grant_error();
 	result = call_driver(r);
 	return hold_or_release(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes,

@@ -81,7 +81,7 @@ static enum grant_result charge_before(CUdevice ordinal, struct charge *charge)
 		nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
 		quiet_end(quiet);
 	}
-	return grant(ordinal, charge->bytes, KIND_OVERHEAD, ATTACH_CALL_CONTEXT);
+	return grant(ordinal, charge->bytes, KIND_OVERHEAD, LEDGER_CALL_CONTEXT);
 }
 
 /*
@@ -109,7 +109,7 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 	if (!first)
 		overhead_leave_open(ordinal);
 	if (real > charge->bytes &&
-	    grant(ordinal, real - charge->bytes, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
+	    grant(ordinal, real - charge->bytes, KIND_OVERHEAD, LEDGER_CALL_CONTEXT) != GRANTED)
 		return false;
 	if (real < charge->bytes)
 		process_release(ordinal, charge->bytes - real, KIND_OVERHEAD);

@@ -56,7 +56,7 @@ static CUresult upload_first(struct pool *pool, const struct graph_launch *l)
 	lock_give(&pool->lock);
 	if (!over)
 		return result;
-	if (grant(pool->ordinal, over, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED)
+	if (grant(pool->ordinal, over, KIND_MEMORY, LEDGER_CALL_GRAPH) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	lock_take(&pool->lock);
 	pool_add_charge(pool, over);
@@ -71,7 +71,7 @@ static CUresult prepare(struct pool *pool, const struct graph_launch *l, uint64_
 	if (grant_if_free(pool->ordinal, most, KIND_MEMORY) != GRANTED) {
 		if (l->upload && __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED))
 			return upload_first(pool, l);
-		if (grant(pool->ordinal, most, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED)
+		if (grant(pool->ordinal, most, KIND_MEMORY, LEDGER_CALL_GRAPH) != GRANTED)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*charged = most;
@@ -236,7 +236,7 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 
 	stacks_end(making->raises, &making->needs);
 	/* It stays when the graph is destroyed, so there is nothing to undo. */
-	if (!watch_end(&making->watch, ATTACH_CALL_GRAPH, &bytes))
+	if (!watch_end(&making->watch, LEDGER_CALL_GRAPH, &bytes))
 		overhead_settle(making->watch.ordinal);
 	if (result == CUDA_SUCCESS)
 		graph_learn(graph, &making->needs);

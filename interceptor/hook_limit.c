@@ -35,7 +35,7 @@ static CUresult set_heap(uint64_t context, CUdevice ordinal, size_t value)
 
 	(void)context_get(context, &known);
 	more = bytes > known.heap ? bytes - known.heap : 0;
-	if (more && grant(ordinal, more, KIND_MEMORY, ATTACH_CALL_HEAP) != GRANTED)
+	if (more && grant(ordinal, more, KIND_MEMORY, LEDGER_CALL_HEAP) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, value);
 	if (result != CUDA_SUCCESS) {

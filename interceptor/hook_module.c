@@ -40,7 +40,7 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 		watch_drop(watch);
 		return result;
 	}
-	fits = watch_end(watch, ATTACH_CALL_CODE, &code.bytes);
+	fits = watch_end(watch, LEDGER_CALL_CODE, &code.bytes);
 	if (fits && code.bytes) {
 		code.owner = context_current();
 		hold(key_of(*module), &code);
@@ -151,7 +151,7 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 		return result;
 	}
 	managed_keep(key_of(*library), names_in(image, file));
-	fits = watch_end(watch, ATTACH_CALL_CODE, &bytes);
+	fits = watch_end(watch, LEDGER_CALL_CODE, &bytes);
 	if (fits && bytes)
 		library_took(watch, key_of(*library), bytes);
 	/* (A lazy one was not watched, and has nothing yet.) */

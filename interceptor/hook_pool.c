@@ -83,7 +83,7 @@ static CUresult judge(struct pool *pool, const struct request *r)
 
 		lock_give(&pool->lock);
 		granted = tries
-		              ? grant(pool->ordinal, wish, pool->kind, ATTACH_CALL_POOL) == GRANTED
+		              ? grant(pool->ordinal, wish, pool->kind, LEDGER_CALL_POOL) == GRANTED
 		              : grant_if_free(pool->ordinal, wish, pool->kind) == GRANTED;
 		lock_take(&pool->lock);
 		if (granted)
@@ -142,7 +142,7 @@ static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth
 	lock_take(&pool->lock);
 	over = pool_look(pool);
 	lock_give(&pool->lock);
-	if (grant(pool->ordinal, over + growth, pool->kind, ATTACH_CALL_ASYNC) != GRANTED)
+	if (grant(pool->ordinal, over + growth, pool->kind, LEDGER_CALL_ASYNC) != GRANTED)
 		return refusal_of(r);
 	lock_take(&pool->lock);
 	pool->pending += growth;

@@ -64,7 +64,7 @@ static CUresult opened(CUresult result, CUdeviceptr *pointer, struct import *imp
 		import_end(import);
 		return result;
 	}
-	if (import_reaches(import, block_round(size_at(*pointer)), ATTACH_CALL_IPC, NULL)) {
+	if (import_reaches(import, block_round(size_at(*pointer)), LEDGER_CALL_IPC, NULL)) {
 		hold(*pointer, &(struct holding){.import = import,
 		                                 .opens = 1,
 		                                 .owner = context_current(),
@@ -218,7 +218,7 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 		import_end(import);
 		return result;
 	}
-	(void)import_reaches(import, steps_at(*pointer), ATTACH_CALL_IPC, NULL);
+	(void)import_reaches(import, steps_at(*pointer), LEDGER_CALL_IPC, NULL);
 	hold(key,
 	     &(struct holding){.import = import, .source = source, .ordinal = import->ordinal});
 	return result;
@@ -246,7 +246,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory,
 		return DRIVER(cuImportExternalMemory)(memory, description);
 	import = begin_external(description, ordinal);
 	if (!import ||
-	    !import_reaches(import, block_round(description->size), ATTACH_CALL_EXTERNAL, NULL)) {
+	    !import_reaches(import, block_round(description->size), LEDGER_CALL_EXTERNAL, NULL)) {
 		import_end(import);
 		return grant_error();
 	}

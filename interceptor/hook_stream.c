@@ -20,7 +20,7 @@ static bool charge(CUdevice ordinal, uint64_t bytes)
 		return true;
 	if (grant_if_free(ordinal, bytes, KIND_OVERHEAD) != GRANTED) {
 		overhead_settle(ordinal);
-		if (grant(ordinal, bytes, KIND_OVERHEAD, ATTACH_CALL_STREAM) != GRANTED)
+		if (grant(ordinal, bytes, KIND_OVERHEAD, LEDGER_CALL_STREAM) != GRANTED)
 			return false;
 	}
 	process = process_get();

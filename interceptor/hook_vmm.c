@@ -20,7 +20,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 		return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
 	/* The location, not the current context's device. */
 	ordinal = properties->location.id;
-	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_CREATE) != GRANTED)
+	if (grant(ordinal, bytes, KIND_MEMORY, LEDGER_CALL_CREATE) != GRANTED)
 		return grant_error_on(ordinal);
 	result = movable_suits(properties, flags)
 	             ? movable_create(handle, bytes, properties)

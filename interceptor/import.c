@@ -105,7 +105,7 @@ void import_is_on(struct import *import, CUdevice ordinal)
 	lock_give(&all->lock);
 }
 
-bool import_reaches(struct import *import, uint64_t bytes, enum attach_call call, uint64_t *more)
+bool import_reaches(struct import *import, uint64_t bytes, enum ledger_call call, uint64_t *more)
 {
 	struct imports *all = imports();
 	struct process *process = process_attached();

@@ -8,8 +8,8 @@
 #ifndef GPUSLICE_IMPORT_H
 #define GPUSLICE_IMPORT_H
 
-#include "attach.h"
 #include "cuda_abi.h"
+#include "ledger.h"
 #include "lock.h"
 #include "map.h"
 
@@ -41,7 +41,7 @@ void import_is_on(struct import *import, CUdevice ordinal);
 /* Note that the import has at least `bytes`. False if this process has to be charged for them and
  * they do not fit. *more, if not NULL, gets the bytes of that charge; import_shrinks() gives them
  * back. */
-bool import_reaches(struct import *import, uint64_t bytes, enum attach_call call, uint64_t *more);
+bool import_reaches(struct import *import, uint64_t bytes, enum ledger_call call, uint64_t *more);
 void import_shrinks(struct import *import, uint64_t bytes);
 /* Add a user, and remove one. The last one ends the import. NULL is no import. */
 void import_refer(struct import *import);

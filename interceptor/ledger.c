@@ -13,6 +13,9 @@ static void store(uint64_t *p, uint64_t value)
 	__atomic_store_n(p, value, __ATOMIC_RELEASE);
 }
 
+/* A refusal that changes each time that it is copied is not copied. */
+#define REFUSAL_TRIES 8
+
 static uint64_t tag_of(uint32_t lane, uint64_t number)
 {
 	return (uint64_t)lane << 48 | number;
@@ -261,6 +264,10 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 		store(&l->loads, 0);
 	if (load(&l->calls) != 0)
 		store(&l->calls, 0);
+	if (load(&l->described) != 0) {
+		store(&l->described, 0);
+		store(&l->reported, 0);
+	}
 	l->move = (struct ledger_move){0};
 	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
 		struct ledger_device *d = &ledger->device[device];
@@ -310,7 +317,42 @@ void ledger_count_refusal(const struct ledger_account *account)
 {
 	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].refusals;
 
-	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(n, 1, __ATOMIC_RELEASE); /* after ledger_describe_refusal() */
+}
+
+void ledger_describe_refusal(struct ledger *ledger, uint32_t lane,
+                             const struct ledger_refusal *refusal)
+{
+	struct ledger_lane *l = &ledger->lane[lane];
+	struct ledger_refusal next = *refusal;
+	uint64_t described = load(&l->described);
+	bool reported = described == load(&l->reported);
+
+	next.needed = refusal->by_pool ? 0 : refusal->used + refusal->bytes;
+	if (!reported && l->refusal.device == next.device && l->refusal.needed > next.needed)
+		next.needed = l->refusal.needed;
+	store(&l->described, described + 1);
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	l->refusal = next;
+	store(&l->described, described + 2);
+}
+
+uint64_t ledger_last_refusal(const struct ledger *ledger, uint32_t lane,
+                             struct ledger_refusal *refusal)
+{
+	const struct ledger_lane *l = &ledger->lane[lane];
+
+	for (unsigned tries = 0; tries < REFUSAL_TRIES; tries++) {
+		uint64_t described = load(&l->described);
+
+		if (described == load(&l->reported))
+			return 0;
+		*refusal = l->refusal;
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (described % 2 == 0 && load(&l->described) == described)
+			return described;
+	}
+	return 0;
 }
 
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes)

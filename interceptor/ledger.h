@@ -49,7 +49,7 @@
 #define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
 /* Raised by any change of the structures below; not where a reserved word gets a meaning that its 0
  * of so far fits, as an older interceptor leaves it there. */
-#define LEDGER_LAYOUT 3u
+#define LEDGER_LAYOUT 4u
 #define LEDGER_DEVICES 16u
 #define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
@@ -145,6 +145,69 @@ static inline uint8_t ledger_want(uint8_t was, enum ledger_place place)
 	return (uint8_t)(((was & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
 }
 
+/* The call that was refused memory. */
+enum ledger_call {
+	LEDGER_CALL_OTHER,
+	LEDGER_CALL_ALLOC,
+	LEDGER_CALL_MANAGED,
+	LEDGER_CALL_ASYNC,
+	LEDGER_CALL_CREATE,
+	LEDGER_CALL_ARRAY,
+	LEDGER_CALL_PITCH,
+	LEDGER_CALL_BLOCK,
+	LEDGER_CALL_POOL,
+	LEDGER_CALL_CONTEXT,
+	LEDGER_CALL_GRAPH,
+	LEDGER_CALL_IMPORT,
+	LEDGER_CALL_IPC,
+	LEDGER_CALL_EXTERNAL,
+	LEDGER_CALL_HEAP,
+	LEDGER_CALL_CODE,
+	LEDGER_CALL_STACK,
+	LEDGER_CALL_STREAM,
+	LEDGER_CALL_LAST = LEDGER_CALL_STREAM,
+};
+
+/* The name of a call. The page has its number, so that no text of a hostile process is shown. */
+static inline const char *ledger_call_name(uint32_t call)
+{
+	static const char *const names[LEDGER_CALL_LAST + 1] = {
+	    "memory",
+	    "cuMemAlloc",
+	    "cuMemAllocManaged",
+	    "cuMemAllocAsync",
+	    "cuMemCreate",
+	    "an array",
+	    "a pitch",
+	    "a block of small allocations",
+	    "a pool's growth",
+	    "a context",
+	    "a graph's launch",
+	    "an import",
+	    "cuIpcOpenMemHandle",
+	    "cuImportExternalMemory",
+	    "the heap of kernels",
+	    "code and its variables",
+	    "the stack of kernels",
+	    "a stream",
+	};
+
+	return names[call <= LEDGER_CALL_LAST ? call : LEDGER_CALL_OTHER];
+}
+
+/* A refusal, as the refused process describes it. */
+struct ledger_refusal {
+	uint64_t bytes;    /* requested */
+	uint64_t used;     /* bytes charged by all lanes, overhead included */
+	uint64_t overhead; /* bytes of that */
+	uint64_t needed;   /* highest used + bytes that the slice refused since the last report */
+	uint32_t device;   /* index in the slice's ledger */
+	uint32_t call;     /* an enum ledger_call */
+	uint32_t by_pool; /* 1: the pool's limit refused it; `used` and `overhead` are the pool's */
+	uint32_t reserved;
+};
+static_assert(sizeof(struct ledger_refusal) == 48, "ledger_refusal");
+
 /* One lane: whose it is, and its entries. Identity is written by the enforcer only. */
 struct ledger_lane {
 	uint64_t generation; /* raised each time that the lane is given to a process */
@@ -161,9 +224,13 @@ struct ledger_lane {
 	 * and above them how many were ever made. 0 of a process that does not count: it has an
 	 * older interceptor, and its slice stays where it is. */
 	uint64_t calls;
+	/* The owner raises `described` before it writes its last refusal, and again after it. The
+	 * enforcer sets reported = described when it has reported that refusal. */
+	uint64_t described, reported;
+	struct ledger_refusal refusal;
 	struct ledger_entry entry[LEDGER_DEVICES];
 };
-static_assert(sizeof(struct ledger_lane) == 64 + 64 * LEDGER_DEVICES, "ledger_lane");
+static_assert(sizeof(struct ledger_lane) == 128 + 64 * LEDGER_DEVICES, "ledger_lane");
 
 enum ledger_flags {
 	LEDGER_CLOSED = 1u, /* the slice was released: nothing may be charged any more */
@@ -180,12 +247,13 @@ struct ledger {
 	uint32_t record;   /* 1: record mode, nothing is refused */
 	uint8_t slice[16]; /* random name of this ledger: tells one mapping from another */
 	char pool[64];     /* the pool's name, with a 0 at its end; a slice's is empty */
-	/* Of an elastic slice: 1 while its memory is moved aside, or about to be. A process enters
-	 * no call of the driver then, and asks for its return (ATTACH_OP_RETURN). The enforcer
+	/* 1 while an elastic slice is evicted, or about to be. A process makes no call of the
+	 * driver then: it raises `wishes`, and waits on the low half of this, a futex. The enforcer
 	 * alone writes it. */
 	uint64_t away;
 	struct ledger_device device[LEDGER_DEVICES];
-	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES]; /* lanes begin on a page */
+	uint32_t wishes; /* requests for the return of an elastic slice; a futex */
+	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES - 4]; /* lanes begin on a page */
 	struct ledger_lane lane[LEDGER_LANES];
 	uint64_t shared[LEDGER_SHARED];
 };
@@ -269,6 +337,13 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
  * retired_allocations.
  */
 void ledger_count_refusal(const struct ledger_account *account);
+/* Describe the refusal that is counted next. `needed` of it is ignored. */
+void ledger_describe_refusal(struct ledger *ledger, uint32_t lane,
+                             const struct ledger_refusal *refusal);
+/* Copy the lane's last refusal. The result is `described`, for `reported`; 0 if that refusal was
+ * reported, or is being changed. */
+uint64_t ledger_last_refusal(const struct ledger *ledger, uint32_t lane,
+                             struct ledger_refusal *refusal);
 uint64_t ledger_allocations(const struct ledger_entry *entry);
 __attribute__((cold, noinline)) void ledger_retire_allocations(struct ledger *ledger,
                                                                uint32_t device, uint32_t *half);

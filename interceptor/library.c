@@ -49,7 +49,7 @@ bool library_use_begin(struct use *use, uint64_t library)
 	if (!use->first)
 		return true;
 	use->watch = watch_begin();
-	if (use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE))
+	if (use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, LEDGER_CALL_CODE))
 		return true;
 	watch_drop(&use->watch);
 	return false;
@@ -62,7 +62,7 @@ CUresult library_use_end(const struct use *use, CUresult result)
 
 	if (!use->first || use->watch.ordinal < 0)
 		return result;
-	fits = watch_end(&use->watch, ATTACH_CALL_CODE, &bytes);
+	fits = watch_end(&use->watch, LEDGER_CALL_CODE, &bytes);
 	if (!fits)
 		process_charge_anyway(use->watch.ordinal, bytes, KIND_OVERHEAD);
 	if (result == CUDA_SUCCESS || bytes)

@@ -147,7 +147,7 @@ static bool charge(const struct variable *v, bool anyway)
 	known = hold_bytes(key);
 	more = bytes > known ? bytes - known : 0;
 	if (more)
-		fits = grant(ordinal, more, KIND_UNLISTED, ATTACH_CALL_CODE) == GRANTED;
+		fits = grant(ordinal, more, KIND_UNLISTED, LEDGER_CALL_CODE) == GRANTED;
 	if (!fits && anyway)
 		process_charge_anyway(ordinal, more, KIND_UNLISTED);
 	if (more && (fits || anyway))

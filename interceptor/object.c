@@ -326,7 +326,7 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
 	attempt->object = object;
 	if (object && object->import && object->ordinal >= 0)
 		fits = bytes <= UINT64_MAX - offset &&
-		       import_reaches(object->import, offset + bytes, ATTACH_CALL_IMPORT,
+		       import_reaches(object->import, offset + bytes, LEDGER_CALL_IMPORT,
 		                      &attempt->charged);
 	if (!object)
 		return true;

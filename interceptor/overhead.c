@@ -350,7 +350,7 @@ static bool alone(const struct watch *watch)
  * same time is charged by the first of them, and whoever measured last has seen what all of them
  * took. False if it does not fit.
  */
-static bool charge_load(const struct watch *watch, enum attach_call call,
+static bool charge_load(const struct watch *watch, enum ledger_call call,
                         const struct measured *all, uint64_t *bytes)
 {
 	struct process *process = process_get();
@@ -375,7 +375,7 @@ static bool charge_load(const struct watch *watch, enum attach_call call,
 	return fits;
 }
 
-bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes)
+bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes)
 {
 	struct measured all;
 	bool fits = true;
@@ -390,7 +390,7 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	return fits;
 }
 
-bool watch_end_block(const struct watch *watch, enum attach_call call)
+bool watch_end_block(const struct watch *watch, enum ledger_call call)
 {
 	struct measured all;
 	struct overheads *overheads = overheads_of(process_get());

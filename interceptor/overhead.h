@@ -11,7 +11,6 @@
 #ifndef GPUSLICE_OVERHEAD_H
 #define GPUSLICE_OVERHEAD_H
 
-#include "attach.h"
 #include "lock.h"
 #include "process.h"
 
@@ -86,12 +85,12 @@ struct watch watch_begin(void);
 /* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not
  * fit: then nothing is charged, and the caller undoes the call, or charges it anyway. What was
  * measured while another thread loaded code, too, is charged, but nobody's. */
-bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
+bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes);
 
 /* The same after a call that takes a block of 2 MiB, which several things share, or nothing: what
  * it took is nobody's alone. Where driver truth is silent and the card has other free memory than
  * before, that is a block. */
-bool watch_end_block(const struct watch *watch, enum attach_call call);
+bool watch_end_block(const struct watch *watch, enum ledger_call call);
 
 /* The same after a call that may have given such a block back: release its charge. */
 void watch_end_less(const struct watch *watch, CUdevice ordinal);

@@ -70,8 +70,6 @@ struct process {
 	_Alignas(64) struct lock account_lock;
 	uint32_t opened; /* bit per ledger device: its account was opened */
 	struct held held[LEDGER_DEVICES];
-	uint64_t told_second; /* refusal.c: CLOCK_MONOTONIC second of the last */
-	uint32_t told;        /* refusals of which the enforcer was told in it */
 };
 
 /* What nearly every hook looks at first: on one cache line, since the driver's own calls leave

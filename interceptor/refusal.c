@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "refusal.h"
 
-#include "attach_client.h"
 #include "say.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-/* How often the lanes are summed again because the device's word changed meanwhile. */
+/* The most sums of the lanes, if the device's word changes each time. */
 #define LOOKS 8
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -16,23 +14,10 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Is there room for one more in this second? Called with account_lock held. */
-static bool may_tell(struct process *process)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	if (process->told_second != (uint64_t)t.tv_sec) {
-		process->told_second = (uint64_t)t.tv_sec;
-		process->told = 0;
-	}
-	return process->told++ < REFUSALS_TOLD;
-}
-
-/* What the other lanes have, beside what they hold for their programs. */
+/* Bytes of the other lanes, beside those of their programs. */
 struct others {
-	uint64_t contexts; /* of processes that are alive, as far as they are charged */
-	uint64_t away;     /* of checkpointed ones: charged, and allowed for in the limit */
+	uint64_t contexts; /* of living processes, as far as they are charged */
+	uint64_t away;     /* of checkpointed processes: charged, and part of the limit */
 };
 
 static struct others look_at_others(const struct ledger_account *account)
@@ -49,7 +34,7 @@ static struct others look_at_others(const struct ledger_account *account)
 
 		if (lane == account->lane)
 			continue;
-		/* One that was settled has left its figure in the entry, and holds nothing. */
+		/* A settled lane holds nothing, but its `context` is left in the entry. */
 		if (state == LEDGER_LIVE && context)
 			others.contexts += least(context, ledger_held(ledger, device, lane));
 		else if (state == LEDGER_SUSPENDED)
@@ -58,20 +43,15 @@ static struct others look_at_others(const struct ledger_account *account)
 	return others;
 }
 
-struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool)
+static struct refusal look(const struct process *process, uint32_t device, bool by_pool)
 {
-	const struct ledger_account *account =
-	    by_pool ? &process->held[device].account.pool : &process->held[device].account.slice;
+	const struct held *held = &process->held[device];
+	const struct ledger_account *account = by_pool ? &held->account.pool : &held->account.slice;
 	const struct ledger_device *d = &account->ledger->device[account->device];
-	struct refusal refusal = {
-	    .say = say_wants_debug(), .tell = may_tell(process), .by_pool = by_pool};
-	uint64_t used = 0, limit = 0, overhead = 0, own = account->held;
+	uint64_t used = 0, limit = 0, overhead = 0, own;
 
-	if (!refusal.say && !refusal.tell)
-		return refusal;
-	own -= least(own, process->held[device].overhead);
-	/* One instant, if the word stands still while the lanes are summed; else as near to one as
-	 * it gets, and the parts are cut so that they never add up to anything but `used`. */
+	/* If the word does not change while the lanes are summed, the sums are of one instant. Else
+	 * they are nearly so, and are cut to add up to `used`. */
 	for (unsigned looks = 0; looks < LOOKS; looks++) {
 		uint64_t tag = __atomic_load_n(&d->word.tag, __ATOMIC_ACQUIRE);
 		struct others others = look_at_others(account);
@@ -79,22 +59,38 @@ struct refusal refusal_look(struct process *process, uint32_t device, uint64_t b
 		used = __atomic_load_n(&d->word.used, __ATOMIC_ACQUIRE);
 		limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
 		overhead = ledger_held(account->ledger, account->device, 0) + others.contexts +
-		           process->held[device].overhead;
+		           held->overhead;
 		used -= least(others.away, used);
 		limit -= least(others.away, limit);
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
 		if (__atomic_load_n(&d->word.tag, __ATOMIC_RELAXED) == tag)
 			break;
 	}
-	refusal.bytes = bytes;
-	refusal.limit = limit;
-	refusal.overhead = least(overhead, used);
-	refusal.own = least(own, used - refusal.overhead);
-	refusal.siblings = used - refusal.overhead - refusal.own;
+	overhead = least(overhead, used);
+	own = least(account->held - least(account->held, held->overhead), used - overhead);
+	return (struct refusal){
+	    .limit = limit,
+	    .own = own,
+	    .siblings = used - overhead - own,
+	    .described = {.used = used, .overhead = overhead},
+	};
+}
+
+struct refusal refusal_count(struct process *process, uint32_t device, uint64_t bytes, bool by_pool,
+                             enum ledger_call call)
+{
+	struct refusal refusal = look(process, device, by_pool);
+
+	refusal.described.bytes = bytes;
+	refusal.described.device = device;
+	refusal.described.call = call;
+	refusal.described.by_pool = by_pool;
+	ledger_describe_refusal(process->ledger, process->lane, &refusal.described);
+	account_count_refusal(&process->held[device].account, by_pool);
 	return refusal;
 }
 
-/* Bytes for people, as in "3221225472 bytes (3.0 GiB)". */
+/* A number of bytes, as in "3221225472 bytes (3.0 GiB)". */
 struct figure {
 	char text[48];
 };
@@ -111,7 +107,7 @@ static struct figure figure(uint64_t bytes)
 		snprintf(f.text, sizeof(f.text), "%llu bytes", (unsigned long long)bytes);
 	} else {
 		unsigned shift = 10 * unit;
-		/* Tenths are cut off, so that what does not fit never looks as if it did. */
+		/* Cut the tenths off: a request that does not fit must not look as if it did. */
 		uint64_t tenths = ((bytes >> (shift - 10)) & 1023) * 10 / 1024;
 
 		snprintf(f.text, sizeof(f.text), "%llu bytes (%llu.%llu %ciB)",
@@ -121,8 +117,8 @@ static struct figure figure(uint64_t bytes)
 	return f;
 }
 
-/* " of pool NAME", or nothing. Any member could have written the name: what is no letter of one is
- * not printed. */
+/* " of pool NAME", or nothing. Any member can overwrite the name, so other characters than a name's
+ * are printed as '?'. */
 struct pool_name {
 	char text[sizeof(((struct ledger *)0)->pool) + 16];
 };
@@ -147,36 +143,18 @@ static struct pool_name pool_name(const struct ledger *pool)
 	return name;
 }
 
-static void say_refusal(const uint8_t *u, const struct refusal *r, const struct ledger *pool,
-                        const char *what)
+void refusal_say(const struct process *process, const struct refusal *refusal)
 {
+	const struct ledger_refusal *r = &refusal->described;
+	const uint8_t *u = process->ledger->device[r->device].uuid;
+	const struct ledger *pool =
+	    r->by_pool ? process->held[r->device].account.pool.ledger : NULL;
+
 	say_debug("refused %s of %s on "
 	          "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x: "
 	          "limit%s %s, used by this process %s, by siblings %s, overhead %s",
-	          what, figure(r->bytes).text, u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8],
-	          u[9], u[10], u[11], u[12], u[13], u[14], u[15], pool_name(pool).text,
-	          figure(r->limit).text, figure(r->own).text, figure(r->siblings).text,
-	          figure(r->overhead).text);
-}
-
-void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
-                    enum attach_call call)
-{
-	if (refusal->say)
-		say_refusal(process->ledger->device[device].uuid, refusal,
-		            refusal->by_pool ? process->held[device].account.pool.ledger : NULL,
-		            attach_call_name(call));
-	if (refusal->tell) {
-		struct attach_request request = {
-		    .op = ATTACH_OP_REFUSED,
-		    .device = device,
-		    .bytes = refusal->bytes,
-		    .used = refusal->own + refusal->siblings + refusal->overhead,
-		    .overhead = refusal->overhead,
-		    .call = call,
-		    .pool = refusal->by_pool,
-		};
-
-		tell_enforcer(&request);
-	}
+	          ledger_call_name(r->call), figure(r->bytes).text, u[0], u[1], u[2], u[3], u[4],
+	          u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15],
+	          pool_name(pool).text, figure(refusal->limit).text, figure(refusal->own).text,
+	          figure(refusal->siblings).text, figure(r->overhead).text);
 }

@@ -1,36 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is said of a refusal: to a person who asked for it (GPUSLICE_DEBUG=1, each of them), and to
- * the enforcer (some; the lane's count has all). Neither delays the program.
+ * Reports of a refusal: on stderr if GPUSLICE_DEBUG=1, and in the lane, where the enforcer looks.
+ * The latter needs no system call, which a sandbox could forbid.
  */
 #ifndef GPUSLICE_REFUSAL_H
 #define GPUSLICE_REFUSAL_H
 
-#include "attach.h"
 #include "process.h"
 
-/* How many refusals a process tells the enforcer within a second. A program that asks again and
- * again would else do little but that; the enforcer finds the others in the lane's count. */
-#define REFUSALS_TOLD 4
-
 /*
- * What stood against a request, in bytes. own + siblings + overhead is what was charged (the
- * device's `used`). As in `gpuslice ps`, overhead is what the enforcer charged in its lane and the
- * contexts of all processes, this one's too; own and siblings are the rest. What checkpointed
- * processes are charged for is neither in these nor in the limit.
+ * A refusal in bytes, as of one instant. own + siblings + overhead is the device's `used`. As in
+ * `gpuslice ps`, overhead is what the enforcer charged in its lane, and the contexts of all
+ * processes; own and siblings are the rest. These and the limit exclude the charges of checkpointed
+ * processes.
  */
 struct refusal {
-	bool say, tell; /* to whom; if to nobody, the rest is 0 */
-	uint64_t bytes; /* asked for */
-	uint64_t limit, own, siblings, overhead;
-	bool by_pool; /* it was the pool's limit; siblings are all processes of its members */
+	uint64_t limit, own, siblings;
+	struct ledger_refusal described;
 };
 
-/* Look, with account_lock held: then what this process holds stands still. */
-struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool);
+/* Describe a refusal in the lane, and count it. The caller holds account_lock, so that the process
+ * charges nothing between the look and the description. */
+struct refusal refusal_count(struct process *process, uint32_t device, uint64_t bytes, bool by_pool,
+                             enum ledger_call call);
 
-/* Say and tell what was seen. errno may change. */
-void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
-                    enum attach_call call);
+/* Print it on stderr. errno may change. */
+void refusal_say(const struct process *process, const struct refusal *refusal);
 
 #endif

@@ -22,9 +22,8 @@ enum once {
 	ONCE_DAMAGED = 1 << 6,
 	ONCE_UNKNOWN_VERSION = 1 << 7,
 	ONCE_UNLISTED = 1 << 8,
-	ONCE_AWAY = 1 << 9,
-	ONCE_LENT = 1 << 10,
-	ONCE_STAYS = 1 << 11,
+	ONCE_LENT = 1 << 9,
+	ONCE_STAYS = 1 << 10,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */

@@ -61,7 +61,7 @@ static bool charge(struct raise *raise, uint64_t context, uint64_t bytes)
 
 	(void)context_get(context, &known);
 	more = bytes > known.stack_bytes ? bytes - known.stack_bytes : 0;
-	if (more && grant(raise->ordinal, more, KIND_OVERHEAD, ATTACH_CALL_STACK) != GRANTED)
+	if (more && grant(raise->ordinal, more, KIND_OVERHEAD, LEDGER_CALL_STACK) != GRANTED)
 		return false;
 	context_raise_begin(context, raise->ordinal, more);
 	raise->context = context;

@@ -97,7 +97,7 @@ func (m *Metrics) begin() {
 	for _, code := range api.Codes() {
 		m.registers.WithLabelValues(string(code))
 	}
-	for _, result := range []string{"ok", "full", "closed", "error", "stopping", "stranger"} {
+	for _, result := range []string{"ok", "full", "closed", "error", "stopping", "away", "stranger"} {
 		m.attaches.WithLabelValues(result)
 	}
 	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {

@@ -57,10 +57,6 @@ type Member func(peer *process.Handle) bool
 // connection is closed without a reply, and the peer tries again, as it does after a crash of the enforcer.
 type Handler func(peer *process.Handle, member bool, request ledger.Request) (reply ledger.Reply, files []*os.File, ok bool)
 
-// Listener receives the messages that get no reply (ledger.OpRefused). pid is the peer's pid from the kernel. The process may have exited,
-// as a program often does after a refusal.
-type Listener func(pid int, request ledger.Request)
-
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
@@ -68,7 +64,6 @@ type Server struct {
 	members  map[process.Identity]time.Time // expiry of each cached member
 	member   Member
 	handler  Handler
-	hear     Listener
 	log      *slog.Logger
 	slots    chan struct{}
 	pace     *rate.Limiter
@@ -78,13 +73,13 @@ type Server struct {
 }
 
 // Serve listens at place until Close. pace limits its replies.
-func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
+func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
 	s := &Server{
-		listener: listener, member: member, handler: handler, hear: hear, log: log,
+		listener: listener, member: member, handler: handler, log: log,
 		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: pace,
 		members: make(map[process.Identity]time.Time),
 	}
@@ -159,14 +154,6 @@ func (s *Server) serve(conn *net.UnixConn) {
 	if err != nil {
 		s.complain(err)
 		s.send(conn, ledger.Reply{Status: ledger.StatusMalformed}, nil)
-		return
-	}
-	if request.Op == ledger.OpRefused {
-		if credentials, err := unixsocket.Ask(conn, unixsocket.Credentials); err != nil {
-			s.log.Debug("cannot identify the sender of a refusal message", "err", err)
-		} else {
-			s.hear(int(credentials.Pid), request)
-		}
 		return
 	}
 	peer, err := unixsocket.Ask(conn, unixsocket.Identify)

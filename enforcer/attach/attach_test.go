@@ -5,7 +5,6 @@ package attach
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -39,21 +38,16 @@ func echo(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.F
 
 func serve(t testing.TB, handler Handler) string {
 	t.Helper()
-	return serveBoth(t, handler, func(int, ledger.Request) {})
-}
-
-func serveBoth(t testing.TB, handler Handler, hear Listener) string {
-	t.Helper()
-	_, dir := serving(t, anybody, handler, hear)
+	_, dir := serving(t, anybody, handler)
 	return dir
 }
 
-func serving(t testing.TB, member Member, handler Handler, hear Listener) (s *Server, dir string) {
+func serving(t testing.TB, member Member, handler Handler) (s *Server, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
 	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s = must.Get(Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, hear, slog.New(slog.DiscardHandler)))(t)
+	s = must.Get(Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, slog.New(slog.DiscardHandler)))(t)
 	t.Cleanup(func() { s.Close() })
 	return s, dir
 }
@@ -120,7 +114,7 @@ func descriptors(t testing.TB) int {
 }
 
 func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
-	s, dir := serving(t, anybody, echo, func(int, ledger.Request) {})
+	s, dir := serving(t, anybody, echo)
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
 	if unixsocket.Refuses() {
@@ -236,7 +230,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
-	again := must.Get(Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)))(t)
+	again := must.Get(Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, slog.New(slog.DiscardHandler)))(t)
 	defer again.Close()
 	info := must.Get(os.Lstat(filepath.Join(dir, api.AttachSocketName)))(t)
 	must.Equal(t, info.Mode().Perm(), 0o666)
@@ -249,32 +243,8 @@ func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
 	must.Do(t, os.Symlink(dir, link))
-	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("it was")
-	}
-}
-
-func refused() ledger.Request {
-	return ledger.Request{Op: ledger.OpRefused, Device: 3, Bytes: 1 << 33, Used: 1 << 32, Overhead: 1 << 29, Call: 1}
-}
-
-// A process often exits right after a refusal. Its message counts all the same.
-func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
-	type heard struct {
-		pid     int
-		request ledger.Request
-	}
-	all := make(chan heard, 1)
-	dir := serveBoth(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
-		t.Error("the message was handled as a request")
-		return echo(peer, true, ledger.Request{})
-	}, func(pid int, r ledger.Request) { all <- heard{pid, r} })
-	// This test program is the child, since the child has to connect to a socket.
-	child := exec.Command(os.Args[0])
-	child.Env = append(os.Environ(), "ATTACH_SAY_TO="+dir)
-	must.Output(child.CombinedOutput())(t)
-	if got := <-all; got.pid != child.Process.Pid || got.request != refused() {
-		t.Errorf("received %+v of process %d, want %+v of process %d", got.request, got.pid, refused(), child.Process.Pid)
 	}
 }
 
@@ -283,55 +253,18 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ATTACH_HAMMER"); dir != "" {
 		hammer(dir)
 	}
-	dir := os.Getenv("ATTACH_SAY_TO")
-	if dir == "" {
-		os.Exit(m.Run())
-	}
-	if err := sayAndEnd(dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	os.Exit(m.Run())
 }
 
-func sayAndEnd(dir string) error {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(dir, api.AttachSocketName), Net: "unixpacket"})
-	if err != nil {
-		return err
-	}
-	_, err = conn.Write(refused().Encode())
-	return err
-}
-
-func TestWhatIsSaidIsNotAnswered(t *testing.T) {
-	heard := make(chan int, 1)
-	conn := dial(t, serveBoth(t, echo, func(pid int, _ ledger.Request) { heard <- pid }))
-	defer conn.Close()
-	must.Get(conn.Write(refused().Encode()))(t)
-	if pid := <-heard; pid != os.Getpid() {
-		t.Errorf("process %d was heard", pid)
-	}
-	_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
-	if n, err := conn.Read(make([]byte, 128)); n != 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("%d bytes, %v", n, err)
-	}
-}
-
-// FuzzAttach sends arbitrary messages. The server replies or closes the connection, leaks nothing, and keeps serving. A message without a
-// reply arrives as it was sent.
+// FuzzAttach sends arbitrary messages. The server replies or closes the connection, leaks nothing, and keeps serving.
 func FuzzAttach(f *testing.F) {
 	good := ledger.Request{Op: ledger.OpDevice, UUID: [16]byte{1}, Bytes: 1 << 36}.Encode()
 	f.Add(good, false)
 	f.Add(good[:10], true)
 	f.Add([]byte{}, true)
 	f.Add(bytes.Repeat(good, 3), false)
-	f.Add(refused().Encode(), false)
-	f.Add(refused().Encode(), true)
-	f.Add(mutate(refused().Encode(), 59), false) // another call in the refusal
-	dir := serveBoth(f, echo, func(pid int, r ledger.Request) {
-		if again, err := ledger.DecodeRequest(r.Encode()); pid != os.Getpid() || err != nil || again != r || r.Op != ledger.OpRefused || r.Call.String() == "" {
-			f.Errorf("process %d, %+v, %v", pid, r, err)
-		}
-	})
+	f.Add(mutate(good, 59), false) // a reserved field
+	dir := serve(f, echo)
 	f.Fuzz(func(t *testing.T, message []byte, rights bool) {
 		message = message[:min(len(message), 1<<16)]
 		conn := dial(t, dir)
@@ -359,7 +292,7 @@ func FuzzAttach(f *testing.F) {
 // A member is cached until it exits.
 func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
-	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})
+	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo)
 	cmd := exec.Command("sleep", "1000")
 	must.Start(t, cmd)
 	p := must.Get(process.Open(cmd.Process.Pid))(t)

@@ -79,7 +79,7 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 		expect.True(t, !member, "a stranger is taken for a member")
 		answered.Add(1)
 		return echo(peer, member, r)
-	}, func(int, ledger.Request) {})
+	})
 	var conns []*net.UnixConn
 	message := ledger.Request{Op: ledger.OpAttach}.Encode()
 	for range InFlight {
@@ -167,7 +167,7 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 				t.Errorf("Member answered %v, the handler got %v", is.Load(), member)
 			}
 			return echo(peer, member, r)
-		}, func(int, ledger.Request) {})
+		})
 	asks := func() {
 		conn := dial(t, dir)
 		defer conn.Close()

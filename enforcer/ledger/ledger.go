@@ -187,6 +187,7 @@ func (l *Ledger) SetAway(away bool) {
 		word = 1
 	}
 	atomic.StoreUint64(address(&l.page.away), word)
+	l.wakeGate()
 }
 
 // Gate has the driver calls of a lane's owner.
@@ -306,6 +307,42 @@ func (l *Ledger) Refusals(dev int, i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].refusals))
 }
 
+// Refusal describes one refusal, by the claim of the refused process.
+type Refusal struct {
+	Device   int    // index in the slice's ledger, or any number
+	Bytes    uint64 // requested
+	Used     uint64 // bytes charged then, including overhead
+	Overhead uint64 // bytes of Used
+	Needed   uint64 // highest sum of Used and Bytes that the slice's limit refused since the last report
+	Call     string // the call that was refused
+	ByPool   bool   // refused by the pool's limit, with the pool's Used and Overhead
+	number   C.uint64_t
+}
+
+// LastRefusal returns the last refusal of a lane; false if that was reported. The owner describes a refusal before it counts it.
+func (l *Ledger) LastRefusal(i uint32) (Refusal, bool) {
+	if !lane(i) {
+		return Refusal{}, false
+	}
+	of := &l.page.lane[i]
+	if atomic.LoadUint64(address(&of.described)) == atomic.LoadUint64(address(&of.reported)) {
+		return Refusal{}, false // without a call of C
+	}
+	var r C.struct_ledger_refusal
+	number := C.ledger_last_refusal(l.page, C.uint32_t(i), &r)
+	return Refusal{
+		Device: int(r.device), Bytes: uint64(r.bytes), Used: uint64(r.used), Overhead: uint64(r.overhead), Needed: uint64(r.needed),
+		Call: C.GoString(C.ledger_call_name(r.call)), ByPool: r.by_pool != 0, number: number,
+	}, number != 0
+}
+
+// Reported marks a refusal of a lane as reported.
+func (l *Ledger) Reported(i uint32, r Refusal) {
+	if lane(i) {
+		atomic.StoreUint64(address(&l.page.lane[i].reported), uint64(r.number))
+	}
+}
+
 // Recovered returns the bytes that were recovered from exited processes on a device, by the claim of the recovering processes.
 func (l *Ledger) Recovered(dev int) uint64 {
 	if !device(dev) {
@@ -373,8 +410,11 @@ func (l *Ledger) SetContextBytes(dev int, bytes uint64) {
 	}
 }
 
-// SetClosed makes the ledger refuse all further charges.
-func (l *Ledger) SetClosed() { C.native_close(l.page) }
+// SetClosed makes the ledger refuse all further charges. Processes at the gate go on.
+func (l *Ledger) SetClosed() {
+	C.native_close(l.page)
+	l.wakeGate()
+}
 
 // Check compares the page with the enforcer's copy, and returns an error with the first difference.
 func (l *Ledger) Check(record, closed bool, devices []Device) error {

@@ -118,6 +118,37 @@ func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
 	handedOut(t, l)
 }
 
+func TestARefusalIsReadUntilItIsReported(t *testing.T) {
+	l := create(t)
+	give(t, l, 1)
+	if r, ok := l.LastRefusal(1); ok {
+		t.Fatal("there is one before the first", r)
+	}
+	lane := &l.page.lane[1]
+	lane.described++
+	lane.refusal.bytes, lane.refusal.used, lane.refusal.overhead, lane.refusal.needed = 5, 4, 3, 9
+	lane.refusal.device, lane.refusal.call, lane.refusal.by_pool = 2, 1, 1
+	if r, ok := l.LastRefusal(1); ok {
+		t.Error("half of one is read", r)
+	}
+	lane.described++
+	want := Refusal{Device: 2, Bytes: 5, Used: 4, Overhead: 3, Needed: 9, Call: "cuMemAlloc", ByPool: true, number: 2}
+	for range 2 {
+		r, ok := l.LastRefusal(1)
+		expect.True(t, ok, "it is lost")
+		expect.Equal(t, r, want)
+	}
+	l.Reported(1, want)
+	if r, ok := l.LastRefusal(1); ok {
+		t.Error("one that was reported is read", r)
+	}
+	lane.refusal.call = 77
+	lane.described += 2
+	if r, _ := l.LastRefusal(1); r.Call != "memory" {
+		t.Error("an unknown call is read as", r.Call)
+	}
+}
+
 func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	l := create(t)
 	enforcer := withDevice(t, l)
@@ -384,8 +415,8 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 	if got, err := DecodeRequest(request.Encode()); err != nil || got != request {
 		t.Fatal(got, err)
 	}
-	refused := Request{Op: OpRefused, Device: 3, Bytes: 1, Used: 2, Overhead: 1, Call: 2, Pool: true}
-	if got, err := DecodeRequest(refused.Encode()); err != nil || got != refused {
+	host := Request{Op: OpHost, Bytes: 2, Used: 1}
+	if got, err := DecodeRequest(host.Encode()); err != nil || got != host {
 		t.Fatal(got, err)
 	}
 	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLanes: [Pools]uint32{5, uint32(Slots), 15: 7}}

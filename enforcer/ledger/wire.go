@@ -21,12 +21,10 @@ type Op uint16
 
 // The operations of attach.h.
 const (
-	OpAttach  Op = C.ATTACH_OP_ATTACH
-	OpDevice  Op = C.ATTACH_OP_DEVICE
-	OpTruth   Op = C.ATTACH_OP_TRUTH
-	OpRefused Op = C.ATTACH_OP_REFUSED // has no reply
-	OpReturn  Op = C.ATTACH_OP_RETURN
-	OpHost    Op = C.ATTACH_OP_HOST
+	OpAttach Op = C.ATTACH_OP_ATTACH
+	OpDevice Op = C.ATTACH_OP_DEVICE
+	OpTruth  Op = C.ATTACH_OP_TRUTH
+	OpHost   Op = C.ATTACH_OP_HOST
 )
 
 // Host memory is granted in multiples of HostStep, at most HostPart at a time.
@@ -34,11 +32,6 @@ const (
 	HostStep = C.ATTACH_HOST_STEP
 	HostPart = C.ATTACH_HOST_PART
 )
-
-// Call is the call that was refused memory. An unknown one is reported as the first.
-type Call uint32
-
-func (c Call) String() string { return C.GoString(C.attach_call_name(C.uint32_t(c))) }
 
 // Status is the status of a reply. Each value but StatusOK is an error.
 type Status uint16
@@ -74,14 +67,11 @@ func (s Status) Error() string {
 
 // Request is a message of a process.
 type Request struct {
-	Op       Op
-	Device   uint32   // OpTruth, OpRefused
-	UUID     [16]byte // OpDevice
-	Bytes    uint64   // OpDevice: of the device; OpRefused: requested; OpHost: needed in total
-	Used     uint64   // OpRefused: bytes charged at that time, including overhead; OpHost: bytes granted before
-	Overhead uint64   // OpRefused: overhead in Used
-	Call     Call     // OpRefused
-	Pool     bool     // OpRefused: refused by the pool's limit, with the pool's Used and Overhead
+	Op     Op
+	Device uint32   // OpTruth
+	UUID   [16]byte // OpDevice
+	Bytes  uint64   // OpDevice: of the device; OpHost: needed in total
+	Used   uint64   // OpHost: bytes granted before
 }
 
 // Reply is the enforcer's reply.
@@ -109,9 +99,7 @@ func DecodeRequest(message []byte) (Request, error) {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&c)), MessageSize), message)
 	r := Request{
 		Op: Op(c.op), Device: uint32(c.device),
-		UUID: *(*[16]byte)(unsafe.Pointer(&c.uuid)), Bytes: uint64(c.bytes),
-		Used: uint64(c.used), Overhead: uint64(c.overhead), Call: Call(c.call),
-		Pool: c.pool == 1,
+		UUID: *(*[16]byte)(unsafe.Pointer(&c.uuid)), Bytes: uint64(c.bytes), Used: uint64(c.used),
 	}
 	switch {
 	case c.magic != C.ATTACH_MAGIC:
@@ -122,7 +110,7 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
 	case r.Op < OpAttach || r.Op > OpHost:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
-	case c.pool > 1 || (r.Op != OpRefused && (r.Used != 0 && r.Op != OpHost || r.Overhead != 0 || r.Call != 0 || r.Pool)):
+	case c.reserved != [2]C.uint64_t{} || r.Used != 0 && r.Op != OpHost:
 		return r, errors.New("fields of another operation are not zero")
 	}
 	return r, nil
@@ -131,11 +119,7 @@ func DecodeRequest(message []byte) (Request, error) {
 func (r Request) Encode() []byte {
 	c := C.struct_attach_request{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, op: C.uint16_t(r.Op),
-		device: C.uint32_t(r.Device), layout: C.LEDGER_LAYOUT, bytes: C.uint64_t(r.Bytes),
-		used: C.uint64_t(r.Used), overhead: C.uint64_t(r.Overhead), call: C.uint32_t(r.Call),
-	}
-	if r.Pool {
-		c.pool = 1
+		device: C.uint32_t(r.Device), layout: C.LEDGER_LAYOUT, bytes: C.uint64_t(r.Bytes), used: C.uint64_t(r.Used),
 	}
 	*(*[16]byte)(unsafe.Pointer(&c.uuid)) = r.UUID
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_request)

@@ -111,7 +111,10 @@ func (q *Quota) place() (uint32, bool) {
 
 func (q *Quota) own(l *Lane) {
 	for i := range ledger.Devices {
-		l.Refusals.Begin(i, q.Ledger.Refusals(i, l.Number))
+		l.Refusals.Rest(i, q.Ledger.Refusals(i, l.Number)) // of an earlier process, or reported by an earlier enforcer
+	}
+	if r, ok := q.Ledger.LastRefusal(l.Number); ok {
+		q.Ledger.Reported(l.Number, r)
 	}
 	q.lanes[l.Number], q.byPID[l.Process.PID], q.live[l.Number] = l, l, 1
 }
@@ -145,6 +148,7 @@ func (q *Quota) died(l *Lane) {
 // Settle releases the bytes of a lane, and frees it.
 func (q *Quota) Settle(l *Lane) {
 	q.Deaths.Unwatch(l.Process)
+	q.Owner.Ending(l)
 	open := q.State == api.Active || q.State == api.Expired
 	if open {
 		q.comeBack(l)
@@ -159,7 +163,6 @@ func (q *Quota) Settle(l *Lane) {
 		}
 		q.pass("death.settled")
 	}
-	q.Owner.Settled(l)
 	if open {
 		q.Ledger.SetFree(l.Number)
 	}

@@ -30,8 +30,8 @@ type Owner interface {
 	// Damaged reports that the page cannot be trusted (Reason), and that no more bytes are granted. Overwritten is set if a process
 	// overwrote the page. It is not set during a restart, since a page of another version may differ from what this one expects.
 	Damaged()
-	// Settled is called before a lane becomes free. Its process has exited, or called execve.
-	Settled(l *Lane)
+	// Ending is called before a lane is settled. Its process has exited, or called execve.
+	Ending(l *Lane)
 	// ContextBytes returns the bytes that a process charges before its first context on a device.
 	ContextBytes(d *Device) uint64
 }

@@ -33,7 +33,7 @@ type owner struct {
 }
 
 func (o *owner) Damaged()                                  { o.damaged++ }
-func (o *owner) Settled(l *quota.Lane)                     { o.settled = append(o.settled, l.Process.PID) }
+func (o *owner) Ending(l *quota.Lane)                      { o.settled = append(o.settled, l.Process.PID) }
 func (o *owner) ContextBytes(*quota.Device) (bytes uint64) { return 0 }
 
 // with calls f with the lock held.

@@ -3,56 +3,33 @@
 package report
 
 import (
-	"iter"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func lanes(p *Process, n uint64) iter.Seq2[*Process, uint64] {
-	return func(yield func(*Process, uint64) bool) {
-		if p != nil {
-			yield(p, n)
-		}
-	}
+func TestARefusalIsReportedOnce(t *testing.T) {
+	var p Process
+	p.Rest(0, 5) // of an earlier process
+	expect.Equal(t, p.Rest(0, 5), 0, "before the first one")
+	expect.Equal(t, p.Rest(0, 8), 3)
+	expect.Equal(t, p.Rest(1, 2), 2, "on another device")
+	expect.Equal(t, p.Rest(0, 8), 0, "a second time")
+	expect.Equal(t, p.Rest(0, 0), 0, "of a lower count")
 }
 
-func TestARefusalIsReportedOnceWhateverIsSaidOfIt(t *testing.T) {
+func TestASumNamesItsOnlyProcess(t *testing.T) {
 	var r Refusals
-	p := &Process{PID: 7, Command: "train"}
-	p.Begin(0, 5) // of an earlier process
-	if command, n := r.Said(7, p, 0, 5); n != 0 {
-		t.Errorf("%d refusals of %s before the first one", n, command)
+	for _, more := range []Sum{{2, 7, "train"}, {0, 8, "idle"}, {1, 7, "train"}} {
+		r.Add(1, more)
 	}
-	if command, n := r.Said(7, p, 0, 8); command != "train" || n != 3 {
-		t.Errorf("%d of %q, want 3 of train", n, command)
-	}
-	if _, n := r.Said(7, p, 0, 8); n != 0 {
-		t.Errorf("%d a second time", n)
-	}
-	// The second check reports refusals without a message.
-	expect.Equal(t, r.Check(0, false, lanes(p, 10)).Count, 0, "at the first check")
-	expect.Equal(t, r.Check(0, false, lanes(p, 11)), Sum{2, 7, "train"}, "at the second")
-	expect.Equal(t, r.Check(0, true, lanes(p, 11)), Sum{1, 7, "train"}, "at the end")
-	if sum := r.Check(0, true, lanes(p, 0)); sum.Count != 0 { // an honest process never counts down
-		t.Errorf("%+v of a lower count", sum)
-	}
-}
-
-func TestWhatAnExitedProcessCountedIsReported(t *testing.T) {
-	var r Refusals
-	for pid := 1; pid <= maxExited+2; pid++ {
-		r.Exit(&Process{PID: pid, Command: "short"}, 1, 2)
-	}
-	if command, n := r.Said(3, nil, 1, 0); command != "short" || n != 2 {
-		t.Errorf("%d of %q", n, command)
-	}
-	expect.Equal(t, r.Check(1, false, lanes(nil, 0)).Count, 0, "before the process had time to send its message")
-	r.Checked()
-	expect.Equal(t, r.Check(1, false, lanes(nil, 0)), Sum{Count: 2*maxExited + 2})
-	r.Checked()
-	expect.Equal(t, len(r.exited), 0, "exited processes are kept")
+	expect.Equal(t, r.Take(0), Sum{}, "of another device")
+	expect.Equal(t, r.Take(1), Sum{3, 7, "train"})
+	r.Add(1, Sum{2, 7, "train"})
+	r.Add(1, Sum{maxCount, 9, "serve"})
+	expect.Equal(t, r.Take(1), Sum{Count: maxCount}, "of two processes")
+	expect.Equal(t, r.Take(1), Sum{}, "a second time")
 }
 
 func TestAFloodIsReportedAsASum(t *testing.T) {

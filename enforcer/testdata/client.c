@@ -37,6 +37,8 @@
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -44,7 +46,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../interceptor/attach.h"
@@ -100,6 +104,26 @@ static int ask(struct attach_request *request, struct attach_reply *reply, int *
 	int fds[1 + ATTACH_POOLS];
 
 	return ask_for(request, reply, conn, fds);
+}
+
+/* Stand at the gate, for some seconds at most. */
+static const char *await_return(void)
+{
+	struct timespec pause = {.tv_nsec = 1000000};
+
+	for (int i = 0; __atomic_load_n(&ledger->away, __ATOMIC_SEQ_CST); i++) {
+		if (__atomic_load_n(&ledger->flags, __ATOMIC_SEQ_CST) & LEDGER_CLOSED)
+			return "status 3";
+		if (i == 300)
+			return "status 9";
+		if (i % 100 == 0) {
+			__atomic_add_fetch(&ledger->lane[lane].calls, 1 << 16, __ATOMIC_SEQ_CST);
+			__atomic_add_fetch(&ledger->wishes, 1, __ATOMIC_SEQ_CST);
+			syscall(SYS_futex, &ledger->wishes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+		}
+		nanosleep(&pause, NULL);
+	}
+	return "ok 0";
 }
 
 /* Did the enforcer live until now? Then it knows, or will find, what we have mapped. */
@@ -182,6 +206,7 @@ static void scribble(uint64_t seed, uint64_t count)
 	}
 }
 
+static bool returned; /* "return" has attached the process, and nothing else did since */
 static volatile sig_atomic_t terms;
 
 static void count_term(int signal)
@@ -213,8 +238,9 @@ int main(int argc, char **argv)
 		bool on = ledger && n >= 2 && a < LEDGER_DEVICES;
 
 		if (!strcmp(word, "attach")) {
-			unsigned status = do_attach();
+			unsigned status = returned ? 0 : do_attach();
 
+			returned = false;
 			printf(status ? "status %u\n" : "ok %u\n", status ? status : lane);
 		} else if (sscanf(line, "device %63s %" SCNu64, hex, &request.bytes) == 2) {
 			request.op = ATTACH_OP_DEVICE;
@@ -230,11 +256,6 @@ int main(int argc, char **argv)
 			close(conn);
 			printf(reply.status ? "status %" PRIu64 "\n" : "ok %" PRIu64 "\n",
 			       reply.status ? reply.status : reply.bytes);
-		} else if (!strcmp(word, "return")) {
-			request.op = ATTACH_OP_RETURN;
-			ask(&request, &reply, &conn);
-			close(conn);
-			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
 		} else if (!strcmp(word, "host") && n == 3) {
 			int fds[1 + ATTACH_POOLS], count;
 
@@ -262,8 +283,15 @@ int main(int argc, char **argv)
 			printf("ok %d\n", (int)terms);
 		} else if (!strcmp(word, "exec")) {
 			execl("/proc/self/exe", argv[0], dir, NULL);
+		} else if (!strcmp(word, "return") && !ledger) {
+			unsigned status = do_attach();
+
+			returned = status == 0;
+			printf(status ? "status %u\n" : "ok 0\n", status);
 		} else if (!ledger) {
 			puts("detached");
+		} else if (!strcmp(word, "return")) {
+			puts(await_return());
 		} else if (!strcmp(word, "charge") && on) {
 			bool by_pool;
 			enum ledger_result result = account_charge(on_device(a), b, &by_pool);
@@ -295,20 +323,20 @@ int main(int argc, char **argv)
 			account_set_context(on_device(a), b);
 			say(LEDGER_OK, &account[a].slice.held);
 		} else if (!strcmp(word, "refused") && on) {
-			request.op = ATTACH_OP_REFUSED;
-			request.device = a;
-			request.bytes = b;
-			request.used = ledger->device[a].word.used;
-			request.overhead = ledger_held(ledger, a, 0);
-			request.call = 1;
-			if (on_device(a)->pool.ledger) {
-				request.pool = 1;
-				request.used = used_in_pool(a);
-			}
-			account_count_refusal(&account[a], request.pool);
-			ask(&request, &reply, &conn); /* which is not answered */
-			close(conn);
-			say(LEDGER_OK, &request.used);
+			struct ledger_refusal refusal = {
+			    .bytes = b,
+			    .used = ledger->device[a].word.used,
+			    .overhead = ledger_held(ledger, a, 0),
+			    .device = a,
+			    .call = LEDGER_CALL_ALLOC,
+			    .by_pool = on_device(a)->pool.ledger != NULL,
+			};
+
+			if (refusal.by_pool)
+				refusal.used = used_in_pool(a);
+			ledger_describe_refusal(ledger, lane, &refusal);
+			account_count_refusal(&account[a], refusal.by_pool);
+			say(LEDGER_OK, &refusal.used);
 		} else if (!strcmp(word, "count") && on) {
 			for (uint64_t i = 0; i < b; i++)
 				account_count_refusal(&account[a], false);

@@ -40,7 +40,8 @@ var noBound = map[string]string{
 	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
 	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
 		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady
-		enforcer/checkpoint.ResultNotSupported enforcer/checkpoint.lockFD enforcer/process.Unreadable enforcer/process.wakeKey
+		enforcer/checkpoint.ResultNotSupported enforcer/checkpoint.lockFD enforcer/ledger.futexWake
+		enforcer/ledger.futex2Word enforcer/ledger.waitedWords enforcer/process.Unreadable enforcer/process.wakeKey
 		enforcer/store.recordSchema enforcer/store.stateSchema enforcer/unixsocket.PassRights`,
 	"a shortcut of an algorithm": `enforcer/event.few`,
 }

@@ -172,6 +172,22 @@ func sealedInTurns(t *testing.T, turns string) {
 	other.goesOn()
 }
 
+// A process in a sandbox that kills it for a socket is refused memory, and comes back when it was evicted.
+func TestAProcessThatMayMakeNoSocketIsRefusedAndComesBack(t *testing.T) {
+	h := newHostBy(t, api.Intercept, quickCheckpoints, smallCard)
+	sandboxed, other := h.elastic("5G").works(3*gib, "sandboxed"), h.elastic("5G").works(3*gib)
+	for range 2 {
+		n := h.evictions(sandboxed.id)
+		h.Eventually("it is evicted", func() bool { return h.evictions(sandboxed.id) > n })
+		sandboxed.goesOn()
+	}
+	other.goesOn()
+	h.Eventually("its refusals are told", func() bool {
+		told := h.events(sandboxed.id, api.EventRefused)
+		return len(told) > 0 && told[0].Requested == 1<<40
+	})
+}
+
 // The members never exceed their pool, and no process is lost.
 func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 	eachMover(t, func(t *testing.T, turns string) {

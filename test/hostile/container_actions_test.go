@@ -31,7 +31,6 @@ func containerActions(victims) []action {
 		{name: "asks for a place in the ledger", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpAttach})},
 		{name: "asks what the driver holds for it, 64 at once", atLeast: 2, pause: 100 * time.Millisecond, do: c.asksAtOnce(64, ledger.Request{Op: ledger.OpTruth})},
 		{name: "names devices that there are not", atLeast: 20, do: c.namesADevice},
-		{name: "says that it was refused memory", atLeast: 100, pause: 2 * time.Millisecond, do: c.saysRefused},
 		{name: "sends garbage to the attach socket", atLeast: 20, do: c.sendsGarbage},
 		{name: "sends descriptors to the attach socket", atLeast: 100, do: c.sendsDescriptors},
 		{name: "connects 100 times, and says and reads nothing", atLeast: 2, pause: time.Second, do: c.connectsAndWaits},
@@ -132,16 +131,6 @@ func (c *containerActor) namesADevice() error {
 	r := ledger.Request{Op: ledger.OpDevice, Bytes: 1 << 40}
 	_, _ = rand.Read(r.UUID[:])
 	return c.sends(r.Encode(), nil)
-}
-
-func (c *containerActor) saysRefused() error {
-	conn, err := c.connect()
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = conn.Write(ledger.Request{Op: ledger.OpRefused, Bytes: 1 << 60, Used: 1 << 61, Overhead: 1 << 62, Call: 77}.Encode())
-	return err
 }
 
 func (c *containerActor) sendsGarbage() error {

@@ -213,7 +213,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 	}
 	reply := func(status uint16, lane uint32, size uint64) []byte {
 		var b bytes.Buffer
-		for _, v := range []any{uint32(0x31415347), uint16(2), status, lane, uint32(0), uint64(0), size, [4]uint64{}} {
+		for _, v := range []any{uint32(0x31415347), uint16(3), status, lane, uint32(0), uint64(0), size, [4]uint64{}} {
 			must.Do(t, binary.Write(&b, binary.NativeEndian, v))
 		}
 		return b.Bytes()

@@ -1,19 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steady BYTES FILE [managed|maps|sealed|lends LENT|borrows LENT]: hold BYTES of device 0, and
- * work: in each step, read the number that the step before wrote there, write the next one,
+ * steady BYTES FILE [managed|maps|sealed|sandboxed|lends LENT|borrows LENT]: hold BYTES of device
+ * 0, and work: in each step, read the number that the step before wrote there, write the next one,
  * allocate and free. FILE has the number; while FILE.idle exists no call is made. With "managed" it
  * has managed memory, too. With "maps" its memory is many objects that it maps side by side, as
  * PyTorch's expandable segments are. With "sealed" it can open no descriptor once it works, and so
- * no socket. With "borrows" it has the memory of the process that "lends" it; the file LENT has the
- * handle of CUDA's IPC.
+ * no socket. With "sandboxed" a seccomp filter kills it for a socket, and each step asks for more
+ * memory than there is. With "borrows" it has the memory of the process that "lends" it; the file
+ * LENT has the handle of CUDA's IPC.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -110,6 +116,20 @@ static int map_pieces(void *driver, unsigned long long *memory, size_t size)
 	return set(*memory, pieces * PIECE, &access, 1);
 }
 
+static int enter_sandbox(void)
+{
+	struct sock_filter code[] = {
+	    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+	    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 1),
+	    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof(code) / sizeof(code[0]), code};
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+}
+
 int main(int count, char **argument)
 {
 	static const struct timespec pause = {.tv_nsec = 10000000};
@@ -124,7 +144,7 @@ int main(int count, char **argument)
 	static const struct rlimit none = {0, 0};
 	char idle[4096];
 	size_t size;
-	int maps, sealed, step;
+	int maps, sealed, sandboxed, step;
 
 	if (!driver || count < 3)
 		return 1;
@@ -142,10 +162,11 @@ int main(int count, char **argument)
 	if (step < 0 || init(0) || retain(&context, 0) || use(context))
 		return 1;
 	sealed = count == 4 && strcmp(argument[3], "sealed") == 0;
+	sandboxed = count == 4 && strcmp(argument[3], "sandboxed") == 0;
 	maps = count == 4 && strcmp(argument[3], "maps") == 0;
 	if (maps ? map_pieces(driver, &memory, size) : alloc(&memory, size))
 		return 1;
-	if (count == 4 && !maps && !sealed && managed(&more, 1 << 20, 1))
+	if (count == 4 && !maps && !sealed && !sandboxed && managed(&more, 1 << 20, 1))
 		return 1;
 	if (count == 5 && (strcmp(argument[3], "lends") == 0 ? lend(driver, memory, argument[4])
 	                                                     : borrow(driver, argument[4])))
@@ -162,6 +183,10 @@ int main(int count, char **argument)
 		if (write_to(memory + size - sizeof(was), &was, sizeof(was)))
 			break;
 		if (alloc(&more, 2 << 20) || release(more))
+			break;
+		if (sandboxed && number == 0 && enter_sandbox())
+			break;
+		if (sandboxed && alloc(&more, 1ull << 40) == 0)
 			break;
 		length = snprintf(text, sizeof(text), "%020llu\n", number);
 		if (pwrite(step, text, (size_t)length, 0) != length ||

@@ -629,7 +629,7 @@ void release(void)
 	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
-	set(&control->status, ATTACH_CLOSED);
+	set_closed(true);
 	set(&control->over, 1);
 }
 
@@ -640,7 +640,7 @@ static void free_at_exit(void)
 {
 	EXPECT(cuMemFree_v2(left_aside) == CUDA_SUCCESS);
 	EXPECT(cuMemFree_v2(left_aside) == CUDA_ERROR_INVALID_VALUE);
-	EXPECT(place() == LEDGER_ASIDE && get(&control->asked) == 0);
+	EXPECT(place() == LEDGER_ASIDE && wishes() == 0);
 	fflush(stdout);
 	if (wrong)
 		_exit(1);
@@ -660,8 +660,6 @@ static void move_and_let_exit(void)
 	await_step(1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
-	set(&control->asked, 0);
-	set(&control->status, ATTACH_AWAY);
 	set(&control->over, 1);
 	for (int tries = 0; tries < 20000; tries++) {
 		siginfo_t info = {0};

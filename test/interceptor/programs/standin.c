@@ -60,6 +60,14 @@ static uint16_t give_host(const struct attach_request *request, int *file)
 	return ATTACH_OK;
 }
 
+static void bring_back(void)
+{
+	if (get(&control->brings_back)) {
+		set(&control->attach_status, ATTACH_OK);
+		set_away(0);
+	}
+}
+
 static void answer(int c)
 {
 	union {
@@ -75,16 +83,9 @@ static void answer(int c)
 	if (recv(c, &request, sizeof(request), 0) != sizeof(request))
 		return;
 	reply.status = ATTACH_UNKNOWN;
-	if (request.op == ATTACH_OP_RETURN) {
-		__atomic_fetch_add(&control->asked, 1, __ATOMIC_SEQ_CST);
-		if (get(&control->brings_back)) {
-			set(&control->status, ATTACH_OK);
-			set(&control->attach_status, ATTACH_OK);
-			set_away(0);
-		}
-		pause_ms(1);
-		reply.status = (uint16_t)get(&control->status);
-	} else if (request.op == ATTACH_OP_ATTACH) {
+	if (request.op == ATTACH_OP_ATTACH) {
+		if (get(&control->attach_status) == ATTACH_AWAY)
+			bring_back();
 		reply.status = (uint16_t)get(&control->attach_status);
 		if (reply.status == ATTACH_OK) {
 			reply.lane =
@@ -138,6 +139,18 @@ static void *serve(void *argument)
 	return argument;
 }
 
+/* Bring the slice back when a process at the gate wishes it, if that is enough. */
+static void *attend_gate(void *argument)
+{
+	for (int seen = 0;; pause_ms(1)) {
+		if (wishes() != seen)
+			bring_back();
+		if (ledger->away == 0)
+			seen = wishes();
+	}
+	return argument;
+}
+
 pid_t standin_process(void (*in_process)(void))
 {
 	pid_t child = fork();
@@ -151,7 +164,8 @@ pid_t standin_process(void (*in_process)(void))
 		fflush(stdout);
 		_exit(wrong);
 	}
-	if (child < 0 || pthread_create(&thread, NULL, serve, NULL) != 0)
+	if (child < 0 || pthread_create(&thread, NULL, serve, NULL) != 0 ||
+	    pthread_create(&thread, NULL, attend_gate, NULL) != 0)
 		exit(1);
 	return child;
 }
@@ -179,7 +193,6 @@ void standin_begin(uint64_t quota, bool elastic)
 	ledger_limit(&enforcer, quota);
 	ledger->device_count = 1;
 	ledger->high_lane = 8;
-	control->status = ATTACH_AWAY;
 	if (elastic) {
 		char path[108];
 

@@ -9,9 +9,12 @@
 #include "attach.h"
 #include "ledger.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -23,11 +26,11 @@ extern int wrong;
 
 /* Shared by both processes. */
 extern struct control {
-	int status, attach_status; /* what is answered */
-	int brings_back;           /* being asked for the return is enough */
-	int asked, attached;       /* how often each was asked for */
-	int ready;                 /* the process waits to be dealt with */
-	int moving;                /* no call may be inside the driver */
+	int attach_status; /* what is answered */
+	int brings_back;   /* a wish for the return is enough */
+	int attached;      /* processes */
+	int ready;         /* the process waits to be dealt with */
+	int moving;        /* no call may be inside the driver */
 	int over;
 	int moves; /* the processes are to move their memory themselves */
 	/* So many ATTACH_HOST_STEPs of host memory are given; at 0 each process is to have its
@@ -55,9 +58,27 @@ static inline void set(int *word, int value)
 	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
 }
 
+static inline void wake_gate(void)
+{
+	syscall(SYS_futex, &ledger->away, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 static inline void set_away(uint64_t away)
 {
 	__atomic_store_n(&ledger->away, away, __ATOMIC_SEQ_CST);
+	wake_gate();
+}
+
+static inline void set_closed(bool closed)
+{
+	__atomic_store_n(&ledger->flags, closed ? LEDGER_CLOSED : 0, __ATOMIC_SEQ_CST);
+	wake_gate();
+}
+
+/* How many were made for the return of the slice. */
+static inline int wishes(void)
+{
+	return (int)__atomic_load_n(&ledger->wishes, __ATOMIC_SEQ_CST);
 }
 
 static inline uint64_t calls_of(unsigned int lane)

@@ -61,6 +61,32 @@ static void without_a_pool(void)
 		FAIL("context or refusals are not in the lane");
 }
 
+static void refusals_are_described(void)
+{
+	struct ledger *ledger = make("", 0, 100);
+	struct ledger_lane *lane = &ledger->lane[1];
+	struct ledger_refusal refusal = {.bytes = 90, .used = 20, .needed = 1}, last;
+
+	if (ledger_last_refusal(ledger, 1, &last) != 0)
+		FAIL("there is a refusal before the first");
+	ledger_describe_refusal(ledger, 1, &refusal);
+	refusal.bytes = 5;
+	ledger_describe_refusal(ledger, 1, &refusal);
+	if (ledger_last_refusal(ledger, 1, &last) == 0 || last.bytes != 5 || last.needed != 110)
+		FAIL("the last refusal is of %" PRIu64 ", and %" PRIu64 " were needed", last.bytes,
+		     last.needed);
+	lane->reported = lane->described;
+	if (ledger_last_refusal(ledger, 1, &last) != 0)
+		FAIL("a reported refusal is there again");
+	refusal.by_pool = 1;
+	ledger_describe_refusal(ledger, 1, &refusal);
+	if (ledger_last_refusal(ledger, 1, &last) == 0 || last.needed != 0)
+		FAIL("%" PRIu64 " were needed of a pool", last.needed);
+	lane->described++;
+	if (ledger_last_refusal(ledger, 1, &last) != 0)
+		FAIL("half a refusal is read");
+}
+
 static void in_a_pool(void)
 {
 	struct ledger *slice = make("", 0, 100), *pool = make("llm", 3, 60);
@@ -140,6 +166,7 @@ int main(void)
 {
 	only_a_ledger_is_valid();
 	without_a_pool();
+	refusals_are_described();
 	in_a_pool();
 	puts("account: ok");
 	return 0;
