@@ -17,7 +17,7 @@ static void say_reserved(const char *key)
 
 int main(void)
 {
-	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(200 * GiB);
+	CUDA_MEM_ALLOC_NODE_PARAMS params;
 	struct chain made;
 	CUgraphNode node;
 	CUgraphExec exec;
@@ -26,8 +26,9 @@ int main(void)
 
 	start_graphs();
 	made = chain();
-	say_result("full.200GiB", cuGraphAddMemAllocNode(&node, made.graph, NULL, 0, &params));
 	MUST(cuMemGetInfo_v2(&available, &total));
+	params = bytes(2 * total);
+	say_result("full.alloc", cuGraphAddMemAllocNode(&node, made.graph, NULL, 0, &params));
 	add_free(&made, add_alloc(&made, (available - 512 * MiB) / GiB * GiB));
 	MUST(cuMemAlloc_v2(&big, available / 4 * 3 / GiB * GiB));
 	exec = instantiate(made.graph);

@@ -321,6 +321,7 @@ int main(void)
 	MUST(cuStreamCreate(&second, 1));
 	printf("default.threshold: %llu\n",
 	       (unsigned long long)attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD));
+	managed_pool(first); /* before all others: see differences.md */
 	refusals(pool, first);
 	sizes(pool, first);
 	growth(pool, first);
@@ -330,6 +331,5 @@ int main(void)
 	many_pools();
 	own_pool(first);
 	destroyed_pool(pool, first);
-	managed_pool(first);
 	return 0;
 }

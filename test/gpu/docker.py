@@ -144,6 +144,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
         for name in sorted(os.listdir("/dev")):
             if name.startswith("nvidia") and not os.path.isdir("/dev/" + name):
                 words += ["--device", "/dev/" + name]
+        if os.path.isdir("/usr/local/nvidia"):  # the driver's libraries, on some machines
+            words += ["--volume", "/usr/local/nvidia:/usr/local/nvidia:ro"]
         return words
 
     def __call__(self, *words, timeout=300, text_input=None):
