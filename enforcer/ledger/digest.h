@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: af8f94dcd339b029601ed5c798a5d198fa93f5b66bfd157a639e94dfdcbb7f0a
+ * SHA-256: a0a8d2d1f5f4acd5a7c7359a99de108bc812810bdf50b3cc50c547beda047a3a
  */
