@@ -30,7 +30,7 @@ uint64_t context_current(void)
 	return context_owner(current);
 }
 
-/* With the lock held. A context whose stacks nobody has asked for has those that come with it. */
+/* Called with the lock held. A stack that was not read yet has the default. */
 static void find_least_stack(struct contexts *contexts)
 {
 	uint32_t least = UINT32_MAX;
@@ -152,7 +152,7 @@ static void set_owner(uint64_t from, uint64_t to)
 	block_set_owner(process, from, to);
 }
 
-/* No handle is odd. */
+/* Return an owner that no context has: handles are even. */
 static uint64_t apart(uint64_t handle)
 {
 	return handle | 1;
@@ -196,7 +196,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 	return result;
 }
 
-/* With the lock held: the context, noted if it was not known. */
+/* Called with the lock held. Return the context, noted if it was unknown. */
 static struct context *known_of(struct contexts *contexts, uint64_t handle, CUdevice ordinal)
 {
 	bool fresh = false;

@@ -10,7 +10,7 @@ static struct holds *holds_of(struct process *process)
 	return &state_of(process)->holds;
 }
 
-/* With their lock taken. */
+/* Return the holdings, with their lock taken. */
 static struct holds *take_holds(void)
 {
 	struct process *process = process_get();
@@ -92,7 +92,7 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 	return result;
 }
 
-/* One use less, the last of which takes it out, as does `whole`. */
+/* Count one use less. The last use, or `whole`, removes the holding. */
 static bool take_out(uint64_t key, struct holding *holding, bool whole)
 {
 	struct holds *holds = take_holds();
@@ -155,7 +155,7 @@ bool hold_close(uint64_t key, struct holding *holding)
 	return take_out(key, holding, false);
 }
 
-/* Take out all of one owner, or of one source; what is 0 does not count. */
+/* Release all holdings of an owner or of a source; 0 is none. */
 static void give_back(struct process *process, uint64_t owner, uint64_t source)
 {
 	uint64_t bytes[PROCESS_ORDINALS][KIND_OVERHEAD + 1] = {0};
@@ -181,7 +181,7 @@ static void give_back(struct process *process, uint64_t owner, uint64_t source)
 	}
 }
 
-/* No handle is odd. */
+/* Return a source that no holding has: handles are even. */
 static uint64_t apart(uint64_t source)
 {
 	return source | 1;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts. A process's context holds hundreds of megabytes before it allocates anything (518 MiB
- * on an H100, driver 580.159.04, and as much again for a second one). Before it is made, it is
- * charged the cost that the enforcer learned from the last one on such a device. Afterwards the
- * charge is settled by driver truth. A context that does not fit is destroyed again.
+ * Contexts. A context takes hundreds of megabytes (518 MiB on an H100, driver 580.159.04, and as
+ * much again for a second one). It is first charged the cost that the enforcer learned from the
+ * last one on such a device. Driver truth then corrects the charge, and a context that does not fit
+ * is destroyed.
  *
- * Until the enforcer has learned the cost, CONTEXT_MOST is charged, or all that is left. So
- * processes that start together hold at most the quota and one context. The others wait until the
- * first ones show the cost.
+ * Until the cost is known, CONTEXT_MOST is charged, or all that is left. So processes that start
+ * together hold at most the quota and one context. The others wait until the first ones show the
+ * cost.
  */
 #include "context.h"
 #include "function.h"
@@ -24,17 +24,16 @@
 /* Driver observation, H100, 580.159.04. */
 #define CONTEXT_MOST (518ull << 20)
 
-/* A context takes some tenths of a second to make. */
+/* Creating a context takes some tenths of a second. */
 #define NAP 20000000 /* nanoseconds */
 #define NAPS 100
 
-/* The charge of a context before it is made. */
 struct charge {
 	uint64_t bytes;
-	const struct ledger_account *guess; /* in whose lane it is noted as a load; or NULL */
+	const struct ledger_account *guess; /* in whose lane it is noted as a load, or NULL */
 };
 
-/* Return the known cost, or a guess. The lane shows a guess until it is settled. */
+/* Return the known cost, or a guess, which the lane shows until it is settled. */
 static struct charge charge_of(CUdevice ordinal)
 {
 	struct process *process = process_attached();
@@ -56,13 +55,13 @@ static struct charge charge_of(CUdevice ordinal)
 
 static void end_guess(struct charge *charge)
 {
-	/* The account is empty in a child that a signal handler forked. */
+	/* In a child that a signal handler forked, the account is empty. */
 	if (charge->guess && charge->guess->ledger)
 		ledger_end_load(charge->guess);
 	charge->guess = NULL;
 }
 
-/* Where it does not fit, a sibling's guess may have room for it soon. */
+/* Charge a context, and wait while a sibling's guess may still make room. */
 static enum grant_result charge_before(CUdevice ordinal, struct charge *charge)
 {
 	struct process *process = process_attached();
@@ -84,17 +83,14 @@ static enum grant_result charge_before(CUdevice ordinal, struct charge *charge)
 	return grant(ordinal, charge->bytes, KIND_OVERHEAD, LEDGER_CALL_CONTEXT);
 }
 
-/*
- * After a context was made: make its charge what it takes. False if that does not fit. Only the
- * first one of this process on the device can be told from all else that the process holds there;
- * what a further one took beside what was expected is found at the next request.
- */
+/* Correct the charge; false if it does not fit. Only the process's first context on the device can
+ * be told from its other memory: a further one is corrected at the next request. */
 static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
 	uint64_t other, real = charge->bytes;
-	bool guess_stays = false; /* until the next request, which can tell */
+	bool guess_stays = false; /* the next request can settle it */
 	struct measured all;
 
 	if (device >= 0 && (first || charge->guess) &&
@@ -103,7 +99,7 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 		other -= charge->bytes < other ? charge->bytes : other;
 		real = all.bytes > other ? all.bytes - other : 0;
 	} else if (charge->guess) {
-		real = CONTEXT_MOST; /* as far as anybody can tell */
+		real = CONTEXT_MOST; /* unknown */
 		guess_stays = device >= 0 && overhead_others_change(process, device);
 	}
 	if (!first)
@@ -121,7 +117,7 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 	return true;
 }
 
-/* A context to be made, whichever entry point it came by. */
+/* The parameters of every entry point. */
 struct request {
 	enum entry_point entry;
 	CUcontext *context;
@@ -241,7 +237,6 @@ CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devic
 	    .entry = ID_cuGLCtxCreate_v2, .context = context, .flags = flags, .device = device});
 }
 
-/* The end of a context, by whichever call. */
 static CUresult destroy(CUresult (*call)(CUcontext context), CUcontext context)
 {
 	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
@@ -265,7 +260,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 	return destroy(DRIVER(cuCtxDestroy_v2), context);
 }
 
-/* Destroys it if this was the last use; nobody can ask whether it was. A context of
+/* Destroys the context if this was its last use, which the driver does not report. A context of
  * cuCtxCreate has one use unless cuCtxAttach (deprecated since CUDA 4) made more. */
 CUresult cuCtxDetach(CUcontext context)
 {
@@ -274,8 +269,7 @@ CUresult cuCtxDetach(CUcontext context)
 
 /* --- primary contexts ------------------------------------------------------------------------ */
 
-/* The lock under which a device's primary context comes and goes, taken; NULL if the device cannot
- * be one. */
+/* Lock the start and end of a device's primary context. Return NULL if there is no such device. */
 static struct lock *take_primary(CUdevice device)
 {
 	struct process *process = process_get();
@@ -304,7 +298,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-/* Releases and resets: `call` of the device, which may be the last use. */
+/* Make a call that may end the last use of the primary context. */
 static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device)
 {
 	struct lock *lock = take_primary(device);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts: parts of a device's multiprocessors, on top of its primary context, which each of
- * them keeps active. What a green context itself takes (4 to 6 MiB) is overhead. Memory that was
- * allocated while one was current stays when it is destroyed, until the primary context goes
- * (driver observation, H100, 580.159.04): so it belongs to that.
+ * Green contexts: parts of a device's multiprocessors, each of which keeps the primary context
+ * active. A green context itself (4 to 6 MiB) is overhead. Memory that is allocated while it is
+ * current stays when it is destroyed, until the primary context ends (driver observation, H100,
+ * 580.159.04), so the primary context is the owner.
  *
- * A green context is noted under its handle, and under the handle of the context made from it; both
- * with their primary context.
+ * A green context is noted under its handle, and under that of the context made from it, both with
+ * their primary context.
  */
 #include "context.h"
 #include "state.h"
@@ -24,7 +24,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 
 	if (!green)
 		return DRIVER(cuGreenCtxCreate)(green, description, device, flags);
-	/* What makes the primary context active charges it: have that be our own call. */
+	/* The call that activates the primary context charges it: make that call here. */
 	result = cuDevicePrimaryCtxRetain(&primary, device);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -32,7 +32,8 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 	if (result == CUDA_SUCCESS) {
 		context_note(key_of(*green),
 		             &(struct context){.ordinal = device, .primary = key_of(primary)});
-		/* A launch in one of its streams is in that, whether the program asks or not. */
+		/* Launches in its streams run in this context, even if the program never gets
+		 * it. */
 		if (DRIVER_HAS(cuCtxFromGreenCtx))
 			(void)cuCtxFromGreenCtx(&context, *green);
 	}

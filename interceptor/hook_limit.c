@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuCtxSetLimit. The heap of kernels that call malloc is taken at the first launch of one (driver
- * observation, H100, 580.159.04), when it is too late to refuse; so it is charged when it is set.
- * The default heap, 8 MiB, is overhead like the code that it comes with. Stacks are taken, and
- * given back, at once (stack.h). What the other limits make the driver take, it takes when a module
- * that needs it is loaded (a printf buffer, 64 MiB at most), or it took nothing that could be seen.
+ * Hooks for cuCtxSetLimit. The driver takes the heap of kernels that call malloc at the first
+ * launch of one (driver observation, H100, 580.159.04), too late to refuse it. The heap is
+ * therefore charged when its limit is set. The default heap, 8 MiB, is overhead, as is the code
+ * that it comes with. Stacks are taken and released at once (stack.h). For the other limits, the
+ * driver takes memory when it loads a module that needs it (a printf buffer, 64 MiB at most), or
+ * took nothing measurable.
  */
 #include "block.h"
 #include "context.h"
@@ -22,7 +23,7 @@ static CUresult set_stack(size_t value)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, value);
 	stack_end(&raise);
-	/* It may be less, of which a part was found when nobody knew whose it was. */
+	/* A smaller stack may return overhead that was charged without an owner. */
 	overhead_settle_loose(raise.ordinal);
 	return result;
 }
@@ -42,7 +43,7 @@ static CUresult set_heap(uint64_t context, CUdevice ordinal, size_t value)
 		process_recharge(ordinal, more, 0, KIND_MEMORY);
 		return result;
 	}
-	/* Another thread may have set it meanwhile. */
+	/* Another thread may have set it in the meantime. */
 	before = context_set_heap(context, ordinal, bytes);
 	process_recharge(ordinal, before + more, bytes, KIND_MEMORY);
 	return result;
