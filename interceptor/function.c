@@ -12,7 +12,7 @@ static struct functions *functions_of(struct process *process)
 	return &state_of(process)->functions;
 }
 
-/* With their lock taken. */
+/* Return the functions, with their lock taken. */
 static struct functions *take_functions(void)
 {
 	struct process *process = process_get();
@@ -35,7 +35,7 @@ static uint32_t *care_of(struct functions *functions, const void *function)
 
 static_assert(FUNCTION_PLACES == 1 << (64 - 52), "the hash has a place");
 
-/* With the lock held: count the function as new, or no more. */
+/* Called with the lock held. Count the function as new, or no longer. */
 static void set_new(struct functions *functions, const void *function, struct function *known,
                     bool is_new)
 {
@@ -45,7 +45,7 @@ static void set_new(struct functions *functions, const void *function, struct fu
 	known->is_new = is_new;
 }
 
-/* With the lock held. It is not lowered again: what was noted for it may be many. */
+/* Called with the lock held. Never lowered: other functions may need the value. */
 static void raise_care(struct functions *functions, const void *function, uint32_t units)
 {
 	uint32_t *care = care_of(functions, function);
@@ -98,8 +98,8 @@ void function_source_gone(uint64_t source)
 	lock_give(&functions->lock);
 }
 
-/* Which kernels are new, of one library, or of all if it is 0. The contexts are looked at under the
- * lock: one that is made meanwhile is seen, or comes here itself afterwards. */
+/* Find which kernels of a library, or of all (0), are new. Contexts are read under the lock: a
+ * context made during that is seen, or its thread calls this afterwards. */
 static void look_again(uint64_t library)
 {
 	struct functions *functions = take_functions();
@@ -191,7 +191,6 @@ bool function_is_plain(const void *function)
 	       __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
 }
 
-/* Have the driver load the library that a kernel is of. */
 static bool load(const void *kernel, uint64_t library)
 {
 	CUfunction function;

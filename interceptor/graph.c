@@ -9,7 +9,6 @@
 
 #include <stdlib.h>
 
-/* One allocation of a graph. */
 struct piece {
 	CUdeviceptr pointer;
 	uint64_t bytes;
@@ -37,9 +36,9 @@ static void add_piece(struct graph_needs *needs, const CUDA_MEM_ALLOC_NODE_PARAM
 	                   .ordinal = parameters->poolProps.location.id};
 }
 
-#define GRAPHS_WITHIN 64 /* graphs within a graph that are looked into */
+#define GRAPHS_WITHIN 64 /* graphs that wait to be searched */
 
-/* A graph, and those within it that are still to be looked into. */
+/* Graphs still to be searched. */
 struct todo {
 	CUgraph graph[GRAPHS_WITHIN];
 	size_t count;
@@ -62,8 +61,8 @@ static void add_stack(struct graph_needs *needs, uint64_t context, uint32_t fram
 		needs->stacks[i].frame = frame;
 }
 
-/* A function runs in its module's context, and a library's kernel in the one that is named, or else
- * is current. */
+/* A function runs in its module's context. A library's kernel runs in the context that the
+ * parameters name, or else in the current one. */
 void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_library,
                           struct graph_needs *needs)
 {
@@ -71,7 +70,7 @@ void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_lib
 	uint64_t context;
 	uint32_t frame;
 
-	/* A kernel's frame matters only if any function has a large one. */
+	/* Frames matter only if some function has a large one. */
 	if (!function_any_large())
 		return;
 	frame = function_frame_of(parameters->func, of_library ? parameters->kern : NULL);
@@ -79,14 +78,14 @@ void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_lib
 		return;
 	context = function_context(parameters->func);
 	if (context && !context_get(context, &known))
-		context = 0; /* the handle was another function's, which went with its context */
+		context = 0; /* a reused handle: its former function ended with this context */
 	if (!context && of_library && parameters->ctx)
 		context = context_owner(parameters->ctx);
 	add_stack(needs, context ? context : context_current(), frame);
 }
 
-/* A node of a library's kernel may name a function that no program has looked up, so the driver is
- * asked. */
+/* The program may never have looked up the function of a library's kernel, so the driver names
+ * it. */
 static void look_at_node(CUgraphNode node, struct graph_needs *needs)
 {
 	CUDA_KERNEL_NODE_PARAMS parameters = {0};
@@ -154,7 +153,7 @@ void graph_needs_end(struct graph_needs *needs)
 	free(needs->pieces);
 }
 
-/* --- those that are executable ---------------------------------------------------------------- */
+/* --- executable graphs ------------------------------------------------------------------------ */
 
 static struct graphs *graphs_of(struct process *process)
 {
@@ -203,7 +202,7 @@ void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
 	lock_give(&graphs_of(process)->lock);
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static void forget(struct graphs *graphs, CUgraphExec graph)
 {
 	for (unsigned place = 0; place < GRAPH_PLACES; place++) {
@@ -250,11 +249,10 @@ static int by_pointer(const void *a, const void *b)
 }
 
 /*
- * The most that pieces of the same device, in the order of addresses, can make its memory of graphs
- * grow by. A step stands behind each 32 MiB of addresses that they touch, so small ones share
- * steps, and pieces that are allocated one after the other at the same address share memory. Where
- * steps are missing for a piece, the driver adds as many as its size takes (driver observation,
- * H100, 580.159.04).
+ * Return the most by which the pieces of one device, sorted by address, can grow its graph memory.
+ * A step backs each 32 MiB of addresses that they touch. So small pieces share steps, and pieces
+ * allocated one after the other at the same address share memory. Where a piece lacks steps, the
+ * driver adds as many as its whole size takes (driver observation, H100, 580.159.04).
  */
 static uint64_t most_of(const struct piece *piece, size_t count)
 {
@@ -287,7 +285,7 @@ void graph_learn(CUgraphExec graph, struct graph_needs *needs)
 	if (needs->count)
 		qsort(needs->pieces, needs->count, sizeof(*piece), by_pointer);
 	lock_take(&graphs_of(process)->lock);
-	forget(graphs_of(process), graph); /* one whose destruction we did not see */
+	forget(graphs_of(process), graph); /* a graph whose destruction was not seen */
 	for (size_t i = 0, end = 0; i < needs->count && place < GRAPH_PLACES; i = end, place++) {
 		struct graph_use use = {.ordinal = piece[i].ordinal};
 

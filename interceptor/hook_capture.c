@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Recordings of work for graphs. While one is under way, to wait for a context spoils it
- * (cuCtxSynchronize's documentation), so a process that moves its memory itself waits for none: it
- * asks recording_any().
- */
+/* Captures of work for graphs. Waiting for a context invalidates a capture under way
+ * (cuCtxSynchronize's documentation), so a process that moves its memory itself first calls
+ * recording_any(). */
 #include "recording.h"
 #include "table.h"
 

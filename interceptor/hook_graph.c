@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Graphs that allocate. Recording or instantiating such a graph takes no memory; uploading or
- * launching it does, from the device's memory of graphs (pool.h), and what it took stays there
- * until that is trimmed (driver observation, H100, 580.159.04). Graphs that run one after another
- * use the same memory, so what one will make it grow by is known only at most: each address that it
- * allocates, in whole steps.
+ * Graphs that allocate. Recording or instantiating such a graph takes no memory. Uploading or
+ * launching it takes some of the device's graph memory (pool.h), which stays reserved until a trim
+ * (driver observation, H100, 580.159.04). Graphs that run one after the other share it, so only the
+ * maximum growth is known: each address that a graph allocates, in whole steps.
  *
- * A graph without allocations costs a look at one word per launch.
+ * For a graph without allocations a launch reads one word more.
  *
- * What making a graph executable takes by itself is the stacks of its kernels (stack.h), and some 2
- * KiB for each node of a large one, which stay when it is destroyed (driver observation).
+ * Making a graph executable takes the stacks of its kernels (stack.h), and some 2 KiB per node of a
+ * large graph, which stay when it is destroyed (driver observation).
  */
 #include "function.h"
 #include "grant.h"
@@ -20,20 +19,18 @@
 #include "state.h"
 #include "table.h"
 
-/* Graphs of fewer nodes take nothing by themselves that could be seen. */
+/* Smaller graphs take nothing measurable for their nodes. */
 #define MANY_NODES 4096
 
-/*
- * A graph that was uploaded or launched, and launched again in the same stream with no memory of
- * graphs let go of meanwhile, takes none.
- */
+/* A graph takes no memory when launched again in the same stream, unless graph memory was released
+ * in between. */
 static bool is_resident(const struct graph_use *use, CUstream stream, const struct pool *pool)
 {
 	return use->launched && use->stream == stream &&
 	       use->shrunk == __atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED);
 }
 
-/* A call that may make the device's memory of graphs grow. */
+/* A call that may grow the device's graph memory. */
 struct graph_launch {
 	CUgraphExec graph;
 	CUstream stream;
@@ -41,11 +38,9 @@ struct graph_launch {
 	CUresult (*upload)(CUgraphExec graph, CUstream stream);
 };
 
-/*
- * The most that it may take does not fit. It may take less, if it can use what other graphs have
- * taken: that shows when it is uploaded, which takes the memory and runs nothing. So for that
- * instant the card, not the ledger, may hold more; what does not fit then is trimmed at once.
- */
+/* The maximum does not fit, but the graph may reuse memory of others. An upload shows how much, and
+ * runs nothing. For that instant the card may hold more than the ledger allows; what does not fit
+ * is trimmed at once. */
 static CUresult upload_first(struct pool *pool, const struct graph_launch *l)
 {
 	CUresult result = l->upload(l->graph, l->stream);
@@ -98,8 +93,8 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		count++;
 	}
-	/* One launch at a time may take memory, or each would use what another was granted. In the
-	 * order of ordinals, as graph_learn() sorts. */
+	/* Serialise launches that may take memory: one could use what another was granted. Lock in
+	 * the order of ordinals, in which graph_learn() sorts. */
 	for (unsigned i = 0; i < count; i++) {
 		grows[i] = !is_resident(&uses[i], l->stream, pools[i]);
 		if (grows[i])
@@ -118,13 +113,13 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 		    pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
 		        __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED)) {
 			lock_take(&pool->lock);
-			/* A launch that fails for want of memory leaves reserved what it got so far
+			/* A launch that fails for lack of memory leaves reserved what it got so far
 			 * (driver observation). */
 			if (result == CUDA_ERROR_OUT_OF_MEMORY)
 				pool_trim(pool, 0);
 			pool->pending -= charged[i];
 			if (pool_look(pool) && grows[i])
-				pool_charge_anyway(pool); /* it runs */
+				pool_charge_anyway(pool); /* it runs already */
 			lock_give(&pool->lock);
 		}
 		if (result == CUDA_SUCCESS && grows[i]) {
@@ -173,10 +168,7 @@ CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
 	                                     DRIVER(cuGraphUpload_ptsz)});
 }
 
-/* --- making them executable ------------------------------------------------------------------- */
-
-/* Around a call that may raise the stacks of a graph's kernels, in each of their contexts. False if
- * they do not fit; then the call is not made. */
+/* --- instantiation ---------------------------------------------------------------------------- */
 
 static CUcontext context_of(const struct graph_needs *needs, size_t i)
 {
@@ -193,6 +185,8 @@ static void stacks_end(struct raise raises[GRAPH_CONTEXTS], const struct graph_n
 	}
 }
 
+/* Charge the stacks in each context of the graph's kernels. Return false if they do not fit; the
+ * call is then not made. */
 static bool stacks_begin(struct raise raises[GRAPH_CONTEXTS], const struct graph_needs *needs)
 {
 	bool fits = true;
@@ -209,14 +203,13 @@ static bool stacks_begin(struct raise raises[GRAPH_CONTEXTS], const struct graph
 	return fits;
 }
 
-/* A call that makes a graph executable, or makes of an executable one another. */
 struct making {
 	struct graph_needs needs;
 	struct raise raises[GRAPH_CONTEXTS];
 	struct watch watch;
 };
 
-/* False if its kernels' stacks do not fit; then the call is not made. */
+/* Return false if the stacks do not fit; the call is then not made. */
 static bool making_begin(struct making *making, CUgraph source)
 {
 	graph_look(source, &making->needs);
@@ -235,7 +228,7 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 	uint64_t bytes;
 
 	stacks_end(making->raises, &making->needs);
-	/* It stays when the graph is destroyed, so there is nothing to undo. */
+	/* The memory stays when the graph is destroyed, so there is nothing to undo. */
 	if (!watch_end(&making->watch, LEDGER_CALL_GRAPH, &bytes))
 		overhead_settle(making->watch.ordinal);
 	if (result == CUDA_SUCCESS)
@@ -279,8 +272,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *graph, CUgraph source, unsigne
 	return making_end(&making, result, result ? NULL : *graph);
 }
 
-/* The one instantiation that may upload. The flag is taken from it, so that the upload is one that
- * we see. */
+/* The only instantiation that may upload: a call of our own does it, which is charged. */
 typedef CUresult (*instantiate_function)(CUgraphExec *graph, CUgraph source,
                                          CUDA_GRAPH_INSTANTIATE_PARAMS *parameters);
 
@@ -325,16 +317,16 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *graph, CUgraph source,
 	                   source, parameters);
 }
 
-/* Its memory stays reserved until it is trimmed. */
+/* The graph's memory stays reserved until a trim. */
 CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
-	/* Before the call: the handle may be another graph's as soon as it is let go. */
+	/* Before the call: another graph may get the handle as soon as the driver frees it. */
 	if (graph_maybe(graph))
 		graph_forget(graph);
 	return DRIVER(cuGraphExecDestroy)(graph);
 }
 
-/* Other kernels in the place of those that it has. What it allocates cannot be changed so. */
+/* An update replaces kernels. It cannot change allocations. */
 
 #define WITH_STACKS(needs, call)                                                                   \
 	do {                                                                                       \
@@ -380,7 +372,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec graph, CUgraphNode node,
 	WITH_STACKS(&needs, DRIVER(cuGraphExecNodeSetParams)(graph, node, parameters));
 }
 
-/* What the kernels of another graph need; their allocations do not matter. */
+/* Find the stacks that another graph's kernels need; its allocations do not matter. */
 static void look_at_stacks(CUgraph source, struct graph_needs *needs)
 {
 	if (!function_any_large())

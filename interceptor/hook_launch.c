@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Launches of kernels. Nearly all of them pass after one comparison; see function.h for those that
- * may take memory.
- */
+/* Launches of kernels. Nearly all pass after one comparison; function.h has those that may take
+ * memory. */
 #include "function.h"
 #include "stream.h"
 #include "table.h"
 
-/* A kernel is launched in its stream's context, whichever is current. */
+/* A kernel runs in its stream's context, whichever is current. */
 
 static __attribute__((noinline)) bool begin(struct launch *careful, const void *function,
                                             CUstream stream, bool per_thread)
@@ -36,7 +34,7 @@ static __attribute__((noinline)) void end(const struct launch *careful, CUstream
 	context_pop(pushed);
 }
 
-/* `call` is made in between. */
+/* Make `call` between begin() and end(). */
 #define CAREFULLY(function, stream, per_thread, call)                                              \
 	do {                                                                                       \
 		struct launch careful;                                                             \
@@ -108,7 +106,7 @@ CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x
 	                                                 parameters));
 }
 
-/* The ways of CUDA 3. */
+/* Launches of CUDA 3. */
 
 CUresult cuLaunch(CUfunction function)
 {
@@ -126,7 +124,7 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
 	          DRIVER(cuLaunchGridAsync)(function, width, height, stream));
 }
 
-/* On several devices at once. */
+/* Launches on several devices at once. */
 
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
                                               unsigned int flags)
@@ -138,7 +136,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
 
 	for (unsigned int i = 0; list && i < count; i++)
 		plain = plain && function_is_plain(list[i].function);
-	/* (A list that is longer than there are devices is refused.) */
+	/* The driver refuses a list longer than the number of devices. */
 	if (plain || count > PROCESS_ORDINALS)
 		return DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
 	for (; fits && begun < count; begun += fits)
