@@ -80,8 +80,8 @@ typedef int (*iterate_function)(int (*visit)(struct dl_phdr_info *, size_t, void
 
 #pragma weak _r_debug /* musl has none */
 
-/* The C library's dl_iterate_phdr. Reads the list without the loader's lock, up to the C library:
- * the objects before it were loaded with the program and are never unloaded. */
+/* Return the C library's function. Reads the list up to it without the loader's lock: these objects
+ * were loaded with the program and are never unloaded. */
 static iterate_function find_iterate(void)
 {
 	iterate_function found = NULL;

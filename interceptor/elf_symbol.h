@@ -5,30 +5,28 @@
 #include <link.h>
 #include <stdbool.h>
 
-/*
- * Symbols of objects that are loaded already, read from the objects themselves. dlsym() will not
- * do: it is one of the functions that we stand in for, and asking it would need its address first.
- * The searches see the objects of the base namespace, in the order in which they were loaded.
- */
+/* Finds symbols of loaded objects by reading the objects themselves. dlsym() would not do: the
+ * interceptor replaces it, and would need its address first. Searches cover the objects of the base
+ * namespace, in the order in which they were loaded. */
 
-/* An object that the loader has mapped. Stays valid while it is not unloaded. */
+/* A loaded object. Valid until it is unloaded. */
 struct elf_object {
 	ElfW(Addr) base;
-	ElfW(Addr) start, end; /* what of it is mapped lies in [start, end) */
+	ElfW(Addr) start, end; /* its mappings lie in [start, end) */
 	const ElfW(Sym) * symbols;
 	const char *strings;
-	const uint32_t *gnu_hash; /* one of the two is not NULL */
+	const uint32_t *gnu_hash; /* one of these two is not NULL */
 	const uint32_t *hash;
-	const char *name; /* its DT_SONAME, or its file's name if it has none, as musl's libc */
-	const char *path; /* of its file, as the loader knows it */
+	const char *name; /* DT_SONAME, or the file's name if it has none, as musl's libc */
+	const char *path; /* the file's, as the loader knows it */
 };
 
-/* Read what an object's dynamic section and its program headers say. False if it has no symbols. */
+/* Read an object's dynamic section, or its program headers. False if it has no symbols. */
 bool elf_read_dynamic(const ElfW(Dyn) * dynamic, struct elf_object *object);
 void elf_read_range(const ElfW(Phdr) * header, unsigned int count, struct elf_object *object);
 
-/* An address in a dynamic section. The loader relocates these in place, but for the vDSO, whose
- * page it cannot write: an address below the base is still an offset. */
+/* Return an address of a dynamic section. The loader relocates these in place, except in the vDSO,
+ * which it cannot write: there they are offsets, below the base. */
 static inline ElfW(Addr) elf_address(const struct elf_object *object, ElfW(Addr) value)
 {
 	return value < object->base ? value + object->base : value;
@@ -39,7 +37,7 @@ static inline bool elf_contains(const struct elf_object *object, const void *add
 	return (ElfW(Addr))address >= object->start && (ElfW(Addr))address < object->end;
 }
 
-/* dl_iterate_phdr() of the C library, also where the program defines one. */
+/* Call the C library's dl_iterate_phdr(), even if the program defines one. */
 int elf_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data);
 
 /* The C libraries, and the part of an old one that has dlsym. */
@@ -51,15 +49,15 @@ bool elf_is_libc(const struct elf_object *object);
 /* Find the first loaded object of that name. Returns 1 if there is one. */
 int elf_find_object(const char *name, struct elf_object *object);
 
-/* The like for the object that an address is in; */
+/* Find the object that contains an address. */
 int elf_find_containing(const void *address, struct elf_object *object);
 
-/* and for the one that defines what is the next function `symbol` of the object that `address` is
- * in: the first behind it, or else, since one that is opened late has what it needs before it, the
- * first of all but us. */
+/* Find the object with the next function `symbol` after the object that contains `address`. If none
+ * comes after it, find the first of all but this library: an object that is opened late has its
+ * dependencies before it. */
 int elf_find_next(const void *address, const char *symbol, struct elf_object *object);
 
-/* The address of the function `name` that the object defines, or NULL. */
+/* Return NULL if the object does not define the function. */
 void *elf_find_symbol(const struct elf_object *object, const char *name);
 
 #endif

@@ -7,10 +7,10 @@
 #include <stddef.h>
 #include <string.h>
 
-/* In the order of enum entry_point, as the bindings of trampoline.S are. */
+/* In the order of enum entry_point and of the bindings of trampoline.S. */
 static const struct {
 	const char *name;
-	void *hook; /* NULL: only called */
+	void *hook; /* NULL: called, not hooked */
 } table[ENTRY_POINTS] = {
 #define HOOK(name, arguments, charged, released) [ID_##name] = {#name, (void *)name},
 #define CALL(name, arguments) [ID_##name] = {#name, NULL},
@@ -39,7 +39,7 @@ struct library library_nvml = {.soname = "libnvidia-ml.so.1",
                                .last = ENTRY_POINTS,
                                .absent = (void *)absent_nvml};
 
-/* What only tells, and what moves the memory itself, does not pass the gate. */
+/* Functions that only report, and those that move the memory, do not pass the gate. */
 static bool passes_gate(const char *name)
 {
 	return library_of(name) == &library_cuda && !text_begins(name, "cudbg") &&
@@ -67,7 +67,7 @@ bool library_find(struct library *library, struct elf_object *object)
 		*object = found;
 	if (found.base == __atomic_load_n(&library->base, __ATOMIC_ACQUIRE))
 		return true;
-	/* Several threads may do this at once: they store the same. */
+	/* Several threads may do this at once: they store the same values. */
 	for (enum entry_point entry = library->first; entry < library->last; entry++) {
 		void *function = elf_find_symbol(&found, table[entry].name);
 
@@ -109,7 +109,7 @@ bool entry_exists(enum entry_point entry)
 	return __atomic_load_n(&entry_function[entry], __ATOMIC_RELAXED) != library->absent;
 }
 
-/* Called by the bindings: the function to go on to. */
+/* Called by the bindings. Return the function to call. */
 __attribute__((visibility("hidden"))) void *entry_bind(enum entry_point entry);
 void *entry_bind(enum entry_point entry)
 {

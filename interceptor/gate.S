@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The gate's stubs. Each calls its function of gate_real with the caller's arguments as they were:
- * nothing is known of them, so 12 words of the stack are copied, which with those in registers is
- * 18 arguments at least. While the process does not count, it is a jump.
- */
+/* The gate's stubs. Each calls its function of gate_real with the caller's arguments unchanged.
+ * Their number is unknown, so 12 words of the stack are copied: with the registers, at least 18
+ * arguments. While the process counts no calls, a stub is a jump. */
 #include "gate.h"
 
 	.file	"gate.S"
@@ -29,7 +27,7 @@ gate:
 	.cfi_def_cfa_register %rbp
 	pushq	%r10
 	pushq	%r11
-	/* A full barrier, too: the enforcer sees the call, or this sees that the slice is away. */
+	/* A full barrier: either the enforcer sees the call, or this sees the eviction. */
 	lock addq $GATE_CALL, (%r10)
 	movq	state + GATE_AWAY(%rip), %rax
 	cmpq	$0, (%rax)
@@ -40,7 +38,7 @@ gate:
 	call	*%r11
 	movq	-8(%rbp), %r10
 	cmpq	%r10, state + GATE_CALLS(%rip)
-	jne	3f		/* a child that was forked meanwhile: it is its parent's lane */
+	jne	3f		/* a child forked during the call: this is its parent's lane */
 	lock subq $1, (%r10)
 3:	leave
 	.cfi_remember_state
@@ -105,7 +103,7 @@ gate:
 	add	x9, x9, x10
 	stxr	w11, x9, [x17]
 	cbnz	w11, 2b
-	dmb	ish		/* the enforcer sees the call, or this sees that the slice is away */
+	dmb	ish		/* either the enforcer sees the call, or this sees the eviction */
 	adrp	x9, state + GATE_AWAY
 	add	x9, x9, #:lo12:state + GATE_AWAY
 	ldr	x9, [x9]
@@ -122,7 +120,7 @@ gate:
 	add	x9, x9, #:lo12:state + GATE_CALLS
 	ldr	x9, [x9]
 	cmp	x9, x17
-	b.ne	5f		/* a child that was forked meanwhile: it is its parent's lane */
+	b.ne	5f		/* a child forked during the call: this is its parent's lane */
 4:	ldxr	x9, [x17]
 	sub	x9, x9, #1
 	stlxr	w11, x9, [x17]

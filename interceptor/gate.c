@@ -20,31 +20,30 @@
 #define CALL_MADE (GATE_CALL - 1)
 #define CALL_UNDER_WAY 1
 
-/* Seconds between two requests for the return of the slice: the first may have been made to an
- * enforcer that was restarted. */
+/* Seconds between two requests for the slice's return: the enforcer may have been restarted. */
 #define REQUEST_SECONDS 1
 
 static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS,
               "gate.S");
 static_assert(offsetof(struct process, gate) + offsetof(struct gate, away) == GATE_AWAY, "gate.S");
 
-/* Of gate.S. */
+/* Defined in gate.S. */
 extern __attribute__((visibility("hidden"))) char gate_stubs[GATE_STUBS][GATE_STUB_BYTES];
 
-/* The function of each stub. They are taken in order, and kept. */
+/* Stubs are used in order, and never freed. */
 extern __attribute__((visibility("hidden"))) void *gate_real[GATE_STUBS];
 void *gate_real[GATE_STUBS];
 
-static bool used_up; /* a function has no stub. A forked child inherits it. */
+static bool used_up; /* a function has no stub; inherited by a forked child */
 
 bool gate_is_elastic(void)
 {
-	static unsigned char known; /* 0 not yet, 1 no, 2 yes. A forked child inherits it. */
+	static unsigned char known; /* 0 not read yet, 1 no, 2 yes; inherited by a forked child */
 	unsigned char now = __atomic_load_n(&known, __ATOMIC_RELAXED), none = 0;
 
 	if (!now) {
 		now = attach_is_elastic() ? 2 : 1;
-		/* Of several threads that ask the first decides for all. */
+		/* The first of several threads decides for all. */
 		if (!__atomic_compare_exchange_n(&known, &none, now, false, __ATOMIC_RELAXED,
 		                                 __ATOMIC_RELAXED))
 			now = none;
@@ -57,7 +56,7 @@ static uint64_t *calls_now(void)
 	return __atomic_load_n(&process_seen()->gate.calls, __ATOMIC_ACQUIRE);
 }
 
-static __attribute__((cold)) void stay_for_good(void)
+static __attribute__((cold)) void never_evict(void)
 {
 	uint64_t *calls = calls_now();
 
@@ -71,14 +70,14 @@ void *gate_of(void *function)
 	for (size_t i = 0; i < GATE_STUBS; i++) {
 		void *there = __atomic_load_n(&gate_real[i], __ATOMIC_ACQUIRE);
 
-		/* A thread that comes too late for the place finds in `there` whose it is. */
+		/* If another thread took the place first, `there` is that thread's function. */
 		if (there == function ||
 		    (!there && __atomic_compare_exchange_n(&gate_real[i], &there, function, false,
 		                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) ||
 		    there == function)
 			return gate_stubs[i];
 	}
-	stay_for_good();
+	never_evict();
 	return function;
 }
 
@@ -104,8 +103,7 @@ void *gate_behind(void *function)
 	           : function;
 }
 
-/* In a forked child it is its parent's lane: a signal's handler can fork in the middle of a call.
- */
+/* Count in this process's lane only: a signal handler can fork in the middle of a call. */
 static void count(uint64_t *calls, uint64_t more)
 {
 	if (calls && calls_now() == calls)
@@ -114,7 +112,7 @@ static void count(uint64_t *calls, uint64_t more)
 
 static bool is_away(const uint64_t *away)
 {
-	return __atomic_load_n(away, __ATOMIC_SEQ_CST) != 0; /* not before the count is seen */
+	return __atomic_load_n(away, __ATOMIC_SEQ_CST) != 0; /* not before the count is visible */
 }
 
 bool gate_enter(void)
@@ -134,7 +132,7 @@ void gate_leave(void)
 	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
 }
 
-/* Request the return of the slice, and wait for it for some time, or until a signal. */
+/* Request the slice's return, and wait for REQUEST_SECONDS, or until a signal. */
 static void await_return(struct ledger *ledger)
 {
 	struct timespec patience = {.tv_sec = REQUEST_SECONDS};
@@ -144,8 +142,8 @@ static void await_return(struct ledger *ledger)
 	syscall(SYS_futex, &ledger->away, FUTEX_WAIT, 1, &patience, NULL, 0);
 }
 
-/* The process exits while its memory is on the host. Calls that free and end things, and those that
- * their hooks make, do not need it back. */
+/* Set while the process exits with its memory on the host. The calls below, and those that their
+ * hooks make, do not need it back. */
 static uint32_t leaving;
 
 static const char *const passing_names[] = {
@@ -178,8 +176,9 @@ static const char *const passing_names[] = {
 
 static const void *passing[PASSING];
 
-/* Not called any more once the process is back, so a name that is missing costs time alone. */
-static void leave_aside(void)
+/* Called once, at exit. A function missing from the list brings the memory back: that only costs
+ * time. */
+static void exit_evicted(void)
 {
 	struct elf_object object;
 
@@ -207,8 +206,8 @@ static bool passes(const void *function)
 	return piece_is_free(function);
 }
 
-/* The stubs call this after they have counted a call of the function while the slice is evicted.
- * The call is counted when this returns. */
+/* Called by the stubs, for a call that they counted while the slice is evicted. On return it is
+ * counted. */
 __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away,
                                                      const void *function);
 void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
@@ -218,9 +217,9 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 	bool gone;
 
 	if (!ledger)
-		return; /* a child that a signal's handler forked just now */
+		return; /* a child that a signal handler has just forked */
 	if (passes(function)) {
-		count(calls, -(uint64_t)CALL_MADE); /* it asks for no return */
+		count(calls, -(uint64_t)CALL_MADE); /* it requests no return */
 		return;
 	}
 	quiet = quiet_begin();
@@ -238,14 +237,14 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 	quiet_end(quiet);
 }
 
-/* Of the C library, whose atexit() is not in its shared object. */
+/* From the C library. (Its atexit() is not in the shared object.) */
 int run_at_exit(void (*function)(void *), void *argument, void *object) __asm__("__cxa_atexit");
 
 /*
- * The driver's own work at exit passes no gate: after the driver's checkpoint it would wait for the
- * memory, and ask nobody to bring it back. Functions that the driver registered before the process
- * attached run after this one, and the process does not move any more. A process that has moved its
- * memory itself does not need it back.
+ * The driver's own work at exit passes no gate. After the driver's checkpoint it would wait for its
+ * memory, and no process would request the return. After this function, exit handlers run that the
+ * driver registered before the process attached; the process is not moved from here on. If the
+ * process moved its memory itself, it does not need it back.
  */
 static void exit_begins(void *unused)
 {
@@ -257,7 +256,7 @@ static void exit_begins(void *unused)
 		return;
 	count(calls, GATE_CALL);
 	if (is_away(gate->away) && gate->moves && mover_is_aside())
-		leave_aside();
+		exit_evicted();
 	else if (is_away(gate->away))
 		gate_wait(calls, gate->away, NULL);
 }
@@ -268,7 +267,7 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 
 	if (!gate_is_elastic())
 		return;
-	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
+	/* If a fork does not wipe this memory, the child would count in its parent's lane. */
 	__atomic_store_n(&lane->calls, at_hand.wiped ? CALL_MADE : 0, __ATOMIC_SEQ_CST);
 	if (!at_hand.wiped)
 		return;
@@ -280,16 +279,14 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 
 void gate_begun(void)
 {
-	static bool registered; /* A forked child inherits it. */
+	static bool registered; /* inherited by a forked child */
 
 	if (calls_now() && !__atomic_exchange_n(&registered, true, __ATOMIC_RELAXED))
 		(void)run_at_exit(exit_begins, NULL, NULL);
 }
 
-/*
- * Called by the unwinder: a thread leaves a call of the driver by being cancelled in it, or by an
- * exception that a callback threw. (By longjmp it would stay counted.)
- */
+/* Called by the unwinder, if a cancellation or a callback's exception ends a call of the driver. A
+ * call left by longjmp() stays counted. */
 __attribute__((visibility("hidden"))) _Unwind_Reason_Code
 gate_left(int version, _Unwind_Action actions, _Unwind_Exception_Class class,
           struct _Unwind_Exception *exception, struct _Unwind_Context *context);

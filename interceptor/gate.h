@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate of an elastic slice. The enforcer may evict the slice while no thread is behind the
- * gate. Each function of the driver that a process calls is a stub, which counts the call in the
- * process's lane, and then reads whether the slice is evicted. If it is, the stub takes the count
- * back, requests the slice's return in the page, and waits for it. The wait needs no system call
- * but futex(2): the process may have lost its descriptors, or be in a sandbox.
+ * The gate of an elastic slice, which the enforcer may evict while no thread is behind the gate. A
+ * process calls each function of the driver through a stub. The stub counts the call in the
+ * process's lane, then reads whether the slice is evicted. If so, it uncounts the call, requests
+ * the slice's return in the page, and waits. That needs no system call but futex(2): the process
+ * may have lost its descriptors, or be in a sandbox.
  *
- * A process of another slice has no stubs: its function pointers are the driver's.
+ * Other slices have no stubs.
  *
- * What does not pass: functions of cuGetExportTable's tables; names without a hook that an object
- * calls by its own relocations before it is met (scope.h). The driver makes them wait all the same
- * while the memory is away, but they do not bring it back.
+ * Not covered: functions of cuGetExportTable's tables, and functions without a hook that an object
+ * calls by its own relocations before the interceptor finds it (scope.h). The driver blocks them
+ * during the eviction, but they do not request its return.
  */
 #ifndef GPUSLICE_GATE_H
 #define GPUSLICE_GATE_H
@@ -18,11 +18,11 @@
 #define GATE_STUBS 1024 /* functions of one process */
 #define GATE_STUB_BYTES 16
 
-/* struct gate, in struct process, for gate.S. */
+/* Offsets in struct process of the fields of struct gate, for gate.S. */
 #define GATE_CALLS 24
 #define GATE_AWAY 32
 
-/* One call more was made, and is under way: ledger_lane.calls. */
+/* Added to ledger_lane.calls by a call: one more made, one more under way. */
 #define GATE_CALL 0x10001
 
 #if !defined(__ASSEMBLER__)
@@ -32,38 +32,38 @@
 struct ledger_lane;
 struct ledger;
 
-/* Where the stubs count, and look: NULL until the process is attached, and in a process that does
- * not count. */
+/* The words that the stubs count in and read. NULL until the process is attached, and if it does
+ * not count its calls. */
 struct gate {
 	uint64_t *calls;
 	const uint64_t *away;
 	bool moves; /* the process moves its memory itself: mover.h */
 };
 
-/* Whether this process is in an elastic slice. Found out at the first call, and remembered. */
+/* Return whether the slice is elastic. Read at the first call, then cached. */
 bool gate_is_elastic(void);
 
-/* The stub of one of the driver's functions: always the same. The function itself if there are no
- * more; then the process is counted as inside the driver for good, and so is never moved. May be
- * called anywhere. */
+/* Return a function's stub, always the same. If none is left, return the function: the process then
+ * counts as inside the driver until it exits, and is never moved. May be called anywhere. */
 void *gate_of(void *function);
 
-/* The stub that it has already, or NULL. */
+/* Return a function's stub, or NULL if it has none yet. */
 void *gate_made(const void *function);
 
-/* What is behind a stub; another function is itself. */
+/* Return the function behind a stub. Return any other function as it is. */
 void *gate_behind(void *function);
 
-/* The process is attached, and counts from now on. The second is for afterwards, when no lock is
- * held: it may call the program's malloc(), which may be what called us. */
+/* Start to count calls, once attached. Call gate_begun() afterwards, with no lock held: it may call
+ * the program's malloc(), which may be its caller. */
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane);
 void gate_begun(void);
 
-/* Around calls that are made behind the gate, in stubs' place: false if the slice is away. */
+/* Enclose calls without a stub. gate_enter() returns false if the slice is evicted. */
 bool gate_enter(void);
 void gate_leave(void);
 
-/* True while the process exits with its memory on the host: memory that it frees stays there. */
+/* Return whether the process exits with its memory on the host. Memory that it frees stays
+ * there. */
 bool gate_is_leaving(void);
 #endif
 
