@@ -5,10 +5,8 @@
 #include "handover.h"
 #include "state.h"
 
-/*
- * A word of the table: number of the block, device, allocations in it. 36 bits of numbers are
- * addresses of 57 bits; 2^22 allocations are two for each byte.
- */
+/* A word of the table: block number, device, number of allocations. 36 bits of block number cover
+ * addresses of 57 bits; 2^22 allocations are two for each byte. */
 #define USES_BITS 22
 #define ORDINAL_BITS 6
 #define USES_MASK ((1ull << USES_BITS) - 1)
@@ -45,7 +43,7 @@ static uint64_t *small_of(struct blocks *blocks, uint64_t number)
 	return &blocks->small[number % BLOCK_PLACES];
 }
 
-/* Block numbers begin at 0, keys do not. */
+/* Block numbers start at 0, keys do not. */
 static uint64_t key_of(CUdeviceptr pointer)
 {
 	return number_of(pointer) + 1;
@@ -68,7 +66,7 @@ uint64_t block_round(uint64_t bytes)
 	return (bytes + BLOCK_BYTES - 1) & ~(BLOCK_BYTES - 1);
 }
 
-/* One more allocation in a block that the table has; false if it does not have it. */
+/* False if the table does not have the block. */
 static bool use_small(struct blocks *blocks, uint64_t number)
 {
 	uint64_t *at = small_of(blocks, number);
@@ -82,7 +80,7 @@ static bool use_small(struct blocks *blocks, uint64_t number)
 	return false;
 }
 
-/* Put a block of one small allocation into the table; false if its place is taken. */
+/* False if the block's place is taken. */
 static bool put_small(struct blocks *blocks, uint64_t number, CUdevice ordinal)
 {
 	uint64_t none = 0;
@@ -97,7 +95,7 @@ static bool put_small(struct blocks *blocks, uint64_t number, CUdevice ordinal)
 	return true;
 }
 
-/* Into the map: remember what is charged, once for each block. */
+/* Add an allocation to the map. Its block is charged once. */
 static void put_large(struct blocks *blocks, CUdeviceptr pointer, const struct block *block)
 {
 	struct block *known;
@@ -116,7 +114,7 @@ static void put_large(struct blocks *blocks, CUdeviceptr pointer, const struct b
 		process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
-/* One more in a block that the map has; false if it does not have it. */
+/* False if the map does not have the block. */
 static bool use_large(struct blocks *blocks, CUdeviceptr pointer)
 {
 	struct block *known;
@@ -171,8 +169,7 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 	    .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .uses = 1};
 	struct block stale;
 
-	/* One that takes several blocks shares none of them: something at this address went without
-	 * our notice. */
+	/* An allocation of several blocks shares none: an entry at its address is stale. */
 	if (bytes > BLOCK_BYTES)
 		while (block_leave(pointer, &stale) && !stale.piece)
 			block_left(pointer, &stale, CUDA_SUCCESS);
@@ -183,7 +180,7 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 	put_large(blocks, pointer, &block);
 }
 
-/* One less in a block of the table. */
+/* False if the table does not have the block. */
 static bool leave_small(struct blocks *blocks, uint64_t number, struct block *block)
 {
 	uint64_t *at = small_of(blocks, number);
@@ -191,7 +188,7 @@ static bool leave_small(struct blocks *blocks, uint64_t number, struct block *bl
 
 	while (is_of(word, number)) {
 		left = (word & USES_MASK) > 1 ? word - 1 : 0;
-		if (!left) /* the place is free for another block when the word is */
+		if (!left) /* read before the swap, which frees the place */
 			owner = __atomic_load_n(&blocks->owner[number % BLOCK_PLACES],
 			                        __ATOMIC_RELAXED);
 		if (!__atomic_compare_exchange_n(at, &word, left, true, __ATOMIC_ACQ_REL,
@@ -270,17 +267,17 @@ bool block_free_piece(CUdeviceptr pointer)
 {
 	struct blocks *blocks = blocks_of(process_get());
 	struct block *known;
-	bool so;
+	bool marked;
 
 	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
-	so = known && !known->freed;
-	if (so) {
+	marked = known && !known->freed;
+	if (marked) {
 		known->freed = true;
 		blocks->freed++;
 	}
 	lock_give(&blocks->lock);
-	return so;
+	return marked;
 }
 
 bool block_leave_piece(CUdeviceptr pointer)
@@ -318,7 +315,7 @@ size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t ro
 	return count;
 }
 
-/* --- what is freed --------------------------------------------------------------------------- */
+/* --- frees ------------------------------------------------------------------------------------ */
 
 bool block_leave(CUdeviceptr pointer, struct block *block)
 {
@@ -333,8 +330,8 @@ static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block
 {
 	struct blocks *blocks = blocks_of(process_get());
 
-	/* If others hold the block its charge is theirs too; if they left meanwhile, they gave it
-	 * back. */
+	/* If the block is in use, its charge is shared. If its other allocations were freed in the
+	 * meantime, its charge was released. */
 	if (use_small(blocks, number_of(pointer)) || use_large(blocks, pointer)) {
 		if (!block.uses)
 			process_release(block.ordinal, block.bytes, KIND_MEMORY);

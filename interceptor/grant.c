@@ -22,8 +22,8 @@ static void refuse(struct process *process, int device, uint64_t bytes, bool by_
 		refusal_say(process, &refusal);
 }
 
-/* Give back what the dead hold that this process can see to be dead: of its slice, and of other
- * members of the pool in its pid namespace. Returns whether anything came back. */
+/* Settle exited siblings that this process can see: of its slice, and of the pool's other slices in
+ * its pid namespace. Return whether any bytes were released. */
 static bool settle_dead(struct process *process, int device)
 {
 	const struct account *account = &process->held[device].account;
@@ -35,31 +35,31 @@ static bool settle_dead(struct process *process, int device)
 	return any;
 }
 
-struct wish {
+struct request {
 	CUdevice ordinal;
 	uint64_t bytes;
 	enum kind kind;
 	enum ledger_call call;
-	bool quietly; /* can do without */
+	bool quietly; /* an optional request */
 };
 
-/* The way that is taken seldom: it did not fit at once. */
+/* The request did not fit at once. */
 static __attribute__((noinline)) enum grant_result make_room(struct process *process, int device,
-                                                             const struct wish *wish,
+                                                             const struct request *request,
                                                              enum ledger_result result,
                                                              bool by_pool)
 {
 	struct quiet quiet = quiet_begin();
 
 	while (result == LEDGER_REFUSED) {
-		bool more = pool_give_back(process, wish->ordinal);
+		bool more = pool_give_back(process, request->ordinal);
 
 		handover_look();
 		if (settle_dead(process, device))
 			more = true;
-		/* Once more even if nothing came back: somebody else may have settled what we saw.
-		 */
-		result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
+		/* Retry even if nothing was released: another process may have settled the same
+		 * sibling. */
+		result = process_charge(process, device, request->bytes, request->kind, &by_pool);
 		if (!more)
 			break;
 	}
@@ -67,13 +67,13 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 		say_once(process, ONCE_DAMAGED,
 		         "the %s's ledger was overwritten: no more GPU memory is granted",
 		         by_pool ? "pool" : "slice");
-	if (result != LEDGER_OK && !wish->quietly)
-		refuse(process, device, wish->bytes, by_pool, wish->call);
+	if (result != LEDGER_OK && !request->quietly)
+		refuse(process, device, request->bytes, by_pool, request->call);
 	quiet_end(quiet);
 	return result == LEDGER_OK ? GRANTED : REFUSED;
 }
 
-static enum grant_result fulfil(const struct wish *wish)
+static enum grant_result fulfil(const struct request *request)
 {
 	struct process *process = process_attached();
 	enum ledger_result result;
@@ -82,34 +82,34 @@ static enum grant_result fulfil(const struct wish *wish)
 
 	if (__builtin_expect(!process, 0))
 		return UNATTACHED;
-	device = process_device(process, wish->ordinal);
+	device = process_device(process, request->ordinal);
 	if (__builtin_expect(device < 0, 0))
 		return UNATTACHED;
-	if (!wish->bytes)
+	if (!request->bytes)
 		return GRANTED;
-	/* Driver truth does not tell a small allocation that is under way from overhead. Settle
-	 * when it has ended. */
-	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD &&
-	    wish->call != LEDGER_CALL_BLOCK)
-		overhead_close(process, wish->ordinal, device);
-	result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
+	/* Driver truth cannot tell a small allocation under way from overhead: settle after it. */
+	if (__builtin_expect(overhead_is_open(process, device), 0) &&
+	    request->kind != KIND_OVERHEAD && request->call != LEDGER_CALL_BLOCK)
+		overhead_close(process, request->ordinal, device);
+	result = process_charge(process, device, request->bytes, request->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
-		return make_room(process, device, wish, result, by_pool);
+		return make_room(process, device, request, result, by_pool);
 	return GRANTED;
 }
 
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum ledger_call call)
 {
-	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .call = call};
+	struct request request = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .call = call};
 
-	return fulfil(&wish);
+	return fulfil(&request);
 }
 
 enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind)
 {
-	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .quietly = true};
+	struct request request = {
+	    .ordinal = ordinal, .bytes = bytes, .kind = kind, .quietly = true};
 
-	return fulfil(&wish);
+	return fulfil(&request);
 }
 
 CUresult grant_error(void)
@@ -135,7 +135,7 @@ bool grant_any_left(CUdevice ordinal, enum ledger_call call)
 	return true;
 }
 
-/* From now on the first thread need not look for these. */
+/* Let the first thread find these words without a search. */
 static void note_at_once(struct process *process, const struct ledger_account *account)
 {
 	struct at_once *at = &process->at_once;
@@ -167,7 +167,7 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 	bool first;
 
 	if (__builtin_expect(!account->ledger, 0))
-		return; /* a child that a signal's handler forked meanwhile, and has not attached */
+		return; /* a child that a signal handler has just forked, not attached yet */
 	first = process_is_first_thread();
 	if (succeeded)
 		ledger_count_allocation(account, first);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What hooks ask before the driver takes memory. Where a request does not fit, room is made first:
- * what dead siblings hold is given back, and what this process's own driver pools keep free.
- */
+/* Charges for memory that the driver is about to take. If a request does not fit, the process first
+ * releases what exited siblings hold, and what its own driver pools keep free. */
 #ifndef GPUSLICE_GRANT_H
 #define GPUSLICE_GRANT_H
 
@@ -14,37 +12,35 @@ enum grant_result {
 	UNATTACHED /* no ledger: the quota is unknown, so nothing is granted (fail closed) */
 };
 
-/* Charge `bytes` on the device `ordinal`; a refusal is counted and reported as `call`. */
+/* Charge `bytes` on a device. A refusal is counted, and reported as `call`. */
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum ledger_call call);
 
-/* Return the error of a call that was not granted its memory: the driver's own, if it would refuse
- * the call anyway, because no context is current, or because there is no such device. */
+/* Return the error of a call without a grant. If no context is current, or there is no such device,
+ * it is the driver's own, which the call would return anyway. */
 CUresult grant_error(void);
 CUresult grant_error_on(CUdevice ordinal);
 
-/* As grant(), for a caller that can do without: a refusal is neither counted nor reported. */
+/* Charge an optional request: a refusal is neither counted nor reported. */
 enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind);
 
-/* Whether the limit leaves anything: for what cannot be undone, and whose size nobody knows before.
- * If not, that is counted and reported as a refusal. */
+/* Return whether any byte is left, before a call of unknown size that cannot be undone. If not,
+ * count and report a refusal. */
 bool grant_any_left(CUdevice ordinal, enum ledger_call call);
 
 /*
- * Around a call of the driver for an allocation that is charged only afterwards, and that charge:
- * what it takes is not hidden memory meanwhile. NULL if this process is not attached or its slice
- * has no quota on the device; then the call is not made. An allocation that succeeded is counted.
+ * Enclose an allocation that is charged after the driver's call: in between, its bytes are not
+ * taken for hidden memory. The first returns NULL if the process is not attached, or its slice has
+ * no quota on the device; the call is then not made. The second counts an allocation that
+ * succeeded.
  */
 const struct ledger_account *grant_begin_uncharged(CUdevice ordinal);
 void grant_end_uncharged(const struct ledger_account *account, bool succeeded);
 
-/* After it, if it took a block: charge what other calls took, which could not be told from that. */
+/* Afterwards, settle the overhead that other calls left open. */
 void grant_settle(CUdevice ordinal);
 
-/*
- * The same in the usual case, and nothing that it does not need: this is the first thread of an
- * attached process that sees one device. False if it is not that, or not known to be yet: then
- * nothing is changed, and those above are asked.
- */
+/* The same in the usual case: the first thread of an attached process that sees one device. In
+ * other cases, or if the case is not known yet, return false and change nothing. */
 static inline bool grant_begin_at_once(void)
 {
 	uint64_t *word = __atomic_load_n(&process_seen()->at_once.uncharged, __ATOMIC_ACQUIRE);
@@ -64,7 +60,7 @@ static inline void grant_end_at_once(bool succeeded)
 	uint32_t *full;
 
 	if (__builtin_expect(!word, 0))
-		return; /* a child that a signal's handler forked meanwhile */
+		return; /* a child that a signal handler has just forked */
 	full = succeeded ? ledger_count(at->allocations, true) : NULL;
 	if (__builtin_expect(full != NULL, 0))
 		grant_retire_allocations(full);
@@ -72,7 +68,6 @@ static inline void grant_end_at_once(bool succeeded)
 	                 __ATOMIC_RELEASE);
 }
 
-/* Count an allocation that succeeded. */
 void grant_count(CUdevice ordinal);
 
 #endif

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged and what frees it, in all versions.
- */
+/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged, and the calls that free it. */
 #include "block.h"
 #include "grant.h"
 #include "hold.h"
 #include "piece.h"
 #include "table.h"
 
-#define ADDRESSES (1ull << 57) /* there are no more, on any machine */
+#define ADDRESSES (1ull << 57) /* no machine has more */
 
-/* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
- * outputs. */
+/* The parameters of every entry point. The older ones have 32-bit outputs. */
 struct request {
 	enum entry_point entry;
 	void *pointer, *pitch;
-	size_t bytes; /* of a pitched request, its width */
+	size_t bytes; /* of a pitched request: its width */
 	size_t height;
 	unsigned int element;
 };
@@ -44,8 +42,8 @@ static CUdeviceptr address(struct request r)
 	return is_wide(r) ? *(CUdeviceptr *)r.pointer : *(CUdeviceptr_v1 *)r.pointer;
 }
 
-/* Bytes that a request asks for; of a pitched one, once it was made, with the pitch that it got.
- * Rows are padded to 512 bytes or more (driver observation: 1001 became 1024 on an H100). */
+/* Return the bytes of a request, with its real pitch if it was `made`. Rows are padded to 512 bytes
+ * or more (driver observation: 1001 became 1024 on an H100). */
 static uint64_t asked(struct request r, bool made)
 {
 	uint64_t pitch = (r.bytes + 511) & ~511ull, bytes;
@@ -126,7 +124,7 @@ static __attribute__((noinline)) CUresult allocate(struct request r)
 	CUdevice ordinal = process_current_ordinal();
 	uint64_t bytes = asked(r, false);
 
-	/* What cannot succeed is the driver's to refuse. */
+	/* The driver refuses requests that cannot succeed. */
 	if (__builtin_expect(ordinal < 0 || !r.pointer || !bytes || bytes > ADDRESSES, 0))
 		return call_driver(r);
 	if (__builtin_expect(bytes <= BLOCK_SMALL, 1))
@@ -140,7 +138,7 @@ static __attribute__((noinline)) CUresult allocate_linear(CUdeviceptr *pointer, 
 	    (struct request){.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes});
 }
 
-/* What is seldom after a small allocation of the usual kind: it failed, or began a block. */
+/* The rare cases after a small allocation: it failed, or started a block. */
 static __attribute__((noinline)) CUresult end_small(CUdeviceptr *pointer, CUresult result)
 {
 	if (result == CUDA_SUCCESS && block_took_small(*pointer, 0) != GRANTED)
@@ -151,8 +149,8 @@ static __attribute__((noinline)) CUresult end_small(CUdeviceptr *pointer, CUresu
 	return result;
 }
 
-/* A small one of the first thread is in one straight line: the driver's own call takes a
- * microsecond, and leaves little of ours in the nearest cache. */
+/* A small allocation of the first thread takes one straight path: the driver's call takes a
+ * microsecond, and evicts most of our lines from the nearest cache. */
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
 	CUresult result;
@@ -199,8 +197,8 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 	return pitch ? allocate(r) : call_driver(r);
 }
 
-/* Managed memory moves between host and device by use. Where it resides cannot be known, so all of
- * it counts, as if it were on the device that is current now. */
+/* Managed memory moves between host and device on use. Its place is unknown, so all of it is
+ * charged to the current device. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
 	uint64_t charged = block_round(bytes);
@@ -216,7 +214,6 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	return hold_or_release(result, result ? 0 : *pointer, ordinal, charged, KIND_UNLISTED);
 }
 
-/* Which of the driver's functions frees it. */
 typedef CUresult (*free_function)(CUdeviceptr pointer, CUstream stream);
 
 static __attribute__((noinline)) CUresult free_other(free_function call, CUdeviceptr pointer,
@@ -224,7 +221,7 @@ static __attribute__((noinline)) CUresult free_other(free_function call, CUdevic
 {
 	struct holding holding;
 
-	/* Unknown is a pool's pointer (its pool holds the bytes), an import, or a mistake. */
+	/* An unknown pointer is a driver pool's (which holds the bytes), an import, or invalid. */
 	if (!unhold(pointer, &holding))
 		return call(pointer, stream);
 	return release_or_hold(call(pointer, stream), pointer, &holding);
@@ -268,10 +265,9 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
 }
 
 /*
- * A pool's pointer stays with its pool: nothing is given back, and this is on the fast path of
- * every stream-ordered program. But the driver takes linear memory here, too (driver observation).
- * It goes when the stream gets there, which nobody can ask: given back now, driver truth sees the
- * difference until then.
+ * A driver pool keeps its memory, so most frees, those of stream-ordered programs, release nothing.
+ * But the driver accepts linear memory here, too (driver observation), and does not report when the
+ * stream frees it. The charge is released now; until then, driver truth shows the difference.
  */
 static __attribute__((noinline)) CUresult free_linear(free_function call, CUdeviceptr pointer,
                                                       CUstream stream)

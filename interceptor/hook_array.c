@@ -3,17 +3,17 @@
  * Arrays: memory in the layout of the texture units, which is larger than its texels.
  *
  * Driver observation (H100, 580.159.04; test/conformance/expected/h100.txt has the figures): rows
- * are padded to 64 bytes; heights to blocks of 8 x 2^k rows, where the block is the smallest that
- * holds the height but at most 128 rows (so one row takes eight); in a 3D array 8 rows, and there
- * depths to blocks of 2^k slices, at most 16. Compressed formats count in blocks of 4 x 4 texels.
- * The levels of a mipmapped array lie one after another; with layers each layer has all its levels,
- * padded to a block of the largest. The whole is taken in blocks of 2 MiB; up to 1 MiB it shares
- * one, but with other arrays only, not with linear memory. Sparse and deferred arrays take nothing
- * (but page tables). NV12 takes a byte and a half a texel.
+ * are padded to 64 bytes. Heights are padded to blocks of 8 x 2^k rows, the smallest that holds the
+ * height, but at most 128 rows (so one row takes eight). A 3D array has blocks of 8 rows, and
+ * depths padded to blocks of 2^k slices, at most 16. Compressed formats count in blocks of 4 x 4
+ * texels. The levels of a mipmapped array follow one another; with layers, each layer has all its
+ * levels, padded to a block of the largest. The driver takes blocks of 2 MiB; arrays up to 1 MiB
+ * share one with other arrays, but not with linear memory. Sparse and deferred arrays take nothing
+ * (but page tables). NV12 takes a byte and a half per texel.
  *
- * A block that small arrays share goes back with the last of them. An array has no address that
- * tells its block. A change of the card's free memory during a call shows that a block was taken or
- * given back, and driver truth says how much. The blocks are charged as overhead.
+ * The driver returns a shared block with its last array. An array has no address to find its block
+ * by. A change of the card's free memory during a call shows that a block was taken or returned,
+ * and driver truth shows its size. The blocks are charged as overhead.
  */
 #include "block.h"
 #include "grant.h"
@@ -24,7 +24,7 @@
 
 #include <string.h>
 
-/* Bytes of one texel's channel; 0 if the format is not a plain one. */
+/* Return 0 if the format is not a plain one. */
 static uint64_t channel_bytes(int format)
 {
 	switch (format) {
@@ -44,7 +44,7 @@ static uint64_t channel_bytes(int format)
 	}
 }
 
-/* Bytes of a block of 4 x 4 texels in the compressed formats BC1 .. BC7, else 0. */
+/* Return the bytes of 4 x 4 texels in the compressed formats BC1 .. BC7, else 0. */
 static uint64_t compressed_bytes(int format)
 {
 	if (format < 0x91 || format > 0x9e)
@@ -52,10 +52,8 @@ static uint64_t compressed_bytes(int format)
 	return format <= 0x92 || format == 0x97 || format == 0x98 ? 8 : 16; /* BC1, BC4; others */
 }
 
-/*
- * Bytes of one texel, times two so that NV12 is whole. Formats that are not known are counted by
- * the largest: driver truth corrects what differs.
- */
+/* Return the bytes of a texel, doubled so that NV12 is whole. An unknown format counts as the
+ * largest; driver truth corrects the difference. */
 static uint64_t texel_half_bytes(int format, unsigned int channels)
 {
 	uint64_t plain = channel_bytes(format);
@@ -74,7 +72,7 @@ static uint64_t round_up(uint64_t n, uint64_t step)
 	return n > UINT64_MAX - step ? UINT64_MAX : (n + step - 1) / step * step;
 }
 
-/* The smallest block of 2^k units, at most `most`, that holds n. */
+/* Return the smallest block of 2^k units, at most `most`, that holds n. */
 static uint64_t block_for(uint64_t n, uint64_t unit, uint64_t most)
 {
 	uint64_t block = unit;
@@ -94,8 +92,8 @@ static uint64_t at_level(uint64_t length, unsigned int level)
 	return length >> level ? length >> level : 1;
 }
 
-/* One level, of one layer if there are layers; UINT64_MAX if that overflows. `*block` is the size
- * of its blocks. */
+/* Return the bytes of a level, of one layer if there are layers; UINT64_MAX on overflow. *block is
+ * the size of its blocks. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level,
                             uint64_t *block)
 {
@@ -122,7 +120,7 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 	return bytes;
 }
 
-/* How many levels there are when `wanted` are asked for: no more than down to one texel. */
+/* Return the number of levels: at most down to one texel. */
 static unsigned int level_count(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int wanted)
 {
 	uint64_t longest = shape->Width > shape->Height ? shape->Width : shape->Height;
@@ -154,10 +152,10 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 	return sum <= BLOCK_SMALL ? sum : block_round(sum);
 }
 
-/* One array to be made, whichever entry point it came by. */
+/* The parameters of every entry point. */
 struct request {
 	enum entry_point entry;
-	void *array;       /* where the handle goes: a pointer in all of them */
+	void *array;       /* receives the handle, a pointer in all of them */
 	const void *shape; /* as the program gave it */
 	CUDA_ARRAY3D_DESCRIPTOR full;
 	unsigned int levels;
@@ -186,8 +184,7 @@ static CUresult destroy_driver(const struct request *r)
 	return DRIVER(cuArrayDestroy)(*(CUarray *)r->array);
 }
 
-/* Make an array that may need a new block of those that small arrays share. It holds no bytes of
- * its own. */
+/* Create an array that shares a block, and may need a new one. It holds no bytes of its own. */
 static CUresult create_small(const struct request *r, CUdevice ordinal)
 {
 	struct watch watch;
@@ -287,7 +284,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	return create(&r);
 }
 
-/* Before and after the driver's call: of small ones it may end the block. */
+/* State across the driver's call: a small array's end may end its block. */
 struct destroying {
 	uint64_t key;
 	bool known;
@@ -307,7 +304,7 @@ static struct destroying begin_destroying(const void *array)
 
 static CUresult end_destroying(const struct destroying *d, CUresult result)
 {
-	/* Its tiles, if it is sparse, let go of what was mapped in them. */
+	/* A destroyed sparse array releases the memory that was mapped in its tiles. */
 	if (result == CUDA_SUCCESS)
 		objects_unbind(d->key, -1, 0, UINT64_MAX);
 	if (!d->known)

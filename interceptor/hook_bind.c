@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What else physical memory can be bound to: tiles of sparse arrays, and multicast objects. A
+/* Bindings of physical memory beside mappings: tiles of sparse arrays, and multicast objects. A
  * binding holds the memory as a mapping does, even when all its handles are released (driver
- * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects).
- */
+ * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects). */
 #include "movable.h"
 #include "object.h"
 #include "table.h"
@@ -17,7 +15,7 @@ static uint64_t mix(uint64_t hash, uint64_t word)
 	return hash ^ hash >> 29;
 }
 
-/* The name of the part of an array that is mapped: where it begins. */
+/* Return a hash of where the mapped part begins. */
 static uint64_t part_of(const void *data, CUdevice ordinal)
 {
 	const CUarrayMapInfo *info = data;
@@ -38,8 +36,8 @@ static uint64_t part_of(const void *data, CUdevice ordinal)
 	return hash ? hash : 1;
 }
 
-/* The driver's handles in the list: in the program's own, or, if it has numbers of ours, in a copy;
- * NULL: there is no memory for that. */
+/* Return the list with the driver's handles: the program's or, if that has handles of ours, a copy.
+ * NULL if there is no memory for it. */
 static CUarrayMapInfo *driver_list(CUarrayMapInfo *list, unsigned int count)
 {
 	CUarrayMapInfo *copy = list;
@@ -61,10 +59,8 @@ static CUarrayMapInfo *driver_list(CUarrayMapInfo *list, unsigned int count)
 	return copy;
 }
 
-/*
- * The work is done when the stream gets there, which nobody can ask. What is mapped is held from
- * now on; what is unmapped is given back now, and driver truth sees the difference until then.
- */
+/* The driver maps when the stream gets there, and does not report it. Mapped memory is held from
+ * now on. Unmapped memory is released now; until then, driver truth shows the difference. */
 static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int count,
                                            CUstream stream),
                           CUarrayMapInfo *list, unsigned int count, CUstream stream)
@@ -102,7 +98,7 @@ CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstr
 	return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
 }
 
-/* A multicast object is none of the device's memory; it is known for what is bound to it. */
+/* A multicast object takes no memory of the device. It is recorded for its bindings. */
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
                            const CUmulticastObjectProp *properties)
 {
@@ -113,7 +109,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
 	return result;
 }
 
-/* The driver's handle. (Of a multicast object it is the program's, too.) */
+/* Return the driver's handle. (That of a multicast object is the program's.) */
 #define MULTICAST "a multicast object"
 static CUmemGenericAllocationHandle given(CUmemGenericAllocationHandle handle)
 {
@@ -125,8 +121,8 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice d
 	return DRIVER(cuMulticastAddDevice)(given(multicast), device);
 }
 
-/* A place in a multicast object. Each of its devices has bindings of its own at the same offsets;
- * the older entry points take the device, here -1, from the memory. */
+/* A place in a multicast object. Each of its devices has its own bindings at the same offsets.
+ * Older entry points take the device, here -1, from the memory. */
 struct place {
 	CUmemGenericAllocationHandle multicast;
 	CUdevice device;

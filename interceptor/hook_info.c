@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CUDA shows to programs: the slice as the card. */
+/* Queries of CUDA programs for the card's memory, which show the slice's. */
 #include "table.h"
 #include "view.h"
 
