@@ -9,9 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define STEP ATTACH_HOST_STEP /* so much is pinned at once */
+#define STEP ATTACH_HOST_STEP /* bytes pinned at once */
 #define REGISTER_PORTABLE 1u
-#define PIECE (16ull << 20) /* so much one thread makes pages for at once */
+#define PIECE (16ull << 20) /* bytes for which a thread makes pages at once */
 #define THREADS 8
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -23,7 +23,7 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + STEP - 1) & ~(STEP - 1);
 }
 
-/* Addresses for all that the device has. */
+/* Reserve addresses for all memory of the device. */
 static bool reserve(struct mover *m, CUdevice ordinal)
 {
 	size_t bytes = 0;
@@ -42,30 +42,29 @@ static bool reserve(struct mover *m, CUdevice ordinal)
 	return true;
 }
 
-/* The descriptor of what is to be mapped there, or -1; false if nothing is. */
+/* Request a part. False if it is refused; *descriptor is what to map, or -1 for own memory. */
 static bool ask(const struct mover *m, uint64_t bytes, int *descriptor)
 {
 	struct attach_request request = {.op = ATTACH_OP_HOST, .used = m->mapped, .bytes = bytes};
 	struct attach_reply reply = {0};
 	int descriptors[ASK_DESCRIPTORS];
-	bool well;
+	bool accepted;
 
 	*descriptor = -1;
 	if (ask_enforcer(&request, &reply, descriptors, NULL) != ASK_ANSWERED)
 		return false;
-	/* An enforcer that is older than the question calls it malformed. */
-	well = reply.status == ATTACH_OWN || reply.status == ATTACH_MALFORMED ||
-	       (reply.status == ATTACH_OK && descriptors[0] >= 0);
+	/* An older enforcer, which does not know the request, replies ATTACH_MALFORMED. */
+	accepted = reply.status == ATTACH_OWN || reply.status == ATTACH_MALFORMED ||
+	           (reply.status == ATTACH_OK && descriptors[0] >= 0);
 	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
 		if (i == 0 && reply.status == ATTACH_OK)
 			*descriptor = descriptors[0];
 		else if (descriptors[i] >= 0)
 			close(descriptors[i]);
 	}
-	return well;
+	return accepted;
 }
 
-/* What several threads make pages for. */
 struct empty {
 	unsigned char *from;
 	uint64_t bytes, taken;
@@ -77,9 +76,7 @@ static void *make_pages(void *argument)
 	uint64_t at;
 
 	while ((at = __atomic_fetch_add(&empty->taken, PIECE, __ATOMIC_RELAXED)) < empty->bytes) {
-		/* (Where a kernel before 5.14 does not know it, they are made when they are
-		 * pinned.)
-		 */
+		/* A kernel before 5.14 refuses this: pages are then made when they are pinned. */
 		if (madvise(empty->from + at, empty->bytes - at < PIECE ? empty->bytes - at : PIECE,
 		            MADV_POPULATE_WRITE) != 0)
 			break;
@@ -87,10 +84,10 @@ static void *make_pages(void *argument)
 	return NULL;
 }
 
-/* Processors on which this thread may run. */
+/* Return the number of processors on which this thread may run. */
 static int processors(void)
 {
-	unsigned long mask[16] = {0}; /* the kernel's, which may have more: then it says so */
+	unsigned long mask[16] = {0}; /* the kernel's may be larger: then the call fails */
 	int count = 0;
 
 	if (syscall(SYS_sched_getaffinity, 0, sizeof(mask), mask) <= 0)
@@ -100,8 +97,8 @@ static int processors(void)
 	return count;
 }
 
-/* To make a page takes longer than to pin it, and the kernel does it in as many threads as ask:
- * worth while with some processors, else it is left to who pins it. */
+/* Make pages in several threads, if there are enough processors: that takes longer than to pin
+ * them, and the kernel does it in parallel. Otherwise they are made when they are pinned. */
 static void populate(unsigned char *from, uint64_t bytes)
 {
 	struct empty empty = {.from = from, .bytes = bytes};
@@ -119,7 +116,7 @@ static void populate(unsigned char *from, uint64_t bytes)
 		threads_join(thread[--begun]);
 }
 
-/* Have the next part there, of `bytes` in all. */
+/* Map the next part, of `bytes` in all. */
 static bool map_part(struct mover *m, uint64_t bytes)
 {
 	unsigned char *next = m->arena + m->mapped;
@@ -139,7 +136,7 @@ static bool map_part(struct mover *m, uint64_t bytes)
 		close(descriptor);
 	if (there == MAP_FAILED)
 		return false;
-	/* Pinned memory is copied for a forked child at once. */
+	/* A fork would copy pinned memory at once. */
 	(void)madvise(next, end - m->mapped, MADV_DONTFORK);
 	(void)madvise(next, end - m->mapped, MADV_HUGEPAGE);
 	populate(next, end - m->mapped);
@@ -149,7 +146,7 @@ static bool map_part(struct mover *m, uint64_t bytes)
 
 bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes)
 {
-	/* What this move needs in all, as far as that is known. */
+	/* The need of the whole move, if it is known to be more. */
 	uint64_t whole = round_up(bytes > m->bytes ? bytes : m->bytes);
 
 	if (!reserve(m, ordinal) || bytes > m->arena_bytes)
@@ -173,13 +170,12 @@ void arena_trim(struct mover *m, uint64_t bytes)
 {
 	while (m->pinned >= bytes + STEP) {
 		m->pinned -= STEP;
-		/* (If the context that it was pinned in is gone, it is not any more.) */
+		/* This fails if the context that pinned it is gone: it is unpinned then. */
 		(void)BEHIND(cuMemHostUnregister)(m->arena + m->pinned);
 	}
 	while (m->mapped > m->pinned) {
 		m->mapped -= STEP;
-		/* Of a memfd it would stay there. (Memory of the process's own goes with the
-		 * mapping.) */
+		/* Pages of a memfd stay without a mapping. (Own memory does not.) */
 		(void)madvise(m->arena + m->mapped, STEP, MADV_REMOVE);
 		(void)mmap(m->arena + m->mapped, STEP, PROT_NONE, RESERVED | MAP_FIXED, -1, 0);
 	}

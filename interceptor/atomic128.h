@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A compare-and-swap of 16 bytes. The compiler's own (__atomic_compare_exchange_16) is a call
- * into libatomic, which may use a lock that other processes do not share; and the
- * interceptor depends on libc only.
- */
+/* A compare-and-swap of 16 bytes. The compiler's own (__atomic_compare_exchange_16) calls
+ * libatomic, which may use a lock that other processes do not share; and the interceptor depends on
+ * libc only. */
 #ifndef GPUSLICE_ATOMIC128_H
 #define GPUSLICE_ATOMIC128_H
 
@@ -14,10 +12,8 @@
 __extension__ typedef unsigned __int128 atomic128_word;
 #endif
 
-/*
- * If word[0..1] equals expected[0..1], make it desired[0..1] and return true; else
- * load it into expected and return false. Sequentially consistent. `word` is aligned to 16.
- */
+/* If word[0..1] equals expected[0..1], set it to {low, high} and return true; else load it into
+ * expected and return false. Sequentially consistent. `word` is aligned to 16. */
 static inline bool atomic128_swap(uint64_t *word, uint64_t expected[2], uint64_t low, uint64_t high)
 {
 #if defined(__x86_64__)
@@ -33,8 +29,8 @@ static inline bool atomic128_swap(uint64_t *word, uint64_t expected[2], uint64_t
 	uint64_t seen_low, seen_high;
 	uint32_t failed;
 
-	/* Exclusive pairs are in every ARMv8; CASP is not. A failed comparison must still store
-	 * what it read: only the store's success says that the pair was read in one piece. */
+	/* Every ARMv8 has exclusive pairs, but not CASP. A failed comparison must store what it
+	 * read: only a successful store shows that the pair was read in one piece. */
 	__asm__ __volatile__("1: ldaxp %0, %1, [%3]\n"
 	                     "   cmp %0, %4\n"
 	                     "   ccmp %1, %5, #0, eq\n"

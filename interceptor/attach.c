@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long the first attach waits for an enforcer that is being restarted, and how long a process
- * that failed to attach goes without trying again: nanoseconds. */
+/* Nanoseconds: how long the first attach retries while the enforcer is restarted, the pause between
+ * its tries, and the wait after a failed attach. */
 #define FIRST_PATIENCE 5000000000ull
 #define RETRY_PAUSE 20000000ull
 #define RETRY_AFTER 1000000000ull
@@ -44,18 +44,18 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 	} else if (result == ASK_NONSENSE) {
 		say_once(
 		    process, ONCE_ATTACH_FAILED,
-		    "what answers in place of the enforcer is not it, or of another version: %s",
+		    "the attach socket's server is not the enforcer, or has another version: %s",
 		    consequence);
 	} else if (status == ATTACH_NOT_MEMBER) {
-		say_once(process, ONCE_NOT_MEMBER,
-		         "the enforcer says that this process is not of this slice: %s",
+		say_once(process, ONCE_NOT_MEMBER, "this process does not belong to this slice: %s",
 		         consequence);
 	} else if (status == ATTACH_HIDDEN) {
-		say_once(process, ONCE_NOT_MEMBER,
-		         "the enforcer cannot tell whether this process is of this slice, since "
-		         "/proc is mounted with hidepid (mount it without, or have root run "
-		         "gpusliced): %s",
-		         consequence);
+		say_once(
+		    process, ONCE_NOT_MEMBER,
+		    "the enforcer cannot tell whether this process belongs to this slice, since "
+		    "/proc is mounted with hidepid (mount it without, or have root run "
+		    "gpusliced): %s",
+		    consequence);
 	} else if (status == ATTACH_FULL) {
 		say_once(process, ONCE_FULL,
 		         "the slice has no free process slot (%u at one time): %s", LEDGER_SLOTS,
@@ -72,7 +72,7 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 	}
 }
 
-/* NULL if the descriptor is not of a ledger. */
+/* Return NULL if the descriptor is not of a ledger. */
 static struct ledger *map_ledger(int descriptor)
 {
 	struct ledger *ledger;
@@ -90,11 +90,9 @@ static struct ledger *map_ledger(int descriptor)
 	return ledger;
 }
 
-/*
- * Take the answer to ATTACH_OP_ATTACH. The page is mapped before the enforcer is asked whether it
- * is still there: one that died in between may have a successor by now that looked for a process
- * with this page, found none, and made another; what was charged on ours would count for nothing.
- */
+/* First map the page, then check that the enforcer is still there. If it died earlier, its
+ * successor may have found no process with this page and made another: charges here would not
+ * count. */
 static enum ask_result adopt(struct process *process, const struct attach_reply *reply,
                              const int descriptors[ASK_DESCRIPTORS], int connection)
 {
@@ -139,8 +137,8 @@ static enum ask_result adopt(struct process *process, const struct attach_reply 
 	return ASK_ANSWERED;
 }
 
-/* Ask; if `patient`, wait for an enforcer that is being restarted: it is back in a moment, and a
- * program should not fail for that. One that hangs (EAGAIN) was waited for already. */
+/* If `patient`, retry while the enforcer is restarted. Do not retry if it hangs (EAGAIN): the
+ * timeout has passed. */
 static enum ask_result ask(struct attach_request *request, struct attach_reply *reply,
                            int descriptors[ASK_DESCRIPTORS], int *connection, bool patient)
 {
@@ -188,7 +186,7 @@ void attach_process(struct process *process)
 			first = true;
 			continue;
 		}
-		/* It answered, and died before its answer was taken: ask its successor. */
+		/* The enforcer died before its reply was adopted: try its successor. */
 		if (died && again++ == 0)
 			continue;
 		explain(process, result, reply.status);
@@ -202,7 +200,7 @@ int attach_known_device(const struct process *process, const uint8_t uuid[16])
 	return account_find_device(process->ledger, uuid);
 }
 
-/* The device's place in process->refused: its own, or that of the one refused longest ago. */
+/* Return the device's place in process->refused, or that of the oldest refusal. */
 static size_t place_of(const struct process *process, const uint8_t uuid[16])
 {
 	size_t oldest = 0;

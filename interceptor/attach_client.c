@@ -15,19 +15,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/*
- * The socket's path. The container's own place comes first: an image must not be able to send its
- * processes elsewhere by its environment. That is read once, when it is needed for the first time:
- * later the program may be changing it in another thread. A forked child inherits what was read.
- */
+/* The socket's path. The container's directory comes first: an image must not redirect its
+ * processes by its environment. That is read once: later another thread of the program may be
+ * changing it. A forked child inherits the result. */
 #define PATH_BYTES sizeof(((struct sockaddr_un *)0)->sun_path)
 
 static const char in_container[] = ATTACH_CONTAINER_DIR "/" ATTACH_SOCKET_NAME;
 static char session_path[PATH_BYTES];
-static uint32_t session_path_read; /* 1: a thread is at it, 2: it is there */
+static uint32_t session_path_read; /* 1: being read, 2: set */
 
-/* The path in a session; empty if the process is in none. `own` is for a thread that comes while
- * another is at it. */
+/* Return the session's path, or an empty one. `own` is for threads that come during the read. */
 static const char *path_in_session(char own[PATH_BYTES])
 {
 	static const char name[] = "/" ATTACH_SOCKET_NAME;
@@ -61,7 +58,7 @@ bool attach_address(struct sockaddr_un *address)
 	return path[0] != '\0';
 }
 
-/* The socket of a container may be missing for a moment, while the enforcer is restarted. */
+/* Works without the container's socket, which may be missing while the enforcer is restarted. */
 bool attach_is_elastic(void)
 {
 	char own[PATH_BYTES], file[PATH_BYTES + sizeof(ATTACH_ELASTIC_NAME)];
@@ -87,13 +84,13 @@ static uint64_t seconds(void)
 	return (uint64_t)t.tv_sec;
 }
 
-/* A signal's handler interrupted a call: once more, but not for longer than the enforcer has. */
+/* Return whether a signal handler interrupted the call, within ASK_SECONDS. */
 static bool interrupted(ssize_t result, uint64_t began)
 {
 	return result < 0 && errno == EINTR && seconds() - began <= ASK_SECONDS;
 }
 
-static void hang_up(int descriptors[ASK_DESCRIPTORS])
+static void close_all(int descriptors[ASK_DESCRIPTORS])
 {
 	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
 		if (descriptors[i] >= 0)
@@ -129,7 +126,7 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	if (n < 0)
 		return ASK_UNREACHABLE;
 	if (n == 0) {
-		/* The enforcer died between our question and its answer. */
+		/* The enforcer died between request and reply. */
 		errno = ECONNRESET;
 		return ASK_UNREACHABLE;
 	}
@@ -141,7 +138,7 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	}
 	if (n != (ssize_t)sizeof(*reply) || (message.msg_flags & MSG_TRUNC) ||
 	    reply->magic != ATTACH_MAGIC || reply->version != ATTACH_VERSION) {
-		hang_up(descriptors);
+		close_all(descriptors);
 		return ASK_NONSENSE;
 	}
 	return ASK_ANSWERED;
@@ -180,7 +177,7 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 		result = exchange(s, request, reply, got);
 	saved = errno;
 	if (!descriptors)
-		hang_up(got);
+		close_all(got);
 	if (connection && result == ASK_ANSWERED)
 		*connection = s;
 	else
@@ -195,7 +192,7 @@ bool enforcer_there(int connection)
 	int n;
 
 	do
-		n = poll(&p, 1, 0); /* waits for nothing, so this ends */
+		n = poll(&p, 1, 0); /* does not block */
 	while (n < 0 && errno == EINTR);
 	return n == 0;
 }

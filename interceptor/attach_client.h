@@ -7,38 +7,33 @@
 #include <stdbool.h>
 #include <sys/un.h>
 
-/* What the last question met, for the message. */
 enum ask_result {
 	ASK_ANSWERED = 0,
-	ASK_NO_DIRECTORY, /* neither ATTACH_CONTAINER_DIR nor ATTACH_DIR_ENV leads to a socket */
-	ASK_UNREACHABLE,  /* nobody listens, or no answer in time: errno says which */
-	ASK_NONSENSE,     /* an answer that is not one */
+	ASK_NO_DIRECTORY, /* no socket in ATTACH_CONTAINER_DIR or ATTACH_DIR_ENV */
+	ASK_UNREACHABLE,  /* no listener, or no reply in time: see errno */
+	ASK_NONSENSE,     /* not a valid reply */
 };
 
-/* How long the enforcer may take to answer, in seconds. */
+/* The timeout for a reply. */
 #define ASK_SECONDS 5
 
-/* How many descriptors come with an answer at most. */
+/* The most descriptors in one reply. */
 #define ASK_DESCRIPTORS (1 + ATTACH_POOLS)
 
-/*
- * Ask the enforcer one question. magic and version of `request` are filled in. `descriptors` become
- * those that came with the answer, or -1; NULL is for a question that is answered without.
- *
- * If `connection` is NULL the connection is closed. Else it is left open in *connection (-1 if
- * there is none), for the caller to see whether the enforcer that answered is still there.
- */
+/* Send a request to the enforcer, and receive the reply. Fills in magic, version and layout.
+ * `descriptors` become those of the reply, or -1; NULL if it has none. If `connection` is not NULL,
+ * the connection stays open in it (-1 if there is none), for enforcer_there(). */
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
                              int descriptors[ASK_DESCRIPTORS], int *connection);
 
-/* Find the attach socket; false, and an empty path, if the process is in no slice. Changes errno.
- */
+/* Find the attach socket; false, and an empty path, if the process is in no slice. Changes
+ * errno. */
 bool attach_address(struct sockaddr_un *address);
 
-/* Whether the slice is elastic: a file beside the socket says so. */
+/* Return whether the slice is elastic, which a file beside the socket marks. */
 bool attach_is_elastic(void);
 
-/* Whether the enforcer at the other end is alive. */
+/* Return whether the enforcer that replied is still there. */
 bool enforcer_there(int connection);
 
 #endif

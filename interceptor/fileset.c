@@ -11,8 +11,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define FIRST_OF_OURS 3 /* no descriptor of ours is a standard one */
-#define MOST_KEPT 65536 /* descriptors of one's own have lower numbers */
+#define FIRST_OF_OURS 3 /* none of ours is a standard descriptor */
+#define MOST_KEPT 65536 /* duplicates have lower numbers */
 
 static int epoll_of(const struct fileset *set)
 {
@@ -34,7 +34,7 @@ static void make(struct fileset *set)
 	__atomic_store_n(&set->epoll, epoll, __ATOMIC_RELEASE);
 }
 
-/* The program may have closed what it does not know, and the number may be another file's. */
+/* The program may have closed the descriptors, and their numbers may be other files'. */
 static bool is_ours(const struct fileset *set)
 {
 	struct epoll_event none = {0};
@@ -53,8 +53,8 @@ bool fileset_put(struct fileset *set, int descriptor, uint64_t key)
 	return is_ours(set) && epoll_ctl(epoll_of(set), EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
-/* The key in a line of fdinfo, "tfd: N events: N data: N ...", of which the last is one, in base
- * 16; 0: there is none. */
+/* Return the key in a line of fdinfo, "tfd: N events: N data: N ...", where the last N is
+ * hexadecimal; 0 if there is none. */
 static uint64_t key_in(const char *line)
 {
 	const char *at = strstr(line, "data:");
@@ -98,23 +98,23 @@ bool fileset_look(const struct fileset *set, void (*see)(void *data, uint64_t ke
 	return n == 0 && !have;
 }
 
-/* --- descriptors of one's own ----------------------------------------------------------------- */
+/* --- duplicate descriptors -------------------------------------------------------------------- */
 
 /*
- * A forked child closes these descriptors: else it would keep the files, and their memory, as long
- * as it lives. This list survives the wipe of memory in a child. If fork(2) comes while another
- * thread, or an interrupted one, holds the lock, the child keeps the descriptors: a late release is
- * safe.
+ * A forked child closes these descriptors. Otherwise it would keep the files, and their memory,
+ * until it exits. This list survives the wipe of memory in a child. If fork(2) is called while
+ * another thread, or an interrupted one, holds the lock, the child keeps the descriptors: a late
+ * release is safe.
  */
 static struct {
 	struct lock lock;
-	uintptr_t forking;             /* the thread that forks and has the lock */
+	uintptr_t forking;             /* the thread that forks with the lock held */
 	uint64_t kept[MOST_KEPT / 64]; /* a bit for each descriptor */
-	int epoll;                     /* in whose set all of them are */
+	int epoll;                     /* the set that has all of them */
 	uint32_t begun;
 } own;
 
-/* With the lock held. */
+/* Called with the lock held. */
 static bool is_kept(int descriptor)
 {
 	return own.kept[descriptor / 64] >> descriptor % 64 & 1;
@@ -125,8 +125,7 @@ static void forget(int kept)
 	own.kept[kept / 64] &= ~(1ull << kept % 64);
 }
 
-/* Forget descriptors that left the set: the program closed them, and their numbers may be reused.
- */
+/* Forget descriptors that left the set: the program closed them, and may reuse their numbers. */
 static void before_fork(void)
 {
 	struct epoll_event none = {0};
@@ -169,7 +168,7 @@ static void in_child(void)
 	errno = saved;
 }
 
-/* pthread_atfork(3), which no library exports; glibc alone has it. */
+/* pthread_atfork(3), which no library exports. Only glibc has this function. */
 extern int register_at_fork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
                             void *library) __asm__("__register_atfork") __attribute__((weak));
 

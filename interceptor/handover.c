@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define PACE 1 /* seconds between two looks of the thread */
+#define PACE 1 /* seconds between two checks by the thread */
 
 struct handover_seen handover_seen;
 
@@ -44,7 +44,7 @@ static void *run(void *unused)
 	return NULL;
 }
 
-/* With no lock held: to begin a thread, the C library may ask the program for memory. */
+/* Called with no lock held: to start a thread, the C library may call the program's malloc(). */
 void handover_begin(void)
 {
 	struct handovers *h = handovers();
@@ -72,7 +72,7 @@ void handover_waits(void)
 	handover_wake();
 }
 
-/* --- what is exported ------------------------------------------------------------------------- */
+/* --- exports ---------------------------------------------------------------------------------- */
 
 static void export(CUmemGenericAllocationHandle handle, int descriptor, uint64_t name)
 {
@@ -121,7 +121,7 @@ void handover_lent(const void *name, const struct lent *lent)
 	lock_give(&h->lock);
 }
 
-/* With the lock held: others of the slice have it open. */
+/* Called with the lock held. Return whether other processes of the slice have it open. */
 static bool is_open(uint64_t name)
 {
 	struct process *process = process_attached();
@@ -129,8 +129,8 @@ static bool is_open(uint64_t name)
 	return process && lender_who(process, name, LENDER_OPEN);
 }
 
-/* With the lock held: keep `object` charged for the processes that have the name open. If it is
- * NULL, make one of `bytes`. An object that cannot be remembered stays charged. */
+/* Called with the lock held. Keep `object` charged for the processes that have the name open. If it
+ * is NULL, make one of `bytes`. An object that cannot be recorded stays charged. */
 static struct object *keep(struct handovers *h, struct object *object, uint64_t name,
                            CUdevice ordinal, uint64_t bytes)
 {
@@ -229,7 +229,7 @@ void handover_look_now(void)
 	bool known, again = false;
 
 	lock_take(&h->lock);
-	/* Clear it before the look, so that a release during the look sets it again. */
+	/* Clear it before the check, so that a release during the check sets it again. */
 	__atomic_store_n(&handover_seen.waits, false, __ATOMIC_SEQ_CST);
 	h->look++;
 	known = fileset_look(&h->files, see, h);
@@ -238,7 +238,7 @@ void handover_look_now(void)
 		struct object *object = at->object;
 		bool waits = object_waits(object);
 
-		/* Others can open memory by its name as long as this process has it. */
+		/* Others can open memory by its name while this process has it. */
 		if (at->name ? !waits || is_open(at->name)
 		             : !known || !at->watched || at->look == h->look) {
 			again |= waits;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Exported memory of this process. The driver holds such memory until all processes have released
- * it, and this process is charged for as long.
+ * Exported memory of this process. The driver holds it until all processes have released it, and
+ * this process is charged for as long.
  *
- * Exports as descriptors: the open file holds the memory, wherever its descriptors are.
- * An importer of the slice keeps a descriptor as long as it uses the memory. So each export is a
- * reference to the memory, until its file has left the watched set (fileset.h). If the set cannot
- * tell, the reference stays until the process ends: a late release is safe.
+ * Exports as descriptors: the open file holds the memory, wherever its descriptors are. An importer
+ * of the slice keeps a descriptor while it uses the memory. So an export is a reference until its
+ * file has left the watched set (fileset.h). If the set cannot tell, the reference stays until the
+ * process ends: a late release is safe.
  *
- * Exports by name (the 64 bytes of an IPC handle, or of an allocation in a pool): each process that
- * opens the name notes it in the ledger first (lender.h). Once the driver has freed the memory for
- * this process, those notes decide.
+ * Exports by name (the 64 bytes of an IPC handle, or of an allocation in a driver pool): each
+ * process that opens the name first notes it in the ledger (lender.h). Once the driver has freed
+ * the memory for this process, those notes decide.
  *
- * Allocations do none of this. The process looks when it releases such memory, before it refuses a
- * charge, and when the program asks for the free memory. While it waits for other processes, a
- * thread looks each second. In an importer, the thread notices the death of the lender.
+ * The process checks when it releases such memory, before it refuses a charge, and when the program
+ * queries the free memory; never in an allocation. While it waits for other processes, a thread
+ * checks each second. In an importer, the thread notices the lender's death.
  */
 #ifndef GPUSLICE_HANDOVER_H
 #define GPUSLICE_HANDOVER_H
@@ -26,51 +26,48 @@
 
 struct object;
 
-/* One export of an object. */
 struct exported {
 	struct object *object;
 	uint64_t name; /* 0: it is a file */
-	bool watched;  /* which is in the set, or was */
-	uint32_t look; /* the last at which it was there */
+	bool watched;  /* the file is in the set, or was */
+	uint32_t look; /* the last check that found it there */
 };
 
-/* A name that was given out of memory that is no object. */
+/* A name that was exported for memory that is no object. */
 struct lent {
 	CUdeviceptr address;
 	CUdevice ordinal;
-	uint64_t of_pool; /* as much as a pool may hold for it; 0: it is linear memory */
+	uint64_t of_pool; /* the most that a driver pool may hold for it; 0: linear memory */
 };
 
 struct handovers {
 	struct lock lock; /* guards what follows */
-	uint32_t look;    /* the number of the last one at the set of files */
+	uint32_t look;    /* number of the last check */
 	uint64_t serial;  /* of the last export */
 	MAP(struct exported) exports;
 	MAP(struct lent) lent; /* by name */
 
 	struct fileset files;
-	uint32_t begun; /* the thread is */
-	uint32_t work;  /* it has some; a futex */
+	uint32_t begun; /* the thread runs */
+	uint32_t work;  /* the thread has work; a futex */
 };
 
-/* Looked at on the way of frees, refusals and questions. A forked child may leave them, and finds
- * nothing. */
+/* Read by frees, refusals and queries. A stale value in a forked child is harmless. */
 extern struct handover_seen {
-	bool waits; /* there is memory that is charged for others alone */
-	bool lends; /* a name was given out of memory that is no object */
+	bool waits; /* some memory is charged for other processes alone */
+	bool lends; /* a name was exported for memory that is no object */
 } handover_seen;
 
-/* An object was exported as a file, or by a name. */
 void handover_file(CUmemGenericAllocationHandle handle, int descriptor);
 void handover_name(CUmemGenericAllocationHandle handle, const void *name);
-/* Note that linear memory, or memory of a pool, was exported by a name. */
+/* Note that memory other than an object was exported by a name. */
 void handover_lent(const void *name, const struct lent *lent);
 
-/* Note that memory is charged for other processes alone. May be called with any lock held. */
+/* Some memory is charged for other processes alone. May be called with any lock held. */
 void handover_waits(void);
 
-/* Return how many bytes of freed memory stay charged because other processes have it: memory at an
- * address, or of the pools. */
+/* Return the bytes of freed memory, at an address or of the driver pools, that stay charged because
+ * other processes have it. */
 uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal);
 uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal);
 static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
@@ -80,7 +77,7 @@ static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevi
 	           : 0;
 }
 
-/* With no lock held: give back the memory that no process has any more. */
+/* Called with no lock held. Release memory that no process has any more. */
 void handover_look_now(void);
 static inline void handover_look(void)
 {
@@ -88,7 +85,7 @@ static inline void handover_look(void)
 		handover_look_now();
 }
 
-/* With no lock held: there is a thread from now on, which handover_wake() has look each second. */
+/* Start the thread, with no lock held. handover_wake() makes it check each second. */
 void handover_begin(void);
 void handover_wake(void);
 

@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: a0a8d2d1f5f4acd5a7c7359a99de108bc812810bdf50b3cc50c547beda047a3a
+ * SHA-256: b9f52a66dd94af7924e1d24b82a62f74f04ad8f3f63da1460b7da42c3aceb44e
  */
