@@ -13,7 +13,7 @@ static void store(uint64_t *p, uint64_t value)
 	__atomic_store_n(p, value, __ATOMIC_RELEASE);
 }
 
-/* A refusal that changes each time that it is copied is not copied. */
+/* Copies of a refusal that keeps changing. */
 #define REFUSAL_TRIES 8
 
 static uint64_t tag_of(uint32_t lane, uint64_t number)
@@ -21,10 +21,8 @@ static uint64_t tag_of(uint32_t lane, uint64_t number)
 	return (uint64_t)lane << 48 | number;
 }
 
-/*
- * Raise *p to `value`. A plain store could undo a later writer's higher value. False if the word
- * was rewritten under us for longer than any honest process would.
- */
+/* Raises *p to `value`; a plain store could undo a later writer's higher one. False if the word is
+ * rewritten without end. */
 static bool raise_to(uint64_t *p, uint64_t value)
 {
 	uint64_t seen = load(p);
@@ -56,10 +54,8 @@ bool ledger_valid(const struct ledger *ledger, uint64_t size)
 	       ledger->size == size;
 }
 
-/*
- * Did the lane's change `number` take effect? The tag is read first: if the change's tag was
- * replaced before that, it was confirmed before it was replaced, and the second read sees it.
- */
+/* Reports whether the change took effect. The tag is read first: if the tag was replaced earlier,
+ * the change was confirmed before that, and the second read sees it. */
 static bool took_effect(const struct ledger *ledger, uint32_t device, uint32_t lane,
                         uint64_t number)
 {
@@ -69,11 +65,11 @@ static bool took_effect(const struct ledger *ledger, uint32_t device, uint32_t l
 }
 
 /*
- * The one place where the word changes. `sum` is what the lane will hold after its change
- * `number`; it has held `held` so far. With `limited`, refuse what does not fit.
+ * The only place where the device word changes. `sum` is what the lane will hold after change
+ * `number`, `held` what it holds now. `limited` refuses what does not fit.
  *
- * Returns LEDGER_OK when the change took effect, by us (*ours) or, when a lane is being settled,
- * by somebody else who settles it with us.
+ * Returns LEDGER_OK once the change took effect. *ours is false if another process settled the
+ * lane.
  */
 static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_t lane,
                                  uint64_t number, uint64_t held, uint64_t sum, bool limited,
@@ -88,8 +84,8 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 	for (uint32_t tries = 0; tries < LEDGER_TRIES; tries++) {
 		uint64_t seen[2], used, previous;
 
-		/* The tag first: a tag names one state of the word, so if the swap finds this
-		 * tag again, nothing happened since here. */
+		/* The tag first: it names one state of the word, so a swap that finds it again has
+		 * seen no change. */
 		seen[1] = load(&d->word.tag);
 		seen[0] = load(&d->word.used);
 
@@ -106,8 +102,8 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 				uint64_t limit = load(&d->limit);
 
 				if (seen[0] > limit || more > limit - seen[0]) {
-					/* `used` and `limit` were read one after the other. They
-					 * stood together only if nothing changed meanwhile. */
+					/* Two reads: valid together only if the word has not
+					 * changed. */
 					if (load(&d->word.tag) == seen[1])
 						return LEDGER_REFUSED;
 					continue;
@@ -119,25 +115,23 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 		} else {
 			uint64_t less = held - sum;
 
-			/* Less in the word than one lane holds: the page was overwritten. Zero is
-			 * the nearest to the truth, and the enforcer is told. */
+			/* The page was overwritten. Zero is the closest estimate; the enforcer
+			 * finds the damage. */
 			used = seen[0] >= less ? seen[0] - less : 0;
 		}
 
 		previous = seen[1] >> 48;
 		if (previous > LEDGER_SLOTS)
 			return LEDGER_DAMAGED;
-		/* Confirm the change that we are about to replace. Whoever swapped it in may be
-		 * dead, or stopped before it could go on. */
+		/* Confirm the change about to be replaced: its writer may be dead or stopped. */
 		if (!raise_to(&ledger->lane[previous].entry[device].confirmed,
 		              seen[1] & LEDGER_TAG_NUMBER) ||
 		    !raise_to(&d->peak, seen[0]))
 			return LEDGER_BUSY;
 
 		if (!settling) {
-			/* Write down what we are about to do. The number comes first: ledger_held()
-			 * may be about to read the older sum that this one overwrites, and finds
-			 * out by the number. Nobody looks at this sum before the swap. */
+			/* The number first: ledger_held() may be reading the older sum, and detects
+			 * the overwrite by the number. No reader uses this sum before the swap. */
 			store(&entry->number, number);
 			store(&entry->sum[number & 1], sum);
 		}
@@ -156,7 +150,7 @@ struct ledger_account ledger_open(struct ledger *ledger, uint32_t device, uint32
 	struct ledger_account account = {
 	    .ledger = ledger, .device = device, .lane = lane, .number = number};
 
-	/* Number 0 is the state after formatting: nothing was written down yet. */
+	/* Number 0: no change was written yet. */
 	if (number > 0 && !took_effect(ledger, device, lane, number))
 		account.number = number - 1;
 	account.held = load(&entry->sum[account.number & 1]);
@@ -201,7 +195,8 @@ enum ledger_result ledger_release(struct ledger_account *account, uint64_t bytes
 enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit)
 {
 	store(&account->ledger->device[account->device].limit, limit);
-	/* A charge that read the older limit has read the tag before; this makes its swap fail. */
+	/* Fails the swap of a charge that read the older limit, since it has read the tag
+	 * before. */
 	return move(account, account->held, false);
 }
 
@@ -214,7 +209,7 @@ enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_
 	enum ledger_result result;
 	bool ours;
 
-	/* Lane 0 is the enforcer's: its successor takes it up where it was left. */
+	/* A successor opens the enforcer's lane as it is. */
 	if (lane == 0 || lane >= LEDGER_LANES || device >= LEDGER_DEVICES)
 		return LEDGER_DAMAGED;
 	l = &ledger->lane[lane];
@@ -223,7 +218,7 @@ enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_
 		*bytes = 0;
 	if (load(&l->generation) != generation)
 		return LEDGER_OK;
-	/* The owner is dead, so number and sums stand still for as long as the generation does. */
+	/* The owner is dead, so number and sums are stable while the generation is unchanged. */
 	number = load(&entry->number);
 	if (number > 0 && !took_effect(ledger, device, lane, number))
 		sum = load(&entry->sum[(number - 1) & 1]);
@@ -255,7 +250,7 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 		if (result != LEDGER_OK)
 			return result;
 	}
-	/* First the generation: a settler that comes late sees that its reading is stale. */
+	/* The generation first, so that a late settler detects its stale reading. */
 	store(&l->generation, generation + 1);
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	if (load(&l->first_uncharged) != 0)
@@ -273,29 +268,29 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 		struct ledger_device *d = &ledger->device[device];
 		struct ledger_entry *entry = &l->entry[device];
 
-		/* Its owner may have died in such a call before it charged anything. */
+		/* The owner may have died in such a call before it charged anything. */
 		if (load(&entry->uncharged) != 0)
 			store(&entry->uncharged, 0);
 		if (load(&entry->number) == 0)
-			continue; /* never used; do not touch more of the page than needed */
+			continue; /* never used: spare the page */
 		__atomic_fetch_add(&d->retired_allocations, ledger_allocations(entry),
 		                   __ATOMIC_RELAXED);
 		d->retired_refusals += entry->refusals;
 		entry->allocations = entry->refusals = entry->context = 0;
 		entry->sum[0] = entry->sum[1] = 0;
-		/* Past the number with which this lane was settled. */
+		/* Skip the number with which this lane was settled. */
 		store(&entry->number, entry->number + 1);
 	}
 	return LEDGER_OK;
 }
 
-/* What a half of entry.allocations holds when it is retired. */
+/* Count at which a half of entry.allocations is retired. */
 #define HALF_FULL (1u << 31)
 
 void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t *half)
 {
-	/* Threads that count in this half at the same time see that it is full, too: who takes it
-	 * away has retired it. */
+	/* Several threads may see that this half is full. Only one swap succeeds, and its thread
+	 * retires the half. */
 	uint32_t now = __atomic_load_n(half, __ATOMIC_RELAXED);
 
 	while (now >= HALF_FULL && !__atomic_compare_exchange_n(half, &now, now - HALF_FULL, false,
@@ -365,15 +360,15 @@ uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane
 	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
 	uint64_t sum = 0;
 
-	/* The sums alternate, so a reader that was overtaken by a change may read a wrong one:
-	 * read again until the number stood still. */
+	/* The sums alternate, so a concurrent change can yield the wrong one: read until the number
+	 * is stable. */
 	for (unsigned tries = 0; tries < 1000; tries++) {
 		uint64_t number = load(&entry->number);
 		bool took = number == 0 || took_effect(ledger, device, lane, number);
 
 		sum = load(&entry->sum[(took ? number : number - 1) & 1]);
-		/* Only who settles the lane makes a change that it has not written down. After
-		 * `took`: the confirmation of a later number confirms this one, too. */
+		/* Only settling changes without writing intent. After `took`: confirming a later
+		 * number confirms this one. */
 		if (took_effect(ledger, device, lane, number + 1))
 			sum = 0;
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -388,8 +383,8 @@ uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t la
 	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
 	uint64_t took = 0;
 
-	/* Not entry->number: that is written before the change takes effect, and is used again
-	 * by the next change if this one is refused after all. */
+	/* Not entry->number: it is written before the change takes effect, and reused after a
+	 * refusal. */
 	for (unsigned tries = 0; tries < 1000; tries++) {
 		uint64_t number = load(&entry->number);
 
@@ -422,7 +417,7 @@ struct ledger_uncharged ledger_loads(const struct ledger *ledger, uint32_t lane)
 	return (struct ledger_uncharged){(uint32_t)word, (uint32_t)(word >> 32)};
 }
 
-/* A name has this many places, beside one another. */
+/* Adjacent places of one name. */
 #define SHARED_WAYS 8u
 
 static uint32_t shared_place(uint64_t name)
@@ -455,7 +450,7 @@ void ledger_lend(struct ledger *ledger, uint64_t name)
 		                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 			return;
 	}
-	/* No place is free: the oldest go. */
+	/* All in use: drop the oldest. */
 	for (uint32_t i = 0; i < SHARED_WAYS; i++)
 		pushed_out =
 		    __atomic_exchange_n(&ledger->shared[place + i], pushed_out, __ATOMIC_ACQ_REL);

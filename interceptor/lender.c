@@ -9,10 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LANE_BITS 16 /* of what names a lane's owner; above them is the lane's generation */
+#define LANE_BITS 16 /* low bits of a lender: its lane; above: the generation */
 static_assert(LEDGER_LANES <= 1u << LANE_BITS, "a lane's number fits");
 
-/* The lender that has that lane now; 0: none. */
+/* Returns the lane's owner as a lender; 0: none. */
 static uint64_t owner_of(const struct ledger *ledger, uint32_t lane)
 {
 	const struct ledger_lane *l = &ledger->lane[lane];
@@ -102,7 +102,7 @@ uint64_t lender_of_name(const void *name)
 	return lender;
 }
 
-/* fcntl(2), F_SETOWN: it means nothing without O_ASYNC. A dead process owns nothing. */
+/* F_SETOWN has no effect without O_ASYNC. A dead process is no owner. */
 void lender_own_file(int descriptor)
 {
 	int saved = errno;

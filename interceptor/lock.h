@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A mutex for the threads of one process: a word in the process's own memory, which dies with
- * it. No other process ever waits for it. (glibc's would do, but the symbol versions of its
- * newer functions differ between releases, and a forked child must find every lock open: here
- * open is zero, and the memory is wiped at fork.)
+ * A mutex for the threads of one process, in its own memory. (Not glibc's: symbol versions of its
+ * newer functions differ between releases, and a forked child must find every lock open. Here open
+ * is zero, and the memory is cleared at fork.)
  */
 #ifndef GPUSLICE_LOCK_H
 #define GPUSLICE_LOCK_H
@@ -18,10 +17,10 @@
 
 struct lock {
 	uint32_t word;     /* 0 open, 1 held */
-	uint32_t sleepers; /* threads that wait for it to open */
+	uint32_t sleepers; /* threads waiting for it */
 };
 
-/* How long a sleeper sleeps at most: see lock_give(). */
+/* Maximum sleep: see lock_give(). */
 #define LOCK_NAP 1000000 /* nanoseconds */
 
 static inline bool lock_try(struct lock *lock)
@@ -50,11 +49,8 @@ static inline void lock_take(struct lock *lock)
 		lock_wait(lock);
 }
 
-/*
- * No barrier stands between opening the lock and looking for sleepers: it would cost as much as
- * the lock. A thread that goes to sleep in just that moment is not woken, and looks again after its
- * nap.
- */
+/* No barrier before the read of `sleepers`: it would cost as much as the lock. A thread that starts
+ * to sleep at that moment is not woken, and retries after LOCK_NAP. */
 static inline void lock_give(struct lock *lock)
 {
 	__atomic_store_n(&lock->word, 0, __ATOMIC_RELEASE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Around what a hook does by system calls of its own: the program does not notice. errno stays as
- * it was, and the thread cannot be cancelled in one of them, with a lock held or bytes charged.
+ * Hides a hook's own system calls: preserves errno, and defers cancellation of the thread, which
+ * may hold a lock or have bytes charged.
  */
 #ifndef GPUSLICE_QUIET_H
 #define GPUSLICE_QUIET_H

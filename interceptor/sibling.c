@@ -14,7 +14,7 @@
 #define SYS_pidfd_open 434 /* Linux 5.3, all architectures */
 #endif
 
-/* Start time of a process in clock ticks since boot: proc(5), stat, field 22. 0 if unknown. */
+/* Returns a process's start time in clock ticks since boot (proc(5), stat, 22); 0 if unknown. */
 static uint64_t start_of(uint32_t pid)
 {
 	char path[32], line[1024], *field;
@@ -35,14 +35,14 @@ static uint64_t start_of(uint32_t pid)
 	field = strrchr(line, ')');
 	for (int i = 2; field && i < 22; i++)
 		field = strchr(field + 1, ' ');
-	/* Not strtoull: glibc 2.38 and newer make of it a name that older ones have not. */
+	/* Not strtoull: with glibc 2.38 and newer it becomes a symbol that older versions lack. */
 	for (field = field ? field + 1 : line + n; *field >= '0' && *field <= '9'; field++)
 		start = start * 10 + (uint64_t)(*field - '0');
 	return start;
 }
 
-/* 1 dead, 0 alive or unknown. A process is dead when all its threads are: then its memory and its
- * descriptors, and with them what the driver held for it, are gone. */
+/* Returns 1 if dead, 0 if alive or unknown. Dead means all threads: then the driver has freed what
+ * it held for it. */
 static int is_dead(uint32_t pid)
 {
 	int f = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -59,8 +59,7 @@ static int is_dead(uint32_t pid)
 	return dead;
 }
 
-/* Whether this process's start times can be compared with the enforcer's: not in another time
- * namespace. */
+/* Reports whether start times match the enforcer's: not in another time namespace. */
 static bool comparable(const struct ledger_lane *me)
 {
 	return start_of(me->ns_pid) == me->start;
@@ -75,7 +74,7 @@ bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other)
 		return false;
 	if (is_dead(pid))
 		return true;
-	/* The number may be another process's by now. */
+	/* The pid may be reused. */
 	start = start_of(pid);
 	return start != 0 && start != other->start && comparable(me);
 }

@@ -4,18 +4,16 @@
 
 #include "ledger.h"
 
-/* Whether the process of a lane has ended, as far as a process of the same pid namespace, whose
- * lane is `me`, can see; if it cannot, false. */
+/* Reports whether a lane's process is dead, as seen from lane `me` of the same pid namespace; false
+ * if unknown. */
 bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other);
 
-/* Return whether another process loads code, or makes a context at a guessed cost. */
+/* Reports whether another process loads code, or makes a context at an estimated cost. */
 bool sibling_loads(const struct ledger *ledger, uint32_t own);
 
-/*
- * Give back what dead processes of this slice still hold on `device`, in place of the enforcer,
- * which may be down. `own` is the caller's lane. Only processes of the caller's pid namespace can
- * be seen to be dead; the others wait for the enforcer. Returns whether anything came back.
- */
+/* Releases what dead processes of this slice hold on `device`, in case the enforcer is down. `own`
+ * is the caller's lane. Other pid namespaces are left to the enforcer. Returns whether any bytes
+ * were released. */
 bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own);
 
 #endif

@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: b9f52a66dd94af7924e1d24b82a62f74f04ad8f3f63da1460b7da42c3aceb44e
+ * SHA-256: a80026f4c0963887cdcf404002c0ec7f0594d1a0d54fde489fa4bcbf060967ab
  */
