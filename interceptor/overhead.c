@@ -10,12 +10,12 @@
 
 #include <time.h>
 
-/* How often the driver is asked again because other threads charged meanwhile. */
+/* Maximum number of measurements, if other threads charge during them. */
 #define TRIES 4
-/* When nobody could say, the next request asks again, but not more often than this. */
+/* Minimum time between requests after driver truth was unavailable. */
 #define PAUSE 10 /* milliseconds */
 
-/* How long a load waits for contexts that come or go at that moment, and a context for a load. */
+/* Maximum waits of a load for changes, and of a change for loads. */
 #define NAP 200000 /* nanoseconds */
 #define NAPS_OF_LOAD 2500
 #define NAPS_OF_CHANGE 25
@@ -25,7 +25,7 @@ static struct overheads *overheads_of(struct process *process)
 	return &state_of(process)->overheads;
 }
 
-static void nap(void)
+static void sleep_briefly(void)
 {
 	struct timespec t = {.tv_nsec = NAP};
 	struct quiet quiet = quiet_begin();
@@ -42,13 +42,13 @@ static uint64_t milliseconds(void)
 	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* What the lane says at one time. */
+/* The lane at one time. */
 struct instant {
-	uint64_t number, asked; /* for: by the program, as far as driver truth lists it */
+	uint64_t number, asked; /* requested by the program, and listed by driver truth */
 	struct ledger_uncharged calls;
 };
 
-static struct instant look(struct process *process, int device)
+static struct instant read_lane(struct process *process, int device)
 {
 	const struct held *held = &process->held[device];
 	const struct ledger_account *account = &held->account.slice;
@@ -87,8 +87,7 @@ bool overhead_others_change(struct process *process, int device)
 	return others_change(process, device, true);
 }
 
-/* The device is asked again soon, but not by the next of a million requests. */
-static void wait_a_little(struct process *process)
+static void defer_requests(struct process *process)
 {
 	__atomic_store_n(&overheads_of(process)->not_before, milliseconds() + PAUSE,
 	                 __ATOMIC_RELAXED);
@@ -98,11 +97,11 @@ bool overhead_measure(struct process *process, int device, bool own, struct meas
 {
 	for (int tries = 0; tries < TRIES && !others_change(process, device, own); tries++) {
 		uint64_t begun = changes(process, device), truth;
-		struct instant before = look(process, device), after;
+		struct instant before = read_lane(process, device), after;
 
 		if (!process_truth(device, &truth))
 			break;
-		after = look(process, device);
+		after = read_lane(process, device);
 		if (before.number != after.number || after.calls.under_way ||
 		    before.calls.ended != after.calls.ended || begun != changes(process, device) ||
 		    (uint32_t)begun > (uint32_t)own)
@@ -112,7 +111,7 @@ bool overhead_measure(struct process *process, int device, bool own, struct meas
 	}
 	leave_open(process, device);
 	if (!others_change(process, device, own))
-		wait_a_little(process);
+		defer_requests(process);
 	return false;
 }
 
@@ -142,7 +141,7 @@ static uint64_t charged(struct process *process, int device)
 	return __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 }
 
-/* With the lock held. */
+/* Called with overheads.lock held. */
 static void set_loose(struct overheads *overheads, unsigned device, uint64_t bytes)
 {
 	__atomic_store_n(&overheads->loose[device], bytes, __ATOMIC_RELAXED);
@@ -173,8 +172,8 @@ void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes)
 	lock_give(&overheads->lock);
 }
 
-/* Nobody says what there is: then no more blocks are shared than there are things in them. */
-static void give_back_guessed(struct process *process, CUdevice ordinal, int device)
+/* Without driver truth: there are at most as many shared blocks as objects in them. */
+static void release_guessed(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
 	uint64_t most = hold_count_sharing(ordinal) * BLOCK_BYTES, less = 0;
@@ -189,7 +188,7 @@ static void give_back_guessed(struct process *process, CUdevice ordinal, int dev
 	lock_give(&overheads->lock);
 }
 
-/* Make what is charged what there is, as far as it is nobody's. */
+/* Adjusts the loose charge to driver truth. */
 static void settle(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
@@ -197,13 +196,13 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 	struct measured all;
 	uint64_t now, loose, less;
 
-	/* What a load took is for it to charge, as long as it is under way. */
+	/* A load under way charges its own overhead. */
 	if (loads.under_way) {
 		leave_open(process, device);
 		return;
 	}
 	if (!overhead_measure(process, device, false, &all)) {
-		give_back_guessed(process, ordinal, device);
+		release_guessed(process, ordinal, device);
 		return;
 	}
 	lock_take(&overheads->lock);
@@ -212,7 +211,7 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 	loads = overhead_loads(process, device);
 	if (loads.under_way || loads.ended != then.ended ||
 	    changes(process, device) != all.changes) {
-		leave_open(process, device); /* out of date */
+		leave_open(process, device); /* stale */
 	} else if (all.bytes > now) {
 		loose = overheads->loose[device] + all.bytes - now;
 		set_loose(overheads, (unsigned)device, loose);
@@ -250,7 +249,7 @@ void overhead_close(struct process *process, CUdevice ordinal, int device)
 
 	if (milliseconds() < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
 		return;
-	/* First: what is left open meanwhile stays so. */
+	/* First: a device left open from here on stays so. */
 	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_ACQ_REL);
 	settle(process, ordinal, device);
 }
@@ -262,11 +261,11 @@ void overhead_change_begin(CUdevice ordinal)
 
 	if (device < 0)
 		return;
-	/* A load that waits has its turn first; it takes a tenth of a millisecond. */
+	/* A waiting load goes first: a tenth of a millisecond. */
 	for (int naps = 0; naps < NAPS_OF_CHANGE &&
 	                   __atomic_load_n(&overheads_of(process)->measuring, __ATOMIC_ACQUIRE);
 	     naps++)
-		nap();
+		sleep_briefly();
 	__atomic_fetch_add(&overheads_of(process)->changes[device], CHANGE_BEGUN, __ATOMIC_ACQ_REL);
 }
 
@@ -279,7 +278,6 @@ void overhead_change_end(CUdevice ordinal)
 		__atomic_fetch_sub(&overheads_of(process)->changes[device], 1, __ATOMIC_ACQ_REL);
 }
 
-/* Free bytes of the current device; 0 if that cannot be asked. */
 static uint64_t bytes_left(void)
 {
 	size_t available = 0, total = 0;
@@ -302,7 +300,7 @@ struct watch watch_begin(void)
 	process = process_attached();
 	device = process ? process_device(process, watch.ordinal) : -1;
 	if (device >= 0) {
-		/* What was taken before is not this call's. */
+		/* Earlier overhead is not this call's. */
 		if (overhead_is_open(process, device))
 			overhead_close(process, watch.ordinal, device);
 		watch.account = &process->held[device].account.slice;
@@ -313,13 +311,11 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* True if the card's free memory is as it was before the call. */
 static bool took_nothing(const struct watch *watch)
 {
 	return watch->left && bytes_left() == watch->left;
 }
 
-/* Measure after the call; without a figure that is left for later. */
 static bool measure_load(const struct watch *watch, struct measured *all)
 {
 	struct process *process = process_get();
@@ -327,29 +323,27 @@ static bool measure_load(const struct watch *watch, struct measured *all)
 	int device = (int)watch->account->device;
 	bool known;
 
-	/* A context takes a fraction of a second to come or go. */
+	/* A context takes a fraction of a second to make or destroy. */
 	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)
-		nap();
+		sleep_briefly();
 	known = overhead_measure(process, device, false, all);
 	__atomic_fetch_sub(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	return known;
 }
 
-/* Whether another load was under way at any time since this one began: then what was measured may
- * be of both. */
-static bool alone(const struct watch *watch)
+/* Reports whether no other load ran since this one began: else the measured bytes may be of
+ * both. */
+static bool ran_alone(const struct watch *watch)
 {
 	struct ledger_uncharged now = ledger_loads(watch->account->ledger, watch->account->lane);
 
 	return now.under_way == 1 && watch->loads.under_way == 1 && now.ended == watch->loads.ended;
 }
 
-/*
- * Charge what was measured, as far as nobody has. One thread at a time: what others measured at the
- * same time is charged by the first of them, and whoever measured last has seen what all of them
- * took. False if it does not fit.
- */
+/* Charges the measured bytes that are not charged yet. Of several concurrent loads the first
+ * charges the bytes of all, and the last measurement covers all. Returns false if they do not
+ * fit. */
 static bool charge_load(const struct watch *watch, enum ledger_call call,
                         const struct measured *all, uint64_t *bytes)
 {
@@ -362,11 +356,11 @@ static bool charge_load(const struct watch *watch, enum ledger_call call,
 	lock_take(&overheads->lock);
 	now = charged(process, (int)device);
 	if (changes(process, (int)device) != all->changes) {
-		leave_open(process, (int)device); /* out of date */
+		leave_open(process, (int)device); /* stale */
 	} else if (all->bytes > now) {
 		*bytes = all->bytes - now;
 		fits = grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
-		if (fits && !alone(watch)) {
+		if (fits && !ran_alone(watch)) {
 			set_loose(overheads, device, overheads->loose[device] + *bytes);
 			*bytes = 0;
 		}
@@ -381,7 +375,7 @@ bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes
 	bool fits = true;
 
 	*bytes = 0;
-	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
+	/* (The account is empty in a child that a signal handler forked.) */
 	if (!watch->account || !watch->account->ledger)
 		return true;
 	if (!took_nothing(watch) && measure_load(watch, &all))

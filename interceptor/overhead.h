@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Overhead: what the driver takes for this process beside what the program asked for. How much one
- * call takes shows only afterwards, in driver truth. Contexts, code and big graphs are charged
- * after the call that made them; where nobody could say at that moment, or what was charged before
- * it is no exact figure (streams), the device is left open: what it took is charged before the next
- * request there is granted.
+ * Overhead: device memory that the driver takes beyond what the program requested. The amount is
+ * known only afterwards, from driver truth. Contexts, code and large graphs are charged after their
+ * call. A device is left open if driver truth was unavailable then, or the charge was an estimate
+ * (streams): it is settled before the next request there is granted.
  *
- * The driver is asked only if one of these calls was made: never on the way of an allocation alone.
+ * An allocation alone never requests driver truth.
  */
 #ifndef GPUSLICE_OVERHEAD_H
 #define GPUSLICE_OVERHEAD_H
@@ -15,87 +14,80 @@
 #include "process.h"
 
 struct overheads {
-	uint32_t measuring; /* loads that wait for the calls below to end, and measure then */
-	/* Calls that charge, or give back, by themselves: under way, and begun << 32. */
+	uint32_t measuring; /* loads waiting for the changes below to end */
+	/* Changes (overhead_change_begin()) under way, plus those begun << 32. */
 	uint64_t changes[LEDGER_DEVICES];
-	struct lock lock; /* guards `loose`; held while what was measured is charged */
-	uint32_t open;    /* bit per ledger device: something may have taken what is not charged */
-	/* Per ledger device, what was found without anybody who would give it back. */
+	struct lock lock; /* guards `loose`; held while measured bytes are charged */
+	uint32_t open;    /* bit per ledger device that is left open */
+	/* Per ledger device: charged bytes that no caller will release. */
 	uint64_t loose[LEDGER_DEVICES];
-	/* The part of `loose` that only the card's free memory showed: whole blocks. */
+	/* The part of `loose` estimated from the card's free memory: whole blocks. */
 	uint64_t guessed[LEDGER_DEVICES];
-	uint64_t
-	    not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
+	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: no request before */
 };
 
-/* All overhead of this process on a device, at one time. */
 struct measured {
 	uint64_t bytes;
-	uint64_t changes; /* overheads.changes then: another one since, and it is out of date */
+	uint64_t changes; /* overheads.changes then; the figure is stale once it differs */
 };
 
-/*
- * By driver truth. False if nobody knows, or if other threads charged or gave back while it was
- * asked: then the device is left open. `own` says that the caller is between the two below.
- */
+/* Measures the overhead by driver truth. Returns false, and leaves the device open, if that is
+ * unavailable or other threads changed the charge during the request. `own` is true between the two
+ * calls below. */
 bool overhead_measure(struct process *process, int device, bool own, struct measured *measured);
 
-/* Around a call that makes or ends overhead whose charge is made before it, or given back after it:
- * what another thread measured in between would be wrong. */
+/* Enclose a call with overhead charged before it, or released after it: a measurement by another
+ * thread in between would be wrong. */
 void overhead_change_begin(CUdevice ordinal);
 void overhead_change_end(CUdevice ordinal);
-/* Whether, in between, another one is under way. */
+/* Reports whether other changes are under way, between the two calls above. */
 bool overhead_others_change(struct process *process, int device);
 
-/* How many loads are under way, and ended. */
 struct ledger_uncharged overhead_loads(struct process *process, int device);
 
-/* Leave the CUDA device open. */
 void overhead_leave_open(CUdevice ordinal);
 
-/* Whether it is: a look at one word. */
 bool overhead_is_open(struct process *process, int device);
 
-/* Charge what the driver took beside what others have charged, or give back what of that is no
- * more. Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
- * overhead_close() if the device is due. */
+/* Charge overhead that no call charged, and release what the driver has freed. No limit is checked,
+ * since the driver has taken it already. overhead_close() does nothing less than PAUSE after a
+ * failed request. */
 void overhead_settle(CUdevice ordinal);
-/* The same, if anything was ever found so. */
+/* Settles if any loose overhead is charged. */
 void overhead_settle_loose(CUdevice ordinal);
 void overhead_close(struct process *process, CUdevice ordinal, int device);
 
-/* overhead_loosen() notes that more may be charged than the driver took, so that the next request
- * settles. overhead_tighten() gives back as much of `bytes` as is charged. */
+/* overhead_loosen() adds bytes that may exceed the driver's, so the next request settles.
+ * overhead_tighten() releases up to `bytes` of them. */
 void overhead_loosen(struct process *process, int device, uint64_t bytes);
 void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes);
 
 /* A call of the driver that may take overhead on the current device. */
 struct watch {
-	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
-	uint64_t left;    /* free bytes of the card before it */
-	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
-	struct ledger_uncharged loads;        /* as they were when it began, itself included */
+	CUdevice ordinal;                     /* -1: no context, nothing can be taken */
+	uint64_t left;                        /* the card's free bytes before the call */
+	const struct ledger_account *account; /* the lane that counts the call, or NULL */
+	struct ledger_uncharged loads;        /* when the call began, including it */
 };
 
-/* Around it. If the card's free memory is the same before and after it, it took nothing, and nobody
- * is asked: that costs 8 us, and an answer some hundred. (Who frees just as much at that moment
- * hides what it took from all but the enforcer's next look.) */
+/* Called before the call. Driver truth, which takes hundreds of us, is requested only if the card's
+ * free memory differs afterwards (8 us). If another process frees the same amount at that time,
+ * only the enforcer's next sample reveals the bytes. */
 struct watch watch_begin(void);
 
-/* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not
- * fit: then nothing is charged, and the caller undoes the call, or charges it anyway. What was
- * measured while another thread loaded code, too, is charged, but nobody's. */
+/* Called after the call: charges its overhead, *bytes, for the caller to release later. If other
+ * loads ran too, the charge is loose, and *bytes is 0. False, with nothing charged, if it does not
+ * fit: the caller undoes the call or charges it anyway. */
 bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes);
 
-/* The same after a call that takes a block of 2 MiB, which several things share, or nothing: what
- * it took is nobody's alone. Where driver truth is silent and the card has other free memory than
- * before, that is a block. */
+/* The same for a call that takes at most a block of 2 MiB, shared by several objects: its charge is
+ * loose. Without driver truth, a change of the card's free memory counts as one block. */
 bool watch_end_block(const struct watch *watch, enum ledger_call call);
 
-/* The same after a call that may have given such a block back: release its charge. */
+/* Called after a call that may have freed such a block: releases its charge. */
 void watch_end_less(const struct watch *watch, CUdevice ordinal);
 
-/* Instead of that, if the call was not made, or failed: no load is under way for it any more. */
+/* Called instead if the call was not made or failed. */
 void watch_drop(const struct watch *watch);
 
 #endif

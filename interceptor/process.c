@@ -12,26 +12,26 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MADV_WIPEONFORK_ 18 /* Linux 4.14; older headers have no name for it */
+#define MADV_WIPEONFORK_ 18 /* Linux 4.14; no name in older headers */
 
 _Alignas(64) struct at_hand at_hand;
 
 struct state state;
 
-/* Whose `state` is, where the kernel cannot wipe it. */
+/* The pid that `state` belongs to, where the kernel cannot clear it. */
 static uint32_t pid;
 
 void process_begin(void)
 {
 	uint32_t now, known = __atomic_load_n(&pid, __ATOMIC_RELAXED);
 
-	/* Several threads may do this at once; none has written there. */
+	/* Threads may do this concurrently: none has written to `state` yet. */
 	if (!known && madvise(&state, sizeof(state), MADV_WIPEONFORK_) == 0) {
 		__atomic_store_n(&at_hand.wiped, true, __ATOMIC_RELEASE);
 		return;
 	}
 	now = (uint32_t)syscall(SYS_getpid);
-	/* A child of fork has one thread yet. */
+	/* A forked child has one thread. */
 	if (known && known != now)
 		memset(&state, 0, sizeof(state));
 	if (known != now)
@@ -61,12 +61,12 @@ struct process *process_attach(void)
 
 CUresult process_device_uuid(CUdevice ordinal, CUuuid *uuid)
 {
-	/* _v2 tells a MIG instance from its device. */
+	/* _v2 distinguishes a MIG instance from its device. */
 	return DRIVER_HAS(cuDeviceGetUuid_v2) ? DRIVER(cuDeviceGetUuid_v2)(uuid, ordinal)
 	                                      : DRIVER(cuDeviceGetUuid)(uuid, ordinal);
 }
 
-/* With attach_lock held. */
+/* Called with attach_lock held. */
 static int find_device(struct process *process, CUdevice ordinal)
 {
 	size_t bytes = 0;
@@ -93,9 +93,9 @@ const struct common *process_pool(const struct process *process, const uint8_t u
 	return NULL;
 }
 
-/* With account_lock held. False if none of the slice's pools has the device: then nothing may be
- * charged there. (The enforcer gives it to the pool first, so somebody has overwritten the pool's
- * page.) */
+/* Called with account_lock held. False if none of the slice's pools has the device, and nothing may
+ * be charged there. (The enforcer adds a device to the pool first, so the pool's page was
+ * overwritten.) */
 static bool open_account(struct process *process, uint32_t device)
 {
 	struct account *account = &process->held[device].account;
@@ -168,8 +168,8 @@ CUdevice process_current_ordinal(void)
 	CUdevice ordinal;
 	int count;
 
-	/* With one device there is nothing to ask, and asking (11 ns on an H100's host) would be a
-	 * good part of what the interceptor costs. */
+	/* With one device, spare cuCtxGetDevice: 11 ns on an H100's host, much of the interceptor's
+	 * cost. */
 	if (__builtin_expect(process_has_one_device() && process_seen()->device_of[0], 1))
 		return 0;
 	if (__atomic_load_n(&at_hand.devices, __ATOMIC_RELAXED) == 0 &&
@@ -178,19 +178,19 @@ CUdevice process_current_ordinal(void)
 	result = DRIVER(cuCtxGetDevice)(&ordinal);
 	if (result == CUDA_SUCCESS)
 		return ordinal;
-	/* A call in a stream may do without a current context, but none works in a driver that is
-	 * not initialised, as in a forked child. */
+	/* A call in a stream needs no current context, but no call works in an uninitialised
+	 * driver, as in a forked child. */
 	return process_has_one_device() && result != CUDA_ERROR_NOT_INITIALIZED ? 0 : -1;
 }
 
-/* With account_lock held: so much more, and so much less, of what is held is of this kind. */
+/* Called with account_lock held. */
 static void count_kind(struct held *held, uint64_t more, uint64_t less, enum kind kind)
 {
 	uint64_t *sum = kind == KIND_OVERHEAD ? &held->overhead : &held->unlisted;
 
 	if (kind == KIND_MEMORY)
 		return;
-	/* Others read it without the lock. */
+	/* Other threads read it without the lock. */
 	__atomic_store_n(sum, *sum + more > less ? *sum + more - less : 0, __ATOMIC_RELAXED);
 	if (kind == KIND_OVERHEAD)
 		account_set_context(&held->account, *sum);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This process as a member of its slice: its lane in the ledger, its devices, and what it has
- * charged to them. grant.h is what hooks ask; below it, nothing else touches the ledger.
+ * This process as a member of its slice: its lane, its devices, and the bytes charged to them.
+ * Hooks charge through grant.h; below that, only this module changes the ledger.
  */
 #ifndef GPUSLICE_PROCESS_H
 #define GPUSLICE_PROCESS_H
@@ -15,85 +15,78 @@
 
 #define PROCESS_ORDINALS 64 /* CUDA devices of one process */
 
-/* What bytes are charged for: what the program asked for, and what the driver took beside it. */
 enum kind {
-	KIND_MEMORY,   /* driver truth lists it for this process */
-	KIND_UNLISTED, /* managed memory, which driver truth lists for nobody */
-	KIND_OVERHEAD, /* contexts, code, local memory: shown apart */
+	KIND_MEMORY,   /* listed by driver truth for this process */
+	KIND_UNLISTED, /* managed memory: listed for no process */
+	KIND_OVERHEAD, /* contexts, code, local memory; reported separately */
 };
 
-/* What this process holds on one device of the ledger. */
 struct held {
 	struct account account;
-	uint64_t overhead, unlisted; /* parts of what the account holds */
+	uint64_t overhead, unlisted; /* parts of the account's bytes */
 };
 
-/* Where at_hand's first thread counts, in a process that sees one device: see
- * grant_begin_at_once(). NULL until both are known, and where the kernel cannot wipe them in a
- * forked child. */
+/* The first thread's counters (at_hand.first_thread) in a process with one device: see
+ * grant_begin_at_once(). NULL until both are known, and always without MADV_WIPEONFORK. */
 struct at_once {
 	uint64_t *uncharged;
 	uint64_t *allocations;
 };
 
-/* The ledger of a pool of slices, and this process's lane in it. */
 struct common {
 	struct ledger *ledger;
 	uint32_t lane;
 };
 
-/* The memory is wiped in a forked child (MADV_WIPEONFORK), which thereby begins anew: not attached,
- * nothing held. What the hooks remember lies behind it: state.h. It has a fixed address: where what
- * is looked at lies shall not have to be looked up first. */
+/* The kernel clears this memory in a forked child (MADV_WIPEONFORK): the child starts unattached,
+ * with nothing held. Its address is constant, so no pointer is loaded on the hot path. */
 struct process {
-	/* What every charge looks at, first. */
-	uint32_t attached; /* 1 once `ledger`, `lane` and the pool's are set */
+	/* Read by every charge. */
+	uint32_t attached; /* 1 once `ledger`, `lane` and the pools are set */
 	struct at_once at_once;
-	struct gate gate; /* where gate.S knows it to be */
-	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
+	struct gate gate; /* gate.S depends on this offset */
+	/* Ledger device of each CUDA ordinal, plus one; 0 if unknown. */
 	uint8_t device_of[PROCESS_ORDINALS];
 
 	struct lock attach_lock; /* guards attaching and `device_of` */
-	uint32_t said;           /* bits of enum once, see say.h */
-	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: attach is not tried again before */
+	uint32_t said;           /* bits of `enum once`, see say.h */
+	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: no attach before */
 	struct ledger *ledger;
 	uint32_t lane;
 	uint32_t pool_count;
 	struct common pools[ATTACH_POOLS]; /* no two have a device in common */
-	/* Devices that were asked for and not given, and the like of retry_at for each. */
+	/* Devices that the enforcer refused, each with the time of its next try. */
 	struct {
 		uint8_t uuid[16];
 		uint64_t retry_at;
 	} refused[PROCESS_ORDINALS];
 
-	/* Guards `held`: a lane has one writer at a time. On one line with the first device. */
+	/* Guards `held`: a lane has one writer at a time. Shares a line with the first device. */
 	_Alignas(64) struct lock account_lock;
 	uint32_t opened; /* bit per ledger device: its account was opened */
 	struct held held[LEDGER_DEVICES];
 };
 
-/* What nearly every hook looks at first: on one cache line, since the driver's own calls leave
- * little of ours in the nearest cache. */
+/* Read first by nearly every hook. On one cache line, since the driver's calls evict most of ours
+ * from the L1 cache. */
 struct at_hand {
-	/* The kernel wipes what is remembered in a forked child. Else process_get() has to see
-	 * whether this is one. */
+	/* The kernel clears `state` in a forked child. Else process_get() detects a fork. */
 	bool wiped;
-	int devices; /* how many CUDA devices this process sees; 0: not known yet. Cannot change. */
-	/* The thread that counts by plain stores: see ledger_count_allocation(). A forked child may
-	 * leave it: of two threads that live one at most has the address. */
+	int devices; /* number of CUDA devices, constant; 0: unknown */
+	/* The thread that counts by plain stores: see ledger_count_allocation(). Stays valid after
+	 * a fork: at most one live thread has this address. */
 	uintptr_t first_thread;
-	/* At a synchronisation: a pool is above its threshold, or retired (pool.c). A forked child
-	 * may leave it, and finds no pools. */
+	/* A synchronisation must check for pools to shrink (pool.c). Harmless after a fork. */
 	bool may_shrink;
 };
 extern struct at_hand at_hand;
 
-/* What is remembered of this process, from the first call that matters on; before that, and in a
- * forked child, it is all zero. Does not attach. */
-extern struct state state; /* state.h; it begins with this */
+/* All state of this process: zero before the first relevant call, and in a forked child.
+ * process_begin() does not attach. */
+extern struct state state; /* its first member is struct process */
 void process_begin(void);
 
-/* The same for who only looks whether there is something to do. */
+/* The same without the check for a fork, to test whether there is work. */
 static inline struct process *process_seen(void)
 {
 	return (struct process *)(void *)&state;
@@ -106,7 +99,7 @@ static inline struct process *process_get(void)
 	return process_seen();
 }
 
-/* The state of this process if it is attached already or can be now, else NULL. */
+/* Returns the state of this process if it is attached or can attach now, else NULL. */
 struct process *process_attach(void);
 static inline struct process *process_attached(void)
 {
@@ -117,20 +110,19 @@ static inline struct process *process_attached(void)
 	           : process_attach();
 }
 
-/* The two questions of attach.c, with attach_lock held: become attached; which ledger device has
- * the UUID (-1 if none), of a device with `bytes` of memory. One that failed is not asked again for
- * a second. If `ordinal` is not -1, a person is told that the CUDA device has no quota. */
+/* In attach.c; called with attach_lock held. attach_device() returns the ledger device with the
+ * UUID, or -1, for a device with `bytes` of memory. A failed request is not sent again for a
+ * second. If `ordinal` is not -1, a message reports a CUDA device without a quota. */
 void attach_process(struct process *process);
 int attach_device(struct process *process, const uint8_t uuid[16], uint64_t bytes,
                   CUdevice ordinal);
 
-/* The ledger device that has the UUID already, -1 if none does. Asks nobody and needs no lock. */
+/* Returns the ledger device that already has the UUID, or -1. Needs no enforcer and no lock. */
 int attach_known_device(const struct process *process, const uint8_t uuid[16]);
 
-/* Ask the driver for a CUDA device's UUID. */
 CUresult process_device_uuid(CUdevice ordinal, CUuuid *uuid);
 
-/* The ledger device of a CUDA device, -1 if the slice has no quota there. */
+/* Returns the ledger device of a CUDA device, or -1 if the slice has no quota there. */
 int process_find_device(struct process *process, CUdevice ordinal);
 static inline int process_device(struct process *process, CUdevice ordinal)
 {
@@ -142,11 +134,9 @@ static inline int process_device(struct process *process, CUdevice ordinal)
 	                                        : process_find_device(process, ordinal);
 }
 
-/* The same by UUID, for a device that the program may know by NVML only: nothing is charged
- * there. */
+/* The same by UUID, for a device known from NVML alone. No bytes are charged there. */
 int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
 
-/* Whether this process is attached and its slice has a quota on the device. */
 bool process_ready(CUdevice ordinal);
 
 static inline bool process_has_one_device(void)
@@ -154,7 +144,7 @@ static inline bool process_has_one_device(void)
 	return __atomic_load_n(&at_hand.devices, __ATOMIC_RELAXED) == 1;
 }
 
-/* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
+/* Returns the ordinal of the current context's device; -1 if the driver will refuse the call. */
 CUdevice process_current_ordinal(void);
 
 static inline uintptr_t process_this_thread(void)
@@ -169,8 +159,8 @@ static inline uintptr_t process_this_thread(void)
 	return self;
 }
 
-/* Whether the calling thread is the one that counts by plain stores; and the same where there may
- * be none yet: then the first that asks is. */
+/* Report whether the calling thread counts by plain stores. The second makes it that thread if
+ * there is none yet. */
 static inline bool process_is_known_first_thread(void)
 {
 	return __atomic_load_n(&at_hand.first_thread, __ATOMIC_RELAXED) == process_this_thread();
@@ -187,24 +177,23 @@ static inline bool process_is_first_thread(void)
 	                                   false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-/* The slice's pool that has the device with the UUID, and which of its ledger's it is; NULL if none
- * has. */
+/* Returns the slice's pool that has the device, and *device, its index there; NULL if none has
+ * it. */
 const struct common *process_pool(const struct process *process, const uint8_t uuid[16],
                                   uint32_t *device);
 
-/* Charge `bytes`, if they fit now: nothing is done to make room. *by_pool is account_charge()'s. */
+/* Charges `bytes` if they fit now, without making room. *by_pool as in account_charge(). */
 enum ledger_result process_charge(struct process *process, int device, uint64_t bytes,
                                   enum kind kind, bool *by_pool);
 
-/* Add to what is held, up or down, without asking a limit: for what the driver holds already, and
- * for what it gave back. */
+/* Change the bytes held without checking a limit: for bytes the driver has taken or given back. */
 void process_charge_anyway(CUdevice ordinal, uint64_t bytes, enum kind kind);
 void process_release(CUdevice ordinal, uint64_t bytes, enum kind kind);
-/* What is charged as `before` becomes `after`, by one of the two. */
+/* Changes the charge from `before` to `after` bytes, by one of the two. */
 void process_recharge(CUdevice ordinal, uint64_t before, uint64_t after, enum kind kind);
 
-/* What driver truth says that this process holds on the device, less what the enforcer has charged
- * for it by itself; false if it is unknown. Asks the enforcer. */
+/* Requests driver truth for this process on the device, less the bytes charged for it in lane 0.
+ * Returns false if unavailable. */
 bool process_truth(int device, uint64_t *bytes);
 
 #endif

@@ -13,10 +13,10 @@ enum {
 	THREADS_PER_MULTIPROCESSOR = 39,
 };
 
-/* How many threads the device can hold at one time, 0 if nobody knows. */
+/* Returns how many threads the device can hold at one time; 0 if unknown. */
 static uint64_t threads_of(CUdevice ordinal)
 {
-	static uint32_t known[PROCESS_ORDINALS]; /* they cannot change */
+	static uint32_t known[PROCESS_ORDINALS]; /* constant for a device */
 	uint32_t threads = __atomic_load_n(&known[ordinal], __ATOMIC_RELAXED);
 	int processors = 0, each = 0;
 
@@ -30,8 +30,8 @@ static uint64_t threads_of(CUdevice ordinal)
 	return threads;
 }
 
-/* The current context's, in bytes per thread. */
-static uint64_t room(void)
+/* Returns the current context's stack size in bytes per thread; 0 if unknown. */
+static uint64_t stack_size(void)
 {
 	size_t bytes = 0;
 
@@ -41,8 +41,8 @@ static uint64_t room(void)
 	return bytes;
 }
 
-/* What so many bytes per thread take beyond what comes with a context. */
-static uint64_t taken_by(uint64_t bytes, CUdevice ordinal)
+/* Returns the device memory for that stack size, beyond a new context's. */
+static uint64_t memory_of(uint64_t bytes, CUdevice ordinal)
 {
 	uint64_t all;
 
@@ -53,7 +53,7 @@ static uint64_t taken_by(uint64_t bytes, CUdevice ordinal)
 	                                                                                : all;
 }
 
-/* With the lock held: charge what the context has not been charged for yet. */
+/* Charges what the context is not charged for yet. Called with the lock held. */
 static bool charge(struct raise *raise, uint64_t context, uint64_t bytes)
 {
 	struct context known;
@@ -79,12 +79,12 @@ static bool begin(struct raise *raise, uint64_t bytes, bool set)
 	if (raise->ordinal < 0 || raise->ordinal >= PROCESS_ORDINALS || !threads_of(raise->ordinal))
 		return true;
 	context = context_current();
-	quiet = quiet_begin(); /* the driver is asked with the lock held */
+	quiet = quiet_begin(); /* the driver is called with the lock held */
 	lock_take(lock);
-	before = room();
+	before = stack_size();
 	if (before && (set || bytes > before)) {
 		overhead_change_begin(raise->ordinal);
-		fits = charge(raise, context, taken_by(bytes, raise->ordinal));
+		fits = charge(raise, context, memory_of(bytes, raise->ordinal));
 		if (!fits)
 			overhead_change_end(raise->ordinal);
 	} else if (before) {
@@ -115,9 +115,9 @@ void stack_end(const struct raise *raise)
 		return;
 	quiet = quiet_begin();
 	lock_take(lock);
-	now = room();
-	if (context_raise_end(raise->context, (uint32_t)now, taken_by(now, raise->ordinal), &before,
-	                      &after))
+	now = stack_size();
+	if (context_raise_end(raise->context, (uint32_t)now, memory_of(now, raise->ordinal),
+	                      &before, &after))
 		process_recharge(raise->ordinal, before, after, KIND_OVERHEAD);
 	lock_give(lock);
 	quiet_end(quiet);

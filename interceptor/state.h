@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All that is remembered about this process: of each part only its owner knows more. */
+/* All state of this process. Each part belongs to its module. */
 #ifndef GPUSLICE_STATE_H
 #define GPUSLICE_STATE_H
 
@@ -20,7 +20,7 @@
 #include "process.h"
 #include "recording.h"
 
-/* The largest page that a kernel has: what is wiped at fork has pages of its own. */
+/* The kernel's largest page: memory cleared at fork needs its own pages. */
 #if defined(__aarch64__)
 #define STATE_PAGE 65536
 #else
@@ -28,7 +28,7 @@
 #endif
 
 struct state {
-	_Alignas(STATE_PAGE) struct process process; /* the first: see process_get() */
+	_Alignas(STATE_PAGE) struct process process; /* must be first: see process_get() */
 	struct blocks blocks;
 	struct holds holds;
 	struct manageds manageds;

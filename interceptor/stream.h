@@ -6,10 +6,10 @@
 
 #include <stdint.h>
 
-/* The highest handle of a default stream: CU_STREAM_PER_THREAD. */
+/* The highest handle of a default stream. */
 enum { STREAM_PER_THREAD = 2 };
 
-/* Whether what is launched in the stream is recorded for a graph, and takes no memory now.
+/* Reports whether the stream is captured for a graph, so that work takes no memory now.
  * `per_thread`: NULL is the thread's own default stream. */
 static inline bool stream_records(CUstream stream, bool per_thread)
 {
@@ -21,11 +21,8 @@ static inline bool stream_records(CUstream stream, bool per_thread)
 	       DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status;
 }
 
-/*
- * While a stream records, a program's other calls may spoil the recording, and what is asked of a
- * pool does (driver observation), in whichever stream or thread, unless the thread has said that it
- * knows what it does. What the interceptor asks of pools is asked between these two.
- */
+/* During a capture, other calls of any thread can invalidate it, even queries of a pool (driver
+ * observation), except in relaxed mode. Queries of pools go between these two. */
 static inline int stream_capture_relaxed(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -41,7 +38,7 @@ static inline void stream_capture_restored(int mode)
 		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-/* The context that a stream is of; NULL for a default stream, which is the current one's. */
+/* Returns a stream's context; NULL for a default stream, which uses the current one. */
 static inline CUcontext stream_context(CUstream stream)
 {
 	CUcontext context = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The entry points of the driver and of NVML as the hooks see them: prototypes, numbers, and the
+ * The entry points of the driver and of NVML as the hooks use them: prototypes, numbers, and the
  * libraries' own functions. The rows are in driver.def and nvml.def.
  */
 #ifndef GPUSLICE_TABLE_H
@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-/* Prototypes. Only the hooks are visible outside the library. */
+/* Prototypes. Only the hooks are exported. */
 #define GPUSLICE_EXPORT __attribute__((visibility("default")))
 
 #define HOOK(name, arguments, charged, released) GPUSLICE_EXPORT CUresult name arguments;
@@ -33,18 +33,14 @@ enum entry_point {
 	ENTRY_POINTS
 };
 
-/*
- * The libraries' own functions. Until its library is found, an entry is its binding (trampoline.S):
- * that finds the library and goes on to the function, so a hook just calls. One that the library
- * does not have answers as the library does before it is initialised.
- */
+/* The libraries' own functions. An entry is first a binding (trampoline.S) that finds the library
+ * and jumps to its function. If the library lacks it, the call returns the error of an
+ * uninitialised library. */
 extern void *entry_function[ENTRY_POINTS];
 
-/* Whether the library is loaded and has the function. */
 bool entry_exists(enum entry_point entry);
 
-/* The library's own function of that name, typed; and whether it exists, for one that can be done
- * without. */
+/* The library's own function, typed, and whether it exists. */
 #define DRIVER(name) ((__typeof__(&name))entry_function[ID_##name])
 #define DRIVER_HAS(name) entry_exists(ID_##name)
 #define NVML(name) DRIVER(name)
