@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream-ordered memory: the calls that take it from a pool, and those that make, trim, choose and
- * destroy pools. Before a call that may make a pool grow, the growth is charged; afterwards the
- * charge is settled to what the pool reserves.
+ * Stream-ordered memory: calls that allocate from pools, and that make, trim, select and destroy
+ * them. Possible growth is charged before a call; after it the charge is corrected to what the pool
+ * reserves.
  */
 #include "context.h"
 #include "grant.h"
@@ -12,14 +12,13 @@
 #include "stream.h"
 #include "table.h"
 
-/* One request, whichever entry point it came by. */
 struct request {
 	CUdeviceptr *pointer;
 	size_t bytes;
 	CUmemoryPool handle; /* NULL: the current pool of the stream's device */
 	CUstream stream;
 	bool per_thread;
-	uint64_t taken; /* bytes of the pool's free memory that were taken for it */
+	uint64_t taken; /* bytes taken of the pool's free memory */
 };
 
 static inline uint64_t grain_of(size_t bytes)
@@ -46,19 +45,19 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* Return the error of a call that was not granted its memory. A stream of the program's own has a
- * context, whichever is current. */
+/* Returns the error of a refused call. A stream made by the program has a context, even if none is
+ * current. */
 static CUresult refusal_of(const struct request *r)
 {
 	return (uintptr_t)r->stream > STREAM_PER_THREAD ? CUDA_ERROR_OUT_OF_MEMORY : grant_error();
 }
 
-/* With both of the pool's locks held, after a growth that does not fit: free the memory. The driver
- * keeps memory that its stream has not freed yet: that is charged without asking the limit, unless
- * it may be the growth of a call that will be judged. */
-static CUresult hand_back(struct pool *pool, const struct request *r)
+/* Called with both of the pool's locks held, after growth that does not fit. The driver keeps
+ * memory that its stream has not freed yet: it is charged without checking the limit, unless it may
+ * be another call's growth. */
+static CUresult undo_growth(struct pool *pool, const struct request *r)
 {
-	/* Memory that is freed here is not to be taken. */
+	/* Memory freed here must not be taken. */
 	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
 	call_free(r);
 	*r->pointer = 0;
@@ -69,15 +68,15 @@ static CUresult hand_back(struct pool *pool, const struct request *r)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* With both of the pool's locks held, after a call that succeeded: charge the growth, or undo the
+/* Called with both of the pool's locks held. Charges the growth of a successful call, or undoes the
  * call. */
-static CUresult judge(struct pool *pool, const struct request *r)
+static CUresult account_for_growth(struct pool *pool, const struct request *r)
 {
 	uint64_t over = pool_look(pool);
 	bool granted = false;
 
-	/* Make room for it; a refusal is reported at the second try, when no other call has undone
-	 * the growth. */
+	/* Make room. Only the second try reports a refusal: another call may undo its growth
+	 * first. */
 	for (int tries = 0; over && !granted && tries < 2; tries++) {
 		uint64_t wish = over;
 
@@ -91,14 +90,15 @@ static CUresult judge(struct pool *pool, const struct request *r)
 		over = pool_look(pool);
 	}
 	if (over && !granted)
-		return hand_back(pool, r);
+		return undo_growth(pool, r);
 	pool_look_for_slack(pool);
 	return CUDA_SUCCESS;
 }
 
-/* After a call that was not expected to make the pool grow: look whether it did. Growth that is
- * covered only by the charge of a call in the driver is judged when that has ended. */
-static __attribute__((noinline)) CUresult look_after(struct pool *pool, const struct request *r)
+/* Checks for unexpected growth. Growth covered only by the charge of a call in the driver is
+ * accounted for when that has ended. */
+static __attribute__((noinline)) CUresult check_for_growth(struct pool *pool,
+                                                           const struct request *r)
 {
 	CUresult result = CUDA_SUCCESS;
 	bool covered;
@@ -112,14 +112,13 @@ static __attribute__((noinline)) CUresult look_after(struct pool *pool, const st
 		return CUDA_SUCCESS;
 	lock_take(&pool->growing);
 	lock_take(&pool->lock);
-	result = judge(pool, r);
+	result = account_for_growth(pool, r);
 	lock_give(&pool->lock);
 	lock_give(&pool->growing);
 	return result;
 }
 
-/* Take memory that the pool has free, after a look. */
-static bool take_looking(struct pool *pool, uint64_t grain)
+static bool take_after_reading(struct pool *pool, uint64_t grain)
 {
 	bool taken;
 
@@ -132,8 +131,8 @@ static bool take_looking(struct pool *pool, uint64_t grain)
 	return taken;
 }
 
-/* With `growing` held: charge the growth, and what the pool has beyond its charge; settle that
- * after the call to what it was. */
+/* Called with `growing` held. Charges the growth, and what the pool has beyond its charge, before
+ * the call, and corrects the charge after it. */
 static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth)
 {
 	CUresult result;
@@ -154,7 +153,7 @@ static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth
 	lock_take(&pool->lock);
 	pool->pending -= growth;
 	if (result == CUDA_SUCCESS) {
-		result = judge(pool, r);
+		result = account_for_growth(pool, r);
 	} else {
 		(void)pool_look(pool);
 		pool_look_for_slack(pool);
@@ -163,11 +162,10 @@ static CUresult grow(struct pool *pool, const struct request *r, uint64_t growth
 	return result;
 }
 
-/* After a call that used memory which was taken. */
 static CUresult end_taking(struct pool *pool, const struct request *r, CUresult result)
 {
 	if (result == CUDA_SUCCESS && !pool_in_known_blocks(pool, *r->pointer, r->bytes))
-		result = look_after(pool, r);
+		result = check_for_growth(pool, r);
 	pool_end_taking(pool, r->taken);
 	return result;
 }
@@ -177,12 +175,12 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool, st
 {
 	CUresult result;
 
-	if (!take_looking(pool, grain)) {
-		/* What is captured becomes a graph's node and takes no memory now. */
+	if (!take_after_reading(pool, grain)) {
+		/* A captured call takes no memory now. */
 		if (stream_records(r->stream, r->per_thread))
 			return call_driver(r);
 		lock_take(&pool->growing);
-		if (!take_looking(pool, grain)) {
+		if (!take_after_reading(pool, grain)) {
 			result = grow(pool, r, (grain + POOL_STEP - 1) & ~(POOL_STEP - 1));
 			lock_give(&pool->growing);
 			return result;
@@ -202,16 +200,14 @@ enum take {
 	TAKE_SHARED, /* pool_end_taking() follows */
 };
 
-/*
- * The usual case, which must cost next to nothing: the pool has room, and gives out what it had.
- * Take it from what the pool has free before the driver's call.
- */
+/* The common case, which must cost next to nothing: takes the bytes from the pool's free memory
+ * before the call. */
 static inline enum take take_warm(struct pool *pool, size_t bytes)
 {
 	uint64_t grain = grain_of(bytes);
 	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
 
-	/* A grain of 0 is none, or an overflow. */
+	/* 0: an empty request, or an overflow. */
 	if (__builtin_expect(slack < 0 || grain - 1 >= (uint64_t)slack, 0))
 		return TAKE_COLD;
 	if (__builtin_expect(__atomic_load_n(&pool->crowded, __ATOMIC_RELAXED) ||
@@ -230,8 +226,7 @@ static __attribute__((cold, noinline)) void retire(const struct pool *pool, uint
 	                          full);
 }
 
-/* By a thread that is not known to be the first. */
-static __attribute__((noinline)) void count_otherwise(const struct pool *pool)
+static __attribute__((noinline)) void count_from_other_thread(const struct pool *pool)
 {
 	uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
 	                              process_is_first_thread());
@@ -240,9 +235,9 @@ static __attribute__((noinline)) void count_otherwise(const struct pool *pool)
 		retire(pool, full);
 }
 
-/* After the call: count it, and return whether the pool surely did not grow. */
-static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, CUdeviceptr pointer,
-                                                            size_t bytes)
+/* Counts the call. Returns whether the pool certainly did not grow. */
+static inline __attribute__((always_inline)) bool end_warm(struct pool *pool, CUdeviceptr pointer,
+                                                           size_t bytes)
 {
 	if (__builtin_expect(process_is_known_first_thread(), 1)) {
 		uint32_t *full =
@@ -251,7 +246,7 @@ static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, C
 		if (__builtin_expect(full != NULL, 0))
 			retire(pool, full);
 	} else {
-		count_otherwise(pool);
+		count_from_other_thread(pool);
 	}
 	return pool_in_known_blocks(pool, pointer, bytes);
 }
@@ -293,16 +288,16 @@ static CUresult allocate(struct process *process, struct pool *pool, struct requ
 	if (take == TAKE_SHARED)
 		r->taken = grain_of(r->bytes);
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS && !took_warm(pool, *r->pointer, r->bytes))
-		result = look_after(pool, r);
+	if (result == CUDA_SUCCESS && !end_warm(pool, *r->pointer, r->bytes))
+		result = check_for_growth(pool, r);
 	if (take == TAKE_SHARED)
 		pool_end_taking(pool, r->taken);
 	return result;
 }
 
-/* The pool that cuMemAllocAsync draws on is that of the stream's device; the handles below 3 are
- * the default streams, which are the current context's. -1 if no memory will be taken: while a
- * stream records, asking for its device spoils the recording (driver observation). */
+/* Returns the device from which cuMemAllocAsync takes memory for this stream; handles below 3 are
+ * the current context's default streams. -1 if no memory will be taken: during a capture, a query
+ * for the device invalidates it (driver observation). */
 static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 {
 	CUdevice ordinal;
@@ -325,9 +320,9 @@ static inline struct pool *current_at_hand(CUdevice ordinal)
 	return __atomic_load_n(&state_of(process_seen())->pools.current[ordinal], __ATOMIC_ACQUIRE);
 }
 
-/* Another pool has become current while the call was in the driver, and either may have grown: look
- * at all, and undo the call if one is over. */
-static __attribute__((noinline)) CUresult look_at_all(const struct request *r)
+/* Another pool became current during the call, and either may have grown: updates all, and undoes
+ * the call if one is over. */
+static __attribute__((noinline)) CUresult check_all_pools(const struct request *r)
 {
 	struct process *process = process_get();
 	bool over = false;
@@ -361,14 +356,13 @@ static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer,
 	result = allocate(process, pool, &r);
 	if (result == CUDA_SUCCESS && process && ordinal < PROCESS_ORDINALS &&
 	    current_at_hand(ordinal) != pool)
-		return look_at_all(&r);
+		return check_all_pools(&r);
 	return result;
 }
 
-/* What is seldom to be done after a call from a pool that had room, which succeeded. */
-static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_t bytes,
-                                                     CUstream stream, bool per_thread,
-                                                     struct pool *pool, enum take take)
+static __attribute__((noinline)) CUresult finish_rare(CUdeviceptr *pointer, size_t bytes,
+                                                      CUstream stream, bool per_thread,
+                                                      struct pool *pool, enum take take)
 {
 	struct request r = {.pointer = pointer,
 	                    .bytes = bytes,
@@ -377,13 +371,12 @@ static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_
 	                    .taken = take == TAKE_SHARED ? grain_of(bytes) : 0};
 	CUresult result = end_taking(pool, &r, CUDA_SUCCESS);
 
-	return result == CUDA_SUCCESS && current_at_hand(0) != pool ? look_at_all(&r) : result;
+	return result == CUDA_SUCCESS && current_at_hand(0) != pool ? check_all_pools(&r) : result;
 }
 
-/* With one device its pool is at hand. What is seldom is kept out of here, so that the rest is
- * short and straight. */
+/* With one device the pool is known. Rare cases are elsewhere, to keep this short. */
 static inline __attribute__((always_inline)) CUresult
-allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
+allocate_from_current(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
 {
 	struct pool *pool = current_at_hand(0);
 	enum take take;
@@ -397,9 +390,9 @@ allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_t
 		return allocate_current(pointer, bytes, stream, per_thread);
 	result = per_thread ? DRIVER(cuMemAllocAsync_ptsz)(pointer, bytes, stream)
 	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
-	known = result == CUDA_SUCCESS && took_warm(pool, *pointer, bytes);
+	known = result == CUDA_SUCCESS && end_warm(pool, *pointer, bytes);
 	if (result == CUDA_SUCCESS && __builtin_expect(!known || current_at_hand(0) != pool, 0))
-		return look_again(pointer, bytes, stream, per_thread, pool, take);
+		return finish_rare(pointer, bytes, stream, per_thread, pool, take);
 	if (__builtin_expect(take == TAKE_SHARED, 0))
 		pool_end_taking(pool, grain_of(bytes));
 	return result;
@@ -407,12 +400,12 @@ allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_t
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-	return allocate_at_hand(pointer, bytes, stream, false);
+	return allocate_from_current(pointer, bytes, stream, false);
 }
 
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-	return allocate_at_hand(pointer, bytes, stream, true);
+	return allocate_from_current(pointer, bytes, stream, true);
 }
 
 static CUresult allocate_from(struct request *r)
@@ -448,8 +441,7 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 	            : DRIVER(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
 }
 
-/* Where a pool's memory counts. Managed memory moves by use, so it counts as if it were on its
- * preferred device, or the current one. */
+/* Returns the device of a pool's memory; for managed memory the preferred or the current one. */
 static CUdevice ordinal_at(const CUmemLocation *location, int type)
 {
 	if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
@@ -457,7 +449,6 @@ static CUdevice ordinal_at(const CUmemLocation *location, int type)
 	return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? process_current_ordinal() : POOL_ELSEWHERE;
 }
 
-/* A pool was handed out. */
 static struct pool *note(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
                          int type)
 {

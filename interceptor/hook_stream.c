@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams. The cost of one more stream (context.h) is charged before it is made. On a card with
- * another cost, driver truth corrects the charge before the next request.
+ * Streams are charged (context.h) before they are made. If a card's cost differs, driver truth
+ * corrects the charge before the next request.
  */
 #include "context.h"
 #include "grant.h"
@@ -10,7 +10,7 @@
 #include "stream.h"
 #include "table.h"
 
-/* Charge for streams. The ledger may hold bytes that the driver does not, until it is settled. */
+/* The ledger may exceed the driver's figure until the device is settled. */
 static bool charge(CUdevice ordinal, uint64_t bytes)
 {
 	struct process *process;
@@ -30,7 +30,7 @@ static bool charge(CUdevice ordinal, uint64_t bytes)
 	return true;
 }
 
-/* Charge a stream before it is made in a context. False if it does not fit. */
+/* Charges a stream in advance. False if it does not fit. */
 static bool begin(uint64_t context, CUdevice ordinal)
 {
 	struct streams streams;
@@ -83,7 +83,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int
 	               known.primary);
 }
 
-/* A recording ends with its stream. The driver may use its handle again at once. */
+/* A capture ends with its stream. The driver may reuse the handle at once. */
 static CUresult destroy(CUresult (*call)(CUstream stream), CUstream stream)
 {
 	uint64_t context = context_owner(stream_context(stream));

@@ -34,7 +34,7 @@ uint64_t pool_attribute(const struct pool *pool, int which)
 	if (result == CUDA_SUCCESS)
 		return value;
 	return __atomic_load_n(&pool->reserved,
-	                       __ATOMIC_RELAXED); /* never seen; keep what we know */
+	                       __ATOMIC_RELAXED); /* unexpected: keep the last figure */
 }
 
 void pool_trim(const struct pool *pool, uint64_t keep)
@@ -50,7 +50,7 @@ void pool_trim(const struct pool *pool, uint64_t keep)
 	}
 }
 
-/* --- the list -------------------------------------------------------------------------------- */
+/* --- the list ------------------------------------------------------------------------------- */
 
 static struct pool *find(struct process *process, CUmemoryPool handle)
 {
@@ -75,7 +75,7 @@ bool pool_is_retired(struct process *process, CUmemoryPool handle)
 	return pool && __atomic_load_n(&pool->retired, __ATOMIC_RELAXED);
 }
 
-/* With the list's lock held: a node that is in the list and has no handle yet. */
+/* Called with the list's lock held. Returns a node without a handle. */
 static struct pool *free_node(struct process *process)
 {
 	struct pool *pool = find(process, NULL);
@@ -91,10 +91,10 @@ static struct pool *free_node(struct process *process)
 	return pool;
 }
 
-/* What others read of a node without its lock, which may be free or begin anew meanwhile. */
+/* For fields read without the node's lock, even while it is free or reused. */
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* With the list's lock held. */
+/* Called with the list's lock held. */
 static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice ordinal,
                           enum kind kind)
 {
@@ -118,16 +118,14 @@ static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice
 	SET(pool->crowded, false);
 	SET(pool->allocations, NULL);
 	pool_forget_blocks(pool);
-	/* A handle that no pool of the driver has, for what is none. */
+	/* Graph memory has no handle: use a value that no pool of the driver has. */
 	__atomic_store_n(&pool->handle, handle ? handle : (CUmemoryPool)pool, __ATOMIC_RELEASE);
 	lock_give(&pool->lock);
 	return pool;
 }
 
-/*
- * A pool that no hook saw handed out: by an entry point that is not known, or before we were. It is
- * a device's default one; else it counts, for want of a better place, on the current device.
- */
+/* Returns the device of a pool that no hook saw created. Unless it is a device's default pool, it
+ * is charged on the current device, for lack of a better choice. */
 static CUdevice ordinal_of_unseen(CUmemoryPool handle)
 {
 	int count = 0;
@@ -228,9 +226,9 @@ void pool_forget_current(struct process *process)
 	lock_give(&pools->lock);
 }
 
-/* --- charges --------------------------------------------------------------------------------- */
+/* --- charges -------------------------------------------------------------------------------- */
 
-#define MOST_BLOCKS 4 /* that are looked at of one allocation */
+#define MOST_BLOCKS 4 /* of one allocation that are checked */
 
 bool pool_knows_blocks(struct pool *pool, uint64_t first, uint64_t last)
 {
@@ -255,7 +253,7 @@ void pool_forget_blocks(struct pool *pool)
 		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
 }
 
-/* A synchronisation may shrink it, or has to. */
+/* Reports whether a synchronisation may shrink the pool, or has to. */
 static bool may_shrink(const struct pool *pool)
 {
 	return __atomic_load_n(&pool->retired, __ATOMIC_RELAXED) || pool_is_over(pool) ||
@@ -264,7 +262,7 @@ static bool may_shrink(const struct pool *pool)
 	           __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED);
 }
 
-static void look_whether_it_may_shrink(struct pool *pool)
+static void note_if_it_may_shrink(struct pool *pool)
 {
 	if (may_shrink(pool))
 		__atomic_store_n(&at_hand.may_shrink, true, __ATOMIC_RELAXED);
@@ -273,7 +271,7 @@ static void look_whether_it_may_shrink(struct pool *pool)
 void pool_add_charge(struct pool *pool, uint64_t bytes)
 {
 	__atomic_store_n(&pool->charged, pool->charged + bytes, __ATOMIC_RELAXED);
-	look_whether_it_may_shrink(pool);
+	note_if_it_may_shrink(pool);
 }
 
 uint64_t pool_look(struct pool *pool)
@@ -300,13 +298,13 @@ uint64_t pool_look(struct pool *pool)
 		charged = reserved;
 	}
 	SET(pool->charged, charged);
-	/* Memory that it let go of may be backed anew without our being asked. */
+	/* The driver may back released blocks again unseen. */
 	if (reserved < pool->reserved) {
 		__atomic_fetch_add(&pool->shrunk, 1, __ATOMIC_RELAXED);
 		pool_forget_blocks(pool);
 	}
 	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELEASE);
-	look_whether_it_may_shrink(pool);
+	note_if_it_may_shrink(pool);
 	return reserved > charged ? reserved - charged : 0;
 }
 
@@ -325,7 +323,7 @@ void pool_trim_excess(struct pool *pool)
 {
 	if (!pool_is_over(pool) && !pool->forced)
 		return;
-	/* All of it: to keep a part, the driver may keep all (driver observation). */
+	/* Trim to 0: with a part to keep, the driver may keep all (driver observation). */
 	pool_trim(pool, 0);
 	(void)pool_look(pool);
 }
@@ -358,18 +356,16 @@ void pool_look_for_slack(struct pool *pool)
 
 	if (!process_is_first_thread())
 		SET(pool->crowded, true);
-	/* Stops further takes. Earlier ones are in `taken`, or in the driver's figure, which is
-	 * read later. */
+	/* Stops further takes. Earlier ones are in `taken`, or in the figure read after it. */
 	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
 	used = __atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST);
 	used += pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-	/* Memory beyond what was granted goes first. */
+	/* First the driver must release what was not granted. */
 	if (!pool->forced && !pool_is_over(pool) && usable > used)
 		__atomic_store_n(&pool->slack, (int64_t)(usable - used), __ATOMIC_SEQ_CST);
 }
 
-/* Whether there is anything to account for. */
-static bool counts(const struct pool *pool)
+static bool is_charged(const struct pool *pool)
 {
 	return __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) &&
 	       __atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) >= 0 &&
@@ -377,8 +373,8 @@ static bool counts(const struct pool *pool)
 	        DRIVER_HAS(cuMemPoolGetAttribute));
 }
 
-/* With the lock held: a retired pool that has become empty goes, and its node with it. */
-static void end_if_empty(struct pool *pool)
+/* Called with the pool's lock held. Destroys an empty retired pool, and frees its node. */
+static void destroy_if_empty(struct pool *pool)
 {
 	if (!pool->retired || pool->reserved || pool->pending)
 		return;
@@ -387,20 +383,20 @@ static void end_if_empty(struct pool *pool)
 	__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
 }
 
-/* With the lock held. */
+/* Called with the pool's lock held. */
 static void settle(struct pool *pool)
 {
-	if (!pool->handle || !counts(pool))
+	if (!pool->handle || !is_charged(pool))
 		return;
 	(void)pool_look(pool);
 	pool_trim_excess(pool);
 	pool_look_for_slack(pool);
-	end_if_empty(pool);
+	destroy_if_empty(pool);
 }
 
 void pool_shrunk(struct pool *pool)
 {
-	if (!counts(pool))
+	if (!is_charged(pool))
 		return;
 	lock_take(&pool->lock);
 	if (pool->handle &&
@@ -414,7 +410,7 @@ void pool_shrunk_any(void)
 {
 	struct process *process = process_seen();
 
-	/* Set again by those that still may. */
+	/* Set again for each pool that may still shrink. */
 	__atomic_store_n(&at_hand.may_shrink, false, __ATOMIC_RELAXED);
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
@@ -422,14 +418,14 @@ void pool_shrunk_any(void)
 			continue;
 		pool_shrunk(pool);
 		if (__atomic_load_n(&pool->handle, __ATOMIC_RELAXED))
-			look_whether_it_may_shrink(pool);
+			note_if_it_may_shrink(pool);
 	}
 }
 
 void pool_set_threshold(struct pool *pool, uint64_t bytes)
 {
 	__atomic_store_n(&pool->threshold, bytes, __ATOMIC_RELAXED);
-	look_whether_it_may_shrink(pool);
+	note_if_it_may_shrink(pool);
 }
 
 bool pool_give_back(struct process *process, CUdevice ordinal)
@@ -440,10 +436,10 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 	     pool = pool->next) {
 		uint64_t before;
 
-		/* A pool that is being settled by its own thread is up to date in a moment; and
-		 * that thread may be the one that asks. */
-		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal || !counts(pool) ||
-		    !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) || !lock_try(&pool->lock))
+		/* Skip a locked pool: its thread updates it, and may be the caller. */
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal ||
+		    !is_charged(pool) || !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) ||
+		    !lock_try(&pool->lock))
 			continue;
 		if (pool->handle) {
 			before = pool->charged;
@@ -451,20 +447,21 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 			(void)pool_look(pool);
 			pool_look_for_slack(pool);
 			any |= pool->charged < before;
-			end_if_empty(pool);
+			destroy_if_empty(pool);
 		}
 		lock_give(&pool->lock);
 	}
 	return any;
 }
 
-static bool look_all(struct process *process, CUdevice ordinal, bool charge)
+static bool update_all(struct process *process, CUdevice ordinal, bool charge)
 {
 	bool over = false;
 
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal || !counts(pool))
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal ||
+		    !is_charged(pool))
 			continue;
 		lock_take(&pool->growing);
 		lock_take(&pool->lock);
@@ -480,18 +477,17 @@ static bool look_all(struct process *process, CUdevice ordinal, bool charge)
 
 bool pool_look_all(struct process *process, CUdevice ordinal)
 {
-	return look_all(process, ordinal, false);
+	return update_all(process, ordinal, false);
 }
 
 void pool_settle_all(struct process *process, CUdevice ordinal)
 {
-	(void)look_all(process, ordinal, true);
+	(void)update_all(process, ordinal, true);
 }
 
-/* --- the end --------------------------------------------------------------------------------- */
+/* --- destruction ---------------------------------------------------------------------------- */
 
-/* What the driver does itself when a current pool is destroyed (driver observation): the default
- * one is current again. */
+/* As the driver itself does when a current pool is destroyed (driver observation). */
 static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 {
 	CUmemoryPool other;
@@ -512,7 +508,7 @@ static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 	}
 }
 
-/* With the pool's lock held. */
+/* Called with the pool's lock held. */
 static void retire(struct pool *pool)
 {
 	uint64_t none = 0;
@@ -526,7 +522,7 @@ static void retire(struct pool *pool)
 	}
 	SET(pool->threshold, 0);
 	__atomic_store_n(&pool->retired, true, __ATOMIC_RELEASE);
-	look_whether_it_may_shrink(pool);
+	note_if_it_may_shrink(pool);
 }
 
 CUresult pool_destroy(struct process *process, CUmemoryPool handle)
@@ -537,7 +533,7 @@ CUresult pool_destroy(struct process *process, CUmemoryPool handle)
 	if (!pool)
 		return DRIVER(cuMemPoolDestroy)(handle);
 	lock_take(&pool->lock);
-	if (pool->made && counts(pool)) {
+	if (pool->made && is_charged(pool)) {
 		pool_trim(pool, 0);
 		(void)pool_look(pool);
 	}
