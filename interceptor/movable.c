@@ -8,21 +8,21 @@
 #include <errno.h>
 #include <unistd.h>
 
-#define ENDED 64 /* so many are ended at one time */
+#define ENDED 64 /* handles released at a time */
 
 static struct movables *movables(void)
 {
 	return &state_of(process_seen())->movables;
 }
 
-static bool moves(void)
+static bool moves_itself(void)
 {
 	return __atomic_load_n(&process_seen()->gate.moves, __ATOMIC_ACQUIRE);
 }
 
-/* Whether this process sees a device that reaches memory of the card past the driver: network
- * cards, and what copies to and from it by itself. */
-static bool is_reached(void)
+/* Reports whether this process sees a device that accesses the card's memory without the driver: a
+ * network card, or one that copies by itself. */
+static bool has_rdma_device(void)
 {
 	static const char *const devices[] = {"/dev/infiniband", "/dev/hfi1_0", "/dev/gdrdrv",
 	                                      "/dev/nvidia-fs0"};
@@ -40,9 +40,9 @@ bool movable_suits(const CUmemAllocationProp *properties, unsigned long long fla
 	const CUmemAllocationProp none = {.allocFlags.gpuDirectRDMACapable =
 	                                      properties->allocFlags.gpuDirectRDMACapable};
 
-	if (!moves() || (none.allocFlags.gpuDirectRDMACapable && is_reached()))
+	if (!moves_itself() || (none.allocFlags.gpuDirectRDMACapable && has_rdma_device()))
 		return false;
-	(void)process_current_ordinal(); /* which learns how many devices there are */
+	(void)process_current_ordinal(); /* learns the number of devices */
 	return process_has_one_device() && !flags &&
 	       properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
 	       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -50,9 +50,9 @@ bool movable_suits(const CUmemAllocationProp *properties, unsigned long long fla
 	       memcmp(&properties->allocFlags, &none.allocFlags, sizeof(none.allocFlags)) == 0;
 }
 
-/* --- with the lock held ----------------------------------------------------------------------- */
+/* --- with the lock held --------------------------------------------------------------------- */
 
-/* What the program has this number of. */
+/* Returns the object for which the program has this number. */
 static struct movable *find(struct movables *all, CUmemGenericAllocationHandle handle)
 {
 	struct movable *movable = map_find(&all->known, handle);
@@ -73,8 +73,8 @@ static struct movable_place *find_place(struct movables *all, CUdeviceptr addres
 	return NULL;
 }
 
-/* A place is gone. Returns the driver's handle if nothing is left that needs it, else 0. */
-static CUmemGenericAllocationHandle forget(struct movables *all, struct movable_place *place)
+/* Returns the driver's handle if nothing refers to the object any more, else 0. */
+static CUmemGenericAllocationHandle remove_place(struct movables *all, struct movable_place *place)
 {
 	CUdeviceptr address = map_key(place), next = place->next, *link;
 	struct movable *movable = map_find(&all->known, place->number);
@@ -91,7 +91,7 @@ static CUmemGenericAllocationHandle forget(struct movables *all, struct movable_
 	return driver;
 }
 
-/* --- the driver's functions, behind the gate -------------------------------------------------- */
+/* --- the driver's functions, behind the gate ------------------------------------------------ */
 
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes,
                        const CUmemAllocationProp *properties)
@@ -185,8 +185,8 @@ static CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
 		return result;
 	lock_take(&all->lock);
 	place = map_find(&all->places, address);
-	if (place) /* another thread is about to forget it, which has unmapped it */
-		stale = forget(all, place);
+	if (place) /* unmapped by another thread, which is about to remove it */
+		stale = remove_place(all, place);
 	movable = map_find(&all->known, handle);
 	place = movable ? map_put(&all->places, address, NULL) : NULL;
 	if (place) {
@@ -211,10 +211,10 @@ CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
 	return THROUGH(map)(address, bytes, offset, handle, flags);
 }
 
-/* Forget places of up to `serial` in the range, and fill the list with what the driver is to end.
- * Returns how many there are; if the list is full there may be more. */
-static size_t forget_range(CUdeviceptr address, size_t bytes, uint64_t serial,
-                           CUmemGenericAllocationHandle ended[ENDED])
+/* Removes places in the range, of up to `serial`, and lists the handles to release. Returns how
+ * many; a full list may not be all. */
+static size_t remove_places(CUdeviceptr address, size_t bytes, uint64_t serial,
+                            CUmemGenericAllocationHandle ended[ENDED])
 {
 	struct movables *all = movables();
 	struct movable_place *at = NULL, *gone;
@@ -223,7 +223,7 @@ static size_t forget_range(CUdeviceptr address, size_t bytes, uint64_t serial,
 	lock_take(&all->lock);
 	gone = map_find(&all->places, address);
 	if (gone && gone->bytes == bytes && gone->serial <= serial) {
-		ended[0] = forget(all, gone);
+		ended[0] = remove_place(all, gone);
 		count = ended[0] != 0;
 	} else {
 		while (count < ENDED && (at = map_next(&all->places, at))) {
@@ -232,7 +232,7 @@ static size_t forget_range(CUdeviceptr address, size_t bytes, uint64_t serial,
 				continue;
 			gone = at;
 			at = map_before(&all->places, at);
-			ended[count] = forget(all, gone);
+			ended[count] = remove_place(all, gone);
 			count += ended[count] != 0;
 		}
 	}
@@ -248,7 +248,7 @@ static CUresult unmap(CUdeviceptr address, size_t bytes)
 	size_t count;
 	CUresult result;
 
-	/* What is mapped there later has a higher one. */
+	/* Later mappings have higher ones. */
 	lock_take(&all->lock);
 	serial = all->serial;
 	lock_give(&all->lock);
@@ -256,7 +256,7 @@ static CUresult unmap(CUdeviceptr address, size_t bytes)
 	if (result != CUDA_SUCCESS)
 		return result;
 	do {
-		count = forget_range(address, bytes, serial, ended);
+		count = remove_places(address, bytes, serial, ended);
 		for (size_t i = 0; i < count; i++)
 			(void)BEHIND(cuMemRelease)(ended[i]);
 	} while (count == ENDED);
@@ -265,7 +265,7 @@ static CUresult unmap(CUdeviceptr address, size_t bytes)
 
 CUresult movable_unmap(CUdeviceptr address, size_t bytes)
 {
-	return moves() ? THROUGH(unmap)(address, bytes) : DRIVER(cuMemUnmap)(address, bytes);
+	return moves_itself() ? THROUGH(unmap)(address, bytes) : DRIVER(cuMemUnmap)(address, bytes);
 }
 
 static CUresult retain(CUmemGenericAllocationHandle *handle, void *address)
@@ -285,8 +285,8 @@ static CUresult retain(CUmemGenericAllocationHandle *handle, void *address)
 
 CUresult movable_retain(CUmemGenericAllocationHandle *handle, void *address)
 {
-	return moves() ? THROUGH(retain)(handle, address)
-	               : DRIVER(cuMemRetainAllocationHandle)(handle, address);
+	return moves_itself() ? THROUGH(retain)(handle, address)
+	                      : DRIVER(cuMemRetainAllocationHandle)(handle, address);
 }
 
 static CUresult properties_of(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
@@ -302,13 +302,13 @@ CUresult movable_properties(CUmemAllocationProp *properties, CUmemGenericAllocat
 	return THROUGH(properties_of)(properties, handle);
 }
 
-/* --- what stays ------------------------------------------------------------------------------- */
+/* --- excluding memory from moves ------------------------------------------------------------ */
 
-static void say_that_it_stays(const char *taker)
+static void report_staying(const char *taker)
 {
 	say_once(process_get(), ONCE_STAYS,
-	         "memory that was given to %s stays on the device while the slice, which is "
-	         "elastic, moves aside",
+	         "memory that was given to %s stays on the device when the elastic slice is "
+	         "evicted",
 	         taker);
 }
 
@@ -333,18 +333,18 @@ CUmemGenericAllocationHandle movable_stay_(CUmemGenericAllocationHandle handle, 
 	CUmemGenericAllocationHandle driver = THROUGH(stay)(handle);
 
 	if (driver)
-		say_that_it_stays(taker);
+		report_staying(taker);
 	return driver;
 }
 
-/* (What is away now comes back first: then the driver is called, and it does not go again.) */
+/* (If the memory is on the host, the call that follows brings it back, and then it stays.) */
 void movable_stay_at(CUdeviceptr address, size_t bytes, const char *taker)
 {
 	struct movables *all = movables();
 	struct movable_place *at = NULL;
 	bool any = false;
 
-	if (!moves())
+	if (!moves_itself())
 		return;
 	lock_take(&all->lock);
 	while ((at = map_next(&all->places, at))) {
@@ -356,13 +356,13 @@ void movable_stay_at(CUdeviceptr address, size_t bytes, const char *taker)
 	}
 	lock_give(&all->lock);
 	if (any)
-		say_that_it_stays(taker);
+		report_staying(taker);
 }
 
-/* --- for the mover, which holds the lock although nobody else is behind the gate -------------- */
+/* --- for the mover, which takes the lock although no other thread is behind the gate -------- */
 
-/* Learn what access its device has to each of its places. False if the driver does not say. */
-static bool ask_access(struct movables *all, const struct movable *movable)
+/* Reads the device's access to each place. False if the driver fails. */
+static bool read_access(struct movables *all, const struct movable *movable)
 {
 	struct movable_place *place;
 
@@ -375,7 +375,7 @@ static bool ask_access(struct movables *all, const struct movable *movable)
 	return true;
 }
 
-/* Where all of it can be copied from and to; 0: nowhere. */
+/* Returns an address at which the whole object can be copied; 0: none. */
 static CUdeviceptr whole_place(struct movables *all, const struct movable *movable)
 {
 	const struct movable_place *place;
@@ -399,7 +399,7 @@ size_t movable_list(struct block_at *list, size_t room, uint64_t owner)
 	while ((movable = map_next(&all->known, movable))) {
 		CUdeviceptr whole = 0;
 
-		if (!movable->stays && ask_access(all, movable))
+		if (!movable->stays && read_access(all, movable))
 			whole = whole_place(all, movable);
 		if (whole && count < room)
 			list[count] = (struct block_at){whole,
@@ -427,8 +427,7 @@ static CUresult map_place(struct movables *all, const struct movable *movable, C
 	return result;
 }
 
-/* Map its places before `end`, or unmap them, as long as that goes well. Returns the first with
- * which it does not, or `end`. */
+/* Maps or unmaps the places before `end`. Returns the first that failed, or `end`. */
 static CUdeviceptr change_places(struct movables *all, const struct movable *movable,
                                  CUdeviceptr end, bool mapped, CUresult *result)
 {
@@ -448,8 +447,8 @@ static struct movable *listed(struct movables *all, CUdeviceptr pointer)
 	return map_find(&all->known, map_find(&all->places, pointer)->number);
 }
 
-/* Without its handle, and all places, it is gone. */
-static void let_go(struct movable *movable)
+/* Unmapped everywhere, the memory is freed with its handle. */
+static void free_memory(struct movable *movable)
 {
 	(void)BEHIND(cuMemRelease)(movable->driver);
 	movable->driver = 0;
@@ -471,7 +470,7 @@ CUresult movable_bring(CUdeviceptr pointer)
 		end = change_places(all, movable, 0, true, &result);
 		if (result != CUDA_SUCCESS) {
 			(void)change_places(all, movable, end, false, &ignored);
-			let_go(movable);
+			free_memory(movable);
 		}
 	}
 	lock_give(&all->lock);
@@ -491,7 +490,7 @@ CUresult movable_take(CUdeviceptr pointer)
 	if (result != CUDA_SUCCESS)
 		(void)change_places(all, movable, end, true, &ignored);
 	else
-		let_go(movable);
+		free_memory(movable);
 	lock_give(&all->lock);
 	return result;
 }

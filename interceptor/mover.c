@@ -18,43 +18,42 @@
 #include <time.h>
 #include <unistd.h>
 
-/* One copy of the driver's: none crosses what is pinned at once (arena.c). */
+/* Bytes of a copy: none crosses a boundary of pinned parts (arena.c). */
 #define COPY (16ull << 20)
-/* After so many bytes their device memory is given back, or waited for. */
+/* Bytes after which copies are waited for, and device memory is freed. */
 #define BATCH (512ull << 20)
-#define CONTEXTS 64              /* of a process that moves itself, at most */
+#define CONTEXTS 64              /* maximum for a process that moves itself */
 #define DRAIN_PACE 1000000       /* nanoseconds */
 #define RETURN_PACE 10000000     /* nanoseconds */
-#define PER_THREAD ((CUstream)2) /* this thread's own stream: nothing has to be made for it */
+#define PER_THREAD ((CUstream)2) /* the thread's default stream */
 
 static struct mover *mover_of(void)
 {
 	return &state_of(process_seen())->mover;
 }
 
-/* --- pieces ----------------------------------------------------------------------------------- */
+/* --- pieces --------------------------------------------------------------------------------- */
 
-/* Is something else wanted by now? */
 static uint8_t wanted(const struct mover *m)
 {
 	return __atomic_load_n(&m->move->want, __ATOMIC_SEQ_CST);
 }
 
-/* The memory is there now. */
-static void be(struct mover *m, enum ledger_place place)
+/* Publishes where the memory is. */
+static void set_place(struct mover *m, enum ledger_place place)
 {
 	__atomic_store_n(&m->is, place, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_SEQ_CST);
 }
 
-/* The largest first, and of those the ones at lower addresses: fewer of them have to move. */
+/* The largest first, so that fewer have to move; then by address. */
 static bool moves_later(const struct block_at *a, const struct block_at *b)
 {
 	return a->block.bytes != b->block.bytes ? a->block.bytes < b->block.bytes
 	                                        : a->pointer > b->pointer;
 }
 
-/* (The C library's may allocate.) */
+/* (qsort may allocate.) */
 static void sort_pieces(struct mover *m)
 {
 	for (size_t gap = m->count / 2; gap; gap /= 2) {
@@ -68,8 +67,7 @@ static void sort_pieces(struct mover *m)
 	}
 }
 
-/* What can move, as far as the list has room. Memory of cuMemCreate is of no context: any will do.
- */
+/* Lists what can move, up to the list's room. Any context serves for memory of cuMemCreate. */
 static size_t fill_list(struct mover *m)
 {
 	size_t pieces = block_pieces(0, false, m->list, m->room);
@@ -111,8 +109,7 @@ static bool list_pieces(struct mover *m)
 	return true;
 }
 
-/* What the process holds on the device of its pieces beside them, and how much of all it may
- * leave there. False if that is not known. */
+/* Gets the bytes held on the device besides pieces, and those that may stay. False if unknown. */
 static bool others_and_stay(const struct mover *m, uint64_t *others, uint64_t *stay)
 {
 	struct process *process = process_seen();
@@ -128,7 +125,6 @@ static bool others_and_stay(const struct mover *m, uint64_t *others, uint64_t *s
 	return true;
 }
 
-/* On all devices. */
 static uint64_t held_in_all(void)
 {
 	struct process *process = process_seen();
@@ -141,8 +137,8 @@ static uint64_t held_in_all(void)
 	return sum;
 }
 
-/* Is too much of what the process holds no piece? */
-static bool is_few(const struct mover *m)
+/* Reports whether too little of the process's memory can move. */
+static bool is_mostly_fixed(const struct mover *m)
 {
 	uint64_t others, stay;
 
@@ -151,7 +147,6 @@ static bool is_few(const struct mover *m)
 	return !others_and_stay(m, &others, &stay) || (others > m->bytes / 3 && others > stay);
 }
 
-/* Bytes of pieces that may stay. */
 static uint64_t may_stay(const struct mover *m)
 {
 	uint64_t others, stay;
@@ -159,31 +154,31 @@ static uint64_t may_stay(const struct mover *m)
 	return others_and_stay(m, &others, &stay) && stay > others ? stay - others : 0;
 }
 
-static bool enter(uint64_t owner)
+static bool push_context(uint64_t owner)
 {
 	return BEHIND(cuCtxPushCurrent_v2)((CUcontext)(uintptr_t)(owner & ~1ull)) == CUDA_SUCCESS;
 }
 
-static void leave(void)
+static void pop_context(void)
 {
 	CUcontext context;
 
 	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
 }
 
-static CUresult bring(const struct block_at *at)
+static CUresult back_with_memory(const struct block_at *at)
 {
 	return at->block.piece ? piece_map(at->pointer, at->block.ordinal, at->block.bytes)
 	                       : movable_bring(at->pointer);
 }
 
-static CUresult take(const struct block_at *at)
+static CUresult free_memory(const struct block_at *at)
 {
 	return at->block.piece ? piece_unmap(at->pointer, at->block.bytes)
 	                       : movable_take(at->pointer);
 }
 
-/* Copy a piece, whose bytes are at `offset` of the arena, in its context. */
+/* Copies a piece, in its context, from or to `offset` of the arena. */
 static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t offset, bool out)
 {
 	CUresult result = CUDA_SUCCESS;
@@ -202,7 +197,7 @@ static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t 
 	return result;
 }
 
-/* What one step began for a piece: the copy is under way when it returns. */
+/* Returns with the copy under way. */
 static enum ledger_move_failure start(struct mover *m, const struct block_at *at, uint64_t offset,
                                       bool out)
 {
@@ -211,7 +206,7 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 	if (out && !arena_grow(m, at->block.ordinal, offset + at->block.bytes))
 		return LEDGER_MOVE_HOST;
 	if (!out) {
-		result = bring(at);
+		result = back_with_memory(at);
 		if (result != CUDA_SUCCESS)
 			return result == CUDA_ERROR_OUT_OF_MEMORY ? LEDGER_MOVE_DEVICE
 			                                          : LEDGER_MOVE_DRIVER;
@@ -219,13 +214,13 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 	result = copy(m, at, offset, out);
 	if (result != CUDA_SUCCESS && !out) {
 		(void)BEHIND(cuStreamSynchronize)(PER_THREAD);
-		(void)take(at);
+		(void)free_memory(at);
 	}
 	return result == CUDA_SUCCESS ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Wait for the copies of the pieces in [first, end) that are not there yet, in their context. What
- * was not copied as a whole stays where it was. */
+/* Waits for the copies of the pieces in [first, end) that have not moved, in their context. A piece
+ * that was not copied completely stays. */
 static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end, bool out)
 {
 	bool copied = first == end || BEHIND(cuStreamSynchronize)(PER_THREAD) == CUDA_SUCCESS;
@@ -236,7 +231,7 @@ static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end
 
 		if (m->aside[i] == out)
 			continue;
-		if (out == copied && take(at) != CUDA_SUCCESS)
+		if (out == copied && free_memory(at) != CUDA_SUCCESS)
 			all = false;
 		else if (copied)
 			m->aside[i] = out;
@@ -244,7 +239,7 @@ static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end
 	return all ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Move all pieces but what may stay, or as many as can be, or until something else is wanted. */
+/* Moves all pieces but those that may stay, until one fails or the request changes. */
 static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE, last;
@@ -264,8 +259,8 @@ static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out
 			}
 			if (owner != at->block.owner) {
 				if (owner)
-					leave();
-				owner = enter(at->block.owner) ? at->block.owner : 0;
+					pop_context();
+				owner = push_context(at->block.owner) ? at->block.owner : 0;
 			}
 			if (failure == LEDGER_MOVE_DONE)
 				failure = owner ? start(m, at, offset, out) : LEDGER_MOVE_DRIVER;
@@ -278,11 +273,11 @@ static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out
 	if (!owner)
 		return failure;
 	last = finish(m, first, i, out);
-	leave();
+	pop_context();
 	return failure != LEDGER_MOVE_DONE ? failure : last;
 }
 
-/* Where all pieces are, of which none may stay. */
+/* Returns the place of all pieces, if none may stay. */
 static enum ledger_place place_of_all(const struct mover *m)
 {
 	size_t aside = 0;
@@ -292,15 +287,15 @@ static enum ledger_place place_of_all(const struct mover *m)
 	return !aside ? LEDGER_LOCKED : aside == m->count ? LEDGER_ASIDE : LEDGER_BETWEEN;
 }
 
-/* --- the steps -------------------------------------------------------------------------------- */
+/* --- the steps ------------------------------------------------------------------------------ */
 
 static uint64_t calls(void)
 {
 	return __atomic_load_n(process_seen()->gate.calls, __ATOMIC_SEQ_CST);
 }
 
-/* Wait until no work runs in any context. No lock is held: a kernel may wait for what another
- * thread is about to do. */
+/* Waits until no work runs in any context. No lock is held: a kernel may depend on another
+ * thread. */
 static bool wait_for_work(void)
 {
 	uint64_t handles[CONTEXTS];
@@ -308,16 +303,16 @@ static bool wait_for_work(void)
 	bool well = count <= CONTEXTS;
 
 	for (size_t i = 0; well && i < count; i++) {
-		well = enter(handles[i]);
+		well = push_context(handles[i]);
 		if (!well)
 			break;
 		well = BEHIND(cuCtxSynchronize)() == CUDA_SUCCESS;
-		leave();
+		pop_context();
 	}
 	return well;
 }
 
-/* From LEDGER_RUNNING to LEDGER_LOCKED: no call is under way, and no work runs. */
+/* From LEDGER_RUNNING to LEDGER_LOCKED. */
 static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 {
 	struct timespec pace = {.tv_nsec = DRAIN_PACE};
@@ -339,17 +334,17 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	} while (calls() != seen);
 	if (!list_pieces(m))
 		return LEDGER_MOVE_HOST;
-	if (is_few(m))
+	if (is_mostly_fixed(m))
 		return LEDGER_MOVE_FEW;
-	/* Who wants something else has seen, after it wrote that, either that this is locked, or
-	 * that it is not: and then has opened the gate. */
-	be(m, LEDGER_LOCKED);
+	/* After a new request the enforcer sees either that this is locked, or that it is not, and
+	 * then opens the gate. */
+	set_place(m, LEDGER_LOCKED);
 	if (wanted(m) != want)
-		be(m, LEDGER_RUNNING);
+		set_place(m, LEDGER_RUNNING);
 	return LEDGER_MOVE_DONE;
 }
 
-/* Give back host memory beyond what is used, or may be kept. It is unpinned in a context. */
+/* Frees host memory beyond what is used or may be kept. Unpinning needs a context. */
 static void trim(struct mover *m, uint64_t used)
 {
 	uint64_t context, keep = 0;
@@ -358,13 +353,13 @@ static void trim(struct mover *m, uint64_t used)
 		keep = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
 		                       __ATOMIC_RELAXED);
 	if (m->pinned <= (used > keep ? used : keep) || !context_list(&context, 1) ||
-	    !enter(context))
+	    !push_context(context))
 		return;
 	arena_trim(m, used > keep ? used : keep);
-	leave();
+	pop_context();
 }
 
-/* How much of the arena has bytes of pieces. */
+/* Returns the end of the moved bytes in the arena. */
 static uint64_t used_of_arena(const struct mover *m)
 {
 	uint64_t offset = 0, used = 0;
@@ -377,8 +372,8 @@ static uint64_t used_of_arena(const struct mover *m)
 	return used;
 }
 
-/* From LEDGER_LOCKED, or wherever a move has ended, to one of the two places. */
-static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
+/* From LEDGER_LOCKED, or an incomplete move, to one of the two places. */
+static enum ledger_move_failure move_to(struct mover *m, uint8_t want, bool out)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
 
@@ -386,14 +381,13 @@ static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
 		failure = move_all(m, want, out);
 	if (out && failure == LEDGER_MOVE_DONE)
 		trim(m, used_of_arena(m));
-	be(m, out && failure == LEDGER_MOVE_DONE && wanted(m) == want ? LEDGER_ASIDE
-	                                                              : place_of_all(m));
+	set_place(m, out && failure == LEDGER_MOVE_DONE && wanted(m) == want ? LEDGER_ASIDE
+	                                                                     : place_of_all(m));
 	return failure;
 }
 
-/* Give back host memory beyond what may be kept. While the gate is open others are in the driver,
- * and may end the context. */
-static enum ledger_move_failure be_bare(struct mover *m, bool shut)
+/* While the gate is open, other threads may destroy the context. */
+static enum ledger_move_failure drop_host_memory(struct mover *m, bool shut)
 {
 	if (!shut && !gate_enter())
 		return LEDGER_MOVE_BUSY;
@@ -403,7 +397,7 @@ static enum ledger_move_failure be_bare(struct mover *m, bool shut)
 	return LEDGER_MOVE_DONE;
 }
 
-static enum ledger_move_failure towards(struct mover *m, uint8_t want)
+static enum ledger_move_failure take_step(struct mover *m, uint8_t want)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
 	bool was_running = m->is == LEDGER_RUNNING;
@@ -414,23 +408,23 @@ static enum ledger_move_failure towards(struct mover *m, uint8_t want)
 		if (was_running)
 			failure = lock_all(m, want);
 		if (failure == LEDGER_MOVE_DONE && m->is != LEDGER_RUNNING)
-			failure = go(m, want, (want & LEDGER_WANT_PLACE) == LEDGER_ASIDE);
+			failure = move_to(m, want, (want & LEDGER_WANT_PLACE) == LEDGER_ASIDE);
 		return failure;
 	case LEDGER_RUNNING:
 	case LEDGER_BARE:
 		if (!was_running)
-			failure = go(m, want, false);
+			failure = move_to(m, want, false);
 		if (m->is == LEDGER_LOCKED)
-			be(m, LEDGER_RUNNING);
+			set_place(m, LEDGER_RUNNING);
 		if (m->is == LEDGER_RUNNING && (want & LEDGER_WANT_PLACE) == LEDGER_BARE)
-			failure = be_bare(m, !was_running);
+			failure = drop_host_memory(m, !was_running);
 		return failure;
 	default:
 		return LEDGER_MOVE_DRIVER;
 	}
 }
 
-/* --- the thread ------------------------------------------------------------------------------- */
+/* --- the thread ----------------------------------------------------------------------------- */
 
 static void *run(void *unused)
 {
@@ -444,10 +438,10 @@ static void *run(void *unused)
 
 	(void)unused;
 	(void)prctl(PR_SET_NAME, "gpuslice");
-	/* What this thread does while the gate is open spoils no recording of the program's. */
+	/* Calls while the gate is open must not invalidate the program's captures. */
 	if (DRIVER_HAS(cuThreadExchangeStreamCaptureMode))
 		(void)BEHIND(cuThreadExchangeStreamCaptureMode)(&mode);
-	be(m, LEDGER_RUNNING);
+	set_place(m, LEDGER_RUNNING);
 	for (;;) {
 		uint8_t want = wanted(m);
 		enum ledger_move_failure failure;
@@ -464,7 +458,7 @@ static void *run(void *unused)
 			syscall(SYS_futex, &m->stopped, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
 			continue;
 		}
-		failure = towards(m, want);
+		failure = take_step(m, want);
 		lock_give(&m->lock);
 		if (wanted(m) != want)
 			continue;
@@ -496,7 +490,7 @@ void mover_begin(struct ledger_lane *lane)
 	struct ledger_move *none = NULL;
 	pthread_t thread;
 
-	/* A driver of another namespace has another C library, and this thread none of its data. */
+	/* A driver of another namespace has another C library, without data for this thread. */
 	if (!lane->move.want || library_cuda.namespace || !process_seen()->gate.calls ||
 	    !__atomic_compare_exchange_n(&m->move, &none, &lane->move, false, __ATOMIC_ACQ_REL,
 	                                 __ATOMIC_RELAXED))
@@ -521,8 +515,7 @@ void mover_return(void)
 		if ((want & LEDGER_WANT_PLACE) == LEDGER_RUNNING && answered == want &&
 		    __atomic_load_n(&m->is, __ATOMIC_SEQ_CST) == LEDGER_RUNNING)
 			return;
-		/* Nobody else writes there any more, but other threads do: one of them is enough.
-		 */
+		/* Only other threads of this process write here now: one of them suffices. */
 		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING || answered == want) {
 			next = ledger_want(want, LEDGER_RUNNING);
 			if (__atomic_compare_exchange_n(&move->want, &want, next, false,

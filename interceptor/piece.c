@@ -13,7 +13,7 @@ static CUmemAllocationProp properties_of(CUdevice ordinal)
 	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}};
 }
 
-/* Whether the device's memory is mapped in blocks, as this is written for. */
+/* Reports whether the device's memory is mapped in blocks, as needed here. */
 static bool in_blocks(CUdevice ordinal)
 {
 	CUmemAllocationProp properties = properties_of(ordinal);
@@ -27,10 +27,10 @@ static bool in_blocks(CUdevice ordinal)
 	       BLOCK_BYTES % granularity == 0;
 }
 
-/* Another device could be given access to cuMemAlloc's memory, and would have none to a piece. */
+/* A peer device can have access to memory of cuMemAlloc, but would have none to a piece. */
 bool piece_suits(CUdevice ordinal, uint64_t bytes)
 {
-	static unsigned char known; /* 0 not yet, 1 no, 2 yes: of the one device */
+	static unsigned char known; /* 0 unknown, 1 no, 2 yes */
 
 	if (bytes < PIECE_LEAST || !process_seen()->gate.moves || !process_has_one_device())
 		return false;
@@ -39,7 +39,7 @@ bool piece_suits(CUdevice ordinal, uint64_t bytes)
 	return __atomic_load_n(&known, __ATOMIC_RELAXED) == 2;
 }
 
-/* The mapping holds the memory: with no handle to it, it is gone when it is unmapped. */
+/* Without a handle, unmapping frees the memory. */
 CUresult piece_map(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 {
 	CUmemAllocationProp properties = properties_of(ordinal);
@@ -111,7 +111,7 @@ static CUresult wait_for(uint64_t owner)
 	return result;
 }
 
-/* What was freed while work was recorded. */
+/* Those freed during a capture. */
 static void end_freed(void)
 {
 	struct block_at at;
@@ -128,7 +128,7 @@ static CUresult free_behind(CUdeviceptr pointer)
 
 	if (!block_find_piece(pointer, &block))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
-	/* To wait would spoil the recording: the next that is freed ends this one, too. */
+	/* Waiting would invalidate the capture: the next free ends this piece too. */
 	if (gate_is_leaving() || recording_any())
 		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	result = wait_for(block.owner);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linear memory that can leave the device and come back to the same address, in slices that move
- * themselves: what the driver would take for cuMemAlloc is created and mapped by its virtual memory
- * management instead. Neither costs more (driver observation, H100, 580.159.04: 40 us for 2 MiB,
- * where cuMemAlloc takes 93), and kernels run as fast on it.
+ * Linear memory that can leave the device and return to the same address, in slices with processes
+ * that move themselves: made by the driver's virtual memory management instead of cuMemAlloc. That
+ * costs no more (driver observation, H100, 580.159.04: 40 us for 2 MiB, where cuMemAlloc takes 93),
+ * and kernels run as fast.
  *
- * All that makes, ends or moves a piece passes the gate once, as a whole, and calls the driver
- * behind it: so whoever has shut the gate finds no piece half made.
+ * Functions that make, end or move a piece pass the gate once, as a whole, and call the driver
+ * behind it. So no piece is incomplete while the gate is shut.
  */
 #ifndef GPUSLICE_PIECE_H
 #define GPUSLICE_PIECE_H
@@ -14,34 +14,33 @@
 #include "block.h"
 #include "table.h"
 
-/* The least that is made so: smaller memory lies in a block with other. */
+/* The minimum: smaller memory shares a block. */
 #define PIECE_LEAST BLOCK_BYTES
 
-/* The driver's function behind the gate's stub; and a function of ours that passes the gate, and is
- * behind it. */
+/* The driver's function without the gate; a function of ours run as one call behind it. */
 #define BEHIND(name) ((__typeof__(&name))gate_behind((void *)DRIVER(name)))
 #define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
 
-/* Whether memory of that size is made so, of this process. */
+/* Reports whether this process allocates that size as a piece. */
 bool piece_suits(CUdevice ordinal, uint64_t bytes);
 
-/* cuMemAlloc_v2, for which `bytes`, a multiple of BLOCK_BYTES, were charged; the block is noted. */
+/* cuMemAlloc_v2, with `bytes`, a multiple of BLOCK_BYTES, charged already. Records the block. */
 CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes);
 
-/* cuMemFree of what block_leave() said to be a piece; what was charged is given back. */
+/* cuMemFree of what block_leave() found to be a piece. Releases its charge. */
 CUresult piece_free(CUdeviceptr pointer);
 
-/* True of the function behind the gate that piece_free() calls. */
+/* Reports whether it is the function that piece_free() runs behind the gate. */
 bool piece_is_free(const void *function);
 
-/* An owner is gone: end its pieces, for the driver does not. Before block_owner_gone(). */
+/* Ends a gone context's pieces, since the driver does not. Before block_owner_gone(). */
 void piece_owner_gone(uint64_t owner);
 
-/* Whether the address is in a piece. `lent` is the call that would lend it to others, which the
- * program is told: its memory would not be where they look for it. */
+/* Reports whether the address is in a piece. `lent` names a call that would share it, for a
+ * warning: others would not find the memory. */
 bool piece_has(CUdeviceptr address, const char *lent);
 
-/* Behind the gate: memory for the addresses of a piece, and no memory. */
+/* Behind the gate: back the addresses of a piece with memory, or free that. */
 CUresult piece_map(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
 CUresult piece_unmap(CUdeviceptr pointer, uint64_t bytes);
 

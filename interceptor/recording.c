@@ -114,7 +114,7 @@ static bool records(uint64_t key, const struct recording *recording)
 	CUresult result;
 	int status = 0;
 
-	/* Another thread's own stream has no name here. */
+	/* A default stream of another thread has no handle here. */
 	if (recording->thread && key != process_this_thread())
 		return is_alive(recording->thread);
 	result = BEHIND(cuCtxPushCurrent_v2)(context);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams that record work for graphs. A recording ends by more than cuStreamEndCapture: with its
- * stream, its context, its thread. A stream is noted when it begins one, and cuStreamIsCapturing
- * says whether it still records.
+ * Streams that capture work for graphs. A capture also ends with its stream, context or thread: a
+ * stream is recorded when it begins one, and cuStreamIsCapturing checks it later.
  */
 #ifndef GPUSLICE_RECORDING_H
 #define GPUSLICE_RECORDING_H
@@ -15,7 +14,7 @@
 
 struct recording {
 	uint64_t context;
-	uint32_t thread; /* that has the stream as its own default one; 0: any may use the stream */
+	uint32_t thread; /* the thread whose default stream it is; 0: any */
 };
 
 struct recordings {
@@ -27,13 +26,13 @@ struct recordings {
 void recording_began(CUstream stream, bool per_thread);
 void recording_ended(CUstream stream, bool per_thread);
 
-/* Around the end of a stream: false if it is not noted. */
+/* Around the end of a stream. False if it is not recorded. */
 bool recording_take(CUstream stream, struct recording *recording);
 void recording_put(CUstream stream, const struct recording *recording);
 
 void recording_context_gone(uint64_t context);
 
-/* True if any stream records. Call it behind the gate. */
+/* Called behind the gate. */
 bool recording_any(void);
 
 #endif

@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-/* The C library's function: in libpthread before glibc 2.34. */
+/* In libpthread before glibc 2.34. */
 static void *find(const char *name)
 {
 	static const char *const names[] = {"libc.so.6", "libpthread.so.0"};
@@ -27,7 +27,7 @@ bool threads_begin(pthread_t *thread, void *(*run)(void *), void *argument)
 	sigset_t all, before;
 	bool begun;
 
-#ifdef __SANITIZE_THREAD__ /* which has to know each thread */
+#ifdef __SANITIZE_THREAD__ /* it must know each thread */
 	create = pthread_create;
 #else
 	*(void **)&create = find("pthread_create");
@@ -46,5 +46,5 @@ void threads_join(pthread_t thread)
 	__typeof__(&pthread_join) join = NULL;
 
 	*(void **)&join = find("pthread_join");
-	(void)join(thread, NULL); /* it is where pthread_create() is */
+	(void)join(thread, NULL); /* pthread_join is present where pthread_create is */
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads of the interceptor's own in the program's process. They are the C library's, so that the
- * driver can be called in them, and no signal of the program's is handled there.
+ * Threads of the interceptor. The C library makes them, so that they can call the driver. They
+ * handle no signals of the program.
  */
 #ifndef GPUSLICE_THREADS_H
 #define GPUSLICE_THREADS_H
@@ -9,10 +9,10 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* False if there is none. */
+/* Returns false if no thread can be made. */
 bool threads_begin(pthread_t *thread, void *(*run)(void *), void *argument);
 
-/* Wait until it has ended, which has to be done once. */
+/* Waits for the end. Required once per thread. */
 void threads_join(pthread_t thread);
 
 #endif
