@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that processes share. Its maker is charged for it, also when that has let go of it and
- * others have not (handover.h); a process of the same slice that opens it is not. From outside the
- * slice it is charged at its size, as long as it is open.
+ * Memory shared between processes. Its maker is charged, even after it has freed it while others
+ * keep it (handover.h); other processes of the slice are not. Memory from outside the slice is
+ * charged at its size while open.
  *
- * When its maker dies while it is open elsewhere, it stays, and is charged to the process that has
- * it open.
+ * If its maker dies, a process that has it open is charged.
  */
 #include "block.h"
 #include "context.h"
@@ -41,7 +40,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 	return DRIVER(cuMemGetHandleForAddressRange)(handle, pointer, bytes, type, flags);
 }
 
-/* Its lender may know before it is open, its size only afterwards. */
+/* The lender may be known before it is opened, the size only afterwards. */
 static struct import *begin_opening(const CUipcMemHandle *handle)
 {
 	return import_begin(lender_of_name(handle), process_current_ordinal(), -1, handle);
@@ -59,7 +58,7 @@ static uint64_t size_at(CUdeviceptr pointer)
 
 static CUresult opened(CUresult result, CUdeviceptr *pointer, struct import *import)
 {
-	/* Open already: the driver counts, and so do we. */
+	/* Already open: the driver counts the opens, and so does this. */
 	if (result != CUDA_SUCCESS || hold_open(*pointer)) {
 		import_end(import);
 		return result;
@@ -169,7 +168,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	return result;
 }
 
-/* Nothing can be allocated from an import (driver observation), and the exporter pays. */
+/* Nothing can be allocated from an import (driver observation), and the exporter is charged. */
 CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
                                             unsigned long long flags)
 {
@@ -182,7 +181,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 	return result;
 }
 
-/* The steps of a pool's memory that an allocation takes, if it begins with one. */
+/* Returns the pool's steps under an allocation, if it begins with one. */
 static uint64_t steps_at(CUdeviceptr pointer)
 {
 	return (size_at(pointer) + POOL_STEP - 1) & ~(POOL_STEP - 1);
@@ -231,7 +230,7 @@ static struct import *begin_external(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *des
 	                     ? description->handle.fd
 	                     : -1;
 
-	/* Look before the call: the driver takes over the descriptor. */
+	/* Before the call, since the driver takes over the descriptor. */
 	return import_begin(lender_of_file(descriptor), ordinal, descriptor, NULL);
 }
 
@@ -270,7 +269,7 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 	return release_or_hold(DRIVER(cuDestroyExternalMemory)(memory), key, &import);
 }
 
-/* A part of external memory holds all of it, without its handle, too. */
+/* A mapped part keeps all of the memory, even without its handle. */
 static CUresult mapped(CUresult result, CUexternalMemory memory, uint64_t key)
 {
 	struct import *import =

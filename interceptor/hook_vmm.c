@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Physical memory and its mappings. cuMemCreate takes device memory; it goes back when all handles
- * to it are released *and* all mappings of it are gone (driver observation: create, map, release
- * still holds it). Reserved addresses cost nothing.
+ * Physical memory and its mappings. cuMemCreate's memory is freed when all its handles are released
+ * and all its mappings are gone (driver observation). Reserved addresses cost nothing.
  */
 #include "grant.h"
 #include "movable.h"
@@ -113,7 +112,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	return CUDA_SUCCESS;
 }
 
-/* (Of the host the driver tells the device's own access: an observation.) */
+/* (For the host's access the driver reports the device's own: an observation.) */
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *list,
                         size_t count)
 {
@@ -128,7 +127,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 {
 	CUresult result;
 
-	/* As the driver says of what cuMemAlloc made. */
+	/* As the driver does for memory of cuMemAlloc. */
 	if (piece_has((CUdeviceptr)(uintptr_t)address, NULL))
 		return CUDA_ERROR_INVALID_VALUE;
 	result = movable_retain(handle, address);

@@ -13,7 +13,7 @@ static struct imports *imports(void)
 	return &state_of(process_get())->imports;
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static struct import *new_import(struct imports *all)
 {
 	struct import *import = all->free;
@@ -26,7 +26,7 @@ static struct import *new_import(struct imports *all)
 	return import == MAP_FAILED ? NULL : import;
 }
 
-/* With the lock held: note that the name is open here, or not any more. */
+/* Called with the lock held. */
 static bool open_name(struct imports *all, uint64_t name)
 {
 	uint32_t *count = map_put(&all->opened, name, NULL);
@@ -46,8 +46,8 @@ static void close_name(struct imports *all, uint64_t name)
 	lender_unnote(name, LENDER_OPEN);
 }
 
-/* With the lock held: its lender need not know of it any more. */
-static void part_from_lender(struct imports *all, struct import *import)
+/* Called with the lock held. The lender need not detect it any more. */
+static void remove_marks(struct imports *all, struct import *import)
 {
 	if (import->descriptor)
 		fileset_close(import->descriptor);
@@ -87,10 +87,10 @@ struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, c
 	return import;
 }
 
-/* With the lock held: this process pays from now on. */
+/* Called with the lock held. Charges this process from now on. */
 static void take_over(struct imports *all, struct import *import)
 {
-	part_from_lender(all, import);
+	remove_marks(all, import);
 	import->charged = import->bytes;
 	if (import->ordinal >= 0)
 		process_charge_anyway(import->ordinal, import->charged, KIND_MEMORY);
@@ -168,7 +168,7 @@ void import_end(struct import *import)
 		*link = import->next;
 		if (import->charged)
 			process_release(import->ordinal, import->charged, KIND_MEMORY);
-		part_from_lender(all, import);
+		remove_marks(all, import);
 		import->next = all->free;
 		all->free = import;
 	}

@@ -4,13 +4,13 @@
 #include <sys/mman.h>
 
 /*
- * A map begins with 512 entries and grows fourfold, its pages made at once: taking them by faults,
- * and growing by less, doubled the cost of the first 20,000 allocations.
+ * 512 entries first, then fourfold, with all pages populated: page faults and smaller steps doubled
+ * the cost of the first 20,000 allocations.
  */
 #define FIRST_BITS 9
 #define GROW_BITS 2
 
-/* How many entries it has, in use or free. */
+/* Returns the number of entries, in use or free. */
 static uint64_t room(const struct map *map)
 {
 	return map->entries ? 1ull << (64 - map->shift) : 0;
@@ -21,7 +21,7 @@ static size_t bytes_of(const struct map *map, size_t size)
 	return map_stride(size) * room(map) + sizeof(uint64_t);
 }
 
-/* The place of `key`, or the free one where it belongs. There is always a free one. */
+/* Returns the place of `key`, or the free one where it belongs. */
 static uint64_t place(const struct map *map, uint64_t key, size_t size)
 {
 	uint64_t mask = room(map) - 1, i = map_home(map, key);
@@ -66,7 +66,7 @@ void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh)
 {
 	uint64_t *entry;
 
-	/* At most three quarters full; if it cannot grow, go on until one entry is left free. */
+	/* At most three quarters full. If it cannot grow, one entry stays free. */
 	if (map->count >= map->full)
 		(void)grow(map, size);
 	if (!map->entries || !key)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A map from addresses and handles to what is known about them, typed by its values:
+ * A map from addresses or handles to values:
  *
  *     MAP(struct mapping) mappings;
  *     struct mapping *found = map_find(&mappings, address);
  *
- * Its owner has a lock that guards it; a pointer to a value holds until the map is changed. All
- * zero is an empty map. Open addressing with linear probing; its memory is mapped, not allocated:
- * the program may have its own malloc(), and may be inside it.
+ * The caller locks it. A pointer to a value is valid until the map changes. All zero is an empty
+ * map. Open addressing, linear probing. Its memory is from mmap(): the program's own malloc() may
+ * be the caller.
  */
 #ifndef GPUSLICE_MAP_H
 #define GPUSLICE_MAP_H
@@ -18,10 +18,10 @@
 #include <string.h>
 
 struct map {
-	unsigned char *entries; /* each a key, never 0, and a value */
-	uint32_t shift;         /* room for 1 << (64 - shift) of them, if `entries` is not NULL */
+	unsigned char *entries; /* each a nonzero key and a value */
+	uint32_t shift;         /* room for 1 << (64 - shift) entries */
 	uint32_t count;
-	uint32_t full; /* at so many it grows */
+	uint32_t full; /* the count at which it grows */
 };
 
 #define MAP(type)                                                                                  \
@@ -30,43 +30,37 @@ struct map {
 		type *value; /* for its type only */                                               \
 	}
 
-/* The value of `key`, or NULL. */
 #define map_find(m, key) ((__typeof__((m)->value))map_find_(&(m)->map, key, sizeof(*(m)->value)))
 
-/* The value of `key`, all zero if there was none: then *fresh, if not NULL, is set. NULL if there
- * is no memory for it. */
+/* Returns the value of `key`. A new one is all zero, and sets *fresh if that is not NULL. Returns
+ * NULL without memory. */
 #define map_put(m, key, fresh)                                                                     \
 	((__typeof__((m)->value))map_put_(&(m)->map, key, sizeof(*(m)->value), fresh))
 
-/*
- * The same where there is nothing to search for: *value is that of a key in its home, or of one
- * that could be put there, and then what it holds is what was there before. NULL: ask those above.
- */
+/* Fast paths without probing: the value of a key in its home, or of one put there, with its old
+ * content. NULL: use those above. */
 #define map_find_home(m, key)                                                                      \
 	((__typeof__((m)->value))map_find_home_(&(m)->map, key, sizeof(*(m)->value)))
 #define map_put_home(m, key)                                                                       \
 	((__typeof__((m)->value))map_put_home_(&(m)->map, key, sizeof(*(m)->value)))
 
-/* Take out what map_find() or map_put() returned. */
+/* Removes what map_find() or map_put() returned. */
 #define map_remove(m, found) map_remove_(&(m)->map, found, sizeof(*(m)->value))
 
-/*
- * All values, in no order: `for (at = NULL; (at = map_next(m, at));)`. The one at hand may be taken
- * out: then go on with map_before(m, at), since what moves into its place is next.
- */
+/* Iterates over all values, in no order: `for (at = NULL; (at = map_next(m, at));)`. After removing
+ * the current one, continue from map_before(m, at), since another may take its place. */
 #define map_next(m, at) ((__typeof__((m)->value))map_next_(&(m)->map, at, sizeof(*(m)->value)))
 #define map_before(m, at) ((__typeof__((m)->value))map_before_(&(m)->map, at, sizeof(*(m)->value)))
 
-/* Give the map's memory back; it is empty then. */
+/* Frees the memory; the map is empty then. */
 #define map_end(m) map_end_(&(m)->map, sizeof(*(m)->value))
 
-/* The key of a value. */
 static inline uint64_t map_key(const void *value)
 {
 	return ((const uint64_t *)value)[-1];
 }
 
-/* What is not the usual case: the key is not in its home, or the map may have to grow. */
+/* The key is not in its home, or the map may have to grow. */
 void *map_find_far_(const struct map *map, uint64_t key, size_t size);
 void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh);
 void map_close_gap_(struct map *map, uint64_t *entry, size_t size);
@@ -79,8 +73,8 @@ static inline size_t map_stride(size_t size)
 	return sizeof(uint64_t) + ((size + 7) & ~(size_t)7);
 }
 
-/* Device addresses differ in their middle bits, handles in their low ones: multiply (Knuth's
- * golden ratio constant) and use the high bits. */
+/* Device addresses differ in their middle bits, handles in their low ones: multiply (Knuth's golden
+ * ratio constant) and use the high bits. */
 static inline uint64_t map_home(const struct map *map, uint64_t key)
 {
 	return (key * 0x9e3779b97f4a7c15ull) >> map->shift;
@@ -91,7 +85,7 @@ static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
 	return (uint64_t *)(void *)(map->entries + i * map_stride(size));
 }
 
-/* Where `key` is, most often, or what has taken its place. */
+/* Returns the home of `key`, which may have another key. */
 static inline uint64_t *map_at_home(const struct map *map, uint64_t key, size_t size)
 {
 	return map_at(map, map_home(map, key), size);
@@ -144,14 +138,14 @@ static inline void *map_put_(struct map *map, uint64_t key, size_t size, bool *f
 	return memset(value, 0, size);
 }
 
-/* Free the entry; those behind it move up that could not get their place because of it. */
+/* Frees the entry, and moves up later ones displaced by it. */
 static inline void map_remove_(struct map *map, void *value, size_t size)
 {
 	uint64_t *entry = (uint64_t *)value - 1;
 
 	*entry = 0;
 	map->count--;
-	/* Behind the last there is one that is never free. */
+	/* An entry that is never free follows the last. */
 	if (__builtin_expect(entry[map_stride(size) / sizeof(*entry)] != 0, 0))
 		map_close_gap_(map, entry, size);
 }

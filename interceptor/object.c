@@ -6,14 +6,14 @@
 
 #include <sys/mman.h>
 
-#define CHUNK ((size_t)64 * 1024) /* bytes of objects that are mapped at one time */
+#define CHUNK ((size_t)64 * 1024) /* bytes of objects mapped at a time */
 
 static struct objects *objects(void)
 {
 	return &state_of(process_get())->objects;
 }
 
-/* --- objects, with the lock held ------------------------------------------------------------- */
+/* --- objects, with the lock held ------------------------------------------------------------ */
 
 static struct object *new_object(struct objects *all)
 {
@@ -34,7 +34,6 @@ static struct object *new_object(struct objects *all)
 	return object;
 }
 
-/* Make it what `what` says, with no reference yet. */
 static void begin(struct objects *all, struct object *object, const struct object *what)
 {
 	*object = *what;
@@ -45,7 +44,6 @@ static void begin(struct objects *all, struct object *object, const struct objec
 static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
                        uint64_t bytes);
 
-/* Nothing refers to it any more. */
 static void end(struct objects *all, struct object *object)
 {
 	object->serial = 0;
@@ -53,7 +51,7 @@ static void end(struct objects *all, struct object *object)
 	all->free = object;
 }
 
-/* One reference less of memory: what nothing refers to is given back. */
+/* Drops a reference to memory. The last one releases the bytes. */
 static void drop_memory(struct objects *all, struct object *object)
 {
 	if (--object->references > object->exports)
@@ -68,7 +66,7 @@ static void drop_memory(struct objects *all, struct object *object)
 	end(all, object);
 }
 
-/* The same of any object: a multicast object's last one takes what is bound to it. */
+/* Drops a reference to any object. The last one to a multicast object drops its bindings. */
 static void drop(struct objects *all, struct object *object)
 {
 	if (object->ordinal < 0 && object->references == 1)
@@ -82,7 +80,7 @@ static void add_handle(struct objects *all, struct object *object,
 	struct handle *handle = map_put(&all->handles, value, NULL);
 
 	object->references++;
-	/* If it cannot be remembered, its release is not seen: the bytes stay charged. */
+	/* If it cannot be recorded, its bytes stay charged. */
 	if (handle && handle->object == object) {
 		handle->uses++;
 	} else if (handle) {
@@ -109,7 +107,7 @@ static struct object *find_mapped(struct objects *all, CUdeviceptr address)
 	return NULL;
 }
 
-/* --- handles --------------------------------------------------------------------------------- */
+/* --- handles -------------------------------------------------------------------------------- */
 
 static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 {
@@ -117,7 +115,7 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 	struct object *object;
 
 	lock_take(&all->lock);
-	/* What is remembered was begun by objects(). Where memory moves, all pass by movable.h. */
+	/* objects() has initialised the state. If memory moves, no call may bypass movable.h. */
 	__atomic_store_n(&all->usual, at_hand.wiped && !process_seen()->gate.moves,
 	                 __ATOMIC_RELAXED);
 	object = new_object(all);
@@ -164,9 +162,9 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle va
 	lock_take(&all->lock);
 	handle = map_find(&all->handles, value);
 	if (handle) {
-		/* Out of the map before the driver may give the value to another object. Its
-		 * reference stays until the driver has answered, but for the last one: nobody else
-		 * can find what nothing refers to. */
+		/* Removed before the driver may reuse the value. The reference stays until the
+		 * driver has answered, except the last one: no other thread can find the object
+		 * then. */
 		object = handle->object;
 		if (!--handle->uses)
 			map_remove(&all->handles, handle);
@@ -201,7 +199,7 @@ void object_released(const struct releasing *releasing, CUmemGenericAllocationHa
 	handover_look();
 }
 
-/* --- exports --------------------------------------------------------------------------------- */
+/* --- exports -------------------------------------------------------------------------------- */
 
 static struct object *add_export(struct object *object)
 {
@@ -259,7 +257,7 @@ bool object_waits(const struct object *object)
 	return so;
 }
 
-/* --- mappings -------------------------------------------------------------------------------- */
+/* --- mappings ------------------------------------------------------------------------------- */
 
 static struct mapping *note_mapping(struct objects *all, struct object *object, CUdeviceptr address,
                                     uint64_t bytes)
@@ -267,18 +265,15 @@ static struct mapping *note_mapping(struct objects *all, struct object *object, 
 	bool fresh = false;
 	struct mapping *mapping = map_put(&all->mapped, address, &fresh);
 
-	/* One that is there already is the driver's to refuse. */
+	/* The driver refuses an address that is mapped already. */
 	if (!fresh)
 		return NULL;
 	*mapping = (struct mapping){object, bytes};
 	return mapping;
 }
 
-/*
- * For the usual cases: false if the lock is held, nothing was made yet, or these may be another
- * process's. The compiler is not told which address *all is: reaching all fields by one register
- * makes the code a cache line shorter.
- */
+/* Fails if the lock is held, no object was made yet, or the state may be another process's. The asm
+ * hides the address, so that one register reaches all fields: a cache line less of code. */
 static inline __attribute__((always_inline)) bool try_lock(struct objects **all)
 {
 	*all = &state.objects;
@@ -309,7 +304,7 @@ struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
 	return object;
 }
 
-/* The driver does not tell the size of an import: each mapping is charged before the call. */
+/* The size of an import is unknown: each mapping is charged before the call. */
 bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
                 CUmemGenericAllocationHandle handle)
 {
@@ -356,7 +351,7 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
 	lock_give(&all->lock);
 }
 
-/* All mappings in the range, of which there is not just one. */
+/* For a range without exactly one mapping. */
 static __attribute__((noinline)) void take_several(struct objects *all, struct unmapping *unmapping,
                                                    CUdeviceptr address, uint64_t bytes)
 {
@@ -372,7 +367,7 @@ static __attribute__((noinline)) void take_several(struct objects *all, struct u
 		unmapping->any_several = true;
 		kept = map_put(&unmapping->several, map_key(at), NULL);
 		if (!kept)
-			continue; /* it stays known, and charged */
+			continue; /* it stays recorded and charged */
 		*kept = *at;
 		at = map_before(&all->mapped, at);
 		map_remove(&all->mapped, gone);
@@ -447,9 +442,9 @@ static void end_mapping(struct objects *all, CUdeviceptr address, const struct m
 		*again = *was;
 }
 
-/* The driver refused it after its reference was given back. Who else had one may have given it
- * back, too, meanwhile, and the charge with it. */
-static void take_back(struct objects *all, struct unmapping *unmapping)
+/* The driver refused the call after the reference was dropped. Other references may have been
+ * dropped since, and the charge released. */
+static void restore_reference(struct objects *all, struct unmapping *unmapping)
 {
 	struct object *object = unmapping->one.object;
 
@@ -482,7 +477,7 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 		return;
 	lock_take(&all->lock);
 	if (unmapping->one.object && unmapping->serial) /* the driver refused it */
-		take_back(all, unmapping);
+		restore_reference(all, unmapping);
 	if (unmapping->one.object)
 		end_mapping(all, unmapping->address, &unmapping->one, result);
 	while (unmapping->any_several && (at = map_next(&unmapping->several, at)))
@@ -493,9 +488,9 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 		map_end(&unmapping->several);
 }
 
-/* --- bindings -------------------------------------------------------------------------------- */
+/* --- bindings ------------------------------------------------------------------------------- */
 
-/* With the lock held. */
+/* Called with the lock held. */
 static void unbind(struct objects *all, uint64_t part)
 {
 	struct binding *binding = map_find(&all->bound, part);
@@ -538,7 +533,7 @@ void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint6
 	object = address ? find_mapped(all, address) : find(all, handle);
 	key = part(data, object ? object->ordinal : -1);
 	if (object)
-		object->references++; /* first: it may be what is bound there already */
+		object->references++; /* first, since it may be the object bound there already */
 	unbind(all, key);
 	if (object) {
 		binding = map_put(&all->bound, key, NULL);
