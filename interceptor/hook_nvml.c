@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory that NVML shows to programs: the slice as the card, by the same figures as CUDA.
+ * The memory that NVML shows: the slice as the card, with CUDA's figures.
  *
- * NVML's total is more than CUDA's by what the driver keeps for itself (480 MiB on an H100). The
- * first form counts that as used, the second names it `reserved`; what is free is the same in all
- * of them. So a quota that is smaller than the card by at least that much has nothing reserved, and
- * one as large as the card shows the card.
+ * NVML's total exceeds CUDA's by the driver's own memory (480 MiB on an H100), which nvmlMemory_t
+ * counts as used, nvmlMemory_v2_t as `reserved`; `free` is the same. A quota smaller than the card
+ * by at least that shows nothing reserved, one as large as the card shows the card.
  */
 #include "nvml.h"
 #include "view.h"
 
-/* False if the device is shown as it is. */
+/* Returns false if the device is shown unchanged. */
 static bool look(nvmlDevice_t device, struct view *view)
 {
 	struct process *process = process_attached();
@@ -45,7 +44,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	result = NVML(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 	if (result != NVML_SUCCESS || !memory || !look(device, &view))
 		return result;
-	/* What programs get of the card, together: CUDA's total. */
+	/* The card's memory available to programs: CUDA's total. */
 	granted = memory->total - least(memory->reserved, memory->total);
 	granted = least(granted, view.total);
 	memory->total = least(memory->total, view.total);

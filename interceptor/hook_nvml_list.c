@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The processes that NVML shows to programs: those of the slice.
+ * Reduces NVML's lists of processes to those of the slice, which have a lane in the ledger. Some
+ * drivers omit a container's processes, so a lane that holds memory is added to the list of compute
+ * processes.
  *
- * Of NVML's own lists those entries stay whose process has a lane in the ledger. Some drivers leave
- * a container's processes out: a lane that holds memory and is not listed is added to the list of
- * those that compute, with what it holds by the ledger.
- *
- * A process that is in no slice is shown nobody. In record mode, as on a device without a UUID, all
- * is shown as it is.
+ * A process in no slice sees none. In record mode, and for a device without a UUID, lists are
+ * unchanged.
  */
 #include "nvml_who.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#define UNTOUCHED ((nvmlReturn_t)-1) /* no answer of NVML's: ask it with the caller's arguments */
+#define UNTOUCHED ((nvmlReturn_t)-1) /* not a result of NVML: pass the call on */
 
 static uint32_t pid_at(const unsigned char *at)
 {
@@ -24,24 +22,23 @@ static uint32_t pid_at(const unsigned char *at)
 	return pid;
 }
 
-/* --- lists of who holds how much -------------------------------------------------------------- */
+/* --- lists of processes and their memory ---------------------------------------------------- */
 
-/* An entry begins with pid, padding, bytes held. What follows differs. */
+/* An entry begins with pid, padding, bytes held. The rest differs. */
 #define PID_AT 0
 #define ENTRY_MOST 64 /* bytes; more than any driver's entry has */
 #define UNWRITTEN 0xa5
-#define LIST_TRIES 8 /* with more room each time, for a list that grows while it is asked for */
+#define LIST_TRIES 8 /* with more room each: the list may grow meanwhile */
 
-/* One of NVML's list functions with a place for the answer. */
 struct list {
 	nvmlDevice_t device;
-	void *function; /* one of those that take a count and an array, or NULL: the detail list */
+	void *function;             /* takes a count and an array; NULL: the detail list */
 	unsigned int version, mode; /* of the detail list */
-	bool compute;               /* processes that compute belong in it */
+	bool compute;               /* includes compute processes */
 	size_t stride;              /* bytes of an entry, by NVML's reference */
 };
 
-static nvmlReturn_t ask(const struct list *list, unsigned int *count, void *infos)
+static nvmlReturn_t call_nvml(const struct list *list, unsigned int *count, void *infos)
 {
 	nvmlReturn_t (*function)(nvmlDevice_t, unsigned int *, void *);
 	nvmlProcessDetailList_v1_t detail;
@@ -57,10 +54,8 @@ static nvmlReturn_t ask(const struct list *list, unsigned int *count, void *info
 	return result;
 }
 
-/*
- * How long an entry is. Drivers differ under one name (the first ones of R535 wrote 32 bytes where
- * those before and after write 24), and a caller that meets such a driver is made for it.
- */
+/* Returns the size of an entry. Drivers differ under one name (the first of R535 wrote 32 bytes,
+ * those before and after 24), and their callers expect it. */
 static size_t stride_of(const unsigned char *entries, size_t size, unsigned int count,
                         size_t expected)
 {
@@ -71,7 +66,7 @@ static size_t stride_of(const unsigned char *entries, size_t size, unsigned int 
 	return expected;
 }
 
-/* Where the answer is gathered: the caller's array, which may be too small. */
+/* The caller's array, which may be too small. */
 struct gathered {
 	unsigned char *out;
 	unsigned int room, count;
@@ -84,12 +79,11 @@ static void gather(struct gathered *to, const void *entry, size_t stride)
 	to->count++;
 }
 
-/* Which lanes NVML listed: a bit each. */
+/* The lanes that NVML listed: a bit each. */
 struct listed {
 	uint64_t bits[LEDGER_LANES / 64 + 1];
 };
 
-/* Of NVML's entries, those of the slice. */
 static void gather_listed(const struct who *who, unsigned char *entries, unsigned int count,
                           size_t stride, struct listed *listed, struct gathered *to)
 {
@@ -107,7 +101,6 @@ static void gather_listed(const struct who *who, unsigned char *entries, unsigne
 	}
 }
 
-/* Whoever else of the slice holds memory. */
 static void gather_others(const struct who *who, const struct listed *listed, size_t stride,
                           struct gathered *to)
 {
@@ -129,7 +122,7 @@ static void gather_others(const struct who *who, const struct listed *listed, si
 	}
 }
 
-/* Gather the slice's part of an answer with room for *count entries; *count becomes NVML's. */
+/* Adds the slice's part of a list with room for *count entries. *count becomes NVML's. */
 static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsigned int *count,
                                   struct gathered *to)
 {
@@ -144,7 +137,7 @@ static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsi
 	if (entries == MAP_FAILED)
 		return NVML_ERROR_MEMORY;
 	memset(entries, UNWRITTEN, size);
-	result = ask(list, count, entries);
+	result = call_nvml(list, count, entries);
 	if (result == NVML_SUCCESS) {
 		*count = *count < room ? *count : room;
 		stride = stride_of(entries, size, *count, list->stride);
@@ -157,8 +150,8 @@ static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsi
 	return result;
 }
 
-/* The slice's part of a list, by the protocol of NVML's reference: *count is the room, and becomes
- * how many there are; with too little room nothing else is told. */
+/* Follows NVML's reference: *count is the room, and becomes the number of entries, the only result
+ * if the room is too small. */
 static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void *infos)
 {
 	struct gathered to = {.out = infos, .room = *count};
@@ -166,7 +159,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 	unsigned int room = 256;
 	struct who who;
 
-	/* Room without an array is for NVML to refuse. */
+	/* NVML refuses room without an array. */
 	if ((!infos && to.room) || !who_look(list->device, &who))
 		return UNTOUCHED;
 	for (int tries = 0; tries < LIST_TRIES; tries++) {
@@ -175,7 +168,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 		result = gather_answer(list, &who, &found, &to);
 		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room)
 			break;
-		room = found + 64; /* while processes come */
+		room = found + 64; /* more processes may start */
 	}
 	if (result != NVML_SUCCESS)
 		return result;
@@ -226,12 +219,12 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 	return NVML(nvmlDeviceGetRunningProcessDetailList)(device, list);
 }
 
-/* --- who was busy ----------------------------------------------------------------------------- */
+/* --- utilization samples -------------------------------------------------------------------- */
 
-/* Keep of `count` samples of `stride` bytes those of the slice; returns how many. With no array, or
- * too small a one, NVML tells only how many there may be: that passes. */
-static unsigned int keep_ours(nvmlDevice_t device, unsigned char *samples, unsigned int count,
-                              size_t stride, size_t pid_offset)
+/* Keeps the slice's samples among `count` of `stride` bytes, and returns their number. Without
+ * enough room NVML returns only a maximum count, which is passed on. */
+static unsigned int keep_own_samples(nvmlDevice_t device, unsigned char *samples,
+                                     unsigned int count, size_t stride, size_t pid_offset)
 {
 	unsigned int kept = 0;
 	struct who who;
@@ -263,8 +256,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 	result = NVML(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
 	if (result != NVML_SUCCESS || !samples || !count || !*count)
 		return result;
-	*count = keep_ours(device, (unsigned char *)samples, *count, sizeof(*samples),
-	                   offsetof(nvmlProcessUtilizationSample_t, pid));
+	*count = keep_own_samples(device, (unsigned char *)samples, *count, sizeof(*samples),
+	                          offsetof(nvmlProcessUtilizationSample_t, pid));
 	return *count ? result : NVML_ERROR_NOT_FOUND;
 }
 
@@ -277,8 +270,8 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
 	if (result != NVML_SUCCESS || !info || !info->procUtilArray || !info->processSamplesCount ||
 	    info->version != NVML_PROCESSES_UTILIZATION_INFO_V1)
 		return result;
-	info->processSamplesCount =
-	    keep_ours(device, (unsigned char *)info->procUtilArray, info->processSamplesCount,
-	              sizeof(*info->procUtilArray), offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+	info->processSamplesCount = keep_own_samples(
+	    device, (unsigned char *)info->procUtilArray, info->processSamplesCount,
+	    sizeof(*info->procUtilArray), offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
 	return info->processSamplesCount ? result : NVML_ERROR_NOT_FOUND;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device of the ledger NVML speaks of. */
+/* Maps NVML's devices to ledger devices. */
 #include "nvml.h"
 
 #include "entry.h"
@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* The longest that NVML writes is a MIG device's of older drivers (its reference, "Device and
- * instance constants": NVML_DEVICE_UUID_V2_BUFFER_SIZE). */
+/* NVML's longest UUID is a MIG device's in older drivers (its reference, "Device and instance
+ * constants": NVML_DEVICE_UUID_V2_BUFFER_SIZE). */
 #define UUID_TEXT_BYTES 96
 
 static int digit_of(char c)
@@ -20,8 +20,8 @@ static int digit_of(char c)
 	return at ? (int)(at - digits) : -1;
 }
 
-/* Read GPU-8-4-4-4-12 or MIG-8-4-4-4-12 in hexadecimal. MIG-GPU-<uuid>/3/0, which drivers before
- * R470 write, names no UUID of its own. */
+/* Parses GPU-8-4-4-4-12 or MIG-8-4-4-4-12 in hexadecimal. MIG-GPU-<uuid>/3/0, of drivers before
+ * R470, has no UUID of its own. */
 static bool read_uuid(const char *text, uint8_t uuid[16])
 {
 	if (strncmp(text, "GPU-", 4) != 0 && strncmp(text, "MIG-", 4) != 0)
@@ -41,7 +41,7 @@ static bool read_uuid(const char *text, uint8_t uuid[16])
 	return *text == '\0';
 }
 
-/* --- what was asked before -------------------------------------------------------------------- */
+/* --- the cache ------------------------------------------------------------------------------ */
 
 static uint32_t shutdowns;
 
@@ -56,7 +56,7 @@ static uint32_t current_age(void)
 	       __atomic_load_n(&library_nvml.fills, __ATOMIC_ACQUIRE);
 }
 
-/* Handles lie some hundred bytes apart. */
+/* Handles are some hundred bytes apart. */
 static size_t first_slot(nvmlDevice_t device)
 {
 	return (size_t)(((uintptr_t)device >> 4) * 0x9e3779b97f4a7c15u >> 58);
@@ -64,7 +64,7 @@ static size_t first_slot(nvmlDevice_t device)
 
 _Static_assert(NVML_CACHE_SLOTS == 1 << (64 - 58), "first_slot() is one of them");
 
-/* -1 if it is not known. */
+/* Returns -1 if unknown. */
 static int recall(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age)
 {
 	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
@@ -82,7 +82,7 @@ static int recall(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age)
 	return -1;
 }
 
-/* A full cache takes no more: those are asked for each time. */
+/* If full, others are looked up each time. */
 static void remember(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age, int index)
 {
 	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
@@ -99,9 +99,9 @@ static void remember(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age
 	}
 }
 
-/* ---------------------------------------------------------------------------------------------- */
+/* -------------------------------------------------------------------------------------------- */
 
-static int ask_ledger_device(struct process *process, nvmlDevice_t device)
+static int find_ledger_device(struct process *process, nvmlDevice_t device)
 {
 	char text[UUID_TEXT_BYTES] = "";
 	nvmlMemory_t memory = {0};
@@ -124,14 +124,13 @@ static int ask_ledger_device(struct process *process, nvmlDevice_t device)
 
 int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 {
-	uint32_t age =
-	    current_age(); /* of what is asked now, even if NVML is shut down meanwhile */
+	uint32_t age = current_age(); /* before the look-up: NVML may be shut down during it */
 	struct nvml_cache *cache = process ? &state_of(process)->nvml : NULL;
 	int index = cache && device ? recall(cache, device, age) : -1;
 
 	if (index >= 0)
 		return index;
-	index = ask_ledger_device(process, device);
+	index = find_ledger_device(process, device);
 	if (index >= 0)
 		remember(cache, device, age, index);
 	return index;

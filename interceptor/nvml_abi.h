@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of NVML's binary interface that gpuslice, its simulated driver and its tests use. The
- * layouts are those of NVML's reference, which are the same since R510 but for the lists of
- * processes (see hook_nvml_list.c).
+ * The part of NVML's binary interface used by gpuslice, its simulated driver and its tests. Layouts
+ * are those of NVML's reference, unchanged since R510 except for the lists of processes
+ * (hook_nvml_list.c).
  */
 #ifndef GPUSLICE_NVML_ABI_H
 #define GPUSLICE_NVML_ABI_H
@@ -29,42 +29,42 @@ enum {
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-/* The version of a structure says its size, too. */
+/* The version of a structure includes its size. */
 #define NVML_STRUCT_VERSION(type, number) ((unsigned int)(sizeof(type) | (number##u << 24)))
 
 typedef struct {
-	unsigned long long total, free, used; /* bytes */
+	unsigned long long total, free, used;
 } nvmlMemory_t;
 
 typedef struct {
 	unsigned int version;
-	unsigned long long total, reserved, free, used; /* bytes */
+	unsigned long long total, reserved, free, used;
 } nvmlMemory_v2_t;
 static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvmlMemory_v2_t");
 #define NVML_MEMORY_V2 NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2)
 
-/* Of drivers since R615. Soft 0 and hard NVML_DEVICE_MEMORY_LIMIT_MAX are no limit. */
+/* Drivers since R615. Soft 0 and hard NVML_DEVICE_MEMORY_LIMIT_MAX mean no limit. */
 #define NVML_DEVICE_MEMORY_LIMIT_MAX 0xffffffffffffffffull
 
 typedef struct {
-	const char *nameSpace;                   /* a cgroup's directory */
-	unsigned long long softLimit, hardLimit; /* bytes */
+	const char *nameSpace; /* a cgroup's directory */
+	unsigned long long softLimit, hardLimit;
 } nvmlSetMemoryLimits_v1_t;
 static_assert(sizeof(nvmlSetMemoryLimits_v1_t) == 24, "nvmlSetMemoryLimits_v1_t");
 
 typedef struct {
 	const char *nameSpace;
-	unsigned long long softLimit, hardLimit, currentUsed; /* bytes */
+	unsigned long long softLimit, hardLimit, currentUsed;
 } nvmlGetMemoryLimits_v1_t;
 static_assert(sizeof(nvmlGetMemoryLimits_v1_t) == 32, "nvmlGetMemoryLimits_v1_t");
 
 typedef struct {
 	unsigned int pid;
-	unsigned long long usedGpuMemory; /* bytes; all ones if it is not known */
+	unsigned long long usedGpuMemory; /* bytes; all ones if unknown */
 } nvmlProcessInfo_v1_t;
 static_assert(sizeof(nvmlProcessInfo_v1_t) == 16, "nvmlProcessInfo_v1_t");
 
-/* Of the functions whose names end in _v2 and _v3. */
+/* For the functions ending in _v2 and _v3. */
 typedef struct {
 	unsigned int pid;
 	unsigned long long usedGpuMemory;
@@ -72,7 +72,7 @@ typedef struct {
 } nvmlProcessInfo_v2_t;
 static_assert(sizeof(nvmlProcessInfo_v2_t) == 24, "nvmlProcessInfo_v2_t");
 
-#define NVML_NO_INSTANCE 0xffffffffu /* the card is not split by MIG */
+#define NVML_NO_INSTANCE 0xffffffffu /* no MIG on the card */
 
 typedef struct {
 	unsigned int pid;

@@ -44,7 +44,6 @@ bool who_is_dead(const struct who *who, uint32_t lane)
 	return sibling_dead(own_lane(who), &who->process->ledger->lane[lane]);
 }
 
-/* The lane of a process that NVML gave a pid of, of the one kind or the other; or 0. */
 static uint32_t lane_of(const struct who *who, uint32_t pid, bool host_pids)
 {
 	for (uint32_t i = 1; i <= who_lanes(who); i++) {
@@ -63,7 +62,7 @@ uint32_t who_lane(const struct who *who, uint32_t pid)
 	return lane_of(who, pid, who->host_pids);
 }
 
-/* Whether no process of the caller's pid namespace has the pid. */
+/* Reports whether no process has the pid in the caller's namespace. */
 static bool is_absent(uint32_t pid)
 {
 	int saved = errno;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which of the processes that NVML names are of the slice. In a container NVML gives pids of the
- * host, or the container's own, by driver and kernel; a lane of the ledger has both.
+ * Finds the slice's processes among NVML's. In a container NVML returns pids of the host or of the
+ * container, depending on driver and kernel. A lane has both.
  */
 #ifndef GPUSLICE_NVML_WHO_H
 #define GPUSLICE_NVML_WHO_H
@@ -11,33 +11,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whose lanes are looked at, and how NVML counts processes. */
 struct who {
 	struct process *process; /* NULL: in no slice */
-	int device;              /* of the ledger; negative: no lane holds anything there */
-	bool host_pids;          /* NVML's pids are the enforcer's, not the caller's */
+	int device;              /* of the ledger; negative: no lane holds memory there */
+	bool host_pids;          /* NVML's pids are the enforcer's */
 };
 
-/* False if NVML's lists of that device are shown as they are. */
+/* Returns false if NVML's lists of that device are shown unchanged. */
 bool who_look(nvmlDevice_t device, struct who *who);
 
-/*
- * Set host_pids by `count` pids of NVML's, `stride` bytes apart. All of NVML's pids are of one
- * kind; it is the kind by which more of them are ours. To ask this of each by itself would take
- * process 3000 of the host for process 3000 of the container. If both are as many, a pid that is
- * nobody's here tells.
- */
+/* Sets host_pids from `count` pids of NVML, `stride` bytes apart: all are in the namespace in which
+ * more of them are ours. (Deciding for each alone would take the host's process 3000 for the
+ * container's.) On a tie, a pid that does not exist here decides. */
 void who_see_kind(struct who *who, const unsigned char *pids, size_t stride, unsigned int count);
 
-/* The lane of the process that NVML gave the pid of, or 0 if it is none of the slice's. */
+/* Returns the lane of the process with NVML's pid; 0 if not in the slice. */
 uint32_t who_lane(const struct who *who, uint32_t pid);
 
-/* How many lanes there are, from 1 on, with free ones and dead ones. */
+/* Returns the number of lanes, from 1, including free and dead ones. */
 uint32_t who_lanes(const struct who *who);
 
 bool who_is_dead(const struct who *who, uint32_t lane);
 
-/* The pid of a lane's process as the caller knows it, or the enforcer's if it does not. */
+/* Returns the pid in the caller's namespace, or the enforcer's if it has none there. */
 uint32_t who_pid(const struct who *who, const struct ledger_lane *lane);
 
 #endif
