@@ -6,17 +6,17 @@
 
 #include <pthread.h>
 
-/* Behind this many the C library allocates room for the data, and the one that made the thread
- * frees it: not to be had from two. */
+/* Above this the data is in memory that the C library which made the thread allocates and frees:
+ * two cannot share it. */
 #define FIRST_LEVEL 32
-#define DRIVER_ROOM 8 /* keys that a driver may create yet */
+#define DRIVER_ROOM 8 /* keys that a driver may still create */
 
 static struct {
 	int (*create)(pthread_key_t *, void (*)(void *));
 	int (*delete)(pthread_key_t);
 } keys[LOADER_NAMESPACES];
 
-/* A bit for each namespace that was parted from the driver's. */
+/* A bit for each namespace with keys separated from the driver's. */
 static uint32_t parted;
 
 void keys_see(unsigned int namespace, const struct elf_object *object)
@@ -34,7 +34,7 @@ void keys_see(unsigned int namespace, const struct elf_object *object)
 	__atomic_store_n((void **)&keys[namespace].create, create, __ATOMIC_RELEASE);
 }
 
-/* A C library gives out the lowest number that is free. */
+/* A C library returns the lowest free number. */
 static unsigned int lowest_free(unsigned int namespace)
 {
 	pthread_key_t key;

@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Texts one behind the other, and where each begins, in the order of strcmp(): without pointers,
- * which the loader would have to relocate in every program that starts. */
+/* Texts in the order of strcmp(), and their offsets: pointers would be relocated in every
+ * process. */
 struct texts {
 	const char *text;
 	const uint16_t *at;
@@ -20,7 +20,7 @@ static const struct texts names = {listed_names, listed_name_at,
 static const struct texts families = {listed_families, listed_family_at,
                                       sizeof(listed_family_at) / sizeof(*listed_family_at)};
 
-/* How many of the texts are not behind `name`. */
+/* Returns the number of texts not greater than `name`. */
 static size_t not_behind(const struct texts *texts, const char *name)
 {
 	size_t low = 0, high = texts->count;
@@ -36,7 +36,7 @@ static size_t not_behind(const struct texts *texts, const char *name)
 	return low;
 }
 
-/* No family begins as another does, so what a name begins with can only be the last one before. */
+/* No family is a prefix of another, so only the last one not greater can be the name's. */
 static bool is_of_family(const char *name)
 {
 	size_t n = not_behind(&families, name);

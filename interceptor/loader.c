@@ -58,7 +58,7 @@ void *loader_stand_in(const char *name, unsigned int namespace)
 		return trampoline_dlsym[namespace];
 	if (text_equal(name, "dlvsym"))
 		return trampoline_dlvsym[namespace];
-	/* It only notes that there are other namespaces, and the objects in one are known. */
+	/* dlmopen only records that there are other namespaces. */
 	return namespace == 0 && text_equal(name, "dlmopen") ? (void *)dlmopen : NULL;
 }
 

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a program gets at the driver's functions, and how ours take their place:
+ * Redirects the ways in which a program gets the driver's functions:
  *
- *   - linked with libcuda: our exported symbols come first, since we are preloaded;
- *   - dlsym and dlvsym, cuGetProcAddress in both forms: the real one is called, and if the pointer
- *     that it returns *is* a function we stand in for, ours is returned instead. So versions, flags
- *     and per-thread variants are right by construction;
- *   - dlsym itself, by dlsym: ours again;
- *   - another copy of the driver: what is found there is exchanged for the one's (entry.h);
- *   - in an elastic slice, a function that we do not stand in for: its stub (gate.h);
- *   - objects that we do not come before: scope.h.
+ *   - linking with libcuda: our symbols come first, since we are preloaded;
+ *   - dlsym, dlvsym, both forms of cuGetProcAddress: a pointer to a hooked function in the real
+ *     result is replaced by the hook. Versions, flags and per-thread variants need no rules;
+ *   - dlsym looked up by dlsym: ours;
+ *   - another copy of the driver: its functions are replaced by the one driver's (entry.h);
+ *   - in an elastic slice, a function without a hook: its stub (gate.h);
+ *   - objects that bypass our symbols: scope.h.
  *
- * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls. Names that are not the driver's are
- * passed on by a jump (trampoline.S), like every other; for the driver's it is found out where the
- * look-up would lead.
+ * With RTLD_DEFAULT and RTLD_NEXT the result depends on the caller. Names outside the driver are
+ * passed on by a jump (trampoline.S), which keeps the caller; for the driver's, this module finds
+ * the object that the look-up would use.
  */
 #include "entry.h"
 #include "gate.h"
@@ -27,11 +26,10 @@
 #include <stddef.h>
 #include <string.h>
 
-#define JUMP NULL                  /* the caller gets what the real function returns */
-#define ROUTE_NOTHING ((void *)-1) /* the caller gets NULL, as trampoline.S knows */
+#define JUMP NULL                  /* jump to the real function */
+#define ROUTE_NOTHING ((void *)-1) /* return NULL; trampoline.S knows this value */
 
-/* Whether a hook is of the name that `name` is without its version: of cuMemAlloc_v2_ptsz,
- * cuMemAlloc. */
+/* Reports whether another version has a hook: of cuMemAlloc for cuMemAlloc_v2_ptsz. */
 static bool other_version_is_hooked(const char *name)
 {
 	size_t length = strcspn(name, "_");
@@ -39,9 +37,9 @@ static bool other_version_is_hooked(const char *name)
 	return library_hook_of_stem(&library_cuda, name, length);
 }
 
-/* True of the name of a function that only reads: neither memory nor code, which the driver may
- * load for the answer. */
-static bool only_tells(const char *name)
+/* Reports whether the function only reads. Excludes memory and code, which the driver may load for
+ * a query. */
+static bool only_reads(const char *name)
 {
 	static const char *const others[] = {"Mem", "Library", "Module", "Function"};
 	const char *verb = strstr(name, "Get");
@@ -55,16 +53,13 @@ static bool only_tells(const char *name)
 	return true;
 }
 
-/*
- * A program was handed a function under `name` of which no row of the table is: nothing but driver
- * truth will count what it takes, if it takes anything. Say so. `cuda` is the CUDA version that it
- * was asked for by, as 13010; 0 if the name has it.
- */
-static void unknown(const char *name, int cuda)
+/* Warns of a function without a row in the table: only driver truth counts its memory. `cuda` is
+ * the requested CUDA version, as 13010; 0 if the name has it. */
+static void warn_of_unknown(const char *name, int cuda)
 {
 	struct process *process;
 
-	if (listed(name, cuda != 0) || only_tells(name))
+	if (listed(name, cuda != 0) || only_reads(name))
 		return;
 	process = process_get();
 	if (!other_version_is_hooked(name))
@@ -84,7 +79,7 @@ static void unknown(const char *name, int cuda)
 		         name);
 }
 
-/* The function to hand out in place of one of the library's; the rest as for unknown(). */
+/* Returns the function to return instead of the library's; `cuda` as in warn_of_unknown(). */
 static void *exchange(struct library *library, void *found, const char *name, int cuda)
 {
 	struct elf_object object;
@@ -92,10 +87,10 @@ static void *exchange(struct library *library, void *found, const char *name, in
 	void *hook = library_hook(library, found, &known);
 
 	if (!known && library == &library_cuda)
-		unknown(name, cuda);
+		warn_of_unknown(name, cuda);
 	if (hook || !gate_is_elastic())
 		return hook ? hook : found;
-	/* What dlsym found may be no function. */
+	/* dlsym may have found a variable. */
 	if (!cuda && !(library_find(library, &object) && elf_find_symbol(&object, name)))
 		return found;
 	return library_gate(library, name, found);
@@ -120,12 +115,11 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 	return result;
 }
 
-/* A look-up by dlsym or dlvsym. */
 struct lookup {
 	void *handle;
-	const char *name, *version; /* NULL: by dlsym */
+	const char *name, *version; /* NULL for dlsym */
 	unsigned int namespace;     /* the caller's */
-	const void *caller;         /* where it goes on */
+	const void *caller;         /* the return address */
 };
 
 static void *look_up(const struct lookup *lookup, void *handle)
@@ -133,9 +127,9 @@ static void *look_up(const struct lookup *lookup, void *handle)
 	return loader_look_up(lookup->namespace, handle, lookup->name, lookup->version);
 }
 
-/* The name in the one driver of this process, when it was found in a copy. */
-static void *of_the_one(const struct lookup *lookup, struct library *library,
-                        const struct elf_object *copy, unsigned int namespace)
+/* Looks the name up in the process's one driver, after it was found in a copy. */
+static void *find_in_own_driver(const struct lookup *lookup, struct library *library,
+                                const struct elf_object *copy, unsigned int namespace)
 {
 	void *handle, *found;
 
@@ -149,8 +143,8 @@ static void *of_the_one(const struct lookup *lookup, struct library *library,
 	return found ? exchange(library, found, lookup->name, 0) : ROUTE_NOTHING;
 }
 
-/* What was found for a name that is the library's, or another's of that prefix. */
-static void *answer(const struct lookup *lookup, struct library *library, void *found)
+/* Returns the result for a found symbol with the library's prefix. */
+static void *result_of(const struct lookup *lookup, struct library *library, void *found)
 {
 	struct elf_object object;
 	unsigned int namespace;
@@ -159,12 +153,12 @@ static void *answer(const struct lookup *lookup, struct library *library, void *
 		return exchange(library, found, lookup->name, 0);
 	if (!scope_find(found, &object, &namespace) || !text_equal(object.name, library->soname))
 		return found;
-	return of_the_one(lookup, library, &object, namespace);
+	return find_in_own_driver(lookup, library, &object, namespace);
 }
 
-/* For the caller's next, and for what is common to a namespace that is not ours, the caller's
- * return address counts: see whose the function would be. */
-static void *answer_by_caller(const struct lookup *lookup, struct library *library)
+/* For RTLD_NEXT, and RTLD_DEFAULT in another namespace: finds the object that the caller's look-up
+ * would use. */
+static void *result_by_caller(const struct lookup *lookup, struct library *library)
 {
 	bool next = lookup->handle == RTLD_NEXT;
 	struct elf_object object;
@@ -179,27 +173,27 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 		               ? loader_stand_in_of_libc(lookup->name, lookup->namespace)
 		               : NULL;
 	else if (text_equal(object.name, library->soname))
-		stand_in = of_the_one(lookup, library, &object, lookup->namespace);
+		stand_in = find_in_own_driver(lookup, library, &object, lookup->namespace);
 	else
 		return JUMP;
 	return stand_in ? stand_in : JUMP;
 }
 
-/* Whether a name is not passed on at once: a library's, or one of the loader's. */
-static inline bool may_matter(const char *name)
+/* Reports whether the name is a library's, or may be the loader's. */
+static inline bool may_be_hooked(const char *name)
 {
 	return name && (library_of(name) || (name[0] == 'd' && name[1] == 'l'));
 }
 
-/* Whether there are objects that must be held before anybody has a function of theirs. */
-static inline bool must_hold(const void *handle)
+/* Reports whether objects must be rewritten first (scope.h). */
+static inline bool must_rewrite(const void *handle)
 {
 	return __builtin_expect(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) != 0, 0) &&
 	       handle != RTLD_DEFAULT && handle != RTLD_NEXT;
 }
 
-/* A driver may be a loader of the driver, as WSL's is: what its objects look up is what they call
- * for us. */
+/* Reports whether the caller is in the driver. A driver may load the driver, as WSL's does: its
+ * look-ups serve our calls. */
 static bool is_of_driver(const void *caller)
 {
 	struct elf_object object;
@@ -216,9 +210,9 @@ static void *route(const struct lookup *lookup)
 	unsigned int namespace = lookup->namespace;
 	void *stand_in, *found;
 
-	if (must_hold(lookup->handle))
+	if (must_rewrite(lookup->handle))
 	namespace = scope_hold(lookup->handle);
-	if (!may_matter(lookup->name))
+	if (!may_be_hooked(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);
 	if (library && is_of_driver(lookup->caller))
@@ -227,14 +221,13 @@ static void *route(const struct lookup *lookup)
 	if (!library && !stand_in)
 		return JUMP;
 	if (lookup->handle == RTLD_NEXT || (!by_handle && lookup->namespace))
-		return answer_by_caller(lookup, library);
-	/* What is common to all of the base is found from here, too; if not, the caller may know
-	 * more. */
+		return result_by_caller(lookup, library);
+	/* The base's global symbols are found from here too. If not, the caller may find more. */
 	found = look_up(lookup, lookup->handle);
 	if (!found)
 		return by_handle ? ROUTE_NOTHING : JUMP;
 	if (library)
-		return answer(lookup, library, found);
+		return result_of(lookup, library, found);
 	{
 		struct elf_object object;
 
@@ -244,8 +237,8 @@ static void *route(const struct lookup *lookup)
 	}
 }
 
-/* Called by the trampolines: what to return to the caller, JUMP or ROUTE_NOTHING. To jump to the
- * real function they need loader_dlsym and the like to be set. */
+/* Called by the trampolines: return the result, JUMP or ROUTE_NOTHING. A jump needs loader_dlsym
+ * and its siblings to be set. */
 __attribute__((visibility("hidden"))) void *route_dlsym(void *handle, const char *name,
                                                         const void *nothing, unsigned int namespace,
                                                         const void *caller);
@@ -264,7 +257,7 @@ void *route_dlsym(void *handle, const char *name, const void *nothing, unsigned 
 
 	(void)nothing;
 	if (!loader_get(&loader_dlsym[namespace], "dlsym") ||
-	    (!may_matter(name) && !must_hold(handle)))
+	    (!may_be_hooked(name) && !must_rewrite(handle)))
 		return JUMP;
 	return route(&lookup);
 }

@@ -15,15 +15,14 @@
 uint32_t scope_seen;
 
 /*
- * What was done in each namespace: its first `count` objects were treated when the loader had
- * loaded `adds` objects and unloaded `subs`. A namespace's list only grows at its end, unless
- * something was unloaded. All are treated again if the driver came, or came anew: slots that were
- * not resolved may lead to it now.
+ * Passes made over each namespace: its first `count` objects were processed when the loader had
+ * loaded `adds` and unloaded `subs`. A list grows only at its end, unless something was unloaded.
+ * If the driver was loaded or reloaded, all are processed again: unresolved slots may lead to it
+ * now.
  *
- * Read and written in callbacks of dl_iterate_phdr() alone: the loader's lock, which it holds, is
- * the one that keeps the lists as they are. A lock of ours would have to be taken before the
- * loader's here, and behind it when a constructor calls dlsym. No other function of the loader may
- * be called there.
+ * Accessed only in callbacks of dl_iterate_phdr(), under the loader's lock, which keeps the lists
+ * stable. A lock of ours would be taken before it here, and after it when a constructor calls
+ * dlsym. The callbacks may call no other function of the loader.
  */
 static struct treated {
 	unsigned long long adds, subs;
@@ -31,7 +30,7 @@ static struct treated {
 	size_t count;
 } treated[LOADER_NAMESPACES];
 
-/* --- objects of any namespace ----------------------------------------------------------------- */
+/* --- objects of any namespace --------------------------------------------------------------- */
 
 static const struct link_map *first_of(const struct link_map *map)
 {
@@ -45,21 +44,20 @@ static bool is_copy(const struct elf_object *object, const struct library *libra
 	return text_equal(object->name, library->soname);
 }
 
-/* --- one pass over a namespace ---------------------------------------------------------------- */
+/* --- one pass over a namespace -------------------------------------------------------------- */
 
 struct pass {
 	unsigned int namespace;
-	const struct link_map *map; /* any of it */
+	const struct link_map *map; /* any object of it */
 	unsigned long long adds, subs;
-	bool last; /* is made whatever else is being loaded */
-	/* The process's own, while a pass is made. */
+	bool last; /* made even if another object is being loaded */
+	/* The process's own, found once per pass. */
 	struct elf_object cuda, nvml;
 	bool has_cuda, has_nvml;
-	struct mapped hit; /* the object that was found last: the next slot is of it mostly */
-	bool uses_cuda, uses_nvml; /* a slot was set to it, or it is the one from now on */
+	struct mapped hit;         /* the last found; the next slot mostly leads to it too */
+	bool uses_cuda, uses_nvml; /* a slot leads to it now, or it became the process's own */
 };
 
-/* The object of the namespace that has the address. */
 static bool find_owner(struct pass *pass, const void *address)
 {
 	if (elf_contains(&pass->hit.elf, address))
@@ -72,7 +70,7 @@ static bool find_owner(struct pass *pass, const void *address)
 	return false;
 }
 
-/* The object that the loader would find the function in. */
+/* Finds the object in which the loader would find the function. */
 static bool find_definer(struct pass *pass, const char *name)
 {
 	if (pass->hit.elf.name && elf_find_symbol(&pass->hit.elf, name) &&
@@ -86,7 +84,7 @@ static bool find_definer(struct pass *pass, const char *name)
 	return false;
 }
 
-/* What shall be called by the name, or NULL: whatever is. *library is NULL for the loader's. */
+/* Returns the function to call by that name; NULL: unchanged. *library is NULL for the loader's. */
 static void *wanted(const struct pass *pass, const char *name, struct library **library)
 {
 	*library = library_of(name);
@@ -97,8 +95,8 @@ static void *wanted(const struct pass *pass, const char *name, struct library **
 	return pass->has_nvml ? library_answer(*library, &pass->nvml, name) : NULL;
 }
 
-/* Whether it is the library's, or the C library's, that is called by the slot, and no tool's that
- * stands before it. One that is not resolved yet leads into its own object. */
+/* Reports whether the slot leads to the library, or the C library, and not to a tool before it. An
+ * unresolved one leads into its own object. */
 static bool leads_there(struct pass *pass, const struct elf_object *object,
                         const ElfW(Sym) * symbol, const void *value, const struct library *library)
 {
@@ -107,13 +105,13 @@ static bool leads_there(struct pass *pass, const struct elf_object *object,
 	if (!value || !(unresolved ? find_definer(pass, object->strings + symbol->st_name)
 	                           : find_owner(pass, value)))
 		return false;
-	/* In the base an unresolved one leads to us, or with RTLD_DEEPBIND past us. */
+	/* In the base an unresolved one leads to us, or past us with RTLD_DEEPBIND. */
 	if (elf_contains(&pass->hit.elf, &scope_seen))
 		return true;
 	return library ? is_copy(&pass->hit.elf, library) : elf_is_libc(&pass->hit.elf);
 }
 
-/* What the slot of a symbol shall lead to; NULL: it stays. */
+/* Returns the slot's new value; NULL: unchanged. */
 static void *exchange(void *context, const struct elf_object *object, const ElfW(Sym) * symbol,
                       const void *value)
 {
@@ -128,7 +126,6 @@ static void *exchange(void *context, const struct elf_object *object, const ElfW
 	return instead;
 }
 
-/* The C library of a namespace: what dlsym is there. */
 static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
 {
 	void *found = elf_find_symbol(libc, "dlsym"), *versioned = elf_find_symbol(libc, "dlvsym");
@@ -139,8 +136,8 @@ static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
 	__atomic_store_n(&loader_dlvsym[namespace], versioned, __ATOMIC_RELEASE);
 }
 
-/* A library of the driver's, which the driver may call while it moves memory: that is no work of
- * the process's for which it should come back. */
+/* Reports whether it is a library of the driver's: its calls while memory moves must not request
+ * the slice's return. */
 static bool is_of_driver(const struct pass *pass, const struct elf_object *object)
 {
 	static const char prefix[] = "libnvidia-";
@@ -163,9 +160,9 @@ static void treat_object(struct pass *pass, const struct link_map *map)
 		slot_set_all(&object, exchange, pass);
 }
 
-/* --- callbacks of dl_iterate_phdr(), which end it at once ------------------------------------- */
+/* --- callbacks of dl_iterate_phdr(), each called once --------------------------------------- */
 
-/* 1 if the namespace is treated, else 2. */
+/* Returns 1 if the namespace is up to date, else 2. */
 static int is_treated(struct dl_phdr_info *info, size_t size, void *data)
 {
 	const struct treated *done;
@@ -178,7 +175,7 @@ static int is_treated(struct dl_phdr_info *info, size_t size, void *data)
 	return done->adds == pass->adds && done->subs == pass->subs ? 1 : 2;
 }
 
-/* Find the library; the namespace's own, if the process had none. */
+/* Finds the process's library, or adopts the namespace's. */
 static bool find_or_adopt(struct pass *pass, struct library *library, struct elf_object *found,
                           bool *uses)
 {
@@ -197,7 +194,7 @@ static bool find_or_adopt(struct pass *pass, struct library *library, struct elf
 	return false;
 }
 
-/* 1 if the pass was made; 2 if something was loaded since is_treated(). */
+/* Returns 1 if the pass was made; 2 if an object was loaded since is_treated(). */
 static int make_pass(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct pass *pass = data;
@@ -221,7 +218,7 @@ static int make_pass(struct dl_phdr_info *info, size_t size, void *data)
 	return 1;
 }
 
-/* ---------------------------------------------------------------------------------------------- */
+/* -------------------------------------------------------------------------------------------- */
 
 void *scope_library(struct library *library)
 {
@@ -250,10 +247,8 @@ void scope_use_library(struct library *library, unsigned int namespace)
 		keys_part(namespace, library->namespace);
 }
 
-/*
- * Others may load objects meanwhile, and what is on the list need not be relocated yet. Whoever
- * loads holds a lock that dladdr() waits for: if nothing was added since before that, all of it is.
- */
+/* Concurrent loads may leave objects on the list that are not relocated yet. dladdr() waits for a
+ * load's lock: if nothing was added since before it, all are. */
 static void treat(struct pass *pass)
 {
 	__typeof__(&dladdr) wait = LOADER(dladdr);
@@ -263,7 +258,7 @@ static void treat(struct pass *pass)
 
 		pass->last = tries == PASS_TRIES;
 		if (wait)
-			(void)wait(pass, &info); /* an address that is in no object */
+			(void)wait(pass, &info); /* an address in no object */
 		if (elf_iterate(make_pass, pass) == 1)
 			break;
 	}
@@ -296,7 +291,7 @@ unsigned int scope_hold(void *handle)
 	return pass.namespace;
 }
 
-/* Of an address in another namespace; NULL if there are none. */
+/* Returns the link map of an address in another namespace; NULL if there are none. */
 static struct link_map *map_of(const void *address)
 {
 	__typeof__(&dladdr1) about = LOADER(dladdr1);
@@ -360,7 +355,7 @@ static bool defines(const struct link_map *map, struct definer *search)
 	return true;
 }
 
-/* In the order of elf_find_next(). */
+/* Searches in the order of elf_find_next(). */
 static int look_for_definer(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct definer *search = data;

@@ -19,9 +19,8 @@ static bool is_mapped(ElfW(Addr) address)
 	return mincore((void *)(address & -page_size()), 1, &resident) == 0;
 }
 
-/* The program headers follow the ELF header, with which an object begins. Not so where addresses
- * do not count from 0: a program that is not position-independent, whose headers the kernel has
- * told. */
+/* Program headers follow the ELF header, at the object's start. If the program is not
+ * position-independent, load addresses do not count from 0, and the kernel provides its headers. */
 static const ElfW(Phdr) * headers_of(const struct link_map *map, unsigned int *count)
 {
 	const ElfW(Ehdr) *elf = (const void *)map->l_addr;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The slots by which a loaded object calls functions of others, or has their addresses: what its
- * relocations of type JUMP_SLOT, GLOB_DAT and the like fill.
+ * The slots through which an object calls others' functions, or has their addresses: targets of
+ * relocations JUMP_SLOT, GLOB_DAT and similar.
  */
 #ifndef GPUSLICE_SLOT_H
 #define GPUSLICE_SLOT_H
@@ -14,14 +14,13 @@ struct mapped {
 	ElfW(Addr) relro_start, relro_end; /* pages that the loader made read-only */
 };
 
-/* Read an object on one of the loader's lists. False if it is none that calls others by slots. */
+/* Reads an object on a list of the loader's. False if it has no such slots. */
 bool slot_read_object(const struct link_map *map, struct mapped *object);
 
-/* What a slot that now has `value` shall have; NULL: it stays. */
+/* Returns the new value of a slot; NULL: unchanged. */
 typedef void *slot_exchange(void *context, const struct elf_object *object,
                             const ElfW(Sym) * symbol, const void *value);
 
-/* Ask that of each slot of the object. */
 void slot_set_all(const struct mapped *object, slot_exchange *exchange, void *context);
 
 #endif
