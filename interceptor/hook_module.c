@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Code is memory, too: a module's variables, and what it needs to run, are taken from the device
- * when it is loaded. A library's are taken at the first use of it in a context, unless
- * CUDA_MODULE_LOADING is EAGER (driver observation, H100, 580.159.04). How much shows only
- * afterwards. A load that does not fit is undone; what came with the first use of a library cannot
- * be, so it is charged all the same, and the use fails.
+ * Code takes device memory: a module's when it is loaded, a library's at its first use in a
+ * context, unless CUDA_MODULE_LOADING is EAGER (driver observation, H100, 580.159.04). The amount
+ * is known afterwards. A load that does not fit is undone. A first use cannot be: its memory stays
+ * charged, and the use fails.
  */
 #include "function.h"
 #include "hold.h"
@@ -28,7 +27,7 @@ static struct names names_in(const void *image, const char *file)
 	return image ? managed_names(image) : managed_names_of_file(file);
 }
 
-/* --- modules --------------------------------------------------------------------------------- */
+/* --- modules -------------------------------------------------------------------------------- */
 
 static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module,
                        const void *image, const char *file)
@@ -48,7 +47,7 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 	if (!fits || !managed_load(*module, names_in(image, file))) {
 		(void)cuModuleUnload(*module);
 		*module = NULL;
-		overhead_settle(watch->ordinal); /* what the driver keeps of it */
+		overhead_settle(watch->ordinal); /* the part that the driver keeps */
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	return result;
@@ -90,7 +89,7 @@ CUresult cuModuleUnload(CUmodule module)
 	bool known = unhold(key_of(module), &code);
 	CUresult result;
 
-	/* Before the call: the handles may be others' as soon as the driver has let them go. */
+	/* Before the call, since the driver may reuse the handles at once. */
 	function_source_gone(key_of(module));
 	hold_source_leave(key_of(module));
 	if (!known)
@@ -138,7 +137,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 	return result;
 }
 
-/* --- libraries ------------------------------------------------------------------------------- */
+/* --- libraries ------------------------------------------------------------------------------ */
 
 static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library,
                                const void *image, const char *file)
@@ -154,7 +153,7 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 	fits = watch_end(watch, LEDGER_CALL_CODE, &bytes);
 	if (fits && bytes)
 		library_took(watch, key_of(*library), bytes);
-	/* (A lazy one was not watched, and has nothing yet.) */
+	/* (A lazy one was not watched, and has taken nothing yet.) */
 	if (!fits || (watch->ordinal >= 0 && !managed_use(key_of(*library)))) {
 		(void)cuLibraryUnload(*library);
 		*library = NULL;
@@ -164,7 +163,6 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 	return result;
 }
 
-/* Whether nothing is taken before the first use. */
 static bool loads_lazily(void)
 {
 	int mode = 0;
@@ -217,7 +215,6 @@ CUresult cuLibraryUnload(CUlibrary library)
 	return result;
 }
 
-/* `call` is made in between. */
 #define USING(library, call)                                                                       \
 	do {                                                                                       \
 		struct use use;                                                                    \
@@ -257,7 +254,7 @@ CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const c
 	USING(library, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
-/* A kernel is launched by its own handle or by its function's; both may be the first use. */
+/* A kernel is launched by its own handle or its function's; either may be the first use. */
 static void note_kernel(CUkernel kernel, CUlibrary library)
 {
 	function_note(kernel, key_of(library), function_frame_of(NULL, kernel), true);
@@ -286,10 +283,10 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 	return result;
 }
 
-/* --- all of either --------------------------------------------------------------------------- */
+/* --- functions and kernels ------------------------------------------------------------------ */
 
-/* The kernels of a library, or the functions of a module, into a list of `count` handles. What the
- * driver leaves of it is NULL. */
+/* Gets the kernels of a library, or the functions of a module. Handles that the driver does not
+ * fill are NULL. */
 static CUresult enumerate(bool kernels, void *list, unsigned int count, void *source)
 {
 	CUresult result;

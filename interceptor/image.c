@@ -21,14 +21,14 @@ struct wrapper {
 struct fatbin {
 	uint32_t magic;
 	uint16_t version, header_bytes;
-	uint64_t bytes; /* behind the header */
+	uint64_t bytes; /* after the header */
 };
 
-/* NVIDIA does not document these; cuobjdump shows the fields. A code for one architecture. */
+/* An image for one architecture. Undocumented; cuobjdump shows the fields. */
 struct entry {
 	uint16_t kind, version;
 	uint32_t header_bytes;
-	uint64_t bytes; /* behind the header */
+	uint64_t bytes; /* after the header */
 	uint32_t more[6];
 	uint64_t flags;
 };
@@ -42,7 +42,6 @@ struct reader {
 	void *data;
 };
 
-/* The `size` bytes at an offset, or NULL. */
 static const void *part(const struct reader *r, uint64_t offset, uint64_t size)
 {
 	return offset <= r->size && size <= r->size - offset ? r->bytes + offset : NULL;
@@ -61,8 +60,8 @@ static bool is_name(char c)
 	       c == '_' || c == '$' || c == '%';
 }
 
-/* All words of a declaration, from ".managed" to its end, but types, which begin with a dot, and
- * numbers. */
+/* Reports all words up to the end of a declaration, except numbers and types (with a leading
+ * dot). */
 static const char *read_declaration(const struct reader *r, const char *at, const char *end)
 {
 	while (at < end && *at != ';') {
@@ -185,7 +184,7 @@ void image_managed(const void *image, size_t size,
 	uint32_t wrapped = WRAPPER_MAGIC, fatbin = FATBIN_MAGIC;
 	struct wrapper wrapper;
 
-	/* The wrapper has an address: it is nothing that a file could hold. */
+	/* A wrapper contains an address, so no file has one. */
 	if (size == IMAGE_UNKNOWN && begins(&r, &wrapped, sizeof(wrapped))) {
 		memcpy(&wrapper, image, sizeof(wrapper));
 		r.bytes = wrapper.fatbin;

@@ -7,7 +7,7 @@
 #include "hold.h"
 #include "managed.h"
 
-/* A library has an entry for each context that it is loaded in. */
+/* A library has an entry for each context it is loaded in. */
 static uint64_t key_of(uint64_t library, uint64_t context)
 {
 	uint64_t hash = (library ^ context << 1) * 0x9e3779b97f4a7c15ull;

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* --- names ----------------------------------------------------------------------------------- */
+/* --- names ---------------------------------------------------------------------------------- */
 
 static void *map_bytes(size_t bytes)
 {
@@ -23,7 +23,7 @@ static void *map_bytes(size_t bytes)
 	return at == MAP_FAILED ? NULL : at;
 }
 
-/* Without a place for them they are counted. */
+/* Counted only, if `names` has no memory. */
 struct collected {
 	struct names names;
 	size_t used;
@@ -63,7 +63,7 @@ struct names managed_names(const void *image)
 	return image ? read_names(image, IMAGE_UNKNOWN) : (struct names){0};
 }
 
-/* Read the file and do not map it: if another process truncates it, a mapping ends this one. */
+/* Not mapped: if another process truncated the file, an access would kill this one. */
 static struct names read_file(int file)
 {
 	struct names names = {0};
@@ -106,7 +106,7 @@ void managed_drop(struct names names)
 	quiet_end(quiet);
 }
 
-/* --- variables ------------------------------------------------------------------------------- */
+/* --- variables ------------------------------------------------------------------------------ */
 
 static struct manageds *manageds_of(struct process *process)
 {
@@ -117,7 +117,7 @@ struct variable {
 	CUdeviceptr address;
 	size_t bytes;
 	uint64_t source; /* the module or the library */
-	uint64_t owner;  /* the context that it ends with, or 0 */
+	uint64_t owner;  /* its context, or 0 */
 };
 
 static bool is_managed(CUdeviceptr address)
@@ -130,8 +130,7 @@ static bool is_managed(CUdeviceptr address)
 	       managed;
 }
 
-/* Charge the blocks that it lies in, beyond what those before it in the first of them were charged
- * for. */
+/* Charges the blocks under it, less what variables before it in the first block were charged. */
 static bool charge(const struct variable *v, bool anyway)
 {
 	CUdeviceptr start = v->address & ~(CUdeviceptr)(BLOCK_BYTES - 1);

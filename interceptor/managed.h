@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Variables that a module or a library declares __managed__. They come with its load, and driver
- * truth lists their memory for no process, as that of cuMemAllocManaged: so each is charged at its
- * size. Its image says what they are called (image.h), and the driver where each is; one that the
- * image does not name is charged when the program asks for it.
+ * Variables declared __managed__ in code. They are allocated with it, and driver truth lists them
+ * for no process, as with cuMemAllocManaged: each is charged at its size. Names come from the image
+ * (image.h), addresses from the driver. A variable not named in the image is charged when the
+ * program requests it.
  */
 #ifndef GPUSLICE_MANAGED_H
 #define GPUSLICE_MANAGED_H
@@ -23,25 +23,24 @@ struct manageds {
 	MAP(struct names) of_library;
 };
 
-/* Return the names in an image in memory or in a file, for managed_load(), managed_keep() or
- * managed_drop(). */
+/* Return the names in an image or a file, which the caller passes to one of managed_load(),
+ * managed_keep(), managed_drop(). */
 struct names managed_names(const void *image);
 struct names managed_names_of_file(const char *path);
 void managed_drop(struct names names);
 
-/* A module was loaded: charge its variables. False if they do not fit; then it is to be unloaded.
- */
+/* Charges a loaded module's variables. False if they do not fit: the caller unloads it. */
 bool managed_load(CUmodule module, struct names names);
 
-/* A library was loaded, which has its variables from the first use in a context on. */
+/* Keep and forget a library's names, for its first use in each context. */
 void managed_keep(uint64_t library, struct names names);
 void managed_forget(uint64_t library);
 
-/* Charge the variables of a library at its first use in the current context. False if they do not
- * fit; they stay charged, since the driver frees them with the library only. */
+/* Charges a library's variables at its first use in the current context. False if they do not fit;
+ * they stay charged, since the driver frees them only with the library. */
 bool managed_use(uint64_t library);
 
-/* The program has asked for a variable. False as for managed_use(). */
+/* Charge a variable that the program requested. False as for managed_use(). */
 bool managed_asked(CUmodule module, const char *name);
 bool managed_asked_of_library(uint64_t library, const char *name);
 

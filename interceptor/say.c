@@ -25,7 +25,7 @@ static void say(const char *format, va_list arguments)
 		if (length > sizeof(line) - 1)
 			length = sizeof(line) - 1;
 		line[length++] = '\n';
-		/* Not stdio: the program's buffers are its own. Nobody to tell if it fails. */
+		/* Not stdio, which has buffers of the program. Errors cannot be reported. */
 		if (write(STDERR_FILENO, line, length) < 0)
 			errno = saved;
 	}
@@ -46,7 +46,7 @@ void say_once(struct process *process, enum once once, const char *format, ...)
 /* 0 not read yet, 1 no, 2 yes. A forked child inherits it. */
 static unsigned char wants_debug;
 
-/* Read once: the program may be changing its environment in another thread at any later time. */
+/* Once: another thread may change the environment later. */
 void say_begin(void)
 {
 	const char *wanted = getenv("GPUSLICE_DEBUG");

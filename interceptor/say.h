@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The only output of the interceptor: one line on standard error, when a person must know why their
- * program is refused memory, or asked to be told (GPUSLICE_DEBUG=1).
+ * The interceptor's only output: lines on standard error, if a person must know why memory is
+ * refused, or with GPUSLICE_DEBUG=1.
  */
 #ifndef GPUSLICE_SAY_H
 #define GPUSLICE_SAY_H
@@ -11,7 +11,6 @@
 
 struct process;
 
-/* Things that are said once per process. */
 enum once {
 	ONCE_NO_DIRECTORY = 1 << 0,
 	ONCE_ATTACH_FAILED = 1 << 1,
@@ -26,17 +25,16 @@ enum once {
 	ONCE_STAYS = 1 << 10,
 };
 
-/* Print "gpuslice: " and the message in one write, the first time that `once` is said. */
+/* Prints "gpuslice: " and the message in one write, once per process for each `once`. */
 void say_once(struct process *process, enum once once, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Read the environment, once, at the first attach. */
+/* Reads the environment, at the first attach. */
 void say_begin(void);
 
-/* Whether GPUSLICE_DEBUG is set to something other than 0. */
+/* Reports whether GPUSLICE_DEBUG is set to something other than 0. */
 bool say_wants_debug(void);
 
-/* Print it if so. */
 void say_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif
