@@ -18,10 +18,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// newHolder is to whom what a slice gets is granted.
+// newHolder returns the holder to which the slice's quotas are granted.
 func newHolder(r *api.RegisterRequest) *admission.Holder {
 	h := &admission.Holder{Name: cmp.Or(r.Container, r.ID), Tenant: r.Tenant}
-	const short, full = 12, 64 // of an id that an engine made up, as engines show it
+	const short, full = 12, 64 // digits of a generated container id, as engines show it and in full
 	if len(h.Name) == full {
 		h.Name = h.Name[:short]
 	}
@@ -35,7 +35,7 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 	return h
 }
 
-// bookDevices are the devices that driver truth knows; nil without it.
+// bookDevices returns the devices that driver truth knows; nil without it.
 func (t *driverTruth) bookDevices() []admission.Device {
 	if t == nil {
 		return nil
@@ -47,7 +47,7 @@ func (t *driverTruth) bookDevices() []admission.Device {
 	return devices
 }
 
-// showGranted fills in what was granted of a device, and of that what idle holders have.
+// showGranted fills in what is granted of a device, and how much of it idle holders have.
 func (e *Enforcer) showGranted(d *api.Device, idle []*admission.Holder) {
 	g := e.book.Granted(d.UUID, idle...)
 	d.Quotas, d.Slices, d.Pools, d.Reserve, d.Free = g.Bytes, g.Holders, g.Pools, g.Reserve, g.Free
@@ -57,10 +57,10 @@ func (e *Enforcer) showGranted(d *api.Device, idle []*admission.Holder) {
 	}
 }
 
-// TenantBounds are the bytes that all slices of a tenant may be granted together, by device.
+// TenantBounds returns the bytes that all slices of a tenant together may be granted, by device.
 func (e *Enforcer) TenantBounds(tenant string) map[string]uint64 { return e.book.TenantBounds(tenant) }
 
-// called is a device as people know it: by its index as nvidia-smi counts, and its UUID. g may be nil.
+// called returns a device's name for people: its index as nvidia-smi counts, and its UUID. g may be nil.
 func (g *gpu) called(uuid string) string {
 	if g == nil || g.Index < 0 {
 		return uuid
@@ -68,7 +68,7 @@ func (g *gpu) called(uuid string) string {
 	return strconv.Itoa(g.Index) + " (" + uuid + ")"
 }
 
-// gpuOf is a device by its UUID; nil without driver truth.
+// gpuOf returns a device by its UUID; nil without driver truth.
 func (e *Enforcer) gpuOf(uuid string) *gpu {
 	if e.truth == nil {
 		return nil
@@ -81,9 +81,9 @@ func (e *Enforcer) gpuOf(uuid string) *gpu {
 	return nil
 }
 
-// commitment is what a slice is given of each device while it can charge: its quota, or the whole device if that is less (a
-// quota on all devices may be larger than one of them). That its processes hold less, or that some are checkpointed, changes
-// nothing. One that is suspended is given what it has left there until it is resumed. Called with mu held, or before anybody knows the slice.
+// commitment returns what the slice is granted of each device: its quota, or the whole device if that is less (a quota on all devices may exceed
+// one). Use and checkpoints do not change it. A suspended slice is granted only what it left there. Called with mu held, or before the slice is
+// registered.
 func (s *slice) commitment() map[string]uint64 {
 	switch {
 	case !s.counts():
@@ -94,9 +94,8 @@ func (s *slice) commitment() map[string]uint64 {
 	return s.quota.Commitment()
 }
 
-// recommit notes what the slice is given by the quotas that are in force now. Where less than it uses, it has what it uses, and
-// less as that becomes less, which the regular check finds, as it does of what one that is away has left: it can get no more of it, and who
-// were given it would find the device full. Called with mu held.
+// recommit sets the slice's grant in the book to its quotas in force. Bytes used beyond a lowered quota, or left on a device by a suspended slice,
+// stay granted, since others would find the device full; the regular check lowers the grant as they are released. Called with mu held.
 func (s *slice) recommit() {
 	has := s.commitment()
 	left := s.isAway() && len(s.left()) > 0
@@ -107,11 +106,10 @@ func (s *slice) recommit() {
 	}
 }
 
-// counts says whether the slice's quotas are given to itself: one that nothing is refused to is promised nothing, and
-// those of a pool's members are parts of the pool's.
+// counts reports whether the slice has a grant of its own. In record mode nothing is promised, and a member's quotas are part of the pool's.
 func (s *slice) counts() bool { return !s.record() && len(s.pools) == 0 }
 
-// admitDevice grants the slice a device that it was not known to use. undo takes that back. Called with mu held.
+// admitDevice grants the slice a device that it was not known to use. undo withdraws that. Called with mu held.
 func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) {
 	if !s.counts() || s.isAway() {
 		return func() {}, nil
@@ -119,11 +117,10 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 	return s.e.book.Admit(s.holder, map[string]uint64{uuid: bytes})
 }
 
-// remainder is what a released slice still counts for, until it is cleared away: what those who are alive held when it was closed.
-// It can become no more, and by how much it becomes less nobody checks any more; whoever got those bytes would find the device
-// full. A slice that holds nothing gets nothing, and counts for nothing. What its page says can be a process's own
-// word, and memory that a dead process lent is another's by now: the driver is asked. If it does not say, or if the page is damaged, all
-// that the slice was given counts. Called in the slice's turn; was is the state that it had.
+// remainder returns the bytes still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
+// grow, and is not lowered: nothing samples it. The driver's figure is read, since the page may have a process's false claim, and memory that an
+// exited process lent may be another's by now. The whole grant stays if the driver does not know, or the page is damaged. Called in the slice's turn;
+// was is the state that it had.
 func (s *slice) remainder(was api.State) map[string]uint64 {
 	ask := s.counts() && s.e.truth != nil && s.lingers()
 	s.mu.Lock()
@@ -146,7 +143,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 		}
 		return has
 	}
-	holders, err := s.holders() // first: what the last of them lent, if he ends meanwhile, is another's when the driver is asked
+	holders, err := s.holders() // before the driver is queried: if the last holder exits in between, what it lent is another's
 	for i, d := range devices {
 		var held uint64
 		if err == nil {
@@ -158,13 +155,13 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 		}
 		s.log.Warn("it is not known what the slice's processes hold: all that it was given counts", "device", d.Name, "err", err)
 		if errors.Is(err, errUntold) {
-			err = nil // of the others it may be
+			err = nil // the other devices may be known
 		}
 	}
 	return has
 }
 
-// holders are the living processes that may hold what a slice that ends was given, each with its lanes. Called in the slice's turn.
+// holders returns the living processes that may hold what an ending slice was granted, each with its lanes. Called in the slice's turn.
 func (s *slice) holders() (map[int][]uint32, error) {
 	all := make(map[int][]uint32)
 	if !s.request.Session {
@@ -176,7 +173,7 @@ func (s *slice) holders() (map[int][]uint32, error) {
 			all[pid] = nil
 		}
 	}
-	var left map[uint32]ledger.Owner // lanes that nobody has taken up: finish
+	var left map[uint32]ledger.Owner // lanes not taken up after a restart: finish
 	s.mu.Lock()
 	for _, p := range s.remaining.All() {
 		all[p.PID] = nil
@@ -204,8 +201,8 @@ func (s *slice) holders() (map[int][]uint32, error) {
 	return all, nil
 }
 
-// stillOn is what they hold on a device: each what the driver says, or its lanes if that is more. Who is checkpointed holds nothing,
-// and gets nothing back. Called in the slice's turn.
+// stillOn returns the holders' bytes on a device: for each the driver's figure, or its lanes if they hold more. A checkpointed process holds
+// nothing, and gets nothing back. Called in the slice's turn.
 func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (bytes uint64, err error) {
 	g := s.e.truth.device(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
@@ -219,7 +216,7 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.quota.Ledger != nil && index < s.quota.Ledger.DeviceCount()
-	var past uint64 // the ledger
+	var past uint64 // bytes beyond the lanes
 	for pid, lanes := range holders {
 		var charged uint64
 		for _, number := range lanes {
@@ -233,15 +230,15 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 		bytes += max(charged, truth[pid])
 		past += truth[pid] - min(charged, truth[pid])
 	}
-	if known && s.noted(d).sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
+	if known && s.noted(d).sampled.IsZero() && s.request.Session { // only the former enforcer knew the holders of this excess
 		held := s.quota.Ledger.Held(index, 0)
 		bytes += held - min(held, past)
 	}
 	return bytes, nil
 }
 
-// admitSlice is for one that is about to be made, within its user's limit unless that is nil. Those whose end was not noticed yet
-// are not in its way. Called in its turn, before it is registered.
+// admitSlice admits a new slice, within its user's limit unless that is nil. Slices that ended unnoticed are released if it needs their room. Called
+// in its turn, before it is registered.
 func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	s.quota.Devices = s.foresee()
 	if limit != nil && e.truth != nil && len(s.quota.Devices) == 0 {
@@ -260,7 +257,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 		return nil
 	}
 	for _, other := range e.all() {
-		// A cgroup is not read for each of thousands that are as alive as they seem.
+		// Reading the cgroups of thousands of living slices would take too long.
 		if limit != nil && other.isOf(limit.UID) || !process.Exists(other.request.PID) {
 			e.ended(other)
 		}
@@ -278,7 +275,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	return err
 }
 
-// roomForContexts says on which of the devices a slice could run nothing. Called before anybody knows the slice, or in its turn.
+// roomForContexts rejects a quota too small for a context. Called before the slice is registered, or in its turn.
 func (s *slice) roomForContexts(devices []*quota.Device) error {
 	if s.record() {
 		return nil
@@ -286,8 +283,8 @@ func (s *slice) roomForContexts(devices []*quota.Device) error {
 	return s.e.roomForContexts("slice "+s.id(), quota.Commitment(devices))
 }
 
-// roomForContexts refuses a quota in which nothing could run: one below what a context is known to cost. A process can show as high a cost as
-// it likes, so that no more counts than the operator expects of a context.
+// roomForContexts rejects a quota below the known cost of a context. The cost counts up to ContextBytes only, since a process can make it appear
+// higher.
 func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
 		g := e.gpuOf(uuid)
@@ -302,7 +299,7 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 	return nil
 }
 
-// logOvercommitted says of which devices more is granted than may be.
+// logOvercommitted logs the devices of which more is granted than allowed.
 func (e *Enforcer) logOvercommitted() {
 	for _, over := range e.book.Overcommitted() {
 		if over.Tenant != nil {

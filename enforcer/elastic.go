@@ -325,7 +325,7 @@ func (s *slice) promise(limit *admission.User) error {
 	case s.e.options.Checkpoint == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: this enforcer serves its own sessions only, gpusliced can", s.id())
 	case s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML nobody knows when there is room for it (%s)", s.id(), s.e.options.NoTruth)
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
 	}
 	return s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: s.quota.Commitment(), User: limit})
 }

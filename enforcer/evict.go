@@ -18,26 +18,24 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-// Who goes when somebody wants room that elastic slices have, and how he is moved aside: what elastic.go says of it.
+// This file chooses the elastic slices to evict for a holder that needs room, and evicts them, by the rules in elastic.go.
 
 const (
 	drainPace = time.Millisecond
-	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
+	// obstacleLasts is the time before another attempt to evict a slice that could not be moved.
 	obstacleLasts = 10 * time.Second
 )
 
-// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
-// less.
+// drainPatience limits the wait for calls under way when the gate is shut. A call may depend on another thread that the gate stops. Tests shorten it.
 var drainPatience = 5 * time.Second
 
-// unit is who can be evicted as one: a slice, or all members of an elastic pool.
+// unit is evicted as one: a slice, or all members of an elastic pool.
 type unit struct {
 	holder   *admission.Holder
 	priority int
 	slices   []*slice
 }
 
-// units of these slices.
 func units(all []*slice) (each []unit) {
 	pools := make(map[*pool]bool)
 	for _, s := range all {
@@ -54,27 +52,27 @@ func units(all []*slice) (each []unit) {
 	return each
 }
 
-// candidate is who may be evicted, or who is, and may have to leave nothing.
+// candidate is a unit that may be evicted, or an evicted one that may have to leave nothing on its devices.
 type candidate struct {
 	unit    // with the slices to act on
 	away    bool
-	stay    map[string]uint64 // what of its devices they may leave together
-	devices []string          // where they are
+	stay    map[string]uint64 // bytes of each device that they may leave there together
+	devices []string          // with their memory
 	idle    time.Duration
-	busy    bool // it is not idle, and its time is over
+	busy    bool // not idle, but its time on the devices is over
 }
 
-// want is what a holder was refused.
+// want is a refused request for room.
 type want struct {
 	admission.Ask
 	priority int
-	busy     bool // slices that are not idle may be evicted for it, too
+	busy     bool // slices that are not idle may be evicted, too
 	refusal  *api.Error
-	device   bool // the device may lack the room, and not the book
+	device   bool // the device may lack room that the book has
 }
 
-// victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
-// others do not count for. None has to go, and it can be had, where there is room since it was refused.
+// victim returns the next candidate to evict, or nil. enough is false if evicting all candidates would not make room, as with a user's or tenant's
+// bound to which they do not count. A nil candidate with enough means that room has appeared since the refusal.
 func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	var may []candidate
 	now := time.Now()
@@ -86,7 +84,7 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 			may = append(may, c)
 		}
 	}
-	early := map[bool]int{true: -1} // those who are away lose nothing
+	early := map[bool]int{true: -1} // evicted ones lose nothing
 	slices.SortFunc(may, func(a, b candidate) int {
 		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.priority, b.priority), cmp.Compare(b.idle, a.idle))
 	})
@@ -103,7 +101,7 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 		first.stay = e.book.Beside(w.Ask, first.holder)
 		return first, true
 	}
-	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
+	// The book has room and the device has not: a process holds memory that was not granted to it.
 	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
 	var first *candidate
 	for i := range may {
@@ -121,7 +119,7 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	return first, true
 }
 
-// mayGo says whether all of them may be evicted who are on their devices, and how idle they are; or if none is, whether some may have to leave nothing.
+// mayGo reports whether all resident slices of the unit may be evicted; if none is resident, whether some may have to leave nothing.
 func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
 	c = candidate{unit: u, away: true, idle: math.MaxInt64}
 	c.slices = nil
@@ -144,17 +142,17 @@ func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
 	return c, len(c.slices) > 0
 }
 
-// place is whether a slice is on its devices, and may leave them.
+// place is where a slice's memory is, and whether it may be moved.
 type place int
 
 const (
-	staysPut place = iota // where it is, for now
-	canGo                 // to host memory
-	hasGone               // with all that it had
-	canLeave              // what is still there
+	staysPut place = iota // not to be moved for now
+	canGo                 // resident, and may be evicted
+	hasGone               // off its devices, with all its memory
+	canLeave              // off its devices, but for memory that can be moved, too
 )
 
-// place also says how long the slice has been idle, and whether it is busy, and its time is over.
+// place also returns how long the slice has been idle, and whether it is busy.
 func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, busy bool) {
 	s.observe(now)
 	s.mu.Lock()
@@ -178,7 +176,7 @@ func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, bu
 	return canGo, idle, busy
 }
 
-// evict moves slices aside, one after the other, until one of them cannot be.
+// evict evicts slices, one after the other, until one cannot be moved.
 func (e *Enforcer) evict(c *candidate) {
 	defer e.evictions.add(c.devices, -1)
 	for _, s := range c.slices {
@@ -195,7 +193,7 @@ func (e *Enforcer) evict(c *candidate) {
 	}
 }
 
-// evictOne moves a slice aside, or all of it, or notes why that cannot be done. One that is not busy stays if a call does not end.
+// evictOne evicts a slice, or moves what an evicted one has left, or records why it cannot. A slice that is not busy stays if a call does not end.
 func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	if !e.waitFor(s) {
 		return false
@@ -212,7 +210,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 		return true
 	}
 	s.mu.Lock()
-	gone = s.suspension != nil // for somebody else, or by hand, while this waited for its turn
+	gone = s.suspension != nil // since evicted for another holder, or suspended
 	s.mu.Unlock()
 	if gone {
 		return true
@@ -233,20 +231,20 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	return err == nil
 }
 
-// unmovable is the error of a slice that cannot be moved because of what its processes do.
+// unmovable is the error if a slice's own processes prevent its move.
 type unmovable struct{ error }
 
 func (u unmovable) Unwrap() error { return u.error }
 
-// overstay ends a slice if its own processes have kept it on its devices for Elastic.Patience while others waited. err is that of an attempt to move
-// it, which began then.
+// overstay ends a slice if its own processes have kept it on its devices for Elastic.Patience while others waited. err is the result of an attempt to
+// move it that started at began.
 func (s *slice) overstay(err error, began time.Time) {
 	s.mu.Lock()
 	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
 	switch {
 	case !errors.As(err, new(unmovable)):
 		r.overstays = time.Time{}
-	case r.overstays.IsZero(), !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts: // nobody waited meanwhile
+	case r.overstays.IsZero(), !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts: // nothing waited in between
 		r.overstays = began
 	default:
 		ends = patience > 0 && time.Since(r.overstays) >= patience
@@ -272,8 +270,8 @@ func (s *slice) endForOthers(why string) {
 	s.e.checkLeases()
 }
 
-// boundMove limits a move of an elastic slice's processes, from now on, to Elastic.Patience and the time that a sound move may take. A longer one ends
-// the slice, and its processes are killed, since others wait for the device. Each call on a process returns when the process exits.
+// boundMove limits a starting move of an elastic slice's processes to Elastic.Patience and the time of a sound move. After that it ends the slice
+// and kills its processes, since others wait for the device. Each call on a process returns when the process exits.
 func (s *slice) boundMove(all []*moved) (stop func()) {
 	patience := s.e.options.Elastic.Patience
 	if s.residency == nil || patience == 0 {
@@ -295,8 +293,8 @@ func (s *slice) boundMove(all []*moved) (stop func()) {
 	return func() { timer.Stop() }
 }
 
-// drain waits until no process of the slice is in a call of the driver. The gate is shut. It waits for a busy slice, and for a process that does
-// not count its calls, for drainPatience: the driver's checkpoint then waits for the work, not for the process's word.
+// drain waits until no process of the slice is in a driver call; the gate is shut. For a busy slice, or a process that does not count its calls, it
+// waits at most drainPatience: the driver's checkpoint then waits for the work itself.
 func (s *slice) drain(busy bool) error {
 	deadline := time.Now().Add(drainPatience)
 	for said := time.Now(); ; time.Sleep(drainPace) {
@@ -318,7 +316,7 @@ func (s *slice) drain(busy bool) error {
 	}
 }
 
-// inCall is a process of the slice that is in a call of the driver, or does not say; 0 if there is none.
+// inCall returns a process of the slice that is in a driver call, or does not count its calls; 0 if there is none.
 func (s *slice) inCall() (pid int, uncounted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,8 +329,8 @@ func (s *slice) inCall() (pid int, uncounted bool) {
 	return 0, false
 }
 
-// evictFor returns why somebody was refused what he wants; or has idle ones evicted for him, if that is enough, and then the error is busy: who asks
-// is to ask again.
+// evictFor evicts idle slices if that makes room for a refused request, and returns a busy error, so that the caller tries again. Otherwise it
+// returns the refusal.
 func (e *Enforcer) evictFor(refused error, w want) error {
 	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return refused
@@ -381,8 +379,8 @@ func (v *evictions) concern(bytes map[string]uint64) bool {
 	return false
 }
 
-// choose calls victim and counts the candidate that it returns; the caller evicts that. With alone it returns none while an eviction from one of
-// these devices is under way.
+// choose returns victim's candidate, which the caller evicts, and counts it. With alone it returns none while an eviction from one of these devices
+// is under way.
 func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
 	e.evictions.choosing.Wait()
 	defer e.evictions.choosing.Give()

@@ -19,36 +19,36 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// How a slice's memory leaves its devices and comes back, by the driver's checkpoint of each process, or by the process itself (selfmove.go): of all or
-// of none. What each process's state is the driver is asked before each step, or the process's word is read, so that a step may have been done by
-// an enforcer that was killed.
+// This file moves the memory of a slice's processes to host memory and back: of all of them, or of none. The driver's checkpoint moves it, or the
+// process itself (selfmove.go). Each step first reads the process's state from the driver or from its lane, since an enforcer that was killed may
+// have taken the step already.
 //
 // The driver loses a process if its device has no room when it is restored. A restore begins only once admission has granted the slice its
 // quotas again, the driver reports enough free memory, and that memory is reserved (rooms).
 
 const (
-	// slowest is how many bytes a second are moved at least: on an H100 it was 1 GiB and more.
+	// slowest is the least number of bytes moved in a second: an H100 moved 1 GiB and more.
 	slowest = 128 << 20
-	// residue is how many bytes of a process may be left on a device when it is away: of its context, 4 MiB were seen.
+	// residue is the most bytes that may stay on a device for a checkpointed process: 4 MiB of context were seen.
 	residue = 64 << 20
-	// spare is how many bytes more than the driver listed for a process are to be free for it: 6 MiB were seen that it lists for nobody.
+	// spare is the free memory needed for a process beyond the driver's figure: 6 MiB were seen that the driver lists for no process.
 	spare = 64 << 20
 )
 
-// moveTimeout limits a call of the driver that moves no bytes. It includes the 10 s in which work on the device may end. Tests shorten it.
+// moveTimeout limits a driver call that moves no bytes, including the 10 s that work on the device may take to end. Tests shorten it.
 var moveTimeout = 30 * time.Second
 
 // moved is a process that is moved.
 type moved struct {
 	store.Moved
 	handle   *process.Handle
-	byDriver bool              // it could move its memory itself, and does not
-	stay     map[string]uint64 // so much of a device it may leave there, as it moves itself
-	inUse    uint64            // bytes of host memory that it has its memory in
+	byDriver bool              // it can move its memory itself, but the driver does
+	stay     map[string]uint64 // bytes that it may leave on each device when it moves itself, by UUID
+	inUse    uint64            // bytes of host memory that hold its memory already
 }
 
-// Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room. An
-// elastic slice stays there, too, until it is resumed.
+// Suspend moves the device memory of all processes of a slice to host memory, or of none and returns why. Other slices can use the room. An
+// elastic slice, too, then stays suspended until Resume.
 func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
 		if s.isEvicted() {
@@ -61,9 +61,9 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	})
 }
 
-// Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it. A user's slice
-// is resumed within the user's limit, whoever asks. An elastic slice may come back from then on when a process asks, too, and if there is no room now
-// idle ones are moved aside for it.
+// Resume brings back what Suspend moved. Without room the slice stays suspended, and the error names the holders. The user's limit applies even if
+// the operator resumes the slice. An elastic slice may from then on also return at a process's request, and if there is no room now, idle slices
+// are evicted for it.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
 		if s.residency == nil {
@@ -85,9 +85,9 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	})
 }
 
-// resumeWithin is called in the slice's turn.
+// resumeWithin resumes the slice within its user's limit. Called in the slice's turn.
 func (s *slice) resumeWithin() error {
-	limit := s.userLimit() // now: it reads files, and the book is asked with the slice's lock held
+	limit := s.userLimit() // before the book is used under the slice's lock: this reads files
 	return s.resumeAll(func(wants map[string]uint64) error {
 		return s.e.book.Begin(admission.Ask{Holder: s.holder, Bytes: wants, Quotas: s.quotas, User: limit})
 	})
@@ -108,13 +108,14 @@ func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error)
 	return s.show(false), nil
 }
 
-// admit is what the book says of a slice that wants its quotas back.
+// admit has admission grant the slice its quotas again.
 func (s *slice) admit(wants map[string]uint64) error {
 	_, err := s.e.book.Admit(s.holder, wants)
 	return err
 }
 
-// suspendAll is called in the slice's turn, after beginSuspension. Processes that move themselves may leave together what is to stay of each device.
+// suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave stay bytes on each device. Called
+// in the slice's turn, after beginSuspension.
 func (s *slice) suspendAll(stay map[string]uint64) error {
 	began := time.Now()
 	all, err := s.toMove()
@@ -147,8 +148,8 @@ func (s *slice) suspendAll(stay map[string]uint64) error {
 	return s.settleAway(all, "", began)
 }
 
-// beginSuspension has no process attach from here on, or says why the slice cannot be suspended. evicted is of an elastic slice that comes
-// back when a process asks.
+// beginSuspension marks the slice as suspending, so that no process can attach, or returns why it cannot be suspended. evicted marks an elastic
+// slice that returns at a process's request.
 func (s *slice) beginSuspension(evicted bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,15 +162,15 @@ func (s *slice) beginSuspension(evicted bool) error {
 	case s.e.options.Checkpoint == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: this enforcer serves its own sessions only, gpusliced can", s.id())
 	case s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: without NVML nobody knows when there is room for it again (%s)", s.id(), s.e.options.NoTruth)
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
 	}
 	s.suspension = &store.Suspension{State: api.Suspending, Evicted: evicted}
 	s.turnGate()
 	return nil
 }
 
-// toMove are the processes of the slice that may hold memory on a device, with what the driver lists for each. It is an error if one of them never
-// attached: nobody could say what it takes meanwhile.
+// toMove returns the slice's processes that may hold device memory, with the bytes that the driver lists for each. A process that holds memory and
+// never attached is an error: what it allocates during the move would be unknown.
 func (s *slice) toMove() (all []*moved, err error) {
 	s.mu.Lock()
 	known := make(map[int]uint64)
@@ -191,7 +192,7 @@ func (s *slice) toMove() (all []*moved, err error) {
 	return all, err
 }
 
-// measure notes what the driver lists for each process on each device, and returns what it lists for others, in all.
+// measure records the bytes that the driver lists for each process on each device, and returns the sums of other processes, by pid.
 func (s *slice) measure(all []*moved) (others map[int]uint64, err error) {
 	others = make(map[int]uint64)
 	by := make(map[int]*moved)
@@ -218,10 +219,10 @@ func (s *slice) measure(all []*moved) (others map[int]uint64, err error) {
 	return others, nil
 }
 
-// mayMove says why these processes cannot be moved to host memory, as far as that is known before.
+// mayMove returns why these processes cannot be moved to host memory, if that is known in advance.
 func (s *slice) mayMove(all []*moved) error {
 	for _, p := range all {
-		if _, can := s.word(p); can { // the driver is asked once it is to move it (lock)
+		if _, can := s.word(p); can { // the driver's state matters only if the driver has to move it (lock)
 			continue
 		}
 		if err := s.unlocked(p); err != nil {
@@ -242,11 +243,11 @@ func (s *slice) mayMove(all []*moved) error {
 	})
 }
 
-// unlocked says why the driver cannot move a process of a slice that is on its devices, as far as that is known before.
+// unlocked returns why the driver cannot move a process that is on its devices, if that is known in advance.
 func (s *slice) unlocked(p *moved) error {
 	state, err := s.driverState(p)
 	switch {
-	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver, or has called execve
+	case err != nil && len(p.Bytes) == 0: // it has not used the driver yet, or has called execve
 		return nil
 	case err != nil:
 		return s.cannot(err)
@@ -257,7 +258,7 @@ func (s *slice) unlocked(p *moved) error {
 	return nil
 }
 
-// moveOut locks all processes, and then moves each. An error leaves them wherever they are.
+// moveOut locks all processes, then moves each. After an error they stay in the states that they have reached.
 func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 	for _, p := range all {
 		if err := s.lock(p); err != nil {
@@ -265,7 +266,7 @@ func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 		}
 		killpoint.Pass("move.locked")
 	}
-	if _, err := s.measure(all); err != nil { // while they were running they may have taken more
+	if _, err := s.measure(all); err != nil { // they may have allocated more before they were locked
 		return err
 	}
 	s.share(all, stay)
@@ -285,7 +286,7 @@ func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 	return s.isGone(all)
 }
 
-// isGone says what the driver still lists for processes that it has checkpointed, and notes what the others have left.
+// isGone fails if the driver still lists memory for a checkpointed process. It records what the others have left on the devices.
 func (s *slice) isGone(all []*moved) error {
 	left, err := s.noteLeft(all)
 	if err != nil {
@@ -301,7 +302,7 @@ func (s *slice) isGone(all []*moved) error {
 	return nil
 }
 
-// settleAway makes it so that the slice is suspended, whose processes are.
+// settleAway records the slice as suspended, once all memory is in host memory. If the store fails, it moves it back.
 func (s *slice) settleAway(all []*moved, reason string, began time.Time) error {
 	now := &store.Suspension{State: api.Suspended, Processes: records(all), Spare: s.spare(all), Reason: reason}
 	if err := s.storeSuspension(now); err != nil {
@@ -316,7 +317,7 @@ func (s *slice) settleAway(all []*moved, reason string, began time.Time) error {
 	return nil
 }
 
-// spare is what the devices have free beyond what was moved from there: no more needs to be free when that comes back.
+// spare returns each device's free bytes beyond what was moved from it. The return requires no more than that in addition to the moved bytes.
 func (s *slice) spare(all []*moved) map[string]uint64 {
 	left := make(map[string]uint64)
 	for uuid, need := range needed(all, nil) {
@@ -327,7 +328,7 @@ func (s *slice) spare(all []*moved) map[string]uint64 {
 	return left
 }
 
-// needed is what was moved of processes' memory from each device, with as much on top as is to be free for them, unless there was less when they left.
+// needed returns the bytes of each device that must be free for the processes' return: what was moved, and spare for each, but at most left.
 func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	needs, on := make(map[string]uint64), make(map[string]uint64)
 	for _, p := range all {
@@ -344,7 +345,7 @@ func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	return needs
 }
 
-// free is how many bytes of a device are, by the driver.
+// free returns the device's free bytes, by the driver.
 func (s *slice) free(uuid string) (uint64, error) {
 	g := s.e.gpuOf(uuid)
 	if g == nil {
@@ -354,7 +355,7 @@ func (s *slice) free(uuid string) (uint64, error) {
 	return g.Total - min(g.Total, used), err
 }
 
-// resumeAll is called in the slice's turn. admit is asked whether the slice gets its quotas back.
+// resumeAll brings the slice's memory back, if admit grants it its quotas. Called in the slice's turn.
 func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	s.mu.Lock()
 	was, err := s.suspension, s.unchangeable(false)
@@ -366,7 +367,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	case was == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s is not suspended", s.id())
 	case s.e.options.Checkpoint == nil || s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: without NVML nobody knows whether there is room for it (%s)", s.id(), s.e.options.NoTruth)
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
 	}
 	all := again(was.Processes)
 	defer closeAll(all)
@@ -384,7 +385,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 		}
 	}
 	if err != nil {
-		if was.State != api.Suspended { // it was on the way
+		if was.State != api.Suspended { // an earlier move was interrupted
 			return errors.Join(err, s.stay(all, err))
 		}
 		return err
@@ -402,7 +403,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	return s.goesOn()
 }
 
-// areAway are those of the processes that are off their devices. One that is lost can be brought back by nothing, and with it not the rest.
+// areAway returns the processes with their memory off the devices. It fails if the driver has lost one: then the rest cannot return either.
 func (s *slice) areAway(all []*moved) (away []*moved, err error) {
 	for _, p := range all {
 		state, err := s.state(p)
@@ -418,7 +419,7 @@ func (s *slice) areAway(all []*moved) (away []*moved, err error) {
 	return away, s.renoteLeft(away)
 }
 
-// moveBack brings back those that are away, and then has all go on. An error leaves them wherever they are.
+// moveBack brings the memory back to the devices, then unlocks all processes. After an error they stay in the states that they have reached.
 func (s *slice) moveBack(all []*moved) error {
 	away, err := s.areAway(all)
 	if err != nil {
@@ -431,7 +432,7 @@ func (s *slice) moveBack(all []*moved) error {
 	if err := s.reserveRoom(away, left); err != nil {
 		return err
 	}
-	defer s.boundMove(all)() // others wait for the room that is now its own
+	defer s.boundMove(all)() // other slices wait for the reserved room
 	for i, p := range away {
 		if err := s.reserveRoom(away[i:], left); err != nil {
 			return err
@@ -454,10 +455,10 @@ func (s *slice) moveBack(all []*moved) error {
 	return nil
 }
 
-// goesOn makes it so that the slice is not suspended any more, whose processes are not.
+// goesOn records that the slice is no longer suspended, once all processes run.
 func (s *slice) goesOn() error {
 	if err := s.storeSuspension(nil); err != nil {
-		s.setSuspension(nil) // the next enforcer finds that all are running
+		s.setSuspension(nil) // the next enforcer finds all processes running
 		s.log.Error("that the slice is not suspended any more is not on disk; the next enforcer finds it out", "err", err)
 	}
 	s.mu.Lock()
@@ -467,14 +468,14 @@ func (s *slice) goesOn() error {
 	return nil
 }
 
-// stay sends away again those that had come back, since not all of them did; why is the reason. The slice is suspended then.
+// stay moves away again the processes that had come back, since not all could; why is the reason. The slice is then suspended.
 func (s *slice) stay(all []*moved, why error) error {
 	began := time.Now()
 	var errs []error
 	for _, p := range all {
 		state, err := s.state(p)
 		if state == checkpoint.Failed || err != nil && len(p.Bytes) == 0 {
-			continue // it is lost, or holds nothing
+			continue // lost, or without memory
 		}
 		p.stay = p.Left
 		if err == nil && state == checkpoint.Running {
@@ -485,7 +486,7 @@ func (s *slice) stay(all []*moved, why error) error {
 			err = s.bring(p, checkpoint.Checkpointed)
 		}
 		if _, itself := s.itself(p); itself && !errors.Is(err, ErrClosed) {
-			err = nil // whatever it has not moved it has left, which counts
+			err = nil // memory that it has not moved counts as left
 		}
 		errs = append(errs, err)
 	}
@@ -496,13 +497,13 @@ func (s *slice) stay(all []*moved, why error) error {
 	return s.settleAway(all, why.Error(), began)
 }
 
-// between leaves a slice some of whose processes are away, or nobody knows where: it counts for all that it was given, and can be resumed again.
+// between leaves a slice with some processes away, or in unknown states. It counts for all its quotas, and can be resumed again.
 func (s *slice) between(all []*moved, why error) error {
 	s.log.Error("the slice stays between its devices and host memory: resume it again", "err", why)
 	now := &store.Suspension{State: api.Resuming, Processes: records(all), Reason: why.Error()}
 	err := s.storeSuspension(now)
 	if err != nil {
-		s.setSuspension(now) // the next enforcer asks the driver, whatever it finds stored
+		s.setSuspension(now) // the next enforcer reads the states from the driver, whatever is stored
 	}
 	return errors.Join(why, err)
 }

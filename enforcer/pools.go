@@ -96,7 +96,7 @@ func (e *Enforcer) makePool(p *pool) error {
 		return err
 	}
 	if p.asked.Elastic && !e.movesElastic() {
-		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: without NVML nobody knows when there is room for it (%s)", p.name, e.options.NoTruth)
+		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: without NVML free device memory is unknown (%s)", p.name, e.options.NoTruth)
 	}
 	if err := p.promise(wants); err != nil {
 		return err

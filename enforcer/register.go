@@ -32,7 +32,7 @@ func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.Reg
 	})
 }
 
-// counted counts what becomes of a request for a slice.
+// counted calls register, and counts its result.
 func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.RegisterReply, error) {
 	begin := time.Now()
 	reply, err := register()
@@ -44,7 +44,7 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 	return reply, err
 }
 
-// register is Register within a user's limit, unless that is nil.
+// register is Register within a user's limit; nil is none.
 func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *admission.User) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
 	if most := e.options.Elastic.MaxPriority; r.Priority > most && (limit != nil || !r.Session) {
@@ -57,7 +57,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
-	s.turn.Wait() // nobody knows it
+	s.turn.Wait() // not contended: the slice is not registered yet
 	defer s.turn.Give()
 	if err := e.decide(ctx, s, limit); err != nil {
 		return api.RegisterReply{}, err
@@ -70,10 +70,10 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 
-// decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice is stored and
-// counts for whoever asks next. Nobody has been told yet, and nobody can attach. Called in the slice's turn, as serve is.
+// decide claims the slice's id and cgroup, has its quotas admitted, and stores it, or returns why it cannot have them. The slice then counts in
+// admission, but no process can attach yet. Called in the slice's turn, as is serve.
 func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) error {
-	err := ctx.Err() // who asked is gone: nobody would release it
+	err := ctx.Err() // the caller is gone and would not release it
 	if err == nil {
 		err = e.joinPools(ctx, s)
 	}
@@ -92,7 +92,7 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) 
 		err = e.store.PutSlice(s.storedNow())
 	}
 	if err != nil {
-		s.setLimited(false) // the driver is told nothing of which the store does not know
+		s.setLimited(false) // the driver is given no limits that the store does not know
 		return errors.Join(err, e.release(s, causeFailed))
 	}
 	e.enter(s)
@@ -122,10 +122,10 @@ func (e *Enforcer) serve(s *slice) error {
 	return nil
 }
 
-// newSlice finds out who the slice's processes are. It changes nothing outside this process.
+// newSlice identifies the slice's processes. It changes nothing outside the enforcer.
 func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice, error) {
 	err := e.mayName(ctx, r.PID)
-	if err == nil && r.Session { // before anything is read of a process that may be anybody's
+	if err == nil && r.Session { // before anything is read of a process that may be another user's
 		err = e.mayBegin(ctx, r)
 	}
 	if err != nil {
@@ -156,7 +156,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		err = e.findCgroup(s, r.PID)
 	}
 	if err == nil && !init.Alive() {
-		err = process.ErrDead // and what was read may be another's
+		err = process.ErrDead // what was read may be another process's
 	}
 	if err != nil {
 		s.leave()
@@ -172,17 +172,17 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	return s, nil
 }
 
-// mayName says why who asks may mean another process by a pid than the enforcer: a container's hook that has the host's socket names the processes
-// of that container's containers.
+// mayName returns an error if the caller's pid may mean another process to the enforcer. A hook inside a container that has the host's socket sends
+// the pids of that container's own containers.
 func (e *Enforcer) mayName(ctx context.Context, pid int) error {
 	asker, known := e.caller(ctx)
 	if !known {
-		return errors.New("the kernel does not say who asks")
+		return errors.New("the kernel does not say which process made the request")
 	}
 	return asker.MayName(pid)
 }
 
-// findCgroup finds the cgroup of a container, or says why it may not have it where it is.
+// findCgroup finds the cgroup of a container. It fails if the cgroup lies below another container's.
 func (e *Enforcer) findCgroup(s *slice, pid int) error {
 	membership, err := e.host.Membership(pid)
 	if err != nil {
@@ -199,8 +199,7 @@ func (e *Enforcer) findCgroup(s *slice, pid int) error {
 		s.cgroup, other.id())
 }
 
-// nextGeneration is a number that no slice of this boot had before, higher than all of them, also after a restart: microseconds since
-// boot.
+// nextGeneration returns a number higher than all generations of this boot, also after a restart: microseconds since boot, or the last one plus 1.
 func (e *Enforcer) nextGeneration() uint64 {
 	for {
 		last := e.lastGeneration.Load()
@@ -211,15 +210,15 @@ func (e *Enforcer) nextGeneration() uint64 {
 	}
 }
 
-// mayBegin says why who asks may not begin a session with that process: it takes the process, and all below it,
-// out of the slice that they are in.
+// mayBegin returns why the caller may not begin a session with that process. A session takes the process and all its descendants out of the slice
+// that they are in.
 func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	if e.options.Caller == nil {
 		return nil
 	}
 	asker, known := e.options.Caller(ctx)
 	if !known {
-		return errors.New("the kernel does not say who asks, and a session is given to its own processes only")
+		return errors.New("the kernel does not say which process made the request, and only a process of the session can begin it")
 	}
 	if err := owns(asker, r.PID); err != nil {
 		return fmt.Errorf("%w: a session begins with a process of one's own, and `gpuslice run` makes one", err)
@@ -230,11 +229,11 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	return nil
 }
 
-// ownedBy says whose a process is. Tests have users whose processes are root's.
+// ownedBy reports whether a process runs with a user's rights. Tests replace it: their users' processes are root's.
 var ownedBy = process.OwnedBy
 
-// owns says why a process is not one of who asks: it is neither that process nor descends from it, or runs with another user's rights. The
-// caller holds a Handle of it, and checks afterwards whether that is alive.
+// owns returns an error if the process is neither the caller nor its descendant, or runs with another user's rights. The calling function holds a
+// Handle of the process, and checks afterwards that it is alive.
 func owns(asker session.Asker, pid int) error {
 	if err := asker.Owns(pid); err != nil {
 		return err
@@ -245,8 +244,8 @@ func owns(asker session.Asker, pid int) error {
 	return nil
 }
 
-// makeWay claims the slice's id and cgroup. It releases one that is over but not released yet, and that the new one replaces: the
-// engine has restarted the container before the end of the former one was noticed.
+// makeWay claims the slice's id and cgroup. It releases a slice that has them if its first process has exited: the engine has restarted the
+// container before the former end was noticed.
 func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 	for {
 		other, busy, err := e.claim(s)
@@ -260,7 +259,7 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 			other.turn.Give()
 		case other.id() != s.id():
 			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
-		// Its init decides, not its cgroup: after a restart that is the new one's.
+		// The first process decides, not the cgroup: after a restart that is the new one's.
 		case other.firstLives():
 			return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
 		case e.waitFor(other):
@@ -273,14 +272,14 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 	}
 }
 
-// unclaim gives up what a slice has claimed, and lets those be cleared away that had to wait for that.
+// unclaim gives up the slice's claims. Released slices that waited for its cgroup are cleared.
 func (e *Enforcer) unclaim(s *slice) {
 	if e.registry.unclaim(s) {
 		go e.emptied(s.cgroup)
 	}
 }
 
-// make makes what a slice consists of, but for its record and the socket.
+// make makes the slice's ledger, directory and token, but not its record and socket.
 func (s *slice) make() error {
 	if err := s.quota.Begin(); err != nil {
 		return err
@@ -292,7 +291,7 @@ func (s *slice) make() error {
 	if err := s.makeDir(); err != nil {
 		return fmt.Errorf("make the slice's directory: %w", err)
 	}
-	if s.request.Session && s.e.options.Caller != nil { // else nobody can ask but who has the session, and a token opens nothing
+	if s.request.Session && s.e.options.Caller != nil { // else only the session's own program can make requests, and a token is useless
 		uid, gid := int(s.request.UID), int(s.request.GID)
 		if s.e.options.Unprivileged {
 			uid, gid = -1, -1
@@ -306,14 +305,13 @@ func (s *slice) make() error {
 	return nil
 }
 
-// foresee is the devices that the slice sees and the quotas cover, as far as they are known and the ledger can hold them. If
-// there are more, each is added when a process says that it uses it, and so is one that it was not known to see.
+// foresee returns the known devices that the slice sees and its quotas cover, or none if the ledger cannot hold all. Other devices are added when a
+// process reports that it uses them.
 func (s *slice) foresee() []*quota.Device {
 	return s.foreseeBy(s.allowed)
 }
 
-// foreseeBy is those of them that the ledger does not have, with the limits that limitOn says. Called with mu held, or before
-// anybody knows the slice.
+// foreseeBy is foresee with the limits that limitOn returns. Called with mu held, or before the slice is registered.
 func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*quota.Device {
 	return s.e.foresee(s.quota, func(g *gpu) (uint64, bool) {
 		if !sees(&s.request, g.UUID) || !s.foresees(g.Raw) {
@@ -323,8 +321,8 @@ func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool
 	})
 }
 
-// foresee is the known devices that a quota's ledger does not have and that limitOn has a limit for, if it can hold them all. Called with
-// the quota's lock held, or before anybody knows it.
+// foresee returns the known devices that the quota's ledger lacks and that limitOn has a limit for, or nil if the ledger cannot hold all. Called
+// with the quota's lock held, or before other goroutines can reach it.
 func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *gpu) (uint64, bool)) []*quota.Device {
 	if e.truth == nil {
 		return nil
@@ -343,7 +341,7 @@ func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *gpu) (uint64, bool)) 
 	return devices
 }
 
-// watchSlice makes the slice end by itself when its processes have ended, whether or not anybody says so.
+// watchSlice has the slice released when its processes have exited, even if no request arrives.
 func (e *Enforcer) watchSlice(s *slice) error {
 	if s.init != nil {
 		err := e.deaths.Watch(s.init, func() {
@@ -368,8 +366,7 @@ func (e *Enforcer) watchSlice(s *slice) error {
 	return nil
 }
 
-// watchCgroup makes all slices of a cgroup end with it. It has one that is active at most, and may have others that
-// were released before their processes ended.
+// watchCgroup has all slices of a cgroup end with it: at most one active slice, and those that were released before their processes exited.
 func (e *Enforcer) watchCgroup(p cgroup.Path) error {
 	err := e.cgroups.Watch(p, func() { go e.emptied(p) })
 	if errors.Is(err, cgroup.ErrWatched) {
@@ -378,7 +375,7 @@ func (e *Enforcer) watchCgroup(p cgroup.Path) error {
 	return err
 }
 
-// ended releases a slice if no process of it is left.
+// ended releases the slice if none of its processes is left.
 func (e *Enforcer) ended(s *slice) {
 	if s.running() || !e.waitFor(s) {
 		return
@@ -388,11 +385,11 @@ func (e *Enforcer) ended(s *slice) {
 		return
 	}
 	if err := e.release(s, causeEnded); err != nil {
-		s.log.Error("release a slice whose processes have ended", "err", err)
+		s.log.Error("slice not released though its processes have exited", "err", err)
 	}
 }
 
-// emptied is told that a cgroup has no process, or had none for a moment.
+// emptied is called when a cgroup has, or for a moment had, no process.
 func (e *Enforcer) emptied(p cgroup.Path) {
 	registered, released := e.ofCgroup(p)
 	for _, s := range registered {
@@ -401,7 +398,7 @@ func (e *Enforcer) emptied(p cgroup.Path) {
 	for _, s := range released {
 		e.clearReleased(s)
 	}
-	// Somebody came meanwhile (an exec, say), and the watch ended with what it told.
+	// A process has entered since (by exec, say), and the watch ended with its report.
 	if populated, err := cgroup.Populated(p); e.used(p) && (populated || err != nil) {
 		if err := e.watchCgroup(p); err != nil {
 			e.log.Error("a slice will not be released by itself when its processes end", "cgroup", p.String(), "err", err)

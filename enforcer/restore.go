@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// Tests have others.
+// Variables, since tests replace them.
 var (
 	beforeWrite func(key string) error
 	findIn      recovery.Find = ledger.Find
@@ -67,7 +67,7 @@ func (e *Enforcer) restore() error {
 			continue
 		}
 		s.leave()
-		if s.request.Session && e.pages.Found(s.quota.Identity) { // a process has its ledger still
+		if s.request.Session && e.pages.Found(s.quota.Identity) { // a process still has its ledger
 			if err := e.store.Retire(r); err != nil {
 				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
 			}
@@ -85,7 +85,7 @@ func (e *Enforcer) restore() error {
 		keep[r.Dir] = true
 	}
 	e.sweep(keep)
-	// All of them are known before any is opened: which slice a process belongs to depends on all.
+	// All slices are registered before any is opened, since all are needed to find the slice of a process.
 	for s := range alive {
 		e.book.Set(s.holder, s.commitment())
 		e.book.Note(s.holder, s.quotas)
@@ -96,7 +96,7 @@ func (e *Enforcer) restore() error {
 	}
 	e.reopenPools(pools, released)
 	for s, r := range alive {
-		// One slice that cannot be served must not keep all others from it.
+		// A slice that cannot be served must not stop the others.
 		if err := e.findLedger(s, r); err != nil {
 			s.untaken(err)
 		} else {
@@ -114,7 +114,7 @@ func (e *Enforcer) restore() error {
 	}
 	for _, p := range pools {
 		p.mu.Lock()
-		p.recount() // now that it is known of all members where they are
+		p.recount() // the place of each member's memory is known now
 		p.mu.Unlock()
 	}
 	for _, r := range released {
@@ -135,7 +135,7 @@ func (e *Enforcer) restore() error {
 	return nil
 }
 
-// ownProcesses are those of a container; a session's are any.
+// ownProcesses returns functions that list a container's processes; nil for a session, which may have any.
 func ownProcesses(r store.Slice) []func() ([]int, error) {
 	if r.Request.Session {
 		return nil
@@ -143,7 +143,7 @@ func ownProcesses(r store.Slice) []func() ([]int, error) {
 	return []func() ([]int, error){func() ([]int, error) { return cgroup.PIDs(cgroupOf(r)) }}
 }
 
-// revive makes a slice of its record, as far as that needs no look at its ledger. It is in its turn: what is watched may end at once.
+// revive makes a slice from its record, without its ledger. It returns in the slice's turn, since what is watched may end at once.
 func (e *Enforcer) revive(r store.Slice) *slice {
 	its := e.shareOf(&r.Request)
 	s := &slice{
@@ -171,7 +171,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	return s
 }
 
-// restoreQuota makes a quota what the store has of it, without the ledger. limit is the bytes that it may hold on a device.
+// restoreQuota restores a quota from the store, without its ledger. limit returns the bytes that it may hold on a device.
 func restoreQuota(q *quota.Quota, l store.Ledger, damaged string, limits []store.Limit, limit func(driver.UUID, store.Limit) uint64) {
 	q.Identity, q.Stored = ledger.Identity(l), l.Inode != 0
 	if damaged != "" {
@@ -192,7 +192,7 @@ func cgroupOf(r store.Slice) cgroup.Path {
 	return cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2}
 }
 
-// closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
+// closeLeft closes the page of an ended slice, if a process still has it: that would otherwise charge as before.
 func (s *slice) closeLeft() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,12 +203,12 @@ func (s *slice) closeLeft() bool {
 	return true
 }
 
-// finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice
-// left on the host has to go once its processes have.
+// finish completes a release that the former enforcer began: it closes the page, and clears what the slice left on the host once its processes have
+// exited.
 func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
 	defer s.turn.Give()
-	taken := e.used(s.cgroup) // by one that has begun since
+	taken := e.used(s.cgroup) // by a slice registered since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
 	e.book.Note(s.holder, s.quotas)
@@ -225,14 +225,14 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s.mu.Unlock()
 	if !s.request.Session && s.lingers() {
 		if err := s.listen(); err != nil {
-			// Nobody answers there, and who is not answered gets nothing.
+			// A process that cannot attach gets no memory.
 			s.log.Error("listen for the processes of a released slice", "err", err)
 		}
 	}
 	return e.clearOnceEmpty(s)
 }
 
-// findLedger finds the slice's ledger again, or makes one.
+// findLedger finds the slice's ledger, or makes one.
 func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	for _, name := range s.request.Pools {
 		if e.pools[name] == nil {
@@ -243,7 +243,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 		s.adopt(r)
 		return nil
 	}
-	if len(s.quota.Devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
+	if len(s.quota.Devices) == 0 { // it began without driver truth, and its quotas were granted all the same
 		s.quota.Devices = s.foresee()
 		e.book.Set(s.holder, s.commitment())
 	}
@@ -252,12 +252,12 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 			return err
 		}
 	}
-	// Nobody has it mapped, so nobody has charged anything, and nobody can.
+	// No process has it mapped, so none has charged anything, or can.
 	return s.quota.Begin()
 }
 
-// lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
-// would not count. It may hold as much as the slice may have, and outlive it.
+// lost records the processes that may have the slice's missing ledger, and fails if there are any: what they charge would not count in a new one.
+// They may hold as much as the slice may, and outlive it.
 func (s *slice) lost() error {
 	pids, err := s.e.pages.MayBeWith(s.quota.Identity, s.letIn)
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
@@ -266,7 +266,7 @@ func (s *slice) lost() error {
 	return errors.Join(err, errLost(pids))
 }
 
-// letIn says which of those who may have any page may have been let in to the slice.
+// letIn returns a function that reports whether a process that may have any page may have attached to the slice.
 func (s *slice) letIn() (func(pid int) bool, error) {
 	if !s.request.Session {
 		return inCgroup(s.cgroup)
@@ -290,7 +290,7 @@ func inCgroup(path cgroup.Path) (func(pid int) bool, error) {
 	return func(pid int) bool { return slices.Contains(pids, pid) }, err
 }
 
-// errLost says that a ledger which was not found may be with some processes; nil if there are none.
+// errLost returns an error if these processes may have a missing ledger; nil if there are none.
 func errLost(pids []int) error {
 	if len(pids) == 0 {
 		return nil
@@ -298,16 +298,16 @@ func errLost(pids []int) error {
 	return fmt.Errorf("reading the mappings of process %d timed out, and it may have the ledger (end it, or restart gpusliced to try again)", pids[0])
 }
 
-// untaken says why the slice cannot go on. It ends as any other.
+// untaken marks the slice damaged, for a reason that keeps it from being taken up. It ends like any other.
 func (s *slice) untaken(err error) {
-	s.log.Error("the slice cannot be taken up again; no process is let in", "err", err)
+	s.log.Error("slice cannot be taken up again: no process can attach", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.quota.State, s.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
 	s.tell(api.Event{Kind: api.EventDenied, Cause: s.quota.Reason})
 }
 
-// takeUp goes on with a slice that has its ledger, where the predecessor stopped.
+// takeUp continues a slice that has its ledger where the former enforcer stopped.
 func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
 	if r.Native && s.e.truth == nil {
@@ -318,7 +318,7 @@ func (s *slice) takeUp(r store.Slice) {
 	killpoint.Pass("restore.ledger")
 }
 
-// reopen listens where the slice's processes look for the enforcer.
+// reopen opens the slice's attach socket, and makes its directory again if it was removed.
 func (e *Enforcer) reopen(s *slice) error {
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
@@ -328,7 +328,7 @@ func (e *Enforcer) reopen(s *slice) error {
 			return err
 		}
 	}
-	// An earlier version made it under any umask: its mode may keep the container's users from the interceptor.
+	// An earlier version made it under any umask, so its mode may keep the container's users from the interceptor.
 	if err := os.Chmod(filepath.Join(s.dir, bindName), 0o755); err != nil {
 		return err
 	}
@@ -342,7 +342,7 @@ func (e *Enforcer) reopen(s *slice) error {
 	return nil
 }
 
-// listenLater tries again to open the attach sockets that restore could not.
+// listenLater retries the attach sockets that restore could not open.
 func (e *Enforcer) listenLater() {
 	for s := range e.deaf {
 		if e.find(s.id()) != s {
@@ -356,7 +356,7 @@ func (e *Enforcer) listenLater() {
 	}
 }
 
-// pids are the slice's processes now.
+// pids returns the slice's processes.
 func (s *slice) pids() ([]int, error) {
 	if !s.request.Session {
 		return cgroup.PIDs(s.cgroup)
@@ -374,10 +374,10 @@ func (s *slice) pids() ([]int, error) {
 	return pids, nil
 }
 
-// adopt takes up a ledger that the predecessor left.
+// adopt takes up the ledger that the former enforcer left.
 func (s *slice) adopt(r store.Slice) {
-	// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved to another
-	// cgroup. Who has the page can still write the lane.
+	// A session's process may have outlived its ancestors in the session, and a container's process may have been moved to another cgroup. A process
+	// that has the page can still write its lane.
 	claims := s.quota.Claims(func(p *process.Handle) bool { return s.e.member(s, p) || s.e.pages.MayHold(s.quota.Identity, p.PID) })
 	frozen := ""
 	if s.e.truth != nil && s.e.options.Policy.Bypass == api.Refuse && !s.record() {
@@ -385,7 +385,7 @@ func (s *slice) adopt(r store.Slice) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, d := range s.quota.Devices { // before any lane is settled: of these the predecessor told
+	for i, d := range s.quota.Devices { // before lanes are settled: the former enforcer reported these bytes
 		if bytes := s.quota.Ledger.Recovered(i); bytes > 0 {
 			s.note(d).recovered = bytes
 		}
@@ -401,7 +401,7 @@ func (s *slice) adopt(r store.Slice) {
 	}
 }
 
-// goOn finishes with the slice's ledger what the predecessor had begun.
+// goOn completes changes of the slice's ledger that the former enforcer began.
 func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
 	if r.Expired && s.quota.State == api.Active {

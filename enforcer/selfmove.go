@@ -18,45 +18,43 @@ import (
 	"github.com/gpuslice/gpuslice/hostmem"
 )
 
-// How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it
-// does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
-// on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so the driver is
-// asked what is left, and who does not answer is waited for no longer than the driver is, and once.
+// This file has a process of an elastic slice move its memory itself, at several times the speed of the driver's checkpoint. A thread of its
+// interceptor obeys a word in the process's lane (struct ledger_move), and writes there where the memory is. The context and small allocations stay
+// on the devices (store.Moved.Left). If another slice needs that room, the driver moves them, too (leaveNothing).
 //
-// If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
+// The word is the only record of such a move, so it outlives the enforcer. It is the process's own claim, so the driver's list decides what is left. A
+// process that cannot or will not move, does not answer, or leaves too much, is left to the driver. A process that finds no room at its return is
+// not lost: it is requested to move away again. If it does not, it counts as away, and what the driver lists for it counts as left.
 //
-// One that cannot, will not or does not answer when it is to lock, or to move, or that leaves too much, is left to the driver. One for which there is no room when it comes back
-// is not lost: it is told to move aside again. If it does not, it is away all the same: what the driver lists for it is what it has left, and counts.
-//
-// The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup; or in
-// the cgroup of the operator's choice (hostcgroup.go), as long as the host has plenty.
+// A process keeps its host memory for the next move while the host has plenty: in the operator's cgroup (hostcgroup.go), or in its own cgroup if
+// nothing limits that.
 
-// Tests have less.
+// Variables, since tests use shorter times.
 var (
-	// lockPatience is for the work that is to end first. One that has more to do is left to the driver.
+	// lockPatience limits the wait until a process's work has ended. If it has more to do, the driver locks it.
 	lockPatience = 5 * time.Second
-	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
+	// answerPatience limits what a process does at once, and is added to the time for moving bytes.
 	answerPatience = 10 * time.Second
-	// ownSlowest is how many bytes a second a process moves at least: one of a large piece cannot be seen to go on.
+	// ownSlowest is the least number of bytes that a process moves in a second. The move of one large block shows no progress in between.
 	ownSlowest = uint64(slowest)
-	// mutePatience is for one that has not answered the last time.
+	// mutePatience limits the wait for a process that did not answer the last time.
 	mutePatience = time.Second
 )
 
 const (
 	wordPace = time.Millisecond
-	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
+	// mayLeave: a process may leave 1/mayLeave of its memory on the devices, and residue.
 	mayLeave = 4
-	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
+	// hostPlenty: processes keep host memory while 1/hostPlenty of the host's is available.
 	hostPlenty = 8
 )
 
-// places are the states of a process that moves its memory itself.
+// places maps states of the checkpoint to those of a process that moves its memory itself.
 var places = map[checkpoint.State]ledger.Place{
 	checkpoint.Running: ledger.Running, checkpoint.Locked: ledger.Locked, checkpoint.Checkpointed: ledger.Aside,
 }
 
-// mover is the lane of a process whose word counts; nil of one whose slice is not elastic, or that has ended. Called with mu held.
+// mover returns the lane of a process that may move itself; nil if its slice is not elastic, or it has ended. Called with mu held.
 func (s *slice) mover(p store.Process) *quota.Lane {
 	l := s.quota.Of(p.PID)
 	if s.residency == nil || s.quota.Ledger == nil || l == nil || l.Process.Start != p.Start {
@@ -65,24 +63,24 @@ func (s *slice) mover(p store.Process) *quota.Lane {
 	return l
 }
 
-// word is what a process says of its memory, and whether it can move it at all.
+// word returns the process's claim about its memory, and whether it can move it at all.
 func (s *slice) word(p *moved) (m ledger.Move, can bool) {
 	s.onLane(p, func(l *quota.Lane) { m = s.quota.Ledger.MoveOf(l.Number) })
 	return m, m.Is != ledger.PlaceUnknown
 }
 
-// itself says whether a process is moving its memory itself, or has moved it, and how far it is.
+// itself returns the state of a process that is moving its memory itself, or has moved it; false for others.
 func (s *slice) itself(p *moved) (state checkpoint.State, is bool) {
 	switch m, _ := s.word(p); {
 	case m.Is == ledger.Aside, m.Is == ledger.Between:
 		return checkpoint.Checkpointed, true
-	case m.Is == ledger.Locked, m.Is == ledger.Running && (m.Wanted() == ledger.Locked || m.Wanted() == ledger.Aside): // or it is about to be
+	case m.Is == ledger.Locked, m.Is == ledger.Running && (m.Wanted() == ledger.Locked || m.Wanted() == ledger.Aside): // or about to be
 		return checkpoint.Locked, true
 	}
 	return checkpoint.Running, false
 }
 
-// goes tells a process where its memory is wanted, and waits until it is there, or says why it is not.
+// goes requests that a process move its memory to a place, and waits until it has. The error says why it has not.
 func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 	s.mu.Lock()
 	l := s.mover(p.Process)
@@ -131,12 +129,12 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 	})
 }
 
-// ownTime is how long a process may take to move its memory.
+// ownTime limits the time in which a process moves its memory.
 func ownTime(p *moved) time.Duration {
 	return answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
 }
 
-// onLane calls do with the lane of a process whose word counts, if there is one, and mu held.
+// onLane calls do with the lane of a process that may move itself, if it has one, and mu held.
 func (s *slice) onLane(p *moved, do func(*quota.Lane)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +147,7 @@ func (s *slice) isMute(p *moved, mute bool) {
 	s.onLane(p, func(l *quota.Lane) { l.Mute = mute })
 }
 
-// lock has a process that is on its devices do no more work there: by itself if it can, else by the driver.
+// lock stops a process's work on its devices: by the process itself if it can, else by the driver.
 func (s *slice) lock(p *moved) error {
 	if _, can := s.word(p); can && !p.byDriver && p.handle.Alive() {
 		s.mayStay(p)
@@ -162,12 +160,12 @@ func (s *slice) lock(p *moved) error {
 	return s.bring(p, checkpoint.Locked)
 }
 
-// leaveToDriver has a process that does not move its memory itself, for this reason, be as if it could not.
+// leaveToDriver has a process bring back what it moved, and then treats it as unable to move itself; why is the reason.
 func (s *slice) leaveToDriver(p *moved, why error) error {
 	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
 	p.byDriver, p.stay = true, nil
 	to, patience := ledger.Bare, ownTime(p)
-	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and gives back nothing while the gate is shut
+	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and frees no host memory while the gate is shut
 		to, patience = ledger.Running, mutePatience
 	}
 	err := s.goes(p, to, patience)
@@ -176,7 +174,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	}
 	if to == ledger.Bare {
 		s.keeps(p, 0)
-		s.e.takeBackHost(hostmem.Process{PID: p.PID, Start: p.Start}, func() bool { // this is its slice's turn: it is told nothing else meanwhile
+		s.e.takeBackHost(hostmem.Process{PID: p.PID, Start: p.Start}, func() bool { // the slice's turn is held, so the process gets no other request in between
 			m, _ := s.word(p)
 			return m.Is == ledger.Running
 		})
@@ -184,7 +182,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	return s.unlocked(p)
 }
 
-// leaveLocked is leaveToDriver of one that is locked, and is to be.
+// leaveLocked is leaveToDriver for a process that is to be locked.
 func (s *slice) leaveLocked(p *moved, why error) error {
 	if err := s.leaveToDriver(p, why); err != nil {
 		return err
@@ -192,7 +190,7 @@ func (s *slice) leaveLocked(p *moved, why error) error {
 	return s.bring(p, checkpoint.Locked)
 }
 
-// bringItself is bring, of a process that moves its memory itself.
+// bringItself is bring for a process that moves its memory itself.
 func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 	if m, _ := s.word(p); m.Is == places[to] && m.Wanted() == places[to] && m.Answered == m.Want {
 		return nil
@@ -205,7 +203,7 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 	return s.goes(p, places[to], ownTime(p))
 }
 
-// share has the processes that move themselves leave what is to stay of the devices, one after the other.
+// share divides the bytes that may stay on each device among the processes that move themselves, in their order.
 func (s *slice) share(all []*moved, stay map[string]uint64) {
 	rest := make(map[string]uint64)
 	maps.Copy(rest, stay)
@@ -221,7 +219,7 @@ func (s *slice) share(all []*moved, stay map[string]uint64) {
 	}
 }
 
-// goes is how much of what the process holds is moved at most.
+// goes returns the most bytes of the process that are moved.
 func (p *moved) goes() (bytes uint64) {
 	if p.byDriver {
 		return sum(p.Bytes)
@@ -232,7 +230,7 @@ func (p *moved) goes() (bytes uint64) {
 	return bytes
 }
 
-// mayStay says in the ledger what the process may leave that moves itself next.
+// mayStay writes to the ledger what the process may leave on each device in its next move.
 func (s *slice) mayStay(p *moved) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +243,7 @@ func (s *slice) mayStay(p *moved) {
 	s.quota.Ledger.SetKeep(math.MaxUint64)
 }
 
-// moveAside moves a process that is locked, by the driver if it does not do it itself.
+// moveAside moves a locked process's memory away: by the driver, if the process does not.
 func (s *slice) moveAside(p *moved) error {
 	_, itself := s.itself(p)
 	s.mayStay(p)
@@ -268,7 +266,7 @@ func (s *slice) moveAside(p *moved) error {
 	return s.bring(p, checkpoint.Checkpointed)
 }
 
-// leftLittle asks the driver whether a process has moved its memory that says so.
+// leftLittle checks by the driver that a process has moved its memory, as it claims.
 func (s *slice) leftLittle(p *moved) error {
 	left, err := s.noteLeft([]*moved{p})
 	if err != nil {
@@ -282,7 +280,7 @@ func (s *slice) leftLittle(p *moved) error {
 	return nil
 }
 
-// takeFromDriver brings back what a process had left on the devices, and can then move itself.
+// takeFromDriver brings back what the driver has moved. The process can then move the rest itself.
 func (s *slice) takeFromDriver(p *moved) error {
 	state, err := s.driverState(p)
 	if err != nil {
@@ -296,8 +294,8 @@ func (s *slice) takeFromDriver(p *moved) error {
 	return s.bringByDriver(p, checkpoint.Running)
 }
 
-// leaveLess has processes of a slice that is away move more of what they have left on the devices, for somebody who has no room beside that; or if they
-// have nothing that they can move, and byDriver, the driver the rest. Called in the slice's turn.
+// leaveLess has the processes of a slice that is off its devices move more of what they left there, to make room for others. If they have nothing
+// more to move, and byDriver is set, the driver moves the rest. Called in the slice's turn.
 func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	s.mu.Lock()
 	was := s.suspension
@@ -322,12 +320,12 @@ func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	return nil
 }
 
-// leftOf is what a process that is away may yet move.
+// leftOf returns the part of a process's memory that it has left on the devices, as a move of its own.
 func leftOf(p *moved) *moved {
 	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, inUse: sum(onHost(p.Moved))}
 }
 
-// moveMore has those that have left a part of what they can move leave less, and says whether they did.
+// moveMore has the processes that left memory they can move leave less, and reports whether they did.
 func (s *slice) moveMore(all []*moved, stay map[string]uint64) (less bool, err error) {
 	var still []*moved
 	before := uint64(0)
@@ -356,7 +354,7 @@ func (s *slice) moveMore(all []*moved, stay map[string]uint64) (less bool, err e
 	return after+residue < before, nil
 }
 
-// leaveNothing has the driver move what processes have left that moved themselves.
+// leaveNothing has the driver move what the processes that moved themselves have left.
 func (s *slice) leaveNothing(all []*moved, was *store.Suspension) error {
 	var still []*moved
 	for _, p := range all {
@@ -393,7 +391,7 @@ func (s *slice) leaveNothing(all []*moved, was *store.Suspension) error {
 	return nil
 }
 
-// noteLeft notes what those that are moving their memory themselves hold on the devices now, and returns what each of all holds.
+// noteLeft records what processes that move themselves hold on the devices now, and returns the bytes of each process.
 func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
 	now := make([]*moved, len(all))
 	for i, p := range all {
@@ -413,7 +411,7 @@ func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
 	return left, nil
 }
 
-// renoteLeft is noteLeft of processes that are away, one of which may have come back in part, where there are such as move themselves.
+// renoteLeft is noteLeft for processes off their devices, some of which may have come back in part. It does nothing if none of them moves itself.
 func (s *slice) renoteLeft(away []*moved) (err error) {
 	if slices.ContainsFunc(away, func(p *moved) bool { _, itself := s.itself(p); return itself }) {
 		_, err = s.noteLeft(away)
@@ -421,7 +419,7 @@ func (s *slice) renoteLeft(away []*moved) (err error) {
 	return err
 }
 
-// onHost is what was moved of a process's memory, by device.
+// onHost returns what was moved of a process's memory, by device.
 func onHost(p store.Moved) map[string]uint64 {
 	bytes := make(map[string]uint64)
 	for uuid, held := range p.Bytes {
