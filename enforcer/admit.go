@@ -153,7 +153,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 			has[d.Name] = min(has[d.Name], held)
 			continue
 		}
-		s.log.Warn("it is not known what the slice's processes hold: all that it was given counts", "device", d.Name, "err", err)
+		s.log.Warn("memory of the slice's processes unknown: its whole grant counts", "device", d.Name, "err", err)
 		if errors.Is(err, errUntold) {
 			err = nil // the other devices may be known
 		}
@@ -303,7 +303,7 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 func (e *Enforcer) logOvercommitted() {
 	for _, over := range e.book.Overcommitted() {
 		if over.Tenant != nil {
-			e.log.Warn("device overcommitted to a tenant: its quotas add up to more than its bound; it is granted no new one there",
+			e.log.Warn("device overcommitted to a tenant: the quotas add up to more than its bound; no new quota is granted to it there",
 				"tenant", *over.Tenant, "device", over.Device, "bytes", over.Granted, "limit", over.Limit)
 			continue
 		}

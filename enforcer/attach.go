@@ -69,7 +69,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 	}
 	reply = ledger.Reply{Status: ledger.StatusInternal}
 	if !errors.As(err, &reply.Status) {
-		s.log.Error("answer a process of the slice", "pid", peer.PID, "err", err)
+		s.log.Error("request of a process not answered", "pid", peer.PID, "err", err)
 	}
 	return reply, nil, true
 }
@@ -218,7 +218,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	if s.request.Elastic && s.e.options.Elastic.Remap {
 		s.quota.Ledger.SetWant(l.Number, ledger.Running) // by that it knows that it is to move its memory itself, if it can
 	}
-	s.log.Debug("a process attached", "pid", peer.PID, "lane", l.Number)
+	s.log.Debug("process attached", "pid", peer.PID, "lane", l.Number)
 	reply.Lane, reply.Size = l.Number, ledger.Size
 	return reply, files, nil
 }
@@ -290,7 +290,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	}
 	killpoint.Pass("device.stored")
 	if denied != nil {
-		s.log.Warn("the slice uses a device of which it can be given nothing", "device", uuid, "err", denied)
+		s.log.Warn("slice uses a device on which it is granted nothing", "device", uuid, "err", denied)
 		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked, Cause: denied.Error()})
 	}
 	s.mu.Lock()
@@ -303,7 +303,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		return 0, err
 	}
 	s.followNative()
-	s.log.Info("the slice uses a device", "device", uuid, "bytes", limit)
+	s.log.Info("device added to the slice", "device", uuid, "bytes", limit)
 	return uint32(index), nil
 }
 

@@ -71,12 +71,12 @@ func makeEmpty(path string) error {
 func (e *Enforcer) sweep(keep map[string]bool) {
 	entries, err := os.ReadDir(e.slicesDir())
 	if err != nil {
-		e.log.Error("list the slices' directories", "err", err)
+		e.log.Error("slices' directories not listed", "err", err)
 		return
 	}
 	for _, entry := range entries {
 		if dir := filepath.Join(e.slicesDir(), entry.Name()); !keep[dir] {
-			e.log.Info("removing a directory that belongs to no slice", "dir", dir)
+			e.log.Info("removing the directory of no slice", "dir", dir)
 			e.removeSliceDir(dir)
 		}
 	}
@@ -85,7 +85,7 @@ func (e *Enforcer) sweep(keep map[string]bool) {
 // removeSliceDir removes a directory that was made by makeSliceDir, and nothing else.
 func (e *Enforcer) removeSliceDir(dir string) {
 	if filepath.Dir(dir) != e.slicesDir() {
-		e.log.Error("not removing a directory that is not a slice's", "dir", dir)
+		e.log.Error("directory kept: it is not a slice's", "dir", dir)
 		return
 	}
 	err := os.RemoveAll(dir)
@@ -94,7 +94,7 @@ func (e *Enforcer) removeSliceDir(dir string) {
 		err = os.RemoveAll(dir)
 	}
 	if err != nil {
-		e.log.Error("remove a slice's directory", "dir", dir, "err", err)
+		e.log.Error("slice's directory not removed", "dir", dir, "err", err)
 	}
 }
 

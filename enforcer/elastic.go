@@ -311,7 +311,7 @@ func (s *slice) obstruct(err error) {
 	}
 	if said := err.Error(); said != r.obstacle {
 		r.obstacle = said
-		s.log.Info("the elastic slice is not moved", "why", said)
+		s.log.Info("elastic slice not moved", "why", said)
 	}
 	r.obstructed = time.Now()
 }

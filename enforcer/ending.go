@@ -91,7 +91,7 @@ func (e *Enforcer) killRound(s *slice) (found int) {
 	if !s.request.Session {
 		// All at once, so that none can fork away.
 		if err := cgroup.Kill(s.cgroup); err != nil && !errors.Is(err, cgroup.ErrNoKill) {
-			s.log.Error("kill the slice's cgroup", "cgroup", s.cgroup.String(), "err", err)
+			s.log.Error("slice's cgroup not killed", "cgroup", s.cgroup.String(), "err", err)
 		}
 	}
 	e.eachProcess(s, func(p *process.Handle) {
@@ -103,10 +103,10 @@ func (e *Enforcer) killRound(s *slice) (found int) {
 
 func (e *Enforcer) signal(s *slice, p *process.Handle, sig syscall.Signal) {
 	if err := p.Signal(sig); err != nil && !errors.Is(err, process.ErrDead) {
-		s.log.Error("end a process of the slice", "pid", p.PID, "signal", sig.String(), "err", err)
+		s.log.Error("process of the slice not signalled", "pid", p.PID, "signal", sig.String(), "err", err)
 		return
 	}
-	s.log.Debug("a process of the slice is to end", "pid", p.PID, "signal", sig.String())
+	s.log.Debug("process of the slice signalled", "pid", p.PID, "signal", sig.String())
 }
 
 // signalFirst is for a session's first process. It is not for this process, which is that of `gpuslice run --embedded`.
@@ -125,7 +125,7 @@ func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
 func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 	pids, err := s.pids()
 	if err != nil {
-		s.log.Error("list the slice's processes", "err", err)
+		s.log.Error("slice's processes not listed", "err", err)
 	}
 	for _, pid := range pids {
 		if pid == os.Getpid() || s.request.Session && pid == s.request.PID {

@@ -39,7 +39,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	p, err := process.Again(k.process.PID, k.process.Start)
 	if err != nil {
 		if !errors.Is(err, process.ErrDead) {
-			s.log.Error("look for a process that holds memory past the ledger", "pid", k.process.PID, "err", err)
+			s.log.Error("process with memory beyond the ledger not found", "pid", k.process.PID, "err", err)
 		}
 		return false
 	}
@@ -55,7 +55,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 		s.tellKilled(killed)
 	}
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, process.ErrDead) {
-		s.log.Error("kill a process that holds memory past the ledger", "pid", k.process.PID, "err", err)
+		s.log.Error("process with memory beyond the ledger not killed", "pid", k.process.PID, "err", err)
 		return false
 	}
 	killpoint.Pass("policy.killed")
@@ -83,7 +83,7 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 
 // tellKilled tells of a process that was killed, or of Count.
 func (s *slice) tellKilled(killed api.Event) {
-	s.log.Warn("killed for memory held past the ledger", "pid", killed.PID, "command", killed.Command, "device", killed.Device,
+	s.log.Warn("process killed for memory beyond the ledger", "pid", killed.PID, "command", killed.Command, "device", killed.Device,
 		"bytes", killed.Bytes, "cause", killed.Cause, "processes", killed.Count)
 	s.tell(killed)
 }
@@ -104,7 +104,7 @@ func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 		}
 		defer s.turn.Give()
 		if err := s.put(); err != nil {
-			s.log.Error("that the slice is damaged is not stored: the next enforcer may not know", "err", err)
+			s.log.Error("damage of the slice not persisted: the next enforcer may not detect it", "err", err)
 		}
 	})
 	s.tell(api.Event{Kind: api.EventBypass, Cause: api.BypassOverwritten, Action: action})

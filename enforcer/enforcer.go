@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package enforcer is the one authority on which slices exist. It owns their registration, their directories,
-// attach sockets and ledgers, which processes are members of which, settlement of exited processes' bytes, and the
-// sampling of driver truth. It is what gpusliced runs, and what `gpuslice run` embeds.
+// Package enforcer is the one authority on which slices exist. It owns their registration, directories, attach sockets and ledgers, decides which
+// processes are members of which slice, settles the lanes of exited processes, and samples driver truth. gpusliced runs it, and `gpuslice run`
+// embeds it.
 //
-// What it must never do:
+// It must never:
 //
-//   - answer yes before the store has it: a restart must find every slice that somebody was promised;
-//   - trust a process's claim about what it is (the kernel is asked), or the ledger about anything that is the
-//     enforcer's to write there (its own copy counts);
-//   - stand in the way of a charge: processes that are attached go on while it is down.
+//   - answer a request before the store has the result: a restart must find every promised slice;
+//   - trust a process's claim about itself (the kernel is asked instead), or read back from a ledger what the enforcer itself writes there (its
+//     copy in memory counts);
+//   - delay a charge: attached processes continue while the enforcer is down.
 //
-// What is done with one slice or pool is ordered by its turn (registry.go), which may be held over the disk and the driver; a slice's is
-// taken before its pool's. Locks guard memory only, and are held over nothing that waits (package guard).
+// A slice's or pool's turn (registry.go) orders its changes, and may be held over the disk and the driver. A slice's turn is taken before its
+// pool's. Locks guard memory only, and are never held over a wait (package guard).
 package enforcer
 
 import (
@@ -43,34 +43,33 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// Truth is what the enforcer asks the driver.
+// Truth is the enforcer's interface to the driver.
 type Truth interface {
 	Devices() ([]driver.Device, error)
-	// Processes is what the driver holds on a device for each pid of the host, in bytes; driver.Unknown where
-	// it does not say.
+	// Processes returns the bytes that the driver holds on a device for each pid of the host; driver.Unknown where it gives no figure.
 	Processes(uuid string) (map[int]uint64, error)
-	// Used is how many bytes of a device's memory are in use, the driver's own included.
+	// Used returns the bytes of a device's memory in use, including the driver's own.
 	Used(uuid string) (uint64, error)
-	// Busy is in how many percent of the time since then kernels of each pid ran on a device; nil if the driver does not say.
+	// Busy returns the percentage of the time since then in which kernels of each pid ran on a device; nil if the driver does not report it.
 	Busy(uuid string, since time.Time) (map[int]uint32, error)
 	DriverVersion() string
 }
 
-// DefaultContextBytes is about what a first context takes on a large device.
+// DefaultContextBytes is about the memory that a first context takes on a large device.
 const DefaultContextBytes = 512 << 20
 
 // Counter counts what happens, for metrics.
 type Counter interface {
-	Registered(code api.Code, took time.Duration) // "" if the slice was given
+	Registered(code api.Code, took time.Duration) // "" on success
 	Released(cause string)
 	Attached(result string)
-	Bypassed(action string) // memory past the ledger was found, and this is done about it
+	Bypassed(action string) // memory beyond the ledger was found, with this action
 	Joined(result string)
-	Allocated(n uint64) // allocations of processes, in any slice
+	Allocated(n uint64) // allocations of all processes
 	Told(api.Event)     // must not wait
 }
 
-// Checkpointer has the driver move what a process holds off its devices and back. A call may take as long as its timeout.
+// Checkpointer has the driver move a process's memory off its devices and back. A call may take as long as its timeout.
 type Checkpointer interface {
 	State(of process.Identity, timeout time.Duration) (checkpoint.State, error)
 	Do(action checkpoint.Action, to process.Identity, timeout time.Duration) error
@@ -78,44 +77,42 @@ type Checkpointer interface {
 
 // Options of an enforcer.
 type Options struct {
-	RunDir   string // slices' directories and records, best in memory; only the enforcer may write there
-	StateDir string // what survives the host's boot: pools, and what contexts cost
+	RunDir   string // slices' directories and records, best in memory; only the enforcer may have write access
+	StateDir string // state that survives a reboot: pools, and the learned cost of contexts
 	Library  string // the installed interceptor
-	// ContextBytes is charged for a process's first context on a device until its true cost was learned.
-	// 0 is DefaultContextBytes.
+	// ContextBytes is charged for a process's first context on a device until the real cost is learned. 0 is DefaultContextBytes.
 	ContextBytes uint64
-	// Interval of the samples of driver truth, and of the check of each ledger. 0 is a second.
+	// Interval is the time between samples of driver truth, and between checks of each ledger. 0 is a second.
 	Interval time.Duration
-	// The times of package truth, and for how long nothing that changes is asked for again. 0 are 5 s, 100 ms and 10 s.
+	// SettleTime and ExitGrace are package truth's; an unchanged device is listed again after IdleInterval. 0 are 5 s, 100 ms and 10 s.
 	SettleTime, ExitGrace, IdleInterval time.Duration
 
-	Truth   Truth // nil: there is none, and NoTruth says why
+	Truth   Truth // nil if there is none; NoTruth then has the reason
 	NoTruth string
-	// Backend enforces by the driver, on devices where that is found to work; nil: there is none. Enforcement is whether it is
-	// wanted; "" is api.Auto. With api.Native there is no enforcer where it does not work.
+	// Backend enforces limits by the driver, on devices where that works; nil if there is none. Enforcement is the operator's choice; "" is
+	// api.Auto. With api.Native New fails where the driver does not enforce.
 	Backend     native.Backend
 	Enforcement api.Enforcement
-	Checkpoint  Checkpointer // nil: no slice can be suspended
-	HostMemory  HostMemory   // nil: what a process moves itself is charged to its own cgroup
+	Checkpoint  Checkpointer // nil: slices cannot be suspended
+	HostMemory  HostMemory   // nil: host memory of processes that move themselves is charged to their own cgroups
 	Log         *slog.Logger
-	// Caller is the process that asks, as the kernel reports it, for the context of a call; false if that is not known. nil: only
-	// this process itself asks.
+	// Caller returns the process that made the request of a context, as the kernel reports it; false if unknown. nil: only this process makes
+	// requests.
 	Caller    func(context.Context) (asker session.Asker, known bool)
-	Admission admission.Limits // how much of the devices may be given; the zero value is each byte once
+	Admission admission.Limits // the zero value grants each byte of a device once
 	Elastic   Elastic          // the zero value promises nothing to elastic slices
-	Users     []session.Limit  // of users without privileges; the first that is for a user holds, and who has none may have nothing
-	Policy    Policy           // what is done about processes that hold memory past the ledger; the zero value names them
-	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
-	// is no bound. Grace is what its processes then have between being asked to end and being killed; 0 is DefaultGrace.
+	Users     []session.Limit  // of users without privileges: the first match applies, and a user without one may begin no session
+	Policy    Policy           // on processes that hold memory beyond the ledger; the zero value reports them
+	// MaxTTL is the longest time to live, counted from each request, and the default; 0 is no bound. Grace is the time from SIGTERM to SIGKILL;
+	// 0 is DefaultGrace.
 	MaxTTL, Grace time.Duration
-	// Clock is the time since boot, the host's suspension included. nil: CLOCK_BOOTTIME.
+	// Clock is the time since boot, including the host's suspension. nil: CLOCK_BOOTTIME.
 	Clock func() time.Duration
-	// Event is told of each event, in their order, and of which container or user it is, "" for the operator; it must not wait for
-	// anything. nil: nobody is.
+	// Event receives all events in their order, each with its container or user, "" for the operator. It must not block. nil: not called.
 	Event func(of string, e api.Event)
-	// Checks are what Health checks beside. nil: nothing.
+	// Checks returns further checks for Health. nil: none.
 	Checks func() []api.Check
-	// Unprivileged enforcers serve sessions of their own user only: no containers, no restart.
+	// Unprivileged enforcers serve sessions of their own user only: no containers, and no restart.
 	Unprivileged bool
 }
 
@@ -133,15 +130,15 @@ type Enforcer struct {
 	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
 	history *history.Log
-	book    *admission.Book // what is granted of each device, and to whom
-	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
+	book    *admission.Book // what is granted of each device, to which holders
+	ends    sync.WaitGroup  // work in the background: forced ends of slices, the samplers' writes
 
 	now       func() time.Duration // since boot
-	leases    chan struct{}        // somebody's deadline may be earlier than it was
+	leases    chan struct{}        // a deadline may be earlier than before
 	rooms     *rooms
 	evictions *evictions
-	hosting   *guard.Turn  // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
-	ending    atomic.Bool  // what is being moved is left to the next enforcer
+	hosting   *guard.Turn  // held while one process gets or returns host memory, so that none is being used while it is tested for use
+	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 
 	guesses  *session.Pace // wrong tokens
@@ -150,15 +147,15 @@ type Enforcer struct {
 	counter  atomic.Pointer[Counter]
 	progress progress
 
-	pages *recovery.Scan      // while it is being restored
-	deaf  map[*slice]struct{} // taken up by restore without an attach socket; of restore, and then of the regular check
+	pages *recovery.Scan      // during restore
+	deaf  map[*slice]struct{} // taken up without an attach socket; used by restore, and then by the regular check
 
 	lastGeneration atomic.Uint64
 
 	registry
 }
 
-// New opens the state, and takes up the slices that are still alive. It fails if another enforcer has the state.
+// New opens the state, and takes up the slices that are still alive. It fails if another enforcer has the state open.
 func New(options Options) (*Enforcer, error) {
 	if options.Log == nil {
 		options.Log = slog.New(slog.DiscardHandler)
@@ -233,7 +230,7 @@ func (e *Enforcer) open() error {
 		return err
 	}
 	dir := e.options.StateDir
-	if e.options.Unprivileged { // it goes with its session
+	if e.options.Unprivileged { // the history ends with the session
 		dir = ""
 	}
 	e.history = history.Open(dir, e.log)
@@ -249,8 +246,7 @@ func (e *Enforcer) open() error {
 	return nil
 }
 
-// Run compares pages and ledgers with what they should be, until ctx ends. Then it closes the enforcer, and leaves
-// the slices as they are: the next enforcer takes them up.
+// Run checks and samples slices and pools until ctx ends. Then it closes the enforcer, and leaves the slices to the next one.
 func (e *Enforcer) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	if e.truth != nil {
@@ -284,13 +280,13 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 	}
 	e.ending.Store(true)
-	e.events.Close() // first, so that whoever follows them does not hold up the end
+	e.events.Close() // first, so that clients that follow events do not delay the end
 	loops.Wait()
 	e.ends.Wait()
 	return e.Close()
 }
 
-// Close lets go of everything but the slices themselves.
+// Close closes everything but the slices themselves.
 func (e *Enforcer) Close() error {
 	if !e.close() {
 		return nil
@@ -306,7 +302,7 @@ func (e *Enforcer) Close() error {
 		e.native.Close()
 	}
 	var errs []error
-	// First the watchers: nobody is told of a death any more, so nothing below is undone by one.
+	// The watchers are closed first, so that no reported exit undoes what follows.
 	if e.deaths != nil {
 		errs = append(errs, e.deaths.Close())
 	}
@@ -314,7 +310,7 @@ func (e *Enforcer) Close() error {
 		errs = append(errs, e.cgroups.Close())
 	}
 	for {
-		all := e.allPools() // first: they keep what is charged there for members
+		all := e.allPools() // first: pools hold charges for members
 		if len(all) == 0 {
 			break
 		}
@@ -326,7 +322,7 @@ func (e *Enforcer) Close() error {
 		}
 	}
 	for {
-		all := e.allOfAnyKind() // those that are being registered come again
+		all := e.allOfAnyKind() // again, for slices that were being registered
 		if len(all) == 0 {
 			break
 		}
@@ -353,25 +349,25 @@ func (e *Enforcer) Close() error {
 	return errors.Join(errs...)
 }
 
-// ErrClosed is returned by an enforcer that was closed. Its slices go on, and the next one answers: so nothing failed.
+// ErrClosed is the error of a closed enforcer. Its slices continue, and the next enforcer answers, so nothing has failed.
 var ErrClosed error = closedError{api.Errorf(api.CodeBusy, "the enforcer is stopping: ask again")}
 
-// closedError is busy, and no other that is busy is it.
+// closedError has code busy, but differs from other busy errors.
 type closedError struct{ error }
 
 func (c closedError) Unwrap() error { return c.error }
 
-// CountWith sets where events are counted from now on.
+// CountWith sets the receiver of counts.
 func (e *Enforcer) CountWith(c Counter) { e.counter.Store(&c) }
 
-// count calls f if somebody counts.
+// count calls f with that receiver, if there is one.
 func (e *Enforcer) count(f func(Counter)) {
 	if c := e.counter.Load(); c != nil {
 		f(*c)
 	}
 }
 
-// told hands an event on. The log calls it, one event after the other.
+// told passes an event to Options.Event and the counter. The log calls it for one event at a time.
 func (e *Enforcer) told(of string, event api.Event) {
 	if e.options.Event != nil {
 		if of == sourceRoot {
@@ -382,7 +378,7 @@ func (e *Enforcer) told(of string, event api.Event) {
 	e.count(func(c Counter) { c.Told(event) })
 }
 
-// Info about the enforcer.
+// Info returns facts about the enforcer.
 func (e *Enforcer) Info(context.Context) (api.Info, error) {
 	info := api.Info{Version: api.Version, Truth: "nvml", Enforcement: cmp.Or(e.options.Enforcement, api.Auto), BootID: e.boot, PID: os.Getpid(), Instance: e.events.Instance()}
 	if e.truth == nil {

@@ -201,7 +201,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	defer s.turn.Give()
 	if c.away {
 		if err := s.leaveLess(c.stay, true); err != nil {
-			s.log.Error("what the evicted slice has left on its devices stays there", "why", err)
+			s.log.Error("rest of the evicted slice's memory not moved", "why", err)
 			s.mu.Lock()
 			s.residency.stuck = time.Now()
 			s.mu.Unlock()
@@ -265,7 +265,7 @@ func (s *slice) endForOthers(why string) {
 	if before != "" {
 		return
 	}
-	s.log.Warn("the elastic slice is ended, since it cannot be moved", "why", why)
+	s.log.Warn("elastic slice ended: it cannot be moved", "why", why)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: ttl, Cause: why})
 	s.e.checkLeases()
 }

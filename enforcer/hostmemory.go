@@ -42,7 +42,7 @@ func (s *slice) hostHasRoomOr(all []*moved, leave func(p *moved, why error) erro
 	if lacks := s.hostHasRoom(all); lacks != nil {
 		return s.both(err, lacks)
 	}
-	s.log.Info("the slice's memory is left to the driver to move", "why", err)
+	s.log.Info("slice's memory left to the driver", "why", err)
 	return nil
 }
 

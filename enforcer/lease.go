@@ -14,29 +14,27 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// How long slices live. A deadline is a time since boot (CLOCK_BOOTTIME), which nobody sets and which goes on while the
-// host is suspended: setting the wall clock moves no deadline, only what is shown of it. It is stored, and means
-// something until the next boot, as the slice does.
+// This file ends slices at their deadlines. A deadline is a time since boot (CLOCK_BOOTTIME), so setting the wall clock moves none. It is stored, and
+// valid until the next boot, as the slice is.
 //
-// What comes after it is done in steps, each of which may be the last of this enforcer: that the slice has expired is stored; nothing
-// more can be charged; its processes are asked to end; that they were, and when, is stored; after the grace those that
-// remain are killed; the slice is released as any whose processes have exited. The next enforcer goes on behind the
-// step that it finds in the store.
+// A slice expires in steps, and the enforcer may be killed after each: expiry is stored; charges are closed; processes get SIGTERM; its time is
+// stored; after the grace the remaining ones get SIGKILL; the slice is released, as any without processes. The next enforcer continues after the last
+// stored step.
 
-// DefaultGrace is from SIGTERM to SIGKILL.
+// DefaultGrace is the time from SIGTERM to SIGKILL.
 const DefaultGrace = 10 * time.Second
 
-// maxSleep until the clock is read again: a sleep counts no time that the host was suspended.
+// maxSleep is the time until the clock is read again, since a sleep does not count the host's suspension.
 const maxSleep = time.Second
 
 // sinceBoot is CLOCK_BOOTTIME.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // fails for a clock only that the kernel does not have: since 2.6.39
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // fails only on kernels without this clock, before 2.6.39
 	return time.Duration(t.Nano())
 }
 
-// until is the deadline of a slice that lives so long from now.
+// until returns the deadline of a slice with this time to live from now.
 func (e *Enforcer) until(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		return 0
@@ -44,18 +42,18 @@ func (e *Enforcer) until(ttl time.Duration) time.Duration {
 	return e.now() + ttl
 }
 
-// timeIsOver says whether the slice's time is over. Called with mu held.
+// timeIsOver reports whether the slice's deadline has passed. Called with mu held.
 func (s *slice) timeIsOver() bool { return s.deadline != 0 && s.e.now() >= s.deadline }
 
-// checkLeases is for when there may be an earlier deadline than there was.
+// checkLeases wakes keepTime, since a deadline may be earlier than before.
 func (e *Enforcer) checkLeases() {
 	select {
 	case e.leases <- struct{}{}:
-	default: // they are going to be checked
+	default: // a check is due already
 	}
 }
 
-// keepTime ends the slices whose time is over, until ctx ends.
+// keepTime ends slices at their deadlines, until ctx ends.
 func (e *Enforcer) keepTime(ctx context.Context) {
 	var ending sync.WaitGroup
 	defer ending.Wait()
@@ -85,7 +83,7 @@ func (e *Enforcer) keepTime(ctx context.Context) {
 	}
 }
 
-// due says whether the slice is to be ended now, which is then begun; and if not, in what time it is; 0 is never.
+// due reports whether the slice is to be ended now, and marks it as ending; if not, it returns the time that is left, 0 for no deadline.
 func (s *slice) due() (left time.Duration, due bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,10 +97,10 @@ func (s *slice) due() (left time.Duration, due bool) {
 	return s.deadline - s.e.now(), false
 }
 
-// end takes a slice whose time is over to its end.
+// end takes an expired slice through these steps.
 func (e *Enforcer) end(ctx context.Context, s *slice) {
 	if !e.expire(s) {
-		// It was renewed meanwhile, or is gone.
+		// The slice was renewed in between, or released.
 		s.mu.Lock()
 		s.ending = false
 		s.mu.Unlock()
@@ -118,7 +116,7 @@ func (e *Enforcer) end(ctx context.Context, s *slice) {
 	e.endByForce(ctx, s)
 }
 
-// sleep says whether the slice is still there after that time, and the enforcer goes on.
+// sleep waits, and reports whether the slice is still registered and ctx has not ended.
 func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -128,7 +126,7 @@ func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) boo
 	}
 }
 
-// expire lets nothing more be charged in a slice whose time is over. It says no if its time is not over, or it is not there.
+// expire closes an expired slice to charges. It returns false if the deadline has not passed, or the slice is gone.
 func (e *Enforcer) expire(s *slice) bool {
 	if !e.waitFor(s) {
 		return false
@@ -138,7 +136,7 @@ func (e *Enforcer) expire(s *slice) bool {
 	over, before := s.timeIsOver(), s.expired
 	s.expired = before || over
 	s.mu.Unlock()
-	if !over || before { // before: by a former enforcer
+	if !over || before { // before: set by a former enforcer
 		return over
 	}
 	if err := s.put(); err != nil {
@@ -166,7 +164,7 @@ func (e *Enforcer) expire(s *slice) bool {
 	return true
 }
 
-// askToEnd sends SIGTERM to the slice's processes, and says when that was.
+// askToEnd sends SIGTERM to the slice's processes, and returns when it did.
 func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	s.mu.Lock()
 	asked := s.asked
@@ -191,7 +189,7 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	return asked
 }
 
-// put writes the slice to the store, unless it is not there any more. Called in the slice's turn.
+// put stores the slice's record, unless the slice is gone. Called in the slice's turn.
 func (s *slice) put() error {
 	s.mu.Lock()
 	gone := s.quota.State == api.Released || s.quota.State == quota.Left
@@ -202,7 +200,7 @@ func (s *slice) put() error {
 	return s.e.store.PutSlice(s.storedNow())
 }
 
-// showLease is called with mu held.
+// showLease fills in the slice's time to live. Called with mu held.
 func (s *slice) showLease(shown *api.Slice) {
 	shown.TTL = s.ttl
 	if s.deadline == 0 {

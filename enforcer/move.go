@@ -459,7 +459,7 @@ func (s *slice) moveBack(all []*moved) error {
 func (s *slice) goesOn() error {
 	if err := s.storeSuspension(nil); err != nil {
 		s.setSuspension(nil) // the next enforcer finds all processes running
-		s.log.Error("that the slice is not suspended any more is not on disk; the next enforcer finds it out", "err", err)
+		s.log.Error("end of the suspension not persisted: the next enforcer detects it", "err", err)
 	}
 	s.mu.Lock()
 	s.recommit()
@@ -499,7 +499,7 @@ func (s *slice) stay(all []*moved, why error) error {
 
 // between leaves a slice with some processes away, or in unknown states. It counts for all its quotas, and can be resumed again.
 func (s *slice) between(all []*moved, why error) error {
-	s.log.Error("the slice stays between its devices and host memory: resume it again", "err", why)
+	s.log.Error("slice partly in host memory: resume it again", "err", why)
 	now := &store.Suspension{State: api.Resuming, Processes: records(all), Reason: why.Error()}
 	err := s.storeSuspension(now)
 	if err != nil {

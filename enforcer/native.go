@@ -16,15 +16,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// What the driver is to limit slices to, on the devices where it enforces (package native). The interceptor is there all the same:
-// by it programs see their quota, and are refused before the driver is asked. The driver's limit is the same number, and
-// is for whoever has gone around the interceptor. It stands on the slice's cgroup, so a session has none.
+// This file sets the driver's limits of slices, on the devices where the driver enforces (package native). Programs still see their quota by the
+// interceptor, which refuses before the driver does. The driver's limit is the same number, for processes that bypass the interceptor. It applies to
+// the slice's cgroup, so a session has none.
 //
-// The store knows before the driver does that a cgroup may have limits (store.Slice.Native), so that an enforcer that
-// does not enforce by the driver any more finds whose to take away.
+// That a cgroup may have limits is stored before the driver gets them (store.Slice.Native), so that a later enforcer without native enforcement finds
+// the limits to remove.
 
-// openNative finds out on which devices the driver enforces. It fails if the configuration wants it on all devices and it does not on
-// one.
+// openNative finds the devices on which the driver enforces. It fails if the configuration requires all devices and one does not.
 func (e *Enforcer) openNative() (err error) {
 	o := native.Options{
 		Backend: e.options.Backend, Want: e.options.Enforcement,
@@ -48,7 +47,7 @@ func (e *Enforcer) openNative() (err error) {
 	return err
 }
 
-// nativeMount is where the cgroups are that the driver can limit, or why it is to limit none.
+// nativeMount returns the mount of the cgroups that the driver can limit, or why it is to limit none.
 func (e *Enforcer) nativeMount() (mount, why string) {
 	switch {
 	case e.options.Enforcement == api.Intercept:
@@ -65,7 +64,7 @@ func (e *Enforcer) nativeMount() (mount, why string) {
 	return mount, ""
 }
 
-// tellUnlimited tells that the driver does not hold a slice's cgroup to its limit.
+// tellUnlimited reports that the driver does not limit a slice's cgroup.
 func (e *Enforcer) tellUnlimited(c cgroup.Path, device string, err error) {
 	registered, released := e.ofCgroup(c)
 	if of := slices.Concat(registered, released); len(of) > 0 {
@@ -73,17 +72,17 @@ func (e *Enforcer) tellUnlimited(c cgroup.Path, device string, err error) {
 	}
 }
 
-// enforcesOn says whether the driver is to limit a slice, on any device.
+// enforcesOn reports whether the driver is to limit the slice, on any device.
 func (e *Enforcer) enforcesOn(s *slice) bool {
 	return !s.request.Session && !s.record() && s.cgroup.V2 && e.native.Anywhere()
 }
 
-// enforcementOn is who enforces the slice's quota on a device.
+// enforcementOn returns what enforces the slice's quota on a device.
 func (s *slice) enforcementOn(uuid string) api.Enforcement { return s.e.native.By(s.cgroup, uuid) }
 
-// driverLimit is the bytes that the driver is to limit the slice to on a device; false if the slice has no quota there. It is what
-// the page has, but for what is lent by checkpointed processes, whose memory the driver does not count; and the pool's for
-// a member that has none of its own. Called with mu held.
+// driverLimit returns the bytes to which the driver is to limit the slice on a device; false if the slice has no quota there. It is the page's limit
+// without what checkpointed processes lend, as the driver does not count their memory; for a member without a quota of its own, the pool's. Called
+// with mu held.
 func (s *slice) driverLimit(g *gpu) (uint64, bool) {
 	if i := s.quota.Index(g.Raw); i >= 0 {
 		has := s.quota.Devices[i]
@@ -92,14 +91,14 @@ func (s *slice) driverLimit(g *gpu) (uint64, bool) {
 		}
 		return min(s.limit(has), g.Total), true
 	}
-	bytes, ok := s.allowed(g.Raw, g.Total) // it is not known to see the device, and may use it yet
+	bytes, ok := s.allowed(g.Raw, g.Total) // the slice is not known to see the device, and may use it all the same
 	if ok && bytes == ledger.NoLimit {
 		bytes = s.poolOn(g.Raw).quotaOn(g.Raw, g.Total)
 	}
 	return min(bytes, g.Total), ok
 }
 
-// quotaOn is the pool's quota on a device of total bytes; 0 if it has none there.
+// quotaOn returns the pool's quota on a device of total bytes; 0 if it has none there.
 func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,8 +106,8 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 	return bytes
 }
 
-// wantNative says what the driver is to limit the slice's cgroup to by now, unless it gets nothing any more. It waits for nothing: see
-// reachNative. Called with mu held.
+// wantNative sets what the driver is to limit the slice's cgroup to, unless the slice has ended. It does not wait: see reachNative. Called with mu
+// held.
 func (s *slice) wantNative() {
 	switch {
 	case s.isAway():
@@ -118,19 +117,19 @@ func (s *slice) wantNative() {
 	}
 }
 
-// nothing is what the driver is to limit a slice to that gets nothing.
+// nothing is the limit of a slice that gets no memory any more.
 func (s *slice) nothing(g *gpu) (uint64, bool) {
 	_, has := s.driverLimit(g)
 	return 0, has
 }
 
-// onlyLeft is what the driver is to limit a slice to that is away. Called with mu held.
+// onlyLeft is the limit of a suspended slice. Called with mu held.
 func (s *slice) onlyLeft(g *gpu) (uint64, bool) {
 	_, has := s.driverLimit(g)
 	return s.left()[g.UUID], has
 }
 
-// limitNative is called with mu held.
+// limitNative sets the wanted limits of the slice's cgroup. Called with mu held.
 func (s *slice) limitNative(limitOn func(*gpu) (uint64, bool)) {
 	if !s.mayBeLimited || s.e.truth == nil {
 		return
@@ -150,7 +149,7 @@ func (s *slice) followNative() {
 	s.wantNative()
 }
 
-// followNative is the like for the members of a pool that has another quota.
+// followNative does the same for all members, after a change of the pool's quotas.
 func (p *pool) followNative() {
 	var cgroups []cgroup.Path
 	for _, s := range p.allMembers() {
@@ -160,22 +159,21 @@ func (p *pool) followNative() {
 	p.e.reachNative(cgroups...)
 }
 
-// denyNative lets the slice's processes have nothing more. It waits for nothing either.
+// denyNative limits the slice's processes to nothing. It does not wait, either.
 func (s *slice) denyNative() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limitNative(s.nothing)
 }
 
-// reachNative waits until the driver's limits are as wanted, or are known not to be: a slice that is in use goes on with its ledger,
-// whatever the driver does.
+// reachNative waits until the driver's limits are as wanted, or have failed: a slice in use continues with its ledger in any case.
 func (e *Enforcer) reachNative(cgroups ...cgroup.Path) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, _ = e.native.Reach(ctx, cgroups...) // which is told as an event, and tried again
+	_, _ = e.native.Reach(ctx, cgroups...) // a failure is reported as an event, and retried
 }
 
-// startNative is for a slice that is stored and that nobody can use yet: it is not given if the driver does not limit it.
+// startNative sets the limits of a stored slice that is not in use yet. Without them its registration fails.
 func (s *slice) startNative() error {
 	s.followNative()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -191,8 +189,7 @@ func (s *slice) startNative() error {
 	return nil
 }
 
-// storeNative has the store know that a slice's cgroup may have limits of which its record says nothing. If it cannot, the slice gets
-// none. Called in the slice's turn.
+// storeNative stores that a slice's cgroup may have limits, if its record lacks that. If it cannot, the slice gets none. Called in the slice's turn.
 func (s *slice) storeNative(r store.Slice, write func() error) {
 	if r.Native {
 		s.e.native.Inherit(s.cgroup)
@@ -208,14 +205,14 @@ func (s *slice) storeNative(r store.Slice, write func() error) {
 	}
 }
 
-// setLimited notes whether the driver may have limits of the slice's cgroup. Called in the slice's turn.
+// setLimited sets whether the driver may have limits of the slice's cgroup. Called in the slice's turn.
 func (s *slice) setLimited(may bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mayBeLimited = may
 }
 
-// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called in the slice's turn.
+// resumeNative stores, then sets, the limits of a slice of a former enforcer. Called in the slice's turn.
 func (s *slice) resumeNative(r store.Slice) {
 	s.storeNative(r, s.put)
 	s.mu.Lock()
@@ -227,7 +224,7 @@ func (s *slice) resumeNative(r store.Slice) {
 	s.followNative()
 }
 
-// clearNative takes the driver's limits away before the cgroup goes. No other slice may have the cgroup. Called in the slice's turn.
+// clearNative removes the driver's limits, while the cgroup exists. No other slice may have the cgroup. Called in the slice's turn.
 func (s *slice) clearNative() {
 	if !s.mayBeLimited {
 		return

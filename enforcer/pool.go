@@ -177,7 +177,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	if err != nil {
 		done = func() {}
-		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
+		p.log.Warn("member uses a device on which the pool is granted nothing", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
 	d := p.quota.Describe(uuid, limit, total)
@@ -213,7 +213,7 @@ func (p *pool) hasDevice(raw [16]byte) (bool, error) {
 
 // Damaged is the quota's: members get nothing more from the pool. Called with mu held.
 func (p *pool) Damaged() {
-	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; nothing more can be charged by its members until they are gone and the pool is made anew",
+	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; its members can charge nothing more until they are released and the pool is created again",
 		"err", p.quota.Reason)
 	if p.quota.Overwritten {
 		p.tellOverwritten()
@@ -234,7 +234,7 @@ func (p *pool) storeDamage() {
 		return
 	}
 	if err := p.e.store.PutPoolState(p.name, record); err != nil {
-		p.log.Error("that the pool is damaged is not stored: the next enforcer may not know", "err", err)
+		p.log.Error("damage of the pool not persisted: the next enforcer may not detect it", "err", err)
 	}
 }
 
@@ -266,7 +266,7 @@ func (p *pool) leave() {
 	defer p.mu.Unlock()
 	p.quota.State = quota.Left
 	if err := p.quota.Leave(); err != nil && !errors.Is(err, os.ErrClosed) {
-		p.log.Error("close a pool", "err", err)
+		p.log.Error("pool not closed", "err", err)
 	}
 }
 

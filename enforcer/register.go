@@ -401,7 +401,7 @@ func (e *Enforcer) emptied(p cgroup.Path) {
 	// A process has entered since (by exec, say), and the watch ended with its report.
 	if populated, err := cgroup.Populated(p); e.used(p) && (populated || err != nil) {
 		if err := e.watchCgroup(p); err != nil {
-			e.log.Error("a slice will not be released by itself when its processes end", "cgroup", p.String(), "err", err)
+			e.log.Error("cgroup not watched: its slices are not released when their processes exit", "cgroup", p.String(), "err", err)
 		}
 	}
 }

@@ -119,13 +119,13 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	killpoint.Pass("release.lingering")
 	if !s.request.Session {
 		if err := e.watchCgroup(s.cgroup); err != nil {
-			s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
+			s.log.Error("slice's directory kept until the enforcer is restarted", "dir", s.dir, "err", err)
 		}
 	} else if !known {
 		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
 		e.removeSliceDir(s.dir)
 		if err := e.watchRemaining(s); err != nil {
-			s.log.Error("what the session held may count until the enforcer is restarted", "err", err)
+			s.log.Error("the session's memory may count until the enforcer is restarted", "err", err)
 		}
 	}
 	return nil
@@ -166,7 +166,7 @@ func (s *slice) lingers() bool {
 	}
 	populated, err := cgroup.Populated(s.cgroup)
 	if err != nil {
-		s.log.Error("is the slice's cgroup empty", "err", err)
+		s.log.Error("cannot tell whether the slice's cgroup is empty", "err", err)
 	}
 	return populated || err != nil // what is not known to be dead is alive
 }
@@ -178,6 +178,6 @@ func (e *Enforcer) clearReleased(s *slice) {
 	}
 	defer s.turn.Give()
 	if err := e.clearOnceEmpty(s); err != nil {
-		s.log.Error("clear away what a released slice has left", "err", err)
+		s.log.Error("released slice not cleared", "err", err)
 	}
 }

@@ -75,7 +75,7 @@ func (e *Enforcer) restore() error {
 		} else if err := e.store.Forget(r.Request.ID, r.Generation); err != nil {
 			e.log.Error("record of a slice that has ended not deleted: it is tried again", "slice", r.Request.ID, "err", err)
 		}
-		e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
+		e.log.Info("slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		e.events.Append(sourceOf(&r.Request), api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
 			Container: r.Request.Container, Names: r.Request.Names, Tenant: r.Request.Tenant, Cause: causeEnded,
@@ -107,7 +107,7 @@ func (e *Enforcer) restore() error {
 			s.untaken(err)
 		}
 		if err := e.reopen(s); err != nil {
-			s.log.Error("no process can attach until there is a socket, which is tried again and again", "err", err)
+			s.log.Error("attach socket not opened: it is retried, and no process can attach until then", "err", err)
 			e.deaf[s] = struct{}{}
 		}
 		s.turn.Give()
@@ -119,7 +119,7 @@ func (e *Enforcer) restore() error {
 	}
 	for _, r := range released {
 		if err := e.finish(r); err != nil {
-			e.log.Error("a released slice is not cleared away; the next enforcer does it", "slice", r.Request.ID, "err", err)
+			e.log.Error("released slice not cleared: the next enforcer clears it", "slice", r.Request.ID, "err", err)
 		}
 	}
 	var cgroups []cgroup.Path
@@ -226,7 +226,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	if !s.request.Session && s.lingers() {
 		if err := s.listen(); err != nil {
 			// A process that cannot attach gets no memory.
-			s.log.Error("listen for the processes of a released slice", "err", err)
+			s.log.Error("attach socket of a released slice not opened", "err", err)
 		}
 	}
 	return e.clearOnceEmpty(s)
@@ -311,7 +311,7 @@ func (s *slice) untaken(err error) {
 func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
 	if r.Native && s.e.truth == nil {
-		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
+		s.log.Warn("the driver may keep limiting the slice to its former quota: without NVML that cannot be changed", "cgroup", s.cgroup.String())
 	}
 	s.recallSuspension()
 	s.resumeNative(r)
@@ -321,7 +321,7 @@ func (s *slice) takeUp(r store.Slice) {
 // reopen opens the slice's attach socket, and makes its directory again if it was removed.
 func (e *Enforcer) reopen(s *slice) error {
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
-		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
+		s.log.Error("slice's directory was removed: a container that has it bound cannot attach new processes", "dir", s.dir)
 		e.removeSliceDir(s.dir)
 		if err := s.makeDir(); err != nil {
 			e.removeSliceDir(s.dir)
@@ -336,7 +336,7 @@ func (e *Enforcer) reopen(s *slice) error {
 		return err
 	}
 	if err := s.serveJoined(); err != nil {
-		s.log.Error("let in the processes that joined the session", "err", err)
+		s.log.Error("joined processes not served", "err", err)
 	}
 	killpoint.Pass("restore.listening")
 	return nil
@@ -412,6 +412,6 @@ func (s *slice) goOn(r store.Slice) {
 		return
 	}
 	if err := s.put(); err != nil {
-		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+		s.log.Error("completed change of quotas not persisted: the next enforcer sets them again", "err", err)
 	}
 }

@@ -58,7 +58,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 
 // untaken says why the pool cannot go on.
 func (p *pool) untaken(err error) {
-	p.log.Error("the pool cannot be taken up again; no process is let in", "err", err)
+	p.log.Error("pool cannot be taken up again: no process can attach", "err", err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.quota.State, p.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)

@@ -18,11 +18,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/truth"
 )
 
-// What the driver holds for a process beyond what its lane holds (modules, local memory, memory that it hides, what is
-// left of it after its exit) is charged by the enforcer in lane 0, as one sum per device. Package truth has the rule. Here the
-// driver is asked, it is found out whose each process is, and what follows is done.
+// The enforcer charges in lane 0, as one sum per device, what the driver holds for processes beyond their lanes: modules, local memory, hidden
+// memory, and what is left after an exit. Package truth has the rules. This file samples the driver, finds the slice of each process, and acts on
+// the results.
 
-// Policy is what is done about processes that hold memory past the ledger.
+// Policy is the action on processes that hold memory beyond the ledger.
 type Policy = policy.Policy
 
 // sampler samples one device. It belongs to one goroutine.
@@ -31,43 +31,43 @@ type sampler struct {
 	g     *gpu
 	rules truth.Rules
 	idle  truth.Idle
-	known map[int]*sampled // by pid: the processes of slices that the driver lists
+	known map[int]*sampled // by pid: slices' processes that the driver lists
 
 	before, after lanes
-	outside       map[int]uint64 // by pid: what the last list says of processes of no slice
+	outside       map[int]uint64 // by pid: bytes in the last list of processes of no slice
 }
 
 // sampled is one process of a slice, on the sampler's device.
 type sampled struct {
 	process truth.Process
 	slice   *slice
-	at      time.Time // of the sample that listed it last
+	at      time.Time // of the last sample that listed it
 	exited  time.Time
 	state   truth.State
-	lane    uint64 // that it had when a sample decided last
+	lane    uint64 // its lane at the last sample that decided
 
 	violation policy.Violation // of the last sample that found one
-	violating bool             // there is one
-	found     bool             // by the last sample, too: it is not as good as cleared
-	done      api.Action       // about it
+	violating bool             // it exists
+	found     bool             // the last sample confirmed it; otherwise it is not cleared either
+	done      api.Action       // taken on the violation
 	killed    bool
 }
 
-// found is what the last sample of a device found of a slice's processes there.
+// found is the result of a device's last sample for a slice's processes.
 type found struct {
 	processes map[int]use
 	refused   []policy.Violation // for which the slice is frozen
-	undecided bool               // what a process has is not known
-	doubt     bool               // nor is whether it is a violation
+	undecided bool               // the bytes of a process are unknown
+	doubt     bool               // it is unknown whether there is a violation
 }
 
-// use is what the last sample of a device found of a process.
+// use is the result of a device's last sample for a process.
 type use struct {
 	start   uint64
-	driver  *uint64 // bytes that the driver holds for it; nil if it does not say
-	charged uint64  // beyond its lane
-	lane    uint64  // of which that was found out: 0 if it had none
-	past    uint64  // past the ledger, if that is a violation
+	driver  *uint64 // bytes by the driver; nil if unknown
+	charged uint64  // bytes beyond its lane
+	lane    uint64  // the lane of that result: 0 if it had none
+	past    uint64  // bytes beyond the ledger, if that is a violation
 	cause   string  // of a violation; "" if there is none
 }
 
@@ -79,13 +79,13 @@ func (e *Enforcer) newSampler(g *gpu) *sampler {
 	}
 }
 
-// run samples the device until ctx ends: once in each interval, and once more if that would decide something. However much there
-// is to decide, whatever processes do, the driver lists them twice in an interval at most.
+// run samples the device until ctx ends: once in each interval, and once more if that would decide something. So the driver lists processes at most
+// twice in an interval, whatever they do.
 func (m *sampler) run(ctx context.Context) {
 	ticker := time.NewTicker(m.e.options.Interval)
 	defer ticker.Stop()
-	var again time.Time // another sample is wanted then
-	spare := false      // this interval's other sample was not taken yet
+	var again time.Time // time of another sample
+	spare := false      // this interval's second sample is still free
 	for {
 		var wanted <-chan time.Time
 		if spare && !again.IsZero() {
@@ -110,7 +110,7 @@ func (m *sampler) run(ctx context.Context) {
 	}
 }
 
-// sample takes one sample of all processes; or none, if the last list may stand and does. It returns when another one would decide
+// sample takes one sample of all processes, unless mayStand is set and the last list is still valid. It returns when another sample would decide
 // something; zero if none would.
 func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	e, g := m.e, m.g
@@ -124,7 +124,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	at := time.Now()
 	before, err := m.read(&m.before, all)
 	switch {
-	case errors.Is(err, driver.ErrHangs): // as would the next question
+	case errors.Is(err, driver.ErrHangs): // the next query would hang, too
 	case err == nil && mayStand && m.idle.Stands(at, before, e.options.IdleInterval):
 		e.failing(g, nil)
 		g.occupied(at, before.Used, nil, false)
@@ -170,7 +170,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 		}
 		if k.at.Equal(at) {
 			f.processes[pid] = u
-		} else if !res.Violation { // listed no more
+		} else if !res.Violation { // no longer listed
 			delete(m.known, pid)
 		}
 		f.undecided = f.undecided || !res.Decided
@@ -204,20 +204,20 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 			open = true
 		}
 	}
-	// Instances of a GPU can share memory: what is in use of it is then not what is in use here.
+	// Instances of a GPU can share memory, so the figure of one is no sign of change there.
 	m.idle = truth.Listed(at, before, after, open || err != nil || errAfter != nil || g.Parent != "")
 	return again
 }
 
-// read reads the lanes of all slices, and then how much of the device is in use.
+// read reads the lanes of all slices, then the device's memory in use.
 func (m *sampler) read(l *lanes, all []*slice) (truth.Totals, error) {
 	l.read(all, m.g.Raw)
 	used, err := driver.Ask(m.g.slot, patience, func() (uint64, error) { return m.e.truth.source.Used(m.g.UUID) })
 	return truth.Totals{Used: used, Lanes: l.digest}, err
 }
 
-// identify finds out whose the processes are that the driver lists. It returns those of slices, by pid, and with them those that
-// are listed no more. open says that there is memory whose owner may give it back without a lane that tells of it.
+// identify finds the slices of the listed processes. It returns the slices' processes by pid, including those no longer listed. open is true if
+// listed memory can be released without a change to a lane. untold is set if the driver gives no figure for a process of a slice.
 func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*sampled, open bool, untold error) {
 	m.outside = make(map[int]uint64)
 	for pid, bytes := range listed {
@@ -252,8 +252,8 @@ func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*
 	return m.known, open, untold
 }
 
-// owner is the slice of a process that the driver lists; nil if it is of none. A process that was let in is not asked for: it charges
-// in that slice's ledger, wherever it went since. Of one that has exited it must be known before; exited is when.
+// owner returns the slice of a listed process; nil if it is in none. An attached process belongs to the slice in whose ledger it charges, even after
+// it moved to another cgroup. An exited process must be known from before; exited is when it was.
 func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exited time.Time) {
 	for _, l := range []lanes{m.after, m.before} {
 		if r, has := l.byPID[pid]; has && r.handle.Alive() {
@@ -267,7 +267,7 @@ func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exite
 	if err != nil && !errors.Is(err, process.ErrDead) {
 		return nil, p, exited
 	}
-	is := func(p truth.Process) bool { return err != nil || p.Start == start } // a zombie still says when it began
+	is := func(p truth.Process) bool { return err != nil || p.Start == start } // a zombie still has its start time
 	for _, l := range []lanes{m.after, m.before} {
 		if x, has := l.exits[pid]; has && is(x.process) {
 			return x.slice, x.process, x.at
@@ -282,19 +282,18 @@ func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exite
 	return nil, p, exited
 }
 
-// running says whether a process has not exited.
+// running reports whether a process has not exited.
 func running(p truth.Process) bool {
 	start, err := process.StartTime(p.PID)
 	return err == nil && start == p.Start && process.Exists(p.PID) || err != nil && !errors.Is(err, process.ErrDead)
 }
 
-// take has what was found of a slice's processes charged, and does what the policy says about violations. open says that
-// there is more to find though nothing changes.
+// take charges what was found of a slice's processes, and applies the policy to violations. open is true if there is more to find without a change.
 func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sampled, at time.Time) (open bool) {
 	e, g := m.e, m.g
 	overLimit, used := s.charge(g, f, at)
 	if used && len(f.processes) > 0 && s.uses(g) {
-		open = true // nothing of it is charged yet
+		open = true // none of it is charged yet
 	}
 	if s.settleExecuted(g.Raw, f.processes) {
 		open = true
@@ -346,7 +345,7 @@ func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sa
 	return open
 }
 
-// failing notes whether the driver answers, and says so when that changes.
+// failing notes whether the driver answers, and logs changes.
 func (e *Enforcer) failing(g *gpu, err error) {
 	g.answered(err)
 	g.mu.Lock()
@@ -360,8 +359,8 @@ func (e *Enforcer) failing(g *gpu, err error) {
 	g.failing = err != nil
 }
 
-// charge brings lane 0 of a device to what was found there; overLimit says whether the slice then holds more than it may. If it
-// has no such device, uses says whether it may have it.
+// charge sets lane 0 of a device to what was found there. overLimit reports whether the slice then exceeds a limit; uses, whether the slice lacks
+// the device but may have it.
 func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +388,7 @@ func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 			d.Inherited = 0
 		}
 	}
-	maps.DeleteFunc(n.exits, func(_ int, x exit) bool { return x.at.Before(at) }) // those that are listed are known from here on
+	maps.DeleteFunc(n.exits, func(_ int, x exit) bool { return x.at.Before(at) }) // those listed are in known from here on
 	s.quota.SetExcess(index, total, 0)
 	if s.quota.State != api.Active {
 		return true, false
@@ -401,8 +400,8 @@ func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 	return s.quota.OverLimit(index) || p != nil && p.overLimit(d.UUID), false
 }
 
-// uses has a device added to the ledger that a process uses without having asked for it, and says whether the slice may use it. That goes
-// on aside, once at a time: it is stored.
+// uses adds a device to the ledger that a process uses unannounced, and reports whether the slice may use it. The addition is stored, so it runs in
+// the background, one at a time.
 func (s *slice) uses(g *gpu) bool {
 	if _, covered := s.quotaOn(g.Raw, g.Total); !covered {
 		return false
@@ -418,7 +417,7 @@ func (s *slice) uses(g *gpu) bool {
 	return true
 }
 
-// evaluated notes what was found on a device, for those who ask, and whether the slice is frozen by it.
+// evaluated records the result for a device, and freezes or thaws the slice by it.
 func (s *slice) evaluated(raw [16]byte, f *found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -451,7 +450,7 @@ func (s *slice) evaluated(raw [16]byte, f *found) {
 	}
 }
 
-// tellViolation tells of one, and of what is done about it.
+// tellViolation reports a violation and the action on it.
 func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Action) {
 	e := api.Event{Kind: api.EventBypass, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Action: action}
 	s.mu.Lock()
@@ -469,7 +468,7 @@ func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Actio
 	killpoint.Pass("policy.found")
 }
 
-// cleared tells that a violation is over, if it was told that there is one.
+// cleared reports the end of a violation that was reported.
 func (s *slice) cleared(k *sampled) {
 	if v := k.violation; k.done != "" {
 		s.tell(api.Event{Kind: api.EventCleared, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause})
@@ -478,21 +477,21 @@ func (s *slice) cleared(k *sampled) {
 	k.done, k.killed = "", false
 }
 
-// exit is a process that has exited, until the driver has been asked what it holds for it.
+// exit is an exited process, until the driver's bytes for it are known.
 type exit struct {
 	slice   *slice
 	process truth.Process
 	at      time.Time
 }
 
-// exited notes a process whose lane is settled, and has its devices sampled. Called with mu held.
+// exited notes an exited process, and has its devices sampled. Called with mu held.
 func (s *slice) exited(p *process.Handle) {
 	if s.e.truth == nil {
 		return
 	}
 	for _, d := range s.quota.Devices {
 		g := s.e.truth.device(d.UUID)
-		// If the driver does not answer they may be any number by now.
+		// If the driver does not answer there may be any number by now.
 		n := s.note(d)
 		if g == nil || len(n.exits) >= ledger.Slots {
 			continue
@@ -508,7 +507,7 @@ func (s *slice) exited(p *process.Handle) {
 	}
 }
 
-// show notes a violation, for people.
+// show notes a violation for display.
 func (f *found) show(k *sampled) {
 	if u, listed := f.processes[k.process.PID]; listed {
 		u.past, u.cause = k.violation.Bytes, k.violation.Cause
@@ -516,7 +515,7 @@ func (f *found) show(k *sampled) {
 	}
 }
 
-// past is what is held past the ledger, for people: no process can hold more than there is.
+// past returns the bytes held beyond the ledger, for display: at most total for each process.
 func (f *found) past(total uint64) (sum uint64) {
 	if f == nil {
 		return 0
@@ -527,7 +526,7 @@ func (f *found) past(total uint64) (sum uint64) {
 	return sum
 }
 
-// chargedFor is what is charged beyond a process's lane. What a former image of it held is not the present one's affair.
+// chargedFor returns what is charged beyond a process's lane. Charges of a former image of the process do not count.
 func (f *found) chargedFor(p *process.Handle, l *quota.Lane) uint64 {
 	if f == nil {
 		return 0
@@ -538,7 +537,7 @@ func (f *found) chargedFor(p *process.Handle, l *quota.Lane) uint64 {
 	return 0
 }
 
-// driver is what the driver holds for a process; 0 if it does not say.
+// driver returns the driver's bytes for a process; 0 if unknown.
 func (f *found) driver(pid int) uint64 {
 	if f == nil || f.processes[pid].driver == nil {
 		return 0

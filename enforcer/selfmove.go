@@ -162,7 +162,7 @@ func (s *slice) lock(p *moved) error {
 
 // leaveToDriver has a process bring back what it moved, and then treats it as unable to move itself; why is the reason.
 func (s *slice) leaveToDriver(p *moved, why error) error {
-	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
+	s.log.Info("process's memory left to the driver", "pid", p.PID, "why", why)
 	p.byDriver, p.stay = true, nil
 	to, patience := ledger.Bare, ownTime(p)
 	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and frees no host memory while the gate is shut

@@ -99,7 +99,7 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 	}
 	killpoint.Pass("join.done")
 	e.countJoined("ok")
-	s.log.Info("a process joined the session", "pid", r.PID, "uid", asker.UID)
+	s.log.Info("process joined the session", "pid", r.PID, "uid", asker.UID)
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 

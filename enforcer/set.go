@@ -65,7 +65,7 @@ func (s *slice) set(r api.ChangeRequest) error {
 		return err
 	}
 	if r.TTL != nil {
-		s.log.Info("the slice's time was changed", "ttl", c.ttl)
+		s.log.Info("slice's time to live changed", "ttl", c.ttl)
 		s.tell(api.Event{Kind: api.EventChanged, Cause: changedTTL, TTL: c.ttl})
 	}
 	return nil
@@ -286,7 +286,7 @@ func (s *slice) apply(c change) (err error) {
 	}
 	s.followNative()
 	if err := s.put(); err != nil {
-		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+		s.log.Error("completed change of quotas not persisted: the next enforcer sets them again", "err", err)
 	}
 	killpoint.Pass("set.done")
 	return nil
@@ -315,7 +315,7 @@ func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.Name, err)
 		}
 		killpoint.Pass("set.limited")
-		s.log.Info("the slice's quota was changed", "device", d.Name, "bytes", limit, "before", old[d])
+		s.log.Info("slice's quota changed", "device", d.Name, "bytes", limit, "before", old[d])
 		u := s.showDevice(i, d)
 		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.Name, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
 	}

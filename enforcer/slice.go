@@ -24,83 +24,83 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// slice is one slice's life in this process. What is above mu does not change.
+// slice is one slice. Fields above mu do not change.
 type slice struct {
 	e          *Enforcer
 	log        *slog.Logger
-	pace       *rate.Limiter       // of what its processes ask
+	pace       *rate.Limiter       // for requests of its processes
 	request    api.RegisterRequest // quotas by UUID
 	holder     *admission.Holder
 	generation uint64
 	created    time.Time
 	dir        string
 	initStart  uint64
-	pidNS      uint64      // the pid namespace of a container's first process, by its inode; 0: not known
-	leads      bool        // that process is the first one of its pid namespace: others that are there came from it, or joined it
+	pidNS      uint64      // inode of the pid namespace of a container's first process; 0 if unknown
+	leads      bool        // that process is the first in its pid namespace: all others there descend from it, or joined
 	cgroup     cgroup.Path // of a container
 	token      session.Token
-	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
-	pools      []*pool         // of which it is a member: no two have a device in common
+	init       *process.Handle // if watchesFirst; nil if it had exited when the enforcer restarted
+	pools      []*pool         // its pools: no two have a device in common
 
 	joined session.Members
 
-	// turn orders what changes the slice: registering, devices, quotas, time, joining, releasing. What is stored of it, and what
-	// the driver is told of it, changes in the turn only.
+	// turn orders changes of the slice: registering, devices, quotas, time to live, joining, releasing. Its record and the driver's limits change
+	// in the turn only.
 	turn *guard.Turn
 
 	mu      guard.Mutex[guard.Slice]
 	quota   *quota.Quota
 	notes   map[*quota.Device]*note
-	strange bool // a process that is not of the slice was named in the log
+	strange bool // a process outside the slice was logged
 	server  *attach.Server
 
-	closing  bool // it is being released: no process is let in any more
-	executed bool // processes that have called execve are being found (exec.go)
+	closing  bool // it is being released: no process can attach
+	executed bool // processes that called execve are being searched for (exec.go)
 
-	found       map[[16]byte]*found   // what the last samples did, by device; none for nothing
+	found       map[[16]byte]*found   // by device: results of the last samples, if any
 	adding      atomic.Bool           // a device in use is being added to the ledger
-	unsampled   map[[16]byte]struct{} // devices that have to be sampled before it is again, after a restart
-	overwritten bool                  // its page was, and nothing is done about it yet
+	unsampled   map[[16]byte]struct{} // devices to sample before the slice is thawed, after a restart
+	overwritten bool                  // its page was overwritten, and the policy is not applied yet
 
 	refusals report.Refusals
-	refused  *api.Refusal // the last; nil if there was none. Not changed once it is here
+	refused  *api.Refusal // the last one; nil if there was none. What it points to does not change
 
-	needsChanged bool // since the history has it
+	needsChanged bool // since the history was updated
 	rejected     report.Rejected
 
-	quotas   []api.Quota // as they are now; request has those that it began with
-	lowered  bool        // a quota is less than what is used, which admission still counts
+	quotas   []api.Quota // the current ones; request has the original ones
+	lowered  bool        // a quota is below the used bytes, which admission still counts
 	ttl      time.Duration
-	deadline time.Duration // since boot; 0 is never
-	ending   bool          // this enforcer sees to its end
-	expired  bool          // it is known that its time is over
-	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
+	deadline time.Duration // since boot; 0 for none
+	ending   bool          // this enforcer is ending it
+	expired  bool          // its deadline has passed, by the store
+	asked    time.Duration // since boot: time of SIGTERM; 0 before
 
-	overstayed string // why it was ended before its time
+	overstayed string // the reason if it was ended before its deadline
 
-	suspension *store.Suspension // nil: it goes on. What it points to does not change. Changes in the turn
+	suspension *store.Suspension // nil: not suspended. What it points to does not change. Changes in the turn
 	residency  *residency        // of an elastic slice
 
-	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; changes in the turn, with mu held
+	remaining session.Remaining // of a released session, or processes that may have a ledger that was not found; changes in the turn, with mu held
 
-	mayBeLimited bool // the driver has limits of its cgroup, or is going to (native.go)
+	mayBeLimited bool // the driver has limits on its cgroup, or will have (native.go)
 }
 
-// note is what a slice knows of one of its quota's devices beside the quota.
+// note is what a slice knows of one of its quota's devices besides the quota.
 type note struct {
-	recovered   uint64       // bytes given back after exits, of which it was told
-	needed      uint64       // the quota with which all that was refused by the slice's own limit would have fitted
-	allocations uint64       // that were counted among the host's
-	exits       map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
-	sampled     time.Time    // when it was first; zero if it was not by this enforcer
+	recovered   uint64       // bytes released after exits that have been reported
+	needed      uint64       // the quota in which all requests refused by the slice's own limit would have fitted
+	allocations uint64       // already added to the host's count
+	exits       map[int]exit // by pid: exited processes, until the driver's bytes for them are known
+	sampled     time.Time    // time of the first sample by this enforcer; zero before
 }
 
-// newQuota gives a slice that nobody knows a quota without devices.
+// newQuota gives a new slice a quota without devices.
 func (s *slice) newQuota() {
 	s.quota = quota.New(quota.Options{Log: s.log, Owner: s, Lock: &s.mu, Deaths: s.e.deaths, Record: s.record()})
 }
 
-// noted is what is noted of a device, for who changes nothing of it. Called with mu held.
+// noted returns a copy of a device's note. Called with mu held.
 func (s *slice) noted(d *quota.Device) note {
 	if n := s.notes[d]; n != nil {
 		return *n
@@ -108,7 +108,7 @@ func (s *slice) noted(d *quota.Device) note {
 	return note{}
 }
 
-// note is never nil. Called with mu held.
+// note returns a device's note; never nil. Called with mu held.
 func (s *slice) note(d *quota.Device) *note {
 	n := s.notes[d]
 	if n == nil {
@@ -125,7 +125,7 @@ func (s *slice) id() string { return s.request.ID }
 
 func (s *slice) record() bool { return s.request.Mode == api.Record }
 
-// stored is the slice as the store keeps it. Called with mu held, or before anybody else knows the slice.
+// stored returns the slice's record. Called with mu held, or before the slice is registered.
 func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
@@ -158,7 +158,7 @@ func (s *slice) storedNow() store.Slice {
 	return s.stored()
 }
 
-// storedLimit is a device as the store keeps it. Called with mu held, or of a device that nobody else has.
+// storedLimit returns a device's record. Called with mu held, or before the device is in use.
 func (s *slice) storedLimit(d *quota.Device) store.Limit {
 	bytes := d.Granted()
 	if s.record() {
@@ -167,7 +167,7 @@ func (s *slice) storedLimit(d *quota.Device) store.Limit {
 	return storedLimit(d, bytes, d.Highest)
 }
 
-// storedLimit is a device as the store keeps it, with a limit of so many bytes. The highest one that was is kept if it is more.
+// storedLimit returns a device's record with a limit in bytes. It has the highest limit so far only if that is more.
 func storedLimit(d *quota.Device, bytes, highest uint64) store.Limit {
 	if highest <= bytes {
 		highest = 0
@@ -194,19 +194,19 @@ func (s *slice) listen() error {
 	return nil
 }
 
-// Damaged is the quota's: nothing more can be charged; the processes and the host go on. Called with mu held.
+// Damaged is called by the quota: nothing more can be charged, and processes continue. Called with mu held.
 func (s *slice) Damaged() {
 	s.overwritten = s.quota.Overwritten
 	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released",
 		"err", s.quota.Reason)
 }
 
-// Ending is the quota's. Called with mu held.
+// Ending is called by the quota when a lane ends. Called with mu held.
 func (s *slice) Ending(l *quota.Lane) {
 	if s.quota.State == api.Active || s.quota.State == api.Expired {
 		s.reportRefusals(l, time.Now())
 	}
-	if !l.Process.Alive() { // else it called execve, which closes what the driver would go by
+	if !l.Process.Alive() { // else it called execve, which frees its device memory
 		s.exited(l.Process)
 	}
 }
@@ -225,11 +225,11 @@ func (s *slice) check() {
 		for _, p := range s.pools {
 			p.reconcile(s)
 		}
-	case api.Expired: // nothing is charged any more, so nothing can be charged wrongly
+	case api.Expired: // nothing can be charged any more
 	default:
 		return
 	}
-	if s.lowered && s.turn.TryTake() { // else a quota is being set, and has what it is set to
+	if s.lowered && s.turn.TryTake() { // else a change of quotas is under way, and recommits itself
 		s.recommit()
 		s.turn.Give()
 	}
@@ -237,21 +237,21 @@ func (s *slice) check() {
 	s.checkNeeds()
 }
 
-// watchesFirst says whether the end of the slice's first process is waited for. A cgroup of version 2 tells by itself when it has
-// become empty; there the process is looked up when it is asked for, which saves a descriptor for each container.
+// watchesFirst reports whether a pidfd of the slice's first process is watched. A cgroup of version 2 reports when it is empty; there the process
+// is looked up when needed, which saves a descriptor for each container.
 func (s *slice) watchesFirst() bool { return !s.cgroup.V2 }
 
-// firstLives says whether the process with which the slice began is alive.
+// firstLives reports whether the slice's first process is alive.
 func (s *slice) firstLives() bool {
 	p, err := process.Again(s.request.PID, s.initStart)
 	if err != nil {
-		return !errors.Is(err, process.ErrDead) // what is not known to be dead is alive
+		return !errors.Is(err, process.ErrDead) // unless known to be dead
 	}
 	p.Close()
 	return true
 }
 
-// running says whether a process of the slice is alive, as far as its kind of slice can tell.
+// running reports whether a process of the slice is known to be alive.
 func (s *slice) running() bool {
 	if s.init != nil && s.init.Alive() {
 		return true
@@ -261,13 +261,13 @@ func (s *slice) running() bool {
 	}
 	populated, err := cgroup.Populated(s.cgroup)
 	if err != nil {
-		s.log.Error("is the slice's cgroup empty", "err", err)
-		return true // not known to be dead
+		s.log.Error("cannot tell whether the slice's cgroup is empty", "err", err)
+		return true // it may have processes
 	}
 	return populated
 }
 
-// leave lets go of the slice without ending it. Called once, in the slice's turn if it is known to anybody.
+// leave drops the slice from memory without ending it. Called once, in the slice's turn if it is registered.
 func (s *slice) leave() {
 	s.mu.Lock()
 	s.quota.State = quota.Left
@@ -292,11 +292,11 @@ func (s *slice) hangUp() {
 		return
 	}
 	if err := server.Close(); err != nil {
-		s.log.Error("close the attach socket", "err", err)
+		s.log.Error("attach socket not closed", "err", err)
 	}
 }
 
-// let closes what this process has open for the slice, but for the attach socket. Called with mu held.
+// let closes what the enforcer has open for the slice, except the attach socket. Called with mu held.
 func (s *slice) let() {
 	s.found, s.notes = nil, nil
 	s.closeJoined()
@@ -307,6 +307,6 @@ func (s *slice) let() {
 		errs = append(errs, s.init.Close())
 	}
 	if err := errors.Join(errs...); err != nil && !errors.Is(err, os.ErrClosed) {
-		s.log.Error("close a slice", "err", err)
+		s.log.Error("slice not closed", "err", err)
 	}
 }

@@ -14,18 +14,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// What a suspended slice is to the rest. Its processes' memory is in host memory by the driver's checkpoint (move.go). Their lanes stay as they are;
-// what they are charged for is on no device (quota.SendAway), so samples expect nothing of them, others may have it in the pools, and admission counts
-// the slice for nothing. Its quotas stay on record. No process attaches meanwhile: it could take what others were given.
+// This file is about what a suspended slice means to the rest of the enforcer. Its memory is in host memory (move.go). Its lanes stay, but their
+// charges are on no device (quota.SendAway): samples expect nothing of its processes, others may use the memory in the pools, and admission counts
+// only what it has left. Its quotas stay on record. No process can attach, since it could allocate what others were granted.
 //
-// The store knows before anything is done: that processes are about to be moved, that they are away, and that they are about to come back. An enforcer
-// that finds the first or the last asks the driver how far each process is, and brings all of them back; it finds the room as its predecessor had
-// it, since a slice counts for all of its quotas but while it is Suspended.
+// Each state is stored before it begins: suspending, suspended, resuming. An enforcer that finds the first or the last reads each process's state
+// from the driver, and brings all of them back. The room is still there: a slice counts for all its quotas in every state but Suspended.
 
-// isAway says whether the slice's memory is off its devices, so that others may have its room. Called with mu held, or before anybody knows the slice.
+// isAway reports whether the slice's memory is off its devices, so that others may use the room. Called with mu held, or before the slice is
+// registered.
 func (s *slice) isAway() bool { return s.suspension != nil && s.suspension.State == api.Suspended }
 
-// unsuspended is why something cannot be done with a slice that is suspended, or on the way; nil if it is not. Called with mu held.
+// unsuspended returns an error if the slice is suspended, or on the way. Called with mu held.
 func (s *slice) unsuspended() error {
 	if s.suspension == nil {
 		return nil
@@ -33,8 +33,8 @@ func (s *slice) unsuspended() error {
 	return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", s.id(), s.suspension.State, s.id())
 }
 
-// setSuspension is called in the slice's turn; nil is of a slice that goes on. From the moment that it is away the books say that its processes hold
-// what they have left, and others get the rest.
+// setSuspension sets the slice's suspension; nil ends it. A suspended slice counts only for what it has left on its devices. Called in the slice's
+// turn.
 func (s *slice) setSuspension(to *store.Suspension) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,14 +47,14 @@ func (s *slice) setSuspension(to *store.Suspension) {
 	s.turnGate()
 }
 
-// isEvicted says whether it is away, and comes back when a process asks.
+// isEvicted reports whether the slice is off its devices, and returns at a process's request.
 func (s *slice) isEvicted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.isAway() && s.suspension.Evicted
 }
 
-// comesBack says whether one that is away comes back when a process asks, or by hand alone. Called in the slice's turn.
+// comesBack sets whether a suspended slice returns at a process's request (evicted), or only by Resume. Called in the slice's turn.
 func (s *slice) comesBack(evicted bool) error {
 	s.mu.Lock()
 	to := s.suspension
@@ -76,19 +76,19 @@ func (s *slice) comesBack(evicted bool) error {
 	return nil
 }
 
-// keepAway has one that is evicted be suspended, and its processes move what they had left on the devices. Called in the slice's turn.
+// keepAway turns an evicted slice into a suspended one, and has its processes move what they left on the devices. Called in the slice's turn.
 func (s *slice) keepAway() error {
 	if err := s.comesBack(false); err != nil {
 		return err
 	}
 	if err := s.leaveLess(nil, false); err != nil {
-		s.log.Error("what the suspended slice has left on its devices stays there", "why", err)
+		s.log.Error("rest of the suspended slice's memory not moved", "why", err)
 	}
 	s.tell(api.Event{Kind: api.EventSuspended})
 	return nil
 }
 
-// storeSuspension has the store know first. Called in the slice's turn.
+// storeSuspension stores a suspension, then sets it. Called in the slice's turn.
 func (s *slice) storeSuspension(to *store.Suspension) error {
 	record := s.storedNow()
 	if to != nil && record.Suspended != nil {
@@ -102,13 +102,13 @@ func (s *slice) storeSuspension(to *store.Suspension) error {
 	return nil
 }
 
-// sentAway has the driver's own limits follow. Called in the slice's turn, once it is away.
+// sentAway adjusts the driver's limits to a slice that is off its devices. Called in the slice's turn.
 func (s *slice) sentAway() {
 	s.e.reachNative(s.cgroup)
 	killpoint.Pass("move.away")
 }
 
-// markAway is called with mu held.
+// markAway takes the processes' charges off the devices, in the slice and in its pools. Called with mu held.
 func (s *slice) markAway(processes []store.Moved) {
 	for _, p := range processes {
 		l := s.quota.Of(p.PID)
@@ -121,14 +121,14 @@ func (s *slice) markAway(processes []store.Moved) {
 				continue
 			}
 			if err := pool.onLane(p.PID, pool.quota.Suspend); err != nil {
-				s.log.Error("a suspended process counts in its pool still", "pool", pool.name, "pid", p.PID, "err", err)
+				s.log.Error("suspended process still counts in its pool", "pool", pool.name, "pid", p.PID, "err", err)
 			}
 		}
 	}
 }
 
-// takeBack has the books count what the slice is about to hold again: its quotas on all devices, and in its pools what its processes held
-// there; all of it or nothing. It counts already if the slice was not Suspended. Called in the slice's turn.
+// takeBack counts again what the slice is about to hold: its quotas on all devices, and its processes' charges in its pools; all of it or nothing.
+// If the slice is not Suspended these count already. Called in the slice's turn.
 func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) error) (undo func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) 
 	return undo, nil
 }
 
-// resumeIn has these pools, or none of them, count again what a process that was away is charged for. A pool's lock is not taken while another's is held.
+// resumeIn counts a suspended process's charges again in all of these pools, or in none. No two pools' locks are held at a time.
 func resumeIn(pools []*pool, pid int) error {
 	var resumed []*pool
 	for _, p := range pools {
@@ -175,7 +175,7 @@ func resumeIn(pools []*pool, pid int) error {
 		})
 		if err != nil {
 			for _, p := range resumed {
-				_ = p.onLane(pid, p.quota.Suspend) // what fails here is seen by the next check
+				_ = p.onLane(pid, p.quota.Suspend) // the next check finds a failure here
 			}
 			return err
 		}
@@ -183,7 +183,7 @@ func resumeIn(pools []*pool, pid int) error {
 	return nil
 }
 
-// bringBack has samples expect the slice's memory on the devices, before it is there, and the driver allow it. Called in the slice's turn.
+// bringBack has samples expect the slice's memory on the devices, and the driver allow it, before the memory returns. Called in the slice's turn.
 func (s *slice) bringBack() {
 	s.mu.Lock()
 	s.quota.BringBack()
@@ -193,7 +193,7 @@ func (s *slice) bringBack() {
 	s.e.reachNative(s.cgroup)
 }
 
-// tellMoved tells that the memory of the slice's processes is away, or back, and how long that took.
+// tellMoved reports that the memory of the slice's processes was moved or returned, and the time it took.
 func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved, took time.Duration) {
 	sums := make(map[string]uint64)
 	for _, p := range processes {
@@ -206,11 +206,11 @@ func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved, took time
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(sums)) {
 		s.tell(api.Event{Kind: kind, Device: uuid, Bytes: sums[uuid]})
-		s.log.Info("the slice's memory was moved", "what", kind, "device", uuid, "bytes", sums[uuid], "took", took.Round(time.Millisecond))
+		s.log.Info("slice's memory moved", "what", kind, "device", uuid, "bytes", sums[uuid], "took", took.Round(time.Millisecond))
 	}
 }
 
-// recallSuspension goes on with what the predecessor has left of a suspension. Called while the slice is taken up, in its turn.
+// recallSuspension continues a suspension that the former enforcer left. Called in the slice's turn, during restore.
 func (s *slice) recallSuspension() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,7 +225,7 @@ func (s *slice) recallSuspension() {
 	}
 }
 
-// bringBackLeft brings back what the predecessor was moving when it ended.
+// bringBackLeft brings back the memory that the former enforcer was moving when it ended.
 func (e *Enforcer) bringBackLeft(s *slice) {
 	if !e.waitFor(s) {
 		return
@@ -233,13 +233,13 @@ func (e *Enforcer) bringBackLeft(s *slice) {
 	defer s.turn.Give()
 	err := s.resumeAll(s.admit)
 	if err != nil {
-		s.log.Error("the memory that was being moved when the enforcer ended is not on the devices again", "err", err)
+		s.log.Error("memory not returned after an interrupted move", "err", err)
 		return
 	}
-	s.log.Info("the memory that was being moved when the enforcer ended is on the devices again")
+	s.log.Info("memory returned after an interrupted move")
 }
 
-// showSuspension is called with mu held.
+// showSuspension fills in the state of a suspended slice. Called with mu held.
 func (s *slice) showSuspension(shown *api.Slice) {
 	if s.suspension == nil || shown.State != api.Active && shown.State != api.Frozen {
 		return
@@ -254,7 +254,7 @@ func (s *slice) showSuspension(shown *api.Slice) {
 	}
 }
 
-// left is what the processes of a slice that is away still hold on each device. Called with mu held, or before anybody knows the slice.
+// left returns what the processes of a suspended slice still hold on each device. Called with mu held, or before the slice is registered.
 func (s *slice) left() map[string]uint64 {
 	sums := make(map[string]uint64)
 	for _, p := range s.suspension.Processes {
@@ -268,7 +268,7 @@ func (s *slice) left() map[string]uint64 {
 	return sums
 }
 
-// leftSuspended is one of the slice's processes that was suspended and is alive; 0 if there is none.
+// leftSuspended returns a living process of the slice that was suspended; 0 if there is none.
 func (s *slice) leftSuspended() int {
 	s.mu.Lock()
 	was := s.suspension
@@ -286,7 +286,7 @@ func (s *slice) leftSuspended() int {
 	return 0
 }
 
-// again takes hold of those of the processes that are alive.
+// again opens handles of the processes that are still alive.
 func again(processes []store.Moved) (all []*moved) {
 	for _, p := range processes {
 		if handle, err := process.Again(p.PID, p.Start); err == nil {

@@ -62,7 +62,7 @@ type gpu struct {
 
 func (e *Enforcer) openTruth() error {
 	if e.options.Truth == nil {
-		e.log.Warn("no driver truth: memory that a process hides or that the driver takes for itself is not seen, a context is charged with the configured figure, and nobody knows whether quotas add up to more than there is",
+		e.log.Warn("no driver truth: hidden memory and the driver's own are not detected, a context is charged with the configured figure, and admission does not know the devices' capacity",
 			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
 		return nil
 	}
@@ -75,7 +75,7 @@ func (e *Enforcer) openTruth() error {
 	go func() {
 		devices, err := t.source.Devices()
 		if err != nil {
-			e.log.Error("a device cannot be read; no slice can use it", "err", err)
+			e.log.Error("device cannot be read: no slice can use it", "err", err)
 		}
 		found <- answer{devices, t.source.DriverVersion()}
 	}()
@@ -215,7 +215,7 @@ func (e *Enforcer) publish(g *gpu) {
 	}
 	e.ends.Go(func() {
 		if err := e.store.PutContext(e.truth.costs(g), e.truth.learned(g)); err != nil {
-			e.log.Error("keep the cost of a context", "device", g.UUID, "err", err)
+			e.log.Error("cost of a context not persisted", "device", g.UUID, "err", err)
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()

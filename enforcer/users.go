@@ -24,7 +24,7 @@ type Users struct {
 func (e *Enforcer) Users(groups func(context.Context) []uint32) *Users {
 	for _, l := range e.options.Users {
 		if _, err := l.ID(); err != nil {
-			e.log.Warn("a limit of sessions is for nobody as long as that does not exist", "user", l.User, "group", l.Group, "err", err)
+			e.log.Warn("limit of sessions applies to no user until the user or group exists", "user", l.User, "group", l.Group, "err", err)
 		}
 	}
 	return &Users{e: e, groups: groups}
@@ -195,7 +195,7 @@ func (u *Users) mayMove(ctx context.Context, id string) error {
 		return err
 	}
 	if s := u.e.find(id); s != nil && !s.isOf(uid) {
-		return refuse("session %s is another user's, whose token it is", id)
+		return refuse("session %s is another user's, and its token does not allow this", id)
 	}
 	return u.e.changes.Change(uid)
 }
