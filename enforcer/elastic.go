@@ -17,60 +17,59 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Elastic slices: who is on the devices, and who is in host memory. A slice's memory is moved as move.go has it, as a whole. Its processes
-// pass a gate at each call of the driver (interceptor/gate.h): they count the calls under way in their lanes, and while the gate is shut they
-// wait and ask for the slice's return. It is shut exactly as long as the slice is suspended, or on the way.
+// This file decides which elastic slices are on the devices, and which in host memory. A slice's memory is moved as a whole (move.go). Its processes
+// pass a gate at each driver call (interceptor/gate.h): they count calls under way in their lanes, and while the gate is shut they wait and request
+// the slice's return. The gate is shut exactly while the slice is suspended, or on the way.
 //
-// An elastic slice begins evicted: with nothing. Its quotas count for admission while it is resident, all of them, so what is on a device never
-// adds up to more than that has. Who asks to return when there is no room has others evicted: those of lower priority first, then those idle for
-// longest. Nobody is evicted who made a call in the last MinResident; one that works all the time goes after a Quantum, if it is of no higher
-// priority. A call of it that does not end is then left to wait in the driver, and is taken for one that asks for the return. On each device one
-// slice is brought back at a time.
+// An elastic slice begins evicted and empty. While it is resident all its quotas count in admission, so the memory on a device never exceeds its
+// capacity. If a returning slice finds no room, others are evicted: lower priorities first, then the longest idle. A slice stays for MinResident after
+// its last call. A slice that is never idle can be evicted after Quantum, if its priority is not higher; a call that does not end then waits
+// in the driver, and counts as a request for the return. One slice at a time returns to each device.
 
-// Elastic is the operator's word on elastic slices.
+// Elastic is the configuration of elastic slices.
 type Elastic struct {
-	Remap       bool          // processes move their memory themselves, where they can
-	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
-	MinResident time.Duration // for so long after its last call nobody is evicted
-	Quantum     time.Duration // for so long after its return one that works all the time is not
-	Patience    time.Duration // a slice that cannot be moved for so long, while others wait, is ended; 0 is never
-	MaxPriority int           // of containers and of users' sessions
-	HostMemory  uint64        // bytes of all evicted slices together, and of what others keep for the next time; 0 is as much as the host has
+	Remap       bool          // processes move their memory themselves, if they can
+	Overcommit  uint64        // bytes that elastic slices together may be promised for each 1000 bytes of a device
+	MinResident time.Duration // a slice is not evicted for this time after its last call
+	Quantum     time.Duration // nor for this time after its return, if it is never idle
+	Patience    time.Duration // a slice that has prevented its eviction for this time, while others wait, is ended; 0 is never
+	MaxPriority int           // limit for containers and users' sessions
+	HostMemory  uint64        // bytes of all evicted slices and of what others keep for the next move; 0 is all that the host has
 }
 
 const (
-	// elasticPace is between two looks at who waits, and triedLasts between two attempts to bring one back for which there was no room: as many may
-	// ask as like to.
+	// elasticPace is the time between checks for waiting slices. triedLasts is the time between attempts to return a slice for which there was no
+	// room, however often it requests that.
 	elasticPace = 20 * time.Millisecond
 	triedLasts  = 200 * time.Millisecond
 )
 
-// returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h. Tests have less.
+// returnPatience limits the wait of one request. It is shorter than the process's timeout, ASK_SECONDS in attach_client.h. Tests shorten it.
 var returnPatience = 3 * time.Second
 
-// evicted are the states of an elastic slice, by those of its suspension.
+// evicted maps the states of a suspension to those of an elastic slice.
 var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspended: api.Evicted, api.Resuming: api.Returning}
 
-// residency is how an elastic slice fares. Guarded by the slice's mu.
+// residency is the state of an elastic slice. Guarded by the slice's mu.
 type residency struct {
-	returned time.Time     // it is on its devices since
-	back     chan struct{} // closed when it is; nil while it is
-	hosting  *guard.Turn   // of its processes' requests for host memory: one of them waits for Enforcer.hosting
-	waits    time.Time     // since when a process waits for that; zero if none does
-	asked    time.Time     // when one said so last: it says so again and again, unless it has ended
-	waited   time.Duration // in all, before that
+	returned time.Time     // time of its last return to its devices
+	back     chan struct{} // closed at its return; nil while it is on its devices
+	hosting  *guard.Turn   // of its processes' requests for host memory: one at a time waits for Enforcer.hosting
+	waits    time.Time     // when a process began to wait for the return; zero if none waits
+	asked    time.Time     // when a process last requested it; a waiting process repeats the request
+	waited   time.Duration // sum of earlier waits
 
-	calls  uint64    // what its processes had made when that was seen last
+	calls  uint64    // number made by its processes, when last read
 	active time.Time // when it was last seen to make one
 
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
-	overstays  time.Time // since when it could not be moved aside because of what its processes do
-	stuck      time.Time // when what it has left on the devices could not be moved, the last time
+	overstays  time.Time // since when its own processes have prevented its move
+	stuck      time.Time // last failure to move what it has left on the devices
 }
 
-// beElastic is called before anybody knows the slice.
+// beElastic initializes an elastic slice. Called before the slice is registered.
 func (s *slice) beElastic() {
 	if !s.request.Elastic {
 		return
@@ -78,11 +77,11 @@ func (s *slice) beElastic() {
 	now := time.Now()
 	s.residency = &residency{returned: now, active: now, hosting: guard.NewTurn()}
 	if s.suspension != nil {
-		s.residency.back, s.residency.calls = make(chan struct{}), math.MaxUint64 // it is not known how many they made before
+		s.residency.back, s.residency.calls = make(chan struct{}), math.MaxUint64 // the number of earlier calls is unknown
 	}
 }
 
-// turnGate has the gate be as the slice is. Called with mu held, whenever suspension or the ledger is another.
+// turnGate shuts or opens the gate. Called with mu held, after each change of suspension or ledger.
 func (s *slice) turnGate() {
 	r := s.residency
 	if r == nil {
@@ -95,7 +94,7 @@ func (s *slice) turnGate() {
 	switch now := time.Now(); {
 	case away && r.back == nil:
 		r.back = make(chan struct{})
-		r.calls, _ = s.gated() // the calls after these wait at the gate
+		r.calls, _ = s.gated() // later calls wait at the gate
 		s.e.gates.Ring()
 	case !away && r.back != nil:
 		close(r.back)
@@ -113,7 +112,7 @@ func (r *residency) want(now time.Time) {
 	}
 }
 
-// awaitReturn requests the return of the slice for a process that is about to attach, and waits for it for some time.
+// awaitReturn requests the slice's return for a process that attaches, and waits for it for returnPatience.
 func (s *slice) awaitReturn() error {
 	s.mu.Lock()
 	r, err := s.residency, s.refusal()
@@ -142,9 +141,9 @@ func (s *slice) attend(gates *ledger.Gates) {
 	}
 }
 
-// returning are the devices to which a slice is being brought back.
+// returning has the devices to which a slice is being returned.
 type returning struct {
-	mu  guard.Mutex[guard.Leaf] // guards the other
+	mu  guard.Mutex[guard.Leaf] // guards has
 	has map[string]bool
 }
 
@@ -177,14 +176,14 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 	var moves sync.WaitGroup
 	defer moves.Wait()
 	defer context.AfterFunc(ctx, e.gates.Ring)()
-	// A slice that has been idle for MinResident is found not much later.
+	// A slice that is idle for MinResident is to be found soon after.
 	period := max(elasticPace, min(e.options.Interval, e.options.Elastic.MinResident/2))
 	for ctx.Err() == nil {
 		all := e.elasticOnes()
 		now := time.Now()
 		e.gates.Reset()
 		for _, s := range all {
-			s.attend(&e.gates) // first, so that a request is seen by observe, or ends the wait
+			s.attend(&e.gates) // before observe: a request is seen there, or ends the wait
 			s.observe(now)
 		}
 		for _, s := range waiting(all, now) {
@@ -214,7 +213,7 @@ func (e *Enforcer) elasticOnes() (all []*slice) {
 	return all
 }
 
-// waiting are those for whose return a process waits, and it was not just tried: by priority, then who waits for longest.
+// waiting returns the slices with a waiting process, except those just tried: by priority, then by waiting time.
 func waiting(all []*slice, now time.Time) (wait []*slice) {
 	since := make(map[*slice]time.Time)
 	for _, s := range all {
@@ -232,7 +231,7 @@ func waiting(all []*slice, now time.Time) (wait []*slice) {
 	return wait
 }
 
-// gated returns how many calls the slice's processes have made, and how many are under way. Called with mu held.
+// gated returns the numbers of calls that the slice's processes have made, and that are under way. Called with mu held.
 func (s *slice) gated() (made, underWay uint64) {
 	if s.quota.Ledger == nil {
 		return 0, 0
@@ -245,7 +244,7 @@ func (s *slice) gated() (made, underWay uint64) {
 	return made, underWay
 }
 
-// observe notes whether the slice's processes have made calls since the last time, or are in one. While it is evicted, both are requests for its
+// observe notes whether the slice's processes have made calls since the last time, or are in one. For an evicted slice either is a request for its
 // return: a process at the gate counts a call with each request.
 func (s *slice) observe(now time.Time) {
 	s.mu.Lock()
@@ -263,10 +262,10 @@ func (s *slice) observe(now time.Time) {
 	case now.Sub(r.asked) > 3*returnPatience:
 		r.waits = time.Time{}
 	}
-	r.calls = made // less than it was if a process has ended, which is no call
+	r.calls = made // less than before if a process has ended
 }
 
-// bringBack brings a slice back that a process waits for, and has others evicted for it, if that makes room.
+// bringBack returns a slice to its devices for a waiting process, and evicts others if that makes room.
 func (e *Enforcer) bringBack(ctx context.Context, s *slice) {
 	for {
 		err := e.tryReturn(s)
@@ -292,7 +291,7 @@ func (e *Enforcer) tryReturn(s *slice) error {
 	}
 	defer s.turn.Give()
 	s.mu.Lock()
-	none := s.suspension == nil || !s.suspension.Evicted // it is back, or is to stay
+	none := s.suspension == nil || !s.suspension.Evicted // it is back, or stays suspended
 	s.mu.Unlock()
 	if none {
 		return nil
@@ -316,10 +315,10 @@ func (s *slice) obstruct(err error) {
 	r.obstructed = time.Now()
 }
 
-// movesElastic says whether slices can be elastic here.
+// movesElastic reports whether slices can be elastic here.
 func (e *Enforcer) movesElastic() bool { return e.options.Checkpoint != nil && e.truth != nil }
 
-// promise notes what an elastic slice may ever be given, or says why that is too much. Called in its turn, before it is registered.
+// promise notes the most that an elastic slice can be granted, or returns why that is too much. Called in its turn, before it is registered.
 func (s *slice) promise(limit *admission.User) error {
 	switch {
 	case s.e.options.Checkpoint == nil:
@@ -330,7 +329,7 @@ func (s *slice) promise(limit *admission.User) error {
 	return s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: s.quota.Commitment(), User: limit})
 }
 
-// showElastic is called with mu held.
+// showElastic fills in the elastic part of a slice. Called with mu held.
 func (s *slice) showElastic(shown *api.Slice) {
 	r := s.residency
 	if r == nil {
@@ -348,7 +347,7 @@ func (s *slice) showElastic(shown *api.Slice) {
 	shown.Elastic = e
 }
 
-// movedKind is what is told of a move.
+// movedKind returns the kind of event for a move.
 func (s *slice) movedKind(away bool) api.EventKind {
 	s.mu.Lock()
 	by := s.suspension != nil && s.suspension.Evicted

@@ -17,35 +17,35 @@ import (
 	"github.com/gpuslice/gpuslice/hostmem"
 )
 
-// Where the operator chose a cgroup for it, host memory of processes that move their memory themselves is charged there, and not to their own (package
-// hostmem). A process asks for it in parts while it moves (ATTACH_OP_HOST), maps what it gets and keeps no descriptor. It gets no more than the driver
-// listed for it when it was told to go, and nothing while its slice is on its devices.
+// If the operator chose a cgroup for it, host memory of processes that move themselves is charged there instead of in their own (package hostmem). A
+// process requests it in parts while it moves (ATTACH_OP_HOST), maps it, and keeps no descriptor. It gets at most what the driver listed for it at the
+// start of the move, and nothing while its slice is on its devices.
 //
-// What it keeps for the next time it gives back when it is told to be bare. That is done for it if it says that it is on its devices, whether it has
-// answered or not: then nothing of its memory is there.
+// A process returns the host memory that it kept when it is requested to be bare. If by its claim its memory is on its devices, the enforcer
+// empties the host memory, answer or not: none of its data is there.
 
-// HostMemory gives host memory that is charged elsewhere: hostmem.Keeper. What fails is tried again by who needs it.
+// HostMemory provides host memory that is charged elsewhere: hostmem.Keeper. The caller retries what fails.
 type HostMemory interface {
-	Begin() (fresh bool, err error) // fresh: of what was given before nothing is known
-	PID() (int, error)              // whose cgroup is charged
+	Begin() (fresh bool, err error) // fresh: the state of earlier memory is unknown
+	PID() (int, error)              // of a process in the charged cgroup
 	Grow(p hostmem.Process, size, from, to uint64) (*os.File, error)
 	Trim(p hostmem.Process, from, to uint64) error
 	Bytes(p hostmem.Process) (uint64, error)
-	Used() (uint64, error) // by all that is in the cgroup
-	Err() error            // why it gives nothing; waits for nothing
+	Used() (uint64, error) // of the whole cgroup
+	Err() error            // why it provides nothing; never blocks
 	Close() error
 }
 
-// hostPace is between two looks whether the holder is there.
+// hostPace is the time between checks that the holder is alive.
 const hostPace = 10 * time.Second
 
-// isGiven says whether a process's host memory is to be charged to the operator's cgroup.
+// isGiven reports whether a process's host memory is to be charged to the operator's cgroup.
 func (s *slice) isGiven(p *moved) bool {
 	_, can := s.word(p)
 	return can && !p.byDriver && s.e.options.HostMemory != nil
 }
 
-// mayHave is how much host memory a process may have in all, for now.
+// mayHave returns the most host memory that a process may have now.
 func (s *slice) mayHave(peer process.Identity) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,7 @@ func (s *slice) mayHave(peer process.Identity) uint64 {
 	return 0
 }
 
-// giveHost answers a process that has so much host memory, and needs so much.
+// giveHost grows a process's host memory from one size to another.
 func (s *slice) giveHost(peer *process.Handle, from, to uint64) ([]*os.File, error) {
 	h := s.e.options.HostMemory
 	switch {
@@ -96,7 +96,7 @@ func (s *slice) giveHost(peer *process.Handle, from, to uint64) ([]*os.File, err
 	return []*os.File{file}, nil
 }
 
-// hostSize is what no process needs more of: it sees one device.
+// hostSize is the most that a process can need: it uses one device.
 func (e *Enforcer) hostSize() (size uint64) {
 	if e.truth == nil {
 		return 0
@@ -107,17 +107,17 @@ func (e *Enforcer) hostSize() (size uint64) {
 	return size
 }
 
-// fitsGiven says why the operator's cgroup has no room for so much more.
+// fitsGiven returns an error if the operator's cgroup has no room for more bytes.
 func (s *slice) fitsGiven(bytes uint64) error {
 	pid, err := s.e.options.HostMemory.PID()
 	if err != nil {
 		return api.Errorf(api.CodeBadRequest, "slice %s: %v", s.id(), err)
 	}
-	const kernels = 64 // which part the kernel takes beside, at most, to find it
+	const kernels = 64 // 1/kernels at most is the kernel's own for it
 	return s.fitsCgroups(map[int]uint64{pid: bytes + bytes/kernels})
 }
 
-// takeBackHost empties what a process was given, as long as nothing of its memory can be there.
+// takeBackHost empties a process's host memory, part by part, while still reports that none of its data can be there.
 func (e *Enforcer) takeBackHost(p hostmem.Process, still func() bool) {
 	h := e.options.HostMemory
 	if h == nil {
@@ -139,8 +139,8 @@ func (e *Enforcer) takeBackPart(p hostmem.Process, from, to uint64, still func()
 	return still() && e.options.HostMemory.Trim(p, from, to) == nil
 }
 
-// emptied takes back what a process was given that was told to be bare by this word of a slice that is on its devices, unless it is told something else
-// by now.
+// emptied takes back a process's host memory after it was requested to be bare by this word, unless the word has changed or its slice is off its
+// devices.
 func (s *slice) emptied(l *quota.Lane, want uint8) {
 	s.e.takeBackHost(hostmem.Process{PID: l.Process.PID, Start: l.Process.Start}, func() bool {
 		s.mu.Lock()
@@ -167,8 +167,8 @@ func (s *slice) beganAnew(peer *process.Handle) {
 	}
 }
 
-// recallHost notes what processes keep that a former enforcer let them keep. Of what a holder had given that is gone nothing is known: they are to give
-// it back.
+// recallHost restores the sizes of host memory that processes kept under the former enforcer. If the holder is new they are unknown, and the
+// processes are requested to return it.
 func (e *Enforcer) recallHost() {
 	h := e.options.HostMemory
 	if h == nil {
@@ -197,7 +197,7 @@ func (e *Enforcer) recallHost() {
 			if s.quota.Has(l) && s.quota.Ledger.MoveOf(l.Number).Is == ledger.Running {
 				l.Kept = bytes
 				if fresh {
-					l.Kept = 1 // or whatever it is
+					l.Kept = 1 // the size is unknown
 				}
 			}
 			s.mu.Unlock()
@@ -208,7 +208,7 @@ func (e *Enforcer) recallHost() {
 	}
 }
 
-// keepHost has a holder be there until ctx ends.
+// keepHost keeps a holder running until ctx ends.
 func (e *Enforcer) keepHost(ctx context.Context) {
 	ticker := time.NewTicker(hostPace)
 	defer ticker.Stop()
@@ -229,7 +229,7 @@ func (e *Enforcer) keepHost(ctx context.Context) {
 	}
 }
 
-// hostCheck is about the cgroup of the operator's choice.
+// hostCheck is the health check of the operator's cgroup.
 func (e *Enforcer) hostCheck() []api.Check {
 	h := e.options.HostMemory
 	if h == nil {
@@ -242,7 +242,7 @@ func (e *Enforcer) hostCheck() []api.Check {
 	return []api.Check{c}
 }
 
-// HostMemory is how much is charged to the cgroup of the operator's choice; false if there is none.
+// HostMemory returns the bytes charged to the operator's cgroup; false if there is none.
 func (e *Enforcer) HostMemory() (bytes uint64, known bool) {
 	if e.options.HostMemory == nil {
 		return 0, false
@@ -251,7 +251,7 @@ func (e *Enforcer) HostMemory() (bytes uint64, known bool) {
 	return bytes, err == nil
 }
 
-// both is why neither the process itself nor the driver has host memory.
+// both combines the reasons why neither the process nor the driver has host memory.
 func (s *slice) both(itself, byDriver error) error {
 	if itself == nil || itself.Error() == byDriver.Error() || errors.Is(byDriver, ErrClosed) {
 		return byDriver

@@ -23,38 +23,38 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// pool is a named group of slices under one common quota. It is one more ledger, in which each process of a member has a
-// lane beside the one in its slice's: a charge must fit both (interceptor/charge.h). What is above mu does not change.
+// pool is a group of slices under one common quota. It has a ledger of its own, in which each process of a member has a lane besides that in its
+// slice's ledger: a charge must fit both (interceptor/charge.h). Fields above mu do not change.
 //
-// Its lanes are by process, not by slice: a slice may be released while its processes live, and what they hold counts in
-// the pool until they end. So the pool watches them by pidfds of its own.
+// Lanes are by process, not by slice: memory of processes that outlive their slice counts in the pool until they exit. So the pool has pidfds of its
+// own for them.
 type pool struct {
 	e       *Enforcer
 	log     *slog.Logger
 	name    string
 	created time.Time
-	asked   api.PoolRequest // with which it was created
+	asked   api.PoolRequest // the request that created it
 	holder  *admission.Holder
 
-	// turn orders what changes the pool: its quotas, its devices, its end. It is taken after a member's.
+	// turn orders changes of the pool: its quotas, devices and end. It is taken after a member's.
 	turn *guard.Turn
 
 	mu      guard.Mutex[guard.Pool] // taken after a slice's
 	members map[*slice]struct{}     // until they are cleared away
-	gone    map[*slice]gone         // of an elastic pool, those who are off their devices
-	coming  map[string]uint64       // bytes of devices that it is about to have
+	gone    map[*slice]gone         // of an elastic pool: members off their devices
+	coming  map[string]uint64       // bytes of devices about to be added
 	quotas  []api.Quota
 	quota   *quota.Quota
 	shares  map[*quota.Device]*shares
-	lowered bool // a quota is less than what is used, which admission still counts
+	lowered bool // a quota is below the used bytes, which admission still counts
 }
 
-// shares are what the enforcer charges on a device for members.
+// shares are the enforcer's charges on a device for members.
 type shares struct {
-	beyond map[*slice]uint64            // what it charges in the member's own ledger: the driver's excess
-	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
+	beyond map[*slice]uint64            // charged in the member's own ledger, too: the driver's excess
+	short  map[*slice]map[int]shortfall // by pid: bytes charged to its slice and not to the pool
 
-	unheard map[*slice]struct{} // members of which this enforcer has not sampled yet what the former one had charged
+	unheard map[*slice]struct{} // members with charges of the former enforcer that this one has not sampled yet
 }
 
 func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
@@ -67,7 +67,7 @@ func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest
 	return p
 }
 
-// sharesOn is never nil. Called with mu held.
+// sharesOn returns the shares on a device; never nil. Called with mu held.
 func (p *pool) sharesOn(d *quota.Device) *shares {
 	if p.shares[d] == nil {
 		p.shares[d] = &shares{beyond: make(map[*slice]uint64), short: make(map[*slice]map[int]shortfall)}
@@ -75,15 +75,14 @@ func (p *pool) sharesOn(d *quota.Device) *shares {
 	return p.shares[d]
 }
 
-// recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
-// as it is more: it can be promised to nobody. Called with mu held.
+// recommit sets the pool's grant in admission to its quotas. Bytes used beyond a lowered quota stay granted. Called with mu held.
 func (p *pool) recommit() {
 	has := p.commitment()
 	p.lowered = !p.isAway() && p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
 	p.e.book.Set(p.holder, has)
 }
 
-// lasting is what the store keeps of the pool for good, with these quotas.
+// lasting returns the pool's permanent record, with these quotas.
 func (p *pool) lasting(quotas []api.Quota) store.Pool {
 	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Elastic: p.asked.Elastic, Priority: p.asked.Priority, ByGrant: p.asked.ByGrant}
 	if !slices.Equal(quotas, p.asked.Quotas) {
@@ -92,7 +91,7 @@ func (p *pool) lasting(quotas []api.Quota) store.Pool {
 	return r
 }
 
-// stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
+// stored returns the pool's record for this boot. Called with mu held, or before the pool is registered.
 func (p *pool) stored() store.PoolState {
 	var r store.PoolState
 	if p.quota.Overwritten {
@@ -107,20 +106,20 @@ func (p *pool) stored() store.PoolState {
 	return r
 }
 
-// foresee is the devices that these quotas cover, as far as they are known, the ledger has them not, and can hold them all. Others are added when
-// a member's process uses them. Called with mu held, or before anybody knows the pool.
+// foresee returns the known devices that these quotas cover and the ledger lacks, or none if it cannot hold all. Other devices are added when a
+// member's process uses them. Called with mu held, or before the pool is registered.
 func (p *pool) foresee(quotas []api.Quota) []*quota.Device {
 	return p.e.foresee(p.quota, func(g *gpu) (uint64, bool) { return quotaOn(quotas, g.Raw, g.Total) })
 }
 
-// covers says whether a member may use a device at all.
+// covers reports whether a member may use a device at all.
 func (p *pool) covers(raw [16]byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return covering(p.quotas, raw) != nil
 }
 
-// poolsCover says why a member cannot have these quotas.
+// poolsCover returns an error if the slice's pools do not cover these quotas.
 func (s *slice) poolsCover(quotas []api.Quota) error {
 	for _, q := range quotas {
 		uuid, err := driver.ParseUUID(q.Device)
@@ -133,7 +132,7 @@ func (s *slice) poolsCover(quotas []api.Quota) error {
 	return nil
 }
 
-// poolOn is the pool that has a quota on a device; nil if none of the slice's has.
+// poolOn returns the slice's pool with a quota on a device; nil if there is none.
 func (s *slice) poolOn(raw [16]byte) *pool {
 	for _, p := range s.pools {
 		if p.covers(raw) {
@@ -143,7 +142,7 @@ func (s *slice) poolOn(raw [16]byte) *pool {
 	return nil
 }
 
-// poolLabels are those of its pools that have one.
+// poolLabels returns the labels of its pools.
 func (s *slice) poolLabels() (labels []string) {
 	for _, p := range s.pools {
 		if p.asked.Label != "" {
@@ -153,15 +152,14 @@ func (s *slice) poolLabels() (labels []string) {
 	return labels
 }
 
-// addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
-// kept it from the disk.
+// addDevice adds a device to the pool's ledger, before a member's. Its error is a ledger.Status, or the disk's.
 func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	if has, err := p.hasDevice(uuid.Raw); has || err != nil {
 		return err
 	}
 	p.turn.Wait()
 	defer p.turn.Give()
-	if has, err := p.hasDevice(uuid.Raw); has || err != nil { // it came meanwhile
+	if has, err := p.hasDevice(uuid.Raw); has || err != nil { // added in between
 		return err
 	}
 	limit, err := mayAdd(p.quota, total, func() (uint64, bool) { return quotaOn(p.quotas, uuid.Raw, total) })
@@ -186,7 +184,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	p.mu.Unlock()
 	record.Limits = append(record.Limits, storedLimit(d, limit, 0))
 	defer func() { done() }()
-	if err := p.e.store.PutPoolState(p.name, record); err != nil { // first, as for a slice
+	if err := p.e.store.PutPoolState(p.name, record); err != nil { // stored first, as for a slice
 		return err
 	}
 	killpoint.Pass("pool.device")
@@ -204,14 +202,14 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	return nil
 }
 
-// hasDevice says whether the pool's ledger has a device, and why members get nothing if they do not.
+// hasDevice reports whether the pool's ledger has a device. The error says why members get nothing.
 func (p *pool) hasDevice(raw [16]byte) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.quota.Index(raw) >= 0, refusal(p.quota)
 }
 
-// Damaged is the quota's: members get nothing more from the pool. Called with mu held.
+// Damaged is called by the quota: members get nothing more from the pool. Called with mu held.
 func (p *pool) Damaged() {
 	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; its members can charge nothing more until they are released and the pool is created again",
 		"err", p.quota.Reason)
@@ -223,7 +221,7 @@ func (p *pool) Damaged() {
 	}
 }
 
-// storeDamage has the next enforcer know of it: the page may be gone by then, with who has overwritten it.
+// storeDamage stores the damage for the next enforcer: the page may be gone by then.
 func (p *pool) storeDamage() {
 	p.turn.Wait()
 	defer p.turn.Give()
@@ -238,10 +236,10 @@ func (p *pool) storeDamage() {
 	}
 }
 
-// Ending is the quota's.
+// Ending is called by the quota when a lane ends.
 func (p *pool) Ending(*quota.Lane) {}
 
-// ContextBytes is the quota's: what a context costs stands in the members' ledgers.
+// ContextBytes is called by the quota. The cost of contexts is in the members' ledgers.
 func (p *pool) ContextBytes(*quota.Device) uint64 { return 0 }
 
 // check compares the page with the enforcer's own copy.
@@ -260,7 +258,7 @@ func (p *pool) check() {
 	}
 }
 
-// leave lets go of the pool without ending it.
+// leave drops the pool from memory without ending it.
 func (p *pool) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,10 +268,10 @@ func (p *pool) leave() {
 	}
 }
 
-// accepts says whether a request may name the pool.
+// accepts reports whether a request may name the pool.
 func (p *pool) accepts(r *api.RegisterRequest) bool { return r.ByGrant || !p.asked.ByGrant }
 
-// leaveTo gives a request for a member what the pool says of its members: whose they are, how long they live, and whether they are elastic.
+// leaveTo fills in what a member inherits from the pool: tenant, time to live, and whether it is elastic.
 func (p *pool) leaveTo(r *api.RegisterRequest) {
 	if !p.accepts(r) {
 		return
@@ -287,14 +285,14 @@ func (p *pool) leaveTo(r *api.RegisterRequest) {
 	}
 }
 
-// joinPools makes a slice a member of the pools that it names, on all of its devices at once: in the turns of all of them, so that none
-// has a quota on another's device, now or later (set). They are taken in the order of names. Called before anybody knows the slice.
+// joinPools makes a slice a member of the pools that it names. It holds the turns of all of them, taken in the order of names, so that no two have,
+// or get (set), a quota on the same device. Called before the slice is registered.
 func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 	for _, name := range slices.Sorted(slices.Values(s.request.Pools)) {
 		p, err := e.turnOfPool(ctx, name)
 		if err == nil && !p.accepts(&s.request) {
 			p.turn.Give()
-			err = noPool(name) // its name is another's secret
+			err = noPool(name) // pool names of others are secret
 		}
 		if errors.Is(err, api.ErrNotFound) {
 			return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
@@ -306,11 +304,11 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 		if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
 			return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
 		}
-		if p.asked.Elastic != s.request.Elastic { // which leaveTo says, of pools that there were
+		if p.asked.Elastic != s.request.Elastic { // leaveTo sets it from existing pools
 			return api.Errorf(api.CodeBadRequest, "slice %s cannot be in pool %s: all pools of a slice are elastic, or none is", s.id(), name)
 		}
 		for _, other := range s.pools {
-			if device := core.Overlap(other.quotas, p.quotas); device != "" { // which change in their turns only
+			if device := core.Overlap(other.quotas, p.quotas); device != "" { // quotas change in their turns only
 				if device = e.gpuOf(device).called(device); device == api.AllDevices {
 					device = "all devices"
 				}
@@ -328,9 +326,8 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 	return nil
 }
 
-// allowed is the bytes that the slice may keep on a device of total bytes, as far as that is its own affair; false if it may
-// not use it. A member of a pool that has no quota of its own may keep what the pool has. Called with mu held, or before
-// anybody knows the slice.
+// allowed returns the bytes that the slice may keep on a device of total bytes by its own quotas; false if it may not use it. A member without a
+// quota of its own may keep what the pool has. Called with mu held, or before the slice is registered.
 func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
 	if len(s.pools) > 0 {
 		if s.poolOn(raw) == nil {
@@ -343,8 +340,7 @@ func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
 	return quotaOn(s.quotas, raw, total)
 }
 
-// foresees says whether the device may be one of the slice's from its beginning: where the slice is in a pool, the pool's
-// ledger has it first.
+// foresees reports whether the slice can have the device from its beginning: for a member, the pool's ledger has it.
 func (s *slice) foresees(raw [16]byte) bool {
 	p := s.poolOn(raw)
 	if p == nil {
@@ -355,7 +351,7 @@ func (s *slice) foresees(raw [16]byte) bool {
 	return p.quota.Index(raw) >= 0
 }
 
-// limitOn is the pool's limit on a device; 0 if it has it not.
+// limitOn returns the pool's limit on a device; 0 if it lacks it.
 func (p *pool) limitOn(raw [16]byte) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -365,7 +361,7 @@ func (p *pool) limitOn(raw [16]byte) uint64 {
 	return 0
 }
 
-// highestOn is the highest limit that the pool ever had on a device; 0 if it has it not.
+// highestOn returns the pool's highest limit so far on a device; 0 if it lacks it.
 func (p *pool) highestOn(raw [16]byte) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -375,7 +371,7 @@ func (p *pool) highestOn(raw [16]byte) uint64 {
 	return 0
 }
 
-// overLimit says whether the members hold more than they may on a device.
+// overLimit reports whether the members hold more than the limit on a device.
 func (p *pool) overLimit(raw [16]byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

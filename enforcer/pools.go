@@ -19,8 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members. One that was created by
-// the same request is there already: so who does not know whether he was answered asks again. What SetPool changed since stays.
+// CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members. Repeating the same request returns
+// the existing pool, so it can be retried. Later changes by SetPool stay.
 func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	r, err := e.checkPool(name, r)
 	if err != nil {
@@ -33,7 +33,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 		return api.Pool{}, err
 	}
 	p := e.newPool(name, time.Now().UTC(), r)
-	p.turn.Wait() // nobody knows it
+	p.turn.Wait() // not contended: the pool is not registered yet
 	defer p.turn.Give()
 	for {
 		other, made, err := e.claimPool(p)
@@ -46,7 +46,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 		if err := other.turn.Take(ctx); err != nil {
 			return api.Pool{}, err
 		}
-		made = made && e.findPool(name) == other // else it was deleted meanwhile
+		made = made && e.findPool(name) == other // else it was deleted in between
 		other.turn.Give()
 		if made {
 			return other.again(r)
@@ -63,7 +63,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	return shown, nil
 }
 
-// again is CreatePool for a pool that there is.
+// again is CreatePool for an existing pool.
 func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 	asked := p.asked
 	var what string
@@ -88,7 +88,7 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists, and was created with another %s: `gpuslice pool set` changes its quotas, and nothing else can be changed", p.name, what)
 }
 
-// makePool makes what a pool that nobody knows consists of, and stores it.
+// makePool makes and stores a new pool.
 func (e *Enforcer) makePool(p *pool) error {
 	p.quota.Devices = p.foresee(p.quotas)
 	wants := p.quota.Commitment()
@@ -123,8 +123,8 @@ func (e *Enforcer) makePool(p *pool) error {
 	return nil
 }
 
-// SetPool changes quotas of a pool: each goes in place of that on the same device. When it returns without an error no
-// charge that read an older limit can take effect any more. What members hold beyond a lower one they keep.
+// SetPool replaces a pool's quotas on the devices of the request. When it returns without an error no charge that read an older limit can take
+// effect. Members keep what they hold beyond a lowered limit.
 func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	r, err := e.checkPool(name, r)
 	if err != nil {
@@ -144,7 +144,7 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	}
 	p.followNative()
 	for _, s := range p.allMembers() {
-		s.setContexts() // none is more than the pool has
+		s.setContexts() // capped by the pool's quota
 	}
 	p.log.Info("pool changed")
 	shown := p.show()
@@ -157,7 +157,7 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	return shown, nil
 }
 
-// set is called in the pool's turn.
+// set changes the pool's quotas. Called in the pool's turn.
 func (p *pool) set(quotas []api.Quota) error {
 	merged, devices, r, err := p.wants(quotas)
 	if err != nil {
@@ -179,7 +179,7 @@ func (p *pool) set(quotas []api.Quota) error {
 		return p.e.evictFor(err, want{Ask: admission.Ask{Holder: p.holder, Bytes: wants, Quotas: merged}})
 	}
 	defer done()
-	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
+	// Stored first: the highest limits, then the quotas, from which a restart writes the page.
 	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
 		err = p.e.store.PutPool(p.lasting(merged))
@@ -208,7 +208,7 @@ func (p *pool) set(quotas []api.Quota) error {
 	return nil
 }
 
-// wants is what the pool becomes by these quotas: all of its quotas, its devices, and what is stored of it.
+// wants returns the pool with these quotas: all of its quotas, its devices, and what is stored of it.
 func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.Device, r store.PoolState, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,7 +225,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	}
 	if len(merged) > len(p.quotas) {
 		for s := range p.members {
-			if len(s.pools) > 1 { // one of which may have a quota there, or be given one now
+			if len(s.pools) > 1 { // which may have, or now get, a quota there
 				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that draws on other pools, too (%s): it is given a quota on another device once that has ended", p.name, s.holder.Name)
 			}
 		}
@@ -239,7 +239,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	return merged, devices, r, nil
 }
 
-// replaceQuotas puts each new quota in the place of that on the same device, or beside the others.
+// replaceQuotas replaces the quota on each device of the replacements, or adds it.
 func replaceQuotas(quotas, replacements []api.Quota) []api.Quota {
 	merged := slices.Clone(quotas)
 	for _, q := range replacements {
@@ -253,8 +253,7 @@ func replaceQuotas(quotas, replacements []api.Quota) []api.Quota {
 	return merged
 }
 
-// DeletePool ends a pool that has no members. Those that have one stay: their quota must not become none. Members whose end was not
-// noticed yet are not in its way.
+// DeletePool deletes a pool without members, since members must not lose their quota. Members that ended unnoticed are released first.
 func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error) {
 	if err := api.CheckPoolName(name); err != nil {
 		return api.Pool{}, err
@@ -292,14 +291,14 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 	return shown, nil
 }
 
-// allMembers are the slices of the pool, and those that were released and are not cleared away yet.
+// allMembers returns the pool's slices, including those released and not cleared yet.
 func (p *pool) allMembers() []*slice {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Collect(maps.Keys(p.members))
 }
 
-// some names a few of many.
+// some returns the names of a few of the members.
 func some(members []*slice) string {
 	var names []string
 	for _, s := range members {
@@ -313,7 +312,7 @@ func some(members []*slice) string {
 	return strings.Join(names, ", ")
 }
 
-// checkPool says what is wrong with a request, and returns it with devices as UUIDs.
+// checkPool validates a request, and returns it with devices as UUIDs.
 func (e *Enforcer) checkPool(name string, r api.PoolRequest) (api.PoolRequest, error) {
 	if err := api.CheckPoolName(name); err != nil {
 		return r, err
@@ -357,8 +356,7 @@ func (e *Enforcer) Pool(_ context.Context, name string) (api.Pool, error) {
 	return api.Pool{}, noPool(name)
 }
 
-// tell appends an event of the pool for each of these devices; one if there is none: no process has looked at a device yet,
-// and nothing else knows them.
+// tell appends an event of the pool for each device; one without a device if there is none, since no process has used any yet.
 func (p *pool) tell(kind api.EventKind, uses []api.PoolUse) {
 	e := api.Event{Kind: kind, Pool: p.name}
 	if len(uses) == 0 {
@@ -370,8 +368,8 @@ func (p *pool) tell(kind api.EventKind, uses []api.PoolUse) {
 	}
 }
 
-// tellOverwritten tells that a process of a member has overwritten the page. Whose it is nobody can tell, so that nobody is killed for it,
-// whatever the policy is. Called with mu held.
+// tellOverwritten reports that a member's process has overwritten the page. It is unknown which, so none is killed under any policy. Called with mu
+// held.
 func (p *pool) tellOverwritten() {
 	action := p.e.options.Policy.Bypass
 	if action == api.Kill {
@@ -381,7 +379,7 @@ func (p *pool) tellOverwritten() {
 	p.e.count(func(c Counter) { c.Bypassed(string(action)) })
 }
 
-// tellDenied tells why members get nothing from the pool.
+// tellDenied reports why members get nothing from the pool.
 func (p *pool) tellDenied(why string) {
 	p.e.events.Append(sourceOperator, api.Event{Kind: api.EventDenied, Pool: p.name, Cause: why})
 }
@@ -415,7 +413,7 @@ func (p *pool) show() api.Pool {
 	return shown
 }
 
-// showDevice is called with mu held.
+// showDevice returns the pool's use of a device. Called with mu held.
 func (p *pool) showDevice(index int, d *quota.Device) api.PoolUse {
 	f, overhead := p.quota.Shown(index)
 	use := api.PoolUse{

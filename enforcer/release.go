@@ -12,19 +12,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Why slices are released.
+// Causes of release.
 const (
 	causeAsked    = "asked"
-	causeEnded    = "ended"    // its processes have
-	causeExpired  = "expired"  // its time was over
-	causeReplaced = "replaced" // it had ended, and another took its id or cgroup
-	causeFailed   = "failed"   // its registration
+	causeEnded    = "ended"    // its processes have exited
+	causeExpired  = "expired"  // its deadline had passed
+	causeReplaced = "replaced" // it had ended, and another slice took its id or cgroup
+	causeFailed   = "failed"   // its registration failed
 )
 
-// Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive
-// stays. With it they get nothing more; what is bound into a container stays there until they end (see clearOnceEmpty).
-// A suspended one stays in any case while processes of it are in host memory: nobody could bring them back any more.
-// Releasing what is not there is api.ErrNotFound.
+// Release ends a slice; a generation other than 0 must match. Without force a slice with living processes stays. A forced one grants no more memory,
+// and the container's mounts stay until its processes exit (clearOnceEmpty). A suspended slice with memory in host memory always stays: nothing could
+// bring the memory back later. The error for an unknown slice is api.ErrNotFound.
 func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
@@ -52,8 +51,7 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 	return shown, nil
 }
 
-// release ends a slice, in steps of which each can be the last one that happens: a restart goes on where this
-// stopped. Called in the slice's turn.
+// release ends a slice in steps, any of which can be the last: a restart continues there. Called in the slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	s.closing = true
@@ -74,7 +72,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 		s.quota.Close()
 	}
 	s.quota.State = api.Released
-	if s.expired && (cause == causeEnded || cause == causeAsked) { // whoever saw to it first: its engine, its session, or we
+	if s.expired && (cause == causeEnded || cause == causeAsked) { // however it was noticed
 		cause = causeExpired
 	}
 	s.mu.Unlock()
@@ -86,27 +84,25 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Unlock()
 	e.reachNative(s.cgroup)
 	if err != nil {
-		// The run directory is full. The slice is over all the same, and the store says so once it can. A restart before that
-		// finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.
+		// The run directory is full. The slice ends all the same, and the store is updated once it can be. After an earlier restart the record is
+		// of an ended slice, which is dropped, or of a closed page, which grants nothing more.
 		s.log.Error("release not persisted: it is tried again", "err", err)
 	}
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
-	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere
+	if cause == causeFailed { // no caller knows of it, so it is mounted nowhere
 		e.strike(s)
 		e.clear(s)
 		return err
 	}
-	s.tell(api.Event{Kind: api.EventReleased, Cause: cause}) // whoever finds it gone finds this
+	s.tell(api.Event{Kind: api.EventReleased, Cause: cause}) // before the slice disappears from queries
 	e.strike(s)
 	return errors.Join(err, e.clearOnceEmpty(s))
 }
 
-// clearOnceEmpty clears away what a released slice leaves on the host; but as long as a container has processes all of
-// that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
-// in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
-// the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
-// Called in the slice's turn.
+// clearOnceEmpty clears what a released slice leaves on the host, once its container has no process. Until then an attaching process gets the reply
+// that the slice was released. The interceptor is bound in the slice's directory: if its file is removed, the kernel removes the mount in every
+// namespace, the loader preloads nothing, without a message, and new processes of the container have no quota at all. Called in the slice's turn.
 func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	if !s.lingers() {
 		e.clear(s)
@@ -122,7 +118,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 			s.log.Error("slice's directory kept until the enforcer is restarted", "dir", s.dir, "err", err)
 		}
 	} else if !known {
-		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
+		s.hangUp() // it is mounted nowhere, and its token is void
 		e.removeSliceDir(s.dir)
 		if err := e.watchRemaining(s); err != nil {
 			s.log.Error("the session's memory may count until the enforcer is restarted", "err", err)
@@ -131,7 +127,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	return nil
 }
 
-// clear clears away what a released slice has left. Called in its turn.
+// clear removes what a released slice has left. Called in its turn.
 func (e *Enforcer) clear(s *slice) {
 	last, ok := e.vacate(s)
 	if !ok {
@@ -156,8 +152,7 @@ func (e *Enforcer) clear(s *slice) {
 	killpoint.Pass("release.done")
 }
 
-// lingers says whether a released slice has processes: a container's may still use what is bound there, a session's hold what
-// it gave them.
+// lingers reports whether a released slice has processes: those of a container may use its mounts, those of a session its memory.
 func (s *slice) lingers() bool {
 	if s.request.Session {
 		s.mu.Lock()
@@ -168,10 +163,10 @@ func (s *slice) lingers() bool {
 	if err != nil {
 		s.log.Error("cannot tell whether the slice's cgroup is empty", "err", err)
 	}
-	return populated || err != nil // what is not known to be dead is alive
+	return populated || err != nil // unless known to be dead
 }
 
-// clearReleased clears away what a slice has left that was released before its processes ended, if they have.
+// clearReleased clears a slice that was released before its processes exited, if they have.
 func (e *Enforcer) clearReleased(s *slice) {
 	if !e.waitForReleased(s) {
 		return

@@ -12,15 +12,15 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// Users is the enforcer for users without privileges: they begin sessions of their own, within the operator's limits, and
-// see, renew and release them. Which user asks is as the kernel reports it; a session's token opens that session beside.
+// Users is the enforcer's interface for users without privileges: they begin sessions within the operator's limits, and see, renew and release their
+// own. The kernel reports the user of a request; a session's token gives access to that session, too.
 type Users struct {
 	e      *Enforcer
 	groups func(context.Context) []uint32
 }
 
-// Users returns the enforcer for users, within Options.Users. groups are all that the asking process is in, as the kernel
-// reports it, its own first.
+// Users returns the enforcer for users, within Options.Users. groups returns the groups of the requesting process, as the kernel reports them, with
+// its primary group first.
 func (e *Enforcer) Users(groups func(context.Context) []uint32) *Users {
 	for _, l := range e.options.Users {
 		if _, err := l.ID(); err != nil {
@@ -38,8 +38,8 @@ func (u *Users) who(ctx context.Context) (uid uint32, err error) {
 	return asker.UID, nil
 }
 
-// May says why the asking user may not change that session, or, without an id, begin one; and whether there is a limit for the user. It
-// needs nothing of the request but the id.
+// May returns an error if the user may not change that session, or, without an id, begin one; and whether there is a limit for the user. Of the
+// request it needs only the id.
 func (u *Users) May(ctx context.Context, id string) (limited bool, err error) {
 	_, l, err := u.limit(ctx)
 	if id != "" {
@@ -48,7 +48,7 @@ func (u *Users) May(ctx context.Context, id string) (limited bool, err error) {
 	return l != nil, err
 }
 
-// limit is the one that is for the asking user.
+// limit returns the user's limit.
 func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err error) {
 	if uid, err = u.who(ctx); err != nil {
 		return uid, nil, err
@@ -59,7 +59,7 @@ func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err er
 	return uid, l, err
 }
 
-// limitFor is that of the user for whom root asks; nil if it asks for nobody, or for root.
+// limitFor returns the limit of the user for which root makes the request (r.For); nil if there is none, or it is root.
 func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admission.User, error) {
 	if r.For == nil {
 		return nil, nil
@@ -83,8 +83,8 @@ func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admis
 	return within(r.For.UID, l), nil
 }
 
-// own is the session of that id, if it is the asking user's, or its token is shown. Others' are not said to exist; the error is an
-// api.ErrForbidden all the same, for the audit log.
+// own returns an error unless the session of that id is the user's, or the request has its token. The message does not reveal another user's
+// session, but the error wraps api.ErrForbidden then, for the audit log.
 func (u *Users) own(ctx context.Context, id string) error {
 	uid, err := u.who(ctx)
 	if err != nil {
@@ -105,13 +105,13 @@ func (u *Users) own(ctx context.Context, id string) error {
 	return none
 }
 
-// isOf says whether the slice is a session of that user, or one that root began for him.
+// isOf reports whether the slice is a session of that user, or one that root began on the user's behalf.
 func (s *slice) isOf(uid uint32) bool { return s.holder.UID != nil && *s.holder.UID == uid }
 
-// Info about the enforcer.
+// Info returns facts about the enforcer.
 func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.e.Info(ctx) }
 
-// Slices shows the asking user's sessions.
+// Slices shows the user's sessions.
 func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	uid, err := u.who(ctx)
 	if err != nil {
@@ -120,7 +120,7 @@ func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	return u.e.showAll(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
-// Released shows those of them that were released while processes were alive.
+// Released shows the user's sessions that were released with living processes.
 func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
 	uid, err := u.who(ctx)
 	if err != nil {
@@ -129,7 +129,7 @@ func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
 	return u.e.showReleased(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
-// History is what the asking user's sessions needed.
+// History returns what the user's sessions needed.
 func (u *Users) History(ctx context.Context) ([]api.Run, error) {
 	uid, err := u.who(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ func (u *Users) History(ctx context.Context) ([]api.Run, error) {
 	return u.e.needs(func(r api.Run) bool { return r.UID != nil && *r.UID == uid }), nil
 }
 
-// Slice shows one of them.
+// Slice shows one of the user's sessions.
 func (u *Users) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := u.own(ctx, id); err != nil {
 		return api.Slice{}, err
@@ -146,7 +146,7 @@ func (u *Users) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return u.e.Slice(ctx, id)
 }
 
-// Release ends one of them.
+// Release ends one of the user's sessions.
 func (u *Users) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := u.own(ctx, id); err != nil {
 		return api.Slice{}, err
@@ -154,7 +154,7 @@ func (u *Users) Release(ctx context.Context, id string, generation uint64, force
 	return u.e.Release(ctx, id, generation, force)
 }
 
-// Renew lets one of them live for so long from now.
+// Renew sets the time to live of one of the user's sessions, from now.
 func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	if err := u.own(ctx, id); err != nil {
 		return api.Slice{}, err
@@ -169,7 +169,7 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 	return u.e.Renew(ctx, id, r)
 }
 
-// Suspend moves the memory of one of them to host memory.
+// Suspend moves the memory of one of the user's sessions to host memory.
 func (u *Users) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	if err := u.mayMove(ctx, id); err != nil {
 		return api.Slice{}, err
@@ -185,7 +185,7 @@ func (u *Users) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return u.e.Resume(ctx, id)
 }
 
-// mayMove says why the asking user may not move that session, which must be his own, and not by a token.
+// mayMove returns an error if the user may not move that session. A token is not enough.
 func (u *Users) mayMove(ctx context.Context, id string) error {
 	if err := u.own(ctx, id); err != nil {
 		return err
@@ -200,13 +200,13 @@ func (u *Users) mayMove(ctx context.Context, id string) error {
 	return u.e.changes.Change(uid)
 }
 
-// within is a user's limit as admission has it.
+// within returns a user's limit in admission's form.
 func within(uid uint32, l *session.Limit) *admission.User {
 	return &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}
 }
 
-// userLimit is the one that the operator set for the slice's user; nil if there is none. Whoever begins a session is in the groups that its first
-// process is in, as the kernel reports them.
+// userLimit returns the operator's limit for the slice's user; nil if there is none. The groups are those of the session's first process, as the
+// kernel reports them.
 func (s *slice) userLimit() *admission.User {
 	if s.holder.UID == nil || *s.holder.UID == 0 {
 		return nil
@@ -223,12 +223,12 @@ func (s *slice) userLimit() *admission.User {
 	return nil
 }
 
-// Join is the enforcer's: a token is asked for in any case.
+// Join is the enforcer's, which requires a token in any case.
 func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	return u.e.Join(ctx, id, r)
 }
 
-// Register begins a session of the asking user, whose id is api.UserSessionID's.
+// Register begins a session of the user. Its id is that of api.UserSessionID.
 func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	return u.e.counted(func() (api.RegisterReply, error) {
 		uid, l, err := u.limit(ctx)
@@ -242,7 +242,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 			return api.RegisterReply{}, err
 		}
 		r.UID = uid
-		r.Visible = nil // a user's claim keeps no process from another device: the session counts on all that the quotas are on
+		r.Visible = nil // a user's claim makes no device invisible: the session counts on all devices of its quotas
 		if groups := u.groups(ctx); len(groups) > 0 {
 			r.GID = groups[0]
 		}
@@ -251,7 +251,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 	})
 }
 
-// mayAsk says what of a request is not a user's to ask for.
+// mayAsk returns an error if a user may not make such a request.
 func mayAsk(r *api.RegisterRequest) error {
 	switch {
 	case r.For != nil:
@@ -262,7 +262,7 @@ func mayAsk(r *api.RegisterRequest) error {
 	return mayHave(r)
 }
 
-// mayHave says what of a request is not a user's to have.
+// mayHave returns an error if a user may not have what a request contains.
 func mayHave(r *api.RegisterRequest) error {
 	switch {
 	case r.Tenant != "":
