@@ -31,7 +31,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 			peer.Close()
 		}
 	}()
-	if s.released() { // then it has no members, and whoever asks is told why he gets nothing
+	if s.released() { // it has no members, so every attach is answered with the reason
 		if r.Op == ledger.OpAttach {
 			s.reject(peer.PID, "released")
 		}
@@ -80,8 +80,7 @@ func (s *slice) released() bool {
 	return s.quota.State == api.Released
 }
 
-// stranger answers a process that is not of the slice. It is said once in full view: whoever can reach the
-// socket can ask as often as it likes.
+// stranger answers a process outside the slice. Only the first is logged as a warning, since any process that reaches the socket can repeat this.
 func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) {
 	s.mu.Lock()
 	ended := s.quota.State == quota.Left
@@ -91,18 +90,18 @@ func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) 
 	}
 	s.mu.Unlock()
 	if ended {
-		return ledger.Reply{}, nil, false // its members are not known here any more
+		return ledger.Reply{}, nil, false // its members are no longer known here
 	}
 	s.e.count(func(c Counter) { c.Attached("stranger") })
 	s.reject(peer.PID, "stranger")
-	s.log.Log(context.Background(), level, "a process that is not of the slice asked for a place in its ledger", "pid", peer.PID)
+	s.log.Log(context.Background(), level, "a process outside the slice tried to attach", "pid", peer.PID)
 	return ledger.Reply{Status: ledger.StatusNotMember}, nil, true
 }
 
-// Results of an attach that the process repeats: the next enforcer answers it, or its slice has not returned yet.
+// Results of an attach that the process repeats: the next enforcer answers it, or the slice has not returned yet.
 const attachStopping, attachAway = "stopping", "away"
 
-// attachResult is an error of attach as one of few words.
+// attachResult maps an error of attach to one of a few words.
 func attachResult(err error) string {
 	switch {
 	case err == nil:
@@ -120,8 +119,8 @@ func attachResult(err error) string {
 	}
 }
 
-// storeLedger has the store know a ledger before any process gets it: by that the next enforcer finds it, in the process. It waits for the
-// turn of whose quota it is; put is called in it.
+// storeLedger stores a ledger's identity before any process gets it, so that the next enforcer can find it in the process. It takes the turn of the
+// quota's owner, in which it calls put.
 func storeLedger(q *quota.Quota, turn *guard.Turn, refusal func() error, put func() error) error {
 	stored := func() (bool, error) {
 		q.Lock.Lock()
@@ -157,10 +156,10 @@ func (s *slice) storeLedger() error {
 	})
 }
 
-// attach gives the process a lane, and the ledger; in each pool, the like there.
+// attach gives the process a lane and the ledger, and the same in each pool.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
 	who := report.Process{PID: peer.PID, Command: process.Name(peer.PID)}
-	var inPools []*quota.Lane // whose processes are not the lanes' yet
+	var inPools []*quota.Lane // not attached yet: their handles are closed on return
 	defer func() {
 		for _, l := range inPools {
 			l.Process.Close()
@@ -216,14 +215,14 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		files, reply.PoolLanes[i], inPools = append(files, file), inPools[0].Number, inPools[1:]
 	}
 	if s.request.Elastic && s.e.options.Elastic.Remap {
-		s.quota.Ledger.SetWant(l.Number, ledger.Running) // by that it knows that it is to move its memory itself, if it can
+		s.quota.Ledger.SetWant(l.Number, ledger.Running) // the process is to move its memory itself, if it can
 	}
 	s.log.Debug("process attached", "pid", peer.PID, "lane", l.Number)
 	reply.Lane, reply.Size = l.Number, ledger.Size
 	return reply, files, nil
 }
 
-// refusal is why the slice's processes get nothing; nil if they do. Called with mu held.
+// refusal returns why the slice's processes get nothing; nil if they do. Called with mu held.
 func (s *slice) refusal() error {
 	if s.closing {
 		return ledger.StatusClosed
@@ -231,7 +230,7 @@ func (s *slice) refusal() error {
 	return refusal(s.quota)
 }
 
-// refusal is why processes get nothing from a quota: a ledger.Status, or ErrClosed; nil if they do. Called with its lock held.
+// refusal returns why processes get nothing from a quota: a ledger.Status, or ErrClosed; nil if they do. Called with its lock held.
 func refusal(q *quota.Quota) error {
 	switch q.State {
 	case api.Active:
@@ -243,8 +242,8 @@ func refusal(q *quota.Quota) error {
 	}
 }
 
-// addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with
-// driver truth the process is not believed about the size. One of which the slice cannot be given its quota has limit 0.
+// addDevice finds or adds a device of the ledger. The process reports its UUID and size; with driver truth, the size is the driver's. If the slice
+// cannot be granted its quota there, the limit is 0.
 func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	uuid := driver.UUID{Raw: raw}
 	if s.e.truth != nil {
@@ -261,14 +260,14 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	s.turn.Wait()
 	defer s.turn.Give()
 	index, err := s.hasDevice(raw)
-	if index >= 0 || err != nil { // it came meanwhile
+	if index >= 0 || err != nil { // added in between
 		return uint32(max(index, 0)), err
 	}
 	limit, err := mayAdd(s.quota, total, func() (uint64, bool) { return s.allowed(raw, total) })
 	if err != nil {
 		return 0, err
 	}
-	if p := s.poolOn(raw); p != nil { // first, since who finds it in the slice looks for it there
+	if p := s.poolOn(raw); p != nil { // first: a process that finds it in the slice looks for it there
 		if err := p.addDevice(uuid, total); err != nil {
 			return 0, err
 		}
@@ -281,7 +280,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	d := s.quota.Describe(uuid, limit, total)
 	record := s.storedNow()
 	record.Limits = append(record.Limits, s.storedLimit(d))
-	// Stored first: a page with a device more than the store knows of would look damaged after a restart.
+	// Stored first: a page with a device that the store lacks would look damaged after a restart.
 	if err := s.e.store.PutSlice(record); err != nil {
 		if denied == nil {
 			undo()
@@ -307,8 +306,8 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	return uint32(index), nil
 }
 
-// mayAdd is the bytes that a quota may have on another device, of total bytes, or the ledger.Status that says why it cannot have it. Called in
-// the turn of whose quota it is; limit is called with the lock held.
+// mayAdd returns the bytes that a quota may have on another device, of total bytes, or the ledger.Status of its refusal. Called in the turn of the
+// quota's owner; limit is called with the lock held.
 func mayAdd(q *quota.Quota, total uint64, limit func() (uint64, bool)) (uint64, error) {
 	q.Lock.Lock()
 	defer q.Lock.Unlock()
@@ -324,7 +323,7 @@ func mayAdd(q *quota.Quota, total uint64, limit func() (uint64, bool)) (uint64, 
 	return bytes, nil
 }
 
-// hasDevice is the ledger's index of a device; -1 if it does not have it, and an error if the slice's processes get nothing.
+// hasDevice returns the ledger's index of a device; -1 if it lacks it, and an error if the slice's processes get nothing.
 func (s *slice) hasDevice(raw [16]byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

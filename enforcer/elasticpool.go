@@ -12,17 +12,17 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// Elastic pools. The members are elastic slices, which are moved each by itself. The pool counts for all of its quotas while one of them is on
-// its devices, and else for what they have left there: so whoever wants its room has all of them moved aside, or none. What a member has in host
-// memory stays in the pool's ledger, so that it fits into the pool whenever it comes back.
+// This file is about elastic pools. Their members are elastic slices, each of which is moved by itself. A pool counts for all its quotas while a
+// member is resident, and otherwise for what the members left on the devices: so to get its room all members are evicted, or none. An evicted
+// member's memory stays charged in the pool's ledger, so that it fits when it returns.
 
 // gone is a member that is off its devices.
 type gone struct {
-	left map[string]uint64 // of its memory, by device
-	pids map[int]uint64    // its processes, with when each began
+	left map[string]uint64 // bytes still on each device
+	pids map[int]uint64    // start times of its processes
 }
 
-// isAway says whether nobody of an elastic pool is on its devices: none of its members, and no process of one that was released. Called with mu held.
+// isAway reports whether no member of an elastic pool is on its devices, and no process of a released one. Called with mu held.
 func (p *pool) isAway() bool {
 	if !p.asked.Elastic || len(p.gone) < len(p.members) {
 		return false
@@ -44,7 +44,7 @@ func (p *pool) isGone(pid int, start uint64) bool {
 	return false
 }
 
-// commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
+// commitment returns the pool's grant on each device. Called with mu held, or before the pool is registered.
 func (p *pool) commitment() map[string]uint64 {
 	if !p.isAway() {
 		return p.present()
@@ -58,7 +58,7 @@ func (p *pool) commitment() map[string]uint64 {
 	return left
 }
 
-// present is what it is given while somebody is on its devices. Called with mu held, or before anybody knows the pool.
+// present is commitment for a pool with resident members. Called with mu held, or before the pool is registered.
 func (p *pool) present() map[string]uint64 {
 	has := p.quota.Commitment()
 	for uuid, bytes := range p.coming {
@@ -67,7 +67,7 @@ func (p *pool) present() map[string]uint64 {
 	return has
 }
 
-// follow notes whether a member is off its devices. Called with the member's mu held, or before anybody knows it.
+// follow notes whether a member is off its devices. Called with the member's mu held, or before it is registered.
 func (p *pool) follow(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,14 +78,14 @@ func (p *pool) follow(s *slice) {
 	p.recount()
 }
 
-// recount is recommit for what others than the pool's own quotas have changed. Called with mu held.
+// recount is recommit after changes other than to the pool's own quotas. Called with mu held.
 func (p *pool) recount() {
 	if p.asked.Elastic && p.quota.State == api.Active {
 		p.recommit()
 	}
 }
 
-// note is follow's, with mu held.
+// note is follow with mu held.
 func (p *pool) note(s *slice) {
 	if !s.isAway() {
 		delete(p.gone, s)
@@ -93,7 +93,7 @@ func (p *pool) note(s *slice) {
 	}
 	g := gone{left: make(map[string]uint64), pids: make(map[int]uint64)}
 	left := s.left()
-	for _, d := range p.quota.Devices { // the others are other pools'
+	for _, d := range p.quota.Devices { // others are of other pools
 		if left[d.Name] > 0 {
 			g.left[d.Name] = left[d.Name]
 		}
@@ -104,8 +104,8 @@ func (p *pool) note(s *slice) {
 	p.gone[s] = g
 }
 
-// admitInPools has the slice's elastic pools count for all of their quotas again, since it is about to come back; all of them or none. recommit takes
-// that back while it is away. Called in its turn, with its mu held.
+// admitInPools has admission count all quotas of the slice's elastic pools again, before it returns; those of all pools, or of none. recommit undoes
+// that. Called in its turn, with its mu held.
 func (s *slice) admitInPools() error {
 	for i, p := range s.pools {
 		if err := p.admit(s); err != nil {
@@ -118,7 +118,7 @@ func (s *slice) admitInPools() error {
 	return nil
 }
 
-// admit has the pool count for all of its quotas, or for what its members hold where that is more.
+// admit has admission count the pool's quotas, or what its members hold if that is more.
 func (p *pool) admit(s *slice) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,8 +133,7 @@ func (p *pool) admit(s *slice) error {
 	return nil
 }
 
-// needs is what an elastic pool has to be given for the return of a member: as much as they hold, where a quota was lowered below that. Called with
-// mu held.
+// needs returns what an elastic pool must be granted for a member's return: its quotas, or what members hold if that is more. Called with mu held.
 func (p *pool) needs() map[string]uint64 {
 	needs := p.present()
 	for i, d := range p.quota.Devices {
@@ -143,8 +142,8 @@ func (p *pool) needs() map[string]uint64 {
 	return needs
 }
 
-// grant has the book count what the pool is about to have on these devices; while an elastic one is away it does so from the pool's return on. done
-// is called when it has that, or will not. Called in the pool's turn.
+// grant has admission count what the pool is about to have on these devices; for a pool off its devices, from its return on. done is called when the
+// pool has it, or will not. Called in the pool's turn.
 func (p *pool) grant(wants map[string]uint64) (done func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +162,7 @@ func (p *pool) grant(wants map[string]uint64) (done func(), err error) {
 	}, nil
 }
 
-// promise notes what an elastic pool may ever be given, or says why that is too much. Called in its turn.
+// promise notes the most that an elastic pool can be granted, or returns why that is too much. Called in its turn.
 func (p *pool) promise(wants map[string]uint64) error {
 	if !p.asked.Elastic {
 		return nil
@@ -175,7 +174,7 @@ func (p *pool) promise(wants map[string]uint64) error {
 	return p.e.book.Promise(admission.Ask{Holder: p.holder, Bytes: all})
 }
 
-// keepPromise notes again what the pool may be given by the quotas that are in force.
+// keepPromise resets the promise to the quotas in force.
 func (p *pool) keepPromise() {
 	if !p.asked.Elastic {
 		return
@@ -186,10 +185,10 @@ func (p *pool) keepPromise() {
 	p.e.book.NotePromise(p.holder, all)
 }
 
-// idleAfter is api.IdleAfter. Tests have less.
+// idleAfter is api.IdleAfter. Tests use a shorter time.
 var idleAfter = func() time.Duration { return api.IdleAfter }
 
-// idleHolders are the elastic holders on their devices that have made no call for idleAfter.
+// idleHolders returns the resident elastic holders without a call for idleAfter.
 func (e *Enforcer) idleHolders() (idle []*admission.Holder) {
 	for _, u := range units(e.elasticOnes()) {
 		if c, goes := u.mayGo(time.Now(), e.options.Elastic); goes && !c.away && c.idle >= idleAfter() {
@@ -199,7 +198,7 @@ func (e *Enforcer) idleHolders() (idle []*admission.Holder) {
 	return idle
 }
 
-// wantBack is what the slice needs to come back, for whoever was refused it on a device.
+// wantBack returns the request for room with which the slice can return, after a refusal on a device.
 func (s *slice) wantBack(refused string) want {
 	w := want{Ask: admission.Ask{Holder: s.holder, User: s.userLimit()}, priority: s.request.Priority}
 	if len(s.pools) == 0 {
@@ -217,7 +216,7 @@ func (s *slice) wantBack(refused string) want {
 	return want{Ask: admission.Ask{Holder: p.holder, Bytes: p.needs(), Quotas: p.quotas}, priority: w.priority}
 }
 
-// has is what of the devices is granted for the slice, to it or to its pools.
+// has returns what is granted to the slice, or to its pools, on each device.
 func (s *slice) has() map[string]uint64 {
 	has := s.e.book.Has(s.holder)
 	for _, p := range s.pools {

@@ -13,18 +13,16 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// What the policy has done to slices and processes. That what they hold past the ledger is charged is the sampler's doing, whatever
-// the policy is.
+// This file applies the policy to slices and processes. The sampler charges memory beyond the ledger under any policy.
 
-// freeze lets nothing more be charged in the slice, on any device, and says why. What is charged stays, and can be given
-// back. Called with mu held.
+// freeze stops all charges of the slice, on all devices, for the reason why. Charged memory stays, and can be released. Called with mu held.
 func (s *slice) freeze(why string) {
 	if s.quota.Freeze(why) {
 		s.wantNative()
 	}
 }
 
-// thaw gives back what freeze took. Called with mu held.
+// thaw undoes freeze. Called with mu held.
 func (s *slice) thaw() {
 	if s.quota.Thaw() {
 		s.wantNative()
@@ -32,9 +30,9 @@ func (s *slice) thaw() {
 	}
 }
 
-// enforce ends a process that holds memory past the ledger, or its slice with it, and says whether it was signalled. That it is
-// still the one that was sampled, and still of the slice, is made sure of first: its pid may be anybody's by now. It is told before it is
-// done: with its last process a slice may be released at once, which is told after that.
+// enforce kills a process that holds memory beyond the ledger, or its whole slice, and reports whether it sent the signal. It first checks that the pid
+// is still that process, and still in the slice. The event precedes the signal: after its last process a slice may be released at once, and that
+// event must come second.
 func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	p, err := process.Again(k.process.PID, k.process.Start)
 	if err != nil {
@@ -51,7 +49,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	killed := api.Event{Kind: api.EventKilled, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Count: 1}
 	if e.options.Policy.Scope == api.ScopeSlice {
 		e.enforceAll(ctx, s, killed)
-	} else if !k.killed { // one that does not exit at once, since it hangs in the kernel, is killed again at each sample
+	} else if !k.killed { // a process that hangs in the kernel is killed again at each sample
 		s.tellKilled(killed)
 	}
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, process.ErrDead) {
@@ -62,7 +60,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	return true
 }
 
-// enforceAll tells that all processes of the slice are killed, kills them until there are none, and releases it then.
+// enforceAll reports that all processes of the slice are killed, kills them until none is left, and then releases the slice.
 func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	s.mu.Lock()
 	ending := s.ending || s.quota.State == api.Released || s.quota.State == quota.Left
@@ -81,15 +79,15 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	e.ends.Go(func() { e.endByForce(ctx, s) })
 }
 
-// tellKilled tells of a process that was killed, or of Count.
+// tellKilled reports that a process was killed, or Count of them.
 func (s *slice) tellKilled(killed api.Event) {
 	s.log.Warn("process killed for memory beyond the ledger", "pid", killed.PID, "command", killed.Command, "device", killed.Device,
 		"bytes", killed.Bytes, "cause", killed.Cause, "processes", killed.Count)
 	s.tell(killed)
 }
 
-// answerDamage is what is done about a slice whose page was overwritten. Which of its processes did it cannot be told,
-// nor what any of them has charged: so where the policy is to kill, all of them are. It is told once.
+// answerDamage applies the policy to a slice with an overwritten page, once. It is unknown which process overwrote it and what each has charged, so the
+// kill policy kills all of them.
 func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 	s.mu.Lock()
 	overwritten, action := s.overwritten, e.options.Policy.Bypass
@@ -98,7 +96,7 @@ func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 	if !overwritten {
 		return
 	}
-	e.ends.Go(func() { // the page may be gone before the next enforcer, with who has overwritten it
+	e.ends.Go(func() { // the page may be gone before the next enforcer starts
 		if !e.waitFor(s) {
 			return
 		}

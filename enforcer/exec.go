@@ -8,19 +8,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// settleExecuted gives back what a process held before it called execve: with its old image went what the driver held for it,
-// and the ledger. If the new image asks for a place its lane is settled then (attach). One that never does is found here: driver
-// truth says that it holds nothing on the device, its lane says that it does, and it has not got the ledger any more, so that
-// nobody can write that lane. A checkpointed process still has it.
+// settleExecuted releases what a process held before it called execve, which freed its device memory and unmapped the ledger. If the new image
+// attaches, attach settles the lane. If it never does, the lane is settled here: the driver lists nothing for the process on the device, the lane holds
+// bytes, and the process has no longer mapped the ledger, so it cannot write the lane. A checkpointed process still has it mapped.
 //
-// It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes. It says whether
-// there may be any.
+// Reading a process's mappings can take as long as the process chooses, so it runs in the background, once at a time. The result is true if there may
+// be such a process.
 func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 	var found []*quota.Lane
 	s.mu.Lock()
 	index := s.quota.Index(raw)
 	for pid, l := range s.quota.Processes() {
-		// By the lane as it is now: who holds bytes in it has mapped the page. One that was just given may not be mapped yet.
+		// A lane with bytes means that its process has mapped the page. An empty one may be too new for that.
 		if _, is := listed[pid]; index >= 0 && s.quota.State == api.Active && !is && s.quota.Ledger.Held(index, l.Number) > 0 {
 			found = append(found, l)
 		}
@@ -37,7 +36,7 @@ func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 				continue
 			}
 			s.mu.Lock()
-			if s.quota.Has(l) && l.Process.Alive() { // nobody has asked for a place meanwhile
+			if s.quota.Has(l) && l.Process.Alive() { // no new attach in between
 				s.quota.Settle(l)
 				for _, p := range s.pools {
 					p.settle(l.Process.PID)

@@ -12,21 +12,20 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// registry has all slices and pools. What is done with one of them is done in its turn. Who has the turn of a slice that others can
-// find here takes no other slice's: so nobody waits for somebody who waits for him. A slice that is being registered is not found,
-// but its id and its cgroup are claimed.
+// registry has all slices and pools. Operations on one hold its turn. An operation with the turn of a registered slice takes no other slice's, so turns
+// cannot deadlock. A slice that is being registered is not found here, but its id and cgroup are claimed.
 type registry struct {
 	mu       guard.Mutex[guard.Registry] // guards all
 	slices   map[string]*slice           // by id
-	byCgroup map[cgroup.Path]*slice      // those of containers, by where: of two, the later
-	byPIDNS  map[uint64]*slice           // those of containers whose first process is the first one of its pid namespace, by that
-	sessions map[*slice]struct{}         // the others
+	byCgroup map[cgroup.Path]*slice      // containers, by path; the later one of two
+	byPIDNS  map[uint64]*slice           // containers whose first process leads its pid namespace, by that
+	sessions map[*slice]struct{}         // slices that are no container's
 	pools    map[string]*pool            // by name
-	released map[*slice]struct{}         // with processes that are alive
+	released map[*slice]struct{}         // those with living processes
 
-	ids    map[string]*slice      // claimed by slices that are being registered
-	places map[cgroup.Path]*slice // claimed by those, and by one that is being cleared away
-	names  map[string]*pool       // claimed by pools that are being created
+	ids    map[string]*slice      // claimed by slices being registered
+	places map[cgroup.Path]*slice // claimed by those, and by one being cleared
+	names  map[string]*pool       // claimed by pools being created
 	closed bool
 }
 
@@ -37,7 +36,7 @@ func newRegistry() registry {
 	}
 }
 
-// close says whether it was open.
+// close reports whether the registry was open.
 func (r *registry) close() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,21 +45,21 @@ func (r *registry) close() bool {
 	return was
 }
 
-// all slices, in no order.
+// all returns the registered slices, in no order.
 func (r *registry) all() []*slice {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.AppendSeq(make([]*slice, 0, len(r.slices)), maps.Values(r.slices))
 }
 
-// allReleased are those that are released and have processes.
+// allReleased returns the released slices with processes.
 func (r *registry) allReleased() []*slice {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.released))
 }
 
-// allOfAnyKind are those, all that are registered, and all that are being.
+// allOfAnyKind returns those, the registered ones, and those being registered.
 func (r *registry) allOfAnyKind() []*slice {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,7 +80,7 @@ func (r *registry) find(id string) *slice {
 	return r.slices[id]
 }
 
-// turnOf takes the turn of the slice of that id.
+// turnOf finds a slice by id and takes its turn.
 func (r *registry) turnOf(ctx context.Context, id string) (*slice, error) {
 	for {
 		r.mu.Lock()
@@ -99,11 +98,11 @@ func (r *registry) turnOf(ctx context.Context, id string) (*slice, error) {
 		if r.has(s) {
 			return s, nil
 		}
-		s.turn.Give() // it was released meanwhile, and another may have its id
+		s.turn.Give() // released in between; another slice may have its id
 	}
 }
 
-// waitFor takes a slice's turn, and says whether the slice is registered still; if not, it has not taken it.
+// waitFor takes a slice's turn. If the slice is no longer registered, it gives the turn back and returns false.
 func (r *registry) waitFor(s *slice) bool {
 	s.turn.Wait()
 	if r.has(s) {
@@ -119,7 +118,7 @@ func (r *registry) has(s *slice) bool {
 	return !r.closed && r.slices[s.id()] == s
 }
 
-// waitForReleased is waitFor for one that is released and has, or had, processes.
+// waitForReleased is waitFor for a released slice with processes.
 func (r *registry) waitForReleased(s *slice) bool {
 	s.turn.Wait()
 	r.mu.Lock()
@@ -132,8 +131,8 @@ func (r *registry) waitForReleased(s *slice) bool {
 	return known
 }
 
-// claim has the id and the cgroup of a slice that is being registered be nobody else's. If one is, other has it; busy says that it
-// is being registered as well, or cleared away, which ends with its turn.
+// claim claims the id and the cgroup of a slice that is being registered. If another slice has one of them, it returns that; busy means that the other
+// is being registered, or cleared, until its turn ends.
 func (r *registry) claim(s *slice) (other *slice, busy bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,7 +160,7 @@ func (r *registry) claim(s *slice) (other *slice, busy bool, err error) {
 	return nil, false, nil
 }
 
-// enter puts a slice into the registry, in place of what it has claimed; strike takes it out.
+// enter registers a slice and drops its claims; strike removes it.
 func (r *registry) enter(s *slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +191,7 @@ func (r *registry) strike(s *slice) {
 	}
 }
 
-// drop gives up what a slice has claimed. Called with mu held.
+// drop drops a slice's claims. Called with mu held.
 func (r *registry) drop(s *slice) {
 	if r.ids[s.id()] == s {
 		delete(r.ids, s.id())
@@ -202,7 +201,7 @@ func (r *registry) drop(s *slice) {
 	}
 }
 
-// unclaim is drop, and says whether somebody was kept from being cleared away meanwhile.
+// unclaim is drop. It reports whether a released slice of the cgroup may wait to be cleared.
 func (r *registry) unclaim(s *slice) (kept bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,7 +212,7 @@ func (r *registry) unclaim(s *slice) (kept bool) {
 	return kept
 }
 
-// linger notes that a released slice has processes, and says whether that was known.
+// linger notes that a released slice has processes, and reports whether that was known.
 func (r *registry) linger(s *slice) (known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,8 +221,8 @@ func (r *registry) linger(s *slice) (known bool) {
 	return known
 }
 
-// vacate is for a released slice that is about to be cleared away. It says no if another one is being registered in its cgroup: then the
-// slice stays, and is cleared away after that. last says that nobody else has the cgroup, which is the slice's until unclaim.
+// vacate prepares the clearing of a released slice. ok is false if another slice is being registered in its cgroup: clearing then follows after that.
+// last is true if no other slice has the cgroup, which stays claimed until unclaim.
 func (r *registry) vacate(s *slice) (last, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,7 +242,7 @@ func (r *registry) vacate(s *slice) (last, ok bool) {
 	return true, true
 }
 
-// forget takes a slice out when the enforcer is closed, and says whether it was in.
+// forget removes a slice when the enforcer is closed, and reports whether it was there.
 func (r *registry) forget(s *slice) (was bool) {
 	r.mu.Lock()
 	_, released := r.released[s]
@@ -254,10 +253,10 @@ func (r *registry) forget(s *slice) (was bool) {
 	return was
 }
 
-// where is a cgroup's path, whichever cgroup has it: /proc/PID/cgroup says no more.
+// where returns a cgroup's path without its identity, which /proc/PID/cgroup does not have.
 func where(p cgroup.Path) cgroup.Path { return cgroup.Path{Mount: p.Mount, Rel: p.Rel} }
 
-// uses says whether there is a slice of a cgroup, released or not. Called with mu held.
+// uses reports whether a cgroup has a slice, released or not. Called with mu held.
 func (r *registry) uses(p cgroup.Path) bool {
 	for s := range r.released {
 		if s.cgroup == p {
@@ -268,14 +267,14 @@ func (r *registry) uses(p cgroup.Path) bool {
 	return s != nil && s.cgroup == p
 }
 
-// used is uses for who does not hold mu.
+// used is uses without mu held.
 func (r *registry) used(p cgroup.Path) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.uses(p)
 }
 
-// ofCgroup are the slices of a container, and those that are released and have processes.
+// ofCgroup returns a cgroup's slices, and its released ones with processes.
 func (r *registry) ofCgroup(p cgroup.Path) (registered, released []*slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +286,7 @@ func (r *registry) ofCgroup(p cgroup.Path) (registered, released []*slice) {
 	if s := r.byCgroup[where(p)]; s != nil && s.cgroup == p {
 		return []*slice{s}, released
 	}
-	for _, s := range r.slices { // another cgroup has the path by now
+	for _, s := range r.slices { // another cgroup has the path now
 		if s.cgroup == p {
 			registered = append(registered, s)
 		}
@@ -295,7 +294,7 @@ func (r *registry) ofCgroup(p cgroup.Path) (registered, released []*slice) {
 	return registered, released
 }
 
-// oldestTurn is the oldest of the operations that have a turn; 0 if none has.
+// oldestTurn returns the oldest operation that has a turn; 0 if there is none.
 func (r *registry) oldestTurn() (oldest uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -320,7 +319,7 @@ func (r *registry) oldestTurn() (oldest uint64) {
 	return oldest
 }
 
-// noSlice is the answer about an id that no slice has.
+// noSlice is the error for an unknown id.
 func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
 
 func (r *registry) findPool(name string) *pool {
@@ -329,14 +328,14 @@ func (r *registry) findPool(name string) *pool {
 	return r.pools[name]
 }
 
-// allPools is in no order.
+// allPools returns the pools, in no order.
 func (r *registry) allPools() []*pool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.AppendSeq(make([]*pool, 0, len(r.pools)), maps.Values(r.pools))
 }
 
-// turnOfPool takes the turn of the pool of that name.
+// turnOfPool finds a pool by name and takes its turn.
 func (r *registry) turnOfPool(ctx context.Context, name string) (*pool, error) {
 	for {
 		r.mu.Lock()
@@ -361,8 +360,8 @@ func (r *registry) turnOfPool(ctx context.Context, name string) (*pool, error) {
 	}
 }
 
-// claimPool has the name of a pool that is being created be nobody else's. If one has it, other is that; made says that it is not one that
-// is being created, too.
+// claimPool claims the name of a pool that is being created. If another pool has it, it returns that; made is false while the other is being created,
+// too.
 func (r *registry) claimPool(p *pool) (other *pool, made bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -380,7 +379,7 @@ func (r *registry) claimPool(p *pool) (other *pool, made bool, err error) {
 	return nil, false, nil
 }
 
-// enterPool puts a pool into the registry, or only gives up its name.
+// enterPool drops a pool's claim, and registers the pool if made.
 func (r *registry) enterPool(p *pool, made bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,10 +15,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// loadPools makes the pools of the store known, without their ledgers. A pool outlives its members, and the host's boot: its
-// quotas do.
+// loadPools loads the stored pools, without their ledgers. A pool and its quotas outlive its members and a reboot.
 //
-// The quotas in the state directory count; a limit of 0 means that the pool could be granted nothing of that device.
+// Quotas are those of the state directory. A limit of 0 means that the pool was granted nothing on that device.
 func (e *Enforcer) loadPools() []*pool {
 	states := e.store.PoolStates()
 	var loaded []*pool
@@ -43,8 +42,7 @@ func (e *Enforcer) loadPools() []*pool {
 	return loaded
 }
 
-// reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member
-// needs the pool.
+// reopenPools finds the pools' ledgers, or makes new ones. It runs before any slice listens, since attaching to a member needs the pool.
 func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 	for _, p := range loaded {
 		if err := p.reopen(released); err != nil {
@@ -56,7 +54,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 	}
 }
 
-// untaken says why the pool cannot go on.
+// untaken marks a pool damaged that cannot be taken up.
 func (p *pool) untaken(err error) {
 	p.log.Error("pool cannot be taken up again: no process can attach", "err", err)
 	p.mu.Lock()
@@ -65,7 +63,7 @@ func (p *pool) untaken(err error) {
 	p.tellDenied(p.quota.Reason)
 }
 
-// reopen finds the pool's ledger again, or makes one.
+// reopen finds the pool's ledger, or makes one.
 func (p *pool) reopen(released []store.Slice) error {
 	if p.quota.Ledger = p.e.pages.Take(p.quota.Identity); p.quota.Ledger != nil {
 		p.adopt()
@@ -80,11 +78,11 @@ func (p *pool) reopen(released []store.Slice) error {
 			return err
 		}
 	}
-	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
+	// No process has it mapped, so none has charged anything, or can.
 	return p.quota.Begin()
 }
 
-// letIn is the like of a slice's for its members, and for those that were released and may not be gone.
+// letIn is the slices' letIn, for members and for released slices that may still have processes.
 func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 	var each []func(pid int) bool
 	var errs []error
@@ -108,8 +106,8 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 	}, errors.Join(errs...)
 }
 
-// adopt takes up a ledger that the predecessor left. Limits are written anew: the predecessor may have died between the disk and the page.
-// Who is alive and has the page mapped can still write a lane, so it is kept, whatever has become of the process's slice.
+// adopt takes up the ledger that the former enforcer left, and writes its limits again: the enforcer may have died between the disk and the page. A
+// living process with the page mapped can still write its lane, so the lane is kept, even if the process's slice has ended.
 func (p *pool) adopt() {
 	claims := p.quota.Claims(func(h *process.Handle) bool { return p.e.pages.MayHold(p.quota.Identity, h.PID) })
 	p.mu.Lock()
@@ -123,7 +121,7 @@ func (p *pool) adopt() {
 	}
 }
 
-// membersOn are those that have a device, and use it. Called with mu held, before the members serve anybody.
+// membersOn returns the active members with a device. Called with mu held, before the members serve processes.
 func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 	those := make(map[*slice]struct{})
 	for s := range p.members {

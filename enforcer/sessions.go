@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// roots calls each with the processes below which the session's processes are, until each returns false.
+// roots calls each with the root processes of the session, until each returns false. All its processes descend from them.
 func (s *slice) roots(each func(*process.Handle) bool) {
 	if s.init != nil && !each(s.init) {
 		return
@@ -29,7 +29,7 @@ func (s *slice) roots(each func(*process.Handle) bool) {
 	}
 }
 
-// descends says whether a process is a session's, by its ancestors.
+// descends reports whether a process belongs to the session, by its ancestors.
 func (s *slice) descends(pid int) bool {
 	found := false
 	process.Ancestors(pid, func(above int) bool {
@@ -42,7 +42,7 @@ func (s *slice) descends(pid int) bool {
 	return found
 }
 
-// caller is the process that asks; this process itself if no other can.
+// caller returns the process that made the request; the enforcer itself if no other can.
 func (e *Enforcer) caller(ctx context.Context) (who session.Asker, known bool) {
 	if e.options.Caller == nil {
 		start, err := process.StartTime(os.Getpid())
@@ -51,8 +51,7 @@ func (e *Enforcer) caller(ctx context.Context) (who session.Asker, known bool) {
 	return e.options.Caller(ctx)
 }
 
-// authenticate finds the session whose token comes with a question. What is refused does not say whether there is such a
-// session.
+// authenticate returns the session to which the request's token belongs. A refusal does not reveal whether that session exists.
 func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) {
 	asker, known := e.caller(ctx)
 	uid, now := asker.UID, time.Now()
@@ -65,13 +64,13 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 	}
 	s := e.find(id)
 	if s == nil {
-		s = &slice{} // as much work, and no token is its
+		s = &slice{} // the same work, and no token matches
 	}
 	if s.token.Is(api.TokenOf(ctx)) {
 		return s, nil
 	}
 	e.countJoined("wrong_token")
-	if e.guesses.Did(now, uid) { // the log is not theirs to fill
+	if e.guesses.Did(now, uid) { // so that callers cannot flood the log
 		e.log.Warn("wrong session token", "slice", id, "pid", asker.PID, "uid", uid)
 	}
 	return nil, api.Errorf(api.CodeForbidden, "there is no session %s with that token: the file that %s names in the session has it", id, api.TokenEnv)
@@ -81,9 +80,8 @@ func (e *Enforcer) countJoined(result string) {
 	e.count(func(c Counter) { c.Joined(result) })
 }
 
-// Join makes a process one of a session's, by the session's token (api.TokenOf): from then on it and what descends from
-// it draw on the session's quota. That is in the store when it returns. It ends with the session: what is charged then stays
-// until the process ends, and it gets nothing more.
+// Join makes a process, and its later descendants, members of a session by the session's token (api.TokenOf). That is stored when it returns. When the
+// session ends the process can charge nothing more, and its memory counts until it exits.
 func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	if err := errors.Join(api.CheckID(id), r.Validate()); err != nil {
 		return api.RegisterReply{}, err
@@ -141,7 +139,7 @@ func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.As
 	return err
 }
 
-// mayJoin says why a process may not: as a session begins with one's own processes, so they are one's own that join it.
+// mayJoin returns an error if a process may not join. As at a session's beginning, it must be the caller's own.
 func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) error {
 	if err := owns(asker, p.PID); err != nil {
 		return err
@@ -149,17 +147,17 @@ func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) err
 	if other := e.session(p.PID); other != nil {
 		return fmt.Errorf("it is of session %s already", other.id())
 	}
-	// A container's processes stay in the container's slice, whatever session they are given a token of.
+	// A container's processes stay in its slice, even with a session's token.
 	if container := e.container(p.PID); container != nil && container != e.container(s.request.PID) {
 		return fmt.Errorf("it is of slice %s, a container's", container.id())
 	}
 	if !p.Alive() {
-		return process.ErrDead // and what was checked may be another
+		return process.ErrDead // what was checked may be another process
 	}
 	return nil
 }
 
-// addJoined is called in the slice's turn.
+// addJoined adds a process, and stores that. Called in the slice's turn.
 func (s *slice) addJoined(j session.Member) error {
 	s.mu.Lock()
 	over := s.quota.State != api.Active || s.init == nil || !s.init.Alive()
@@ -178,7 +176,7 @@ func (s *slice) addJoined(j session.Member) error {
 	return nil
 }
 
-// removeJoined forgets a process. It stays in the store, and is found to have exited at a restart.
+// removeJoined removes a process. Its record stays, and a restart finds that it has exited.
 func (s *slice) removeJoined(p *process.Handle) {
 	if s.joined.Remove(p) {
 		s.e.deaths.Unwatch(p)
@@ -186,12 +184,12 @@ func (s *slice) removeJoined(p *process.Handle) {
 	}
 }
 
-// watchJoined forgets a process that joined when it has exited.
+// watchJoined removes a joined process when it exits.
 func (e *Enforcer) watchJoined(s *slice, j session.Member) error {
 	return e.deaths.Watch(j.Handle, func() { go s.removeJoined(j.Handle) })
 }
 
-// closeJoined closes what this process has open for those that joined.
+// closeJoined closes the handles of joined processes.
 func (s *slice) closeJoined() {
 	for _, j := range s.joined.Clear() {
 		s.e.deaths.Unwatch(j.Handle)
@@ -199,7 +197,7 @@ func (s *slice) closeJoined() {
 	}
 }
 
-// serveJoined opens the attach socket to those that had joined, and watches them, for a slice that was restored.
+// serveJoined opens the attach socket of a restored slice to the users of joined processes, and watches these.
 func (s *slice) serveJoined() error {
 	for _, j := range s.joined.All() {
 		if err := errors.Join(s.openTo(j.UID), s.e.watchJoined(s, j)); err != nil {
@@ -209,7 +207,7 @@ func (s *slice) serveJoined() error {
 	return nil
 }
 
-// openTo lets a user connect to the session's attach socket who does not own it.
+// openTo lets a user connect to another user's attach socket.
 func (s *slice) openTo(uid uint32) error {
 	owner := s.request.UID
 	if uid == 0 || uid == owner || s.e.options.Unprivileged {
@@ -227,9 +225,8 @@ func (s *slice) openTo(uid uint32) error {
 	return nil
 }
 
-// noteRemaining notes which of the session's processes are alive when it is released. What descended from its first process is nobody's
-// descendant any more, so those that have a lane are known, and no others. Called in the slice's turn, when no process is admitted
-// any more.
+// noteRemaining notes the session's living processes at its release. Descendants of its first process can no longer be found by ancestry, so only those
+// with a lane are noted. Called in the slice's turn, when no process can attach any more.
 func (s *slice) noteRemaining() {
 	if !s.request.Session {
 		return
@@ -245,8 +242,8 @@ func (s *slice) noteRemaining() {
 	}
 }
 
-// findRemaining finds them again: those that a former enforcer noted. If the session ended while there was none, those that have its
-// ledger. Called in the slice's turn.
+// findRemaining restores the noted processes of a former enforcer. If the session ended while none ran, it finds those that have its ledger. Called in
+// the slice's turn.
 func (s *slice) findRemaining(noted []store.Process) {
 	if !s.request.Session {
 		return
@@ -267,7 +264,7 @@ func (s *slice) findRemaining(noted []store.Process) {
 	}
 }
 
-// remains is called in the slice's turn.
+// remains adds a remaining process, or logs why it cannot. Called in the slice's turn.
 func (s *slice) remains(p *process.Handle, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +275,7 @@ func (s *slice) remains(p *process.Handle, err error) {
 	}
 }
 
-// watchRemaining has the session cleared away once the last of them has exited. Called in the slice's turn, once.
+// watchRemaining clears the session once the last remaining process has exited. Called in the slice's turn, once.
 func (e *Enforcer) watchRemaining(s *slice) error {
 	exited := func() {
 		if !e.waitForReleased(s) {
@@ -296,7 +293,7 @@ func (e *Enforcer) watchRemaining(s *slice) error {
 	return errors.Join(errs...)
 }
 
-// closeRemaining closes what is open for them. Called in the slice's turn.
+// closeRemaining closes the remaining processes' handles. Called in the slice's turn.
 func (s *slice) closeRemaining() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

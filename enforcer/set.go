@@ -17,16 +17,15 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// What can be changed about a slice, as events have it.
+// Kinds of change, in events.
 const (
 	changedQuota = "quota"
 	changedTTL   = "ttl"
 )
 
-// Change gives a slice that runs other quotas, or other time. All of it is so when it returns, and on disk, or nothing is.
+// Change sets other quotas, or another time to live, of an active slice. When it returns, all of it is in force and on disk, or none of it.
 //
-// A quota counts from the next charge on: when Change returns, no charge that the new limit has no room for can take
-// effect any more, on any device. What is held beyond a limit that was lowered stays with whoever holds it.
+// No charge for which a new limit has no room can take effect after that, on any device. Memory beyond a lowered limit stays charged.
 func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
@@ -47,7 +46,7 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 	return s.show(false), nil
 }
 
-// Renew extends or shortens the time to live of a slice. One whose time is over is not renewed: its processes are being ended.
+// Renew sets the time to live of a slice, counted from now. An expired slice is not renewed, since its processes are being ended.
 func (e *Enforcer) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	if err := r.Validate(); err != nil {
 		return api.Slice{}, err
@@ -55,7 +54,7 @@ func (e *Enforcer) Renew(ctx context.Context, id string, r api.RenewRequest) (ap
 	return e.Change(ctx, id, api.ChangeRequest{TTL: r.TTL})
 }
 
-// set is called in the slice's turn.
+// set applies a request. Called in the slice's turn.
 func (s *slice) set(r api.ChangeRequest) error {
 	c, err := s.wants(r)
 	if err != nil {
@@ -71,16 +70,16 @@ func (s *slice) set(r api.ChangeRequest) error {
 	return nil
 }
 
-// change is what becomes of a slice that gets other quotas, or other time.
+// change is a slice's new state under other quotas, or another time to live.
 type change struct {
 	quotas        []api.Quota
-	limits        map[*quota.Device]uint64 // those that become others
-	added         []*quota.Device          // that no process uses yet
+	limits        map[*quota.Device]uint64 // of devices whose limits change
+	added         []*quota.Device          // without a process that uses them yet
 	ttl, deadline time.Duration
-	record        store.Slice // with all of that
+	record        store.Slice // the slice's new record
 }
 
-// wants finds out what a request makes of the slice, and changes nothing.
+// wants returns the change that a request makes, and changes nothing.
 func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +105,7 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	}
 	c.added = s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
 		if now, then := covering(s.quotas, raw), covering(c.quotas, raw); now != nil && then != nil && *now == *then {
-			return 0, false // nothing was asked for there
+			return 0, false // the request changes nothing there
 		}
 		return quotaOn(c.quotas, raw, total)
 	})
@@ -124,7 +123,7 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	return c, nil
 }
 
-// unchangeable is why nothing, or its quotas, can be changed about the slice. Called with mu held.
+// unchangeable returns why the slice, or its quotas, cannot be changed. Called with mu held.
 func (s *slice) unchangeable(quotas bool) error {
 	switch {
 	case s.quota.State == quota.Left:
@@ -141,7 +140,7 @@ func (s *slice) unchangeable(quotas bool) error {
 	return nil
 }
 
-// without is the slice's quotas but for its own on these devices. Called with mu held.
+// without returns the slice's quotas without its own on these devices. Called with mu held.
 func (s *slice) without(devices []string) ([]api.Quota, error) {
 	kept := slices.Clone(s.quotas)
 	for _, device := range devices {
@@ -161,7 +160,7 @@ func (s *slice) without(devices []string) ([]api.Quota, error) {
 	return kept, nil
 }
 
-// merge puts quotas in place of those that the slice has, or keeps. Called with mu held.
+// merge replaces kept quotas, or adds to them. Called with mu held.
 func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 	merged := slices.Clone(kept)
 	seen := make(map[string]bool)
@@ -180,10 +179,10 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 		i := slices.IndexFunc(kept, func(old api.Quota) bool { return old.Device == name })
 		switch {
 		case i >= 0:
-		case name != api.AllDevices || len(kept) == 0: // it drew on its pool's alone
+		case name != api.AllDevices || len(kept) == 0: // it had only its pool's
 			i = len(merged)
 			merged = append(merged, api.Quota{})
-		case len(kept) == 1: // it is meant, whichever device it is on
+		case len(kept) == 1: // the only quota is meant, on any device
 			i, name = 0, kept[0].Device
 		default:
 			var names []string
@@ -213,8 +212,7 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 	return merged, nil
 }
 
-// usesAll says whether there is a device that the slice sees, as far as they are known, on which it has no quota but that on all. Called with
-// mu held.
+// usesAll reports whether the quota on all devices applies to a known device that the slice sees. It is true if none is known. Called with mu held.
 func (s *slice) usesAll(quotas []api.Quota) bool {
 	uses, known := false, false
 	device := func(raw [16]byte) {
@@ -234,8 +232,8 @@ func (s *slice) usesAll(quotas []api.Quota) bool {
 	return uses || !known
 }
 
-// apply puts a change in force, and writes it to the disk. A restart from between the two writes sets the page by the store. Devices
-// that no process uses yet are given from then on, as at the slice's beginning: the first use finds them. Called in the slice's turn.
+// apply stores a change and puts it in force. After a restart between the two the page is set from the store. Added devices that no process uses yet
+// are granted at once, as at registration. Called in the slice's turn.
 func (s *slice) apply(c change) (err error) {
 	wants := quota.Commitment(c.added)
 	for d, limit := range c.limits {
@@ -278,7 +276,7 @@ func (s *slice) apply(c change) (err error) {
 		return err
 	}
 	if len(c.limits)+len(c.added) == 0 {
-		if !slices.Equal(c.quotas, before) { // of devices that are not known before they are used
+		if !slices.Equal(c.quotas, before) { // for devices that are unknown until used
 			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})
 			s.followNative()
 		}
@@ -292,7 +290,7 @@ func (s *slice) apply(c change) (err error) {
 	return nil
 }
 
-// putInForce sets the page, and the enforcer's own copy, to what is stored. It returns the quotas that were.
+// putInForce sets the page, and the enforcer's own copy, to the stored change. It returns the former quotas.
 func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -310,7 +308,7 @@ func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 			continue
 		}
 		if err := s.quota.Write(i); err != nil {
-			s.quota.Devices = s.quota.Devices[:max(i, known)] // those that are on the page
+			s.quota.Devices = s.quota.Devices[:max(i, known)] // those on the page
 			s.quota.Damage(err)
 			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.Name, err)
 		}
@@ -325,8 +323,8 @@ func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 	return before, nil
 }
 
-// limitsBy are the limits that become others by these quotas, in bytes. A device of which the slice could be given nothing
-// gets something only by a quota of its own. Called with mu held.
+// limitsBy returns the limits that these quotas change, in bytes. A device on which the slice was granted nothing gets a limit only from a quota of
+// its own. Called with mu held.
 func (s *slice) limitsBy(quotas []api.Quota) (map[*quota.Device]uint64, error) {
 	limits := make(map[*quota.Device]uint64)
 	for _, d := range s.quota.Devices {
@@ -345,7 +343,7 @@ func (s *slice) limitsBy(quotas []api.Quota) (map[*quota.Device]uint64, error) {
 	return limits, nil
 }
 
-// swapLimits sets the enforcer's own copy of limits, and returns what they were. Called with mu held.
+// swapLimits sets the enforcer's own copy of limits, and returns the former ones. Called with mu held.
 func (s *slice) swapLimits(limits map[*quota.Device]uint64) map[*quota.Device]uint64 {
 	old := make(map[*quota.Device]uint64)
 	for d, limit := range limits {
@@ -355,7 +353,7 @@ func (s *slice) swapLimits(limits map[*quota.Device]uint64) map[*quota.Device]ui
 	return old
 }
 
-// quotaOn is the slice's quota on a device of total bytes; false if it has none there.
+// quotaOn returns the slice's quota on a device of total bytes; false if it has none there.
 func (s *slice) quotaOn(raw [16]byte, total uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,14 +13,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 )
 
-// share is what a slice may take of the log, and of the processor by what its processes ask. All sessions of a user have one together: or who begins
-// one after the other would have as many.
+// share limits a slice's log lines, and the requests of its processes. All sessions of a user have one share, so that beginning many gains nothing.
 type share struct {
 	log  *slog.Logger
 	pace *rate.Limiter
 }
 
-// userShares are those of users. They stay when the sessions have ended: there are few, who are named in the configuration.
+// userShares has the users' shares. They outlive the sessions: the users are few, and named in the configuration.
 type userShares struct {
 	mu guard.Mutex[guard.Leaf] // guards by
 	by map[uint32]share
@@ -28,7 +27,7 @@ type userShares struct {
 
 func (e *Enforcer) newShare() share { return share{lines.Bound(e.log), attach.NewPace()} }
 
-// shareOf is that of a slice that is asked for.
+// shareOf returns the share for a requested slice.
 func (e *Enforcer) shareOf(r *api.RegisterRequest) share {
 	if !r.Session || r.UID == 0 || e.options.Unprivileged {
 		return e.newShare()

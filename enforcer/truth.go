@@ -17,47 +17,46 @@ import (
 )
 
 const (
-	// patience with the driver, which can hang: on a device that has fallen off the bus, under a reset.
+	// patience limits driver queries, since the driver can hang: under a reset, or if a device has fallen off the bus.
 	patience = 5 * time.Second
-	// patienceOfProcess is less than what the asking process has with us.
+	// patienceOfProcess is shorter than the timeout of the requesting process.
 	patienceOfProcess = 700 * time.Millisecond
 )
 
-// patienceOfRelease is less, since all other changes wait for a release. Tests have more.
+// patienceOfRelease is shorter, since all other changes wait for a release. Tests use a longer one.
 var patienceOfRelease = 300 * time.Millisecond
 
 var (
 	errUntold = errors.New("the driver does not tell what each process holds")
 )
 
-// driverTruth is driver truth with its defects kept away from the rest: one question per device at a time, nobody
-// waits longer than he wants.
+// driverTruth keeps the driver's defects from the rest: one query per device at a time, and each caller sets its own timeout.
 type driverTruth struct {
 	source  Truth
 	devices []*gpu
-	version string // the driver's, as it was at the start: who asks the enforcer who it is shall not wait for the driver
+	version string // of the driver at the start, so that Info never waits for the driver
 
 	mu       guard.Mutex[guard.Leaf]
-	contexts map[string]uint64 // the least that a first context was seen to cost, by model and driver
+	contexts map[string]uint64 // the least cost of a first context seen, by model and driver version
 }
 
 type gpu struct {
 	driver.Device
 	slot driver.Slot                    // taken while the driver is asked about this device
-	who  *driver.Shared[map[int]uint64] // which processes hold how much of it
-	// exits says that a process has exited for whom the driver may hold memory here.
+	who  *driver.Shared[map[int]uint64] // bytes of each process on the device
+	// exits is sent to when a process exits for which the driver may hold memory here.
 	exits chan struct{}
 
-	begin    time.Time     // what is in answer is counted from
-	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
-	failures atomic.Uint64 // questions that it did not answer
+	begin    time.Time     // start of the time in answer
+	answer   atomic.Int64  // when the driver last listed processes, or a list was not needed
+	failures atomic.Uint64 // queries without an answer
 
 	mu        guard.Mutex[guard.Leaf]
 	occupancy occupancy
 	busy      busy
 	failing   bool
-	learned   bool // the model's cost of a context is not published yet
-	storing   bool // what was published is being stored
+	learned   bool // the model's cost of a context is to be published
+	storing   bool // the published cost is being stored
 }
 
 func (e *Enforcer) openTruth() error {
@@ -106,12 +105,12 @@ func (t *driverTruth) device(raw [16]byte) *gpu {
 	return nil
 }
 
-// processes asks the driver what each process holds on a device. What it returns others have, too.
+// processes returns the driver's bytes of each process on a device. Callers share the map.
 func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
 	return g.who.Ask(patience)
 }
 
-// tells says whether the driver has told lately what each process holds on a device.
+// tells reports whether the driver has lately listed a device's processes.
 func (e *Enforcer) tells(raw [16]byte) bool {
 	if e.truth == nil {
 		return false
@@ -125,7 +124,7 @@ func (e *Enforcer) tells(raw [16]byte) bool {
 	return !g.failing
 }
 
-// costs says of what a context's cost is learned: a model of device with a version of the driver; "" if the device has no name.
+// costs returns the key of a context's cost: the device's model and the driver's version; "" if the device has no name.
 func (t *driverTruth) costs(g *gpu) string {
 	if g.Name == "" {
 		return ""
@@ -133,17 +132,17 @@ func (t *driverTruth) costs(g *gpu) string {
 	return g.Name + ", driver " + t.version
 }
 
-// learned is what a first context is known to cost on a device; 0 if that is not known yet.
+// learned returns the known cost of a first context on a device; 0 if unknown.
 func (t *driverTruth) learned(g *gpu) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.contexts[t.costs(g)]
 }
 
-// ContextBytes is the quota's: what a process of the slice charges before its first context on a device. With driver truth that is 0 until
-// one was seen on such a device: then the process charges a guess, or all that is left if that is less, and settles it once the context is
-// there (hook_context.c). It is learned from what some process shows, so it is never more than the slice and its pool may have: where
-// nothing is charged yet, nobody's figure refuses a first context. Called with mu held.
+// ContextBytes is called by the quota. It returns what a process charges before its first context on a device. With driver truth this is 0 until one
+// was seen on such a device: then the process charges a guess, or all that is left if that is less, and corrects it once the context exists
+// (hook_context.c). The cost is learned from processes, so it is capped by the limits of the slice and its pool: no such figure refuses the first
+// context of an empty slice. Called with mu held.
 func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	if s.e.truth == nil {
 		return s.e.options.ContextBytes
@@ -165,7 +164,7 @@ func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	return bytes
 }
 
-// setContexts writes what first contexts cost into the slice's ledger.
+// setContexts writes the cost of first contexts to the slice's ledger.
 func (s *slice) setContexts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +176,8 @@ func (s *slice) setContexts() {
 	}
 }
 
-// learn notes what a first context cost. The least that was seen with the driver's version counts: a process can show as much more as it
-// likes, and every slice's next process charges it.
+// learn notes the cost of a first context. The least with the driver's version counts: a process can make it appear higher, and the next process of
+// every slice charges it.
 func (e *Enforcer) learn(g *gpu, bytes uint64) {
 	model := e.truth.costs(g)
 	if bytes == 0 || model == "" {
@@ -198,8 +197,8 @@ func (e *Enforcer) learn(g *gpu, bytes uint64) {
 	}
 }
 
-// publish writes what was learned to all ledgers and to the store: from the sampler's own loop, so that
-// processes that come and go quickly cannot keep the disk busy, and once at a time. It does not wait for the disk.
+// publish writes the learned cost to all ledgers and to the store, without a wait for the disk. It is called by the sampler and stores one cost at a
+// time, so that short-lived processes cannot keep the disk busy.
 func (e *Enforcer) publish(g *gpu) {
 	g.mu.Lock()
 	learned := g.learned && !g.storing
@@ -223,8 +222,8 @@ func (e *Enforcer) publish(g *gpu) {
 	})
 }
 
-// tellTruth answers a process that has made a context or loaded code, and learns from its first context what one costs. Later
-// it is told what it has to charge itself: what the enforcer has charged for it is not in that.
+// tellTruth answers a process that has made a context or loaded code. From its first context it learns the cost of one. Later answers are the bytes
+// for the process to charge, without those that the enforcer has charged for it.
 func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	raw, l, before, err := s.onDevice(peer, index)
 	if err != nil {
@@ -251,10 +250,10 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 		l.Learned[index] = true
 		after := s.quota.Ledger.Held(int(index), l.Number)
 		context := s.quota.Ledger.Context(int(index), l.Number)
-		// What it asked for beside the context; it was charged before or while the driver was asked.
+		// Its allocations besides the context were charged before or during the query.
 		asked := max(before, after) - min(context, max(before, after))
 		if bytes > asked {
-			// At once for this slice's next process; publish tells the others.
+			// At once for this slice's next process; publish follows for the others.
 			s.e.learn(g, bytes-asked)
 			s.quota.Ledger.SetContextBytes(int(index), s.ContextBytes(s.quota.Devices[index]))
 		}
@@ -266,7 +265,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	return bytes, nil
 }
 
-// onDevice finds a process's lane and what it holds on one of the ledger's devices.
+// onDevice returns the UUID of one of the ledger's devices, the process's lane, and the bytes that it holds there.
 func (s *slice) onDevice(peer *process.Handle, index uint32) (raw [16]byte, l *quota.Lane, held uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
