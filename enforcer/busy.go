@@ -10,24 +10,23 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// How busy processes keep a device is asked only while somebody looks, once in an interval, and nobody waits for it: what is shown is the
-// answer to the question before.
+// The driver is queried for how busy devices are only while a client reads that, once in an interval, in the background: the previous answer is shown.
 
-// busy is what the driver said last of how busy a device is kept.
+// busy is the driver's last answer for a device.
 type busy struct {
 	at     time.Time      // of the answer; zero if there was none
-	of     map[int]uint32 // percent by pid; nil if the driver does not say. Nobody's to change
+	of     map[int]uint32 // percent by pid; nil if unknown. Read-only
 	asking bool
 }
 
-// busyOn is how busy each process keeps a device; nil if that is not known.
+// busyOn returns how busy each process keeps a device; nil if unknown.
 func (e *Enforcer) busyOn(g *gpu) map[int]uint32 {
 	now, interval := time.Now(), e.options.Interval
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.busy.asking && now.Sub(g.busy.at) >= interval {
 		g.busy.asking = true
-		go func() { // it ends, whatever the driver does
+		go func() { // it has a timeout
 			of, err := driver.Ask(g.slot, patience, func() (map[int]uint32, error) { return e.truth.source.Busy(g.UUID, now.Add(-interval)) })
 			if err != nil {
 				of = nil
@@ -43,7 +42,7 @@ func (e *Enforcer) busyOn(g *gpu) map[int]uint32 {
 	return g.busy.of
 }
 
-// describe adds to the processes of a slice what is read outside its lock: their names, and how busy they keep its devices.
+// describe adds to a slice's processes what is read outside its lock: their names, and how busy they keep its devices.
 func (e *Enforcer) describe(shown *api.Slice) {
 	on := make(map[string]map[int]uint32)
 	for _, d := range shown.Devices {

@@ -22,19 +22,18 @@ const bindName = "bind"
 
 func (e *Enforcer) slicesDir() string { return filepath.Join(e.options.RunDir, "slices") }
 
-// newSliceDir is short, since a socket's address has 108 bytes, and never the same twice: what was bound from a former slice's directory
-// must not come to life with the next. Nobody finds it who was not told of it: whose it is is nobody else's affair.
+// newSliceDir returns a short path, since a socket's address has at most 108 bytes. It is never used again, so that nothing bound from a former slice's
+// directory becomes valid again. It is also hard to guess: a slice's directory is known to its owner only.
 func (e *Enforcer) newSliceDir(generation uint64) string {
 	var name [6]byte
-	_, _ = rand.Read(name[:]) // it never fails
+	_, _ = rand.Read(name[:]) // never fails
 	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", name, generation))
 }
 
-// makeSliceDir makes a slice's directory with all but the attach socket. Mkdir and O_EXCL follow no link and take
-// over nothing that is there.
+// makeDir makes a slice's directory with everything but the attach socket. Mkdir and O_EXCL follow no link and use no existing file.
 //
-// A container has the inner directory bound, and so does not need a way through the outer one; to the host's users it is
-// closed, or each of them could keep the attach socket busy. Processes on the host do come that way.
+// A container has the inner directory bound, and needs no access to the outer one. That is closed to the host's users: each could otherwise keep the
+// attach socket busy; a session's processes on the host do pass it.
 func (s *slice) makeDir() error {
 	mode := os.FileMode(0o700)
 	if s.request.OnHost() {
@@ -66,8 +65,7 @@ func makeEmpty(path string) error {
 	return file.Close()
 }
 
-// sweep removes the directories that belong to no slice: of an enforcer that was killed before the store had
-// the slice, or after the store had it no more.
+// sweep removes directories without a slice, left by an enforcer that was killed before it stored the slice, or after it deleted the record.
 func (e *Enforcer) sweep(keep map[string]bool) {
 	entries, err := os.ReadDir(e.slicesDir())
 	if err != nil {
@@ -82,14 +80,14 @@ func (e *Enforcer) sweep(keep map[string]bool) {
 	}
 }
 
-// removeSliceDir removes a directory that was made by makeSliceDir, and nothing else.
+// removeSliceDir removes a slice's directory, and nothing else.
 func (e *Enforcer) removeSliceDir(dir string) {
 	if filepath.Dir(dir) != e.slicesDir() {
 		e.log.Error("directory kept: it is not a slice's", "dir", dir)
 		return
 	}
 	err := os.RemoveAll(dir)
-	// The container's init was killed while its hook is at work, which puts a few files there at this moment.
+	// If a container's init is killed while its hook runs, the hook may still add files.
 	for tries := 0; tries < 10 && errors.Is(err, unix.ENOTEMPTY); tries++ {
 		err = os.RemoveAll(dir)
 	}
@@ -98,7 +96,7 @@ func (e *Enforcer) removeSliceDir(dir string) {
 	}
 }
 
-// lockState makes sure that one enforcer works on the state. The lock ends with the process, however it ends.
+// lockState ensures that only one enforcer uses the state. The lock ends with the process.
 func lockState(dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)

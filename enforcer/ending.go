@@ -14,24 +14,23 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// The end of processes. Those of a container are all in its cgroup and below it. Those of a session are its first process
-// and what descends from it, and the first process comes last: what it leaves behind would no longer be known as its
-// descendants. `gpuslice run` is such a first process. It ends by itself when no descendant is left, with its command's exit
-// code; and it hands signals on to its command, which would get them twice.
+// This file ends processes. Those of a container are in its cgroup and below. Those of a session are its first process and the descendants; the first
+// one comes last, since its orphans would no longer be known as descendants. With `gpuslice run` that is gpuslice itself. It exits by itself after
+// the last descendant, with its command's exit code, and it forwards signals to the command, which would get them twice.
 
 const (
-	// termQuiet is how long no new process of the slice may appear until all have been asked to end.
+	// termQuiet: SIGTERM has reached all processes once no new one appears for this time.
 	termQuiet = 20 * time.Millisecond
-	// minKillInterval and maxKillInterval are between two rounds of killing, which are needed for processes that were forked
-	// meanwhile, or that the kernel holds in a system call.
+	// minKillInterval and maxKillInterval are the bounds of the time between rounds of SIGKILL. More than one is needed for processes forked in
+	// between, or held by the kernel in a system call.
 	minKillInterval, maxKillInterval = 20 * time.Millisecond, 2 * time.Second
-	// firstExit is how long a session's first process has to exit by itself once it is the last one.
+	// firstExit is the time for a session's first process to exit by itself, once it is the last one.
 	firstExit = 2 * time.Second
-	// killTimeout is after what time it is reported that processes do not exit.
+	// killTimeout is the time after which processes that do not exit are reported.
 	killTimeout = 10 * time.Second
 )
 
-// terminate sends SIGTERM once to each process of the slice, also to those that are forked meanwhile: for the grace at most.
+// terminate sends SIGTERM once to each process of the slice, including those forked in the meantime, for the grace at most.
 func (e *Enforcer) terminate(s *slice) {
 	type one struct {
 		pid   int
@@ -59,11 +58,10 @@ func (e *Enforcer) terminate(s *slice) {
 	}
 }
 
-// endByForce kills the slice's processes until there are none, and releases it then. It returns when that is so, or
-// ctx ends.
+// endByForce kills the slice's processes until none is left, and then releases it. It returns then, or when ctx ends.
 func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
 	begun, reported := time.Now(), false
-	var none time.Time // since when there was none but a session's first one
+	var none time.Time // since when at most a session's first process is left
 	for wait := minKillInterval; ; wait = min(2*wait, maxKillInterval) {
 		remaining := e.killRound(s)
 		killpoint.Pass("expire.killed")
@@ -75,7 +73,7 @@ func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
 		case s.request.Session && time.Since(none) >= firstExit:
 			e.signalFirst(s, syscall.SIGKILL)
 		}
-		e.ended(s) // unless that was noticed already
+		e.ended(s) // unless noticed already
 		if !reported && remaining > 0 && time.Since(begun) >= killTimeout {
 			reported = true
 			s.log.Error("processes of an expired slice did not exit after SIGKILL: the kernel holds them in a system call, or they fork faster", "count", remaining)
@@ -86,10 +84,10 @@ func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
 	}
 }
 
-// killRound sends SIGKILL to all processes of the slice that there are, but for a session's first one, and says how many it has found.
+// killRound sends SIGKILL to all current processes of the slice, except a session's first one, and returns their number.
 func (e *Enforcer) killRound(s *slice) (found int) {
 	if !s.request.Session {
-		// All at once, so that none can fork away.
+		// All at once, so that none can escape by a fork.
 		if err := cgroup.Kill(s.cgroup); err != nil && !errors.Is(err, cgroup.ErrNoKill) {
 			s.log.Error("slice's cgroup not killed", "cgroup", s.cgroup.String(), "err", err)
 		}
@@ -109,7 +107,7 @@ func (e *Enforcer) signal(s *slice, p *process.Handle, sig syscall.Signal) {
 	s.log.Debug("process of the slice signalled", "pid", p.PID, "signal", sig.String())
 }
 
-// signalFirst is for a session's first process. It is not for this process, which is that of `gpuslice run --embedded`.
+// signalFirst signals a session's first process, except the enforcer itself (`gpuslice run --embedded`).
 func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
 	p, err := process.Again(s.request.PID, s.initStart)
 	if err != nil {
@@ -121,7 +119,7 @@ func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
 	}
 }
 
-// eachProcess calls f for all processes of the slice that are alive and that the slice's user may signal, but for a session's first one.
+// eachProcess calls f for each living process of the slice that its user may signal, except a session's first one.
 func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 	pids, err := s.pids()
 	if err != nil {
@@ -135,7 +133,7 @@ func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 		if err != nil {
 			continue // exited
 		}
-		// Its pid may be another's than when it was listed.
+		// The pid may be another process since it was listed.
 		if s.mine(pid) && s.maySignal(pid) && p.Alive() {
 			f(p)
 		}
@@ -143,8 +141,8 @@ func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 	}
 }
 
-// mine says whether pid is the slice's to end. A container's are all that are in its cgroup, whatever slices they have
-// made for themselves in there; a session's are not those in a container that has a slice.
+// mine reports whether pid is the slice's to end. For a container that is any process in its cgroup, even in a slice that it has made there; for a
+// session, none in a container with a slice.
 func (s *slice) mine(pid int) bool {
 	if s.request.Session {
 		return s.e.owner(pid) == s
@@ -160,8 +158,8 @@ func (s *slice) mine(pid int) bool {
 	return unknown == nil && s.began(in) || membership.Is(s.cgroup) && s.e.byNamespace(in) == nil
 }
 
-// maySignal says whether a process of the slice may be sent a signal for whom the slice is. A session is its users': one of its processes that
-// runs with another user's rights, as a setuid program does, they could not end themselves.
+// maySignal reports whether a process may be signalled on behalf of the slice. In a session only processes that its users could signal may be: not one
+// with another user's rights, as a setuid program has.
 func (s *slice) maySignal(pid int) bool {
 	if !s.request.Session {
 		return true

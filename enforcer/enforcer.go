@@ -7,7 +7,7 @@
 // It must never:
 //
 //   - answer a request before the store has the result: a restart must find every promised slice;
-//   - trust a process's claim about itself (the kernel is asked instead), or read back from a ledger what the enforcer itself writes there (its
+//   - trust a process's claim about itself (the kernel decides), or read back from a ledger what the enforcer itself writes there (its
 //     copy in memory counts);
 //   - delay a charge: attached processes continue while the enforcer is down.
 //

@@ -15,19 +15,19 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
-// Events of slices. There are none of what processes did while no enforcer ran; the slice's counts have it. A slice that ended meanwhile is
-// reported at the start.
+// This file reports events of slices. There are none for the time in which no enforcer ran; the slice's counts include it. A slice that ended
+// in that time is reported at the start.
 
 const (
 	eventsKept = 4096
-	// eventsAtOnce is how many events one answer has at most.
+	// eventsAtOnce is the most events in one answer.
 	eventsAtOnce = 256
-	// maxBytes bounds a figure that a process can write at will.
+	// maxBytes bounds figures that a process can write at will.
 	maxBytes = math.MaxInt64
 )
 
-// Events are those after number since of that instance, the oldest first, and not all of them if they are many; see event.Log.Since.
-// With wait there is one at least, unless ctx ends or the enforcer does, which is an error.
+// Events returns events of that instance after number since, oldest first, at most eventsAtOnce; see event.Log.Since. With wait it blocks until there
+// is one. The end of ctx or of the enforcer is an error then.
 func (e *Enforcer) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
 	if wait {
 		if err := e.events.Wait(ctx, instance, since); err != nil {
@@ -43,10 +43,10 @@ func (s *slice) tell(e api.Event) {
 	s.e.events.Append(sourceOf(&s.request), e)
 }
 
-// sourceOperator is the source of events of pools, which are the operator's, as root's sessions are.
+// sourceOperator is the source of pools' events, and of those of root's sessions.
 const sourceOperator, sourceRoot = "", "user 0"
 
-// sourceOf says whose share of the log the events of a slice take: those of all sessions of a user take one. No slice's id has a space.
+// sourceOf returns the source of a slice's events, which bounds their share of the log. All sessions of a user are one source. No slice's id has a space.
 func sourceOf(r *api.RegisterRequest) string {
 	if r.Session {
 		return fmt.Sprint("user ", r.UID)
@@ -54,10 +54,10 @@ func sourceOf(r *api.RegisterRequest) string {
 	return r.ID
 }
 
-// reportRefusals reports the refusals of a lane since it was last called: on one device with what the process described of the last one, on
-// others in the next event of the device. Called with mu held.
+// reportRefusals reports a lane's refusals since the last call: those on the device of the last described refusal at once, others in the device's next
+// event. Called with mu held.
 func (s *slice) reportRefusals(l *quota.Lane, now time.Time) {
-	r, described := s.quota.Ledger.LastRefusal(l.Number) // before its count, so that one which comes now is not taken for it
+	r, described := s.quota.Ledger.LastRefusal(l.Number) // before the count: a later refusal is not mistaken for it
 	for i := range s.quota.Devices {
 		n := l.Refusals.Rest(i, s.quota.Ledger.Refusals(i, l.Number))
 		if n == 0 {
@@ -74,7 +74,7 @@ func (s *slice) reportRefusals(l *quota.Lane, now time.Time) {
 	}
 }
 
-// tellRefusal reports count refusals on one device, of which a process has described the last. Called with mu held.
+// tellRefusal reports count refusals on one device, the last of which a process has described. Called with mu held.
 func (s *slice) tellRefusal(l *quota.Lane, r ledger.Refusal, count uint64) {
 	d := s.quota.Devices[r.Device]
 	used := min(r.Used, d.Total)
@@ -90,7 +90,7 @@ func (s *slice) tellRefusal(l *quota.Lane, r ledger.Refusal, count uint64) {
 	s.keep(e, d, min(r.Needed, maxBytes))
 }
 
-// drawsOn is the pool of whose quota alone the slice draws on a device; nil if it has a quota of its own there.
+// drawsOn returns the pool if only its quota applies to the slice on a device; nil if the slice has a quota of its own there.
 func (s *slice) drawsOn(d *quota.Device) *pool {
 	if d.Limit != ledger.NoLimit {
 		return nil
@@ -98,7 +98,7 @@ func (s *slice) drawsOn(d *quota.Device) *pool {
 	return s.poolOn(d.UUID)
 }
 
-// limit is 0 in record mode, and the pool's limit for a member that has none of its own. Called with mu held.
+// limit returns the slice's limit: 0 in record mode, the pool's for a member without one of its own. Called with mu held.
 func (s *slice) limit(d *quota.Device) uint64 {
 	if d.Limit != ledger.NoLimit {
 		return d.Granted()
@@ -109,7 +109,7 @@ func (s *slice) limit(d *quota.Device) uint64 {
 	return 0
 }
 
-// eventLimit is the limit that an event has: none in record mode, and 0 where the slice can be given nothing. Called with mu held.
+// eventLimit returns the limit for an event: nil in record mode, 0 if the slice is granted nothing. Called with mu held.
 func (s *slice) eventLimit(d *quota.Device) *uint64 {
 	if d.Limit == ledger.NoLimit && len(s.pools) == 0 {
 		return nil
@@ -117,8 +117,8 @@ func (s *slice) eventLimit(d *quota.Device) *uint64 {
 	return new(s.limit(d))
 }
 
-// highestLimit is the highest limit that was ever in force there, which is what one honest process can have charged at most:
-// ledger.NoLimit in record mode. Called with mu held.
+// highestLimit returns the highest limit so far, the most that one honest process can have charged: ledger.NoLimit in record mode. Called with mu
+// held.
 func (s *slice) highestLimit(d *quota.Device) uint64 {
 	if p := s.drawsOn(d); p != nil {
 		return max(d.Highest, p.highestOn(d.UUID))
@@ -126,8 +126,7 @@ func (s *slice) highestLimit(d *quota.Device) uint64 {
 	return d.HighestLimit()
 }
 
-// reportCounts reports refusals, and bytes that processes have recovered, since it was last called. Refusals without an event of their own have
-// one for each device. Called with mu held.
+// reportCounts reports refusals and recovered bytes since the last call. Refusals not reported yet get one event for each device. Called with mu held.
 func (s *slice) reportCounts() {
 	now := time.Now()
 	for l := range s.quota.Lanes() {
@@ -141,10 +140,10 @@ func (s *slice) reportCounts() {
 				PID: refused.PID, Command: refused.Command, Count: refused.Count,
 			}
 			switch p := s.drawsOn(d); {
-			case len(s.pools) == 0 || d.Frozen: // it was the slice's
+			case len(s.pools) == 0 || d.Frozen: // the slice's own quota refused
 			case p != nil:
 				e.Pool = p.name
-			default: // the counts do not say whether it was that one or the pool's
+			default: // unknown which of the two refused
 				e.Limit = nil
 			}
 			s.tell(e)
@@ -159,7 +158,7 @@ func (s *slice) reportCounts() {
 	}
 }
 
-// reject reports that a process's attach was rejected, and why: as attachResult says it, "released" or "stranger".
+// reject reports that an attach was rejected, and its cause: attachResult's, "released" or "stranger".
 func (s *slice) reject(pid int, cause string) {
 	s.mu.Lock()
 	tells := s.rejected.Add(time.Now(), cause)
@@ -169,7 +168,7 @@ func (s *slice) reject(pid int, cause string) {
 	}
 }
 
-// reportRejected reports those that were not reported one by one. Called with mu held.
+// reportRejected reports rejections without an event of their own. Called with mu held.
 func (s *slice) reportRejected() {
 	s.rejected.Rest(func(cause string, n uint64) {
 		s.tell(api.Event{Kind: api.EventAttachRefused, Cause: cause, Count: n})

@@ -11,30 +11,27 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Whether the enforcer makes progress. Nothing here takes a lock that is held over something that waits, so that there is an
-// answer when all else hangs.
+// This file reports whether the enforcer makes progress. It takes no lock that is held over a wait, so it answers when all else hangs.
 //
-// The regular check, the lock under which slices are made and ended, and the store are the enforcer's own: if one of them
-// hangs for long, a restart is the way out, and costs nothing since slices go on without it. Driver truth is not: a
-// driver that hangs, hangs for the next enforcer, too, and until it is back the ledger alone keeps the quotas.
+// The regular check, the registry's lock and the store are the enforcer's own: if one of them hangs, a restart helps, and is safe since slices continue
+// without the enforcer. A driver that hangs would also hang for the next enforcer; until it answers, the ledger alone enforces the quotas.
 
 const (
-	// stuck is how long there is no progress before that is no delay any more. A disk that is written to by others,
-	// and a machine that swaps, take seconds.
+	// stuck is the time without progress that is no longer a delay. A busy disk, or a machine that swaps, takes seconds.
 	stuck = 30 * time.Second
-	// slow is how long a write to the store takes when containers have waited too long.
+	// slow is the time of a store's write after which containers wait too long.
 	slow = 5 * time.Second
-	// missedChecks are how many regular checks, or samples, are missed before it is reported.
+	// missedChecks is the number of missed checks or samples after which that is reported.
 	missedChecks = 3
 )
 
-// progress is when something was done last, as time since begin.
+// progress has the times of last events, since begin.
 type progress struct {
 	begin   time.Time
 	checked atomic.Int64 // the end of the last regular check
-	lag     atomic.Int64 // how long after its time that was
-	seen    uint64       // the oldest of the changes under way at the last check, which alone uses it
-	changed atomic.Int64 // when there was last none, or another one was the oldest
+	lag     atomic.Int64 // its delay
+	seen    uint64       // the oldest change under way at the last check, which alone uses it
+	changed atomic.Int64 // when there was last no change, or another one became the oldest
 }
 
 func (p *progress) since(at *atomic.Int64) time.Duration {
@@ -43,10 +40,10 @@ func (p *progress) since(at *atomic.Int64) time.Duration {
 
 func (p *progress) stamp(at *atomic.Int64) { at.Store(int64(time.Since(p.begin))) }
 
-// checkedAt notes the end of the regular check that was due at that time, and checks the changes under way and the store.
+// checkedAt notes the end of the regular check due at that time, and checks the progress of changes.
 func (e *Enforcer) checkedAt(due time.Time) {
 	p := &e.progress
-	if oldest := e.oldestTurn(); oldest == 0 || oldest != p.seen { // many take turns, and none of them hangs
+	if oldest := e.oldestTurn(); oldest == 0 || oldest != p.seen { // with many changes the oldest one still changes
 		p.seen = oldest
 		p.stamp(&p.changed)
 	}
@@ -55,7 +52,7 @@ func (e *Enforcer) checkedAt(due time.Time) {
 	p.stamp(&p.checked)
 }
 
-// Health says whether the enforcer makes progress.
+// Health reports whether the enforcer makes progress.
 func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	p := &e.progress
 	timeout := max(stuck, missedChecks*e.options.Interval)
@@ -63,7 +60,7 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	loop.OK = p.since(&p.checked) < timeout
 	loop.Message = said(loop, "the regular check of all slices has not ended for %s")
 	changes := api.Check{Name: "changes", For: api.ForLive, Age: p.since(&p.changed)}
-	changes.OK = p.since(&p.changed) < timeout || !loop.OK // it is the loop that checks
+	changes.OK = p.since(&p.changed) < timeout || !loop.OK // the loop itself checks
 	changes.Message = said(changes, "a change of a slice has been running for %s")
 	h := api.Health{Checks: append([]api.Check{loop, changes}, e.storeChecks()...)}
 	if e.truth != nil {
@@ -79,7 +76,7 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	return h, nil
 }
 
-// Lag is how long after its time the last regular check ended.
+// Lag returns the delay with which the last regular check ended.
 func (e *Enforcer) Lag() time.Duration { return time.Duration(e.progress.lag.Load()) }
 
 func said(c api.Check, format string) string {
@@ -100,7 +97,7 @@ func (e *Enforcer) storeChecks() []api.Check {
 	return []api.Check{live, ready}
 }
 
-// answered notes whether the driver answered about a device, or that nobody needed to ask.
+// answered notes whether the driver answered about a device; nil also if no query was needed.
 func (g *gpu) answered(err error) {
 	if err != nil {
 		g.failures.Add(1)
@@ -109,7 +106,7 @@ func (g *gpu) answered(err error) {
 	g.answer.Store(int64(time.Since(g.begin)))
 }
 
-// truthCheck is about the samples of a device.
+// truthCheck is the check of a device's samples.
 func (e *Enforcer) truthCheck(g *gpu) api.Check {
 	age := max(0, time.Since(g.begin)-time.Duration(g.answer.Load()))
 	c := api.Check{Name: "truth", Device: g.UUID, Age: age, Failures: g.failures.Load()}

@@ -17,10 +17,10 @@ import (
 	"github.com/gpuslice/gpuslice/hostmem"
 )
 
-// Where a slice's memory goes: whether the host, a cgroup and the operator have room for it, and what processes that move their memory themselves keep
-// there for the next time.
+// This file checks that the host, its cgroups and the operator's limit have room for moved memory, and decides what processes that move themselves
+// keep of it for the next move.
 
-// hostHasRoomOr is hostHasRoom, where leave leaves to the driver those that would move their memory themselves and have no room for that, if the driver has.
+// hostHasRoomOr is hostHasRoom. If there is no room, leave passes processes that would move themselves to the driver, which may have it.
 func (s *slice) hostHasRoomOr(all []*moved, leave func(p *moved, why error) error) error {
 	err := s.hostHasRoom(all)
 	if err == nil {
@@ -46,8 +46,8 @@ func (s *slice) hostHasRoomOr(all []*moved, leave func(p *moved, why error) erro
 	return nil
 }
 
-// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, or to
-// the cgroup of the operator's choice, and the kernel would kill one that is beyond its limit.
+// hostHasRoom returns which limit the copy in host memory exceeds, beyond what processes have kept for it. The copy is charged to the moved process
+// or to the operator's cgroup; the kernel would kill a process over its limit.
 func (s *slice) hostHasRoom(all []*moved) error {
 	own, given, more := make(map[int]uint64), uint64(0), uint64(0)
 	for _, p := range all {
@@ -78,7 +78,7 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	})
 }
 
-// fitsCgroups says which processes' cgroup has no room for so much more.
+// fitsCgroups returns an error if the cgroup of a process has no room for the bytes that it needs in addition.
 func (s *slice) fitsCgroups(needs map[int]uint64) error {
 	if s.e.host == nil {
 		return nil
@@ -91,13 +91,13 @@ func (s *slice) fitsCgroups(needs map[int]uint64) error {
 	return err
 }
 
-// Tests have others.
+// Variables, since tests replace them.
 var (
 	memoryOfHost = hostMemory
 	memoryShort  = (*cgroup.Host).MemoryShort
 )
 
-// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it, and how many there are.
+// hostMemory returns the kernel's estimate of the bytes available without swapping, and the host's total.
 func hostMemory() (available, total uint64, known bool) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -112,7 +112,7 @@ func hostMemory() (available, total uint64, known bool) {
 		if err != nil {
 			return 0, 0, false
 		}
-		if f[0] == "MemAvailable:" { // which comes after the other
+		if f[0] == "MemAvailable:" { // follows MemTotal
 			return kib << 10, total, true
 		}
 		total = kib << 10
@@ -120,7 +120,7 @@ func hostMemory() (available, total uint64, known bool) {
 	return 0, 0, false
 }
 
-// fitsHost says whether what is to go of the slice is within what elastic slices may have of host memory, evicted or kept by their processes.
+// fitsHost returns an error if the move would exceed the host memory allowed for elastic slices, evicted or kept by processes.
 func (s *slice) fitsHost(going []*moved) error {
 	most := s.e.options.Elastic.HostMemory
 	if most == 0 {
@@ -154,7 +154,7 @@ func (s *slice) fitsHost(going []*moved) error {
 	})
 }
 
-// bothFit is fitsHost and hostHasRoom.
+// bothFit is fitsHost, then hostHasRoom.
 func (s *slice) bothFit(going []*moved) error {
 	if err := s.fitsHost(going); err != nil {
 		return err
@@ -162,18 +162,18 @@ func (s *slice) bothFit(going []*moved) error {
 	return s.hostHasRoom(going)
 }
 
-// keeps notes how much host memory a process has, whether its memory is there or it keeps that for the next time.
+// keeps notes the bytes of host memory that a process has, in use or kept for the next move.
 func (s *slice) keeps(p *moved, bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { l.Kept = bytes })
 }
 
-// kept is what keeps has noted.
+// kept returns what keeps has noted.
 func (s *slice) kept(p *moved) (bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { bytes = l.Kept })
 	return bytes
 }
 
-// keptInAll is what processes of a slice that is on its devices keep. Called with mu held.
+// keptInAll returns the bytes that the processes of a resident slice keep. Called with mu held.
 func (s *slice) keptInAll() (bytes uint64) {
 	for l := range s.quota.Lanes() {
 		bytes += l.Kept
@@ -181,8 +181,8 @@ func (s *slice) keptInAll() (bytes uint64) {
 	return bytes
 }
 
-// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited; and others to give back what the host lacks
-// to have plenty. What is charged to the cgroup of the operator's choice may be kept until somebody else needs it.
+// mayKeep requests that processes of a returned slice give back host memory: all of it if their cgroup is limited, else what the host lacks to have
+// plenty. Memory of the operator's cgroup may be kept until another process needs it.
 func (s *slice) mayKeep() {
 	var keep []process.Identity
 	s.mu.Lock()
@@ -207,14 +207,14 @@ func (s *slice) mayKeep() {
 	}
 }
 
-// isLimited says whether what a process keeps is within a limit of its own cgroup.
+// isLimited reports whether what a process keeps counts in a limited cgroup of its own.
 func (s *slice) isLimited(p process.Identity) bool {
 	if h := s.e.options.HostMemory; h != nil {
 		if bytes, err := h.Bytes(hostmem.Process{PID: p.PID, Start: p.Start}); err == nil && bytes > 0 {
 			return false
 		}
 	}
-	const more = 1 << 62 // than any limit that is one
+	const more = 1 << 62 // than any real limit
 	if s.e.host == nil {
 		return false
 	}
@@ -222,8 +222,8 @@ func (s *slice) isLimited(p process.Identity) bool {
 	return short != nil || err != nil
 }
 
-// bare tells those processes of a slice to give back so many bytes of host memory together who keep some, on their devices, or aside and beyond what their
-// memory is in. It returns what they are to answer, by lane.
+// bare requests that processes of the slice give back these bytes of host memory together: what resident ones keep, or what others have beyond their
+// moved memory. It returns the expected answers, by lane.
 func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,7 +235,7 @@ func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane
 		for _, p := range s.suspension.Processes {
 			inUse[p.PID] = sum(onHost(p))
 		}
-	case s.suspension != nil: // they are moving, or are to
+	case s.suspension != nil: // they are moving, or about to
 		return told
 	}
 	for l := range s.quota.Lanes() {
@@ -245,14 +245,14 @@ func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane
 			continue
 		}
 		bytes -= gives
-		l.Kept -= gives // whether it does or not: it may have given back a part
+		l.Kept -= gives // even if it does not: it may have given back a part
 		s.quota.Ledger.SetKeep(l.Kept)
 		told[l] = s.quota.Ledger.SetWant(l.Number, place)
 	}
 	return told
 }
 
-// awaitBare waits until those who were told by bare have answered, or are told something else; and takes back what they were given.
+// awaitBare waits until the lanes have answered bare, or have another request. Then it takes back their host memory.
 func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
 	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline) && !s.e.ending.Load(); time.Sleep(wordPace) {
 		open := false
@@ -273,9 +273,9 @@ func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
 	}
 }
 
-// fitsWithout says whether something fits the host's memory, for which other slices give back what their processes keep, one after the other.
+// fitsWithout calls fits again and again, while other slices in turn give back host memory that their processes keep. It returns the last error.
 func (s *slice) fitsWithout(fits func() (lacks uint64, err error)) error {
-	const more = 1 << 30 // than is lacking: the host's own figure is an estimate
+	const more = 1 << 30 // in addition, since the host's figure is an estimate
 	lacks, err := fits()
 	for _, other := range s.e.elasticOnes() {
 		if err == nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// member says whether the process is one of the slice, and still was after that was found out.
+// member reports whether a process belongs to the slice and, after that was found, was still alive.
 func (e *Enforcer) member(s *slice, p *process.Handle) bool {
 	return e.owner(p.PID) == s && p.Alive()
 }
 
-// owner finds the slice whose member pid is now: the container that it is of, or the nearest session. A session that began inside a container has its own members; a container that a session's program
-// began has left the session.
+// owner returns the slice to which pid belongs now: its container, or the nearest session. A session inside a container has its own members; a
+// container that a session's program began has left the session.
 func (e *Enforcer) owner(pid int) *slice {
 	container := e.container(pid)
 	session := e.session(pid)
@@ -28,7 +28,7 @@ func (e *Enforcer) owner(pid int) *slice {
 	return session
 }
 
-// container finds the container that a process is of: the one with the longest cgroup above the process's.
+// container returns the container of a process: the one with the longest cgroup above the process's.
 func (e *Enforcer) container(pid int) *slice {
 	s, theirs := e.containerAbove(pid)
 	if theirs {
@@ -37,11 +37,10 @@ func (e *Enforcer) container(pid int) *slice {
 	return s
 }
 
-// containerAbove finds the container that a process is of: the one with the longest cgroup above the process's, if the process is in the pid namespace
-// in which that one began, or below it. A process can be moved to any cgroup by who may write there, and a container that was made elsewhere can
-// be put below another's cgroup (docker run --cgroup-parent); but a container has no way out of its pid namespace. So one in another place
-// is of the container whose pid namespace it is. If it is of none, it is of that whose very cgroup it is in; below that theirs is true of it, and it
-// is not the container's to answer for.
+// containerAbove returns the container with the longest cgroup above the process's, if the process is in that container's pid namespace or below. A
+// process can be moved to another cgroup by any program with write access, and an unrelated container can be placed below another's cgroup (docker run
+// --cgroup-parent), but a container cannot leave its pid namespace. So a process elsewhere belongs to the container of its pid namespace. Without
+// one it belongs to the container with exactly its cgroup; below that, theirs is true, and the container is not responsible for it.
 func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	if e.host == nil {
 		return nil, false
@@ -53,7 +52,7 @@ func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	return e.containerOver(pid, membership)
 }
 
-// containerOver is containerAbove of a process that is in these cgroups.
+// containerOver is containerAbove for a process in these cgroups.
 func (e *Enforcer) containerOver(pid int, membership cgroup.Membership) (s *slice, theirs bool) {
 	e.mu.Lock()
 	membership.Each(func(mount, rel string) {
@@ -63,7 +62,7 @@ func (e *Enforcer) containerOver(pid int, membership cgroup.Membership) (s *slic
 		}
 	})
 	e.mu.Unlock()
-	// A path can be used again, before the liveness of the one that had it is noticed.
+	// A path can be used again before the end of its former cgroup is noticed.
 	if s != nil && !s.cgroup.Exists() {
 		s = nil
 	}
@@ -77,10 +76,10 @@ func (e *Enforcer) containerOver(pid int, membership cgroup.Membership) (s *slic
 	return s, s != nil && !membership.Is(s.cgroup)
 }
 
-// membershipOf is the cgroups of a process. Tests have kernels that do not tell those that are deeper than paths are long, as such before Linux 6.7.
+// membershipOf returns a process's cgroups. Tests replace it: kernels before Linux 6.7 do not report a cgroup deeper than a path can be long.
 var membershipOf = (*cgroup.Host).Membership
 
-// byNamespace finds the container that the nearest of these pid namespaces was made for.
+// byNamespace returns the container made for the nearest of these pid namespaces.
 func (e *Enforcer) byNamespace(in []uint64) *slice {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,11 +91,10 @@ func (e *Enforcer) byNamespace(in []uint64) *slice {
 	return nil
 }
 
-// began says whether one of these pid namespaces is that in which the container began.
+// began reports whether one of these pid namespaces is the container's.
 func (s *slice) began(in []uint64) bool { return s.pidNS == 0 || slices.Contains(in, s.pidNS) }
 
-// session finds the session that is nearest above a process. The process's ancestors are read once, however many
-// sessions there are.
+// session returns the nearest session above a process. It reads the process's ancestors once, for any number of sessions.
 func (e *Enforcer) session(pid int) *slice {
 	e.mu.Lock()
 	sessions := slices.Collect(maps.Keys(e.sessions))
@@ -104,7 +102,7 @@ func (e *Enforcer) session(pid int) *slice {
 	if len(sessions) == 0 {
 		return nil
 	}
-	above := make(map[int]int) // how far
+	above := make(map[int]int) // distance
 	process.Ancestors(pid, func(pid int) bool {
 		if _, again := above[pid]; !again {
 			above[pid] = len(above)

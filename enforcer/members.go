@@ -26,7 +26,7 @@ func (p *pool) storeLedger() error {
 	})
 }
 
-// attach gives a process of a member a lane, and the pool's ledger. If there is no error the process is the lane's.
+// attach gives a process of a member a lane and the pool's ledger. On success the lane owns the process's handle.
 func (p *pool) attach(l *quota.Lane) (*os.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,7 +36,7 @@ func (p *pool) attach(l *quota.Lane) (*os.File, error) {
 	return p.quota.Attach(l)
 }
 
-// settle is for a process whose lane in its slice is settled although it lives, or was not given to it after all. Called with the slice's mu
+// settle settles a process's lane in the pool while the process lives: its lane in the slice is settled, or was withdrawn. Called with the slice's mu
 // held.
 func (p *pool) settle(pid int) {
 	p.mu.Lock()
@@ -46,7 +46,7 @@ func (p *pool) settle(pid int) {
 	}
 }
 
-// onLane does something with the lane that a member's process has in the pool, if it has one. Called with the slice's mu held.
+// onLane calls do with the pool's lane of a member's process, if it has one. Called with the slice's mu held.
 func (p *pool) onLane(pid int, do func(*quota.Lane) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,19 +57,18 @@ func (p *pool) onLane(pid int, do func(*quota.Lane) error) error {
 	return do(l)
 }
 
-// shortfall is what a process holds in its slice and not in the pool. Between its two charges an honest one does, for an
-// instant, or for as long as it is stopped there; one that has overwritten the pool's page, or leaves it out, for good. So it
-// is charged once neither lane has changed throughout bypass_grace, as far as the driver says that the process holds it. Where
-// the driver does not say, it is charged as far as it fits: the pool has not more than its limit for what is not verified.
+// shortfall is what a process holds in its slice's ledger and not in the pool's. An honest process has one for an instant between its two charges, or
+// while it is stopped there; a process that has overwritten or bypassed the pool's page keeps it. So the enforcer charges it, up to the driver's
+// figure, once neither lane has changed for bypass_grace. If the driver has no figure, it is charged only within the pool's limit.
 type shortfall struct {
 	inSlice, inPool uint64    // numbers of the lanes' last changes
-	since           time.Time // when they were those first
+	since           time.Time // when these were first seen
 	bytes, charged  uint64
-	unverified      bool // the driver does not say
+	unverified      bool // the driver has no figure
 }
 
-// beyondLanes charges the pool for what the driver holds for a member's processes beyond their lanes, of which the slice says
-// how much it is; complete says that this is known of all of them. Called with the slice's mu held.
+// beyondLanes charges the pool for what the driver holds for a member's processes beyond their lanes: bytes, by the slice's samples. complete is set if
+// all of them are known. Called with the slice's mu held.
 func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64, complete bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,8 +91,7 @@ func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64, complete bool) 
 	p.setExcess(index)
 }
 
-// reconcile finds out whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
-// mu held.
+// reconcile checks that a member's processes charged to the pool what they charged to their slice. Called with the slice's mu held.
 func (p *pool) reconcile(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +158,7 @@ func (p *pool) setExcess(index int) {
 	p.quota.SetExcess(index, known, unverified)
 }
 
-// join and part say which slices are members. A slice joins in the pool's turn, or before anybody knows the pool.
+// join and part add and remove a member. A slice joins in the pool's turn, or before the pool is registered.
 func (p *pool) join(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,14 +14,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-// The memory needs of a slice: its peaks, its refusals, and the holders of memory when the last refusal was reported. The regular check and the end
-// of a process find them.
+// The memory needs of a slice are its peaks, its refusals, and the holders of memory at the last reported refusal. The regular check and the end of a
+// process update them.
 
-// maxHolders is how many processes a refusal names; those that held most.
+// maxHolders is the number of processes that a refusal names, the largest first.
 const maxHolders = 16
 
-// keep keeps a refusal that an event reports as the slice's last one. A count does not replace a refusal that a process described. needed is
-// the highest quota with which one of the event's refusals had been granted. Called with mu held.
+// keep keeps the refusal of an event as the slice's last one. A mere count does not replace a described refusal. needed is the highest quota
+// that one of the event's refusals required. Called with mu held.
 func (s *slice) keep(e api.Event, d *quota.Device, needed uint64) {
 	if e.Requested == 0 && s.refused != nil && s.refused.Requested > 0 {
 		return
@@ -61,7 +61,7 @@ func (s *slice) keep(e api.Event, d *quota.Device, needed uint64) {
 	}
 }
 
-// holdersOn names who holds what of the pool.
+// holdersOn adds the holders of the pool's memory to a refusal.
 func (p *pool) holdersOn(raw [16]byte, r *api.Refusal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,14 +76,14 @@ func (p *pool) holdersOn(raw [16]byte, r *api.Refusal) {
 	}
 }
 
-// holder is what a lane holds, by its page. Called with the quota's lock held.
+// holder returns what a lane holds, by its page. Called with the quota's lock held.
 func holder(q *quota.Quota, index int, l *quota.Lane) api.Holder {
 	held := min(q.Held(index, l), maxBytes)
 	overhead := min(held, q.Ledger.Context(index, l.Number))
 	return api.Holder{PID: l.Process.PID, Command: l.Refusals.Command, Used: held - overhead, Overhead: overhead}
 }
 
-// add names a process in a refusal, among those that held most; there can be 4096.
+// add adds a process to a refusal, if it is among the largest of up to 4096.
 func add(r *api.Refusal, h api.Holder) {
 	bytes := h.Used + h.Overhead
 	if bytes == 0 {
@@ -106,7 +106,7 @@ func add(r *api.Refusal, h api.Holder) {
 	r.MoreBytes += bytes
 }
 
-// run is what the slice needed so far. Called with mu held.
+// run returns the slice's needs so far. Called with mu held.
 func (s *slice) run() api.Run {
 	r := s.request
 	run := api.Run{
@@ -128,7 +128,7 @@ func (s *slice) run() api.Run {
 	return run
 }
 
-// countAllocations counts those that there were since it was called before. Called with mu held.
+// countAllocations counts the allocations since the last call. Called with mu held.
 func (s *slice) countAllocations(index int, f ledger.Figures) {
 	n := s.note(s.quota.Devices[index])
 	if f.Allocations > n.allocations {
@@ -138,7 +138,7 @@ func (s *slice) countAllocations(index int, f ledger.Figures) {
 	n.allocations = f.Allocations
 }
 
-// checkNeeds is of the regular check, once the page was verified. Called with mu held.
+// checkNeeds updates the needs in the regular check, after the page was verified. Called with mu held.
 func (s *slice) checkNeeds() {
 	for i, d := range s.quota.Devices {
 		s.countAllocations(i, d.Seen)
@@ -146,7 +146,7 @@ func (s *slice) checkNeeds() {
 	s.noteNeeds()
 }
 
-// noteNeeds keeps a refusal in the history. Called with mu held.
+// noteNeeds puts changed needs into the history. Called with mu held.
 func (s *slice) noteNeeds() {
 	if s.needsChanged {
 		s.needsChanged = false
@@ -154,10 +154,10 @@ func (s *slice) noteNeeds() {
 	}
 }
 
-// endNeeds notes the slice's end: what it held at its end, and all that it was refused. Called with mu held, while the ledger is there.
+// endNeeds notes the slice's last figures and refusals. Called with mu held, while the ledger exists.
 func (s *slice) endNeeds() {
 	run := s.run()
-	if s.quota.Ledger == nil { // a restart has lost it
+	if s.quota.Ledger == nil { // lost at a restart
 		if kept, known := s.e.history.Of(s.id(), s.created); known {
 			run = kept
 		}
@@ -176,7 +176,7 @@ func (s *slice) endNeeds() {
 	}
 }
 
-// recallNeeds takes up what a former enforcer knew of the slice, beside what its ledger has.
+// recallNeeds restores needs that the former enforcer knew and the ledger lacks.
 func (s *slice) recallNeeds() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +190,7 @@ func (s *slice) recallNeeds() {
 		}
 		n := s.note(d)
 		f, _ := s.quota.Shown(i)
-		n.allocations = f.Allocations // the former enforcer counted them
+		n.allocations = f.Allocations // counted by the former enforcer
 		for _, use := range run.Devices {
 			if use.Device == d.Name {
 				n.needed = use.Needed
@@ -199,7 +199,7 @@ func (s *slice) recallNeeds() {
 	}
 }
 
-// History is what slices needed: all that run, and the last that have ended, by when they began.
+// History returns the needs of all active slices and of the last ended ones, by their beginning.
 func (e *Enforcer) History(context.Context) ([]api.Run, error) {
 	return e.needs(func(api.Run) bool { return true }), nil
 }
@@ -213,7 +213,7 @@ func (e *Enforcer) needs(which func(api.Run) bool) []api.Run {
 		s.mu.Unlock()
 		began[s.id()] = s.created
 	}
-	runs := slices.DeleteFunc(e.history.All(), func(r api.Run) bool { return r.Began.Equal(began[r.Slice]) }) // it goes on
+	runs := slices.DeleteFunc(e.history.All(), func(r api.Run) bool { return r.Began.Equal(began[r.Slice]) }) // still active
 	runs = slices.DeleteFunc(append(runs, running...), func(r api.Run) bool { return !which(r) })
 	slices.SortFunc(runs, func(a, b api.Run) int { return cmp.Or(a.Began.Compare(b.Began), cmp.Compare(a.Slice, b.Slice)) })
 	return runs

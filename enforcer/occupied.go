@@ -14,21 +14,21 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// What is in use of a device, by whomever, is shown as of the sampler's last sample. The driver is asked only if there is none of
-// late: without slices nothing is sampled.
+// A device's memory in use is shown as of the sampler's last sample. The driver is queried only without a recent one, since nothing is sampled without
+// slices.
 
-// maxOutside is how many processes outside slices are shown of a device; those that hold most.
+// maxOutside is the number of a device's processes outside slices that are shown, the largest first.
 const maxOutside = 64
 
-// occupancy is what is in use of a device.
+// occupancy is a device's memory in use.
 type occupancy struct {
-	at      time.Time // when the driver was asked; zero if it was not
+	at      time.Time // of the driver's answer; zero if there was none
 	used    uint64
-	outside map[int]uint64 // by pid: what processes of no slice hold. Nobody's to change
-	tried   time.Time      // when it was asked last for this alone
+	outside map[int]uint64 // by pid: bytes of processes outside slices. Read-only
+	tried   time.Time      // of the last query outside samples
 }
 
-// occupied notes what a sample found. Without a list, the list before it stands.
+// occupied notes the result of a sample. Without a list the former list stays.
 func (g *gpu) occupied(at time.Time, used uint64, outside map[int]uint64, listed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -38,7 +38,7 @@ func (g *gpu) occupied(at time.Time, used uint64, outside map[int]uint64, listed
 	}
 }
 
-// occupancyOf is what is in use of a device; false if the driver has not said that lately, and does not now.
+// occupancyOf returns a device's memory in use; false if the driver has not answered lately, and does not now.
 func (e *Enforcer) occupancyOf(g *gpu) (occupancy, bool) {
 	now := time.Now()
 	g.mu.Lock()
@@ -65,7 +65,7 @@ func (e *Enforcer) occupancyOf(g *gpu) (occupancy, bool) {
 	return occupancy{used: used, outside: outside}, true
 }
 
-// showOccupied completes devices, of which those of the driver are the first, with what is in use of them. A device that hangs delays no other.
+// showOccupied adds the memory in use to devices, of which the driver's come first. A device that hangs delays no other.
 func (e *Enforcer) showOccupied(devices []api.Device) {
 	var asked sync.WaitGroup
 	for i, g := range e.truth.devices {
@@ -98,7 +98,7 @@ func (e *Enforcer) showOccupied(devices []api.Device) {
 	asked.Wait()
 }
 
-// held is 0 where the driver does not say.
+// held returns a process's bytes; 0 if unknown.
 func held(p api.OutsideProcess) uint64 {
 	if p.Bytes == nil {
 		return 0

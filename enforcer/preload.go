@@ -16,13 +16,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// maxMountinfo is how much is read of a process's mounts, of which it can have any number.
+// maxMountinfo limits the bytes read of a process's mounts: it can have any number of them.
 const maxMountinfo = 256 << 10
 
-// preloadOf says where a process of a container has the file that would have loaded the interceptor; "" if that is not known. The kernel's list of
-// mounts says it: to open the file would wait for file systems that are the container's.
+// preloadOf returns the state of the file that loads the interceptor, as a container's process sees it; "" if unknown. It reads the kernel's list of
+// mounts, since opening the file could block in the container's file systems.
 func (s *slice) preloadOf(pid int) api.Preload {
-	if s.request.Session { // LD_PRELOAD carries it
+	if s.request.Session { // LD_PRELOAD is used
 		return ""
 	}
 	guard.MayWait("a process's files")
@@ -39,7 +39,7 @@ func (s *slice) preloadOf(pid int) api.Preload {
 	return findPreload(mounts, filepath.Base(s.dir))
 }
 
-// findPreload finds it in what a process has mounted, as it sees it; dir is the name of the slice's directory.
+// findPreload finds that file in a process's mounts; dir is the name of the slice's directory.
 func findPreload(mounts []*mountinfo.Info, dir string) api.Preload {
 	at := slices.IndexFunc(mounts, func(m *mountinfo.Info) bool {
 		return strings.HasSuffix(m.Root, "/"+dir+"/"+api.PreloadName)
@@ -48,7 +48,7 @@ func findPreload(mounts []*mountinfo.Info, dir string) api.Preload {
 		return api.PreloadNone
 	}
 	place := mounts[at].Mountpoint
-	covers := func(m *mountinfo.Info) bool { // the hook binds on the root's own mount: so it is older than what is mounted on the way
+	covers := func(m *mountinfo.Info) bool { // the hook binds on the root's own mount, so its mount is older than those on the way
 		return m.ID != mounts[at].ID && (m.Mountpoint == place || m.Mountpoint != "/" && strings.HasPrefix(place, m.Mountpoint+"/"))
 	}
 	switch {

@@ -12,18 +12,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/truth"
 )
 
-// lanes are those of all slices on one device, as they were read.
+// lanes are the lanes of all slices on one device, at one time.
 type lanes struct {
 	slices map[*slice]standing
 	byPID  map[int]reading
-	exits  map[int]exit // by pid: of processes that had a lane
-	digest uint64       // of what they hold, and of how often each was changed
+	exits  map[int]exit // by pid: exits of processes that had a lane
+	digest uint64       // over the bytes and the number of changes of each lane
 }
 
-// standing says what samples are for in a slice.
+// standing is the use of samples for a slice.
 type standing struct {
-	samples bool // violations are looked for
-	charges bool // what is beyond the lanes is charged
+	samples bool // violations are detected
+	charges bool // bytes beyond the lanes are charged
 }
 
 // reading is a process's lane. Once the process has exited its handle may be closed.
@@ -38,7 +38,7 @@ func newLanes() lanes {
 	return lanes{make(map[*slice]standing), make(map[int]reading), make(map[int]exit), 0}
 }
 
-// read reads them anew.
+// read reads the lanes again.
 func (l *lanes) read(all []*slice, raw [16]byte) {
 	clear(l.slices)
 	clear(l.byPID)
@@ -49,10 +49,10 @@ func (l *lanes) read(all []*slice, raw [16]byte) {
 	}
 }
 
-// has says whether a process had a lane.
+// has reports whether a process had a lane.
 func (l *lanes) has(k *sampled) bool { return l.of(k).ID != 0 }
 
-// of is a process's lane; the zero value if it had none.
+// of returns a process's lane; the zero value if it had none.
 func (l *lanes) of(k *sampled) truth.Lane {
 	if r := l.byPID[k.process.PID]; r.process == k.process && r.slice == k.slice {
 		return r.lane
@@ -61,17 +61,17 @@ func (l *lanes) of(k *sampled) truth.Lane {
 }
 
 func (l *lanes) put(r reading) {
-	if was, has := l.byPID[r.process.PID]; has && was.handle.Alive() { // the other has exited, and is not settled yet
+	if was, has := l.byPID[r.process.PID]; has && was.handle.Alive() { // the other has exited and is not settled yet
 		return
 	}
 	l.byPID[r.process.PID] = r
 }
 
-// digestKey keeps anybody from making up lanes whose digest is the same.
+// digestKey prevents processes from constructing lanes with an equal digest.
 var digestKey = maphash.MakeSeed()
 
-// readLanes reads the slice's lanes on a device. Those of a slice whose page says anything, or was not found, hold the highest
-// limit that it had: an honest process could have charged that, and no more.
+// readLanes reads the slice's lanes on a device. If the page is damaged, or was not found, each lane counts as the highest limit so far: an honest
+// process can have charged no more.
 func (s *slice) readLanes(into *lanes, raw [16]byte) {
 	type entry struct {
 		slice        uint64 // its generation
@@ -101,7 +101,7 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 		case s.quota.State == api.Damaged:
 			r.lane.Held = limit
 		case index >= 0:
-			r.lane.Calls = truth.Calls(s.quota.Ledger.Uncharged(index, l.Number)) // first: what those charged that have ended is in the rest
+			r.lane.Calls = truth.Calls(s.quota.Ledger.Uncharged(index, l.Number)) // first: the charges of ended calls are then in what follows
 			r.lane.Loads = truth.Calls(s.quota.Ledger.Loads(l.Number))
 			r.lane.Held, r.lane.Number = s.quota.Held(index, l), s.quota.Ledger.Number(index, l.Number)
 			r.lane.Waiting = s.waiting(index, l, r.lane.Number)
@@ -112,16 +112,16 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 	if s.quota.Ledger != nil {
 		return
 	}
-	for _, p := range s.remaining.All() { // they may have a lane
+	for _, p := range s.remaining.All() { // they may have lanes
 		into.put(reading{s, truth.Process{PID: p.PID, Start: p.Start}, p, truth.Lane{ID: 1, Held: limit}})
 	}
 }
 
-// isSampled says whether violations are looked for in the slice. Called with mu held.
+// isSampled reports whether violations of the slice are detected. Called with mu held.
 func (s *slice) isSampled() bool { return s.quota.State == api.Active || s.quota.State == api.Damaged }
 
-// waiting is since when a process is to charge something on a device itself: its first context, of which it learns the cost when
-// it is there, or what it was told that the driver holds for it. It would be charged twice for a moment. Called with mu held.
+// waiting returns since when a process is about to charge bytes on a device itself: its first context, or the driver's figure that it received.
+// Charged now, they would count twice for a moment. Called with mu held.
 func (s *slice) waiting(index int, l *quota.Lane, number uint64) time.Time {
 	switch told := l.Told[index]; {
 	case !told.At.IsZero() && told.Number == number:

@@ -10,8 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// checkRequest says what is wrong with a request, in one sentence for whom it concerns, and turns its devices
-// into UUIDs.
+// checkRequest validates a request, and replaces its devices by UUIDs.
 func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -46,14 +45,14 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		if name != api.AllDevices && !sees(r, name) {
 			return e.unseen(r, q.Device, name)
 		}
-		if seen[name] { // an index and a UUID can be one device
+		if seen[name] { // an index and a UUID can mean one device
 			return api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", name)
 		}
 		seen[name] = true
 		q.Device = name
 	}
 	if r.Mode == api.Record && !seen[api.AllDevices] {
-		// Nothing is refused, on whatever device.
+		// Record mode refuses nothing on any device.
 		r.Quotas = append(r.Quotas, api.Quota{Device: api.AllDevices, Percent: 100})
 	}
 	if r.Mode == api.Record {
@@ -62,8 +61,7 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	return e.book.CheckSize(r.ID, r.Quotas)
 }
 
-// resolve turns what a person may write for a device into its UUID, at once: indices change meaning with the
-// program that counts, and with the next reboot.
+// resolve turns a person's name for a device into its UUID. An index is resolved at once, since it depends on the program that counts, and on the boot.
 func (e *Enforcer) resolve(name string) (string, error) {
 	if name == api.AllDevices {
 		return name, nil
@@ -89,8 +87,7 @@ func (e *Enforcer) resolve(name string) (string, error) {
 	return uuid.String(), nil
 }
 
-// quotaOn is the bytes that a slice with these quotas may keep on a device of total bytes; false if none covers it.
-// A quota on that one device goes before one on all.
+// quotaOn returns the bytes that these quotas allow on a device of total bytes; false if none covers it. A device's own quota precedes one on all.
 func quotaOn(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
 	covers := covering(quotas, raw)
 	if covers == nil {
@@ -99,7 +96,7 @@ func quotaOn(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
 	return api.Share{Bytes: covers.Bytes, Percent: covers.Percent}.Of(total), true
 }
 
-// covering is the quota that counts on a device; nil if none does.
+// covering returns the quota that applies to a device; nil if none does.
 func covering(quotas []api.Quota, raw [16]byte) *api.Quota {
 	var covers *api.Quota
 	for i, q := range quotas {

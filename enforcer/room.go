@@ -116,10 +116,10 @@ func (s *slice) hasRoom(all []*moved, left map[string]uint64) (map[string]uint64
 	return free, nil
 }
 
-// named is how many holders of a device are named.
+// named is the number of holders that a refusal names.
 const named = 3
 
-// holdersOn says who holds most of a device, of those whom the slice's user may know of.
+// holdersOn describes the largest holders of a device among those that the slice's user may know.
 func (s *slice) holdersOn(g *gpu) string {
 	listed, err := s.e.truth.processes(g, patience)
 	if err != nil {

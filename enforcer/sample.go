@@ -252,7 +252,7 @@ func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*
 	return m.known, open, untold
 }
 
-// owner returns the slice of a listed process; nil if it is in none. An attached process belongs to the slice in whose ledger it charges, even after
+// owner returns the slice of a listed process; nil if it is in none. An attached process belongs to the slice with its lane, even after
 // it moved to another cgroup. An exited process must be known from before; exited is when it was.
 func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exited time.Time) {
 	for _, l := range []lanes{m.after, m.before} {

@@ -20,7 +20,7 @@ func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
 
 func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
 	all := slices.DeleteFunc(e.all(), func(s *slice) bool { return !which(s) })
-	slices.SortFunc(all, func(a, b *slice) int { return cmp.Compare(a.id(), b.id()) }) // before they are shown: that is much to be moved
+	slices.SortFunc(all, func(a, b *slice) int { return cmp.Compare(a.id(), b.id()) }) // first, since shown slices are large to move
 	shown := make([]api.Slice, 0, len(all))
 	for _, s := range all {
 		shown = append(shown, s.show(false))
@@ -28,7 +28,7 @@ func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
 	return shown
 }
 
-// Released shows the slices that were released while processes were alive, by id: these get nothing more, and what they hold still counts.
+// Released shows the slices released with living processes, by id: they get nothing more, and what they hold still counts.
 func (e *Enforcer) Released(context.Context) ([]api.Slice, error) {
 	return e.showReleased(func(*slice) bool { return true }), nil
 }
@@ -46,7 +46,7 @@ func (e *Enforcer) showReleased(which func(*slice) bool) []api.Slice {
 	return shown
 }
 
-// showRemainder shows a released slice: who is alive of it, and what they count for.
+// showRemainder shows a released slice with its living processes and what they count for.
 func (s *slice) showRemainder() api.Slice {
 	shown := s.show(false)
 	shown.State, shown.Reason = api.Released, "it was released while processes were alive: they get nothing more, and what they hold counts until they exit"
@@ -88,8 +88,8 @@ func (e *Enforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{}, noSlice(id)
 }
 
-// Devices shows the host's devices, and what is in use of them; without driver truth, those that slices have named. If nothing was sampled
-// of late it waits for the driver, for a moment.
+// Devices shows the host's devices and their memory in use; without driver truth, the devices that slices have named. Without a recent sample it waits
+// for the driver, for a short time.
 func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
 	shown, err := e.GivenDevices(ctx)
 	if e.truth != nil {
@@ -98,7 +98,7 @@ func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
 	return shown, err
 }
 
-// GivenDevices is Devices without what is in use of them: it waits for nothing.
+// GivenDevices is Devices without the memory in use. It never waits.
 func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 	shown, idle := []api.Device{}, e.idleHolders()
 	index := make(map[[16]byte]int)
@@ -172,7 +172,7 @@ func (s *slice) show(processes bool) api.Slice {
 	return shown
 }
 
-// showDevice is called with mu held.
+// showDevice returns the slice's use of a device. Called with mu held.
 func (s *slice) showDevice(index int, d *quota.Device) api.DeviceUse {
 	f, overhead := s.quota.Shown(index)
 	use := api.DeviceUse{
@@ -193,7 +193,7 @@ func (s *slice) showDevice(index int, d *quota.Device) api.DeviceUse {
 	return use
 }
 
-// showProcesses is called with mu held.
+// showProcesses returns the slice's processes. Called with mu held.
 func (s *slice) showProcesses() []api.Process {
 	byPID := make(map[int]*api.Process)
 	process := func(pid int) *api.Process {

@@ -12,9 +12,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// One step of one process: by itself, or by the driver's checkpoint, which is asked with a timeout and never believed without looking.
+// This file takes one step of a move for one process: by the process itself, or by the driver's checkpoint, which is called with a timeout and its
+// result verified.
 
-// bring has a process be in a state that is one step from where it is, unless it is there.
+// bring moves a process to a state one step away, unless it is there.
 func (s *slice) bring(p *moved, to checkpoint.State) error {
 	if s.e.ending.Load() {
 		return ErrClosed
@@ -25,11 +26,11 @@ func (s *slice) bring(p *moved, to checkpoint.State) error {
 	return s.bringByDriver(p, to)
 }
 
-// bringByDriver is bring, whatever the process does itself.
+// bringByDriver is bring by the driver.
 func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 	state, err := s.driverState(p)
 	switch {
-	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver
+	case err != nil && len(p.Bytes) == 0: // it has not used the driver yet
 		return nil
 	case err != nil:
 		return s.cannot(err)
@@ -51,12 +52,12 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 		return nil
 	}
 	if now, unknown := s.driverState(p); unknown == nil && now == to {
-		return nil // somebody else's answer was waited for
+		return nil // the driver completed the step for another call
 	}
 	return s.cannot(err)
 }
 
-// state is a process's by its own word, if it moves its memory itself, or else the driver's.
+// state returns a process's state: by its own claim if it moves itself, else by the driver.
 func (s *slice) state(p *moved) (checkpoint.State, error) {
 	state, itself := s.itself(p)
 	if !itself || !p.handle.Alive() {
@@ -70,7 +71,7 @@ func (s *slice) state(p *moved) (checkpoint.State, error) {
 	return state, nil
 }
 
-// driverState asks the driver about a process; a process that has ended is in no way.
+// driverState returns the driver's state of a process. For an exited process it is Running, without an error.
 func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
 	if !p.handle.Alive() {
 		return checkpoint.Running, nil
@@ -90,8 +91,8 @@ func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
 	return checkpoint.Running, err
 }
 
-// longAs waits for do, which has a timeout. It returns early if do asks about a process that ends; p is nil if it asks about none. Once a second it
-// reports that the holder of the slice's turn does not hang.
+// longAs waits for do, which has a timeout. It returns early if the process p of the call exits; p may be nil. Once a second it reports that the
+// operation with the slice's turn is alive.
 func (s *slice) longAs(p *moved, do func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
@@ -110,7 +111,7 @@ func (s *slice) longAs(p *moved, do func() error) error {
 	}
 }
 
-// cannot is an error of the driver in a sentence.
+// cannot describes an error of the driver.
 func (s *slice) cannot(err error) error {
 	var e *checkpoint.Error
 	switch {

@@ -10,13 +10,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// sees says whether the slice of a request, whose devices are UUIDs, sees a device, as far as is known.
+// sees reports whether the slice of a request, with devices as UUIDs, sees a device.
 func sees(r *api.RegisterRequest, uuid string) bool {
 	return len(r.Visible) == 0 || slices.Contains(r.Visible, uuid)
 }
 
-// resolveVisible turns what a container was found to see into UUIDs, in the order of the devices; nil is unknown. One name that
-// means nothing here makes all of them unknown: the container is then taken to see all.
+// resolveVisible turns the devices that a container was found to see into UUIDs, in the order of the devices; nil if unknown. One unknown name makes
+// all of them unknown: the container is then assumed to see all devices.
 func (e *Enforcer) resolveVisible(names []string) []string {
 	if len(names) == 0 || e.truth == nil {
 		return nil
@@ -38,7 +38,7 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 	}
 	for _, minor := range nodes {
 		found := e.truth.ofMinor(minor)
-		// The node of a GPU in MIG mode leads to any instance of it. Where an instance is named, it leads to that one.
+		// The node of a GPU in MIG mode leads to all its instances, but to a named instance alone.
 		if slices.ContainsFunc(found, func(g *gpu) bool { return g.Parent != "" && visible[g.UUID] }) {
 			continue
 		}
@@ -55,7 +55,7 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 	return uuids
 }
 
-// named are the devices of an index, or of a UUID: with that of a GPU in MIG mode, its instances.
+// named returns the devices of an index or a UUID. For a GPU in MIG mode these are its instances.
 func (t *driverTruth) named(name string) []*gpu {
 	name, _ = api.DeviceName(name)
 	index, err := strconv.Atoi(name)
@@ -78,8 +78,7 @@ func (t *driverTruth) devicesThat(are func(*gpu) bool) []*gpu {
 	return found
 }
 
-// unseen is the sentence for a quota on a device that the container does not see. It would count nothing, and its author
-// expects that it does.
+// unseen is the error for a quota on a device that the container does not see, where it would have no effect.
 func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
 	var seen []string
 	for _, g := range e.truth.devices {
