@@ -299,7 +299,6 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 	return nil
 }
 
-// logOvercommitted logs the devices of which more is granted than allowed.
 func (e *Enforcer) logOvercommitted() {
 	for _, over := range e.book.Overcommitted() {
 		if over.Tenant != nil {

@@ -101,7 +101,6 @@ func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) 
 // Results of an attach that the process repeats: the next enforcer answers it, or the slice has not returned yet.
 const attachStopping, attachAway = "stopping", "away"
 
-// attachResult maps an error of attach to one of a few words.
 func attachResult(err error) string {
 	switch {
 	case err == nil:

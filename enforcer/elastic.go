@@ -315,7 +315,6 @@ func (s *slice) obstruct(err error) {
 	r.obstructed = time.Now()
 }
 
-// movesElastic reports whether slices can be elastic here.
 func (e *Enforcer) movesElastic() bool { return e.options.Checkpoint != nil && e.truth != nil }
 
 // promise notes the most that an elastic slice can be granted, or returns why that is too much. Called in its turn, before it is registered.

@@ -79,7 +79,6 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	e.ends.Go(func() { e.endByForce(ctx, s) })
 }
 
-// tellKilled reports that a process was killed, or Count of them.
 func (s *slice) tellKilled(killed api.Event) {
 	s.log.Warn("process killed for memory beyond the ledger", "pid", killed.PID, "command", killed.Command, "device", killed.Device,
 		"bytes", killed.Bytes, "cause", killed.Cause, "processes", killed.Count)

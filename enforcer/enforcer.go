@@ -360,7 +360,6 @@ func (c closedError) Unwrap() error { return c.error }
 // CountWith sets the receiver of counts.
 func (e *Enforcer) CountWith(c Counter) { e.counter.Store(&c) }
 
-// count calls f with that receiver, if there is one.
 func (e *Enforcer) count(f func(Counter)) {
 	if c := e.counter.Load(); c != nil {
 		f(*c)

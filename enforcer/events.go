@@ -37,7 +37,6 @@ func (e *Enforcer) Events(ctx context.Context, instance string, since uint64, wa
 	return e.events.Since(instance, since, eventsAtOnce), nil
 }
 
-// tell appends an event of the slice.
 func (s *slice) tell(e api.Event) {
 	e.Slice, e.Generation, e.Container, e.Tenant, e.Names = s.request.ID, s.generation, s.request.Container, s.request.Tenant, s.request.Names
 	s.e.events.Append(sourceOf(&s.request), e)

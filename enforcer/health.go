@@ -106,7 +106,6 @@ func (g *gpu) answered(err error) {
 	g.answer.Store(int64(time.Since(g.begin)))
 }
 
-// truthCheck is the check of a device's samples.
 func (e *Enforcer) truthCheck(g *gpu) api.Check {
 	age := max(0, time.Since(g.begin)-time.Duration(g.answer.Load()))
 	c := api.Check{Name: "truth", Device: g.UUID, Age: age, Failures: g.failures.Load()}

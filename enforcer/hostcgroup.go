@@ -229,7 +229,6 @@ func (e *Enforcer) keepHost(ctx context.Context) {
 	}
 }
 
-// hostCheck is the health check of the operator's cgroup.
 func (e *Enforcer) hostCheck() []api.Check {
 	h := e.options.HostMemory
 	if h == nil {

@@ -154,7 +154,6 @@ func (s *slice) fitsHost(going []*moved) error {
 	})
 }
 
-// bothFit is fitsHost, then hostHasRoom.
 func (s *slice) bothFit(going []*moved) error {
 	if err := s.fitsHost(going); err != nil {
 		return err
@@ -167,7 +166,6 @@ func (s *slice) keeps(p *moved, bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { l.Kept = bytes })
 }
 
-// kept returns what keeps has noted.
 func (s *slice) kept(p *moved) (bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { bytes = l.Kept })
 	return bytes

@@ -27,7 +27,6 @@ const DefaultGrace = 10 * time.Second
 // maxSleep is the time until the clock is read again, since a sleep does not count the host's suspension.
 const maxSleep = time.Second
 
-// sinceBoot is CLOCK_BOOTTIME.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // fails only on kernels without this clock, before 2.6.39

@@ -38,7 +38,6 @@ const (
 // moveTimeout limits a driver call that moves no bytes, including the 10 s that work on the device may take to end. Tests shorten it.
 var moveTimeout = 30 * time.Second
 
-// moved is a process that is moved.
 type moved struct {
 	store.Moved
 	handle   *process.Handle
@@ -345,7 +344,6 @@ func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	return needs
 }
 
-// free returns the device's free bytes, by the driver.
 func (s *slice) free(uuid string) (uint64, error) {
 	g := s.e.gpuOf(uuid)
 	if g == nil {

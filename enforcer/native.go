@@ -77,7 +77,6 @@ func (e *Enforcer) enforcesOn(s *slice) bool {
 	return !s.request.Session && !s.record() && s.cgroup.V2 && e.native.Anywhere()
 }
 
-// enforcementOn returns what enforces the slice's quota on a device.
 func (s *slice) enforcementOn(uuid string) api.Enforcement { return s.e.native.By(s.cgroup, uuid) }
 
 // driverLimit returns the bytes to which the driver is to limit the slice on a device; false if the slice has no quota there. It is the page's limit

@@ -379,7 +379,6 @@ func (p *pool) tellOverwritten() {
 	p.e.count(func(c Counter) { c.Bypassed(string(action)) })
 }
 
-// tellDenied reports why members get nothing from the pool.
 func (p *pool) tellDenied(why string) {
 	p.e.events.Append(sourceOperator, api.Event{Kind: api.EventDenied, Pool: p.name, Cause: why})
 }

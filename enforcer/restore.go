@@ -232,7 +232,6 @@ func (e *Enforcer) finish(r store.Slice) error {
 	return e.clearOnceEmpty(s)
 }
 
-// findLedger finds the slice's ledger, or makes one.
 func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	for _, name := range s.request.Pools {
 		if e.pools[name] == nil {
@@ -356,7 +355,6 @@ func (e *Enforcer) listenLater() {
 	}
 }
 
-// pids returns the slice's processes.
 func (s *slice) pids() ([]int, error) {
 	if !s.request.Session {
 		return cgroup.PIDs(s.cgroup)

@@ -63,7 +63,6 @@ func (p *pool) untaken(err error) {
 	p.tellDenied(p.quota.Reason)
 }
 
-// reopen finds the pool's ledger, or makes one.
 func (p *pool) reopen(released []store.Slice) error {
 	if p.quota.Ledger = p.e.pages.Take(p.quota.Identity); p.quota.Ledger != nil {
 		p.adopt()

@@ -57,7 +57,6 @@ func (r *rooms) reserve(s *slice, needs, free map[string]uint64, changed <-chan 
 	return true
 }
 
-// release ends the reservation of a slice.
 func (r *rooms) release(s *slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

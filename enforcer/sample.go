@@ -282,7 +282,6 @@ func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exite
 	return nil, p, exited
 }
 
-// running reports whether a process has not exited.
 func running(p truth.Process) bool {
 	start, err := process.StartTime(p.PID)
 	return err == nil && start == p.Start && process.Exists(p.PID) || err != nil && !errors.Is(err, process.ErrDead)
@@ -450,7 +449,6 @@ func (s *slice) evaluated(raw [16]byte, f *found) {
 	}
 }
 
-// tellViolation reports a violation and the action on it.
 func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Action) {
 	e := api.Event{Kind: api.EventBypass, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Action: action}
 	s.mu.Lock()

@@ -189,7 +189,6 @@ func (e *Enforcer) watchJoined(s *slice, j session.Member) error {
 	return e.deaths.Watch(j.Handle, func() { go s.removeJoined(j.Handle) })
 }
 
-// closeJoined closes the handles of joined processes.
 func (s *slice) closeJoined() {
 	for _, j := range s.joined.Clear() {
 		s.e.deaths.Unwatch(j.Handle)

@@ -27,7 +27,6 @@ type userShares struct {
 
 func (e *Enforcer) newShare() share { return share{lines.Bound(e.log), attach.NewPace()} }
 
-// shareOf returns the share for a requested slice.
 func (e *Enforcer) shareOf(r *api.RegisterRequest) share {
 	if !r.Session || r.UID == 0 || e.options.Unprivileged {
 		return e.newShare()

@@ -175,7 +175,6 @@ func storedLimit(d *quota.Device, bytes, highest uint64) store.Limit {
 	return store.Limit{Device: d.Name, Bytes: bytes, Total: d.Total, Most: highest}
 }
 
-// listen opens the attach socket.
 func (s *slice) listen() error {
 	place := attach.Place{Dir: filepath.Join(s.dir, bindName), Mode: 0o666, UID: -1, GID: -1}
 	if s.request.OnHost() {
@@ -241,7 +240,6 @@ func (s *slice) check() {
 // is looked up when needed, which saves a descriptor for each container.
 func (s *slice) watchesFirst() bool { return !s.cgroup.V2 }
 
-// firstLives reports whether the slice's first process is alive.
 func (s *slice) firstLives() bool {
 	p, err := process.Again(s.request.PID, s.initStart)
 	if err != nil {
@@ -282,7 +280,6 @@ func (s *slice) leave() {
 	}
 }
 
-// hangUp closes the attach socket.
 func (s *slice) hangUp() {
 	s.mu.Lock()
 	server := s.server

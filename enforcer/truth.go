@@ -164,7 +164,6 @@ func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	return bytes
 }
 
-// setContexts writes the cost of first contexts to the slice's ledger.
 func (s *slice) setContexts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

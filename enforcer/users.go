@@ -48,7 +48,6 @@ func (u *Users) May(ctx context.Context, id string) (limited bool, err error) {
 	return l != nil, err
 }
 
-// limit returns the user's limit.
 func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err error) {
 	if uid, err = u.who(ctx); err != nil {
 		return uid, nil, err
@@ -200,7 +199,6 @@ func (u *Users) mayMove(ctx context.Context, id string) error {
 	return u.e.changes.Change(uid)
 }
 
-// within returns a user's limit in admission's form.
 func within(uid uint32, l *session.Limit) *admission.User {
 	return &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}
 }
