@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Initialisation, the process's lock, and the texts of errors. */
+/* Initialisation, the process's lock, and error texts. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "machine_checkpoint.h"
@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#ifndef DRIVER_VERSION /* build.mk makes another one */
+#ifndef DRIVER_VERSION /* build.mk sets others */
 #define DRIVER_VERSION 13000
 #endif
 
@@ -199,7 +199,7 @@ CUDA_API CUresult cuGetErrorString(CUresult error, const char **out)
 	return tell(error, out, false);
 }
 
-/* Private tables of the real driver: a caller must cope without. */
+/* Private tables of the real driver: callers must work without them. */
 CUDA_API CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
 	(void)id;

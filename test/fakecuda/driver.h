@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the parts of the simulated libcuda share: the process's view of the cards, its contexts,
- * and what belongs to a context.
+ * Shared parts of the simulated libcuda: the process's view of the cards, its contexts, and the
+ * objects of a context.
  *
- * One lock guards all of a process's driver state. An exported function takes it with DRIVER_ENTER
- * (or DRIVER_ENTER_CONTEXT, if it needs a current context) until it returns; everything without a
- * `cu` prefix expects it held.
+ * One lock guards all driver state of a process. An exported function takes it with DRIVER_ENTER
+ * (or DRIVER_ENTER_CONTEXT, if it needs a current context) until it returns; functions without a
+ * `cu` prefix expect it held.
  */
 #ifndef FAKECUDA_DRIVER_H
 #define FAKECUDA_DRIVER_H
@@ -25,58 +25,57 @@ static inline uint64_t round_up(uint64_t bytes, uint64_t step)
 }
 
 /*
- * A thing that goes when its context goes. It is the first member of what embeds it, so that a
- * pointer to the one is a pointer to the other.
+ * An object that is destroyed with its context. It is the first member of the structure that embeds
+ * it, so a pointer to one is a pointer to the other.
  */
 struct owned {
 	struct owned *next, **link;
 	void (*destroy)(struct owned *);
-	CUcontext context; /* in which it was made */
+	CUcontext context; /* of its creation */
 };
 
-/* CUlimit: those that the driver knows are below it. */
+/* CUlimit: the known ones are below it. */
 #define LIMITS 10
 
-/* What the card can run at a time. */
+/* The most that runs on the card at a time. */
 #define CARD_PROCESSORS 132
 #define CARD_PROCESSOR_THREADS 2048
 
-/* What a context holds of its card by itself (overhead.h), in bytes but for the counts. */
+/* Memory that a context takes of its card by itself (overhead.h), in bytes except the counts. */
 struct overhead {
 	uint64_t small_code, large_code; /* of modules; the small ones share blocks */
-	uint64_t code;                   /* that is taken for them */
-	uint64_t stack, stack_first;     /* the first is part of what the context cost */
+	uint64_t code;                   /* taken for them */
+	uint64_t stack, stack_first;     /* the first is part of the context's cost */
 	uint64_t stream_count, streams;
 	uint64_t node_count, nodes; /* of executable graphs */
 };
 
 struct CUctx_st {
 	struct device *device;
-	CUcontext parent; /* of a green context: the primary one, which owns what is made in it */
+	CUcontext parent; /* of a green context: the primary one, which owns its objects */
 	struct owned *owned;
 	bool alive;
 	bool primary;
 	unsigned retained;         /* of a primary context */
-	uint64_t listed, unlisted; /* what it costs while it is alive */
+	uint64_t listed, unlisted; /* its cost while alive */
 	unsigned flags;
-	/* None of these is used in a green context: its primary one's stand for it. */
+	/* A green context does not use these, but its primary one's. */
 	size_t limits[LIMITS];
 	struct overhead overhead;
 	bool fifo_backed;            /* a module that prints was loaded (limit.h) */
-	uint64_t frame_wanted;       /* by the graph that is being instantiated (graph_exec.c) */
-	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
-	CUresult wrong;              /* what a kernel did, which nobody was told yet (work.h) */
-	unsigned greens;             /* green contexts that were made while it was alive */
+	uint64_t frame_wanted;       /* by the graph being instantiated (graph_exec.c) */
+	bool heap_taken, fifo_taken; /* by launched kernels (limit.h) */
+	CUresult wrong;              /* a kernel's fault that was not reported yet (work.h) */
+	unsigned greens;             /* green contexts made while it was alive */
 };
 
-/* What shares blocks of small pieces (vram.h): linear memory does with its like, arrays with
- * theirs. */
+/* Allocations of one kind share blocks of small pieces (vram.h). */
 enum vram_kind { VRAM_LINEAR, VRAM_ARRAY, VRAM_KINDS };
 
-/* What graphs hold of a card: bytes of its portions (graph_memory.c). */
+/* Memory of graphs on a card: bytes of its portions (graph_memory.c). */
 struct graph_pool {
 	struct graph_segment *segments;
-	uint64_t idle_used; /* for any graph to use */
+	uint64_t idle_used; /* usable by any graph */
 	uint64_t live_used; /* behind pointers that a launch has not freed */
 	uint64_t partial;   /* of uploads that found no room for the rest */
 	uint64_t reserved;  /* segments and partial */
@@ -89,16 +88,16 @@ struct device {
 	CUdevice ordinal;
 	struct CUctx_st primary;
 	struct block *blocks[VRAM_KINDS];
-	unsigned managed_spare;    /* chunks that are held for managed memory and hold none */
+	unsigned managed_spare;    /* chunks held for managed memory that hold none */
 	CUmemoryPool default_pool; /* made at its first use */
 	CUmemoryPool current_pool;
 	struct graph_pool graphs;
 };
 
-/* driver.c. The lock is held after a driver_enter* that succeeded, and only then. */
+/* driver.c. A driver_enter* holds the lock on success only. */
 CUresult driver_enter(void);
 CUresult driver_enter_context(CUcontext *current);
-/* Also while the process is locked for a checkpoint, when the others wait. */
+/* It also succeeds while the process is locked for a checkpoint; the others wait. */
 CUresult driver_enter_locked(void);
 CUresult driver_leave(CUresult result);
 
@@ -123,7 +122,7 @@ static inline void driver_entered_leave(const CUresult *entered)
 		driver_leave(CUDA_SUCCESS);
 }
 
-/* Gives the lock to others until the condition is signalled. */
+/* Releases the lock until the condition is signalled. */
 void driver_wait(pthread_cond_t *condition);
 
 /* device.c */
@@ -132,25 +131,23 @@ CUresult devices_learn(void);
 struct device *device_at(CUdevice ordinal); /* NULL if there is none */
 struct device *device_of(unsigned machine); /* NULL if this process does not see it */
 uint64_t device_capacity(const struct device *device);
-/* Takes bytes of the card; unused pool memory of this process makes room if it must. */
+/* Takes bytes of the card, if necessary after it has released unused pool memory of this
+ * process. */
 bool device_charge(struct device *device, uint64_t bytes);
-/* The same, but no room is made: pools stay as they are. */
+/* The same, but pools stay as they are. */
 bool device_charge_free(struct device *device, uint64_t bytes);
 void device_release(struct device *device, uint64_t bytes);
-/* The same with bytes that are used on the card but listed for no process (machine.h). */
+/* The same with bytes that are used on the card and listed for no process (machine.h). */
 bool device_charge_with(struct device *device, uint64_t listed, uint64_t unlisted);
 void device_release_with(struct device *device, uint64_t listed, uint64_t unlisted);
 
 /* context.c */
 CUcontext context_current(void);
-/*
- * Charges what the context costs (and `more` unlisted bytes), and gives it back with all that it
- * owns.
- */
+/* Charges the context's cost and `more` unlisted bytes, and releases them with all that it owns. */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more);
 void context_deactivate(CUcontext context);
-/* After a fault of a kernel nothing works in any context of the process any more, for that reason,
- * and the driver makes no other (observed). context_fault() returns the reason. */
+/* After a kernel's fault every call in any context of the process fails for that reason, and the
+ * driver makes no new context (observed). context_fault() returns the reason. */
 CUresult context_fault(CUresult why);
 CUresult context_faulted(void);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
@@ -158,9 +155,9 @@ void context_disown(struct owned *thing);
 
 /* primary.c */
 CUresult primary_retain(struct device *device);
-void primary_release(struct device *device); /* one that is retained */
+void primary_release(struct device *device); /* a retained one */
 
-/* green.c: with its primary context a green one is destroyed, though its program does not know */
+/* green.c: destroys the green contexts of a primary context, without notice to the program */
 void greens_end(const struct device *device);
 
 #endif

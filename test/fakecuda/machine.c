@@ -20,16 +20,16 @@
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
 #define RECORD_LOCK(record) (1 + (off_t)(record))
-/* Locked for a description that the owner's forks share with it. */
+/* Held by an open file description that the owner shares with its forks. */
 #define SHARED_LOCK(record) (RECORD_LOCK(record) + MACHINE_MAX_PROCESSES)
 #define NO_RECORD MACHINE_MAX_PROCESSES
 
 struct state *machine_state;
 static int state_fd = -1;
-static int shared_fd = -1; /* the same file, by a description that has a lock of its own */
+static int shared_fd = -1; /* the same file, by another description with a lock of its own */
 static unsigned own_record = NO_RECORD;
 static struct identity self;
-/* By which pids this process has seen the owners of records, below a part of their identity. */
+/* The pids by which this process has seen the owners of records, below a part of their identity. */
 static _Atomic uint64_t seen[MACHINE_MAX_PROCESSES];
 
 static int lock_byte(int fd, off_t byte, short type, int command)
@@ -43,7 +43,8 @@ static int lock_byte(int fd, off_t byte, short type, int command)
 	return result;
 }
 
-/* Whether it is, for anybody but the asker; *pid is who has it, or 0 if that is not told. */
+/* True if another process (F_GETLK) or description (F_OFD_GETLK) has locked the byte; *pid is the
+ * holder's pid, or 0 if unknown. */
 static bool byte_is_locked(off_t byte, int command, pid_t *pid)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
@@ -111,7 +112,7 @@ static uint64_t as_seen(unsigned record, pid_t pid)
 	return (uint64_t)part << 32 | (uint32_t)pid;
 }
 
-/* The pid of an owner that is dead, of which the kernel tells nothing any more. */
+/* The pid of an exited owner, which the kernel no longer reports. */
 static pid_t pid_of_the_dead(unsigned record)
 {
 	const struct identity *owner = &machine_state->owner[record];
@@ -139,8 +140,8 @@ bool machine_record_is_live(unsigned record, pid_t *pid)
 }
 
 /*
- * The same cards for everyone who makes this state anew: in one process both libraries may get
- * here at once (they cannot exclude each other by a POSIX lock), and write the same bytes.
+ * Two libraries of one process may both get here at once, since a POSIX lock does not exclude them.
+ * They write the same bytes.
  */
 static void build_devices(struct state *fresh)
 {
@@ -215,8 +216,8 @@ enum machine_status machine_open(void)
 		goto out;
 	if (state_fd == -1) {
 		state_fd = open_state();
-		/* Every user may use the card, as with /dev/nvidia0; fails harmlessly for all
-		 * but the one who made the file. */
+		/* All users may use the card, as with /dev/nvidia0. Only the file's creator
+		 * succeeds here, which does no harm. */
 		if (state_fd != -1)
 			(void)!fchmod(state_fd, 0666);
 	}
@@ -249,14 +250,14 @@ enum machine_status machine_join(void)
 		return MACHINE_UNREACHABLE;
 	machine_lock();
 	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
-		/* One with this process's identity is a dead namesake's, unless it is locked: then
-		 * it is that of another driver of this process, from a namespace or a file of its
-		 * own. */
+		/* An unlocked record with this process's identity is of an earlier process. A
+		 * locked one is of another driver in this process, from a namespace or a file of
+		 * its own. */
 		if (machine_record_is_live(i, &pid) &&
 		    (!is_own_record(i) || byte_is_locked(SHARED_LOCK(i), F_OFD_GETLK, &pid)))
 			continue;
-		/* Emptied before it is locked: a record that is live never shows its former
-		 * owner's bytes. */
+		/* Emptied before it is locked: a live record never shows its former owner's
+		 * bytes. */
 		empty_record(i);
 		if (lock_byte(shared_fd, SHARED_LOCK(i), F_WRLCK, F_OFD_SETLK) == -1 ||
 		    lock_byte(state_fd, RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
@@ -283,7 +284,7 @@ static uint64_t sum_of_all(unsigned device)
 	return sum + objects_bytes(device);
 }
 
-/* With the state locked, so that no record changes hands between the look and the write. */
+/* With the state locked, so that no record changes its owner between the check and the write. */
 static void empty_dead_records(void)
 {
 	unsigned count = atomic_load(&machine_state->record_count);
@@ -305,8 +306,8 @@ bool machine_fits(unsigned device, uint64_t bytes)
 		return false;
 	if (sum_of_all(device) <= capacity - bytes)
 		return true;
-	/* The dead are looked for only by those who need their memory: a look at every record on
-	 * every allocation would cost a system call each. */
+	/* Exited processes are searched for only if their memory is needed: it takes a system call
+	 * for each record. */
 	empty_dead_records();
 	return sum_of_all(device) <= capacity - bytes;
 }
@@ -383,7 +384,7 @@ unsigned machine_processes(unsigned device, struct machine_process *out, unsigne
 		if (!bytes || !atomic_load(&machine_state->contexts[device][i]) ||
 		    !machine_record_is_live(i, &pid) || !pid)
 			continue;
-		/* The drivers of a process are told as one. */
+		/* The drivers of one process are listed as one. */
 		while (same < found && pids[same] != pid)
 			same++;
 		if (same < found) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one process does to another for a checkpoint: it locks it, takes what it holds off the
- * cards, brings it back, and lets it go on.
+ * The steps of another process's checkpoint: lock it, take its memory off the cards, bring it back,
+ * and unlock it.
  */
 #ifndef FAKECUDA_MACHINE_CHECKPOINT_H
 #define FAKECUDA_MACHINE_CHECKPOINT_H
@@ -12,28 +12,29 @@ enum machine_phase { MACHINE_RUNNING, MACHINE_LOCKED, MACHINE_CHECKPOINTED, MACH
 
 enum machine_step {
 	MACHINE_STEP_DONE,
-	MACHINE_STEP_NO_PROCESS, /* none with this pid, as the caller sees it, has joined */
+	MACHINE_STEP_NO_PROCESS, /* no process with this pid, in the caller's namespace, has joined
+	                          */
 	MACHINE_STEP_WRONG,      /* it is in another phase */
-	MACHINE_STEP_NO_MEMORY,  /* a card has less free than the process held there: it is lost */
+	MACHINE_STEP_NO_MEMORY,  /* a card has too little free: the process is lost */
 	MACHINE_STEP_LOST,       /* it was lost before */
-	MACHINE_STEP_UNMOVABLE,  /* it has managed memory, which cannot be sent away */
+	MACHINE_STEP_UNMOVABLE,  /* it has managed memory, which cannot be moved */
 };
 
 enum machine_step machine_phase(pid_t pid, enum machine_phase *phase);
 /*
- * Between neighbours of the enumeration, one way or the other. On the way to MACHINE_CHECKPOINTED
- * the process's bytes leave the cards, on the way back they are taken again, all or none. What it
- * shares with others (hold.h) stays where it is. A process that cannot come back never runs again.
+ * Moves a process to a neighbouring phase, in either direction. MACHINE_CHECKPOINTED takes the
+ * process's bytes off the cards; on the way back all of them are taken again, or none. Shared
+ * memory (hold.h) stays on the cards. A process that cannot return never runs again.
  */
 enum machine_step machine_step(pid_t pid, enum machine_phase from, enum machine_phase to);
 
 /*
- * This process has one allocation more that no checkpoint sends away, or with -1 one less: managed
- * memory, or memory of another process that it has opened.
+ * Adds to this process's number of allocations that no checkpoint moves: managed memory, or opened
+ * memory of another process. count is 1 or -1.
  */
 void machine_add_unmovable(int count);
 
-/* Whether this process may not go on for now. */
+/* True if this process must wait for its unlock. */
 bool machine_is_locked(void);
 
 #endif

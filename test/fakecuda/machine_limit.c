@@ -21,8 +21,8 @@ static bool is_cgroup(const char *path, struct stat *info)
 }
 
 /*
- * Where the path lies below its hierarchy's mount, "/" and names, which is how /proc/self/cgroup
- * has it. `path` is used up.
+ * Splits a path at its hierarchy's mount. The rest is "/" and names, as in /proc/self/cgroup.
+ * Changes `path`.
  */
 static bool below_mount(char *path, char *relative, uint64_t *inode)
 {
@@ -46,7 +46,7 @@ static bool below_mount(char *path, char *relative, uint64_t *inode)
 	       (int)MACHINE_CGROUP_BYTES;
 }
 
-/* Whether the cgroup is `above` or below it. */
+/* True if the cgroup is `above` or below it. */
 static bool is_in(const char *cgroup, const char *above)
 {
 	size_t length = strcmp(above, "/") == 0 ? 0 : strlen(above);
@@ -55,7 +55,7 @@ static bool is_in(const char *cgroup, const char *above)
 	       (cgroup[length] == '/' || cgroup[length] == '\0');
 }
 
-/* A process in a cgroup namespace is told a path of its own, and is found under no limit. */
+/* A process in a cgroup namespace sees a path of its own, and is under no limit here. */
 void machine_limits_join(unsigned record)
 {
 	char *cgroup = machine_state->cgroup[record];
@@ -72,7 +72,7 @@ void machine_limits_join(unsigned record)
 		fclose(file);
 }
 
-/* The rest expects the state to be locked, but for what is declared in machine_limit.h. */
+/* The following functions expect the state to be locked, except those of machine_limit.h. */
 
 static uint64_t used_in(unsigned device, const char *cgroup)
 {
@@ -111,7 +111,7 @@ bool machine_limits_allow(unsigned device, unsigned record, uint64_t bytes)
 	return true;
 }
 
-/* Limits of cgroups that are gone. What they had reserved above them stays there. */
+/* Drops limits of removed cgroups. Their reservations above them stay. */
 static void forget_removed(const char *mount)
 {
 	unsigned count = atomic_load(&machine_state->limit_count);
@@ -166,7 +166,7 @@ static void drop_if_none(struct limit *limit)
 		*limit->cgroup = '\0';
 }
 
-/* What a cgroup has reserved more, or less, those above it have to, but for the root. */
+/* Adds a change of a cgroup's reservation to those above it, except the root. */
 static void reserve_above(unsigned device, const char *mount, const char *cgroup, uint64_t more)
 {
 	char above[MACHINE_CGROUP_BYTES];
@@ -185,7 +185,7 @@ static void reserve_above(unsigned device, const char *mount, const char *cgroup
 	}
 }
 
-/* Splits a path into its hierarchy's mount and the cgroup, and forgets what is gone. */
+/* Splits a path into its hierarchy's mount and the cgroup, and drops removed ones. */
 static bool begin(const char *path, char *mount, char *cgroup)
 {
 	char given[PATH_MAX];

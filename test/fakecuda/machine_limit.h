@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Limits of what the processes of a cgroup may hold of a card together, as
- * nvmlDeviceSetMemoryLimits_v1 sets them.
+ * Limits of the memory that a cgroup's processes may hold of a card together, as set by
+ * nvmlDeviceSetMemoryLimits_v1.
  *
- * What is used of a limit is never stored: it is the sum over the live processes in the cgroup and
- * below it. A limit goes with its cgroup. Soft limits are kept and shown, and nothing else comes of
- * them: each cgroup above has the sum of those below, and keeps that of one which was removed.
+ * The use of a limit is not stored: it is the sum over the live processes in the cgroup and below.
+ * A limit ends with its cgroup. Soft limits are stored and returned, without further effect: each
+ * cgroup has the sum of those below, and keeps that of a removed one.
  */
 #ifndef FAKECUDA_MACHINE_LIMIT_H
 #define FAKECUDA_MACHINE_LIMIT_H
@@ -23,16 +23,16 @@ enum machine_limit_status {
 	MACHINE_LIMIT_OK,
 	MACHINE_LIMIT_NONE,      /* this cgroup has none on this card */
 	MACHINE_LIMIT_NO_CGROUP, /* the path is no directory of a cgroup v2 hierarchy */
-	MACHINE_LIMIT_FULL,      /* there is no room for one more */
+	MACHINE_LIMIT_FULL,      /* no room for another limit */
 };
 
-/* `path` is a cgroup's directory. No limit in place of one takes that away. */
+/* `path` is a cgroup's directory. Setting no limit removes the former one. */
 enum machine_limit_status machine_limit_set(unsigned device, const char *path, uint64_t soft,
                                             uint64_t hard);
 enum machine_limit_status machine_limit_get(unsigned device, const char *path,
                                             struct machine_limit *out);
 
-/* The least that a hard limit above this process leaves: of all, and of what is free. */
+/* The least that the hard limits above this process allow: in total, and now. */
 void machine_limit_own(unsigned device, uint64_t *total, uint64_t *available);
 
 #endif

@@ -22,25 +22,25 @@
 #define MACHINE_CGROUP_BYTES 512u
 
 /*
- * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
- * kernel hands to each executed program, and the pid to tell a fork from its parent. libcuda
- * and libnvidia-ml in one process do not know of each other, and F_GETLK never shows a process
- * its own locks; by this they recognise their process's record.
+ * The owner of a record, by what a process can know of itself: the 16 random bytes that the kernel
+ * gives each executed program, and the pid, which differs in a fork. libcuda and libnvidia-ml in
+ * one process do not know of each other, and F_GETLK never returns a process's own locks; so they
+ * recognise their process's record by this.
  */
 struct identity {
 	uint8_t random[16];
 	pid_t pid;
-	uint64_t namespace; /* the inode of the pid namespace in which it has that; 0: not known */
+	uint64_t namespace; /* inode of the pid namespace of pid; 0: unknown */
 };
 
 struct object {
-	_Atomic uint64_t id; /* 0: this place is free. Its place is the id modulo their number. */
-	unsigned origin;     /* the place of the hold of who made it */
+	_Atomic uint64_t id; /* 0 if free. Its place is the id modulo the number of places. */
+	unsigned origin;     /* the place of its creator's hold */
 	struct object_info info;
 };
 
 struct hold {
-	_Atomic uint64_t object; /* an id; 0: this place is free. Written last. */
+	_Atomic uint64_t object; /* an id; 0 if free. Written last. */
 	_Atomic uint64_t order;
 	_Atomic unsigned record; /* of a process; a file's hold lives as long as the file */
 	_Atomic int kind;
@@ -61,16 +61,16 @@ struct state {
 	atomic_uint record_count; /* records below it have been used; it only grows */
 	struct machine_device device[MACHINE_MAX_DEVICES];
 	struct identity owner[MACHINE_MAX_PROCESSES];
-	/* As it was when the process joined, in the unified hierarchy; "" if it is not known. */
+	/* The process's when it joined, in the unified hierarchy; "" if unknown. */
 	char cgroup[MACHINE_MAX_PROCESSES][MACHINE_CGROUP_BYTES];
-	/* Bytes per device and record. Written by the owner, or by whoever takes over the
-	 * record of a dead one. */
+	/* Bytes by device and record. Written by the owner, or by the process that takes over an
+	 * exited one's record. */
 	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	_Atomic uint64_t unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	/* Who has none on a card is not in NVML's list, whatever it holds there. */
+	/* A process without a context on a card is not in NVML's list, whatever it holds there. */
 	_Atomic int contexts[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	/* machine_checkpoint.c: an enum machine_phase, and what is off the cards for now. The bytes
-	 * are touched with the state locked. */
+	/* machine_checkpoint.c: an enum machine_phase, and the bytes off the cards for now. The
+	 * bytes are used with the state locked. */
 	_Atomic int phase[MACHINE_MAX_PROCESSES];
 	_Atomic int unmovable[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
@@ -86,30 +86,29 @@ struct state {
 
 extern struct state *machine_state;
 
-/* Not a lock between the threads of a process. */
+/* Does not exclude threads of one process. */
 void machine_lock(void);
 void machine_unlock(void);
 
 /*
- * True while the record's owner or a fork of it lives. `*pid` is the owner's pid as the caller sees
- * it, or 0 if it is in a namespace that the caller does not see into, or dead and was not seen
- * before.
+ * True while the record's owner or a fork of it lives. `*pid` is the owner's pid in the caller's
+ * namespace, or 0 if it is not visible there, or exited unseen.
  */
 bool machine_record_is_live(unsigned record, pid_t *pid);
 unsigned machine_own_record(void);
-/* Whether the card has that many bytes free. With the state locked. */
+/* True if the card has that many bytes free. With the state locked. */
 bool machine_fits(unsigned device, uint64_t bytes);
 
 /* machine_limit.c. With the state locked: */
 void machine_limits_join(unsigned record); /* of this process */
-/* Whether the limits above the record's process leave it that many bytes more. */
+/* True if the limits above the record's process allow that many more bytes. */
 bool machine_limits_allow(unsigned device, unsigned record, uint64_t bytes);
 
 /* hold.c. With the state locked: */
-void holds_forget(unsigned record);      /* of a process that is dead */
+void holds_forget(unsigned record);      /* of an exited process */
 void holds_sweep(void);                  /* forgets closed files, and objects without a hold */
 uint64_t objects_bytes(unsigned device); /* of all objects, held or not */
-/* Without it: the bytes of those that are held; adds to listed[] what is listed for each record. */
+/* Without the lock: the bytes of held objects. Adds to listed[] those listed for each record. */
 uint64_t objects_held(unsigned device, uint64_t listed[]);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* Addresses for a segment that grows in place. */
+/* Addresses reserved for a segment, which grows in place. */
 #define GROWTH_ROOM (1024 * MiB)
 
 struct extent *pool_extent_of(struct range *range)
@@ -15,7 +15,7 @@ struct extent *pool_extent_of(struct range *range)
 	return (struct extent *)((char *)range - offsetof(struct extent, range));
 }
 
-/* Bytes that no other process may have. */
+/* Releases bytes that are not shared. */
 static void give_back(CUmemoryPool pool, uint64_t size)
 {
 	pool->reserved -= size;
@@ -58,8 +58,8 @@ bool pool_is_awaited(const struct segment *segment)
 }
 
 /*
- * Observed: the pages of a managed pool are on the card as soon as they are allocated, and stay
- * there when the pool shrinks, until it is gone. On a full card they are in host memory.
+ * Observed: a managed pool's pages are on the card as soon as they are allocated, and stay there
+ * when the pool shrinks, until it is destroyed. On a full card they are in host memory.
  */
 static void take_pages(CUmemoryPool pool, uint64_t size)
 {
@@ -122,8 +122,8 @@ no_memory:
 }
 
 /*
- * Whether an extent that `stream` did not free itself is open to it: by default the driver takes
- * it once the free has run on the card, or lets the new allocation wait for that.
+ * True if `stream` may use an extent that it did not free. By default the driver allows that once
+ * the free has run on the card, or makes the new allocation wait for it.
  */
 static bool may_reuse(const struct extent *extent, CUstream stream)
 {
@@ -170,7 +170,7 @@ struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream)
 		struct extent *last = s->first;
 		uint64_t more;
 
-		/* What was exported is shared as it is. */
+		/* An exported segment is shared as it is. */
 		if (s->object)
 			continue;
 		while (last->next)
@@ -255,7 +255,7 @@ void pool_end_waits(struct segment *segment, CUstream stream)
 		}
 }
 
-/* Makes what begins with the extent a segment of its own; NULL: there is no memory. */
+/* Makes a segment of its own from the extent on; NULL if there is no memory. */
 static struct segment *cut_before(struct extent *extent)
 {
 	struct segment *old = extent->segment;
@@ -288,7 +288,7 @@ static struct segment *cut_before(struct extent *extent)
 	return cut;
 }
 
-/* The last `most` whole steps that lie in an extent; false if there is none. */
+/* The last whole steps in an extent, up to `most`; false if there is none. */
 static bool whole_steps(const struct extent *extent, uint64_t most, uint64_t *before,
                         uint64_t *size)
 {
@@ -305,7 +305,7 @@ static bool whole_steps(const struct extent *extent, uint64_t most, uint64_t *be
 	return true;
 }
 
-/* The segment keeps the addresses, to grow in place again. */
+/* The segment keeps the addresses, and can grow in place again. */
 static void drop_end(struct extent *extent)
 {
 	struct segment *segment = extent->segment;
@@ -322,7 +322,7 @@ void pool_shed(struct segment *segment, uint64_t keep, bool awaited_too)
 	struct extent *extent = segment->first;
 	uint64_t before, size;
 
-	/* What was exported is shared as it is. */
+	/* An exported segment is shared as it is. */
 	if (segment->object)
 		return;
 	while (extent && pool->reserved > keep) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a pool holds memory: segments of it, cut into extents. */
+/* A pool's memory: segments, which are cut into extents. */
 #ifndef FAKECUDA_POOL_SEGMENT_H
 #define FAKECUDA_POOL_SEGMENT_H
 
@@ -7,7 +7,7 @@
 
 enum extent_state {
 	EXTENT_FREE,
-	EXTENT_WAITING, /* freed, but only for its stream until that has been waited for */
+	EXTENT_WAITING, /* freed, and usable only by its stream until a wait for that */
 	EXTENT_USED,
 };
 
@@ -18,14 +18,14 @@ struct extent {
 	enum extent_state state;
 	CUstream stream;
 	uint64_t size;
-	struct range range; /* `size` there is what was asked for; `start` is always right */
+	struct range range; /* its `size` is the requested one; `start` is always right */
 };
 
 struct segment {
 	struct segment *next, **link;
 	CUmemoryPool pool;
 	uint64_t size, used;
-	uint64_t room; /* addresses from its start on, for it to grow */
+	uint64_t room; /* addresses from its start on, for growth */
 	struct extent *first;
 	uint64_t object; /* once an allocation in it was exported (hold.h) */
 	unsigned hold;
@@ -34,27 +34,26 @@ struct segment {
 /* The extent of a range of kind RANGE_POOL. */
 struct extent *pool_extent_of(struct range *range);
 
-/* A new segment for at least that many bytes, all free; NULL: there is no room. */
+/* A new segment of at least that many free bytes; NULL if there is no room. */
 struct segment *pool_grow(CUmemoryPool pool, uint64_t size);
-/* What is needed at the end of a segment that can grow in place; NULL: none can. */
+/* Grows a segment in place and returns its last extent; NULL if none can grow. */
 struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream);
-/* One without a used extent. */
+/* Drops a segment without a used extent. */
 void pool_drop_segment(struct segment *segment);
 
 /*
- * Gives back the steps in which nothing is, nor, unless `awaited_too`, is waited for, but keeps
- * that much of the pool.
+ * Releases unused steps, with awaited ones if `awaited_too`, but keeps that many bytes of the pool.
  */
 void pool_shed(struct segment *segment, uint64_t keep, bool awaited_too);
 
-/* One that the stream may take; NULL: there is none that is large enough. */
+/* A large enough extent that the stream may use; NULL if there is none. */
 struct extent *pool_find_extent(const struct segment *segment, uint64_t size, CUstream stream);
-/* Cuts the extent to the size, and the rest of it off; false if there is no memory. */
+/* Cuts the extent to the size, with the rest as a new one; false if there is no memory. */
 bool pool_split(struct extent *extent, uint64_t size);
-/* Merges with what is free in the same way on both sides; returns what holds the extent now. */
+/* Merges equally free neighbours; returns the merged extent. */
 struct extent *pool_merge(struct extent *extent);
 
-/* Whether something in it was freed in a stream that was not waited for. */
+/* True if something in it was freed in a stream without a wait since. */
 bool pool_is_awaited(const struct segment *segment);
 void pool_end_waits(struct segment *segment, CUstream stream);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How PTX text is read. All that answers a bool is false after the first mistake, from which on the
- * text is at its end: so who reads on finds nothing.
+ * Reading PTX text. Functions return false from the first mistake on, at which the text ends for
+ * the reader.
  */
 #ifndef FAKECUDA_PTX_READER_H
 #define FAKECUDA_PTX_READER_H
@@ -19,14 +19,14 @@ struct token {
 
 enum name_kind {
 	NAME_REGISTER,
-	NAME_REGISTERS, /* "%r<8>": what it begins with */
+	NAME_REGISTERS, /* "%r<8>": its prefix */
 	NAME_MEMORY,    /* a parameter, a local or a shared array */
 	NAME_ARRAY,     /* of the module */
-	NAME_MANAGED,   /* of the module, and nothing that a kernel can use here */
-	NAME_FOREIGN,   /* a function that is not in the text */
+	NAME_MANAGED,   /* of the module, and not usable by kernels here */
+	NAME_FOREIGN,   /* a function outside the text */
 	NAME_FUNCTION,
 	NAME_LABEL,
-	NAME_LABEL_AHEAD, /* wanted by a branch */
+	NAME_LABEL_AHEAD, /* used by a branch, not defined yet */
 };
 
 struct name {
@@ -45,18 +45,18 @@ struct names {
 struct reader {
 	const char *at;
 	unsigned line;
-	struct token token; /* the one that is to be read */
+	struct token token; /* the next one */
 	struct jit_log *log;
 	CUresult result;
 	const struct symbols *arrays;
 	struct ptx *ptx;
 	struct names everywhere, here;
-	struct ptx_kernel *kernel; /* the one that is being read */
+	struct ptx_kernel *kernel; /* the current one */
 	size_t room;               /* for its code */
 	uint64_t module_shared;
 };
 
-/* What ".align 8 .v2 .b32 name[4][4]" says. */
+/* The content of ".align 8 .v2 .b32 name[4][4]". */
 struct variable {
 	struct token name;
 	const struct ptx_type *type;
@@ -64,23 +64,23 @@ struct variable {
 };
 
 /* ptx_token.c */
-/* The first mistake counts; the answer is always false. */
+/* Records the first mistake. Always returns false. */
 bool ptx_wrong(struct reader *reader, CUresult result);
-bool ptx_unexpected(struct reader *reader); /* the token that is to be read */
+bool ptx_unexpected(struct reader *reader); /* the next token is the mistake */
 bool ptx_unsupported(struct reader *reader, const struct token *what);
 bool ptx_no_memory(struct reader *reader);
 int ptx_length_of(const struct token *token); /* for "%.*s" */
 void ptx_next(struct reader *reader);
 bool ptx_token_is(const struct token *token, const char *text);
 bool ptx_at(const struct reader *reader, const char *text);
-/* Whether that came, and was read. */
+/* True if the next token was this text; it is then read. */
 bool ptx_skip(struct reader *reader, const char *text);
-/* The same, and a mistake if it does not come. */
+/* The same, and otherwise a mistake. */
 bool ptx_expect(struct reader *reader, const char *text);
 bool ptx_read_word(struct reader *reader, struct token *out);
 /* An integer without a sign. */
 bool ptx_read_size(struct reader *reader, uint64_t *out);
-/* A number as an instruction of that type takes it; NULL: as an offset. */
+/* A number as an instruction of that type takes it; without a type, an offset. */
 bool ptx_read_number(struct reader *reader, const struct ptx_type *type, uint64_t *out);
 
 #define PTX_WRONG(reader, severity, format, ...)                                                   \
@@ -92,21 +92,21 @@ bool ptx_read_number(struct reader *reader, const struct ptx_type *type, uint64_
 	     : (void)0,                                                                            \
 	 ptx_wrong(reader, CUDA_ERROR_INVALID_PTX))
 
-/* ptx_name.c: NULL or false: there is none */
+/* ptx_name.c: NULL or false if there is none */
 struct name *ptx_find_in(const struct names *names, const struct token *token);
 struct name *ptx_find_name(const struct reader *reader, const struct token *token);
 bool ptx_find_register(const struct reader *reader, const struct token *token, uint64_t *out);
 bool ptx_add_name(struct reader *reader, struct names *names, enum name_kind kind,
                   const struct token *token, uint64_t value, uint64_t count);
 
-/* ptx_variable.c: declarations, whose first word was read */
+/* ptx_variable.c: declarations, after their first word */
 bool ptx_read_registers(struct reader *reader);
 bool ptx_read_array(struct reader *reader);
-/* A variable of a kernel, or shared by all of the module's. */
+/* A variable of a kernel, or one shared by all kernels of the module. */
 bool ptx_read_memory(struct reader *reader, struct names *names, uint64_t window, uint64_t *used);
 /* A kernel's parameter. */
 bool ptx_read_variable(struct reader *reader, struct variable *out);
-/* In one of the windows of ptx_code.h: its address. */
+/* Places it in one of the windows of ptx_code.h, and returns its address. */
 bool ptx_place(struct reader *reader, const struct variable *variable, uint64_t window,
                uint64_t *used, uint64_t *address);
 

@@ -49,7 +49,7 @@ static void take_out(struct work **link)
 	pthread_cond_broadcast(&less);
 }
 
-/* Whether it is at its end. In a context where one did wrong, none goes on. */
+/* True if it has ended. After a fault in its context no kernel continues. */
 static bool step(struct work *work, uint64_t instructions)
 {
 	CUcontext context = holder(work->context);
@@ -61,7 +61,7 @@ static bool step(struct work *work, uint64_t instructions)
 	return true;
 }
 
-/* Others get the lock between two steps, and the processor most of the time. */
+/* Other threads get the lock between two steps, and most of the processor's time. */
 static void *go_on(void *unused)
 {
 	static const struct timespec moment = {.tv_nsec = 500000};
@@ -81,7 +81,7 @@ static void *go_on(void *unused)
 	}
 }
 
-/* Without a thread the launch itself does all of it. The program's signals are for its own. */
+/* Without this thread the launch runs all of it. Signals of the program are for its own threads. */
 static bool start_worker(void)
 {
 	sigset_t all, before;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels that run. Most are at their end when their launch returns; one that is longer goes on in
- * a thread of this process, a little at a time and with the driver's lock, and what is launched
- * after it waits behind it. So no two kernels of a process run at a time, and whoever waits for one
- * that has no end waits until the process is killed.
+ * Kernels that run. Most have ended when their launch returns. A longer one continues in a thread
+ * of this process, a little at a time with the driver's lock, and later launches wait behind it. So
+ * kernels of a process do not overlap, and a wait for an endless kernel ends with the process.
  */
 #ifndef FAKECUDA_WORK_H
 #define FAKECUDA_WORK_H
@@ -11,23 +10,23 @@
 #include "ptx.h"
 #include "stream.h"
 
-/* Takes the run, and the image that its kernel is of. */
+/* Takes ownership of the run, and of the image of its kernel. */
 void work_give(CUcontext context, CUstream stream, struct ptx_run *run, struct image *image);
-/* The number of the last that was given. */
+/* The number of the last run. */
 uint64_t work_last(void);
-/* Whether one of the stream, up to that number, is not at its end. A default stream's are all of
- * the context's, and a NULL context stands for any. */
+/* True if a run of the stream, up to that number, has not ended. A default stream stands for all of
+ * the context's, and a NULL context for any. */
 bool work_is_left(CUcontext context, CUstream stream, uint64_t last);
 /*
- * Waits until none is left, and gives the lock to others meanwhile. The answer is what a kernel of
- * the context did wrong, which all of its later calls answer, too.
+ * Waits until none is left; other threads get the lock in between. Returns a kernel's fault in the
+ * context, which all of its later calls return, too.
  */
 CUresult work_wait(CUcontext context, CUstream stream, uint64_t last);
-/* For all of them. */
+/* For all streams. */
 CUresult work_wait_all(CUcontext context);
-/* For a stream that goes: its kernels run on. */
+/* For a destroyed stream: its kernels continue. */
 void work_forget_stream(CUstream stream);
-/* For a context that goes, with what runs in it. */
+/* For a destroyed context, with the kernels in it. */
 void work_drop(CUcontext context);
 
 #endif
