@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Executable graphs. One that is launched has run when the call returns, as all other work. */
+/* Executable graphs. A launch has run when the call returns, as all other work. */
 #include "capture.h"
 #include "graph.h"
 #include "kernel.h"
@@ -9,22 +9,22 @@
 
 #include <stdlib.h>
 
-/* One node, as far as a launch has something to do for it. */
+/* The part of a node that a launch needs. */
 struct step {
-	CUgraphNode node; /* by which a program names it; it may be gone */
+	CUgraphNode node; /* the program's name for it; it may be gone */
 	int type;
 	CUfunction function;     /* of a kernel */
-	CUdeviceptr pointer;     /* of a free of what another graph allocated */
-	struct graph_slot *keep; /* of an allocation that the graph does not free */
+	CUdeviceptr pointer;     /* of a free, for another graph's allocation */
+	struct graph_slot *keep; /* of an allocation without a free in the graph */
 	uint64_t size;           /* of it */
-	size_t inside;           /* steps of a child graph, which come next */
+	size_t inside;           /* steps of a child graph, which follow */
 };
 
 struct CUgraphExec_st {
 	uint64_t flags;
 	struct graph_memory *memory; /* NULL: its graph allocates nothing */
 	uint64_t partial[MACHINE_MAX_DEVICES];
-	CUcontext context; /* that holds what its nodes take (overhead.h), or NULL */
+	CUcontext context; /* that holds the memory of its nodes (overhead.h), or NULL */
 	size_t count;
 	struct step *steps;
 };
@@ -39,7 +39,7 @@ static size_t count_steps(CUgraph graph)
 	return count;
 }
 
-/* Whether this allocation is the slot's last, and stays. */
+/* True if this allocation is its slot's last, and stays. */
 static bool is_kept(const struct CUgraphNode_st *alloc)
 {
 	if (!alloc->slot->taken)
@@ -70,8 +70,8 @@ static struct step *write_steps(CUgraph graph, struct step *step)
 }
 
 /*
- * The local memory of all kernels: observed to be taken here, and not at a launch. In each context
- * it fits for its largest frame or is left as it was.
+ * Takes the local memory of all kernels: observed here, and not at a launch. Each context fits its
+ * largest frame, or is unchanged.
  */
 static CUresult fit_stacks(const struct step *steps, size_t count)
 {
@@ -95,7 +95,7 @@ static CUresult fit_stacks(const struct step *steps, size_t count)
 	return result;
 }
 
-/* The nodes of an update's graph take the places of those that the steps were made of. */
+/* After an update the new graph's nodes replace those of the steps. */
 static CUresult learn_steps(CUgraphExec exec, CUgraph graph)
 {
 	size_t count = count_steps(graph);
@@ -118,7 +118,7 @@ static CUresult learn_steps(CUgraphExec exec, CUgraph graph)
 	return CUDA_SUCCESS;
 }
 
-/* For the nodes, in the context of the first kernel. */
+/* Takes the nodes' memory, in the context of the first kernel. */
 static CUresult hold_nodes(CUgraphExec exec)
 {
 	CUcontext context = NULL;
@@ -135,7 +135,7 @@ static CUresult hold_nodes(CUgraphExec exec)
 	return result;
 }
 
-/* All the card's memory that a launch needs; nothing more if it is there. */
+/* Takes all memory of the card that a launch needs and lacks. */
 static CUresult upload(CUgraphExec exec)
 {
 	for (CUdevice i = 0; exec->memory && device_at(i); i++)
@@ -163,7 +163,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 
 	if (!out || !graph)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Its addresses can have memory behind them once. */
+	/* Its addresses can be backed by memory once. */
 	if (graph->memory && graph->memory->instantiated)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	exec = calloc(1, sizeof(*exec));
@@ -186,7 +186,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 	return CUDA_SUCCESS;
 }
 
-/* An upload needs a stream, which only cuGraphInstantiateWithParams is given. */
+/* An upload needs a stream, which only cuGraphInstantiateWithParams has. */
 CUDA_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
                                               unsigned long long flags)
 {
@@ -237,7 +237,7 @@ CUDA_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph gr
 	return cuGraphInstantiateWithParams(out, graph, params);
 }
 
-/* The stream says when, and everything is done at once. */
+/* The stream only sets the order, and all work is done at once. */
 CUDA_API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
 	(void)stream;
@@ -250,7 +250,7 @@ CUDA_API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 	return cuGraphUpload(exec, stream);
 }
 
-/* What an earlier launch left: freed if the graph was made for that, else in the way. */
+/* Frees what an earlier launch left if the graph was made for that; otherwise it is an error. */
 static CUresult clear_kept(CUgraphExec exec)
 {
 	for (size_t i = 0; i < exec->count; i++) {
@@ -322,7 +322,7 @@ CUDA_API CUresult cuGraphExecDestroy(CUgraphExec exec)
 	return CUDA_SUCCESS;
 }
 
-/* How the graph differs from what the executable one was made of: CUgraphExecUpdateResult. */
+/* Compares the graph with that of the executable one: CUgraphExecUpdateResult. */
 static int compare(const struct CUgraphExec_st *exec, CUgraph graph)
 {
 	size_t i = 0;
@@ -411,7 +411,7 @@ CUDA_API CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
 	return set_kernel(exec, node, &params->as.kernel, true);
 }
 
-/* The nodes of the new child take the places of the old one's, as an update's do. */
+/* The new child's nodes replace the old one's, as in an update. */
 static CUresult set_child(CUgraphExec exec, CUgraphNode node, CUgraph child)
 {
 	struct step *at = exec->steps, *end = at + exec->count, *steps;

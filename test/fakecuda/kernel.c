@@ -13,14 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one block and one grid. */
+/* In a block, and in a grid. */
 #define MOST_THREADS 1024
 #define MOST_THREADS_Z 64
 #define MOST_BLOCKS_X 0x7fffffff
 #define MOST_BLOCKS_YZ 65535
 #define MOST_SHARED_BYTES (227 * 1024)
 
-/* As a launch is given them. */
+/* The arguments of a launch. */
 struct arguments {
 	void **parameters, **extra;
 };
@@ -49,7 +49,7 @@ CUresult kernel_run(CUcontext context, const struct CUfunc_st *function)
 	return result;
 }
 
-/* What `extra` names: a buffer with all of them, and its size. */
+/* The buffer in `extra` with all arguments, and its size. */
 static const void *buffer_of(void **extra, size_t *size)
 {
 	const void *buffer = NULL;
@@ -66,7 +66,7 @@ static const void *buffer_of(void **extra, size_t *size)
 	return buffer;
 }
 
-/* The parameters' values, as the kernel has them. */
+/* The parameters' values, as the kernel reads them. */
 static CUresult gather(const struct ptx_kernel *code, const struct arguments *arguments, char *to)
 {
 	size_t bytes = ptx_parameter_bytes(code), offset, size;
@@ -91,7 +91,7 @@ static CUresult gather(const struct ptx_kernel *code, const struct arguments *ar
 	return CUDA_SUCCESS;
 }
 
-/* Its text, if that does something that can be seen. */
+/* Runs its text, if that has a visible effect. */
 static CUresult carry_out(CUcontext context, const struct CUfunc_st *function,
                           const CUlaunchConfig *config, CUstream stream,
                           const struct arguments *arguments)
@@ -147,14 +147,14 @@ static bool is_possible(const CUlaunchConfig *config)
 	       config->sharedMemBytes <= MOST_SHARED_BYTES;
 }
 
-/* A kernel is launched in its stream's context, whichever is current. */
+/* A kernel is launched in its stream's context, not in the current one. */
 static CUcontext context_of(CUstream stream, CUcontext current)
 {
 	return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ? current
 	                                                                    : stream->owned.context;
 }
 
-/* Without arguments those of the kernel are not known, and it does nothing. */
+/* Without arguments the kernel's are unknown, and it does nothing. */
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream,
                        const struct arguments *arguments)
 {
@@ -225,7 +225,7 @@ CUDA_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, DIMENSIONS
 	return launch(CONFIG, function, stream_per_thread(stream), ARGUMENTS(parameters, NULL));
 }
 
-/* Each in a stream of its own, whose context says the device. */
+/* Each in a stream of its own; the stream's context determines the device. */
 CUDA_API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
                                                        unsigned int flags)
 {
@@ -268,7 +268,7 @@ CUDA_API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction
 	              : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The forms of CUDA 2, whose blocks have a size that is set beforehand: here it is one thread. */
+/* The forms of CUDA 2, with a block size that is set before: one thread here. */
 CUDA_API CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
 	CUlaunchConfig config = {

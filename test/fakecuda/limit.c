@@ -5,34 +5,35 @@
 
 #include <string.h>
 
-/* CUlimit, beside those of interceptor/cuda_abi.h */
+/* CUlimit, besides those of interceptor/cuda_abi.h */
 enum {
-	DEV_RUNTIME_SYNC_DEPTH = 3, /* which cards since compute capability 9.0 do not have */
+	DEV_RUNTIME_SYNC_DEPTH = 3, /* absent on cards since compute capability 9.0 */
 	PENDING_LAUNCHES = 4,
 	PERSISTING_L2 = 6,
 	CIG_SHMEM_FALLBACK = 9,
 };
 
-/* Observed: what 2^20 pending launches become, and of what a part of the L2 cache is a multiple. */
+/* Observed: the limit on pending launches after a request for 2^20, and the unit of the L2 cache's
+ * part. */
 #define PENDING_MOST 599186
 #define L2_STEP 3276800
 
 #define STACK_FIRST 1024
 #define STACK_UNIT 16
 
-/* Observed: of a FIFO of 512 MiB the card holds that much, of the default one nothing that could be
- * seen. The module that made it be taken holds 2 MiB more, which go with it. */
+/* Observed: the card holds this for a FIFO of 512 MiB, and nothing visible for the default one. The
+ * module that caused it holds 2 MiB more, which end with the module. */
 #define FIFO_BACKED (62 * MiB)
 #define FIFO_CODE (2 * MiB)
 #define FIFO_LARGE (64 * MiB)
 
 #define HEAP_STEP (2 * MiB)
 #define HEAP_OVERHEAD (2 * MiB)
-/* Observed once, of 200 GiB: what a larger heap becomes. What it depends on is not known. */
+/* Observed once, for a request of 200 GiB: the size of a larger heap. Its derivation is unknown. */
 #define HEAP_MOST 17681179680ull
 
-/* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting,
- * shared memory, graphics beside it, -. */
+/* An H100's values: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting,
+ * shared memory, CUDA in graphics, -. */
 static const size_t defaults[LIMITS] = {STACK_FIRST, 8650752, 8388608, 0, 2048,
                                         64,          9830400, 232448,  0, 0};
 
@@ -45,7 +46,7 @@ void limits_start(CUcontext context)
 	overhead_start(context, STACK_FIRST);
 }
 
-/* One that could exist, so that rounding it up is safe. */
+/* A possible size, so that rounding it up is safe. */
 static CUresult set_stack(CUcontext context, uint64_t bytes)
 {
 	CUresult result;
@@ -152,7 +153,7 @@ static size_t granted(int limit, size_t value)
 	}
 }
 
-/* Stacks are there at once; of the others any value will do until a kernel needs the memory. */
+/* Stacks are taken at once. The others accept any value until a kernel needs the memory. */
 CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 {
 	CUcontext context;

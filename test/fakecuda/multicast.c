@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Multicast objects: an address range whose writes reach memory of several cards. An object takes
- * no memory itself; what is bound to it lives on when its handles are gone. As NVIDIA documents it;
- * how a card behaves was not observed.
+ * Multicast objects: a write to their addresses reaches memory of several cards. An object takes
+ * no memory itself; memory bound to it outlives its own handles. From NVIDIA's documentation; not
+ * observed on a card.
  */
 #include "multicast.h"
 
@@ -18,7 +18,7 @@ struct bind {
 };
 
 struct multicast {
-	unsigned devices; /* that belong to it */
+	unsigned devices; /* of the object */
 	unsigned joined;
 	struct device *device[MACHINE_MAX_DEVICES];
 	struct bind *binds;
@@ -38,7 +38,7 @@ void multicast_end(struct multicast *multicast)
 
 static CUresult check(const CUmulticastObjectProp *properties)
 {
-	/* Another process cannot open a multicast object here. */
+	/* Other processes cannot open a multicast object here. */
 	if (properties && properties->handleTypes)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!properties || !properties->numDevices ||
@@ -129,7 +129,7 @@ CUDA_API CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUde
 	return CUDA_SUCCESS;
 }
 
-/* Whether the card has something bound in [offset, offset + size). */
+/* True if the card has memory bound in [offset, offset + size). */
 static bool is_taken(const struct multicast *multicast, const struct device *device,
                      uint64_t offset, uint64_t size)
 {
@@ -157,7 +157,7 @@ static CUresult bind_memory(struct physical *object, size_t offset, struct physi
 	    !is_within(memory_offset, size, memory->size) ||
 	    is_taken(multicast, memory->device, offset, size))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Documented: all cards have to be added before anything is bound. */
+	/* Documented: all cards must be added before the first bind. */
 	if (multicast->joined < multicast->devices)
 		return CUDA_ERROR_NOT_PERMITTED;
 	bind = calloc(1, sizeof(*bind));
@@ -185,7 +185,7 @@ CUDA_API CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t
 	return bind_memory(object, offset, physical_of(memory), memory_offset, size);
 }
 
-/* What is mapped there. */
+/* Binds the memory mapped there. */
 CUDA_API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset,
                                       CUdeviceptr address, size_t size, unsigned long long flags)
 {
@@ -200,7 +200,7 @@ CUDA_API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_
 	return bind_memory(object, offset, memory, address - start, size);
 }
 
-/* Documented: a range that was bound as a whole, so that no bind is cut. */
+/* Documented: only whole binds can be unbound. */
 static bool cuts_a_bind(const struct multicast *multicast, const struct device *device,
                         size_t offset, size_t size)
 {

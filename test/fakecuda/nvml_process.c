@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libnvidia-ml: who holds how much, and who was busy. */
+/* libnvidia-ml: the memory of processes, and how busy they are. */
 #define _GNU_SOURCE
 #include "config.h"
 #include "machine.h"
@@ -10,10 +10,9 @@
 #include <time.h>
 
 /*
- * Turns the pids into those of the host, which most drivers give in a container, too. Nobody there
- * can tell what they are, so FAKECUDA_NVML_PIDS names a file that says it: a line "PID HOST-PID"
- * for each process that is seen, and "0 HOST-PID" for one that is not, with 1 MiB. Returns how many
- * there are.
+ * Turns the pids into those of the host, which most drivers return even in a container. They are
+ * unknown there, so the file in FAKECUDA_NVML_PIDS has them: a line "PID HOST-PID" for each visible
+ * process, and "0 HOST-PID" for an invisible one, with 1 MiB. Returns their number.
  */
 static unsigned as_on_the_host(struct machine_process *list, unsigned found, unsigned room)
 {
@@ -30,7 +29,7 @@ static unsigned as_on_the_host(struct machine_process *list, unsigned found, uns
 				list[found] = (struct machine_process){host, MiB};
 			found++;
 		}
-		/* A pid that was turned is not met again: those of the host are negative here. */
+		/* A turned pid is not matched again: pids of the host are negative here. */
 		for (unsigned i = 0; pid && i < seen; i++) {
 			if (list[i].pid == pid)
 				list[i].pid = -host;
@@ -43,8 +42,8 @@ static unsigned as_on_the_host(struct machine_process *list, unsigned found, uns
 }
 
 /*
- * Looks at the processes with room for `*count`, and sets it to how many there are. `*list` is
- * the caller's to free.
+ * Lists the processes if there is room for `*count`, and sets it to their number. The caller frees
+ * `*list`.
  */
 static nvmlReturn_t look(nvmlDevice_t device, unsigned *count, const void *infos,
                          struct machine_process **list)
@@ -67,7 +66,7 @@ static nvmlReturn_t look(nvmlDevice_t device, unsigned *count, const void *infos
 		*count = found;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
-	/* Observed: where there is room enough, and only there, the array is looked at. */
+	/* Observed: the array is checked only if there is room enough. */
 	if (*count && !infos)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*count = found;
@@ -127,7 +126,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 	return nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
 }
 
-/* Nobody draws, and there is no MPS server: these lists are empty. */
+/* There is no graphics and no MPS server: these lists are empty. */
 static nvmlReturn_t nobody(nvmlDevice_t device, unsigned *count)
 {
 	nvmlReturn_t result = nvml_check(device, count);
@@ -160,7 +159,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 		return result;
 	if (list->version != NVML_PROCESS_DETAIL_LIST_V1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	/* Observed: NVML_PROCESS_MODE_ALL is none of its modes. */
+	/* Observed: NVML_PROCESS_MODE_ALL is not one of its modes. */
 	if (list->mode > NVML_PROCESS_MODE_MPS)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (list->mode == NVML_PROCESS_MODE_GRAPHICS || list->mode == NVML_PROCESS_MODE_MPS)
@@ -176,7 +175,7 @@ static unsigned long long now(void)
 	return (unsigned long long)t.tv_sec * 1000000 + (unsigned long long)t.tv_nsec / 1000;
 }
 
-/* As if everybody who holds memory had used 1 % of the card since whenever one asks. */
+/* Each process with memory has used 1 % of the card since any time. */
 NVML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                                       nvmlProcessUtilizationSample_t *samples,
                                                       unsigned int *count, unsigned long long since)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools, and what a wait does to them. The entry points are in pool_api.c and pool_stream.c. */
+/* Pools, and the effect of waits on them. The entry points are in pool_api.c and pool_stream.c. */
 #include "pool.h"
 
 #include "config.h"
@@ -13,7 +13,7 @@
 #define POOL_UNIT 512
 
 static CUmemoryPool pools;
-static CUmemoryPool gone; /* kept, so that no later pool gets the handle of a destroyed one */
+static CUmemoryPool gone; /* kept, so that no later pool gets a destroyed one's handle */
 
 CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type)
 {
@@ -33,8 +33,8 @@ CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type
 	return pool;
 }
 
-/* Observed: each takes addresses for twice what it may become, out of 128 TiB. An H100 has 826
- * pools that are as large as it, and 1021 of 64 GiB. */
+/* Observed: each pool reserves addresses for twice its maximum size, out of 128 TiB. On an H100
+ * there can be 826 pools of the card's size, and 1021 of 64 GiB. */
 #define ADDRESSES ((uint64_t)1 << 47)
 
 static uint64_t addresses_of(const struct device *device, uint64_t max_size)
@@ -93,7 +93,7 @@ static void forget_pool(CUmemoryPool pool)
 	gone = pool;
 }
 
-/* Never below `keep`: of 64 MiB in two steps a trim to 40 MiB takes none. */
+/* Never below `keep`: a trim of 64 MiB in two steps to 40 MiB releases none. */
 static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
 {
 	struct segment *segment, *next;
@@ -108,15 +108,15 @@ static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
 	}
 }
 
-/* Observed: what an idle stream has freed goes at once. */
+/* Observed: memory freed in an idle stream is released at once. */
 void pool_trim(CUmemoryPool pool, uint64_t keep)
 {
 	trim(pool, keep, !config_is("FAKECUDA_TRIM", "waited"));
 }
 
 /*
- * What a wait leaves of a pool. Observed: one that the program has destroyed keeps what is in use,
- * in steps of its own, and goes with its last allocation, when that has been waited for.
+ * The state of a pool after a wait. Observed: a destroyed pool keeps what is in use, in steps of
+ * its own, and ends with its last allocation, after a wait for that.
  */
 static void settle(CUmemoryPool pool)
 {
@@ -136,8 +136,8 @@ void pool_destroy(CUmemoryPool pool)
 }
 
 /*
- * What a pool grows by is used together with what was left at the end of it. The card may have room
- * for that, but not for a segment; it has none to spare once a new segment has been tried.
+ * Growth is used together with the free rest before it. The card may have room for that and not for
+ * a new segment; an attempt at a segment comes last.
  */
 static struct extent *grow(CUmemoryPool pool, uint64_t need, CUstream stream)
 {
@@ -191,7 +191,7 @@ void pool_free(struct range *range, CUstream stream)
 	free_extent(range, EXTENT_WAITING, stream);
 }
 
-/* Observed: the attribute goes on counting what cuMemFree took out of the pool as used. */
+/* Observed: the attribute still counts memory as used that cuMemFree took out of the pool. */
 void pool_free_now(struct range *range)
 {
 	CUmemoryPool pool = pool_extent_of(range)->segment->pool;
@@ -241,7 +241,7 @@ void pools_synchronise(struct device *device, CUstream stream)
 		struct device *where = pool->managed_on ? pool->managed_on : pool->device;
 
 		next = pool->next;
-		/* Pools of the host are any card's. */
+		/* Pools of the host belong to every card. */
 		if (where && where != device)
 			continue;
 		for (struct segment *s = pool->segments; s; s = s->next)

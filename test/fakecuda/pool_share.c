@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools for other processes. A pool goes as a file; an allocation in it as 64 bytes, to whoever
- * has imported the pool. An import can only be used to import allocations.
+ * Pools for other processes. A pool is exported as a file; an allocation in it as 64 bytes, for a
+ * process that has imported the pool. An imported pool serves to import allocations only.
  */
 #include "hold.h"
 #include "pool.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a CUmemoryPool of another process points to. */
+/* The target of a CUmemoryPool of another process. */
 struct import {
 	struct import *next;
 	uint64_t object;
@@ -18,7 +18,7 @@ struct import {
 	struct segment_hold *segments;
 };
 
-/* Observed: memory of which a pointer was imported stays until the import is destroyed, not just
+/* Observed: memory of an imported pointer stays until the imported pool is destroyed, not just
  * until the pointer is freed. */
 struct segment_hold {
 	struct segment_hold *next;
@@ -158,7 +158,7 @@ static CUresult export_pointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
 	if (!out || !range || range->kind != RANGE_POOL || range->start != pointer)
 		return CUDA_ERROR_INVALID_VALUE;
 	pool = pool_of(range);
-	/* One that was never exported has nobody who could import the pointer. */
+	/* No process can import a pointer of a pool that was never exported. */
 	if (!is_exportable(pool) || !pool->object)
 		return CUDA_ERROR_INVALID_VALUE;
 	exported.pool = pool->object;

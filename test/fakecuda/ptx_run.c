@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A launch, carried out block after block. The threads of a block take turns: each goes on until it
- * ends, waits at a barrier, or has had its turn.
+ * A launch, carried out block by block. The threads of a block take turns: each runs until it ends,
+ * waits at a barrier, or its turn is over.
  */
 #define _GNU_SOURCE
 #include "address.h"
@@ -23,7 +23,7 @@ struct thread {
 	unsigned index[3];
 };
 
-/* Memory that was found to be the context's to touch; good for one step. */
+/* Memory that the context may use, as checked; valid for one step. */
 struct window {
 	CUdeviceptr start;
 	uint64_t size;
@@ -40,10 +40,10 @@ struct ptx_run {
 	char *local, *shared, *dynamic, *parameters;
 	size_t dynamic_bytes;
 	CUdeviceptr arrays;
-	size_t thread; /* whose turn it is */
+	size_t thread; /* the current one */
 	uint64_t clock;
 	struct window windows[2][WINDOWS]; /* to read, to write */
-	unsigned oldest;                   /* which is used for another next */
+	unsigned oldest;                   /* to be replaced next */
 };
 
 static void begin_block(struct ptx_run *run)
@@ -59,7 +59,7 @@ static void begin_block(struct ptx_run *run)
 	run->thread = 0;
 }
 
-/* calloc of nothing may be NULL. */
+/* calloc of 0 bytes may return NULL. */
 static void *room_for(size_t count, size_t bytes)
 {
 	return calloc(count ? count : 1, bytes ? bytes : 1);
@@ -110,7 +110,7 @@ void ptx_end(struct ptx_run *run)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* `address` in [at, at + bytes) with room for `size`: the host's view of it, or NULL. */
+/* The host's view of `address` in [at, at + bytes) with room for `size`, or NULL. */
 static void *within(char *memory, uint64_t at, uint64_t bytes, uint64_t address, size_t size)
 {
 	uint64_t offset = address - at;
@@ -130,7 +130,7 @@ static void *on_card(struct ptx_run *run, uint64_t address, size_t size, bool wr
 	range = ranges_at(&allocations, address);
 	if (!range)
 		return NULL;
-	/* Pages of managed memory are counted as they are written to. */
+	/* Pages of managed memory are counted when written to. */
 	if (!(write && range->kind == RANGE_MANAGED) &&
 	    size <= range->size - (address - range->start) &&
 	    copy_may_touch(run->context, range->start, range->size, write) &&
@@ -145,7 +145,7 @@ static void *on_card(struct ptx_run *run, uint64_t address, size_t size, bool wr
 	return copy_view(address, size);
 }
 
-/* The addresses themselves say which space they are of (ptx_code.h). */
+/* The address itself determines the space (ptx_code.h). */
 static void *memory_at(struct ptx_run *run, uint64_t address, size_t size, bool write)
 {
 	const struct ptx_kernel *kernel = run->kernel;
@@ -219,7 +219,7 @@ static void set(struct ptx_run *run, const struct ptx_operand *operand, uint64_t
 		registers_of(run)[operand->value] = value;
 }
 
-/* Where the address of an instruction leads, for `bytes` there. */
+/* The host's view of an instruction's address, for `bytes` there. */
 static CUresult find(struct ptx_run *run, const struct ptx_instruction *in, size_t bytes,
                      bool write, void **out)
 {
@@ -301,7 +301,7 @@ static CUresult change(struct ptx_run *run, const struct ptx_instruction *in)
 	return CUDA_SUCCESS;
 }
 
-/* One value to another, or to or from several that are its parts. */
+/* Copies a value, or splits it into parts, or joins it from parts. */
 static void move(struct ptx_run *run, const struct ptx_instruction *in)
 {
 	unsigned targets = in->first, sources = in->count - in->first;
@@ -344,7 +344,7 @@ static uint64_t operand(const struct ptx_run *run, const struct ptx_instruction 
 	return index < in->count ? value_of(run, &in->operands[index]) : 0;
 }
 
-/* One instruction of the thread whose turn it is. */
+/* Runs one instruction of the current thread. */
 static CUresult carry_out(struct ptx_run *run, struct thread *thread)
 {
 	const struct ptx_instruction *in = &run->kernel->code[thread->at++];
@@ -396,8 +396,8 @@ static CUresult carry_out(struct ptx_run *run, struct thread *thread)
 	return CUDA_SUCCESS;
 }
 
-/* The next thread that can go on; when all that have not ended are at the barrier, they all can.
- * False: all have ended. */
+/* Selects the next thread that can run; when all that have not ended are at the barrier, all can.
+ * False if all have ended. */
 static bool next_turn(struct ptx_run *run)
 {
 	bool any = false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sparse arrays: their memory is mapped into them by tiles of 64 KiB. Levels smaller than a tile
- * lie in the mip tail together, one for each layer.
+ * Sparse arrays: memory is mapped into them by tiles of 64 KiB. Levels smaller than a tile share
+ * the mip tail of their layer.
  */
 #include "tile.h"
 
@@ -16,18 +16,18 @@ struct extent {
 	size_t width, height, depth;
 };
 
-/* How an array is cut into tiles. They are numbered by level, layer, depth, row and column; the
- * tails follow. */
+/* The division of an array into tiles. They are numbered by level, layer, depth, row and column;
+ * the tails follow. */
 struct cut {
 	struct extent tile; /* in texels */
-	unsigned levels;    /* that are not in the tail */
+	unsigned levels;    /* outside the tail */
 	size_t layers;
 	size_t tail_bytes; /* of one layer */
 	size_t tail_first; /* the number of its first tile */
 	size_t count;
 };
 
-/* What each tile has; NULL: nothing. */
+/* The memory of each tile; NULL: none. */
 struct tiles {
 	size_t count;
 	struct physical *memory[];
@@ -166,7 +166,7 @@ CUDA_API CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTI
 	return properties_of(out, &mipmap->level[0].shape, mipmap->levels);
 }
 
-/* One entry of cuMemMapArrayAsync's list, made out. */
+/* A decoded entry of cuMemMapArrayAsync's list. */
 struct operation {
 	const CUDA_ARRAY3D_DESCRIPTOR *shape;
 	unsigned levels;
@@ -188,7 +188,7 @@ static bool set(struct operation *op, size_t number)
 	return true;
 }
 
-/* Whether [offset, offset + length) are whole tiles of a length, or reach to its end. */
+/* True if [offset, offset + length) is whole tiles of a length, or reaches the end. */
 static bool is_tiled(size_t offset, size_t extent, size_t whole, size_t step)
 {
 	return extent && offset % step == 0 && offset < whole && extent <= whole - offset &&
@@ -306,7 +306,7 @@ static CUresult run(const CUarrayMapInfo *info)
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Entry after entry, up to the first that is wrong. */
+/* In their order, up to the first wrong one. */
 CUDA_API CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
 	CUresult result = CUDA_SUCCESS;

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Virtual memory management: physical memory and address space by themselves. None of it belongs
- * to a context.
- */
+/* Virtual memory management: physical memory and address ranges. Neither belongs to a context. */
 #include "vmm.h"
 #include "address.h"
 #include "driver.h"
@@ -15,8 +12,8 @@
 struct mapping {
 	struct range range;
 	struct physical *physical;
-	int access[MACHINE_MAX_DEVICES]; /* by which card: of cuMemSetAccess */
-	CUcontext filler;                /* that filled it last, and after how many waits */
+	int access[MACHINE_MAX_DEVICES]; /* by card, from cuMemSetAccess */
+	CUcontext filler;                /* the last to fill it, and its number of waits then */
 	uint64_t filled_after;
 };
 
@@ -72,7 +69,7 @@ CUDA_API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alig
 {
 	struct range *range;
 
-	(void)wish; /* a wish that need not be granted */
+	(void)wish; /* a hint that need not be followed */
 	DRIVER_ENTER();
 	if (!out || !size || size % VMM_GRANULARITY || flags || (alignment & (alignment - 1)))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -114,7 +111,7 @@ static bool is_reserved(CUdeviceptr start, size_t size)
 	return range && size <= range->size && start - range->start <= range->size - size;
 }
 
-/* The memory's bytes are at `start`, too, from now on. */
+/* Makes the memory's bytes visible at `start`, too. */
 static bool show_bytes(struct physical *physical, CUdeviceptr start, size_t size)
 {
 	struct range *range = ranges_at(&allocations, physical->filled);
@@ -123,7 +120,7 @@ static bool show_bytes(struct physical *physical, CUdeviceptr start, size_t size
 
 	if (mapped || physical->shared)
 		return address_share(physical->filled, start, size, &physical->shared);
-	if (physical->filled != start) /* else it is mapped where it was before */
+	if (physical->filled != start) /* else it was mapped there before */
 		address_forget(start, size);
 	return true;
 }
@@ -134,7 +131,7 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 
 	if (!size || size % VMM_GRANULARITY || start % VMM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Only the whole memory can be mapped, so far. */
+	/* Only the whole memory can be mapped. */
 	if (offset || size != physical->size)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!is_reserved(start, size) || ranges_overlapping(&allocations, start, size))
@@ -184,7 +181,7 @@ struct physical *vmm_physical_at(CUdeviceptr address, CUdeviceptr *start)
 	return mapping_of(range)->physical;
 }
 
-/* Whether [start, start + size) is made of whole mappings without a gap. */
+/* True if [start, start + size) consists of whole mappings without a gap. */
 static bool is_whole_mappings(CUdeviceptr start, size_t size)
 {
 	while (size) {
@@ -199,7 +196,7 @@ static bool is_whole_mappings(CUdeviceptr start, size_t size)
 	return true;
 }
 
-/* Whether an edge of [start, start + size) lies inside a mapping. */
+/* True if an edge of [start, start + size) lies inside a mapping. */
 static bool cuts_a_mapping(CUdeviceptr start, size_t size)
 {
 	const struct range *first = ranges_at(&allocations, start);
@@ -213,7 +210,7 @@ bool vmm_is_reserved(CUdeviceptr address)
 	return ranges_at(&reservations, address) != NULL;
 }
 
-/* The next of the mappings side by side that cover [*start, ...); NULL: there is a gap. */
+/* The next of the adjacent mappings that cover [*start, ...); NULL at a gap. */
 static struct mapping *walk(CUdeviceptr *start, size_t *size)
 {
 	struct range *range = ranges_at(&allocations, *start);
@@ -259,7 +256,7 @@ void vmm_work_done(void)
 	waits++;
 }
 
-/* Whether that call fails now where the card may only read: README.md. */
+/* True if that call is to fail for a card with read access only: README.md. */
 static bool fails(const char *call, int access)
 {
 	const char *path = getenv("FAKECUDA_VMM_FAULT");
@@ -272,7 +269,7 @@ static bool fails(const char *call, int access)
 	return is;
 }
 
-/* Any reserved range: many mappings, gaps between them, even none at all. */
+/* Any reserved range, with many mappings, gaps, or no mapping at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
 	struct range *range;
@@ -314,7 +311,7 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 	return CUDA_SUCCESS;
 }
 
-/* Of any address in a mapping. The host has access to none of the card's memory. */
+/* For any address in a mapping. The host has no access to the card's memory. */
 CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
                                  CUdeviceptr address)
 {
@@ -326,13 +323,13 @@ CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation 
 	    (location->type != CU_MEM_LOCATION_TYPE_HOST &&
 	     (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_at(location->id))))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Of the host it tells what the device may. */
+	/* For the host it returns the device's access. */
 	*flags = (unsigned long long)mapping_of(range)
 	             ->access[location->type == CU_MEM_LOCATION_TYPE_HOST ? 0 : location->id];
 	return CUDA_SUCCESS;
 }
 
-/* Adds to the handles of the memory, under the number that it already has. */
+/* Adds a handle to the memory, with its existing number. */
 CUDA_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
 {
 	struct range *range;

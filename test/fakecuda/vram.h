@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * VRAM in the portions that the card really gives: above 1 MiB whole steps of 2 MiB; up to
- * 1 MiB pieces of 2 MiB blocks that the process's allocations on one card share, arrays and
- * linear memory apart. A block goes back to the card with its last piece.
+ * VRAM in the card's real portions: above 1 MiB whole steps of 2 MiB; up to 1 MiB pieces of 2 MiB
+ * blocks that the process's allocations on one card share, arrays and linear memory separately. A
+ * block returns to the card with its last piece.
  */
 #ifndef FAKECUDA_VRAM_H
 #define FAKECUDA_VRAM_H
@@ -12,7 +12,7 @@
 #define VRAM_BLOCK (2 * MiB)
 #define VRAM_SMALL (1 * MiB)
 
-/* What the machine knows of memory that another process may open (hold.h); 0: nothing. */
+/* The machine's object and hold of memory that other processes may open (hold.h); 0: none. */
 struct vram_share {
 	uint64_t object;
 	unsigned hold;
@@ -20,7 +20,7 @@ struct vram_share {
 
 struct vram {
 	struct device *device;
-	uint64_t bytes;      /* of the card, when it is not a piece of a block */
+	uint64_t bytes;      /* of the card, unless it is a piece of a block */
 	struct block *block; /* NULL: whole steps */
 	unsigned first, count;
 	struct vram_share share; /* of whole steps; a block has its own */
@@ -28,10 +28,10 @@ struct vram {
 
 bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct vram *out);
 void vram_give(struct vram *vram);
-/* Where a piece of a block lies; 0 for whole steps, whose address is the caller's matter. */
+/* The address of a piece of a block; 0 for whole steps: the caller has their address. */
 CUdeviceptr vram_address(const struct vram *vram);
 /*
- * Makes it known to the machine, a piece with its whole block. `start` is the address of whole
+ * Makes it an object of the machine, a piece with its whole block. `start` is the address of whole
  * steps. Returns the object, or 0 if there is no room.
  */
 uint64_t vram_share(struct vram *vram, CUdeviceptr start);
