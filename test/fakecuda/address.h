@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device addresses. They are taken from the process's own address space, without access: so they
- * are unique (as under the driver's unified addressing), are used again after a free, and a
- * program that dereferences one gets the SIGSEGV that it deserves. Only what is copied into is
- * given host memory.
+ * Device addresses. They are reserved in the process's own address space, without access. So they
+ * are unique (as under the driver's unified addressing), are reused after a free, and a program
+ * that dereferences one gets SIGSEGV. Only ranges that are copied into get host memory.
  */
 #ifndef FAKECUDA_ADDRESS_H
 #define FAKECUDA_ADDRESS_H
@@ -14,15 +13,15 @@
 
 /* `size` is a multiple of ADDRESS_STEP, `alignment` a power of two; 0 if there is no room. */
 CUdeviceptr address_reserve(size_t size, size_t alignment);
-/* There if that is free, else elsewhere. */
+/* At `start` if that is free, else elsewhere. */
 CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size);
 void address_free(CUdeviceptr start, size_t size);
-/* Host memory behind an address range, so that it can be copied to and from. */
+/* Gives an address range host memory for copies. */
 bool address_back(CUdeviceptr start, size_t size);
-/* Two ranges that are the same bytes from now on: those of the first. `*file` is the memory of
- * both, 0 if it is none yet. False: there is no memory for that. */
+/* Makes two ranges the same bytes: those of the first. `*file` is the memory of both, 0 before the
+ * first time. False if there is no memory. */
 bool address_share(CUdeviceptr start, CUdeviceptr other, size_t size, int *file);
-/* What was there is gone. */
+/* Drops the content of a range. */
 void address_forget(CUdeviceptr start, size_t size);
 
 enum range_kind {
@@ -39,7 +38,7 @@ enum range_kind {
 	RANGE_RESERVED,
 };
 
-/* A piece of the address space that a pointer may lie in. */
+/* A range of the address space to which pointers may point. */
 struct range {
 	CUdeviceptr start;
 	size_t size;
@@ -56,7 +55,7 @@ extern struct ranges allocations; /* all kinds but RANGE_RESERVED */
 bool ranges_add(struct ranges *ranges, struct range *range);
 void ranges_remove(struct ranges *ranges, struct range *range);
 struct range *ranges_at(const struct ranges *ranges, CUdeviceptr address);
-/* Any range that shares a byte with [start, start + size). */
+/* Any range that overlaps [start, start + size). */
 struct range *ranges_overlapping(const struct ranges *ranges, CUdeviceptr start, size_t size);
 
 #endif

@@ -20,13 +20,13 @@ struct CUmipmappedArray_st {
 	struct owned owned;
 	struct vram vram;
 	bool has_memory;
-	struct physical *physical; /* external memory that it lies in, or NULL */
+	struct physical *physical; /* the external memory in which it lies, or NULL */
 	struct tiles *tiles;
 	unsigned levels;
 	struct CUarray_st level[];
 };
 
-/* mipmap.c. A valid shape; with `physical` it takes nothing of the card, but holds that. */
+/* mipmap.c. For a valid shape. With `physical` it takes nothing of the card, but holds that. */
 CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
                        const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels,
                        struct physical *physical);
@@ -38,12 +38,11 @@ bool array_takes_memory(const CUDA_ARRAY3D_DESCRIPTOR *shape);
 /* Bytes of a texel, or of a block of 4 x 4 texels of a compressed format; 0: neither. */
 unsigned array_texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool *compressed);
 bool array_is_valid(const CUDA_ARRAY3D_DESCRIPTOR *shape);
-/* Depth is a number of layers or faces: they stay as many in smaller levels. */
+/* True if depth is a number of layers or faces, which is the same in smaller levels. */
 bool array_is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape);
-/* How many levels a mipmapped array of this shape can have. */
+/* The largest number of levels of a mipmapped array of this shape. */
 unsigned array_level_limit(const CUDA_ARRAY3D_DESCRIPTOR *shape);
-/* What a valid shape takes of the card before it is rounded to portions; false if that overflows.
- */
+/* The bytes of a valid shape before rounding to portions; false if that overflows. */
 bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, size_t *bytes);
 
 #endif

@@ -9,7 +9,7 @@
  *
  * Every layer of a mipmapped array has its levels one after another, and begins at a whole block of
  * the largest level: a cubemap of 256 x 256 floats with five levels has 2,095,104 bytes of levels,
- * but took 4 MiB of the card. All figures are from ../conformance/expected/h100.txt, whose boxes of
+ * but took 4 MiB of the card. All figures are from ../conformance/expected/h100.txt: its boxes of
  * 4096 texels a row allow no other limits. NV12 is taken with its three channels and the flag for
  * video, and counts one byte and a half a texel.
  */
@@ -29,7 +29,7 @@ struct level {
 	size_t row_bytes, rows, slices;
 };
 
-/* Bytes of one channel of one texel; 0 for the formats that are not counted so. */
+/* Bytes of one channel of one texel; 0 for formats with another rule. */
 static unsigned channel_bytes(int format)
 {
 	switch (format) {
@@ -45,7 +45,7 @@ static unsigned channel_bytes(int format)
 	case CU_AD_FORMAT_FLOAT:
 		return 4;
 	}
-	/* In threes: 8 bits unsigned, 16 bits unsigned, 8 bits signed, 16 bits signed. */
+	/* In groups of three: 8 bits unsigned, 16 bits unsigned, 8 bits signed, 16 bits signed. */
 	if (format >= CU_AD_FORMAT_UNORM_INT8X1 && format <= LAST_NORMALISED)
 		return (format - CU_AD_FORMAT_UNORM_INT8X1) / 3 % 2 ? 2 : 1;
 	return 0;
@@ -128,8 +128,7 @@ static bool level_of(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned index, struc
 	}
 	if (is_video(shape)) {
 		texel = 1;
-		height +=
-		    height / 2; /* the colours, at half the resolution, below the brightness */
+		height += height / 2; /* colours, at half the resolution, after the brightness */
 	}
 	level->rows = height;
 	level->slices = array_is_layered(shape) ? 1 : halved(shape->Depth, index);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and fills. Up to a limit they really move bytes, so that a program which checks its data
- * is content; beyond it they only check their arguments, so that a test of gigabytes needs none.
+ * Copies and fills. Up to a limit they move bytes, for programs that check their data; beyond it
+ * they only check their arguments, so that tests with gigabytes need no such memory.
  */
 #define _GNU_SOURCE
 #include "copy.h"
@@ -22,7 +22,7 @@
 #define PAGE ((size_t)4096)
 #define MANY_PAGES 256
 
-/* An address that is none of the driver's is host memory. */
+/* An address unknown to the driver is host memory. */
 static bool is_known(CUdeviceptr address)
 {
 	return ranges_at(&allocations, address) || vmm_is_reserved(address);
@@ -48,7 +48,7 @@ bool copy_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool writ
 	return check(context, start, size, write) == CUDA_SUCCESS;
 }
 
-/* A write by the card: managed pages that it hits are there from now on. */
+/* A write by the card: the managed pages in it exist from now on. */
 static void touch(CUdeviceptr start, size_t size)
 {
 	struct range *range = ranges_at(&allocations, start);
@@ -69,9 +69,9 @@ static bool is_zero(const unsigned char *bytes, size_t size)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, size - 1) == 0;
 }
 
-/* memmove(), but what was never written at either end stays so, and zeros that come to the card
- * make nothing that is not there: else a gigabyte that was allocated, and moved, would need one.
- * Both ends begin at the same place of a page, or all is moved. */
+/* memmove() that keeps never-written pages unwritten on both sides, and writes no zeros to them:
+ * otherwise a moved gigabyte would need real memory. Both ends begin at the same offset in a page,
+ * or everything is moved. */
 static void move_pages(unsigned char *target, const unsigned char *source, size_t size,
                        bool to_device)
 {
@@ -135,7 +135,7 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 	return CUDA_SUCCESS;
 }
 
-/* A copy between host and card is done when the call returns, and all that came before it. */
+/* A copy between host and card has ended when the call returns, with all earlier work. */
 static CUresult wait_after(CUresult result)
 {
 	CUresult entered = result == CUDA_SUCCESS ? driver_enter() : result;
@@ -190,7 +190,7 @@ CUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t 
 	return move(to, true, from, true, size);
 }
 
-/* Under unified addressing the addresses themselves say which side they are on. */
+/* Under unified addressing an address determines its side. */
 CUDA_API CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
 	return move(to, is_known(to), from, is_known(from), size);

@@ -4,9 +4,9 @@
 
 #include "driver.h"
 
-/* Whether the card may touch [start, start + size): it is in one allocation, or all mapped. */
+/* True if the card may access [start, start + size): it is in one allocation, or all mapped. */
 bool copy_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool write);
-/* The host's view of a device range that may be touched, or NULL if it has none. */
+/* The host's view of a device range that may be accessed, or NULL if it has none. */
 void *copy_view(CUdeviceptr start, size_t size);
 
 #endif

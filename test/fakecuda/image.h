@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an image of code says, as far as it is text: PTX, or what cuLinkComplete made of it. A cubin
- * or a fatbin is empty here: it takes nothing, any name is one of its kernels, and they do nothing.
+ * The content of an image of code, if it is text: PTX, or the result of cuLinkComplete. A cubin or
+ * a fatbin is empty here: it takes nothing, any name is one of its kernels, and they do nothing.
  */
 #ifndef FAKECUDA_IMAGE_H
 #define FAKECUDA_IMAGE_H
@@ -14,7 +14,7 @@ struct symbol {
 	char *name;
 	uint64_t bytes;
 	uint64_t offset; /* of an array in the memory of its module */
-	bool is_managed; /* then in the managed memory of its module */
+	bool is_managed; /* in the managed memory of its module */
 };
 
 struct symbols {
@@ -28,17 +28,17 @@ struct image {
 	uint64_t bytes;   /* of all arrays but the managed ones */
 	uint64_t managed; /* bytes of those */
 	bool uses_printf; /* it calls vprintf */
-	struct ptx *ptx;  /* NULL: it is no text */
+	struct ptx *ptx;  /* NULL: it is not text */
 };
 
-/* Its only holder is the caller. Of text that is not right the log says why. */
+/* The caller is its only holder. For invalid text the log has the reason. */
 CUresult image_read(const char *text, struct jit_log *log, struct image **out);
 struct image *image_hold(struct image *image);
 void image_drop(struct image *image);
-/* NULL: it has none of that name. */
+/* NULL if it has none of that name. */
 const struct symbol *image_find(const struct symbols *symbols, const char *name);
 
-/* A file's bytes and a 0 after them, for the caller to free. */
+/* A file's bytes with a 0 after them; the caller frees them. */
 CUresult image_load_file(const char *path, char **out);
 
 #endif

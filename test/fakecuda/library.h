@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Images that belong to no context, and become modules of those in which they are used. */
+/* Images without a context, which become modules of the contexts that use them. */
 #ifndef FAKECUDA_LIBRARY_H
 #define FAKECUDA_LIBRARY_H
 
@@ -7,7 +7,7 @@
 #include "kernel.h"
 
 struct CUkern_st {
-	enum launchable what; /* where CUfunc_st has it */
+	enum launchable what; /* as in CUfunc_st */
 	CUkernel next;        /* of its library */
 	CUlibrary library;
 	char *name;
@@ -15,11 +15,11 @@ struct CUkern_st {
 	const struct ptx_kernel *code; /* as CUfunc_st has it */
 };
 
-/* What CUDA_MODULE_LOADING said when it was first asked for. */
+/* The value of CUDA_MODULE_LOADING at its first use. */
 bool library_is_eager(void);
-/* For a module that goes, with its context or with the library. */
+/* For a module that is destroyed with its context or the library. */
 void library_forget(CUlibrary library, CUmodule module);
-/* The kernel in a context: the library is loaded there if it is not. */
+/* The kernel in a context. The library is loaded there if necessary. */
 CUresult library_function(CUcontext context, CUkernel kernel, CUfunction *out);
 
 #endif

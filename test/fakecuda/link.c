@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linking. What comes out is the text of all that went in: image.h reads it as it would have read
- * the parts. Nothing of it is on the card before it is loaded.
+ * Linking. The result is the text of all inputs: image.h reads it like the parts. The card holds
+ * nothing of it before it is loaded.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -44,7 +44,7 @@ CUDA_API CUresult cuLinkCreate(unsigned int count, int *options, void **values, 
 	return cuLinkCreate_v2(count, options, values, out);
 }
 
-/* Of what is no text, the part before its first 0 byte. */
+/* Of an input that is not text, the part before its first 0 byte. */
 CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t size,
                                    const char *name, unsigned int count, int *options,
                                    void **values)
@@ -99,7 +99,7 @@ CUDA_API CUresult cuLinkAddFile(CUlinkState state, int type, const char *path, u
 	return cuLinkAddFile_v2(state, type, path, count, options, values);
 }
 
-/* The image is the state's, and goes with it. */
+/* The image belongs to the state. */
 CUDA_API CUresult cuLinkComplete(CUlinkState state, void **image, size_t *size)
 {
 	DRIVER_ENTER();

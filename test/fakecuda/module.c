@@ -30,7 +30,7 @@ static void free_module(struct owned *owned)
 		ranges_remove(&allocations, &module->arrays);
 		address_free(module->arrays.start, round_up(module->arrays.size, ADDRESS_STEP));
 	}
-	if (module->managed) /* it may have gone with the context */
+	if (module->managed) /* it may have ended with the context */
 		managed = ranges_at(&allocations, module->managed);
 	if (managed)
 		managed_free(managed);
@@ -113,7 +113,7 @@ CUresult module_function(CUmodule module, const char *name, CUfunction *out)
 	return CUDA_SUCCESS;
 }
 
-/* What they are in the beginning is host memory, as far as it is not 0. */
+/* Initial values are host memory, unless they are 0. */
 static bool fill_arrays(CUmodule module)
 {
 	const struct range *arrays = &module->arrays;
@@ -127,7 +127,7 @@ static bool fill_arrays(CUmodule module)
 	return true;
 }
 
-/* The memory was taken with the module; now it gets addresses. */
+/* The memory was taken with the module; this gives it addresses. */
 CUdeviceptr module_arrays(CUmodule module)
 {
 	struct range *arrays = &module->arrays;
@@ -220,7 +220,7 @@ static CUresult enter_module(CUmodule module)
 CUDA_API CUresult cuModuleUnload(CUmodule module)
 {
 	DRIVER_ENTER_BY(enter_module(module));
-	/* A library's goes with the library. */
+	/* A library's module is unloaded with the library. */
 	if (module->library)
 		return CUDA_ERROR_INVALID_HANDLE;
 	work_wait_all(NULL);

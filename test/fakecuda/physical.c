@@ -128,7 +128,7 @@ CUresult physical_import(uint64_t object, struct physical **out)
 	physical->object = object;
 	physical->device = device;
 	physical->size = info.size;
-	/* Observed: an import does not tell what it may be exported as. */
+	/* Observed: an import does not report how it may be exported. */
 	physical->properties = (CUmemAllocationProp){
 	    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	    .location = {info.location_type, device ? device->ordinal : info.location_id}};
@@ -154,7 +154,7 @@ static void drop_if_unused(struct physical *physical)
 	free(physical);
 }
 
-/* As the machine does it for what is shared: the first that holds it says whose it is. */
+/* As with shared memory: its first holder determines the process for which it is listed. */
 static void list(struct physical *physical, bool listed)
 {
 	if (physical->object || !physical->device || physical->unlisted == !listed)
@@ -227,7 +227,7 @@ uint64_t physical_share(struct physical *physical)
 	    object_create(&info, physical->unlisted ? HOLD_MAPPING : HOLD_HANDLE, first);
 	if (!physical->object)
 		return 0;
-	/* What cannot be noted for want of room is held by the first alone. */
+	/* Without room for a note only the first holds it. */
 	if (!physical->handle_hold && physical->handles)
 		physical->handle_hold = object_hold(physical->object, HOLD_HANDLE);
 	if (!physical->mapping_hold && physical->mappings)

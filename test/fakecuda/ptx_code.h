@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels as ptx_read.c makes them and ptx_run.c carries them out. */
+/* Kernels as made by ptx_read.c and run by ptx_run.c. */
 #ifndef FAKECUDA_PTX_CODE_H
 #define FAKECUDA_PTX_CODE_H
 
@@ -50,7 +50,7 @@ struct ptx_type {
 	unsigned char kind; /* enum ptx_kind */
 };
 
-/* Which part of a product. */
+/* The part of a product. */
 enum ptx_part { PART_LOW, PART_HIGH, PART_WIDE };
 
 enum ptx_rounding { ROUND_NONE, ROUND_NEAREST, ROUND_ZERO, ROUND_DOWN, ROUND_UP };
@@ -67,7 +67,7 @@ enum ptx_compare {
 	COMPARE_NAN,
 };
 
-/* How a comparison is joined with a predicate, and what an atomic does. */
+/* The join of a comparison with a predicate, and the operation of an atomic. */
 enum ptx_join {
 	JOIN_NONE,
 	JOIN_AND,
@@ -112,7 +112,7 @@ struct ptx_operand {
 struct ptx_instruction {
 	enum ptx_op op;
 	const struct ptx_type *type;
-	const struct ptx_type *from; /* of what is converted, else as `type` */
+	const struct ptx_type *from; /* of a conversion's source, else as `type` */
 	enum ptx_part part;
 	enum ptx_rounding rounding;
 	bool to_whole; /* a float is rounded to a whole number */
@@ -123,10 +123,10 @@ struct ptx_instruction {
 	bool guarded, guard_negated;
 	unsigned guard;   /* register */
 	unsigned count;   /* of operands */
-	unsigned first;   /* of them in braces or by itself before the others: their number */
+	unsigned first;   /* size of the first group, in braces or alone */
 	bool has_address; /* one of them was in brackets */
-	unsigned address; /* which */
-	uint64_t offset;  /* that is added to it */
+	unsigned address; /* its index */
+	uint64_t offset;  /* added to it */
 	size_t target;    /* of a branch */
 	struct ptx_operand operands[PTX_OPERANDS];
 };
@@ -145,7 +145,7 @@ struct ptx_kernel {
 	bool uses_arrays;
 };
 
-/* What is in an array from the beginning. */
+/* The initial content of an array. */
 struct ptx_values {
 	uint64_t offset;
 	unsigned char *bytes;
@@ -160,24 +160,24 @@ struct ptx {
 };
 
 /*
- * Addresses of what is not on the card lie where no program has memory of the card, and fit in 32
- * bits; so an address says itself which space it is of.
+ * Addresses of other spaces than the card's lie where no program has memory of the card, and fit in
+ * 32 bits. So an address determines its space.
  */
 #define PTX_WINDOW_BYTES ((uint64_t)16 * MiB)
 #define PTX_PARAMETERS_AT ((uint64_t)0xf1000000)
 #define PTX_LOCAL_AT ((uint64_t)0xf2000000)
 #define PTX_SHARED_AT ((uint64_t)0xf3000000)
-#define PTX_DYNAMIC_AT ((uint64_t)0xf4000000) /* shared memory that the launch says the size of */
+#define PTX_DYNAMIC_AT ((uint64_t)0xf4000000) /* shared memory sized by the launch */
 
-/* ptx_word.c: what the words of an instruction mean. */
+/* ptx_word.c: the meaning of an instruction's words. */
 enum ptx_word { WORD_TAKEN, WORD_UNKNOWN, WORD_UNSUPPORTED };
 enum ptx_word ptx_opcode(const char *text, size_t length, struct ptx_instruction *into);
-/* A type becomes `type`, and a second one `from`. */
+/* The first type becomes `type`, and a second one `from`. */
 enum ptx_word ptx_modifier(const char *text, size_t length, struct ptx_instruction *into);
 const struct ptx_type *ptx_type_named(const char *text, size_t length);
-/* Of "%tid.x" and its like the enum ptx_special; -1: it is none. */
+/* The enum ptx_special of "%tid.x" and similar names; -1 for others. */
 int ptx_special_named(const char *text, size_t length);
-/* How many operands it has; false if another number is right. */
+/* True if it has the right number of operands. */
 bool ptx_count_fits(const struct ptx_instruction *instruction);
 
 /* ptx_math.c */

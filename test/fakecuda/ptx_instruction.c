@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One instruction of PTX text, and whether it can be right. */
+/* An instruction of PTX text, and its validation. */
 #include "ptx_reader.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static bool ptx_unknown_name(struct reader *reader, const struct token *token)
 	                 token->start);
 }
 
-/* A word: a register, a special one, an address, or one in the arrays. */
+/* A name: a register, a special one, an address, or an array. */
 static bool read_named(struct reader *reader, struct ptx_operand *out)
 {
 	struct token token = reader->token;
@@ -74,7 +74,7 @@ static bool has_room(struct reader *reader, const struct ptx_instruction *instru
 	return instruction->count < PTX_OPERANDS || ptx_unexpected(reader);
 }
 
-/* "[base+offset]", whose bracket was read. */
+/* "[base+offset]", after its bracket. */
 static bool read_address(struct reader *reader, struct ptx_instruction *into)
 {
 	struct ptx_operand *base = &into->operands[into->count];
@@ -96,7 +96,7 @@ static bool read_address(struct reader *reader, struct ptx_instruction *into)
 	return ptx_expect(reader, "]");
 }
 
-/* One operand, or what braces hold: the first group's size is what tells a vector. */
+/* One operand, or a group in braces: the first group's size distinguishes a vector. */
 static bool read_operand(struct reader *reader, struct ptx_instruction *into)
 {
 	unsigned before = into->count;
@@ -129,12 +129,12 @@ static bool read_branch(struct reader *reader, struct ptx_instruction *into)
 	}
 	if (name && name->kind != NAME_LABEL_AHEAD)
 		return ptx_unknown_name(reader, &label);
-	/* Until the label comes, or the kernel's end: an entry for each branch. */
+	/* An entry for each branch, until the label or the kernel's end. */
 	return ptx_add_name(reader, &reader->here, NAME_LABEL_AHEAD, &label, reader->kernel->length,
 	                    label.line);
 }
 
-/* "(returned), name, (given)": only what the driver itself defines can be called. */
+/* "(returned), name, (given)": only functions of the driver itself can be called. */
 static bool read_call(struct reader *reader)
 {
 	struct token function;
@@ -190,7 +190,7 @@ static bool read_opcode(struct reader *reader, struct ptx_instruction *into)
 	return true;
 }
 
-/* Operands that are written are registers, or nowhere; and what is read is not nowhere. */
+/* Written operands are registers or "_", and read ones are not "_". */
 static bool is_written(const struct ptx_instruction *instruction, unsigned index)
 {
 	switch (instruction->op) {
@@ -208,7 +208,7 @@ static bool needs_type(enum ptx_op op)
 	return op < OP_BRA;
 }
 
-/* Whether the types are some that the instruction has. */
+/* True if the instruction exists for these types. */
 static bool type_fits(const struct ptx_instruction *in)
 {
 	enum ptx_kind kind = in->type ? (enum ptx_kind)in->type->kind : KIND_BITS;
@@ -250,7 +250,7 @@ static bool type_fits(const struct ptx_instruction *in)
 	}
 }
 
-/* Where the address stands, and how many operands are before and after it. */
+/* Checks the place of the address, and the number of operands before and after it. */
 static bool shape_fits(const struct ptx_instruction *in)
 {
 	switch (in->op) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What PTX's instructions compute. A register has the bits of a value, and zeros above them but
- * for signed ones, whose sign goes on. */
+/* The computations of PTX's instructions. A register has a value's bits, below zeros, or below
+ * copies of the sign of a signed value. */
 #include "ptx_code.h"
 
 #include <string.h>
@@ -53,8 +53,8 @@ static double saturate(double value)
 	return value > 1 ? 1 : value;
 }
 
-/* Each but a fused operation has one rounding: a double holds f32's results so well that another
- * one to f32 is the right one. */
+/* Every operation but a fused one rounds once: a double holds f32's results so precisely that a
+ * second rounding to f32 is right. */
 static uint64_t compute_float(const struct ptx_instruction *instruction, uint64_t a, uint64_t b,
                               uint64_t c)
 {
@@ -105,7 +105,7 @@ static uint64_t product(const struct ptx_instruction *instruction, uint64_t a, u
 	wide all =
 	    type->kind == KIND_SIGNED ? (wide)((signed_wide)(int64_t)a * (int64_t)b) : (wide)a * b;
 
-	/* Wide: of 64 bits at most, so all of it is there. */
+	/* PART_WIDE has at most 64 bits, so the result is complete. */
 	return (uint64_t)(instruction->part == PART_HIGH ? all >> 8 * type->bytes : all);
 }
 
@@ -194,7 +194,7 @@ uint64_t ptx_compute(const struct ptx_instruction *instruction, uint64_t a, uint
 	return ptx_extend(type, result);
 }
 
-/* Beyond 2^52 a double is whole. */
+/* Beyond 2^52 every double is whole. */
 static double whole(enum ptx_rounding rounding, double value)
 {
 	double down, up;
@@ -219,7 +219,7 @@ static double whole(enum ptx_rounding rounding, double value)
 	}
 }
 
-/* What does not fit becomes the nearest that does, and a NaN 0. */
+/* A value out of range becomes the nearest in range, and a NaN 0. */
 static uint64_t integer_of(const struct ptx_type *type, double value)
 {
 	unsigned bits = 8 * type->bytes;
@@ -270,7 +270,7 @@ uint64_t ptx_convert(const struct ptx_instruction *instruction, uint64_t value)
 			return integer_of(to, whole(instruction->rounding, number));
 		if (instruction->to_whole)
 			number = whole(instruction->rounding, number);
-	} else if (to->bytes == sizeof(float)) { /* by way of a double it would be rounded twice */
+	} else if (to->bytes == sizeof(float)) { /* a double in between would round twice */
 		number = from->kind == KIND_SIGNED ? (float)(int64_t)value : (float)value;
 	} else {
 		number = from->kind == KIND_SIGNED ? (double)(int64_t)value : (double)value;

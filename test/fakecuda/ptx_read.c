@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels and modules of PTX text. Names hold in a whole kernel, whatever braces they are in. */
+/* Kernels and modules of PTX text. A name is valid in its whole kernel, across braces. */
 #define _GNU_SOURCE
 #include "ptx_reader.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Driver 580 (CUDA 13.0), and the card. */
+/* Of driver 580 (CUDA 13.0), and of the card. */
 #define VERSION_MAJOR 9
 #define VERSION_MINOR 0
 #define CARD_TARGET 90
 
-/* Whether the word that was read is the name of a label. */
+/* True if the word just read is the name of a label. */
 static bool read_label(struct reader *reader, const struct token *word)
 {
 	struct name *list = reader->here.list;
@@ -31,7 +31,7 @@ static bool read_label(struct reader *reader, const struct token *word)
 	return ptx_add_name(reader, &reader->here, NAME_LABEL, word, reader->kernel->length, 0);
 }
 
-/* ".loc 1 2 3" and its like: to the end of the line. */
+/* ".loc 1 2 3" and similar: to the end of the line. */
 static void skip_line(struct reader *reader)
 {
 	unsigned line = reader->token.line;
@@ -144,7 +144,7 @@ static bool read_parameters(struct reader *reader)
 	return ptx_expect(reader, ")");
 }
 
-/* ".maxntid 256, 1, 1" and its like, between parameters and body. */
+/* ".maxntid 256, 1, 1" and similar, between parameters and body. */
 static void skip_tuning(struct reader *reader)
 {
 	while (reader->token.kind != TOKEN_END && !ptx_at(reader, "{") && !ptx_at(reader, ";"))
@@ -254,7 +254,7 @@ static bool read_target(struct reader *reader)
 		if (reader->result == CUDA_SUCCESS)
 			jit_say(reader->log, "ptxas fatal   : SM version specified by .target is "
 			                     "higher than default SM version assumed\n");
-		return ptx_wrong(reader, CUDA_ERROR_INVALID_PTX); /* what an H100 answers */
+		return ptx_wrong(reader, CUDA_ERROR_INVALID_PTX); /* as on an H100 */
 	} while (ptx_skip(reader, ","));
 	return true;
 }
@@ -311,7 +311,7 @@ CUresult ptx_read(const char *text, const struct symbols *arrays, struct jit_log
 	if (!reader.ptx)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	ptx_next(&reader);
-	if (!ptx_at(&reader, ".version")) { /* then the driver takes it for no text at all */
+	if (!ptx_at(&reader, ".version")) { /* then the driver does not treat it as text */
 		jit_say(reader.log, "fatal   : the image does not begin with .version\n");
 		ptx_wrong(&reader, CUDA_ERROR_INVALID_IMAGE);
 	}

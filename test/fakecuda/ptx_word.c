@@ -31,7 +31,7 @@ static const struct {
     {"ret", OP_EXIT, 0, 0},     {"exit", OP_EXIT, 0, 0},
 };
 
-/* Of the rest of PTX: what the simulation must not call a mistake. */
+/* Other opcodes of PTX, which are not mistakes. */
 static const char *const other_opcodes[] = {
     "activemask",   "addc",
     "alloca",       "applypriority",
@@ -88,7 +88,7 @@ static const struct ptx_type types[] = {
 static const char *const other_types[] = {"f16",  "f16x2", "bf16",  "bf16x2", "tf32", "b128",
                                           "e4m3", "e5m2",  "f32x2", "u16x2",  "s16x2"};
 
-/* What makes no difference here: orders of memory, caches, precisions, spaces. */
+/* Modifiers without an effect here: memory orders, caches, precisions, spaces. */
 static const char *const without_effect[] = {
     "ftz",   "approx", "full",  "uni",    "volatile", "relaxed", "acquire", "release", "acq_rel",
     "sc",    "weak",   "sys",   "gpu",    "cta",      "cluster", "gl",      "ca",      "cg",
@@ -179,7 +179,7 @@ static bool take_type(const struct ptx_type *type, struct ptx_instruction *into)
 	return true;
 }
 
-/* Words that mean one thing in one instruction alone. */
+/* Words with a meaning in one instruction only. */
 static bool take_of_op(const char *text, size_t length, struct ptx_instruction *into)
 {
 	bool multiplies = into->op == OP_MUL || into->op == OP_MAD;
