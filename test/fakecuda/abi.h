@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the simulation speaks beyond interceptor/cuda_abi.h: gpuslice does not touch these entry
- * points, but ordinary programs call them.
+ * Parts of the ABI beyond interceptor/cuda_abi.h: gpuslice does not intercept these entry points,
+ * but ordinary programs call them.
  */
 #ifndef FAKECUDA_ABI_H
 #define FAKECUDA_ABI_H
@@ -75,7 +75,7 @@ enum {
 	CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
 };
 
-/* What stands before a value in the `extra` of a launch */
+/* Markers before a value in the `extra` of a launch */
 #define CU_LAUNCH_PARAM_END ((void *)0)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
@@ -83,14 +83,14 @@ enum {
 /* CUjitInputType */
 #define CU_JIT_INPUT_PTX 1
 
-/* CUmemPool_attribute: the three that say what may be reused (CUDA's default is 1 for each) */
+/* CUmemPool_attribute: the three about reuse (CUDA's default is 1 for each) */
 enum {
 	CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
 	CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
 	CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
 };
 
-/* CUgraphNodeType, beside those of interceptor/cuda_abi.h */
+/* CUgraphNodeType, besides those of interceptor/cuda_abi.h */
 #define CU_GRAPH_NODE_TYPE_MEMCPY 1
 
 /* CUgraphExecUpdateResult */
@@ -164,7 +164,7 @@ typedef struct {
 } CUcheckpointLockArgs;
 static_assert(sizeof(CUcheckpointLockArgs) == 64, "CUcheckpointLockArgs");
 
-/* The streams that a NULL stands for */
+/* The streams that NULL can mean */
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 

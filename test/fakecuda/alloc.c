@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuMemAlloc and its kin, cuMemFree, and what the driver says about memory. */
+/* cuMemAlloc and its variants, cuMemFree, and queries of memory. */
 #include "alloc.h"
 #include "capture.h"
 
@@ -117,7 +117,7 @@ CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int 
 	return managed_allocate(context, size, out);
 }
 
-/* What a green context leaves behind stays until its primary context goes. */
+/* Memory of a destroyed green context stays until its primary context ends. */
 static CUresult allocation_free_checked(struct range *range)
 {
 	if (!allocation_of(range)->owned.context->alive)
@@ -126,7 +126,8 @@ static CUresult allocation_free_checked(struct range *range)
 	return CUDA_SUCCESS;
 }
 
-/* It needs no context: the address says whose the memory is. But in one of no use it fails, too. */
+/* It needs no context, since the address determines the memory's owner. But it fails in an unusable
+ * one. */
 CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	CUcontext current = context_current();
@@ -168,9 +169,7 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 	return result;
 }
 
-/*
- * The entry points of CUDA 3.1, with 32-bit addresses. A context of today's API refuses them.
- */
+/* The entry points of CUDA 3.1, with 32-bit addresses. Contexts of today's API refuse them. */
 static CUresult refuse_old(void)
 {
 	CUcontext context;

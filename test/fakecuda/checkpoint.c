@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuCheckpointProcess*. The asker may be the process itself: none of these calls waits for its own
- * lock. Everything else does, until the process is unlocked.
+ * cuCheckpointProcess*. The caller may be the process itself: these calls do not wait for its lock,
+ * as all others do until it is unlocked.
  */
 #include "driver.h"
 #include "machine_checkpoint.h"
@@ -58,7 +58,7 @@ CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 	return result;
 }
 
-/* Any thread would do here. */
+/* Any thread is correct here. */
 CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 {
 	enum machine_phase phase;
@@ -73,7 +73,7 @@ CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 	return result;
 }
 
-/* A call that has begun goes on to its end; the time limit is for waiting for that. */
+/* A call under way continues to its end; the time limit is for that wait. */
 CUDA_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
 {
 	(void)arguments;

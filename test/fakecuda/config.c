@@ -12,13 +12,13 @@
 /* One H100 80GB HBM3, driver 580.159.04: NVML shows 81,559 MiB and CUDA 81,079 of them. */
 #define H100_MEMORY (81559 * MiB)
 #define H100_RESERVED (480 * MiB)
-/* Each context adds 518 MiB to what NVML lists for its process, and more than that to what it says
- * of the card; one of the first cuCtxCreate took another MiB of the card. */
+/* Each context adds 518 MiB to what NVML lists for its process, and more to the card's figure; one
+ * of the first cuCtxCreate took another MiB of the card. */
 #define H100_CONTEXT (518 * MiB)
 #define H100_CONTEXT_UNLISTED 5832704
 #define H100_OLD_CONTEXT_UNLISTED (1 * MiB)
 
-/* A value that cannot be read is a test that tests something else: say so and stop. */
+/* With an invalid value a test would test something else: reports it and stops. */
 static void refuse(const char *variable, const char *value, const char *accepted)
 {
 	fprintf(stderr, "fakecuda: %s=%s: accepted is %s\n", variable, value, accepted);
@@ -97,7 +97,7 @@ uint64_t config_device_memory(void)
 
 uint64_t config_device_reserved(void)
 {
-	/* A test that asks for a card of 8G wants round figures in CUDA and NVML alike. */
+	/* A test with a card of 8G needs round figures in CUDA and NVML alike. */
 	return size_from("FAKECUDA_RESERVED", is_set("FAKECUDA_MEMORY") ? 0 : H100_RESERVED);
 }
 
@@ -106,7 +106,8 @@ static struct {
 	uint64_t listed, unlisted, old;
 } context = {.once = PTHREAD_ONCE_INIT};
 
-/* Once: a program may empty its environment. With a size of a test's own choice the rest is 0. */
+/* Read once, since a program may clear its environment. With a size of a test's own choice the rest
+ * is 0. */
 static void learn_context(void)
 {
 	bool chosen = is_set("FAKECUDA_CONTEXT");

@@ -76,8 +76,8 @@ static bool has_mark(const CUgraphNode *nodes, size_t count, unsigned mark)
 }
 
 /*
- * Whether `earlier` has always run when all of `nodes` have. A node is added later than those that
- * it depends on: one look at all that follow is enough.
+ * True if `earlier` has always run when all of `nodes` have. A node is younger than those that it
+ * depends on, so one pass over the younger nodes is enough.
  */
 static bool comes_after(const CUgraphNode *nodes, size_t count, CUgraphNode earlier)
 {
@@ -90,7 +90,7 @@ static bool comes_after(const CUgraphNode *nodes, size_t count, CUgraphNode earl
 	return has_mark(nodes, count, mark);
 }
 
-/* An allocation that comes after a free takes the same addresses again. */
+/* An allocation after a free reuses its addresses. */
 static struct graph_slot *find_slot(CUgraph graph, const CUgraphNode *after, size_t count,
                                     const struct device *device, size_t size)
 {
@@ -137,7 +137,7 @@ CUresult graph_add_alloc(CUgraph graph, const CUgraphNode *after, size_t count,
 	return CUDA_SUCCESS;
 }
 
-/* The slot in which the graph has an allocation at the address, not freed so far. */
+/* The slot of the graph's allocation at the address, if it is not freed yet. */
 static struct graph_slot *slot_at(CUgraph graph, CUdeviceptr pointer)
 {
 	struct graph_slot *slot = graph->memory ? graph->memory->slots : NULL;
@@ -164,7 +164,7 @@ CUresult graph_add_free(CUgraph graph, const CUgraphNode *after, size_t count, C
 	const struct range *range = ranges_at(&allocations, pointer);
 	CUresult result;
 
-	/* Of another graph's allocation only those can be told that are there now. */
+	/* Of other graphs' allocations only existing ones can be recognised. */
 	if (!are_nodes_of(graph, after, count))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (slot ? !comes_after(after, count, last_alloc(graph, slot))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs as objects: their nodes, one function per type and one for all. */
+/* Graphs as objects: their nodes, with one function per type and one for all. */
 #include "graph.h"
 #include "kernel.h"
 
@@ -106,7 +106,7 @@ static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *a
 	return result;
 }
 
-/* The second form's parameters go on where the first one's end. */
+/* The second form's parameters extend the first one's. */
 CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                           size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
 {
@@ -180,7 +180,7 @@ static CUgraphNode copy_of(const struct CUgraphNode_st *node, CUgraph to)
 
 static CUresult clone_graph(CUgraph graph, CUgraph *out);
 
-/* The nodes that `node` comes after are there already: they were added before it. */
+/* The predecessors of `node` exist already: they were added before it. */
 static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
 {
 	CUgraphNode *after = calloc(node->after_count + 1, sizeof(CUgraphNode));
@@ -268,7 +268,7 @@ CUDA_API CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphN
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* 12.3: with what the edges say beside who comes first */
+/* 12.3: with data of the edges, besides the predecessors */
 CUDA_API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                     const void *edges, size_t count, CUgraphNodeParams *params)
 {
@@ -276,7 +276,7 @@ CUDA_API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgra
 	return cuGraphAddNode(out, graph, after, count, params);
 }
 
-/* Up to *count nodes; without a place for them, how many there are. */
+/* Up to *count nodes; without an array, their number. */
 CUDA_API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count)
 {
 	size_t found = 0;
@@ -303,7 +303,7 @@ CUDA_API CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
 	return CUDA_SUCCESS;
 }
 
-/* Leaves the lock held only on success: the node is there and has the type. */
+/* Leaves the lock held only on success: the node exists and has the type. */
 static CUresult enter_node(CUgraphNode node, int type, const void *out)
 {
 	CUresult result = driver_enter();
@@ -320,7 +320,7 @@ CUDA_API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NO
 	return CUDA_SUCCESS;
 }
 
-/* The first form knows functions alone. */
+/* The first form supports functions only. */
 CUDA_API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
 {
 	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out));

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory of graphs. A card hands it out in steps of 32 MiB to the process's graphs together,
- * when one of them is uploaded or launched; it stays with them until it is trimmed. Observed: a
- * graph's allocations have addresses one behind the other, and a step stands behind each 32 MiB of
- * addresses that they touch. Where steps are missing for an allocation, the card adds as many as
- * its size takes. An allocation that a graph does not free itself keeps its steps until someone
- * else frees it.
+ * The memory of graphs. The card gives it in steps of 32 MiB to the process's graphs together, when
+ * one is uploaded or launched; they keep it until it is trimmed. Observed: a graph's allocations
+ * have consecutive addresses, and each 32 MiB of used addresses are backed by a step. If steps for
+ * an allocation are missing, the card adds as many as its size takes. An allocation that its graph
+ * does not free keeps its steps until it is freed otherwise.
  */
 #ifndef FAKECUDA_GRAPH_MEMORY_H
 #define FAKECUDA_GRAPH_MEMORY_H
@@ -15,13 +14,13 @@
 
 #define GRAPH_STEP (32 * MiB)
 
-/* Memory that the card added at a time: whole steps. */
+/* Whole steps that the card added at a time. */
 struct graph_segment {
 	struct graph_segment *next;
 	uint64_t size;
 };
 
-/* Addresses that a graph's slots on one device are in. */
+/* The addresses of a graph's slots on one device. */
 struct graph_area {
 	struct graph_area *next;
 	const struct device *device;
@@ -29,20 +28,20 @@ struct graph_area {
 	uint64_t size, used;
 };
 
-/* Addresses that one or more allocation nodes of a graph have in turn. */
+/* Addresses that one or more allocation nodes of a graph use in turn. */
 struct graph_slot {
 	struct graph_slot *next; /* of the same graph, in the order of addresses */
 	struct graph_memory *memory;
 	struct device *device;
 	uint64_t bytes;     /* of addresses */
-	bool taken;         /* while the graph is being built: no node has freed it so far */
-	CUgraphNode freed;  /* the node that did last */
-	bool live;          /* a launch left it allocated, and nobody has freed it */
-	uint64_t steps;     /* bytes of the steps behind it that are not behind an earlier slot */
+	bool taken;         /* while the graph is built: not freed by a node yet */
+	CUgraphNode freed;  /* the last node that freed it */
+	bool live;          /* a launch left it allocated, and it is not freed yet */
+	uint64_t steps;     /* bytes of the steps behind it, except those behind an earlier slot */
 	struct range range; /* in `allocations` while it is live; `start` is always right */
 };
 
-/* The slots of a graph; they outlive it if an executable graph or a live allocation needs them. */
+/* The slots of a graph. They outlive it if an executable graph or a live allocation needs them. */
 struct graph_memory {
 	unsigned holders; /* graph, executable graph, live slots */
 	bool instantiated;
@@ -57,9 +56,9 @@ struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device 
                                      uint64_t size);
 
 /*
- * Sees to it that the card's memory behind all slots that are not live is there. What it got
- * before it found the card full is added to *partial: only the same executable graph can use that
- * later, and nothing ever gives it back.
+ * Ensures that all slots that are not live are backed by the card's memory. Bytes taken before the
+ * card was full are added to *partial: only the same executable graph can use that later, and it is
+ * never released.
  */
 bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial);
 
@@ -69,7 +68,7 @@ void graph_slot_free(struct graph_slot *slot);
 /* The same for a range of RANGE_GRAPH. */
 void graph_memory_free(struct range *range);
 
-/* Gives back what no live allocation and no upload that failed holds. */
+/* Releases memory without a live allocation and without a failed upload. */
 void graph_memory_trim(struct device *device);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Green contexts: parts of the card's multiprocessors, in the card's primary context. Nothing of
- * theirs goes before that goes.
+ * Green contexts: parts of the card's multiprocessors, in the card's primary context. Their objects
+ * stay until that ends.
  */
 #include "driver.h"
 #include "stream.h"
@@ -46,7 +46,7 @@ CUDA_API CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *out, i
 	return CUDA_SUCCESS;
 }
 
-/* Without a place for the groups, *count becomes how many there can be. */
+/* Without space for the groups, *count becomes their possible number. */
 CUDA_API CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
                                               const CUdevResource *whole, CUdevResource *rest,
                                               unsigned int flags, unsigned int least)
@@ -78,7 +78,7 @@ CUDA_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResourc
 	DRIVER_ENTER();
 	if (!out || !resources || !count)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Not freed: there is no call for that. */
+	/* Never freed: there is no call for that. */
 	description = calloc(1, sizeof(*description));
 	if (!description)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -141,7 +141,7 @@ static CUresult enter_green(CUgreenCtx green)
 	return green->destroyed ? driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED) : CUDA_SUCCESS;
 }
 
-/* The structure stays, as that of any context: it may be current somewhere. */
+/* The structure stays, as any context's: it may be current somewhere. */
 CUDA_API CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
 	DRIVER_ENTER_BY(enter_green(green));

@@ -27,7 +27,7 @@ static int open_file(void)
 	return fd;
 }
 
-/* For questions about the locks of others; it never has one itself. */
+/* A descriptor to query others' locks; it never holds one itself. */
 static int looker(void)
 {
 	static atomic_int kept = -1;
@@ -43,7 +43,7 @@ static int looker(void)
 	return fd;
 }
 
-/* Whether somebody other than the description of `fd` has locked the hold's byte. */
+/* True if a description other than that of `fd` has locked the hold's byte. */
 static bool is_locked_for(int fd, unsigned place)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = place, .l_len = 1};
@@ -126,7 +126,7 @@ uint64_t objects_bytes(unsigned device)
 	return sum;
 }
 
-/* The rest expects the state to be locked, but for what is declared in hold.h. */
+/* The following functions expect the state to be locked, except those of hold.h. */
 
 static void forget(unsigned place)
 {
@@ -156,7 +156,7 @@ void holds_forget(unsigned record)
 	}
 }
 
-/* A death between two stores may have left an object without a hold. */
+/* An exit between two stores may have left an object without a hold. */
 static void forget_orphans(void)
 {
 	unsigned first[MACHINE_MAX_OBJECTS];
@@ -183,7 +183,7 @@ void holds_sweep(void)
 	forget_orphans();
 }
 
-/* A place in the table that is free, for a file also of anybody's lock. */
+/* A free place in the table; for a file, one without any lock, too. */
 static unsigned free_place(enum hold_kind kind)
 {
 	for (unsigned i = 0; i < MACHINE_MAX_HOLDS; i++)
@@ -242,7 +242,7 @@ uint64_t object_create(const struct object_info *info, enum hold_kind first, uns
 	return id;
 }
 
-/* Dead holders may be there still: nobody needed their memory so far. */
+/* Exited holders may still be there, if their memory was not needed yet. */
 static bool is_held(uint64_t id)
 {
 	unsigned count = atomic_load(&machine_state->hold_count);
@@ -347,7 +347,7 @@ static bool is_such_a_file(int fd)
 	       given.st_dev == ours.st_dev && given.st_ino == ours.st_ino;
 }
 
-/* Its description is the one for which the byte is not locked, though it is. */
+/* Its description is the one for which a locked byte appears unlocked. */
 uint64_t object_of_file(int fd)
 {
 	unsigned count = atomic_load(&machine_state->hold_count);

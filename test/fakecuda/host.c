@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinned host memory, the driver's and the program's own: real, and no VRAM. */
+/* Pinned host memory, the driver's and the program's own: real memory, and no VRAM. */
 #include "address.h"
 #include "capture.h"
 #include "driver.h"
@@ -10,7 +10,7 @@
 struct host_allocation {
 	struct owned owned;
 	struct range range;
-	bool registered; /* it is the program's */
+	bool registered; /* the program's own */
 };
 
 static void free_host(struct owned *owned)
@@ -93,7 +93,7 @@ CUDA_API CUresult cuMemHostRegister(void *memory, size_t size, unsigned int flag
 	return cuMemHostRegister_v2(memory, size, flags);
 }
 
-/* What begins there and is of that kind goes; `otherwise` if there is none. */
+/* Frees the memory of that kind at that start; returns `otherwise` if there is none. */
 static CUresult give_back(void *memory, bool registered, CUresult otherwise)
 {
 	struct host_allocation *allocation;

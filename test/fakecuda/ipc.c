@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory and events of cuMemAlloc's age for other processes: a handle is 64 bytes that name the
+ * The legacy export of memory and events to other processes: a handle is 64 bytes that name the
  * allocation, and may be sent in any way.
  */
 #include "alloc.h"
@@ -30,7 +30,7 @@ CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
 	struct range *range;
 
 	DRIVER_ENTER_CONTEXT(context);
-	/* Any address in the allocation will do. */
+	/* Any address in the allocation is accepted. */
 	range = ranges_at(&allocations, pointer);
 	if (!out || !range || range->kind != RANGE_DEVICE)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -65,7 +65,7 @@ static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int
 	return result;
 }
 
-/* Before CUDA 11 a handle could be open once. */
+/* Before CUDA 11 a handle could be opened once. */
 CUDA_API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
 {
 	return open_handle(out, bytes, flags, false);
@@ -88,7 +88,7 @@ CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 	return CUDA_SUCCESS;
 }
 
-/* All work is done the moment that it is given: one event is as good as another. */
+/* All work is done when it is submitted, so all events are alike. */
 CUDA_API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
 {
 	struct ipc_handle handle = {.magic = ~IPC_MAGIC};
@@ -111,7 +111,7 @@ CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
 	return cuEventCreate(out, EVENT_DISABLE_TIMING);
 }
 
-/* For other devices: the cards are such as know no dma-buf. */
+/* For other devices: these cards do not support dma-buf. */
 CUDA_API CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr start, size_t size, int type,
                                                 unsigned long long flags)
 {

@@ -5,10 +5,10 @@
 #include "../../interceptor/nvml_abi.h"
 
 /*
- * What a call of NVML answers instead of doing its work; NVML_SUCCESS if nothing is wrong. It
- * depends on what the file says that FAKECUDA_NVML_FAULT names, at this moment: "fail" is a card
- * that has fallen off the bus; with "hang" the call returns when the file says something else or is
- * gone, as it does while a card is reset.
+ * The error that a call of NVML returns instead of its work; NVML_SUCCESS if there is none. The
+ * file in FAKECUDA_NVML_FAULT determines it at each call: "fail" simulates a card that has fallen
+ * off the bus; with "hang" the call returns when the file changes or is gone, as during a card's
+ * reset.
  */
 nvmlReturn_t nvml_fault(void);
 

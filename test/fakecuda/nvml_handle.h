@@ -6,13 +6,13 @@
 
 #define NVML_API __attribute__((visibility("default")))
 
-/* A handle is the address of one of these; which card it means is set by nvmlInit. */
+/* A handle is the address of one of these; nvmlInit sets its card. */
 struct nvmlDevice_st {
 	unsigned machine;
 	unsigned index;
 };
 
-/* What every question to a card begins with. */
+/* The checks at the start of each query of a card. */
 nvmlReturn_t nvml_check(nvmlDevice_t device, const void *output);
 
 #endif

@@ -135,10 +135,9 @@ void pool_destroy(CUmemoryPool pool)
 		forget_pool(pool);
 }
 
-/*
- * Growth is used together with the free rest before it. The card may have room for that and not for
- * a new segment; an attempt at a segment comes last.
- */
+/* Growth in place uses the free rest at a segment's end, so the card may have room for it and not
+ * for a new segment. A failed attempt at a segment has released unused memory: growth is tried
+ * again. */
 static struct extent *grow(CUmemoryPool pool, uint64_t need, CUstream stream)
 {
 	struct extent *extent = pool_extend(pool, need, stream);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuGetProcAddress: the second way to every entry point. What it returns is the exported symbol
- * itself, so that a caller cannot tell the two ways apart.
+ * cuGetProcAddress: the second way to each entry point. It returns the exported symbol itself, so
+ * that callers cannot distinguish the two ways.
  */
 #include "procaddr.h"
 #include "config.h"
@@ -12,10 +12,10 @@
 #define KNOWN_FLAGS                                                                                \
 	(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 
-/* Forms that no driver has yet: future.c. */
+/* Forms of no existing driver: future.c. */
 #define FUTURE 99000
 
-/* The newest form that `version` knows; the per-thread one, if there is one and it is wanted. */
+/* The newest form known to `version`; the per-thread one if requested and present. */
 static const struct entry *find(const char *name, int version, bool per_thread, bool *named)
 {
 	const struct entry *best = NULL;
@@ -37,8 +37,7 @@ static const struct entry *find(const char *name, int version, bool per_thread, 
 	return best;
 }
 
-/* Sets *status, and *out to NULL where there is nothing: both are answers of a call that succeeds.
- */
+/* Sets *status, and *out to NULL if there is no such function; the call succeeds in both cases. */
 static CUresult resolve(const char *name, void **out, int version, uint64_t flags, int *status)
 {
 	const struct entry *entry;
@@ -58,13 +57,13 @@ static CUresult resolve(const char *name, void **out, int version, uint64_t flag
 	return CUDA_SUCCESS;
 }
 
-/* Both forms answer before cuInit, too. */
+/* Both forms work before cuInit, too. */
 CUDA_API CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags)
 {
 	int status;
 	CUresult result = resolve(name, out, version, flags, &status);
 
-	/* The older form has no status to tell it by. */
+	/* The older form has no status to report it. */
 	if (result == CUDA_SUCCESS && status != CU_GET_PROC_ADDRESS_SUCCESS)
 		return CUDA_ERROR_NOT_FOUND;
 	return result;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Physical memory for other processes: as a file, whose descriptor goes by fork or by a Unix
+ * Physical memory for other processes: as a file. Its descriptor is passed by fork or a Unix
  * socket. The file holds the memory as a handle does.
  */
 #include "hold.h"

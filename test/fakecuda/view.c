@@ -11,7 +11,7 @@ struct view {
 	uint64_t object;
 	unsigned hold;
 	unsigned pieces;
-	CUdeviceptr start;  /* here */
+	CUdeviceptr start;  /* in this process */
 	CUdeviceptr origin; /* in the exporter */
 	uint64_t size;
 };
@@ -52,7 +52,7 @@ static CUresult add_view(uint64_t object, const struct object_info *info, struct
 	view->start = address_reserve_at(info->address, info->size);
 	if (!view->start)
 		goto no_address;
-	/* A pool's memory is never listed for who imported it (hold.h). */
+	/* A pool's memory is never listed for its importer (hold.h). */
 	view->hold = object_hold(object, info->kind == OBJECT_SEGMENT ? HOLD_MAPPING : HOLD_HANDLE);
 	if (!view->hold)
 		goto no_hold;
@@ -112,7 +112,7 @@ static CUresult add_piece(CUcontext context, struct view *view, const struct exp
 	piece->range = (struct range){.start = view->start + (exported->address - view->origin),
 	                              .size = exported->size,
 	                              .kind = kind};
-	/* Overlapping another piece: then one of them is no longer what the exporter has there. */
+	/* It overlaps another piece: the exporter no longer has one of them. */
 	if (ranges_overlapping(&allocations, piece->range.start, piece->range.size) ||
 	    !ranges_add(&allocations, &piece->range)) {
 		free(piece);
@@ -124,7 +124,7 @@ static CUresult add_piece(CUcontext context, struct view *view, const struct exp
 	return CUDA_SUCCESS;
 }
 
-/* NULL: the view is not there, or has nothing at that address. */
+/* NULL: the view does not exist, or has nothing at that address. */
 static struct range *range_in(const struct view *view, const struct exported *exported,
                               enum range_kind kind)
 {
