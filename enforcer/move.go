@@ -113,7 +113,7 @@ func (s *slice) admit(wants map[string]uint64) error {
 	return err
 }
 
-// suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave stay bytes on each device. Called
+// suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave the bytes in stay. Called
 // in the slice's turn, after beginSuspension.
 func (s *slice) suspendAll(stay map[string]uint64) error {
 	began := time.Now()
@@ -301,7 +301,7 @@ func (s *slice) isGone(all []*moved) error {
 	return nil
 }
 
-// settleAway records the slice as suspended, once all memory is in host memory. If the store fails, it moves it back.
+// settleAway records the slice as suspended, once its memory has left the devices. If the store fails, the memory is moved back.
 func (s *slice) settleAway(all []*moved, reason string, began time.Time) error {
 	now := &store.Suspension{State: api.Suspended, Processes: records(all), Spare: s.spare(all), Reason: reason}
 	if err := s.storeSuspension(now); err != nil {
@@ -327,7 +327,8 @@ func (s *slice) spare(all []*moved) map[string]uint64 {
 	return left
 }
 
-// needed returns the bytes of each device that must be free for the processes' return: what was moved, and spare for each, but at most left.
+// needed returns the bytes of each device that must be free for the processes' return: what was moved, and spare for each
+// process, but no more than was free in addition when they left (left).
 func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	needs, on := make(map[string]uint64), make(map[string]uint64)
 	for _, p := range all {
