@@ -40,7 +40,7 @@ CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size)
 
 	if (memory == (void *)(uintptr_t)start)
 		return start;
-	/* A kernel before 4.17 takes the address for a hint. */
+	/* A kernel before 4.17 treats the address as a hint. */
 	if (memory != MAP_FAILED)
 		munmap(memory, size);
 	return address_reserve(size, ADDRESS_STEP);
@@ -87,7 +87,7 @@ void address_forget(CUdeviceptr start, size_t size)
 	(void)place(start, size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 }
 
-/* Equal means overlapping: a tree of disjoint ranges can then be asked for any address. */
+/* Overlapping ranges compare equal, so a tree of disjoint ranges finds any address in them. */
 static int compare(const void *left, const void *right)
 {
 	const struct range *a = left, *b = right;

@@ -4,9 +4,9 @@
 
 #include "address.h"
 
-/* Gives back what cuMemAlloc made: a range of kind RANGE_DEVICE. */
+/* Frees memory of cuMemAlloc: a range of kind RANGE_DEVICE. */
 void allocation_free(struct range *range);
-/* Makes its memory known to the machine: the object, or 0 if there is no room. */
+/* Makes its memory an object of the machine and returns that; 0 if there is no room. */
 uint64_t allocation_share(struct range *range);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays as objects; how large one is says array_size.c. */
+/* Arrays as objects. array_size.c has their sizes. */
 #include "array.h"
 #include "tile.h"
 

@@ -10,8 +10,8 @@ struct capture {
 	uint64_t id;
 	CUgraph graph;
 	CUgraphNode last;
-	CUstream origin, streams; /* the one that it began with; all that take part */
-	const int *thread;        /* that began it: its thread_mode */
+	CUstream origin, streams; /* the first stream; all that take part */
+	const int *thread;        /* thread_mode of the thread that began it */
 	int mode;
 	bool spoilt;
 };
@@ -33,7 +33,7 @@ static void enlist(struct capture *capture, CUstream stream)
 	capture->streams = stream;
 }
 
-/* All but the graph. */
+/* Ends a capture without its graph. */
 static void end(struct capture *capture)
 {
 	struct capture **link = &captures;
@@ -124,7 +124,7 @@ CUresult capture_spoil(struct capture *capture)
 	return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* As the documentation of cuThreadExchangeStreamCaptureMode has it. */
+/* By the documentation of cuThreadExchangeStreamCaptureMode. */
 static bool conflicts(const struct capture *capture)
 {
 	if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -271,7 +271,7 @@ CUDA_API CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode)
 	return begin(stream_per_thread(stream), mode);
 }
 
-/* The first form knows no modes. */
+/* The first form has no modes. */
 CUDA_API CUresult cuStreamBeginCapture(CUstream stream)
 {
 	return begin(stream_legacy(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -289,7 +289,7 @@ static CUresult not_simulated(void)
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Into a graph that there is: not so far. */
+/* Captures into an existing graph are not supported. */
 CUDA_API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
                                               const CUgraphNode *after, const void *data,
                                               size_t count, int mode)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: what they cost, which one is current, and what goes with them. */
+/* Contexts: their cost, the current one, and what ends with them. */
 #define _GNU_SOURCE
 #include "capture.h"
 #include "config.h"
@@ -51,7 +51,7 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
-/* Nanoseconds; a card takes that long, or longer. */
+/* Nanoseconds. A card takes at least as long. */
 #define SLOW_CONTEXT 200000000
 
 static CUresult faulted;
@@ -67,7 +67,7 @@ CUresult context_faulted(void)
 	return faulted;
 }
 
-/* Every context costs the same: a second one of a process shares nothing with the first. */
+/* Every context has the same cost: a process's second one shares nothing with the first. */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more)
 {
 	if (faulted != CUDA_SUCCESS)
@@ -104,8 +104,8 @@ void context_deactivate(CUcontext context)
 	if (context->primary)
 		greens_end(device);
 	graph_memory_trim(device);
-	/* Pools belong to the card, not to the context: what is allocated in them stays, even when
-	 * the process has no context there any more. */
+	/* Pools belong to the card, not to the context: allocations in them stay, even without a
+	 * context of the process there. */
 	pools_synchronise(device, STREAM_ALL);
 	device_release_with(device, context->listed, context->unlisted);
 }
@@ -169,8 +169,8 @@ CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
 	if (!context->alive)
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	context_deactivate(context);
-	/* The structure stays: in other threads the context may still be current, and their
-	 * calls must be told that it is destroyed. */
+	/* The structure stays: the context may be current in other threads, and their calls must
+	 * fail because it is destroyed. */
 	if (context_current() == context)
 		depth--;
 	return CUDA_SUCCESS;
@@ -181,7 +181,7 @@ CUDA_API CUresult cuCtxDestroy(CUcontext context)
 	return cuCtxDestroy_v2(context);
 }
 
-/* Of one that is current; each has one use, for nothing here adds another. */
+/* For a current context. Each has one use, since nothing here adds another. */
 CUDA_API CUresult cuCtxDetach(CUcontext context)
 {
 	CUresult result = driver_enter();
@@ -194,7 +194,7 @@ CUDA_API CUresult cuCtxDetach(CUcontext context)
 	return cuCtxDestroy_v2(context);
 }
 
-/* There is no OpenGL that it could belong to. */
+/* There is no OpenGL context to which it could belong. */
 CUDA_API CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal)
 {
 	(void)flags;
@@ -219,7 +219,7 @@ CUDA_API CUresult cuCtxGetCurrent(CUcontext *out)
 CUDA_API CUresult cuCtxSetCurrent(CUcontext context)
 {
 	DRIVER_ENTER();
-	/* A primary context that was reset and is still retained may be made current. */
+	/* A primary context that was reset and is still retained may become current. */
 	if (context && !context->alive && !(context->primary && context->retained))
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	if (context)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which cards this process sees, and what they say about themselves. */
+/* The cards that this process sees, and their attributes. */
 #define _GNU_SOURCE
 #include "config.h"
 #include "driver.h"
@@ -15,7 +15,7 @@
 static struct device devices[MACHINE_MAX_DEVICES];
 static int device_count;
 
-/* A UUID may be shortened, as long as only one card fits. */
+/* A UUID may be shortened, if only one card matches. */
 static int find_by_uuid(const char *prefix)
 {
 	char text[UUID_TEXT_BYTES];
@@ -52,8 +52,8 @@ static void see(unsigned machine)
 }
 
 /*
- * CUDA_VISIBLE_DEVICES as the programming guide has it: a list of indices or UUIDs, in the order
- * in which they become 0, 1, …; the first that names no card ends the list.
+ * CUDA_VISIBLE_DEVICES by the programming guide: a list of indices or UUIDs, in the order in which
+ * they become 0, 1, …; the first that matches no card ends the list.
  */
 CUresult devices_learn(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * External memory: what another interface exported as a file. Here that can only be physical
- * memory of this driver.
+ * External memory, which another interface exported as a file. Here that is always physical memory
+ * of this driver.
  */
 #define _GNU_SOURCE
 #include "external.h"
@@ -78,7 +78,7 @@ static CUresult import(CUcontext context, CUexternalMemory *out,
 	memory->physical = physical;
 	memory->size = description->size;
 	context_own(context, &memory->owned, destroy_memory);
-	/* The driver keeps the descriptor, and needs it no more. */
+	/* The driver owns the descriptor, and does not need it any more. */
 	close(description->handle.fd);
 	*out = memory;
 	return CUDA_SUCCESS;
@@ -134,7 +134,7 @@ no_address:
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The buffer goes by cuMemFree, and needs the external memory's handle no more. */
+/* cuMemFree frees the buffer, which then does not need the external memory's handle. */
 CUDA_API CUresult cuExternalMemoryGetMappedBuffer(
     CUdeviceptr *out, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description)
 {
@@ -148,7 +148,7 @@ CUDA_API CUresult cuExternalMemoryGetMappedBuffer(
 	return map(context, out, memory, description->offset, description->size);
 }
 
-/* Its arrays have no memory of their own; they hold the external memory's. */
+/* Its arrays have no memory of their own: they hold the external memory. */
 CUDA_API CUresult cuExternalMemoryGetMappedMipmappedArray(
     CUmipmappedArray *out, CUexternalMemory memory,
     const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *description)

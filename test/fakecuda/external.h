@@ -4,7 +4,7 @@
 
 #include "address.h"
 
-/* Gives back a mapped buffer: a range of kind RANGE_EXTERNAL. */
+/* Frees a mapped buffer: a range of kind RANGE_EXTERNAL. */
 void external_buffer_free(struct range *range);
 
 #endif

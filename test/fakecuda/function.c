@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a program may ask about a function or a kernel. Nothing is loaded for an answer. */
+/* Queries of a function or a kernel. They load nothing. */
 #include "kernel.h"
 #include "library.h"
 #include "module.h"
@@ -45,7 +45,7 @@ static CUresult enter_function(CUfunction function)
 	return result;
 }
 
-/* One of either kind will do. */
+/* Both kinds of handle are accepted. */
 CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
 {
 	DRIVER_ENTER_BY(enter_function(function));
@@ -55,7 +55,7 @@ CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
 	return attribute(which, function->frame, function->code, out);
 }
 
-/* Of code that is no text nothing is known: it has no parameters. */
+/* Code that is not text has no known parameters. */
 static CUresult parameter(const struct ptx_kernel *code, size_t index, size_t *offset, size_t *size)
 {
 	size_t bytes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A version of a function that no driver has yet, and functions of names that no gpuslice knows,
- * for what the interceptor does when they come. A real driver would not have them: cuGetProcAddress
- * hands them out with FAKECUDA_FUTURE=1 alone.
+ * A version of a function that no driver has yet, and functions with names unknown to gpuslice, to
+ * test how the interceptor treats them. A real driver would lack them: cuGetProcAddress returns
+ * them with FAKECUDA_FUTURE=1 only.
  */
 #include "driver.h"
 

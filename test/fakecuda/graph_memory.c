@@ -46,7 +46,7 @@ void graph_memory_drop(struct graph_memory *memory)
 #define SLOT_UNIT 512
 #define AREA (1024 * MiB)
 
-/* Where the device's next slot goes. */
+/* The area of the device's next slot. */
 static struct graph_area *area_for(struct graph_memory *memory, const struct device *device,
                                    uint64_t bytes)
 {
@@ -97,7 +97,7 @@ struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device 
 	return slot;
 }
 
-/* Step by step: what there is of a segment stays, even if there is no room for the rest. */
+/* Takes step by step: the steps taken of a segment stay, even if there is no room for the rest. */
 static bool grow(struct device *device, uint64_t bytes, uint64_t *partial)
 {
 	struct graph_pool *pool = &device->graphs;
@@ -126,7 +126,7 @@ static bool grow(struct device *device, uint64_t bytes, uint64_t *partial)
 bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial)
 {
 	struct graph_pool *pool = &device->graphs;
-	CUdeviceptr done = 0; /* the first step that none is behind yet */
+	CUdeviceptr done = 0; /* the first step without memory */
 	uint64_t use = 0;
 
 	for (struct graph_slot *slot = memory->slots; slot; slot = slot->next) {
@@ -235,7 +235,7 @@ CUDA_API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, 
 	return result;
 }
 
-/* A high-water mark can only be set back. */
+/* A high-water mark can only be reset. */
 CUDA_API CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
 {
 	struct graph_pool *pool;

@@ -50,7 +50,7 @@ static bool is(const struct word *word, const char *text)
 	return word->length == strlen(text) && memcmp(word->start, text, word->length) == 0;
 }
 
-/* Of an element: of ".b8" 1 byte, of ".v4" 4 times as many; 0: the word says nothing of a size. */
+/* A factor of an element's size: 1 byte for ".b8", 4 times as many for ".v4"; 0 for other words. */
 static uint64_t factor_of(const struct word *word)
 {
 	static const struct {
@@ -66,7 +66,7 @@ static uint64_t factor_of(const struct word *word)
 	return 0;
 }
 
-/* The product of what stands in brackets after a name. */
+/* The product of the numbers in brackets after a name. */
 static uint64_t read_dimensions(struct reader *reader)
 {
 	uint64_t product = 1;
@@ -175,7 +175,7 @@ static void read_word(struct reader *reader, const struct word *word)
 	}
 }
 
-/* A cubin or a fatbin, by itself or as the compiler wraps it. */
+/* A cubin or a fatbin, bare or in the compiler's wrapper. */
 static bool is_binary(const char *image)
 {
 	static const char *const begins[] = {"\177ELF", "\x50\xed\x55\xba", "\xb1\x43\x62\x46"};

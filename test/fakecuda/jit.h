@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The options of a load that the simulation knows: where the log of errors goes. */
+/* The supported options of a load: the buffers for the log of errors. */
 #ifndef FAKECUDA_JIT_H
 #define FAKECUDA_JIT_H
 
@@ -12,7 +12,7 @@ struct jit_log {
 };
 
 struct jit_log jit_log_of(unsigned int count, const int *options, void **values);
-/* Adds to the log what there is room for. */
+/* Adds to the log as much as there is room for. */
 __attribute__((format(printf, 2, 3))) void jit_say(struct jit_log *log, const char *format, ...);
 
 #endif

@@ -13,13 +13,14 @@
 struct CUlib_st {
 	CUlibrary next; /* all libraries of the process */
 	struct image *image;
-	CUkernel kernels; /* that were asked for */
-	CUmodule modules; /* one for each context that it is loaded into */
+	CUkernel kernels; /* requested so far */
+	CUmodule modules; /* one for each context with it */
 };
 
 static CUlibrary all;
 
-/* Once: a program may change its environment. Expects the lock held, as all but entry points do. */
+/* Read once, since a program may change its environment. Expects the lock held, as all functions
+ * but entry points do. */
 bool library_is_eager(void)
 {
 	static enum { UNKNOWN, LAZY, EAGER } mode;
@@ -82,7 +83,8 @@ static void destroy(CUlibrary library)
 	free(library);
 }
 
-/* Needs no context; with one and an eager driver it is loaded there at once. */
+/* Needs no context. If there is one and the driver is eager, the library is loaded there at
+ * once. */
 static CUresult load(CUlibrary *out, const void *text, struct jit_log log)
 {
 	CUcontext context = context_current();
@@ -287,7 +289,7 @@ CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibr
 	return result == CUDA_SUCCESS ? cuLibraryGetGlobal(address, size, library, name) : result;
 }
 
-/* Images have no unified functions; nothing is loaded to find that out, and this is the answer. */
+/* Images have no unified functions. The real driver loads nothing for this answer. */
 CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
 {
 	CUresult result = enter_library(library, name);

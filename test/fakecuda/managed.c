@@ -20,7 +20,7 @@ static struct managed *managed_of(struct range *range)
 	return (struct managed *)((char *)range - offsetof(struct managed, range));
 }
 
-/* On a full card the page stays where it is, in host memory. */
+/* On a full card the page stays in host memory. */
 static bool take_chunk(struct device *device)
 {
 	if (!device->managed_spare) {
@@ -78,7 +78,7 @@ CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 		goto no_address;
 	if (!ranges_add(&allocations, &managed->range))
 		goto no_range;
-	/* The host may use it without a call. */
+	/* The host may access it without a call. */
 	address_back(managed->range.start, size);
 	context_own(context, &managed->owned, destroy);
 	machine_add_unmovable(1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mipmapped arrays: one piece of memory for all levels. */
+/* Mipmapped arrays: one allocation for all levels. */
 #include "array.h"
 #include "physical.h"
 #include "tile.h"
@@ -11,7 +11,7 @@ static size_t half(size_t length)
 	return length > 1 ? length / 2 : length;
 }
 
-/* Layers and faces stay as many as they are; everything else halves. */
+/* The number of layers and faces is the same in each level; all else halves. */
 static CUDA_ARRAY3D_DESCRIPTOR next_level(CUDA_ARRAY3D_DESCRIPTOR shape)
 {
 	shape.Width = half(shape.Width);

@@ -4,7 +4,7 @@
 
 struct multicast;
 
-/* Unbinds all that is bound, once neither a handle nor a mapping of the object is left. */
+/* Unbinds all memory, after the object's last handle and mapping. */
 void multicast_end(struct multicast *multicast);
 
 #endif

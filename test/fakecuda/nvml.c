@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libnvidia-ml: what an onlooker learns of the machine. It sees all cards, whatever
- * CUDA_VISIBLE_DEVICES says, and possibly in another order than CUDA does.
+ * libnvidia-ml: queries of the machine. It sees all cards, even those that CUDA_VISIBLE_DEVICES
+ * hides, possibly in another order than CUDA.
  */
 #include "config.h"
 #include "machine.h"
@@ -265,7 +265,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_in
 	if (result != NVML_SUCCESS)
 		return result;
 	memset(pci, 0, sizeof(*pci));
-	pci->bus = device->machine + 1; /* as cuDeviceGetPCIBusId has it */
+	pci->bus = device->machine + 1; /* as in cuDeviceGetPCIBusId */
 	snprintf(pci->busId, sizeof(pci->busId), "00000000:%02X:00.0", pci->bus);
 	snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "0000:%02X:00.0", pci->bus);
 	return NVML_SUCCESS;
@@ -280,7 +280,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
 		return result;
 	if (!minor)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*major = 9; /* as cuDeviceGetAttribute has it */
+	*major = 9; /* as in cuDeviceGetAttribute */
 	*minor = 0;
 	return NVML_SUCCESS;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libnvidia-ml: what a cgroup may hold of a card, as drivers of R615 and later have it. Without
- * FAKECUDA_LIMITS=1 the driver is one that has the functions and cannot do it.
+ * libnvidia-ml: limits of a cgroup's memory on a card, as in drivers of R615 and later. Without
+ * FAKECUDA_LIMITS=1 the functions exist and are not supported.
  */
 #define _GNU_SOURCE
 #include "config.h"

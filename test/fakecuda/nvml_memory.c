@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libnvidia-ml: how much of a card is used. */
+/* libnvidia-ml: a card's memory in use. */
 #include "machine.h"
 #include "nvml_handle.h"
 
-/* The first form counts what the driver keeps for itself as used. */
+/* The first form counts the driver's own memory as used. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
 	nvmlReturn_t result = nvml_check(device, memory);

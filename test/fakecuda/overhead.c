@@ -4,22 +4,23 @@
 #include "config.h"
 #include "vram.h"
 
-/* Observed: the first arrays of a few bytes find room in what the context has. How much that is
- * was not seen. */
+/* Observed: the first arrays of a few bytes fit in what the context has. How much that is was not
+ * observed. */
 #define CODE_ROOM (64 * 1024ull)
 
 /* Observed: 100, 1,000 and 10,000 streams take 54, 546 and 5,468 MiB. */
 #define STREAM_BYTES (560 * 1024ull)
 
 #define CARD_THREADS ((uint64_t)CARD_PROCESSORS * CARD_PROCESSOR_THREADS)
-/* Observed: stacks take so much more than theirs before it is rounded up, or up to 128 KiB less. */
+/* Observed: stacks take this much in addition before the sum is rounded up, or up to 128 KiB
+ * less. */
 #define STACK_MORE (512 * 1024ull)
 
-/* Observed of 100,000 nodes, that take 220 MiB; small graphs take nothing. */
+/* Observed for 100,000 nodes, which take 220 MiB; small graphs take nothing. */
 #define NODES_FREE 10000
 #define NODE_BYTES 2563
 
-/* *held becomes `wanted`, of the card too. */
+/* Changes *held to `wanted`, on the card, too. */
 static CUresult resize(CUcontext context, uint64_t *held, uint64_t wanted)
 {
 	if (wanted > *held && !device_charge(context->device, wanted - *held))
@@ -108,8 +109,8 @@ CUresult overhead_set_stack(CUcontext context, uint64_t bytes)
 	context = context_holder(context);
 	if (!overhead_stack_exists(context, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	/* Smaller stacks than the first are paid for by the context; one that was made cheaper than
-	 * its stacks has no more to give. */
+	/* The context's cost includes the first stacks. A context that was made cheaper than its
+	 * stacks has nothing to release. */
 	first = context->overhead.stack_first;
 	least = first > cost ? first - cost : 0;
 	bytes = stacks(bytes);
@@ -124,7 +125,7 @@ CUresult overhead_add_stream(CUcontext context)
 
 	context = context_holder(context);
 	overhead = &context->overhead;
-	/* Rounded down: a context has room for the first few. */
+	/* Rounded down: a context has room for the first few streams. */
 	wanted = (overhead->stream_count + 1) * STREAM_BYTES / VRAM_BLOCK * VRAM_BLOCK;
 	if (wanted > overhead->streams)
 		result = resize(context, &overhead->streams, wanted);
@@ -155,7 +156,7 @@ CUresult overhead_add_nodes(CUcontext context, uint64_t count)
 	return result;
 }
 
-/* The context may have been reset since, and count from 0 again. */
+/* The context may have been reset since, and may count from 0 again. */
 void overhead_drop_nodes(CUcontext context, uint64_t count)
 {
 	uint64_t *nodes = &context_holder(context)->overhead.node_count;

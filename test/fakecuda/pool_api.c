@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as objects: which ones there are, and their attributes. */
+/* Pools as objects: creation, and attributes. */
 #include "capture.h"
 #include "pool.h"
 
@@ -24,7 +24,7 @@ CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *prope
 	} else if (!is_host(properties->location.type)) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	/* Its segments are address space alone: pool.c counts the pages. */
+	/* Its segments are only addresses: pool.c counts the pages. */
 	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
 		device = NULL;
 	else if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -128,7 +128,7 @@ CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *
 		pool->threshold = *bytes;
 		break;
 	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-		/* A high-water mark can only be set back. */
+		/* A high-water mark can only be reset. */
 		if (*bytes)
 			result = CUDA_ERROR_INVALID_VALUE;
 		else
@@ -169,7 +169,7 @@ CUDA_API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocatio
 	device = device_at(location->id);
 	if (!device)
 		return CUDA_ERROR_INVALID_DEVICE;
-	/* A pool is always open to the card that it lives on. */
+	/* A pool is always accessible to its own card. */
 	*flags = device == pool->device ? 3 : pool->access[device->ordinal];
 	return CUDA_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which pool is used where: per card, and since CUDA 13.0 per location and kind of memory. */
+/* The default and current pools: per card, and since CUDA 13.0 per location and kind of memory. */
 #include "pool.h"
 
 #include <stdlib.h>
@@ -33,20 +33,20 @@ CUDA_API CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
 
 /*
  * The forms of CUDA 13.0 name a location and a kind of memory. Pinned memory of a card has the
- * pools above; every other pair has one of its own. A card's managed one takes pages that NVML
- * lists for nobody (pool_segment.c), the others nothing of a card.
+ * pools above; every other pair has one of its own. A card's managed pool takes pages that NVML
+ * lists for no process (pool_segment.c), the others take nothing of a card.
  */
 struct elsewhere {
 	struct elsewhere *next;
 	CUmemLocation location;
 	int type;
-	/* The last that was set, even if it was destroyed since (the default one is not told). */
+	/* The last one set, even if destroyed since: the default one is then not returned. */
 	CUmemoryPool default_pool, current_pool;
 };
 
 struct place {
 	CUmemoryPool default_pool;
-	CUmemoryPool *current_pool; /* NULL there: the default one is used */
+	CUmemoryPool *current_pool; /* *current_pool is NULL for the default one */
 };
 
 static struct elsewhere *all_elsewhere;

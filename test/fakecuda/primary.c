@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one context per card that the CUDA runtime's programs share. */
+/* The one context per card that programs of the CUDA runtime share. */
 #include "driver.h"
 
 CUresult primary_retain(struct device *device)
@@ -49,7 +49,7 @@ CUDA_API CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal)
 	return cuDevicePrimaryCtxRelease_v2(ordinal);
 }
 
-/* The count of retains stays: their releases are still to come. */
+/* The count of retains stays, since their releases follow. */
 CUDA_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
 	DRIVER_ENTER_DEVICE(device, ordinal);

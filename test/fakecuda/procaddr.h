@@ -8,8 +8,8 @@
 /* One form of an entry point. */
 struct entry {
 	const char *name; /* without a version */
-	int since;        /* the CUDA version that brought this form */
-	bool per_thread;  /* NULL means the per-thread default stream */
+	int since;        /* the CUDA version that introduced this form */
+	bool per_thread;  /* NULL is the per-thread default stream */
 	void (*function)(void);
 };
 

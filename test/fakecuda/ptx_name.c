@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for what in PTX text. */
+/* The names in PTX text. */
 #include "ptx_reader.h"
 
 #include <ctype.h>
@@ -59,7 +59,7 @@ bool ptx_add_name(struct reader *reader, struct names *names, enum name_kind kin
 {
 	struct name *list;
 
-	/* Names double their room, so that there are few reallocs. */
+	/* Capacity doubles, so that there are few reallocs. */
 	if (!(names->count & (names->count - 1)) || !names->count) {
 		list = realloc(names->list, (names->count ? 2 * names->count : 1) * sizeof(*list));
 		if (!list)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Words, numbers and signs of PTX text, and what is said of wrong ones. */
+/* Words, numbers and signs of PTX text, and the messages about wrong ones. */
 #define _GNU_SOURCE
 #include "ptx_reader.h"
 
@@ -135,7 +135,7 @@ bool ptx_read_word(struct reader *reader, struct token *out)
 	return true;
 }
 
-/* With or without "U" after it. */
+/* With or without a "U" suffix. */
 bool ptx_read_size(struct reader *reader, uint64_t *out)
 {
 	char *end;

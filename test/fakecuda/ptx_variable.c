@@ -74,7 +74,7 @@ bool ptx_read_variable(struct reader *reader, struct variable *out)
 	return read_variable_type(reader, out) && read_variable_name(reader, out);
 }
 
-/* In one of the windows of ptx_code.h: its address. */
+/* Places it in one of the windows of ptx_code.h, and returns its address. */
 bool ptx_place(struct reader *reader, const struct variable *variable, uint64_t window,
                uint64_t *used, uint64_t *address)
 {
@@ -88,7 +88,7 @@ bool ptx_place(struct reader *reader, const struct variable *variable, uint64_t 
 	return true;
 }
 
-/* Numbers in any number of braces. */
+/* Numbers in braces of any depth. */
 static bool read_values(struct reader *reader, const struct variable *variable,
                         struct ptx_values *values)
 {
@@ -137,7 +137,7 @@ static bool add_values(struct reader *reader, const struct variable *variable, u
 	return read_values(reader, variable, &list[ptx->value_count++]);
 }
 
-/* ".global", which was read, and its one variable. image.c says where that is. */
+/* The one variable after ".global". image.c has its place. */
 bool ptx_read_array(struct reader *reader)
 {
 	const struct symbol *symbol;
@@ -183,7 +183,7 @@ bool ptx_read_memory(struct reader *reader, struct names *names, uint64_t window
 		return false;
 	if (window == PTX_SHARED_AT && !variable.size)
 		address = PTX_DYNAMIC_AT;
-	/* In another pair of braces the name may come again. */
+	/* In another pair of braces a name can be declared again. */
 	if (known)
 		known->value = address;
 	else if (!ptx_add_name(reader, names, NAME_MEMORY, &variable.name, address, 0))

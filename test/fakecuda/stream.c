@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and events. All work but a long kernel's (work.h) is done the moment that it is given; a
- * wait does what it does to memory pools.
+ * Streams and events. All work except a long kernel's (work.h) is done when it is submitted; a wait
+ * affects memory pools only.
  */
 #include "stream.h"
 
@@ -15,9 +15,9 @@
 
 struct CUevent_st {
 	struct owned owned;
-	CUstream stream;  /* where it was recorded; NULL: nowhere yet */
-	uint64_t capture; /* or in which capture; 0: in none */
-	uint64_t after;   /* the last kernel that was launched before */
+	CUstream stream;  /* of its record; NULL: not recorded */
+	uint64_t capture; /* of its record; 0: none */
+	uint64_t after;   /* the last kernel launched before it */
 };
 
 CUstream stream_object(CUstream stream)
@@ -65,7 +65,7 @@ static CUresult destroy_owned(struct owned *thing)
 	return CUDA_SUCCESS;
 }
 
-/* An event's stream may be gone; a stream that a caller names is there. */
+/* An event's stream may be destroyed; a stream that a caller names exists. */
 static CUresult synchronise(CUstream stream, bool is_named, uint64_t last)
 {
 	CUresult result;
@@ -129,7 +129,7 @@ CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *out)
 	return CUDA_SUCCESS;
 }
 
-/* Unlike its context, a capturing stream's device cannot be asked for. */
+/* A capturing stream has no query of its device, unlike its context. */
 static CUresult ask_device(CUstream stream, CUdevice *out)
 {
 	CUstream object = stream_object(stream);

@@ -4,7 +4,7 @@
 
 struct tiles;
 
-/* Unmaps all; NULL is none. */
+/* Unmaps all tiles; NULL is accepted. */
 void tiles_free(struct tiles *tiles);
 
 #endif

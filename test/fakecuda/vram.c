@@ -15,11 +15,11 @@ struct block {
 	CUdeviceptr start;
 	unsigned free;
 	struct vram_share share;
-	unsigned hint; /* where the last piece ended: usually there is room there */
+	unsigned hint; /* the end of the last piece, where there is usually room */
 	uint8_t taken[UNITS];
 };
 
-/* The first place of `count` free units in [from, to), or `to`. */
+/* The start of the first `count` free units in [from, to), or `to`. */
 static unsigned find_run(const struct block *block, unsigned from, unsigned to, unsigned count)
 {
 	unsigned run = 0;
