@@ -118,9 +118,9 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 }
 
 // remainder returns the bytes still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
-// grow, and is not lowered: nothing samples it. The driver's figure is read, since the page may have a process's false claim, and memory that an
-// exited process lent may be another's by now. The whole grant stays if the driver does not know, or the page is damaged. Called in the slice's turn;
-// was is the state that it had.
+// grow, and is not lowered: nothing samples it. A slice without memory counts for nothing. The driver's figure is read, since the page may have a
+// process's false claim, and memory that an exited process lent may be another's by now. The whole grant stays if the driver does not know, or the
+// page is damaged. Called in the slice's turn; was is the state that it had.
 func (s *slice) remainder(was api.State) map[string]uint64 {
 	ask := s.counts() && s.e.truth != nil && s.lingers()
 	s.mu.Lock()

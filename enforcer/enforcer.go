@@ -101,8 +101,8 @@ type Options struct {
 	Caller    func(context.Context) (asker session.Asker, known bool)
 	Admission admission.Limits // the zero value grants each byte of a device once
 	Elastic   Elastic          // the zero value promises nothing to elastic slices
-	Users     []session.Limit  // of users without privileges: the first match applies, and a user without one may begin no session
-	Policy    Policy           // on processes that hold memory beyond the ledger; the zero value reports them
+	Users     []session.Limit  // limits of users without privileges: the first match applies, and a user without one may begin no session
+	Policy    Policy           // actions on processes with memory beyond the ledger; the zero value reports them
 	// MaxTTL is the longest time to live, counted from each request, and the default; 0 is no bound. Grace is the time from SIGTERM to SIGKILL;
 	// 0 is DefaultGrace.
 	MaxTTL, Grace time.Duration
@@ -137,7 +137,7 @@ type Enforcer struct {
 	leases    chan struct{}        // a deadline may be earlier than before
 	rooms     *rooms
 	evictions *evictions
-	hosting   *guard.Turn  // held while one process gets or returns host memory, so that none is being used while it is tested for use
+	hosting   *guard.Turn  // held while a process gets or returns host memory, so that memory found unused stays unused
 	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 

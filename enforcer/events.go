@@ -45,7 +45,8 @@ func (s *slice) tell(e api.Event) {
 // sourceOperator is the source of pools' events, and of those of root's sessions.
 const sourceOperator, sourceRoot = "", "user 0"
 
-// sourceOf returns the source of a slice's events, which bounds their share of the log. All sessions of a user are one source. No slice's id has a space.
+// sourceOf returns the source of a slice's events, which bounds their share of the log. All sessions of a user are one source. No slice's id has a
+// space.
 func sourceOf(r *api.RegisterRequest) string {
 	if r.Session {
 		return fmt.Sprint("user ", r.UID)

@@ -21,8 +21,8 @@ import (
 // process requests it in parts while it moves (ATTACH_OP_HOST), maps it, and keeps no descriptor. It gets at most what the driver listed for it at the
 // start of the move, and nothing while its slice is on its devices.
 //
-// A process returns the host memory that it kept when it is requested to be bare. If by its claim its memory is on its devices, the enforcer
-// empties the host memory, answer or not: none of its data is there.
+// A process returns the host memory that it kept when it is requested to be bare (ledger.Bare). If by its claim its memory is on its devices, the
+// enforcer empties the host memory, answer or not: none of its data is there.
 
 // HostMemory provides host memory that is charged elsewhere: hostmem.Keeper. The caller retries what fails.
 type HostMemory interface {

@@ -265,7 +265,7 @@ func (s *slice) lost() error {
 	return errors.Join(err, errLost(pids))
 }
 
-// letIn returns a function that reports whether a process that may have any page may have attached to the slice.
+// letIn returns a function that reports whether a process, which may have any page mapped, may have attached to the slice.
 func (s *slice) letIn() (func(pid int) bool, error) {
 	if !s.request.Session {
 		return inCgroup(s.cgroup)

@@ -47,8 +47,8 @@ type sampled struct {
 	lane    uint64 // its lane at the last sample that decided
 
 	violation policy.Violation // of the last sample that found one
-	violating bool             // it exists
-	found     bool             // the last sample confirmed it; otherwise it is not cleared either
+	violating bool             // there is one
+	found     bool             // by the last sample, too: it is not about to be cleared
 	done      api.Action       // taken on the violation
 	killed    bool
 }
@@ -204,7 +204,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 			open = true
 		}
 	}
-	// Instances of a GPU can share memory, so the figure of one is no sign of change there.
+	// Instances of a GPU can share memory, so its used bytes may not be those of this instance.
 	m.idle = truth.Listed(at, before, after, open || err != nil || errAfter != nil || g.Parent != "")
 	return again
 }

@@ -28,7 +28,7 @@ import (
 type slice struct {
 	e          *Enforcer
 	log        *slog.Logger
-	pace       *rate.Limiter       // for requests of its processes
+	pace       *rate.Limiter       // limits the requests of its processes
 	request    api.RegisterRequest // quotas by UUID
 	holder     *admission.Holder
 	generation uint64
@@ -249,7 +249,7 @@ func (s *slice) firstLives() bool {
 	return true
 }
 
-// running reports whether a process of the slice is known to be alive.
+// running reports whether the slice has a living process, if that can be known: of a session only the first process is checked.
 func (s *slice) running() bool {
 	if s.init != nil && s.init.Alive() {
 		return true

@@ -42,7 +42,7 @@ type driverTruth struct {
 
 type gpu struct {
 	driver.Device
-	slot driver.Slot                    // taken while the driver is asked about this device
+	slot driver.Slot                    // taken during a query of this device
 	who  *driver.Shared[map[int]uint64] // bytes of each process on the device
 	// exits is sent to when a process exits for which the driver may hold memory here.
 	exits chan struct{}
@@ -221,7 +221,7 @@ func (e *Enforcer) publish(g *gpu) {
 	})
 }
 
-// tellTruth answers a process that has made a context or loaded code. From its first context it learns the cost of one. Later answers are the bytes
+// tellTruth answers a process that has made a context or loaded code. From its first context it learns the cost of one. The answer is the bytes
 // for the process to charge, without those that the enforcer has charged for it.
 func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	raw, l, before, err := s.onDevice(peer, index)
