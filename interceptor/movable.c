@@ -307,9 +307,7 @@ CUresult movable_properties(CUmemAllocationProp *properties, CUmemGenericAllocat
 static void report_staying(const char *taker)
 {
 	say_once(process_get(), ONCE_STAYS,
-	         "memory that was given to %s stays on the device when the elastic slice is "
-	         "evicted",
-	         taker);
+	         "memory used by %s stays on the device when the elastic slice is evicted", taker);
 }
 
 static CUmemGenericAllocationHandle stay(CUmemGenericAllocationHandle handle)

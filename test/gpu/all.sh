@@ -3,7 +3,7 @@
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # all.sh [--simulated] [--only NAME…]: run what needs a GPU, and print a line for each part. As root, with gcc and Python; on a card
-# with nvcc and the frameworks that frameworks.py names. Needs no Go and no network.
+# with nvcc and the frameworks that frameworks.py names. Needs no Go and no network. GPUSLICE_GENERATED=3600 runs generated programs for an hour.
 #
 # The programs come from `make card-programs kubernetes-card`, or from bin/card.tar.xz (pack.sh). OUT gets the logs. No part begins
 # after BUDGET seconds (0: no limit; all of them take 20 minutes). --simulated runs the shortest form of each part on the simulated driver, and fails
@@ -225,6 +225,10 @@ beside=''
 [ -n "$simulated" ] || wait
 part conformance 120 "$here/all.sh section conformance" "/dev/null" "test/conformance/expected/simulated.txt"
 part programs 300 "$here/all.sh section programs" "40 10" "10 2"
+generated=''
+[ -z "${GPUSLICE_GENERATED:-}" ] || generated="--seconds $GPUSLICE_GENERATED"
+part generated $((120 + ${GPUSLICE_GENERATED:-100})) "$here/generated.py" "${generated:---seconds 100} --out @" \
+	"${generated:---programs 10 --threads 1 --processes 1} --out @"
 part bypass 200 "$here/bypass.py" "--out @" "--out @"
 part elastic 90 "$here/elastic.py" "--size 20 --small 4 --seconds 12 --only notebook turns --out @" \
 	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"

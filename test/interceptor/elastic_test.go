@@ -62,7 +62,7 @@ func TestAProcessMovesItsMemoryItself(t *testing.T) {
 			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir,
 				"FAKECUDA_MEMORY=512M", "FAKECUDA_CONTEXT=64M", "FAKECUDA_VMM_FAULT="+filepath.Join(dir, "fault"))
 			out := must.Output(cmd.CombinedOutput())(t)
-			if name == "own-lent" && !strings.Contains(string(out), "memory that was given to a multicast object stays on the device") {
+			if name == "own-lent" && !strings.Contains(string(out), "memory used by a multicast object stays on the device") {
 				t.Errorf("it is not said what stays:\n%s", out)
 			}
 		})

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs on a real GPU, against what the driver says that they hold.
+
+    test/gpu/generated.py [--seconds 600 | --programs 12] [--seed 1] [--threads 16] [--processes 4] [--record] [--elastic] [--out DIR]
+    test/gpu/generated.py --only SEED,STEPS,THREADS,PROCESSES,DEEDS
+
+Run as root on a machine with an NVIDIA GPU and cc, after `make card-programs`. test/interceptor/programs/generated.c runs in a
+slice of 4 GiB, each time with other numbers. While it runs, the driver's list for the slice's processes stays within the quota
+and one context. At each pause the list is within what is charged and 2 MiB for each process, a second later at most. When all
+is released, nothing is charged but overhead, and the list is within that. A program that fails is run again with fewer threads,
+processes, steps and deeds as long as it fails, and printed. The exit status is the number of promises that are not kept.
+"""
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.dont_write_bytecode = True
+from host import BIN, GIB, MIB, ROOT, Host, Truth, check, output, results
+
+QUOTA = 4 * GIB
+TRANSIENT = 640 * MIB  # of a context, on the cards that were tried
+BLOCK = 2 * MIB
+# Seconds until driver truth is charged: two samples. The simulated driver shares its processors with other tests.
+SETTLED = 60.0 if "FAKECUDA_STATE" in os.environ else 3.0
+HANGS = 120.0  # seconds without a line
+DEEDS = 21  # of generated.c
+PROGRAM = BIN + "/gpu-test/generated"
+
+
+def compile_program():
+    os.makedirs(os.path.dirname(PROGRAM), exist_ok=True)
+    done = output("cc", "-std=gnu11", "-O1", "-g", f"-I{ROOT}/interceptor", "-o", PROGRAM, ROOT + "/test/interceptor/programs/generated.c",
+                  "-lcuda", "-lpthread")
+    if not os.path.exists(PROGRAM):
+        sys.exit(done)
+
+
+class Program:
+    """One run. Its fault is None if there is none."""
+
+    def __init__(self, host, options, numbers):
+        self.host, self.record = host, options.record
+        self.fault, self.peak, self.pauses, self.summary = None, 0, 0, ""
+        words = ["--mode", "record"] if options.record else ["--vram", str(QUOTA)]
+        words += ["--elastic"] if options.elastic else []
+        self.over = threading.Event()
+        self.truth = Truth()
+        while host.ps():  # the former program's
+            time.sleep(0.05)
+        self.process = subprocess.Popen([BIN + "/gpuslice", "--socket", host.socket, "run", "--quiet", *words, "--", PROGRAM,
+                                         *map(str, numbers)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.watch(numbers)
+
+    def fails(self, why):
+        self.fault = self.fault or why
+
+    def slice(self):
+        """The only one there is; None if it has ended."""
+        return next((self.host.inspect(s["id"]) for s in self.host.ps()), None)
+
+    def listed(self):
+        s = self.slice()
+        pids = {p["pid"] for p in s["processes"]} if s else set()
+        return sum(b for p, b in self.truth.processes().items() if p in pids), len(pids)
+
+    def device(self):
+        s = self.slice()
+        return s["devices"][0] if s and s.get("devices") else {"used": 0, "overhead": 0}
+
+    def sample(self):
+        while not self.over.is_set():
+            self.peak = max(self.peak, sum(self.truth.processes().values()))
+            time.sleep(0.002)
+
+    def within(self, allowed, what):
+        """Waits until what the driver lists is within what is allowed, for as long as a sample may take."""
+        deadline = time.monotonic() + SETTLED
+        while True:
+            (listed, processes), device = self.listed(), self.device()
+            if listed <= allowed(device) + BLOCK * processes:
+                return
+            if time.monotonic() > deadline:
+                self.fails(f"{what}: the driver lists {listed / MIB:.1f} MiB, charged are {device['used'] / MIB:.1f} and {device['overhead'] / MIB:.1f}")
+                return
+            time.sleep(0.1)
+
+    def answer(self, line):
+        word, _, number = line.partition(" ")
+        if word == "pause":
+            self.pauses += 1
+            self.within(lambda d: d["used"] + d["overhead"], f"pause {number}")
+        elif word == "end":
+            deadline = time.monotonic() + SETTLED
+            while self.device()["used"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if self.device()["used"]:
+                self.fails(f"all is released, and {self.device()['used']} bytes are charged")
+            self.within(lambda d: d["overhead"], "all is released")
+        elif word != "released":
+            self.summary = line
+            return
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def watch(self, numbers):
+        sampler = threading.Thread(target=self.sample)
+        sampler.start()
+        timer = None
+        try:
+            for line in self.process.stdout:
+                if timer:
+                    timer.cancel()
+                timer = threading.Timer(HANGS, self.process.kill)
+                timer.start()
+                line = line.strip()
+                if "error" in line or "could not" in line:
+                    self.fails(line)
+                self.answer(line)
+        except BrokenPipeError:
+            self.fails("it ended at a pause")
+        finally:
+            if timer:
+                timer.cancel()
+            self.over.set()
+            sampler.join()
+        code = self.process.wait()
+        if code:
+            self.fails(f"exit status {code}: {self.summary}")
+        if not self.record and self.peak > QUOTA + TRANSIENT:
+            self.fails(f"the driver listed {self.peak / MIB:.0f} MiB under a quota of {QUOTA / MIB:.0f}")
+
+
+def smaller(numbers):
+    """Programs that are a little smaller, those first that are smaller by most."""
+    seed, steps, threads, processes, deeds = numbers
+    if processes > 1:
+        yield seed, steps, threads, processes // 2, deeds
+    if threads > 1:
+        yield seed, steps, threads // 2, processes, deeds
+    if steps > 32:
+        yield seed, steps // 2, threads, processes, deeds
+    for deed in range(DEEDS):
+        if deeds >> deed & 1 and deeds != 1 << deed:
+            yield seed, steps, threads, processes, deeds & ~(1 << deed)
+
+
+def shrink(host, options, numbers, fault, patience):
+    deadline, found = time.monotonic() + patience, True
+    while found and time.monotonic() < deadline:
+        found = False
+        for less in smaller(numbers):
+            program = Program(host, options, less)
+            if program.fault:
+                numbers, fault, found = less, program.fault, True
+                break
+            if time.monotonic() > deadline:
+                break
+    return numbers, fault
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--programs", type=int, help="in place of a time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=16, help="at most, in a process")
+    parser.add_argument("--processes", type=int, default=4, help="at most")
+    parser.add_argument("--steps", type=int, default=256, help="at most, of a thread")
+    parser.add_argument("--record", action="store_true", help="refuse nothing")
+    parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--only", help="SEED,STEPS,THREADS,PROCESSES,DEEDS")
+    parser.add_argument("--out", default=tempfile.mkdtemp(prefix="gpuslice-generated-"))
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    compile_program()
+    host = Host(options.out)
+    log = open(os.path.join(options.out, "programs.txt"), "w")
+    programs = pauses = peak = 0
+    end = time.monotonic() + options.seconds
+    try:
+        seed = options.seed
+        while programs < options.programs if options.programs else time.monotonic() < end:
+            choose = random.Random(seed)
+            numbers = (seed, choose.choice([n for n in (32, 64, 128, 256) if n <= options.steps]), choose.randint(1, options.threads),
+                       choose.randint(1, options.processes), choose.choice([(1 << DEEDS) - 1, choose.getrandbits(DEEDS) | 1]))
+            if options.only:
+                numbers = tuple(map(int, options.only.split(",")))
+            log.write(f"{','.join(map(str, numbers))}\n")
+            log.flush()
+            program = Program(host, options, numbers)
+            programs, pauses, peak = programs + 1, pauses + program.pauses, max(peak, program.peak)
+            if program.fault:
+                print(f"generated {' '.join(map(str, numbers))}: {program.fault}", flush=True)
+                if not options.only:
+                    numbers, program.fault = shrink(host, options, numbers, program.fault, 60)
+                check("a generated program is within what is charged, and its quota", False, f"--only {','.join(map(str, numbers))}: {program.fault}")
+            seed += 1
+            if options.only:
+                break
+        check("generated programs stay within what is charged, and their quota", not results,
+              f"{programs} programs, {pauses} pauses, at most {peak / MIB:.0f} MiB listed")
+    finally:
+        host.stop()
+    sys.exit(len(results) - sum(results))
+
+
+if __name__ == "__main__":
+    main()
