@@ -237,6 +237,27 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	return words, nil
 }
 
+// each calls do with each argument, of which there is at least one. It prints all errors but the last, which it returns.
+func each(c *cli.Context, wanted string, do func(word string) error) error {
+	words, err := words(c)
+	if err != nil {
+		return err
+	}
+	if len(words) == 0 {
+		return misuse("%s", wanted)
+	}
+	var failed error
+	for _, word := range words {
+		if err := do(word); err != nil {
+			if failed != nil {
+				fmt.Fprintf(c.App.ErrWriter, "gpuslice: %v\n", failed)
+			}
+			failed = err
+		}
+	}
+	return failed
+}
+
 // printResults prints the results as text. In a dry run standard output has only the diff, for patch(1).
 func printResults(c *cli.Context, results []engines.Result, dry bool) {
 	said := c.App.Writer

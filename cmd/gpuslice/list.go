@@ -60,8 +60,8 @@ var alreadyJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as is done
 func inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show everything about one slice: its processes, and its last refusal",
-		ArgsUsage: "ID",
+		Usage:     "show everything about slices: their processes, and their last refusal",
+		ArgsUsage: "ID…",
 		Description: `ID may be the beginning of a slice's or a container's id, a name (NAME, POD/NAME,
 NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone has.
 
@@ -70,27 +70,27 @@ NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone ha
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			words, err := arguments(c, 1, "inspect takes one ID: `gpuslice ps` lists them")
-			if err != nil {
-				return err
-			}
-			slice, err := named(c, words[0], show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
-				return enforcer.Slice(ctx, id)
-			})
-			if errors.Is(err, api.ErrNotFound) {
-				if released, ok := findReleased(c, words[0]); ok {
-					slice, err = released, nil
-				}
-			}
-			if err != nil {
-				return err
-			}
-			if c.Bool("json") {
-				return show.JSON(c.App.Writer, slice)
-			}
-			return show.Slice(c.App.Writer, slice)
+			return each(c, "inspect takes IDs: `gpuslice ps` lists them", func(id string) error { return inspect(c, id) })
 		},
 	}
+}
+
+func inspect(c *cli.Context, id string) error {
+	slice, err := named(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+		return enforcer.Slice(ctx, id)
+	})
+	if errors.Is(err, api.ErrNotFound) {
+		if released, ok := findReleased(c, id); ok {
+			slice, err = released, nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return show.JSON(c.App.Writer, slice)
+	}
+	return show.Slice(c.App.Writer, slice)
 }
 
 func findReleased(c *cli.Context, id string) (api.Slice, bool) {

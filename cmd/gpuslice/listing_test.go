@@ -169,7 +169,7 @@ func TestEachListHasTheSameFlags(t *testing.T) {
 		"pool ls -q --filter over=true":                   "llm\n",
 		"pool list --format {{.Name}}:{{.State}}":         "llm:active, over\nidle:active\n",
 		"recommend -q --filter refused=true":              "b\n",
-		"recommend --format {{.Of}}:{{.WouldDo}} -q":      "",
+		"recommend --format {{.Of}}:{{.Suggested}} -q":    "",
 		"recommend --by image --format {{.Of}}={{.Runs}}": "vllm:1=2\n",
 	} {
 		out, said, code := cliRun(append([]string{"--socket", socket}, strings.Fields(args)...)...)

@@ -18,9 +18,9 @@ func explainCommand() *cli.Command {
 		Name:      "explain",
 		Usage:     "say why a slice was refused memory, and what to do about it",
 		ArgsUsage: "ID",
-		Description: `The last refusal is explained: what was asked, who held what at that moment, and the
-quota that would have done. ID may be the beginning of a slice's or a container's id, or a name,
-also of one that has ended.
+		Description: `The last refusal of a slice: the request, the holders of memory when it was reported, and the quota
+that it needed. ID may be the beginning of a slice's or a container's id, or a name, also of a slice that
+has ended.
 
    gpuslice explain 3f2a91c0d5e8`,
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON: the run of the slice with its refusal, as the control API has it"}},
@@ -49,14 +49,14 @@ also of one that has ended.
 func recommendCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "recommend",
-		Usage:     "list which quotas would have done",
+		Usage:     "suggest quotas",
 		ArgsUsage: "[ID]",
-		Description: `Of each slice that runs or ran: its QUOTA, the most that it held (PEAK), how often it was
-refused, and the quota that WOULD DO for all of it. The last 1024 runs are known.
+		Description: `For each slice that runs or ran: its QUOTA, the most that it held (PEAK), the number of refusals, and
+the SUGGESTED quota. The last 1024 runs are known.
 
    gpuslice recommend
    gpuslice recommend --by image
-   gpuslice recommend --filter refused=true` + fmt.Sprintf(listHelp, "WouldDo"),
+   gpuslice recommend --filter refused=true` + fmt.Sprintf(listHelp, "Suggested"),
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "by", Value: "slice", Usage: "sum up by `WHAT`: slice, image, tenant or pool"},
 		}, listFlags(&show.NeedTable)...),

@@ -20,7 +20,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	if g := c.hog(gib); !strings.HasPrefix(g.said, "holds ") {
 		t.Fatal(g.said)
 	}
-	if out, err := h.cli("release", "--force", c.id); err != nil || !strings.Contains(out, "processes of it are alive: what they hold counts until they exit") {
+	if out, err := h.cli("release", "--force", c.id); err != nil || !strings.Contains(out, "keep what they hold until they exit") {
 		t.Fatalf("%v: %s", err, out)
 	}
 	shown := func() string {
@@ -40,7 +40,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	if out := d.refused(); !strings.Contains(out, c.id+" has 1.51GiB") {
 		t.Errorf("%s is not named in\n%s", c.id, out)
 	}
-	expect.Refused(h.cli("release", "--force", c.id))(t, "was released before: what its ")
+	expect.Refused(h.cli("release", "--force", c.id))(t, "was released before: its living processes, ")
 	h.Stop(unix.SIGTERM)
 	h.Start()
 	if out := shown(); !strings.Contains(out, c.id) {

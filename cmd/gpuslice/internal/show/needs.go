@@ -215,7 +215,7 @@ var NeedTable = table.Table[Need]{
 		{Head: "PEAK", Field: "Peak", Number: func(n Need) uint64 { return n.Peak }, Text: func(n Need) string { return api.FormatSize(n.Peak) }},
 		{Head: "REFUSED", Field: "Refused", Number: func(n Need) uint64 { return n.Refusals }, Text: func(n Need) string { return decimal(n.Refusals) },
 			Alarm: func(n Need) bool { return n.Refusals > 0 }},
-		{Head: "WOULD DO", Field: "WouldDo", Number: func(n Need) uint64 { return n.Quota }, Text: func(n Need) string { return QuotaFor(n.Quota) }},
+		{Head: "SUGGESTED", Field: "Suggested", Number: func(n Need) uint64 { return n.Quota }, Text: func(n Need) string { return QuotaFor(n.Quota) }},
 	},
 	Filters: []table.Filter[Need]{
 		{Key: "of", Matches: func(n Need, value string) bool { return value != "" && begins(value, n.Of) }},
