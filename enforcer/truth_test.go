@@ -82,7 +82,9 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	p.must("context 0 %d", 300*mib)
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), gib+433*mib)
-	must.Equal(t, p.must("truth 0"), gib+433*mib, "the process was told")
+	if told := p.must("truth 0"); told != gib+433*mib && told != gib+300*mib { // the enforcer may have charged the rest by then
+		t.Fatalf("the process was told %d", told)
+	}
 	learned := func() bool {
 		devices, _ := h.Devices(context.Background())
 		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
