@@ -239,18 +239,18 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		{"a hung enforcer", func(t *testing.T) string {
 			return listen(t, func(*net.UnixConn) { time.Sleep(30 * time.Second) })
 		}, "does not answer"},
-		{"garbage", func(t *testing.T) string { return listen(t, send([]byte("garbage"))) }, "in place of the enforcer"},
+		{"garbage", func(t *testing.T) string { return listen(t, send([]byte("garbage"))) }, "is not the enforcer"},
 		{"garbage of the right size", func(t *testing.T) string {
 			return listen(t, send(bytes.Repeat([]byte{0xff}, 64)))
-		}, "in place of the enforcer"},
+		}, "is not the enforcer"},
 		{"too long an answer", func(t *testing.T) string {
 			return listen(t, send(append(reply(2, 0, 0), 0)))
-		}, "in place of the enforcer"},
+		}, "is not the enforcer"},
 		{"too short an answer", func(t *testing.T) string {
 			return listen(t, send(reply(2, 0, 0)[:63]))
-		}, "in place of the enforcer"},
-		{"yes without a ledger", func(t *testing.T) string { return listen(t, send(reply(0, 1, 4464640))) }, "in place of the enforcer"},
-		{"not a member", func(t *testing.T) string { return listen(t, send(reply(1, 0, 0))) }, "not of this slice"},
+		}, "is not the enforcer"},
+		{"yes without a ledger", func(t *testing.T) string { return listen(t, send(reply(0, 1, 4464640))) }, "is not the enforcer"},
+		{"not a member", func(t *testing.T) string { return listen(t, send(reply(1, 0, 0))) }, "does not belong to this slice"},
 		{"full", func(t *testing.T) string { return listen(t, send(reply(2, 0, 0))) }, "no free process slot"},
 		{"released", func(t *testing.T) string { return listen(t, send(reply(3, 0, 0))) }, "was released"},
 		{"an internal error", func(t *testing.T) string { return listen(t, send(reply(7, 0, 0))) }, "code 7"},
