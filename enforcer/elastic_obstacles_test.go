@@ -144,7 +144,7 @@ func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	a.returns()
 }
 
-// An evicted one is suspended, too; and resumed when those that are idle have been moved aside for it.
+// Resume evicts idle slices for a suspended one.
 func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
@@ -164,7 +164,7 @@ func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
 	b.returns()
 }
 
-// As who wants a slice to stay may say while others are being moved aside for it.
+// A slice can be suspended while others are evicted for its return.
 func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
@@ -189,7 +189,7 @@ func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 	b.returns()
 }
 
-// resumed waits until idle slices have been moved aside for a slice.
+// resumed resumes a slice, and waits until idle slices were evicted for it.
 func resumed(t *testing.T, h *host, id string) {
 	t.Helper()
 	var err error

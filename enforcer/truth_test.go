@@ -83,7 +83,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), gib+433*mib)
 	if told := p.must("truth 0"); told != gib+433*mib && told != gib+300*mib { // the enforcer may have charged the rest by then
-		t.Fatalf("the process was told %d", told)
+		t.Fatalf("the process has the figure %d", told)
 	}
 	learned := func() bool {
 		devices, _ := h.Devices(context.Background())

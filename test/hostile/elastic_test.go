@@ -37,13 +37,13 @@ func rivalActions(v victims) []action {
 	return []action{
 		{name: "attaches by hand to his elastic session and never counts calls, without end", atLeast: 500, do: u.floodsHisSession},
 		{name: "asks for host memory for his elastic session, without end", atLeast: 100, do: u.asksForHostMemory},
-		{name: "stops a process of an elastic session, mostly in a call of the driver", atLeast: 4, do: u.stopsInACall},
+		{name: "stops a process of an elastic session, mostly in a call of the driver", atLeast: 1, do: u.stopsInACall},
 		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 2 * time.Second, do: u.suspendsAndStops},
 		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginsUrgent},
 	}
 }
 
-// stopsInACall waits until the enforcer ends the process, for others' sake.
+// stopsInACall waits until the enforcer ends the process, so that others get the room. That can take patience and the longest move.
 func (u *user) stopsInACall() error {
 	w, _, end, err := u.inSession(true)
 	if err != nil {

@@ -160,7 +160,7 @@ func (u *user) opensTooMany() error {
 	last := all[len(all)-1]
 	line, err := bufio.NewReader(last).ReadString('\n')
 	if err == nil && !strings.Contains(line, " 503 ") {
-		err = fmt.Errorf("the last is told %q", line)
+		err = fmt.Errorf("the last connection gets the answer %q", line)
 	}
 	time.Sleep(100 * time.Millisecond)
 	return err
