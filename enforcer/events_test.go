@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
@@ -156,9 +155,8 @@ func TestRestartTellsNothingTwice(t *testing.T) {
 func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
-	const lane = 1
-	entry := uint64(4096 + lane*(128+64*ledger.Devices) + 128) // see struct ledger_lane
-	refusals := entry + uint64(unsafe.Sizeof([6]uint64{}))     // see struct ledger_entry
+	entry := entryAt(1)
+	refusals := entry + uint64(unsafe.Sizeof([6]uint64{})) // see struct ledger_entry
 	p.must("count 0 1")
 	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
 	p.ask("poke %d %d", refusals, uint64(1)<<63)

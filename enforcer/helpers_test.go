@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 	"github.com/gpuslice/gpuslice/test/await"
@@ -428,7 +429,12 @@ func processes(t *testing.T, cgroup string) map[int]bool {
 	return pids
 }
 
-// eventually waits for something that the kernel tells in its own time.
+// laneAt and entryAt return the offsets of a lane, and of its entry for the first device, in a ledger's page: struct ledger_lane and
+// ledger_entry of interceptor/ledger.h.
+func laneAt(lane uint32) uint64  { return uint64(4096 + int(lane)*(128+64*ledger.Devices)) }
+func entryAt(lane uint32) uint64 { return laneAt(lane) + 128 }
+
+// eventually waits for an event that the kernel reports in its own time.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	await.That(t, what, ok)

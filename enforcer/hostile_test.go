@@ -27,7 +27,7 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 		"limit":        {128 + 16, 1 << 50},
 		"quota":        {128 + 24, 1 << 50},
 		"uuid":         {128 + 80, 1},
-		"lane's sum":   {4096 + 1152 + 128 + 8, 1},
+		"lane's sum":   {entryAt(1) + 8, 1},
 		"flags":        {32, 1},
 	} {
 		t.Run(name, func(t *testing.T) {

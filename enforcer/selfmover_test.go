@@ -47,9 +47,8 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	mem, err := unix.Mmap(int(file.Fd()), 0, int(ledger.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	file.Close()
 	must.Do(h.t, err)
-	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
-	at := header + int(lane)*(2*entry+ledger.Devices*entry) + move
-	const devices, stay, keep = 128, 96, 104 // and ledger_device, and where `stay` is in it
+	at := laneAt(lane) + 36                  // of its struct ledger_move
+	const devices, stay, keep = 128, 96, 104 // of the first struct ledger_device, and of these in it
 	m := &selfMover{
 		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), stay: (*uint64)(unsafe.Pointer(&mem[devices+stay])), keep: (*uint64)(unsafe.Pointer(&mem[devices+keep])), left: 600 * mib,
 		fails: make(map[ledger.Place]ledger.MoveFailure), mute: make(map[ledger.Place]bool),

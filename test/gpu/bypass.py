@@ -32,26 +32,15 @@ import time
 import urllib.request
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, check, output, pids_of, results
+from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, check, eventually, output, pids_of, results
 
 INTERVAL = 1.0  # of the samples of driver truth, seconds
 GRACE = 0.5  # bypass_grace: nothing is found before it was there for so long
 # A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised. The simulated driver
 # shares its processors with other tests.
 END = 20 if "FAKECUDA_STATE" in os.environ else 0.3
-PATIENCE = 30.0
 HOG = BIN + "/demo/cuda_hog"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-
-
-def eventually(is_so, patience=PATIENCE):
-    """Waits until is_so() returns something true, and returns it; the last it returned if it never does."""
-    deadline = time.monotonic() + patience
-    while True:
-        value = is_so()
-        if value or time.monotonic() > deadline:
-            return value
-        time.sleep(0.02)
 
 
 class Case:

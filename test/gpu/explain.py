@@ -20,7 +20,7 @@ import tempfile
 import time
 
 import screen
-from host import BIN, GIB, MIB, Host, Truth, check, output, pids_of, results, smi_sum
+from host import BIN, GIB, MIB, Host, Truth, check, eventually, output, pids_of, results, smi_sum
 
 PATIENCE = 120.0  # seconds until PyTorch holds what it was asked to
 QUOTAS = {"chat": 12, "embed": 6, "train": 24, "small": 4}  # GiB
@@ -96,9 +96,7 @@ def main():
         logs[name] = open(os.path.join(out, name + ".log"), "w+")
         host.launch(path, name, logs[name])
     try:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and not all(os.path.exists(o + "/ready") for o in outs.values()):
-            time.sleep(0.1)
+        eventually(lambda: all(os.path.exists(o + "/ready") for o in outs.values()), PATIENCE)
         time.sleep(3)  # samples
         shown = {s["id"]: s["devices"][0] for s in host.ps() if s["devices"]}
         for name in QUOTAS:

@@ -21,7 +21,7 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
-from host import BIN, GIB, MIB, ROOT, Host, Truth, check, output, results
+from host import BIN, GIB, MIB, ROOT, Host, Truth, check, eventually, output, results
 
 QUOTA = 4 * GIB
 TRANSIENT = 640 * MIB  # of a context, on the cards that were tried
@@ -51,8 +51,7 @@ class Program:
         words += ["--elastic"] if options.elastic else []
         self.over = threading.Event()
         self.truth = Truth()
-        while host.ps():  # the former program's
-            time.sleep(0.05)
+        eventually(lambda: not host.ps())  # the former program's
         self.process = subprocess.Popen([BIN + "/gpuslice", "--socket", host.socket, "run", "--quiet", *words, "--", PROGRAM,
                                          *map(str, numbers)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.watch(numbers)
@@ -80,15 +79,16 @@ class Program:
 
     def within(self, allowed, what):
         """Waits until what the driver lists is within what is allowed, for as long as a sample may take."""
-        deadline = time.monotonic() + SETTLED
-        while True:
+        seen = ""
+
+        def is_within():
+            nonlocal seen
             (listed, processes), device = self.listed(), self.device()
-            if listed <= allowed(device) + BLOCK * processes:
-                return
-            if time.monotonic() > deadline:
-                self.fails(f"{what}: the driver lists {listed / MIB:.1f} MiB, charged are {device['used'] / MIB:.1f} and {device['overhead'] / MIB:.1f}")
-                return
-            time.sleep(0.1)
+            seen = f"the driver lists {listed / MIB:.1f} MiB, charged are {device['used'] / MIB:.1f} and {device['overhead'] / MIB:.1f}"
+            return listed <= allowed(device) + BLOCK * processes
+
+        if not eventually(is_within, SETTLED):
+            self.fails(f"{what}: {seen}")
 
     def answer(self, line):
         word, _, number = line.partition(" ")
@@ -96,10 +96,7 @@ class Program:
             self.pauses += 1
             self.within(lambda d: d["used"] + d["overhead"], f"pause {number}")
         elif word == "end":
-            deadline = time.monotonic() + SETTLED
-            while self.device()["used"] and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if self.device()["used"]:
+            if not eventually(lambda: not self.device()["used"], SETTLED):
                 self.fails(f"all is released, and {self.device()['used']} bytes are charged")
             self.within(lambda d: d["overhead"], "all is released")
         elif word != "released":

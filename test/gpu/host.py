@@ -34,6 +34,16 @@ def check(name, ok, seen):
     print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
+def eventually(is_so, patience=30.0):
+    """Waits until is_so() returns something true, and returns it; the last it returned if it never does."""
+    deadline = time.monotonic() + patience
+    while True:
+        value = is_so()
+        if value or time.monotonic() > deadline:
+            return value
+        time.sleep(0.02)
+
+
 class Host:
     """An enforcer and bundles, below one temporary directory."""
 
