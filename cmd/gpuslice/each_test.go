@@ -21,6 +21,9 @@ func TestACommandForSeveralIDsGoesOnAfterAnError(t *testing.T) {
 			if id == "b" || id == "c" {
 				return errors.New("no slice " + id)
 			}
+			if id == "unreachable" {
+				return errors.New("no enforcer")
+			}
 			return nil
 		})
 	}}
@@ -29,6 +32,10 @@ func TestACommandForSeveralIDsGoesOnAfterAnError(t *testing.T) {
 		t.Errorf("error %v, printed %q", err, said.String())
 	}
 	expect.Equal(t, strings.Join(done, " "), "a b c d")
+	said.Reset()
+	if err := app.Run([]string{"gpuslice", "unreachable", "unreachable"}); err == nil || said.Len() > 0 {
+		t.Errorf("of one error twice: %v, printed %q", err, said.String())
+	}
 	if err := app.Run([]string{"gpuslice"}); err == nil || !strings.Contains(err.Error(), "it takes IDs") {
 		t.Errorf("without an ID: %v", err)
 	}

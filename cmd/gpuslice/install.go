@@ -237,7 +237,7 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	return words, nil
 }
 
-// each calls do with each argument, of which there is at least one. It prints all errors but the last, which it returns.
+// each calls do with each argument, of which there is at least one. It returns the last error, and prints the others, without repetition.
 func each(c *cli.Context, wanted string, do func(word string) error) error {
 	words, err := words(c)
 	if err != nil {
@@ -249,7 +249,7 @@ func each(c *cli.Context, wanted string, do func(word string) error) error {
 	var failed error
 	for _, word := range words {
 		if err := do(word); err != nil {
-			if failed != nil {
+			if failed != nil && failed.Error() != err.Error() {
 				fmt.Fprintf(c.App.ErrWriter, "gpuslice: %v\n", failed)
 			}
 			failed = err
