@@ -22,19 +22,18 @@ import (
 // killedInPrepare kills the driver while it prepares a claim and waits for gpusliced.
 func killedInPrepare(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
-	n.Signal(unix.SIGSTOP)
-	defer n.Signal(unix.SIGCONT)
-	n.create(n.pod("late", []string{"vram"}, container("a", sleep, "vram")))
-	n.eventually("the kubelet asks the driver to prepare the claim", func() error {
-		for line := range strings.Lines(n.kubelet.Log.String()) {
-			if strings.Contains(line, "Calling NodePrepareResources rpc") && strings.Contains(line, n.ns) {
-				return nil
+	n.WhileStopped(func() {
+		n.create(n.pod("late", []string{"vram"}, container("a", sleep, "vram")))
+		n.eventually("the kubelet asks the driver to prepare the claim", func() error {
+			for line := range strings.Lines(n.kubelet.Log.String()) {
+				if strings.Contains(line, "Calling NodePrepareResources rpc") && strings.Contains(line, n.ns) {
+					return nil
+				}
 			}
-		}
-		return errors.New("it has not")
+			return errors.New("it has not")
+		})
+		n.driver.Stop(unix.SIGKILL)
 	})
-	n.driver.Stop(unix.SIGKILL)
-	n.Signal(unix.SIGCONT)
 	n.driver.Start()
 	n.running("late")
 	n.sees("late", "a", 4*gib)

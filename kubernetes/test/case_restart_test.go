@@ -95,10 +95,10 @@ func hookHangs(n *node) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 		return p
 	}
-	n.Signal(unix.SIGSTOP)
-	n.create(again("without-enforcer"))
-	n.ended("without-enforcer", "gpuslice: ", "the enforcer did not answer in time")
-	n.Signal(unix.SIGCONT)
+	n.WhileStopped(func() {
+		n.create(again("without-enforcer"))
+		n.ended("without-enforcer", "gpuslice: ", "the enforcer did not answer in time")
+	})
 	n.running("without-enforcer")
 	n.sees("without-enforcer", "a", 4*gib)
 

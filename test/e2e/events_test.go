@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -113,19 +112,17 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 			h.Must(cmd.Run())
 			h.Eventually("it holds its memory", func() bool { _, err := os.Stat(wait); return err == nil })
 
-			h.Signal(unix.SIGSTOP)
-			awake := sync.OnceFunc(func() { h.Signal(unix.SIGCONT) })
-			defer awake() // a stopped enforcer does not receive SIGTERM
-			if crowd {
-				h.crowd()
-			}
-			h.Must(os.Remove(wait))
-			h.Eventually("it has ended", func() bool {
-				text, err := os.ReadFile(said)
-				return err == nil && strings.HasSuffix(string(text), "\n")
+			h.WhileStopped(func() {
+				if crowd {
+					h.crowd()
+				}
+				h.Must(os.Remove(wait))
+				h.Eventually("it has ended", func() bool {
+					text, err := os.ReadFile(said)
+					return err == nil && strings.HasSuffix(string(text), "\n")
+				})
 			})
 			expect.Equal(t, string(must.Get(os.ReadFile(said))(t)), "refused 1000\n", "it said")
-			awake()
 			h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
 		})
 	}

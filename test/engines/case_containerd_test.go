@@ -85,17 +85,18 @@ func shimIsKilledAlone(s *site) {
 }
 
 func containerdIsKilledCreating(s *site) {
-	s.Signal(unix.SIGSTOP)
 	done := make(chan struct{})
 	var name string
 	var err error
-	go func() {
-		defer close(done)
-		name, _, err = s.try(container{})
-	}()
-	found := s.soon(func() bool { return s.hook() != 0 })
-	s.daemons["containerd"].stop(unix.SIGKILL)
-	s.Signal(unix.SIGCONT)
+	var found bool
+	s.WhileStopped(func() {
+		go func() {
+			defer close(done)
+			name, _, err = s.try(container{})
+		}()
+		found = s.soon(func() bool { return s.waitingRuntime() != 0 })
+		s.daemons["containerd"].stop(unix.SIGKILL)
+	})
 	<-done
 	if !found {
 		s.t.Fatalf("no hook was seen; the engine: %v", err)

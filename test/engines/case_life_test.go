@@ -153,20 +153,20 @@ func (s *site) daemonIsKilled(daemon string) {
 
 func runtimeIsKilled(s *site) {
 	before := lookCgroups(s.Dir)
-	s.Signal(unix.SIGSTOP)
 	done := make(chan struct{})
 	var name, out string
 	var err error
-	go func() {
-		defer close(done)
-		name, out, err = s.try(container{})
-	}()
-	var hook int
-	found := s.soon(func() bool { hook = s.hook(); return hook != 0 })
-	if found {
-		s.Must(unix.Kill(s.parent(hook), unix.SIGKILL))
-	}
-	s.Signal(unix.SIGCONT)
+	var found bool
+	s.WhileStopped(func() {
+		go func() {
+			defer close(done)
+			name, out, err = s.try(container{})
+		}()
+		found = s.soon(func() bool {
+			runtime := s.waitingRuntime()
+			return runtime != 0 && unix.Kill(runtime, unix.SIGKILL) == nil
+		})
+	})
 	<-done
 	if !found {
 		s.t.Fatalf("no hook was seen; the engine: %v\n%s", err, out)
@@ -185,19 +185,27 @@ func runtimeIsKilled(s *site) {
 	s.works(s.run(container{}))
 }
 
-// hook returns the pid of our running hook, or 0 if there is none.
-func (s *site) hook() int {
+// waitingRuntime returns the pid of a runtime whose hook has asked the enforcer, or 0. The hook of a pod's sandbox asks nothing and ends.
+func (s *site) waitingRuntime() int {
 	for _, pid := range children("/proc") {
 		line, err := os.ReadFile("/proc/" + pid + "/cmdline")
-		if err != nil || !strings.HasSuffix(string(line), "\x00prestart\x00") {
+		if err != nil || !strings.HasSuffix(string(line), "\x00prestart\x00") || !hasSocket(pid) {
 			continue
 		}
 		// Apart, the parent identifies the hook: the hook's own first thread may already be in the container.
 		parent, err := parentOf(pid)
 		if err == nil && (strings.Contains(string(line), s.Config()+"\x00") || s.apart.has(strconv.Itoa(parent))) {
-			n, _ := strconv.Atoi(pid)
-			return n
+			return parent
 		}
 	}
 	return 0
+}
+
+func hasSocket(pid string) bool {
+	for _, fd := range children("/proc/" + pid + "/fd") {
+		if to, err := os.Readlink("/proc/" + pid + "/fd/" + fd); err == nil && strings.HasPrefix(to, "socket:") {
+			return true
+		}
+	}
+	return false
 }

@@ -214,10 +214,13 @@ func End(daemon *exec.Cmd, sig os.Signal) {
 	late.Stop()
 }
 
-// Signal sends the enforcer a signal that does not terminate it.
-func (h *Host) Signal(sig os.Signal) {
+// WhileStopped runs do while the enforcer is stopped by SIGSTOP. It continues the enforcer also if do ends the test.
+func (h *Host) WhileStopped(do func()) {
 	h.T.Helper()
-	h.Must(h.command.Process.Signal(sig))
+	enforcer := h.command.Process
+	h.Must(enforcer.Signal(unix.SIGSTOP))
+	defer func() { _ = enforcer.Signal(unix.SIGCONT) }()
+	do()
 }
 
 func (h *Host) Eventually(what string, is func() bool) {
