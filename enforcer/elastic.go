@@ -62,6 +62,7 @@ type residency struct {
 	calls  uint64    // number made by its processes, when last read
 	active time.Time // when it was last seen to make one
 
+	moves      uint64 // bytes that are on the way to host memory, see fitsHost
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
@@ -276,12 +277,12 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice) {
 		}
 		w := s.wantBack(full.Device)
 		w.busy, w.device, w.refusal = true, true, full
-		victim, _ := e.choose(w, false)
-		if victim == nil {
+		victims, _ := e.choose(w, false)
+		if len(victims) == 0 {
 			s.obstruct(err)
 			return
 		}
-		e.evict(victim)
+		e.evictAll(victims)
 	}
 }
 

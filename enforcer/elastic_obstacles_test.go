@@ -117,6 +117,44 @@ func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
 	}
 }
 
+// One that stands still delays the others no further.
+func TestAllThatHaveToGoAreEvictedAtOneTime(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b, c := h.elastic("a", 30*gib, 0), h.elastic("b", 30*gib, 0), h.elastic("c", 70*gib, 0)
+	a.works(truth, gib)
+	b.works(truth, gib)
+	var both sync.WaitGroup
+	both.Add(2)
+	begins := map[int]func(){a.pid(): sync.OnceFunc(both.Done), b.pid(): sync.OnceFunc(both.Done)}
+	f.mu.Lock()
+	f.before = func(step checkpoint.Action, pid int) {
+		if begin := begins[pid]; step == checkpoint.Lock && begin != nil {
+			begin()
+			both.Wait()
+		}
+	}
+	f.mu.Unlock()
+	c.returns()
+}
+
+func TestWhatIsOnTheWayToHostMemoryCounts(t *testing.T) {
+	o := quick
+	o.HostMemory = 15 * gib
+	h, truth, f := elastics(t, o)
+	a, b, c := h.elastic("a", 30*gib, 0), h.elastic("b", 30*gib, 0), h.elastic("c", 70*gib, 0)
+	a.works(truth, 10*gib)
+	b.works(truth, 10*gib)
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	f.mu.Lock()
+	f.before = func(checkpoint.Action, int) { <-release }
+	f.mu.Unlock()
+	c.expect(statusAway, "return")
+	eventually(t, "one stays, since the other is on the way", func() bool {
+		return strings.Contains(h.see("a").Elastic.Obstacle+h.see("b").Elastic.Obstacle, "20GiB would be in host memory, and host_memory is 15GiB")
+	})
+}
+
 func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 	o := quick
 	o.HostMemory = 50 * gib

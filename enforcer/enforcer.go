@@ -138,6 +138,7 @@ type Enforcer struct {
 	rooms     *rooms
 	evictions *evictions
 	hosting   *guard.Turn  // held while a process gets or returns host memory, so that memory found unused stays unused
+	fitting   *guard.Turn  // held while a move is compared with Elastic.HostMemory, and counted
 	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 
@@ -182,7 +183,7 @@ func New(options Options) (*Enforcer, error) {
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.now, e.leases, e.rooms = options.Clock, make(chan struct{}, 1), newRooms()
-	e.hosting, e.evictions = guard.NewTurn(), newEvictions()
+	e.hosting, e.fitting, e.evictions = guard.NewTurn(), guard.NewTurn(), newEvictions()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -71,9 +72,9 @@ type want struct {
 	device   bool // the device may lack room that the book has
 }
 
-// victim returns the next candidate to evict, or nil. enough is false if evicting all candidates would not make room, as with a user's or tenant's
-// bound to which they do not count. A nil candidate with enough means that room has appeared since the refusal.
-func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
+// victims returns the candidates to evict. enough is false if evicting all candidates would not make room, as with a user's or tenant's bound to
+// which they do not count. No candidates with enough means that room has appeared since the refusal.
+func (e *Enforcer) victims(w want, all []*slice) (these []*candidate, enough bool) {
 	var may []candidate
 	now := time.Now()
 	for _, u := range units(all) {
@@ -96,32 +97,29 @@ func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	if !enough || len(which) == 0 && !w.device {
 		return nil, enough
 	}
-	if len(which) > 0 {
-		first := &may[which[0]]
-		first.stay = e.book.Beside(w.Ask, first.holder)
-		return first, true
+	for _, i := range which {
+		these = append(these, &may[i])
+	}
+	if len(these) == 1 {
+		these[0].stay = e.book.Beside(w.Ask, these[0].holder)
+	}
+	if len(these) > 0 {
+		return these, true
 	}
 	// The book has room and the device has not: a process holds memory that was not granted to it.
 	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
-	var first *candidate
 	for i := range may {
-		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 {
-			if first == nil {
-				first = &may[i]
-			}
+		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 && lacks > 0 {
+			these = append(these, &may[i])
 			lacks -= min(lacks, bytes)
 		}
 	}
-	if lacks > 0 || first == nil {
-		return nil, false
-	}
-	first.stay = make(map[string]uint64)
-	return first, true
+	return these, lacks == 0 && len(these) > 0
 }
 
 // mayGo reports whether all resident slices of the unit may be evicted; if none is resident, whether some may have to leave nothing.
 func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
-	c = candidate{unit: u, away: true, idle: math.MaxInt64}
+	c = candidate{unit: u, away: true, stay: make(map[string]uint64), idle: math.MaxInt64}
 	c.slices = nil
 	var leave []*slice
 	for _, s := range u.slices {
@@ -176,7 +174,16 @@ func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, bu
 	return canGo, idle, busy
 }
 
-// evict evicts slices, one after the other, until one cannot be moved.
+// evictAll evicts all candidates at one time, so that one that cannot be moved delays the others no further.
+func (e *Enforcer) evictAll(these []*candidate) {
+	var all sync.WaitGroup
+	for _, c := range these {
+		all.Go(func() { e.evict(c) })
+	}
+	all.Wait()
+}
+
+// evict evicts a candidate's slices, one after the other, until one cannot be moved.
 func (e *Enforcer) evict(c *candidate) {
 	defer e.evictions.add(c.devices, -1)
 	for _, s := range c.slices {
@@ -241,13 +248,13 @@ func (u unmovable) Unwrap() error { return u.error }
 func (s *slice) overstay(err error, began time.Time) {
 	s.mu.Lock()
 	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
-	switch {
-	case !errors.As(err, new(unmovable)):
-		r.overstays = time.Time{}
-	case r.overstays.IsZero(), !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts: // nothing waited in between
-		r.overstays = began
-	default:
+	if errors.As(err, new(unmovable)) {
+		if r.overstays.IsZero() || !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts { // nothing waited in between
+			r.overstays = began
+		}
 		ends = patience > 0 && time.Since(r.overstays) >= patience
+	} else {
+		r.overstays = time.Time{}
 	}
 	s.mu.Unlock()
 	if ends {
@@ -335,13 +342,11 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return refused
 	}
-	c, enough := e.choose(w, true)
+	these, enough := e.choose(w, true)
 	if !enough {
 		return refused
 	}
-	if c != nil {
-		e.ends.Go(func() { e.evict(c) })
-	}
+	e.ends.Go(func() { e.evictAll(these) })
 	busy := *w.refusal
 	busy.Code = api.CodeBusy
 	busy.Message += ": idle elastic slices are being evicted for it: ask again"
@@ -379,15 +384,18 @@ func (v *evictions) concern(bytes map[string]uint64) bool {
 	return false
 }
 
-// choose returns victim's candidate, which the caller evicts, and counts it. With alone it returns none while an eviction from one of these devices
-// is under way.
-func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
+// choose returns the victims, which the caller evicts, and counts them. With alone it returns none while an eviction from one of these devices is
+// under way.
+func (e *Enforcer) choose(w want, alone bool) (these []*candidate, enough bool) {
 	e.evictions.choosing.Wait()
 	defer e.evictions.choosing.Give()
 	if alone && e.evictions.concern(w.Bytes) {
 		return nil, true
 	}
-	if c, enough = e.victim(w, e.elasticOnes()); c != nil {
+	if these, enough = e.victims(w, e.elasticOnes()); !enough {
+		return nil, false
+	}
+	for _, c := range these {
 		on := make(map[string]bool)
 		for _, s := range c.slices {
 			for uuid := range s.has() {
@@ -397,5 +405,5 @@ func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
 		c.devices = slices.Collect(maps.Keys(on))
 		e.evictions.add(c.devices, 1)
 	}
-	return c, enough
+	return these, true
 }

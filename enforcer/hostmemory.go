@@ -120,17 +120,21 @@ func hostMemory() (available, total uint64, known bool) {
 	return 0, 0, false
 }
 
-// fitsHost returns an error if the move would exceed the host memory allowed for elastic slices, evicted or kept by processes.
+// fitsHost returns an error if the move would exceed the host memory allowed for elastic slices: evicted, on the way, or kept by processes. From its
+// success until hasMoved the move counts, too.
 func (s *slice) fitsHost(going []*moved) error {
 	most := s.e.options.Elastic.HostMemory
 	if most == 0 {
 		return nil
 	}
+	var moves uint64
+	for _, p := range going {
+		moves += p.goes()
+	}
 	return s.fitsWithout(func() (lacks uint64, err error) {
-		var all uint64
-		for _, p := range going {
-			all += p.goes()
-		}
+		s.e.fitting.Wait()
+		defer s.e.fitting.Give()
+		all := moves
 		for _, other := range s.e.elasticOnes() {
 			other.mu.Lock()
 			switch {
@@ -142,16 +146,30 @@ func (s *slice) fitsHost(going []*moved) error {
 					}
 					all += has
 				}
+				all += other.residency.moves
 			case other != s:
-				all += other.keptInAll()
+				all += max(other.keptInAll(), other.residency.moves)
 			}
 			other.mu.Unlock()
 		}
 		if all > most {
 			return all - most, api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
 		}
+		s.mu.Lock()
+		s.residency.moves = moves
+		s.mu.Unlock()
 		return 0, nil
 	})
+}
+
+// hasMoved ends what fitsHost counts for a move.
+func (s *slice) hasMoved() {
+	if s.residency == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.residency.moves = 0
 }
 
 func (s *slice) bothFit(going []*moved) error {

@@ -119,6 +119,7 @@ func (s *slice) suspendAll(stay map[string]uint64) error {
 	began := time.Now()
 	all, err := s.toMove()
 	defer closeAll(all)
+	defer s.hasMoved()
 	defer s.boundMove(all)()
 	if err == nil {
 		s.share(all, stay)

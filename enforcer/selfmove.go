@@ -306,6 +306,7 @@ func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	}
 	all := again(was.Processes)
 	defer closeAll(all)
+	defer s.hasMoved()
 	less, err := s.moveMore(all, stay)
 	if err == nil && !less && byDriver {
 		err = s.leaveNothing(all, was)
