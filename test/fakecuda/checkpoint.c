@@ -3,8 +3,11 @@
  * cuCheckpointProcess*. The caller may be the process itself: these calls do not wait for its lock,
  * as all others do until it is unlocked.
  */
+#define _GNU_SOURCE
 #include "driver.h"
 #include "machine_checkpoint.h"
+
+#include <time.h>
 
 static CUresult answer(enum machine_step step)
 {
@@ -25,11 +28,33 @@ static CUresult answer(enum machine_step step)
 	return CUDA_ERROR_UNKNOWN;
 }
 
-static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
+/* A thread of the target takes the step, so a stopped one takes none. `most` is in ms; 0: without
+ * a limit. */
+static bool runs(int pid, unsigned most)
 {
+	const struct timespec pace = {.tv_nsec = 10000000};
+
+	for (unsigned waited = 0; machine_is_stopped(pid); waited += 10) {
+		if (most && waited >= most)
+			return false;
+		nanosleep(&pace, NULL);
+	}
+	return true;
+}
+
+static CUresult change(int pid, enum machine_phase from, enum machine_phase to, unsigned most)
+{
+	enum machine_phase now;
 	CUresult result = driver_enter_locked();
 
-	return result == CUDA_SUCCESS ? driver_leave(answer(machine_step(pid, from, to))) : result;
+	if (result == CUDA_SUCCESS)
+		result = driver_leave(answer(machine_phase(pid, &now)));
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!runs(pid, most))
+		return CUDA_ERROR_NOT_READY;
+	DRIVER_ENTER_BY(driver_enter_locked());
+	return answer(machine_step(pid, from, to));
 }
 
 CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
@@ -73,27 +98,26 @@ CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 	return result;
 }
 
-/* A call under way continues to its end; the time limit is for that wait. */
+/* A call under way continues to its end. */
 CUDA_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
 {
-	(void)arguments;
-	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED);
+	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED, arguments ? arguments->timeoutMs : 0);
 }
 
 CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED);
+	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED, 0);
 }
 
 CUDA_API CUresult cuCheckpointProcessRestore(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED);
+	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED, 0);
 }
 
 CUDA_API CUresult cuCheckpointProcessUnlock(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING);
+	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING, 0);
 }

@@ -8,14 +8,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 7u
+#define STATE_VERSION 8u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
@@ -55,14 +58,71 @@ static bool byte_is_locked(off_t byte, int command, pid_t *pid)
 	return true;
 }
 
+bool machine_is_stopped(pid_t pid)
+{
+	char path[32], text[512];
+	const char *name_end;
+	ssize_t size;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd == -1)
+		return false;
+	size = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[size > 0 ? size : 0] = '\0';
+	name_end = strrchr(text, ')');
+	return name_end && strncmp(name_end, ") T", 3) == 0;
+}
+
+static bool is_stopped_holder(pid_t *pid)
+{
+	return byte_is_locked(STATE_LOCK, F_GETLK, pid) && *pid && machine_is_stopped(*pid);
+}
+
+/* A process is never stopped with a lock of the kernel's driver: a stop waits for the end of its
+ * call. Here the process is continued until it has unlocked. */
+static void continue_stopped_holder(void)
+{
+	unsigned record = 0, was;
+	pid_t pid, other;
+
+	if (!machine_state || !is_stopped_holder(&pid))
+		return;
+	while (!byte_is_locked(RECORD_LOCK(record), F_GETLK, &other) || other != pid)
+		if (++record == atomic_load(&machine_state->record_count))
+			return;
+	was = atomic_load(&machine_state->continued);
+	if (was != record + 1 &&
+	    !atomic_compare_exchange_strong(&machine_state->continued, &was, record + 1))
+		return;
+	/* Another waiter may have continued it before. */
+	was = record + 1;
+	if (!is_stopped_holder(&other) || other != pid || kill(pid, SIGCONT) == -1)
+		atomic_compare_exchange_strong(&machine_state->continued, &was, 0);
+}
+
 void machine_lock(void)
 {
-	lock_byte(state_fd, STATE_LOCK, F_WRLCK, F_SETLKW);
+	const struct timespec pace = {.tv_nsec = 100000};
+
+	for (unsigned tries = 1; lock_byte(state_fd, STATE_LOCK, F_WRLCK, F_SETLK) == -1; tries++) {
+		if (errno != EAGAIN && errno != EACCES)
+			return;
+		if (tries % 200 == 0)
+			continue_stopped_holder();
+		nanosleep(&pace, NULL);
+	}
 }
 
 void machine_unlock(void)
 {
+	unsigned own = own_record + 1;
+
 	lock_byte(state_fd, STATE_LOCK, F_UNLCK, F_SETLK);
+	if (machine_state && atomic_compare_exchange_strong(&machine_state->continued, &own, 0))
+		kill(getpid(), SIGSTOP);
 }
 
 static void empty_record(unsigned record)
@@ -76,6 +136,8 @@ static void empty_record(unsigned record)
 	}
 	atomic_store(&machine_state->phase[record], 0);
 	atomic_store(&machine_state->unmovable[record], 0);
+	if (atomic_load(&machine_state->continued) == record + 1)
+		atomic_store(&machine_state->continued, 0);
 	holds_forget(record);
 }
 

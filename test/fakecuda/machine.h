@@ -82,6 +82,9 @@ void machine_move(unsigned device, uint64_t bytes, bool to_listed);
 /* Adds to this process's number of contexts on the card; count is 1 or -1. */
 void machine_add_context(unsigned device, int count);
 
+/* By a signal. */
+bool machine_is_stopped(pid_t pid);
+
 /* The bytes of all live processes, listed or not. */
 uint64_t machine_used(unsigned device);
 

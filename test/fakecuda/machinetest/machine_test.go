@@ -416,6 +416,20 @@ func TestKillStormLeavesNothing(t *testing.T) {
 	witness.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 
+func TestAStoppedProcessStopsNoOther(t *testing.T) {
+	m := newMachine(t)
+	stops, other := m.startOnCard(), m.startOnCard()
+	stops.want("churn "+strconv.Itoa(2*mib), "0")
+	stat := fmt.Sprintf("/proc/%d/stat", stops.cmd.Process.Pid)
+	for range 100 {
+		must.Do(t, stops.cmd.Process.Signal(syscall.SIGSTOP))
+		other.want("alloc "+strconv.Itoa(2*mib), "0")
+		await.That(t, "it stands still again", func() bool { return strings.Contains(string(must.Get(os.ReadFile(stat))(t)), ") T ") })
+		must.Do(t, stops.cmd.Process.Signal(syscall.SIGCONT))
+		time.Sleep(time.Duration(rand.IntN(1_000)) * time.Microsecond)
+	}
+}
+
 // 64 processes at once on a lock in the kernel: a pair must stay a matter of microseconds.
 func TestContendedPairsAreCheap(t *testing.T) {
 	const processes, pairs = 64, 500
