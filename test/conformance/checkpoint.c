@@ -74,11 +74,26 @@ static void say_went_on(const char *key)
 	printf("%s: went on %d\n", key, poll(&answer, 1, 300) == 1);
 }
 
-static CUresult lock(void)
+static CUresult lock_within(unsigned milliseconds)
 {
-	CUcheckpointLockArgs arguments = {.timeoutMs = 5000};
+	CUcheckpointLockArgs arguments = {.timeoutMs = milliseconds};
 
 	return cuCheckpointProcessLock(target, &arguments);
+}
+
+static CUresult lock(void)
+{
+	return lock_within(5000);
+}
+
+static void stopped(void)
+{
+	kill(target, SIGSTOP);
+	waitpid(target, NULL, WUNTRACED);
+	say("stopped.lock", lock_within(500));
+	kill(target, SIGCONT);
+	say("continued.lock", lock());
+	say("continued.unlock", cuCheckpointProcessUnlock(target, NULL));
 }
 
 /* While the target is away somebody else takes what it needs to come back. */
@@ -133,6 +148,7 @@ int main(void)
 	say_result("unlock", cuCheckpointProcessUnlock(target, NULL));
 	wait_word(from_target[0]);
 	say("goes_on", CUDA_SUCCESS);
+	stopped();
 	no_room();
 	kill(target, SIGKILL);
 	waitpid(target, NULL, 0);

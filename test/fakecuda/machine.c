@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -32,6 +33,7 @@ static int state_fd = -1;
 static int shared_fd = -1; /* the same file, by another description with a lock of its own */
 static unsigned own_record = NO_RECORD;
 static struct identity self;
+static uint64_t self_began;
 /* The pids by which this process has seen the owners of records, below a part of their identity. */
 static _Atomic uint64_t seen[MACHINE_MAX_PROCESSES];
 
@@ -58,49 +60,66 @@ static bool byte_is_locked(off_t byte, int command, pid_t *pid)
 	return true;
 }
 
-bool machine_is_stopped(pid_t pid)
+/* The state of a process, and when it began, in ticks; 0: unknown. */
+static char state_of(const char *stat, uint64_t *began)
 {
-	char path[32], text[512];
-	const char *name_end;
-	ssize_t size;
-	int fd;
+	char text[1024];
+	const char *field;
+	ssize_t size = -1;
+	int fd = open(stat, O_RDONLY | O_CLOEXEC);
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd == -1)
-		return false;
-	size = read(fd, text, sizeof(text) - 1);
-	close(fd);
+	*began = 0;
+	if (fd != -1) {
+		size = read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
 	text[size > 0 ? size : 0] = '\0';
-	name_end = strrchr(text, ')');
-	return name_end && strncmp(name_end, ") T", 3) == 0;
+	field = strrchr(text, ')');
+	if (!field || field[1] != ' ')
+		return 0;
+	text[0] = field[2];
+	for (int i = 2; i < 22 && field; i++)
+		field = strchr(field + 1, ' ');
+	if (field)
+		*began = strtoull(field, NULL, 10);
+	return text[0];
 }
 
-static bool is_stopped_holder(pid_t *pid)
+static bool is_stopped(pid_t pid, uint64_t *began)
 {
-	return byte_is_locked(STATE_LOCK, F_GETLK, pid) && *pid && machine_is_stopped(*pid);
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	return state_of(path, began) == 'T';
+}
+
+bool machine_is_stopped(pid_t pid)
+{
+	uint64_t began;
+
+	return is_stopped(pid, &began);
+}
+
+static bool holder_is_stopped(pid_t *pid, uint64_t *began)
+{
+	return byte_is_locked(STATE_LOCK, F_GETLK, pid) && *pid && is_stopped(*pid, began);
 }
 
 /* A process is never stopped with a lock of the kernel's driver: a stop waits for the end of its
  * call. Here the process is continued until it has unlocked. */
 static void continue_stopped_holder(void)
 {
-	unsigned record = 0, was;
+	uint64_t began, now, was;
 	pid_t pid, other;
 
-	if (!machine_state || !is_stopped_holder(&pid))
+	if (!machine_state || !holder_is_stopped(&pid, &began))
 		return;
-	while (!byte_is_locked(RECORD_LOCK(record), F_GETLK, &other) || other != pid)
-		if (++record == atomic_load(&machine_state->record_count))
-			return;
 	was = atomic_load(&machine_state->continued);
-	if (was != record + 1 &&
-	    !atomic_compare_exchange_strong(&machine_state->continued, &was, record + 1))
+	if (was != began && !atomic_compare_exchange_strong(&machine_state->continued, &was, began))
 		return;
 	/* Another waiter may have continued it before. */
-	was = record + 1;
-	if (!is_stopped_holder(&other) || other != pid || kill(pid, SIGCONT) == -1)
-		atomic_compare_exchange_strong(&machine_state->continued, &was, 0);
+	if (!holder_is_stopped(&other, &now) || other != pid || kill(pid, SIGCONT) == -1)
+		atomic_compare_exchange_strong(&machine_state->continued, &began, 0);
 }
 
 void machine_lock(void)
@@ -118,10 +137,11 @@ void machine_lock(void)
 
 void machine_unlock(void)
 {
-	unsigned own = own_record + 1;
+	uint64_t own = self_began;
 
 	lock_byte(state_fd, STATE_LOCK, F_UNLCK, F_SETLK);
-	if (machine_state && atomic_compare_exchange_strong(&machine_state->continued, &own, 0))
+	if (own && machine_state &&
+	    atomic_compare_exchange_strong(&machine_state->continued, &own, 0))
 		kill(getpid(), SIGSTOP);
 }
 
@@ -136,8 +156,6 @@ static void empty_record(unsigned record)
 	}
 	atomic_store(&machine_state->phase[record], 0);
 	atomic_store(&machine_state->unmovable[record], 0);
-	if (atomic_load(&machine_state->continued) == record + 1)
-		atomic_store(&machine_state->continued, 0);
 	holds_forget(record);
 }
 
@@ -156,6 +174,7 @@ static void learn_identity(void)
 		memcpy(self.random, random, sizeof(self.random));
 	self.pid = getpid();
 	self.namespace = stat("/proc/self/ns/pid", &namespace) == 0 ? namespace.st_ino : 0;
+	state_of("/proc/self/stat", &self_began);
 }
 
 static bool is_own_record(unsigned record)

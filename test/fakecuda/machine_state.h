@@ -75,9 +75,9 @@ struct state {
 	_Atomic int unmovable[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	/* The record + 1 of a stopped process that was continued, and stops again once it has
-	 * unlocked the state. */
-	atomic_uint continued;
+	/* When the stopped process began that was continued, and stops again once it has unlocked
+	 * the state. */
+	_Atomic uint64_t continued;
 	/* Written with the state locked, read by anyone. */
 	uint64_t last_number;    /* of objects and orders */
 	atomic_uint hold_count;  /* holds below it have been used; it only grows */

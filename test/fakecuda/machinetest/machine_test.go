@@ -418,15 +418,27 @@ func TestKillStormLeavesNothing(t *testing.T) {
 
 func TestAStoppedProcessStopsNoOther(t *testing.T) {
 	m := newMachine(t)
-	stops, other := m.startOnCard(), m.startOnCard()
-	stops.want("churn "+strconv.Itoa(2*mib), "0")
-	stat := fmt.Sprintf("/proc/%d/stat", stops.cmd.Process.Pid)
-	for range 100 {
-		must.Do(t, stops.cmd.Process.Signal(syscall.SIGSTOP))
+	other := m.startOnCard()
+	stop := func(p *process) {
+		stat := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
+		must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		other.want("alloc "+strconv.Itoa(2*mib), "0")
 		await.That(t, "it stands still again", func() bool { return strings.Contains(string(must.Get(os.ReadFile(stat))(t)), ") T ") })
-		must.Do(t, stops.cmd.Process.Signal(syscall.SIGCONT))
+		must.Do(t, p.cmd.Process.Signal(syscall.SIGCONT))
+	}
+	works := m.startOnCard()
+	works.want("churn "+strconv.Itoa(2*mib), "0")
+	for range 100 {
+		stop(works)
 		time.Sleep(time.Duration(rand.IntN(1_000)) * time.Microsecond)
+	}
+	for i := range 100 {
+		begins := m.start()
+		begins.send("init")
+		time.Sleep(time.Duration(i) * 50 * time.Microsecond)
+		stop(begins)
+		expect.Equal(t, begins.answer(), "0", "init")
+		begins.kill()
 	}
 }
 
