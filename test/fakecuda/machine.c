@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -21,8 +20,9 @@
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
 #define STATE_VERSION 8u
 
-/* Byte ranges of the file, used for locks alone. */
-#define STATE_LOCK 0
+/* Byte ranges of the file, used for locks alone. The length of the state's lock is the name of the
+ * process that has it. */
+#define STATE_LOCK ((off_t)1 << 48)
 #define RECORD_LOCK(record) (1 + (off_t)(record))
 /* Held by an open file description that the owner shares with its forks. */
 #define SHARED_LOCK(record) (RECORD_LOCK(record) + MACHINE_MAX_PROCESSES)
@@ -33,19 +33,24 @@ static int state_fd = -1;
 static int shared_fd = -1; /* the same file, by another description with a lock of its own */
 static unsigned own_record = NO_RECORD;
 static struct identity self;
-static uint64_t self_began;
 /* The pids by which this process has seen the owners of records, below a part of their identity. */
 static _Atomic uint64_t seen[MACHINE_MAX_PROCESSES];
 
-static int lock_byte(int fd, off_t byte, short type, int command)
+static int lock_range(int fd, off_t begin, off_t length, short type, int command)
 {
-	struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+	struct flock lock = {
+	    .l_type = type, .l_whence = SEEK_SET, .l_start = begin, .l_len = length};
 	int result;
 
 	do
 		result = fcntl(fd, command, &lock);
 	while (result == -1 && errno == EINTR);
 	return result;
+}
+
+static int lock_byte(int fd, off_t byte, short type, int command)
+{
+	return lock_range(fd, byte, 1, type, command);
 }
 
 /* True if another process (F_GETLK) or description (F_OFD_GETLK) has locked the byte; *pid is the
@@ -60,73 +65,71 @@ static bool byte_is_locked(off_t byte, int command, pid_t *pid)
 	return true;
 }
 
-/* The state of a process, and when it began, in ticks; 0: unknown. */
-static char state_of(const char *stat, uint64_t *began)
-{
-	char text[1024];
-	const char *field;
-	ssize_t size = -1;
-	int fd = open(stat, O_RDONLY | O_CLOEXEC);
-
-	*began = 0;
-	if (fd != -1) {
-		size = read(fd, text, sizeof(text) - 1);
-		close(fd);
-	}
-	text[size > 0 ? size : 0] = '\0';
-	field = strrchr(text, ')');
-	if (!field || field[1] != ' ')
-		return 0;
-	text[0] = field[2];
-	for (int i = 2; i < 22 && field; i++)
-		field = strchr(field + 1, ' ');
-	if (field)
-		*began = strtoull(field, NULL, 10);
-	return text[0];
-}
-
-static bool is_stopped(pid_t pid, uint64_t *began)
-{
-	char path[32];
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	return state_of(path, began) == 'T';
-}
-
 bool machine_is_stopped(pid_t pid)
 {
-	uint64_t began;
+	char path[32], text[512];
+	const char *name_end;
+	ssize_t size;
+	int fd;
 
-	return is_stopped(pid, &began);
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd == -1)
+		return false;
+	size = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[size > 0 ? size : 0] = '\0';
+	name_end = strrchr(text, ')');
+	return name_end && strncmp(name_end, ") T", 3) == 0;
 }
 
-static bool holder_is_stopped(pid_t *pid, uint64_t *began)
+/* The name of the stopped process that has the state locked; 0: there is none. */
+static uint64_t stopped_holder(pid_t *pid)
 {
-	return byte_is_locked(STATE_LOCK, F_GETLK, pid) && *pid && is_stopped(*pid, began);
+	struct flock lock = {
+	    .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = STATE_LOCK, .l_len = 1};
+
+	if (fcntl(state_fd, F_GETLK, &lock) == -1 || lock.l_type == F_UNLCK || lock.l_pid <= 0 ||
+	    !machine_is_stopped(lock.l_pid))
+		return 0;
+	*pid = lock.l_pid;
+	return (uint64_t)lock.l_len;
 }
 
 /* A process is never stopped with a lock of the kernel's driver: a stop waits for the end of its
  * call. Here the process is continued until it has unlocked. */
 static void continue_stopped_holder(void)
 {
-	uint64_t began, now, was;
-	pid_t pid, other;
+	pid_t pid;
+	uint64_t holder = machine_state ? stopped_holder(&pid) : 0, was;
 
-	if (!machine_state || !holder_is_stopped(&pid, &began))
+	if (!holder)
 		return;
+	/* One waiter continues it. It may have unlocked and stopped again since it was looked at.
+	 */
 	was = atomic_load(&machine_state->continued);
-	if (was != began && !atomic_compare_exchange_strong(&machine_state->continued, &was, began))
+	if (was == holder ||
+	    !atomic_compare_exchange_strong(&machine_state->continued, &was, holder))
 		return;
-	/* Another waiter may have continued it before. */
-	if (!holder_is_stopped(&other, &now) || other != pid || kill(pid, SIGCONT) == -1)
-		atomic_compare_exchange_strong(&machine_state->continued, &began, 0);
+	if (stopped_holder(&pid) != holder || kill(pid, SIGCONT) == -1)
+		atomic_compare_exchange_strong(&machine_state->continued, &holder, 0);
+}
+
+/* The same for each driver of a process. */
+static off_t own_name(void)
+{
+	uint32_t random;
+
+	memcpy(&random, self.random, sizeof(random));
+	return (off_t)(random & 0xffffff) << 23 | (off_t)self.pid << 1 | 1;
 }
 
 void machine_lock(void)
 {
 	const struct timespec pace = {.tv_nsec = 100000};
 
-	for (unsigned tries = 1; lock_byte(state_fd, STATE_LOCK, F_WRLCK, F_SETLK) == -1; tries++) {
+	for (unsigned tries = 1;
+	     lock_range(state_fd, STATE_LOCK, own_name(), F_WRLCK, F_SETLK) == -1; tries++) {
 		if (errno != EAGAIN && errno != EACCES)
 			return;
 		if (tries % 200 == 0)
@@ -137,11 +140,10 @@ void machine_lock(void)
 
 void machine_unlock(void)
 {
-	uint64_t own = self_began;
+	uint64_t own = (uint64_t)own_name();
 
-	lock_byte(state_fd, STATE_LOCK, F_UNLCK, F_SETLK);
-	if (own && machine_state &&
-	    atomic_compare_exchange_strong(&machine_state->continued, &own, 0))
+	lock_range(state_fd, STATE_LOCK, own_name(), F_UNLCK, F_SETLK);
+	if (machine_state && atomic_compare_exchange_strong(&machine_state->continued, &own, 0))
 		kill(getpid(), SIGSTOP);
 }
 
@@ -174,7 +176,6 @@ static void learn_identity(void)
 		memcpy(self.random, random, sizeof(self.random));
 	self.pid = getpid();
 	self.namespace = stat("/proc/self/ns/pid", &namespace) == 0 ? namespace.st_ino : 0;
-	state_of("/proc/self/stat", &self_began);
 }
 
 static bool is_own_record(unsigned record)

@@ -75,7 +75,7 @@ struct state {
 	_Atomic int unmovable[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	/* When the stopped process began that was continued, and stops again once it has unlocked
+	/* The name of a stopped process that was continued, and stops again once it has unlocked
 	 * the state. */
 	_Atomic uint64_t continued;
 	/* Written with the state locked, read by anyone. */
