@@ -27,8 +27,10 @@ import (
 const (
 	quantum  = 500 * time.Millisecond
 	patience = time.Second
-	// longestMove is of a slice of few bytes. A longer one ends the slice.
-	longestMove = patience + 30*time.Second
+	// longestMove is of a slice of few bytes: 5 s for calls under way, then patience and half a minute. A longer one kills its processes.
+	longestMove = 5*time.Second + patience + 30*time.Second
+	// ending is the time in which processes end whose move has failed: a grace of 10 s after SIGTERM, and 2.6 s until the session's first one is killed.
+	ending = 13 * time.Second
 )
 
 // rivalActions are those of a user that keeps cards from others by elastic sessions.
@@ -43,7 +45,7 @@ func rivalActions(v victims) []action {
 	}
 }
 
-// stopsInACall waits until the enforcer ends the process, so that others get the room. That can take patience and the longest move.
+// stopsInACall waits until the enforcer ends the process, so that others get the room.
 func (u *user) stopsInACall() error {
 	w, _, end, err := u.inSession(true)
 	if err != nil {
@@ -162,7 +164,7 @@ func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
 	beside := watch()
 	rival.report(h)
 	for i, c := range cards {
-		promised := alone[i] + quantum + longestMove
+		promised := alone[i] + quantum + longestMove + ending
 		t.Logf("card %d, the same beside a hostile user: %v (promised: %v at most)", i, &c.steps, promised)
 		if allowed := promised + 9*(alone[i]+quantum); beside[i] > allowed {
 			t.Errorf("a step took %v on card %d, %v without the hostile user: want at most %v", beside[i], i, alone[i], allowed)
