@@ -117,7 +117,7 @@ func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
 	}
 }
 
-// One that stands still delays the others no further.
+// A slice that cannot be moved delays the eviction of no other.
 func TestAllThatHaveToGoAreEvictedAtOneTime(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b, c := h.elastic("a", 30*gib, 0), h.elastic("b", 30*gib, 0), h.elastic("c", 70*gib, 0)

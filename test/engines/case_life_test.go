@@ -185,7 +185,7 @@ func runtimeIsKilled(s *site) {
 	s.works(s.run(container{}))
 }
 
-// waitingRuntime returns the pid of a runtime whose hook has asked the enforcer, or 0. The hook of a pod's sandbox asks nothing and ends.
+// waitingRuntime returns the pid of a runtime with a hook that waits for the enforcer, or 0. The hook of a pod's sandbox ends without a request.
 func (s *site) waitingRuntime() int {
 	for _, pid := range children("/proc") {
 		line, err := os.ReadFile("/proc/" + pid + "/cmdline")

@@ -105,8 +105,7 @@ static void continue_stopped_holder(void)
 
 	if (!holder)
 		return;
-	/* One waiter continues it. It may have unlocked and stopped again since it was looked at.
-	 */
+	/* Only one waiter sends SIGCONT, and only while the process has the lock. */
 	was = atomic_load(&machine_state->continued);
 	if (was == holder ||
 	    !atomic_compare_exchange_strong(&machine_state->continued, &was, holder))

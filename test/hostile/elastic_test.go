@@ -29,7 +29,7 @@ const (
 	patience = time.Second
 	// longestMove is of a slice of few bytes: 5 s for calls under way, then patience and half a minute. A longer one kills its processes.
 	longestMove = 5*time.Second + patience + 30*time.Second
-	// ending is the time in which processes end whose move has failed: a grace of 10 s after SIGTERM, and 2.6 s until the session's first one is killed.
+	// ending is the time to end a slice after its move has failed: 10 s of grace after SIGTERM, and 2.6 s until its first process is killed.
 	ending = 13 * time.Second
 )
 
