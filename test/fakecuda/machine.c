@@ -243,37 +243,41 @@ static void build_devices(struct state *fresh)
 	}
 }
 
-static enum machine_status map_state(void)
+/* `fresh`: the state is locked, and made if the file is empty. */
+static enum machine_status map_state(bool fresh)
 {
 	struct state *mapped;
-	off_t size;
-	enum machine_status status = MACHINE_UNREACHABLE;
+	off_t size = lseek(state_fd, 0, SEEK_END);
 
-	machine_lock();
-	size = lseek(state_fd, 0, SEEK_END);
 	if (size == -1)
-		goto out;
-	if (size != 0 && size != (off_t)sizeof(*mapped)) {
-		status = MACHINE_MISMATCH;
-		goto out;
-	}
+		return MACHINE_UNREACHABLE;
+	if (size != (off_t)sizeof(*mapped) && (size != 0 || !fresh))
+		return MACHINE_MISMATCH;
 	if (size == 0 && ftruncate(state_fd, sizeof(*mapped)) == -1)
-		goto out;
+		return MACHINE_UNREACHABLE;
 	mapped = mmap(NULL, sizeof(*mapped), PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
 	if (mapped == MAP_FAILED)
-		goto out;
-	if (atomic_load(&mapped->magic) == 0) {
+		return MACHINE_UNREACHABLE;
+	if (fresh && atomic_load(&mapped->magic) == 0) {
 		build_devices(mapped);
 		atomic_store(&mapped->magic, STATE_MAGIC);
 	}
 	if (atomic_load(&mapped->magic) != STATE_MAGIC || mapped->version != STATE_VERSION) {
 		munmap(mapped, sizeof(*mapped));
-		status = MACHINE_MISMATCH;
-		goto out;
+		return MACHINE_MISMATCH;
 	}
 	machine_state = mapped;
-	status = MACHINE_OK;
-out:
+	return MACHINE_OK;
+}
+
+static enum machine_status map_or_make_state(void)
+{
+	enum machine_status status = map_state(false);
+
+	if (status == MACHINE_OK)
+		return status;
+	machine_lock();
+	status = map_state(true);
 	machine_unlock();
 	return status;
 }
@@ -302,7 +306,7 @@ enum machine_status machine_open(void)
 		if (state_fd != -1)
 			(void)!fchmod(state_fd, 0666);
 	}
-	status = state_fd == -1 ? MACHINE_UNREACHABLE : map_state();
+	status = state_fd == -1 ? MACHINE_UNREACHABLE : map_or_make_state();
 out:
 	pthread_mutex_unlock(&opening);
 	return status;
