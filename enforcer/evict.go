@@ -300,18 +300,16 @@ func (s *slice) boundMove(all []*moved) (stop func()) {
 	return func() { timer.Stop() }
 }
 
-// drain waits until no process of the slice is in a driver call; the gate is shut. For a busy slice, or a process that does not count its calls, it
-// waits at most drainPatience: the driver's checkpoint then waits for the work itself.
+// drain waits until no process of the slice is in a call of the driver that it counts; the gate is shut. For a busy slice it waits at most
+// drainPatience. The driver's checkpoint waits for the other calls.
 func (s *slice) drain(busy bool) error {
 	deadline := time.Now().Add(drainPatience)
 	for said := time.Now(); ; time.Sleep(drainPace) {
-		pid, uncounted := s.inCall()
-		switch {
-		case pid == 0:
+		pid := s.inCall()
+		switch late := time.Now().After(deadline); {
+		case pid == 0, late && busy:
 			return nil
-		case time.Now().After(deadline) && (busy || uncounted):
-			return nil
-		case time.Now().After(deadline):
+		case late:
 			return unmovable{api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
 		case s.e.ending.Load():
 			return ErrClosed
@@ -323,17 +321,16 @@ func (s *slice) drain(busy bool) error {
 	}
 }
 
-// inCall returns a process of the slice that is in a driver call, or does not count its calls; 0 if there is none.
-func (s *slice) inCall() (pid int, uncounted bool) {
+// inCall returns a process of the slice that is in a call of the driver, by its own count; 0 if there is none.
+func (s *slice) inCall() (pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for l := range s.quota.Lanes() {
-		gate := s.quota.Ledger.Gated(l.Number)
-		if (!gate.Counts || gate.UnderWay > 0) && l.Process.Alive() {
-			return l.Process.PID, !gate.Counts
+		if s.quota.Ledger.Gated(l.Number).UnderWay > 0 && l.Process.Alive() {
+			return l.Process.PID
 		}
 	}
-	return 0, false
+	return 0
 }
 
 // evictFor evicts idle slices if that makes room for a refused request, and returns a busy error, so that the caller tries again. Otherwise it

@@ -205,7 +205,7 @@ struct ledger_lane {
 	uint64_t first_uncharged; /* as ledger_entry.uncharged: first thread, all devices */
 	uint64_t loads; /* the same for calls that may take any amount: ledger_begin_load() */
 	/* Elastic slices: calls of the driver under way in the low 16 bits, all calls ever above.
-	 * 0: an older interceptor, which does not count; its slice is not evicted. */
+	 * 0 if a fork would count here, too: the kernel cannot clear memory (Linux < 4.14). */
 	uint64_t calls;
 	/* The owner increments `described` before and after it writes its last refusal. The
 	 * enforcer sets `reported` to it once reported. */

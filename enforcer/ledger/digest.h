@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: a80026f4c0963887cdcf404002c0ec7f0594d1a0d54fde489fa4bcbf060967ab
+ * SHA-256: 8defedd3dfbb11a1dbd75e360ca021311d903cd5ecb7aaad79489f2cf1e24bf9
  */

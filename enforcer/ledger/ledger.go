@@ -190,9 +190,8 @@ func (l *Ledger) SetAway(away bool) {
 	l.wakeGate()
 }
 
-// Gate has the driver calls of a lane's owner.
+// Gate has the driver calls of a lane's owner; none if the owner does not count them.
 type Gate struct {
-	Counts   bool   // false if the owner does not count its calls
 	UnderWay uint16 // calls
 	Made     uint64 // calls, modulo 2^48
 }
@@ -203,7 +202,7 @@ func (l *Ledger) Gated(i uint32) Gate {
 		return Gate{}
 	}
 	word := atomic.LoadUint64(address(&l.page.lane[i].calls))
-	return Gate{Counts: word != 0, UnderWay: uint16(word), Made: word >> 16}
+	return Gate{UnderWay: uint16(word), Made: word >> 16}
 }
 
 // Place is where the memory of a self-moving process is, or is wanted: enum ledger_place.
