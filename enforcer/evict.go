@@ -97,11 +97,12 @@ func (e *Enforcer) victims(w want, all []*slice) (these []*candidate, enough boo
 	if !enough || len(which) == 0 && !w.device {
 		return nil, enough
 	}
+	var gone []*admission.Holder
 	for _, i := range which {
-		these = append(these, &may[i])
-	}
-	if len(these) == 1 {
-		these[0].stay = e.book.Beside(w.Ask, these[0].holder)
+		if len(these) == len(which)-1 {
+			may[i].stay = e.book.Beside(w.Ask, may[i].holder, gone)
+		}
+		these, gone = append(these, &may[i]), append(gone, may[i].holder)
 	}
 	if len(these) > 0 {
 		return these, true

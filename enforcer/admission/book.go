@@ -208,11 +208,11 @@ func (b *Book) Which(a Ask, may []*Holder) (which []int, enough bool) {
 	return b.grants.Which(a, may)
 }
 
-// Beside returns the bytes that a holder may keep on its devices beside the request of another.
-func (b *Book) Beside(a Ask, goes *Holder) map[string]uint64 {
+// Beside returns the bytes that a holder may keep on its devices beside the request of another, once all of gone are evicted.
+func (b *Book) Beside(a Ask, goes *Holder, gone []*Holder) map[string]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.grants.Beside(a, goes)
+	return b.grants.Beside(a, goes, gone)
 }
 
 // TenantBounds returns the bytes that all slices of a tenant may be granted together, by device; none without a bound, nor without driver truth.

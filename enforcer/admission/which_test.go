@@ -70,14 +70,16 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 		wants, left uint64
 		limit       *User
 		goes        *Holder
+		gone        []*Holder
 	}{
-		{"two", map[*Holder]uint64{a: 45}, b, 45, 35, nil, a},
-		{"beside an ordinary one", map[*Holder]uint64{a: 45, s: 20}, b, 45, 15, nil, a},
-		{"not more than it has", map[*Holder]uint64{a: 45, s: 20}, b, 10, 45, nil, a},
-		{"others have to go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 0, nil, a},
-		{"it had some", map[*Holder]uint64{a: 45, b: 20}, b, 45, 35, nil, a},
-		{"the tenant's bound is full", map[*Holder]uint64{t1: 20}, bounded, 20, 0, nil, t1},
-		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, s},
+		{"two", map[*Holder]uint64{a: 45}, b, 45, 35, nil, a, nil},
+		{"beside an ordinary one", map[*Holder]uint64{a: 45, s: 20}, b, 45, 15, nil, a, nil},
+		{"not more than it has", map[*Holder]uint64{a: 45, s: 20}, b, 10, 45, nil, a, nil},
+		{"others have to go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 0, nil, a, nil},
+		{"others go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 20, nil, a, []*Holder{s}},
+		{"it had some", map[*Holder]uint64{a: 45, b: 20}, b, 45, 35, nil, a, nil},
+		{"the tenant's bound is full", map[*Holder]uint64{t1: 20}, bounded, 20, 0, nil, t1, nil},
+		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, s, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			book := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 30 * gib}}})
@@ -86,7 +88,7 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 				book.Note(h, nil)
 			}
 			before := book.Granted(gpu0).Bytes
-			left := book.Beside(Ask{Holder: c.who, Bytes: map[string]uint64{gpu0: c.wants * gib}, User: c.limit}, c.goes)
+			left := book.Beside(Ask{Holder: c.who, Bytes: map[string]uint64{gpu0: c.wants * gib}, User: c.limit}, c.goes, c.gone)
 			expect.Equal(t, left[gpu0], max(c.left*gib, margin)-margin)
 			if after := book.Granted(gpu0).Bytes; after != before {
 				t.Errorf("%d are given, %d were", after, before)

@@ -131,11 +131,11 @@ func (c *evictions) makeRoom(w want) bool {
 	if !enough {
 		return false
 	}
-	stay := Bytes{}
-	if len(which) == 1 && len(which[0].slices) == 1 {
-		stay = c.beside(w, which[0].h)
-	}
-	for _, u := range which {
+	for i, u := range which {
+		stay := Bytes{}
+		if i == len(which)-1 && len(u.slices) == 1 {
+			stay = c.beside(w, u.h, which[:i])
+		}
 		for _, h := range u.slices {
 			if h.pending == nil { // else it leaves with another of its pools
 				c.leave(h, stay, h.Manual, 0)
@@ -252,17 +252,24 @@ func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
 // stayMargin is how much less of a device may stay than there is room for: the driver's figures and the ledger's differ by a few bytes.
 const stayMargin = 128 << 20
 
-// beside returns how much of what a holder has there is room for once a want is granted.
-func (c *grants) beside(w want, goes *holder) Bytes {
-	room := goes.counted.without0()
+// beside returns how much of what a holder has there is room for once others have gone and a want is granted.
+func (c *grants) beside(w want, goes *holder, gone []unit) Bytes {
+	room, t := goes.counted.without0(), trial{}
 	for uuid, has := range room {
 		if d := c.device(uuid); d != nil {
 			sum := c.on(uuid).all - has - w.h.counted[uuid] + max(w.h.counted[uuid], w.bytes[uuid])
+			for _, u := range gone {
+				sum -= u.h.counted[uuid]
+			}
 			capacity := c.config.Limits.Capacity(d.Total)
 			room[uuid] = min(has, capacity-min(capacity, sum))
 		}
 	}
-	if c.check(w, trial{goes: room}) != nil { // the bound of a user or a tenant stands in the way
+	for _, u := range gone {
+		t[u.h] = Bytes{}
+	}
+	t[goes] = room
+	if c.check(w, t) != nil { // the bound of a user or a tenant stands in the way
 		return Bytes{}
 	}
 	for uuid := range room {

@@ -113,9 +113,14 @@ func (g *Grants) Which(a Ask, may []*refusal.Holder) (which []int, enough bool) 
 	return which, enough
 }
 
-// Beside returns the bytes that a holder may keep on its devices beside the request of another, less the margin of a move.
-func (g *Grants) Beside(a Ask, goes *refusal.Holder) Bytes {
-	return g.beside(g.want(a), g.find(goes))
+// Beside returns the bytes that a holder may keep on its devices beside the request of another, once all of gone are evicted, less the margin of a
+// move.
+func (g *Grants) Beside(a Ask, goes *refusal.Holder, gone []*refusal.Holder) Bytes {
+	var units []unit
+	for _, other := range gone {
+		units = append(units, unit{h: g.find(other)})
+	}
+	return g.beside(g.want(a), g.find(goes), units)
 }
 
 // Sum is what is granted of a device.
