@@ -19,7 +19,7 @@ const bindName = "bind"
 
 // Source lists what to bind, by paths on the host.
 type Source struct {
-	Dir     string // the slice's directory: Bind binds "bind" in it and writes ld.so.preload to it
+	Dir     string // the slice's directory: Bind binds "bind" in it and writes the preload files to it
 	Library string // the interceptor
 }
 
@@ -30,10 +30,10 @@ const (
 
 // Bind binds all of src into the container, or nothing. Call Inspect and Make first.
 //
-// It binds the library before the preload file: if that names a missing library, the loader prints an error in every process.
+// It binds the library before the preload files: if they name a missing library, the loader prints an error in every process.
 // Mounts are read-only, nosuid and nodev before they are attached.
 func (c *Container) Bind(src Source) error {
-	if c.etc == nil || c.preload == nil || c.dir == nil {
+	if len(c.Missing()) > 0 {
 		return errors.New("bind before the places were made")
 	}
 	if err := c.layPlatforms(filepath.Join(src.Dir, bindName)); err != nil {
@@ -49,26 +49,42 @@ func (c *Container) Bind(src Source) error {
 		return fmt.Errorf("%w: install gpuslice again, or correct the library's path in the configuration", err)
 	}
 	defer unix.Close(library)
-	preload, err := c.clonePreload(src.Dir)
-	if err != nil {
-		return err
+	var preloads []int
+	defer func() {
+		for _, fd := range preloads {
+			unix.Close(fd)
+		}
+	}()
+	for _, p := range c.preloads {
+		fd, err := c.clonePreload(src.Dir, p)
+		if err != nil {
+			return err
+		}
+		preloads = append(preloads, fd)
 	}
-	defer unix.Close(preload)
 
 	return c.ns.do(func() error {
 		if err := attach(dir, c.dir.fd); err != nil {
 			return fmt.Errorf("bind the slice's directory on %s: %w", api.ContainerDir, err)
 		}
+		attached := []int{dir}
 		err := attachLibrary(library, dir)
-		if err == nil {
-			if err = attach(preload, c.preload.fd); err != nil {
-				err = fmt.Errorf("bind /%s: %w", preloadPath, err)
+		for i, p := range c.preloads {
+			if err != nil {
+				break
 			}
+			if err = attach(preloads[i], p.file.fd); err != nil {
+				err = fmt.Errorf("bind /%s: %w", p.path(), err)
+				break
+			}
+			attached = append(attached, preloads[i])
 		}
 		if err != nil {
-			return errors.Join(err, c.detach(dir))
+			for _, tree := range attached {
+				err = errors.Join(err, c.detach(tree))
+			}
 		}
-		return nil
+		return err
 	})
 }
 
@@ -110,12 +126,12 @@ func check(fd int, kind uint32, attrs uint64) error {
 	return nil
 }
 
-// clonePreload writes the container's ld.so.preload to the slice's directory, outside the container's reach, and clones it.
-func (c *Container) clonePreload(dir string) (int, error) {
-	path := filepath.Join(dir, preloadName)
-	text := append([]byte(c.preloadLines()), c.entries...)
+// clonePreload writes a preload file to the slice's directory, outside the container's reach, and clones it.
+func (c *Container) clonePreload(dir string, p *preload) (int, error) {
+	path := filepath.Join(dir, p.name)
+	text := append([]byte(c.preloadLines()), p.entries...)
 	if err := write(path, text); err != nil {
-		return -1, fmt.Errorf("the container's ld.so.preload: %w", err)
+		return -1, fmt.Errorf("the container's %s: %w", p.name, err)
 	}
 	return clone(path, unix.S_IFREG, dataOnly)
 }

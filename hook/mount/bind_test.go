@@ -86,11 +86,11 @@ func bound(t *testing.T, c *Container) map[string]string {
 
 // The mounts are read-only and private, without setuid programs and devices. Only the interceptor is executable.
 func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
-	for name, has32 := range map[string]bool{"64-bit programs": false, "32-bit programs": true} {
+	for name, file := range map[string]string{"64-bit programs": "", "32-bit programs": loader32, "programs of Nix": nixStore + "/glibc"} {
 		t.Run(name, func(t *testing.T) {
 			c, rootfs, src := created(t)
-			if has32 {
-				do(t, os.Mkdir(filepath.Join(rootfs, "lib"), 0o755), os.WriteFile(filepath.Join(rootfs, loader32), nil, 0o755))
+			if file != "" {
+				do(t, os.MkdirAll(filepath.Join(rootfs, filepath.Dir(file)), 0o755), os.WriteFile(filepath.Join(rootfs, file), nil, 0o755))
 			}
 			prepare(t, c)
 			shared(t, &src)
@@ -99,6 +99,9 @@ func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
 				api.ContainerDir: "ro,nosuid,nodev,noexec",
 				filepath.Join(api.ContainerDir, api.LibraryName): "ro,nosuid,nodev",
 				"/" + preloadPath: "ro,nosuid,nodev,noexec",
+			}
+			if strings.HasPrefix(file, nixStore) {
+				want["/etc/ld-nix.so.preload"] = "ro,nosuid,nodev,noexec"
 			}
 			if got := bound(t, c); fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Errorf("%v, want %v", got, want)
@@ -142,14 +145,17 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 		"the interceptor has no place": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.Remove(filepath.Join(src.Dir, bindName, api.LibraryName)))
 		},
-		"the preload file's place is a directory": func(_ *testing.T, c *Container, _ *Source) { *c.preload, *c.etc = *c.etc, *c.preload },
+		"the preload file's place is a directory": func(_ *testing.T, c *Container, _ *Source) {
+			*c.preloads[1].file, *c.etc = *c.etc, *c.preloads[1].file
+		},
 		"the places were not made": func(_ *testing.T, c *Container, _ *Source) {
-			c.preload.close()
-			c.preload = nil
+			c.preloads[0].file.close()
+			c.preloads[0].file = nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, _, src := created(t)
+			c, rootfs, src := created(t)
+			do(t, os.MkdirAll(filepath.Join(rootfs, nixStore), 0o755))
 			prepare(t, c)
 			spoil(t, c, &src)
 			if err := c.Bind(src); err == nil {

@@ -37,8 +37,13 @@ var (
 	platforms32 = []string{"i386", "i486", "i586"} // links to platform32
 )
 
-// inspectLoader32 checks whether the image has 32-bit programs. On errors it assumes none: at worst their loader complains.
-func (c *Container) inspectLoader32() {
+// inspectLoaders checks whether the image has programs of Nix, or 32-bit ones. On errors it assumes no 32-bit ones: at worst their loader
+// complains.
+func (c *Container) inspectLoaders() {
+	if store, err := openObject(c.root.fd, nixStore, 0, inRoot); !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+		store.close()
+		c.preloads = append(c.preloads, &preload{name: nixPreloadName})
+	}
 	if runtime.GOARCH != "amd64" {
 		return
 	}
@@ -50,7 +55,7 @@ func (c *Container) inspectLoader32() {
 	c.has32 = loader.isRegular()
 }
 
-// preloadLines returns our lines of the container's ld.so.preload.
+// preloadLines returns our lines of a preload file.
 func (c *Container) preloadLines() string {
 	library := filepath.Join(api.ContainerDir, api.LibraryName) + "\n"
 	if !c.has32 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mount binds a slice into a created container: the slice's directory on /.gpuslice, the interceptor on a file in it, and
-// an /etc/ld.so.preload that names it. It binds all or nothing; [Remove] removes the mount points.
+// the files of /etc that name it to the image's loaders. It binds all or nothing; [Remove] removes the mount points.
 //
 // It treats the container's mount namespace and root filesystem as hostile, since the image chose every name there: it follows no
 // path out of the root, and reads only regular files.
@@ -15,6 +15,7 @@ package mount
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -36,12 +37,20 @@ type Container struct {
 	root    *object
 	procfds int // this process's /proc/self/fd, opened on the host
 
-	etc     *object // nil if missing
-	preload *object // nil if missing
-	dir     *object // nil if missing
-	entries []byte  // the image's own ld.so.preload
-	has32   bool    // the image has 32-bit programs
+	etc      *object // nil if missing
+	preloads []*preload
+	dir      *object // nil if missing
+	has32    bool    // the image has 32-bit programs
 }
+
+// preload is a file in /etc in which a loader of the image finds the libraries to load first.
+type preload struct {
+	name    string
+	file    *object // nil if missing
+	entries []byte  // the image's own
+}
+
+func (p *preload) path() string { return path.Join(etcPath, p.name) }
 
 // Open enters the mount namespace of process pid and opens the container's root filesystem there. rootfs is a path of the host:
 // before the container starts, its namespace still has the host's tree. The mounts that runc and crun add are visible only
@@ -56,7 +65,7 @@ func Open(pid int, rootfs string) (*Container, error) {
 		unix.Close(procfds)
 		return nil, err
 	}
-	c := &Container{pid: pid, rootfs: rootfs, ns: ns, procfds: procfds}
+	c := &Container{pid: pid, rootfs: rootfs, ns: ns, procfds: procfds, preloads: []*preload{{name: preloadName}}}
 	if err = ns.do(c.openRoot); err == nil {
 		err = c.refuseCovered()
 	}
@@ -99,8 +108,11 @@ func (c *Container) refuseCovered() error {
 
 // Close leaves the namespace. Bound mounts remain.
 func (c *Container) Close() {
-	for _, o := range []*object{c.root, c.etc, c.preload, c.dir} {
+	for _, o := range []*object{c.root, c.etc, c.dir} {
 		o.close()
+	}
+	for _, p := range c.preloads {
+		p.file.close()
 	}
 	unix.Close(c.procfds)
 	c.ns.leave()

@@ -19,13 +19,17 @@ const (
 	etcPath     = "etc"
 	preloadName = api.PreloadName
 	preloadPath = etcPath + "/" + preloadName
+
+	// Glibc as Nix builds it reads this file instead: dont-use-system-ld-so-preload.patch of nixpkgs.
+	nixPreloadName = "ld-nix.so.preload"
+	nixStore       = "nix/store"
 )
 
 // dirName is the slice's directory in the container. It is in the root because systemd and other inits mount a tmpfs on /run or
 // /tmp.
 var dirName = strings.TrimPrefix(api.ContainerDir, "/")
 
-// maxPreload limits the image's ld.so.preload, in bytes. Real ones have a line or two.
+// maxPreload limits a preload file of the image, in bytes. Real ones have a line or two.
 const maxPreload = 64 << 10
 
 const (
@@ -35,14 +39,14 @@ const (
 	onRoot = inRoot | unix.RESOLVE_NO_XDEV
 )
 
-// Inspect checks the mount points and reads the image's ld.so.preload. It changes nothing.
+// Inspect checks the mount points and reads the image's preload files. It changes nothing.
 func (c *Container) Inspect() error {
 	return c.ns.do(func() error {
 		if err := c.inspectDir(); err != nil {
 			return err
 		}
-		c.inspectLoader32()
-		return c.inspectPreload()
+		c.inspectLoaders()
+		return c.inspectEtc()
 	})
 }
 
@@ -63,7 +67,7 @@ func (c *Container) inspectDir() error {
 	return nil
 }
 
-func (c *Container) inspectPreload() (err error) {
+func (c *Container) inspectEtc() (err error) {
 	c.etc, err = openObject(c.root.fd, etcPath, unix.O_DIRECTORY, onRoot)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -78,21 +82,29 @@ func (c *Container) inspectPreload() (err error) {
 		return fmt.Errorf("/%s in the image has the mode %#o: processes that may not search it find no /%s, and run without the quota; "+
 			"run chmod a+x on it in the image", etcPath, mode, preloadPath)
 	}
+	for _, p := range c.preloads {
+		if err := c.inspectPreload(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
+func (c *Container) inspectPreload(p *preload) (err error) {
 	// Resolve the whole path from the root, since the file may be a link that contains "..".
-	c.preload, err = openObject(c.root.fd, preloadPath, 0, onRoot)
+	p.file, err = openObject(c.root.fd, p.path(), 0, onRoot)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return c.refuseDangling(c.etc, preloadName, "/"+preloadPath)
+		return c.refuseDangling(c.etc, p.name, "/"+p.path())
 	case errors.Is(err, unix.EXDEV):
 		return c.onAnotherMount()
 	case err != nil:
-		return fmt.Errorf("/%s in the image: %w", preloadPath, explain(err))
+		return fmt.Errorf("/%s in the image: %w", p.path(), explain(err))
 	}
-	if !c.preload.isRegular() {
-		return fmt.Errorf("/%s in the image is %s: only a regular file can name libraries to load first", preloadPath, c.preload.kind())
+	if !p.file.isRegular() {
+		return fmt.Errorf("/%s in the image is %s: only a regular file can name libraries to load first", p.path(), p.file.kind())
 	}
-	return c.readPreload()
+	return c.read(p)
 }
 
 // refuseDangling accepts a missing file and rejects a dangling link, since creating its target would let the image choose the
@@ -111,8 +123,12 @@ func (c *Container) refuseDangling(at *object, name, shown string) error {
 
 // onAnotherMount returns the error for a preload file that is not on the root's own mount.
 func (c *Container) onAnotherMount() error {
-	way := "leads through a mount"
-	for _, path := range []string{etcPath, preloadPath} {
+	way, last := "leads through a mount", preloadPath
+	paths := []string{etcPath}
+	for _, p := range c.preloads {
+		paths = append(paths, p.path())
+	}
+	for _, path := range paths {
 		o, err := openObject(c.root.fd, path, 0, inRoot)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
 			continue // absent, or behind links that are not followed here
@@ -122,11 +138,14 @@ func (c *Container) onAnotherMount() error {
 		}
 		if o.mountID() != c.root.mountID() {
 			way = "is on what is mounted at " + c.mountPoint(o)
+			if path != etcPath {
+				last = path
+			}
 		}
 		o.close()
 	}
 	return fmt.Errorf("/%s in the container %s: whoever can write there from outside can remove the file, and so unbind the interceptor; "+
-		"mount nothing there (other files and directories in /%s may be mounted)", preloadPath, way, etcPath)
+		"mount nothing there (other files and directories in /%s may be mounted)", last, way, etcPath)
 }
 
 // mountPoint returns the path in the container of the mount of o.
@@ -145,26 +164,23 @@ func (c *Container) mountPoint(o *object) string {
 	return "/" + strings.TrimPrefix(strings.TrimPrefix(mounts[0].Mountpoint, c.rootfs), "/")
 }
 
-func (c *Container) readPreload() error {
-	if c.preload.stat.Size > maxPreload {
-		return c.tooLong()
+func (c *Container) read(p *preload) error {
+	tooLong := fmt.Errorf("/%s in the image is longer than %d KiB: no list of libraries to load first is", p.path(), maxPreload>>10)
+	if p.file.stat.Size > maxPreload {
+		return tooLong
 	}
-	fd, err := c.reopen(c.preload)
+	fd, err := c.reopen(p.file)
 	if err != nil {
-		return fmt.Errorf("read /%s of the image: %w", preloadPath, err)
+		return fmt.Errorf("read /%s of the image: %w", p.path(), err)
 	}
-	f := os.NewFile(uintptr(fd), "/"+preloadPath)
+	f := os.NewFile(uintptr(fd), "/"+p.path())
 	defer f.Close()
-	c.entries, err = io.ReadAll(io.LimitReader(f, maxPreload+1))
+	p.entries, err = io.ReadAll(io.LimitReader(f, maxPreload+1))
 	if err != nil {
-		return fmt.Errorf("read /%s of the image: %w", preloadPath, err)
+		return fmt.Errorf("read /%s of the image: %w", p.path(), err)
 	}
-	if len(c.entries) > maxPreload {
-		return c.tooLong()
+	if len(p.entries) > maxPreload {
+		return tooLong
 	}
 	return nil
-}
-
-func (c *Container) tooLong() error {
-	return fmt.Errorf("/%s in the image is longer than %d KiB: no list of libraries to load first is", preloadPath, maxPreload>>10)
 }

@@ -26,19 +26,22 @@ var (
 // RefuseMasked rejects paths that would hide the bound files when the runtime masks them after the hook.
 func (c *Container) RefuseMasked(paths []string) error {
 	return c.ns.do(func() error {
-		preload, _, err := c.walk(preloadPath)
-		if err != nil {
-			return fmt.Errorf("the way to /%s in the container: %w", preloadPath, err)
-		}
-		library, _, err := c.walk(path.Join(dirName, api.LibraryName))
+		needed, _, err := c.walk(path.Join(dirName, api.LibraryName))
 		if err != nil {
 			return fmt.Errorf("the way to %s in the container: %w", api.ContainerDir, err)
 		}
+		for _, p := range c.preloads {
+			way, _, err := c.walk(p.path())
+			if err != nil {
+				return fmt.Errorf("the way to /%s in the container: %w", p.path(), err)
+			}
+			needed = append(needed, way...)
+		}
 		for _, masked := range paths {
 			way, volume, err := c.walk(masked)
-			if err == nil && len(way) > 0 && slices.Contains(slices.Concat(preload, library), way[len(way)-1]) {
+			if err == nil && len(way) > 0 && slices.Contains(needed, way[len(way)-1]) {
 				return fmt.Errorf("the masked path %.256q hides /%s or %s, without which processes run without the quota: take it out of maskedPaths",
-					masked, preloadPath, api.ContainerDir)
+					masked, c.shown(), api.ContainerDir)
 			}
 			if err == nil && volume {
 				err = errVolume

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,8 +23,10 @@ func (c *Container) Missing() []Place {
 	if c.etc == nil {
 		missing = append(missing, Place{Path: etcPath})
 	}
-	if c.preload == nil {
-		missing = append(missing, Place{Path: preloadPath})
+	for _, p := range c.preloads {
+		if p.file == nil {
+			missing = append(missing, Place{Path: p.path()})
+		}
 	}
 	if c.dir == nil {
 		missing = append(missing, Place{Path: dirName})
@@ -39,7 +42,7 @@ func (c *Container) Make() ([]Place, error) {
 			o, err := c.make(p.Path)
 			if errors.Is(err, unix.EROFS) {
 				return fmt.Errorf("the root filesystem is read-only and has no /%s to bind on: "+
-					"add an empty directory /%s and an empty file /%s to the image, or make it writable", p.Path, dirName, preloadPath)
+					"add an empty directory /%s and an empty file /%s to the image, or make it writable", p.Path, dirName, c.shown())
 			}
 			if err != nil {
 				return fmt.Errorf("make /%s in the root filesystem: %w", p.Path, err)
@@ -51,17 +54,29 @@ func (c *Container) Make() ([]Place, error) {
 	return made, err
 }
 
+// shown returns the paths of the preload files for a message, without the first slash.
+func (c *Container) shown() string {
+	var paths []string
+	for _, p := range c.preloads {
+		paths = append(paths, p.path())
+	}
+	return strings.Join(paths, " and /")
+}
+
 // make creates one place and keeps it open. It fails if a file or symbolic link has appeared there.
 func (c *Container) make(name string) (*object, error) {
 	at, into, base := c.root.fd, &c.dir, path.Base(name)
-	switch name {
-	case etcPath:
+	if name == etcPath {
 		into = &c.etc
-	case preloadPath:
-		at, into = c.etc.fd, &c.preload
+	}
+	file := false
+	for _, p := range c.preloads {
+		if name == p.path() {
+			at, into, file = c.etc.fd, &p.file, true
+		}
 	}
 	var err error
-	if name == preloadPath {
+	if file {
 		var fd int
 		fd, err = unix.Openat(at, base, unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 		unix.Close(fd)

@@ -119,6 +119,24 @@ func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 	}
 }
 
+// A loader of Nix reads a preload file of its own name. Here the way to it is a link: the name has no room in the copy of another loader.
+func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
+	h := newHost(t)
+	loader := h.loaderThatReads("/nix/preload")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	nix := filepath.Join(c.bundle, "rootfs", "nix")
+	h.Must(os.MkdirAll(filepath.Join(nix, "store"), 0o755))
+	h.Must(os.Symlink("/etc/ld-nix.so.preload", filepath.Join(nix, "preload")))
+	c.run()
+	if g := c.start(loader, "/demo/cuda_hog", strconv.Itoa(5*gib)); strings.HasPrefix(g.said, "holds ") {
+		t.Errorf("it got past the interceptor: %q", g.said)
+	}
+	h.Must(must.Err(c.output(c.runtime("delete", "--force", c.id))))
+	if left, err := os.ReadDir(filepath.Join(c.bundle, "rootfs", "etc")); err != nil || len(left) != 0 {
+		t.Errorf("left in /etc: %v, %v", left, err)
+	}
+}
+
 // The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)

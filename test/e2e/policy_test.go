@@ -22,7 +22,14 @@ import (
 // ownLoader copies a dynamic loader without ld.so.preload into every container, as an image could, and returns its path.
 func (h *host) ownLoader() string {
 	h.T.Helper()
-	const preload, other = "/etc/ld.so.preload", "/etc/ld.so.nowhere"
+	return h.loaderThatReads("/etc/ld.so.nowhere")
+}
+
+// loaderThatReads copies a dynamic loader with another preload file into every container, and returns its path.
+func (h *host) loaderThatReads(other string) string {
+	h.T.Helper()
+	const preload = "/etc/ld.so.preload"
+	other += strings.Repeat("\x00", len(preload)-len(other))
 	hog := must.Get(elf.Open(filepath.Join(h.Bin, "demo", "cuda_hog")))(h.T)
 	defer hog.Close()
 	path := must.Get(hog.Section(".interp").Data())(h.T)
