@@ -119,7 +119,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		return err
 	})
 	if err != nil && !l.keeper.Alive() {
-		return reply, errors.New("the process that was to keep the lease's slice was ended by somebody before it began: ask again")
+		return reply, errors.New("the process that keeps the lease's slice has ended: ask again; if it ends again, the log of gpuslice-leased says why")
 	}
 	if err == nil {
 		l.Generation = reply.Slice.Generation

@@ -13,10 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -130,9 +132,19 @@ func (g *cgroups) make(id string) error {
 	return nil
 }
 
-// unified returns a broker's cgroup v2 directory for starting a process in it, or nil if the kernel may not support that.
+// mayClone3 reports whether this process may call clone3(2), which starts a process in a cgroup. RestrictNamespaces of the systemd unit denies it.
+// Arguments of no size are invalid.
+var mayClone3 = sync.OnceValue(func() bool {
+	_, _, errno := unix.Syscall(unix.SYS_CLONE3, 0, 0, 0)
+	return errno == unix.EINVAL
+})
+
+// unified returns a broker's cgroup v2 directory for starting a process in it, or nil if that may not be possible.
 func (g *cgroups) unified(id string) *os.File {
 	dir := filepath.Join(g.roots[0].dir, id)
+	if !mayClone3() {
+		return nil
+	}
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil { // exists since Linux 5.14; 5.7 would suffice
 		return nil
 	}

@@ -229,10 +229,15 @@ func (s *Service) keep(l *lease) error {
 		return err
 	}
 	defer w.Close() // without broker.Stay the keeper exits
-	command := s.command(l, "--keep", []*os.File{r})
-	err = s.launch(l, command)
-	r.Close()
+	defer r.Close()
+	_, written, err := newOutput(l.ID, s.Log)
 	if err != nil {
+		return err
+	}
+	defer written.Close()
+	command := s.command(l, "--keep", []*os.File{r})
+	command.Stdout, command.Stderr = written, written
+	if err := s.launch(l, command); err != nil {
 		return fmt.Errorf("start the lease's keeper: %w", err)
 	}
 	handle, err := process.Open(command.Process.Pid) // it exists: Wait has not been called
