@@ -1,0 +1,55 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# inside.sh NAME: the first process of a Debian. It prepares the host and becomes systemd, which runs look.sh, in cgroups called NAME.
+set -euo pipefail
+tar -C /test/tree -c . | tar -C / -x --keep-directory-symlink
+cp /test/fakecuda/lib*.so.1 /usr/lib/
+cp /test/cuda_hog /usr/bin/
+groupadd --system gpuslice
+useradd -m alice
+cat >>/etc/gpuslice/config.toml <<'CONFIG'
+
+[[sessions.limits]]
+user = "alice"
+max_vram = "8G"
+max_sessions = 4
+CONFIG
+cat >/etc/systemd/system/look.service <<'UNIT'
+[Unit]
+After=multi-user.target
+
+[Service]
+Type=oneshot
+Environment=FAKECUDA_STATE=/dev/shm/units
+StandardOutput=file:/test/said
+StandardError=inherit
+ExecStart=/bin/bash /test/look.sh
+ExecStopPost=/bin/systemctl --force poweroff
+UNIT
+for unit in gpusliced gpuslice-leased; do
+	mkdir "/etc/systemd/system/$unit.service.d"
+	printf '[Service]\nEnvironment=FAKECUDA_STATE=/dev/shm/units\n' >"/etc/systemd/system/$unit.service.d/simulated.conf"
+done
+mkdir -p /etc/systemd/system/default.target.wants
+ln -s ../look.service /etc/systemd/system/default.target.wants/look.service
+
+# Its cgroups are the root ones in its namespace.
+v1=/sys/fs/cgroup/systemd v2=/sys/fs/cgroup kind=unified
+[ ! -d "$v1" ] || v2=/sys/fs/cgroup/unified kind=hybrid
+for root in "$v1" "$v2"; do
+	[ ! -e "$root/cgroup.procs" ] || { mkdir "$root/$1" && echo $$ >"$root/$1/cgroup.procs"; }
+done
+# shellcheck disable=SC2016 # for the shell there
+exec unshare --cgroup --mount bash -euc '
+	umount -l /sys
+	mount -t sysfs -o ro none /sys
+	if [ "$1" = hybrid ]; then
+		mount -t tmpfs none /sys/fs/cgroup
+		mkdir /sys/fs/cgroup/unified /sys/fs/cgroup/systemd
+		mount -t cgroup2 none /sys/fs/cgroup/unified
+		mount -t cgroup -o none,name=systemd,xattr none /sys/fs/cgroup/systemd
+	else
+		mount -t cgroup2 none /sys/fs/cgroup
+	fi
+	exec env container=gpuslice /lib/systemd/systemd --system --log-target=null --show-status=no' systemd "$kind"
