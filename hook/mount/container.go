@@ -101,7 +101,7 @@ func (c *Container) refuseCovered() error {
 	}
 	if (FileID{host.Dev, host.Ino}) != c.Root {
 		return fmt.Errorf("something is mounted on / in the container, over its root filesystem %.256q: "+
-			"whoever can write there from outside can unbind the interceptor; mount it on a directory below", c.rootfs)
+			"another user of it can unbind the interceptor; mount it on a directory below", c.rootfs)
 	}
 	return nil
 }

@@ -144,7 +144,7 @@ func (c *Container) onAnotherMount() error {
 		}
 		o.close()
 	}
-	return fmt.Errorf("/%s in the container %s: whoever can write there from outside can remove the file, and so unbind the interceptor; "+
+	return fmt.Errorf("/%s in the container %s: another user of it can remove the file, and so unbind the interceptor; "+
 		"mount nothing there (other files and directories in /%s may be mounted)", last, way, etcPath)
 }
 

@@ -185,7 +185,7 @@ func runtimeIsKilled(s *site) {
 	s.works(s.run(container{}))
 }
 
-// waitingRuntime returns the pid of a runtime with a hook that waits for the enforcer, or 0. The hook of a pod's sandbox ends without a request.
+// waitingRuntime returns the pid of a runtime with a running hook that has a connection; 0 if there is none. The hook of a pod's sandbox opens no socket.
 func (s *site) waitingRuntime() int {
 	for _, pid := range children("/proc") {
 		line, err := os.ReadFile("/proc/" + pid + "/cmdline")

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the units do on a host, run by systemd.
+# Systemd runs this on the host of inside.sh: it checks the two units.
+#
 # shellcheck disable=SC2312,SC2317,SC2329 # an empty value fails a comparison; functions are called by check
 set -uo pipefail
 export LC_ALL=C.UTF-8
@@ -57,7 +58,7 @@ in_table() {
 	while read -r mode owner path; do
 		found=
 		while read -r pattern row_mode row_owner; do
-			# shellcheck disable=SC2053 # it is a pattern, whose * is one name
+			# shellcheck disable=SC2053 # it is a pattern; its * is one name
 			[[ $path == $pattern && ${path//[^\/]/} == "${pattern//[^\/]/}" ]] || continue
 			case $mode:$row_mode in "$mode:$mode" | Srw-rw----:Srw-------) ;; *) continue ;; esac # the control socket is the group's, too
 			case $row_owner:$owner in root:root | *user*:alice | *broker*:UNKNOWN) found=yes ;; esac
