@@ -34,22 +34,13 @@ done
 mkdir -p /etc/systemd/system/default.target.wants
 ln -s ../look.service /etc/systemd/system/default.target.wants/look.service
 
-# Its cgroups are the root ones in its namespace.
-v1=/sys/fs/cgroup/systemd v2=/sys/fs/cgroup kind=unified
-[ ! -d "$v1" ] || v2=/sys/fs/cgroup/unified kind=hybrid
-for root in "$v1" "$v2"; do
-	[ ! -e "$root/cgroup.procs" ] || { mkdir "$root/$1" && echo $$ >"$root/$1/cgroup.procs"; }
-done
-# shellcheck disable=SC2016 # for the shell there
+# Its cgroups of version 2 are the root ones in its namespace, and it has no others.
+root=/sys/fs/cgroup
+[ -e "$root/cgroup.procs" ] || root+=/unified
+mkdir "$root/$1"
+echo $$ >"$root/$1/cgroup.procs"
 exec unshare --cgroup --mount bash -euc '
 	umount -l /sys
 	mount -t sysfs -o ro none /sys
-	if [ "$1" = hybrid ]; then
-		mount -t tmpfs none /sys/fs/cgroup
-		mkdir /sys/fs/cgroup/unified /sys/fs/cgroup/systemd
-		mount -t cgroup2 none /sys/fs/cgroup/unified
-		mount -t cgroup -o none,name=systemd,xattr none /sys/fs/cgroup/systemd
-	else
-		mount -t cgroup2 none /sys/fs/cgroup
-	fi
-	exec env container=gpuslice /lib/systemd/systemd --system --log-target=null --show-status=no' systemd "$kind"
+	mount -t cgroup2 none /sys/fs/cgroup
+	exec env container=gpuslice /lib/systemd/systemd --system --log-target=null --show-status=no'

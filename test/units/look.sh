@@ -37,6 +37,18 @@ gone() {
 }
 pid_of() { systemctl show --property MainPID --value "$1"; }
 
+# contained BYTES: cuda_hog in a container with 2 GiB.
+contained() {
+	local bundle=/root/bundle
+	rm -rf "$bundle" && mkdir -p "$bundle"/rootfs/{proc,dev,sys,etc,tmp,usr} && cd "$bundle" && runc spec || return
+	ln -s usr/bin usr/lib usr/lib64 rootfs/
+	sed -i 's/"ociVersion"/"annotations": {"gpuslice.vram": "2G"}, &/; s/"terminal": true/"terminal": false/
+		s/"sh"$/"timeout", "2", "cuda_hog", "'"$1"'"/; s#"TERM=xterm"#"FAKECUDA_STATE=/dev/shm/units"#
+		s#"mounts": \[#&{"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]},#
+		/"destination": "\/dev\/shm"/,/}/{s/"tmpfs"/"bind"/; s#"shm"#"/dev/shm"#; s/"mode=1777"/"rbind"/; s/"size=65536k"/"rw"/}' config.json
+	gpuslice-runtime run "units-$1"
+}
+
 # sandboxed UNIT: no new privileges, a filter of system calls, and a root that cannot be written.
 sandboxed() {
 	local pid
@@ -73,6 +85,8 @@ for unit in gpusliced gpuslice-leased; do
 	check "$unit is ready" says active systemctl is-active "$unit"
 	check "$unit is in its sandbox" sandboxed "$unit"
 done
+check "a container holds what fits" says "holds 536870912 of" contained 536870912
+check "and is refused what does not" says "OUT_OF_MEMORY" contained 4294967296
 check "a user's session holds what fits" says "holds 536870912 of" alice 'gpuslice run --require-host --vram 2G -- timeout 2 cuda_hog 536870912'
 check "and is refused what does not" says "OUT_OF_MEMORY" alice 'gpuslice run --require-host --vram 2G -- timeout 2 cuda_hog 4294967296'
 check "a user gets a lease" says "session.sock" alice 'gpuslice lease acquire --vram 1G --ttl 10m'
