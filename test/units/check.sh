@@ -19,7 +19,7 @@ debian_made "$base" bookworm systemd,procps,runc
 make --no-print-directory -s install DESTDIR="$work/test/tree" >/dev/null
 cp -r bin/fakecuda bin/demo/cuda_hog test/units/inside.sh test/units/look.sh docs/evidence/modes.md "$work/test/"
 name=gpuslice-units-$$
-timeout 180 unshare --mount --pid --fork --kill-child bash -euc 'debian_enter "$@"' debian "$base" "$work" "$name" </dev/null >"$work/log" 2>&1 ||
+timeout -s KILL 300 unshare --mount --pid --fork --kill-child bash -euc 'debian_enter "$@"' debian "$base" "$work" "$name" </dev/null >"$work/log" 2>&1 ||
 	true # a power-off ends it by a signal
 find /sys/fs/cgroup/{,unified/}"$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
 cat "$work/test/said" || { cat "$work/log" && echo "0 passed, 1 failed, 0 skipped" && exit 1; }

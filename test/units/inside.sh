@@ -6,6 +6,7 @@ set -euo pipefail
 tar -C /test/tree -c . | tar -C / -x --keep-directory-symlink
 cp /test/fakecuda/lib*.so.1 /usr/lib/
 cp /test/cuda_hog /usr/bin/
+cp /test/cuda_hog /usr/bin/work_hog # by a name of its own
 groupadd --system gpuslice
 useradd -m alice
 cat >>/etc/gpuslice/config.toml <<'CONFIG'

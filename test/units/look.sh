@@ -21,15 +21,25 @@ check() { # NAME COMMAND…
 	fi
 }
 alice() { su alice -c "$1"; }
-says() { # WORDS COMMAND…
-	local words=$1 said
+# says WORDS COMMAND…: the command prints them. A program that holds memory is ended then.
+says() {
+	local words=$1 pid found=1
 	shift
-	said=$("$@" 2>&1)
-	echo "$said"
-	[[ $said == *"$words"* ]]
+	"$@" >/tmp/out 2>&1 &
+	pid=$!
+	for _ in {1..600}; do
+		kill -0 "$pid" 2>/dev/null || break
+		grep -qF -- "$words" /tmp/out && break
+		sleep 0.1
+	done
+	pkill -KILL -x cuda_hog
+	wait "$pid"
+	grep -qF -- "$words" /tmp/out && found=0
+	cat /tmp/out
+	return "$found"
 }
 gone() {
-	for _ in {1..150}; do
+	for _ in {1..600}; do
 		gpuslice inspect "$1" >/dev/null 2>&1 || return 0
 		sleep 0.1
 	done
@@ -43,7 +53,7 @@ contained() {
 	rm -rf "$bundle" && mkdir -p "$bundle"/rootfs/{proc,dev,sys,etc,tmp,usr} && cd "$bundle" && runc spec || return
 	ln -s usr/bin usr/lib usr/lib64 rootfs/
 	sed -i 's/"ociVersion"/"annotations": {"gpuslice.vram": "2G"}, &/; s/"terminal": true/"terminal": false/
-		s/"sh"$/"timeout", "2", "cuda_hog", "'"$1"'"/; s#"TERM=xterm"#"FAKECUDA_STATE=/dev/shm/units"#
+		s/"sh"$/"cuda_hog", "'"$1"'"/; s#"TERM=xterm"#"FAKECUDA_STATE=/dev/shm/units"#
 		s#"mounts": \[#&{"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]},#
 		/"destination": "\/dev\/shm"/,/}/{s/"tmpfs"/"bind"/; s#"shm"#"/dev/shm"#; s/"mode=1777"/"rbind"/; s/"size=65536k"/"rw"/}' config.json
 	gpuslice-runtime run "units-$1"
@@ -87,11 +97,11 @@ for unit in gpusliced gpuslice-leased; do
 done
 check "a container holds what fits" says "holds 536870912 of" contained 536870912
 check "and is refused what does not" says "OUT_OF_MEMORY" contained 4294967296
-check "a user's session holds what fits" says "holds 536870912 of" alice 'gpuslice run --require-host --vram 2G -- timeout 2 cuda_hog 536870912'
-check "and is refused what does not" says "OUT_OF_MEMORY" alice 'gpuslice run --require-host --vram 2G -- timeout 2 cuda_hog 4294967296'
+check "a user's session holds what fits" says "holds 536870912 of" alice 'gpuslice run --require-host --vram 2G -- cuda_hog 536870912'
+check "and is refused what does not" says "OUT_OF_MEMORY" alice 'gpuslice run --require-host --vram 2G -- cuda_hog 4294967296'
 check "a user gets a lease" says "session.sock" alice 'gpuslice lease acquire --vram 1G --ttl 10m'
-alice 'gpuslice run --quiet --require-host --name work --vram 2G -- timeout 60 cuda_hog 536870912' >/tmp/work &
-for _ in {1..50}; do
+alice 'gpuslice run --quiet --require-host --name work --vram 2G -- work_hog 536870912' >/tmp/work &
+for _ in {1..600}; do
 	grep -q holds /tmp/work && break
 	sleep 0.1
 done
