@@ -20,6 +20,7 @@ install -m 755 /test/systemctl /usr/local/bin/systemctl
 echo "$cgroup" >/test/cgroup
 # The simulated driver is where a driver would be, once it is built; python asks it for the size of the card.
 install -d -m 1777 /card
+install -m 666 /dev/null /card/state # of root: in such a directory nobody else may open what a user has made (fs.protected_regular)
 echo /home/newcomer/gpuslice/bin/fakecuda >/etc/ld.so.conf.d/driver.conf
 printf '#!/bin/sh\nexec /home/newcomer/gpuslice/bin/demo/cuda_hog 0\n' >/usr/local/bin/python
 chmod 755 /usr/local/bin/python

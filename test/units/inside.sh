@@ -35,13 +35,23 @@ done
 mkdir -p /etc/systemd/system/default.target.wants
 ln -s ../look.service /etc/systemd/system/default.target.wants/look.service
 
-# Its cgroups of version 2 are the root ones in its namespace, and it has no others.
+# Its cgroups of version 2 are the root ones in its namespace. Systemd gets no other cgroups, devices or settings of the host.
 root=/sys/fs/cgroup
 [ -e "$root/cgroup.procs" ] || root+=/unified
 mkdir "$root/$1"
 echo $$ >"$root/$1/cgroup.procs"
+# shellcheck disable=SC2016 # for the shell there
 exec unshare --cgroup --mount bash -euc '
 	umount -l /sys
 	mount -t sysfs -o ro none /sys
 	mount -t cgroup2 none /sys/fs/cgroup
+	mount -t tmpfs -o mode=755 none /dev
+	for node in null:3 zero:5 full:7 random:8 urandom:9; do
+		mknod -m 666 "/dev/${node%:*}" c 1 "${node#*:}"
+	done
+	ln -s /proc/self/fd /dev/fd
+	mkdir /dev/shm
+	mount -t tmpfs none /dev/shm
+	mount --bind /proc/sys /proc/sys
+	mount -o remount,bind,ro /proc/sys
 	exec env container=gpuslice /lib/systemd/systemd --system --log-target=null --show-status=no'
