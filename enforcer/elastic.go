@@ -187,16 +187,13 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 			s.attend(&e.gates) // before observe: a request is seen there, or ends the wait
 			s.observe(now)
 		}
-		for _, s := range waiting(all, now) {
-			s.mu.Lock()
-			devices := s.quota.Commitment()
-			s.mu.Unlock()
-			if !r.begin(devices) {
+		for _, w := range mayReturn(waiting(all, now), all) {
+			if !r.begin(w.devices) {
 				continue
 			}
 			moves.Go(func() {
-				e.bringBack(ctx, s)
-				r.end(devices)
+				e.bringBack(ctx, w.slice)
+				r.end(w.devices)
 				e.gates.Ring() // for the next one
 			})
 		}
@@ -214,22 +211,55 @@ func (e *Enforcer) elasticOnes() (all []*slice) {
 	return all
 }
 
-// waiting returns the slices with a waiting process, except those just tried: by priority, then by waiting time.
-func waiting(all []*slice, now time.Time) (wait []*slice) {
-	since := make(map[*slice]time.Time)
+// waiter is a slice with a waiting process.
+type waiter struct {
+	*slice
+	since   time.Time
+	tried   bool // for triedLasts
+	devices map[string]uint64
+}
+
+// waiting returns the waiters by priority, then by waiting time.
+func waiting(all []*slice, now time.Time) (wait []waiter) {
 	for _, s := range all {
 		s.mu.Lock()
 		r, may := s.residency, s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active
-		if may && r.back != nil && !r.waits.IsZero() && now.Sub(r.obstructed) >= triedLasts {
-			since[s] = r.waits
-			wait = append(wait, s)
+		if may && r.back != nil && !r.waits.IsZero() {
+			wait = append(wait, waiter{s, r.waits, now.Sub(r.obstructed) < triedLasts, s.quota.Commitment()})
 		}
 		s.mu.Unlock()
 	}
-	slices.SortFunc(wait, func(a, b *slice) int {
-		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), since[a].Compare(since[b]))
+	slices.SortFunc(wait, func(a, b waiter) int {
+		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), a.since.Compare(b.since))
 	})
 	return wait
+}
+
+// mayReturn returns the waiters to try. While a slice is ended for others, no later waiter takes the room of its devices before them.
+func mayReturn(wait []waiter, all []*slice) (try []waiter) {
+	ending, claimed := make(map[string]bool), make(map[string]bool)
+	for _, s := range all {
+		s.mu.Lock()
+		if s.overstayed != "" {
+			for uuid := range s.quota.Commitment() {
+				ending[uuid] = true
+			}
+		}
+		s.mu.Unlock()
+	}
+	for _, w := range wait {
+		free := true
+		for uuid := range w.devices {
+			free = free && !claimed[uuid]
+		}
+		if free && !w.tried {
+			try = append(try, w)
+		}
+		for uuid := range w.devices {
+			claimed[uuid] = claimed[uuid] || ending[uuid]
+		}
+	}
+	return try
 }
 
 // gated returns the numbers of calls that the slice's processes have made, and that are under way. Called with mu held.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -92,6 +93,23 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
+	o := quick
+	o.Patience = time.Nanosecond
+	h, truth, f := elastics(t, o)
+	h.stop()
+	h.options.Grace = time.Second
+	h.start()
+	a, b, c := h.elastic("a", 40*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 30*gib, 0)
+	a.works(truth, gib)
+	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // SIGTERM does not end it
+	b.expect(statusAway, "return")
+	eventually(t, "a is ended", func() bool { return len(h.told(api.EventExpired)) == 1 })
+	c.expect(statusAway, "return")
+	await.That(t, "b returns, once a is killed", func() bool { return b.ask("return") != statusAway })
 }
 
 // The driver does not say what a process is doing that stands still.
