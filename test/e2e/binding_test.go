@@ -114,6 +114,8 @@ func TestNoUmaskChangesAModeOrKeepsAUserFromTheInterceptor(t *testing.T) {
 			if g := c.hog(gib); !strings.HasPrefix(g.said, "holds "+strconv.Itoa(gib)) {
 				t.Errorf("a process of uid 1000 says %q of 1 GiB", g.said)
 			}
+			must.Get(h.Client.Suspend(t.Context(), c.id))(h.T)
+			must.Get(h.Client.Resume(t.Context(), c.id))(h.T)
 			h.Must(checkModes(h.Host, []string{"gpusliced", "hook"}, dirs))
 			h.Stop(unix.SIGTERM)
 			binds, _ := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind"))
