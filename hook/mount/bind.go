@@ -69,20 +69,15 @@ func (c *Container) Bind(src Source) error {
 		}
 		attached := []int{dir}
 		err := attachLibrary(library, dir)
-		for i, p := range c.preloads {
-			if err != nil {
-				break
+		for i := 0; err == nil && i < len(preloads); i++ {
+			if err = attach(preloads[i], c.preloads[i].file.fd); err != nil {
+				err = fmt.Errorf("bind /%s: %w", c.preloads[i].path(), err)
+			} else {
+				attached = append(attached, preloads[i])
 			}
-			if err = attach(preloads[i], p.file.fd); err != nil {
-				err = fmt.Errorf("bind /%s: %w", p.path(), err)
-				break
-			}
-			attached = append(attached, preloads[i])
 		}
-		if err != nil {
-			for _, tree := range attached {
-				err = errors.Join(err, c.detach(tree))
-			}
+		for i := 0; err != nil && i < len(attached); i++ {
+			err = errors.Join(err, c.detach(attached[i]))
 		}
 		return err
 	})
