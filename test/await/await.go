@@ -46,6 +46,11 @@ func Quiet(t testing.TB, what string, d time.Duration, happens func() bool) {
 	}
 }
 
+// Paced returns the most events that a rate limiter with this burst and interval has let pass since began, however long that is.
+func Paced(began time.Time, burst int, interval time.Duration) int {
+	return burst + int(time.Since(began)/interval)
+}
+
 // Once repeats an attempt until one takes less than limit. A stall fails one attempt, a slow code path all of them.
 func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {
 	t.Helper()
