@@ -5,18 +5,17 @@ package enforcer
 import (
 	"log/slog"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 )
 
 // share limits a slice's log lines, and the requests of its processes. All sessions of a user have one share, so that beginning many gains nothing.
 type share struct {
 	log  *slog.Logger
-	pace *rate.Limiter
+	pace *pace.Limiter
 }
 
 // userShares has the users' shares. They outlive the sessions: the users are few, and named in the configuration.

@@ -10,13 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
@@ -28,7 +27,7 @@ import (
 type slice struct {
 	e          *Enforcer
 	log        *slog.Logger
-	pace       *rate.Limiter       // limits the requests of its processes
+	pace       *pace.Limiter       // limits the requests of its processes
 	request    api.RegisterRequest // quotas by UUID
 	holder     *admission.Holder
 	generation uint64

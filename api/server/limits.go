@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
@@ -26,7 +24,7 @@ type limits struct {
 	write  time.Duration // for the answer, or for each batch of a stream of events
 	idle   time.Duration // between two requests
 
-	pace rate.Limit // KiB of requests of each user but root and the enforcer's own, in a second; 0: as many as are asked
+	pace float64 // KiB of requests of each user but root and the enforcer's own, in a second; 0: as many as are asked
 }
 
 // connections that are served at one time. Those of root and of the enforcer's own user wait in the kernel's queue when
@@ -136,7 +134,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.paces != nil && !l.paces.of(counts).Allow():
+	case l.paces != nil && !l.paces.of(counts).Allow(time.Now()):
 		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: ask again later", p.UID, l.paces.perSecond)
 	case l.by[counts] >= l.each:
 		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)

@@ -8,8 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -18,23 +17,23 @@ const paceBurst = 8
 
 // paces has a limiter for each recent user.
 type paces struct {
-	perSecond rate.Limit
+	perSecond float64
 	burst     int
 
 	mu sync.Mutex
-	by map[uint32]*rate.Limiter
+	by map[uint32]*pace.Limiter
 }
 
-func newPaces(perSecond rate.Limit, burst int) *paces {
-	return &paces{perSecond: perSecond, burst: burst, by: make(map[uint32]*rate.Limiter)}
+func newPaces(perSecond float64, burst int) *paces {
+	return &paces{perSecond: perSecond, burst: burst, by: make(map[uint32]*pace.Limiter)}
 }
 
-func (p *paces) of(uid uint32) *rate.Limiter {
+func (p *paces) of(uid uint32) *pace.Limiter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.by[uid] == nil {
-		maps.DeleteFunc(p.by, func(_ uint32, l *rate.Limiter) bool { return l.Tokens() >= float64(p.burst) })
-		p.by[uid] = rate.NewLimiter(p.perSecond, p.burst)
+		maps.DeleteFunc(p.by, func(_ uint32, l *pace.Limiter) bool { return l.Tokens(time.Now()) >= float64(p.burst) })
+		p.by[uid] = pace.New(p.perSecond, p.burst)
 	}
 	return p.by[uid]
 }
@@ -50,7 +49,7 @@ func connectionPaces(l limits) *paces {
 
 // paced delays the requests of a user beyond perSecond KiB of heads and bodies on all connections: reading 64 KiB of JSON takes
 // up to 5 ms of a processor. A delayed request keeps its connection, and delays no other user.
-func paced(next http.Handler, perSecond rate.Limit) http.Handler {
+func paced(next http.Handler, perSecond float64) http.Handler {
 	if perSecond == 0 {
 		return next
 	}
@@ -61,7 +60,7 @@ func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 			p.counts = session.NoUser
 		}
 		if !privileged(p.counts) {
-			time.Sleep(paces.of(p.counts).ReserveN(time.Now(), kibibytes(r)).Delay())
+			time.Sleep(paces.of(p.counts).Reserve(time.Now(), kibibytes(r)))
 		}
 		next.ServeHTTP(w, r)
 	})

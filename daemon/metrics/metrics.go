@@ -19,9 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
-	"golang.org/x/time/rate"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 )
 
 // Slices provides the figures of the slices.
@@ -145,9 +145,9 @@ func (m *Metrics) Handler() http.Handler {
 
 // Page serves a registry to Prometheus, at a bounded rate.
 func Page(registry *prometheus.Registry) http.Handler {
-	pace, next := rate.NewLimiter(scrapesPerSecond, scrapesAtOnce), promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	scrapes, next := pace.New(scrapesPerSecond, scrapesAtOnce), promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if pace.Wait(r.Context()) == nil { // else the client has disconnected
+		if scrapes.Wait(r.Context()) == nil { // else the client has disconnected
 			next.ServeHTTP(w, r)
 		}
 	})

@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
@@ -41,7 +41,7 @@ const (
 )
 
 // NewPace returns the rate limiter of one slice, or of several slices that share it.
-func NewPace() *rate.Limiter { return rate.NewLimiter(Rate, Burst) }
+func NewPace() *pace.Limiter { return pace.New(Rate, Burst) }
 
 // memberFor is how long a positive answer of Member is cached.
 const memberFor = time.Second
@@ -66,21 +66,21 @@ type Server struct {
 	handler  Handler
 	log      *slog.Logger
 	slots    chan struct{}
-	pace     *rate.Limiter
+	pace     *pace.Limiter
 	stop     context.CancelFunc
 	stopped  context.Context
 	foreign  sync.Once
 }
 
-// Serve listens at place until Close. pace limits its replies.
-func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, log *slog.Logger) (*Server, error) {
+// Serve listens at place until Close. replies limits its answers.
+func Serve(place Place, replies *pace.Limiter, member Member, handler Handler, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
 	s := &Server{
 		listener: listener, member: member, handler: handler, log: log,
-		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: pace,
+		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: replies,
 		members: make(map[process.Identity]time.Time),
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
@@ -123,7 +123,7 @@ func (s *Server) accept() {
 			}
 		default:
 			short = false
-			if wait := s.pace.Reserve().Delay(); wait > 0 {
+			if wait := s.pace.Reserve(time.Now(), 1); wait > 0 {
 				select {
 				case <-time.After(max(wait, paceStep)):
 				case <-s.stopped.Done():

@@ -12,9 +12,8 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 )
 
 const (
@@ -47,16 +46,16 @@ type Sum struct {
 
 // Refusals are the refusals of one slice that are to be reported. The zero value has none.
 type Refusals struct {
-	said *rate.Limiter
+	said *pace.Limiter
 	sums [ledger.Devices]Sum
 }
 
 // Allow reports whether a described refusal is reported on its own.
 func (r *Refusals) Allow(now time.Time) bool {
 	if r.said == nil {
-		r.said = rate.NewLimiter(saidPerSecond, saidPerSecond)
+		r.said = pace.New(saidPerSecond, saidPerSecond)
 	}
-	return r.said.AllowN(now, 1)
+	return r.said.Allow(now)
 }
 
 // Add adds the refusals of one process to the sum of a device.

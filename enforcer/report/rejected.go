@@ -5,7 +5,7 @@ package report
 import (
 	"time"
 
-	"golang.org/x/time/rate"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 )
 
 // rejectedPerSecond is the number of rejected attaches of a slice that are reported one by one per second. The others are reported as a
@@ -14,16 +14,16 @@ const rejectedPerSecond = 4
 
 // Rejected are the rejected attaches of one slice. The zero value has none.
 type Rejected struct {
-	alone *rate.Limiter
+	alone *pace.Limiter
 	rest  map[string]uint64 // by cause
 }
 
 // Add counts a rejected attach. It reports whether to report it on its own; otherwise the next sum includes it.
 func (r *Rejected) Add(now time.Time, cause string) (alone bool) {
 	if r.alone == nil {
-		r.alone, r.rest = rate.NewLimiter(rejectedPerSecond, rejectedPerSecond), make(map[string]uint64)
+		r.alone, r.rest = pace.New(rejectedPerSecond, rejectedPerSecond), make(map[string]uint64)
 	}
-	if r.alone.AllowN(now, 1) {
+	if r.alone.Allow(now) {
 		return true
 	}
 	r.rest[cause]++

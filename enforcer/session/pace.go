@@ -5,10 +5,9 @@ package session
 import (
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 )
 
 // Pace limits how often each user may do something: Burst times at once, and then once per Interval.
@@ -17,7 +16,7 @@ type Pace struct {
 	Interval time.Duration
 
 	mu guard.Mutex[guard.Leaf] // guards by
-	by map[uint32]*rate.Limiter
+	by map[uint32]*pace.Limiter
 }
 
 // WrongTokens returns the pace of wrong tokens. No token can be guessed; the limit bounds the cost of attempts, and makes them visible.
@@ -40,22 +39,28 @@ const maxPaced = 1024
 func (p *Pace) Wait(now time.Time, uid uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.wait(now, uid)
+}
+
+func (p *Pace) wait(now time.Time, uid uint32) bool {
 	for user, limiter := range p.by {
-		if limiter.TokensAt(now) >= float64(p.Burst) {
+		if limiter.Tokens(now) >= float64(p.Burst) {
 			delete(p.by, user)
 		}
 	}
 	limiter := p.by[uid]
-	return limiter != nil && limiter.TokensAt(now) < 1
+	return limiter != nil && limiter.Tokens(now) < 1
 }
 
 // Change counts a change of a user's sessions, or returns an error if there were too many.
 func (p *Pace) Change(uid uint32) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	now := time.Now()
-	if p.Wait(now, uid) {
+	if p.wait(now, uid) {
 		return api.Errorf(api.CodeBusy, "uid %d has created and renewed sessions %d times in a short time: one more is accepted each %s: try again then", uid, p.Burst, p.Interval)
 	}
-	p.Did(now, uid)
+	p.did(now, uid)
 	return nil
 }
 
@@ -63,17 +68,21 @@ func (p *Pace) Change(uid uint32) error {
 func (p *Pace) Did(now time.Time, uid uint32) (first bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.did(now, uid)
+}
+
+func (p *Pace) did(now time.Time, uid uint32) (first bool) {
 	limiter := p.by[uid]
 	if limiter == nil {
 		if len(p.by) >= maxPaced {
 			return false
 		}
 		if p.by == nil {
-			p.by = make(map[uint32]*rate.Limiter)
+			p.by = make(map[uint32]*pace.Limiter)
 		}
-		limiter, first = rate.NewLimiter(rate.Every(p.Interval), p.Burst), true
+		limiter, first = pace.Every(p.Interval, p.Burst), true
 		p.by[uid] = limiter
 	}
-	limiter.AllowN(now, 1)
+	limiter.Allow(now)
 	return first
 }

@@ -17,8 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -48,7 +47,7 @@ type door struct {
 	users        *session.HostUsers
 	log          *slog.Logger
 	refused      func(cause string)
-	pace         *rate.Limiter
+	pace         *pace.Limiter
 	in           chan *remote
 	closed       chan struct{}
 
@@ -61,7 +60,7 @@ type door struct {
 
 func newDoor(l net.Listener, c *certificates, users *session.HostUsers, log *slog.Logger, refused func(string)) *door {
 	return &door{
-		Listener: l, certificates: c, users: users, log: log, refused: refused, pace: rate.NewLimiter(handshakesPerSecond, handshakesPerSecond),
+		Listener: l, certificates: c, users: users, log: log, refused: refused, pace: pace.New(handshakesPerSecond, handshakesPerSecond),
 		in: make(chan *remote), closed: make(chan struct{}), of: make(map[netip.Prefix]int), by: make(map[string]int),
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -71,7 +71,7 @@ type lease struct {
 
 	live context.Context // ends with the lease or the service
 	quit context.CancelFunc
-	pace *rate.Limiter // of broker restarts
+	pace *pace.Limiter // of broker restarts
 
 	// starting guards the fields below once the lease serves, and the record. It is held while a broker starts and while the
 	// lease ends.
@@ -102,7 +102,7 @@ func (l *lease) pass(step string) {
 }
 
 func (s *Service) newLease(r record) *lease {
-	l := &lease{record: r, done: make(chan struct{}), since: time.Now(), pace: rate.NewLimiter(rate.Every(restartInterval), restartsAtOnce)}
+	l := &lease{record: r, done: make(chan struct{}), since: time.Now(), pace: pace.Every(restartInterval, restartsAtOnce)}
 	l.live, l.quit = context.WithCancel(s.live)
 	return l
 }

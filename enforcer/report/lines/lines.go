@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 )
 
 // Each message has a burst of atOnce lines, and then one line per interval.
@@ -36,7 +36,7 @@ type lines struct {
 }
 
 type line struct {
-	limit      *rate.Limiter
+	limit      *pace.Limiter
 	suppressed int
 }
 
@@ -67,10 +67,10 @@ func (l *lines) take(message string, at time.Time) (suppressed int, may bool) {
 	defer l.mu.Unlock()
 	of := l.byMessage[message]
 	if of == nil {
-		of = &line{limit: rate.NewLimiter(rate.Every(interval), atOnce)}
+		of = &line{limit: pace.Every(interval, atOnce)}
 		l.byMessage[message] = of
 	}
-	if !of.limit.AllowN(at, 1) {
+	if !of.limit.Allow(at) {
 		of.suppressed++
 		return 0, false
 	}
