@@ -19,9 +19,9 @@ import (
 
 type action struct {
 	name    string
-	atLeast int           // per minute; an action goes on until then, and the test fails if that takes too long
+	atLeast int           // per minute, of a last one in all; an action goes on until then, and the test fails if that takes too long
 	pause   time.Duration // after each time
-	last    bool          // in the last tenth of the run, once all others have ended: no action works after it
+	last    bool          // in the last tenth of the run, once all others have ended: no action works after it, itself neither
 	// do performs it once. An error gives the reason for a failed attempt, which is not counted; a harm means that the attack
 	// succeeded.
 	do   func() error
@@ -114,7 +114,10 @@ func act(as string) error {
 		var all sync.WaitGroup
 		for i, a := range actions {
 			o := &outcomes[i]
-			o.Name, o.AtLeast = a.name, int(math.Ceil(float64(a.atLeast)*duration.Minutes()))
+			o.Name, o.AtLeast = a.name, a.atLeast
+			if !a.last {
+				o.AtLeast = int(math.Ceil(float64(a.atLeast) * duration.Minutes()))
+			}
 			if a.last == last {
 				all.Go(func() { a.until(ctx, end, o) })
 			}
