@@ -37,26 +37,28 @@ func TestATimeThatIsOlderThanTheLastGainsNothing(t *testing.T) {
 }
 
 func TestWhoGivesUpWaitingCountsForNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := Every(time.Second, 1)
-		var all sync.WaitGroup
-		begun := time.Now()
-		for range 10 {
-			all.Go(func() { expect.True(t, l.Wait(t.Context()) == nil, "it may go on") })
-		}
-		all.Wait()
-		expect.Equal(t, time.Since(begun), 9*time.Second)
+	synctest.Test(t, whoGivesUpWaitingCountsForNothing)
+}
 
-		given, giveUp := context.WithTimeout(t.Context(), time.Second/2)
-		defer giveUp()
-		begun = time.Now()
-		expect.True(t, errors.Is(l.Wait(given), context.DeadlineExceeded), "it would wait for longer than it can")
-		expect.Equal(t, time.Since(begun), 0)
-		given, giveUp = context.WithCancel(t.Context())
-		time.AfterFunc(time.Second/2, giveUp)
-		expect.True(t, errors.Is(l.Wait(given), context.Canceled), "it has given up")
-		expect.True(t, errors.Is(l.Wait(given), context.Canceled), "it had given up before")
-		expect.Equal(t, l.Wait(t.Context()), nil)
-		expect.Equal(t, time.Since(begun), time.Second)
-	})
+func whoGivesUpWaitingCountsForNothing(t *testing.T) {
+	l := Every(time.Second, 1)
+	var all sync.WaitGroup
+	begun := time.Now()
+	for range 10 {
+		all.Go(func() { expect.True(t, l.Wait(t.Context()) == nil, "it may go on") })
+	}
+	all.Wait()
+	expect.Equal(t, time.Since(begun), 9*time.Second)
+
+	given, giveUp := context.WithTimeout(t.Context(), time.Second/2)
+	defer giveUp()
+	begun = time.Now()
+	expect.True(t, errors.Is(l.Wait(given), context.DeadlineExceeded), "it would wait for longer than it can")
+	expect.Equal(t, time.Since(begun), 0)
+	given, giveUp = context.WithCancel(t.Context())
+	time.AfterFunc(time.Second/2, giveUp)
+	expect.True(t, errors.Is(l.Wait(given), context.Canceled), "it has given up")
+	expect.True(t, errors.Is(l.Wait(given), context.Canceled), "it had given up before")
+	expect.Equal(t, l.Wait(t.Context()), nil)
+	expect.Equal(t, time.Since(begun), time.Second)
 }

@@ -34,6 +34,7 @@ var exceptions = map[string]string{
 	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
 	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: load can only hide a message",
 	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
+	"enforcer/pace/pace_test.go whoGivesUpWaitingCountsForNothing":                    "the time of its bubble passes while all goroutines wait",
 	"api/server/limits_test.go holdMany":                                              "each read is tried again",
 	"test/faults/daemon_test.go up":                                                   "each question is repeated",
 	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
