@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -59,8 +60,8 @@ type limited struct {
 	closed chan struct{}
 	once   sync.Once
 	users  session.HostUsers
-	paces  *paces // of connections; nil: unlimited
-	rest   func() // after each restAfter rejections
+	paces  *pace.Users // of connections; nil: unlimited
+	rest   func()      // after each restAfter rejections
 
 	rejected int // by Accept, which has one caller
 
@@ -134,8 +135,8 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.paces != nil && !l.paces.of(counts).Allow(time.Now()):
-		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: ask again later", p.UID, l.paces.perSecond)
+	case l.paces != nil && !l.paces.Of(counts).Allow(time.Now()):
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: ask again later", p.UID, l.paces.PerSecond)
 	case l.by[counts] >= l.each:
 		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
 	case l.others >= l.connections.others:

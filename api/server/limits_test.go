@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
@@ -289,7 +290,7 @@ func paceOne(t *testing.T) (l *limited, path string, rests *int) {
 	t.Cleanup(func() { inner.Close() })
 	must.Do(t, inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)))
 	l, rests = limit(inner, userLimits).(*limited), new(int)
-	l.paces = newPaces(0, 1)
+	l.paces = &pace.Users{Burst: 1}
 	l.rest = func() { *rests++ }
 	return l, path, rests
 }
@@ -331,7 +332,7 @@ func TestRejectedConnectionsAreFewBetweenTwoPauses(t *testing.T) {
 }
 
 func TestAUserThatWaitsForItsAnswersIsWithinThePaceOfConnections(t *testing.T) {
-	if p := connectionPaces(userLimits); p.perSecond*perRequest < userLimits.pace || p.burst*perRequest < int(paceBurst*userLimits.pace)+userLimits.each {
-		t.Errorf("%v connections a second after %d, and %v KiB of requests after %v", p.perSecond, p.burst, userLimits.pace, paceBurst*userLimits.pace)
+	if p := connectionPaces(userLimits); p.PerSecond*perRequest < userLimits.pace || p.Burst*perRequest < int(paceBurst*userLimits.pace)+userLimits.each {
+		t.Errorf("%v connections a second after %d, and %v KiB of requests after %v", p.PerSecond, p.Burst, userLimits.pace, paceBurst*userLimits.pace)
 	}
 }

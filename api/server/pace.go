@@ -3,9 +3,7 @@
 package server
 
 import (
-	"maps"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/pace"
@@ -15,36 +13,13 @@ import (
 // paceBurst is the number of seconds of requests that a user may send at once.
 const paceBurst = 8
 
-// paces has a limiter for each recent user.
-type paces struct {
-	perSecond float64
-	burst     int
-
-	mu sync.Mutex
-	by map[uint32]*pace.Limiter
-}
-
-func newPaces(perSecond float64, burst int) *paces {
-	return &paces{perSecond: perSecond, burst: burst, by: make(map[uint32]*pace.Limiter)}
-}
-
-func (p *paces) of(uid uint32) *pace.Limiter {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.by[uid] == nil {
-		maps.DeleteFunc(p.by, func(_ uint32, l *pace.Limiter) bool { return l.Tokens(time.Now()) >= float64(p.burst) })
-		p.by[uid] = pace.New(p.perSecond, p.burst)
-	}
-	return p.by[uid]
-}
-
 // connectionPaces returns a pace of one connection for each request that a user may send, or nil if requests have no pace. A user
 // that reads each answer before the next connection stays within it.
-func connectionPaces(l limits) *paces {
+func connectionPaces(l limits) *pace.Users {
 	if l.pace == 0 {
 		return nil
 	}
-	return newPaces(l.pace/perRequest, int(paceBurst*l.pace/perRequest)+l.each)
+	return &pace.Users{PerSecond: l.pace / perRequest, Burst: int(paceBurst*l.pace/perRequest) + l.each}
 }
 
 // paced delays the requests of a user beyond perSecond KiB of heads and bodies on all connections: reading 64 KiB of JSON takes
@@ -53,14 +28,14 @@ func paced(next http.Handler, perSecond float64) http.Handler {
 	if perSecond == 0 {
 		return next
 	}
-	paces := newPaces(perSecond, int(paceBurst*perSecond))
+	paces := &pace.Users{PerSecond: perSecond, Burst: int(paceBurst * perSecond)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, known := PeerOf(r.Context())
 		if !known {
 			p.counts = session.NoUser
 		}
 		if !privileged(p.counts) {
-			time.Sleep(paces.of(p.counts).Reserve(time.Now(), kibibytes(r)))
+			time.Sleep(paces.Of(p.counts).Reserve(time.Now(), kibibytes(r)))
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -17,7 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"syscall"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -115,18 +115,24 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-// limits returns a function that reads the current limits of the file, as gpusliced may have been restarted with others. If the
-// file cannot be read, the last limits stay in force.
+// limits returns a function that reads the limits of the file again after a change, as gpusliced may have been restarted with others. If
+// the file cannot be read, the last limits stay in force.
 func limits(file string, c config.Config) func() []session.Limit {
-	var last atomic.Pointer[[]session.Limit]
+	var mu sync.Mutex
+	var read os.FileInfo
 	all := c.Sessions.ForUsers()
-	last.Store(&all)
 	return func() []session.Limit {
-		if c, err := config.Load(file); err == nil {
-			all := c.Sessions.ForUsers()
-			last.Store(&all)
+		mu.Lock()
+		defer mu.Unlock()
+		now, err := os.Stat(file)
+		if err != nil || read != nil && os.SameFile(now, read) && now.ModTime().Equal(read.ModTime()) && now.Size() == read.Size() {
+			return all
 		}
-		return *last.Load()
+		if c, err := config.Load(file); err == nil {
+			all = c.Sessions.ForUsers()
+		}
+		read = now
+		return all
 	}
 }
 

@@ -12,7 +12,10 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -25,6 +28,7 @@ type Peer struct {
 	Groups []uint32 // primary group first
 
 	refusal error  // why the uid is not a user of this host
+	counts  uint32 // user whose limits apply
 	remote  string // address on another machine; "" if local
 }
 
@@ -62,16 +66,39 @@ const (
 	// Limits of concurrent connections.
 	maxConnections = 1024 // of all users except root
 	maxOfUser      = 64
+
+	// burstOfUser is the number of connections, and of calls, of a user without a delay. A delayed call also delays its connection.
+	burstOfUser          = 512
+	connectionsPerSecond = 64
+	callsPerSecond       = 128
 )
+
+func newCalls() *pace.Users { return &pace.Users{PerSecond: callsPerSecond, Burst: burstOfUser} }
+
+// waitsForCall waits until the peer may make a call. ctx is the call's.
+func (s *Service) waitsForCall(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	p, _ := peer.FromContext(ctx)
+	if who, local := p.AuthInfo.(Peer); local && who.UID != 0 {
+		if err := s.calls.Of(who.counts).Wait(ctx); err != nil {
+			return ctx, status.FromContextError(err).Err()
+		}
+	}
+	return ctx, nil
+}
 
 // kernel implements credentials.TransportCredentials for Unix sockets, with the kernel's credentials of the peer. It limits
 // the connections per user.
 type kernel struct {
 	users *session.HostUsers
+	pace  pace.Users // of connections
 
 	mu  sync.Mutex // guards all below
 	all int
 	by  map[uint32]int
+}
+
+func newKernel(users *session.HostUsers) *kernel {
+	return &kernel{users: users, pace: pace.Users{PerSecond: connectionsPerSecond, Burst: burstOfUser}, by: make(map[uint32]int)}
 }
 
 func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -92,10 +119,11 @@ func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	ctx, cancel := context.WithTimeout(context.Background(), userPatience)
 	defer cancel()
 	counted, refusal := k.users.Of(ctx, who.UID)
-	who.refusal = refusal
+	who.counts, who.refusal = counted, refusal
 	if err := k.enter(counted); err != nil {
 		return nil, nil, err
 	}
+	time.Sleep(k.pace.Of(counted).Reserve(time.Now(), 1))
 	return &counting{Conn: conn, leave: sync.OnceFunc(func() { k.leave(counted) })}, who, nil
 }
 

@@ -11,17 +11,22 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -44,7 +49,7 @@ func pair(t *testing.T) (server, client net.Conn) {
 }
 
 func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
-	k := &kernel{users: &session.HostUsers{}, by: make(map[uint32]int)}
+	k := newKernel(&session.HostUsers{})
 	server, _ := pair(t)
 	_, info, err := k.ServerHandshake(server)
 	if err != nil {
@@ -106,7 +111,7 @@ func TestAUIDThatIsNoUsersHasNoLeaseAndNoPlacesOfItsOwn(t *testing.T) {
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	k := &kernel{users: &session.HostUsers{Subuid: subuid}, by: make(map[uint32]int)}
+	k := newKernel(&session.HostUsers{Subuid: subuid})
 	for _, c := range []struct {
 		uid, counts uint32
 		refusal     string
@@ -145,7 +150,7 @@ func shortSocket(t *testing.T) string {
 func second2[A, B any](_ A, _ B, err error) error { return err }
 
 func TestAUsersConnectionsAreBounded(t *testing.T) {
-	k := &kernel{by: make(map[uint32]int)}
+	k := newKernel(nil)
 	for range maxOfUser {
 		if err := k.enter(alice); err != nil {
 			t.Fatal(err)
@@ -177,6 +182,47 @@ func TestAUsersConnectionsAreBounded(t *testing.T) {
 	if k.all != 0 || len(k.by) != 0 {
 		t.Errorf("%d, %v", k.all, k.by)
 	}
+}
+
+func TestAUsersConnectionsHaveAPace(t *testing.T) {
+	const nobody, more = 65534, 32
+	path := shortSocket(t)
+	l := must.Get(net.Listen("unix", path))(t)
+	defer l.Close()
+	must.Do(t, os.Chmod(path, 0o666))
+	k, begun := newKernel(&session.HostUsers{}), time.Now()
+	for range burstOfUser + more {
+		dialAs(t, nobody, path)
+		conn, _, err := k.ServerHandshake(must.Get(l.Accept())(t))
+		must.Do(t, err)
+		conn.Close()
+	}
+	if took := time.Since(begun); took < time.Second*more/connectionsPerSecond {
+		t.Errorf("%d connections were served in %v", burstOfUser+more, took)
+	}
+}
+
+func TestAUsersCallsHaveAPace(t *testing.T) { synctest.Test(t, aUsersCallsHaveAPace) }
+
+func aUsersCallsHaveAPace(t *testing.T) {
+	s := &Service{calls: newCalls()}
+	calls := func(uid uint32, n int) time.Duration {
+		begun := time.Now()
+		ctx := peer.NewContext(t.Context(), &peer.Peer{AuthInfo: Peer{UID: uid, counts: uid}})
+		for range n {
+			_, err := s.waitsForCall(ctx, nil)
+			must.Do(t, err)
+		}
+		return time.Since(begun)
+	}
+	expect.Equal(t, calls(alice, burstOfUser), 0)
+	expect.Equal(t, calls(alice, callsPerSecond), time.Second)
+	expect.Equal(t, calls(bob, burstOfUser), 0, "another user")
+	expect.Equal(t, calls(0, 10*burstOfUser), 0, "root")
+	ctx, giveUp := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: Peer{UID: alice, counts: alice}}))
+	giveUp()
+	_, err := s.waitsForCall(ctx, nil)
+	expect.Equal(t, status.Code(err), codes.Canceled)
 }
 
 func served(t *testing.T, how string) (*bench, leases.Service) {

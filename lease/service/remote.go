@@ -103,6 +103,10 @@ func (s *Service) remoteCall(leases http.Handler, w http.ResponseWriter, r *http
 	case from.refusal != nil:
 		refuseCall(w, from.refusal)
 	case strings.HasPrefix(path, "/"+leasepb.Leases_ServiceDesc.ServiceName+"/"):
+		if err := s.calls.Of(from.who.UID).Wait(r.Context()); err != nil {
+			refuseCall(w, status.FromContextError(err).Err())
+			return
+		}
 		leases.ServeHTTP(w, r)
 	case path == leasepb.Session_Work_FullMethodName || path == leasepb.Session_Stats_FullMethodName:
 		s.relay(from, w, r)

@@ -448,7 +448,7 @@ func FuzzRemoteCall(f *testing.F) {
 	f.Add(leasepb.Session_Work_FullMethodName, "lease-1", "Bearer x", []byte{0, 0, 0, 0, 0}, "application/grpc")
 	f.Add(leasepb.Leases_Acquire_FullMethodName, "", "", []byte{0, 0, 0, 0, 2, 8, 1}, "application/grpc+proto")
 	f.Add("/../..", "..", "\x00", []byte{}, "")
-	s := &Service{Options: Options{Dir: f.TempDir(), Log: slog.New(slog.DiscardHandler), Enforcer: &fakeEnforcer{}}, counts: newCounts(), leases: make(map[string]*lease)}
+	s := &Service{Options: Options{Dir: f.TempDir(), Log: slog.New(slog.DiscardHandler), Enforcer: &fakeEnforcer{}}, counts: newCounts(), calls: newCalls(), leases: make(map[string]*lease)}
 	s.leases["lease-1"] = &lease{record: record{ID: "lease-1", UID: alice}, serving: true} // its broker is gone
 	s.leases["lease-2"] = &lease{record: record{ID: "lease-2", UID: bob}, serving: true}
 	calls := grpc.NewServer(grpc.MaxRecvMsgSize(maxCall), grpc.UnaryInterceptor(s.answer))

@@ -209,7 +209,7 @@ func withSessions(t *testing.T) (h *remoteHost, stop func(id string)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Service{Options: Options{Dir: dir, Log: log}, certificates: certificates, counts: newCounts(), leases: make(map[string]*lease)}
+	s := &Service{Options: Options{Dir: dir, Log: log}, certificates: certificates, counts: newCounts(), calls: newCalls(), leases: make(map[string]*lease)}
 	brokers := make(map[string]*grpc.Server)
 	for id, of := range map[string]string{"lease-1": one1, "lease-2": two2} {
 		if err := os.Mkdir(s.dirOf(id), 0o700); err != nil {

@@ -27,7 +27,7 @@ const maxCall = 64 << 10
 // Serve serves the API on l until ctx ends.
 func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	const maxStreams = 64
-	g := grpc.NewServer(grpc.Creds(&kernel{users: &s.users, by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
+	g := grpc.NewServer(grpc.Creds(newKernel(&s.users)), grpc.InTapHandle(s.waitsForCall), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(2*time.Second), grpc.UnaryInterceptor(s.answer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
 	leasepb.RegisterLeasesServer(g, &server{service: s})

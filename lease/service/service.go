@@ -26,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
 	"github.com/gpuslice/gpuslice/enforcer/session"
@@ -97,6 +98,7 @@ type Service struct {
 	remote       atomic.Pointer[door] // nil: clients on other machines are not served
 	users        session.HostUsers
 	changes      *session.Pace
+	calls        *pace.Users
 
 	mu       sync.Mutex // guards all below
 	leases   map[string]*lease
@@ -133,7 +135,7 @@ func New(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), changes: session.Changes()}
+	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), changes: session.Changes(), calls: newCalls()}
 	s.live, s.quit = context.WithCancel(context.Background())
 	s.counts.registry.MustRegister(&sessions{s.active, s.stats}, &remoteClients{&s.remote})
 	if err := s.takeUp(); err != nil {

@@ -36,7 +36,6 @@ func clientActions(v victims) []action {
 		{name: "acquires leases until he is refused, truncates what is in them, and drops them", atLeast: 3, pause: 2 * time.Second, do: c.acquiresAll},
 		{name: "acquires a lease and launches a kernel that faults, which takes its broker", atLeast: 3, pause: time.Second, do: c.faults},
 		{name: "opens 100 connections to each socket of his session, and says nothing or garbage", atLeast: 30, pause: 50 * time.Millisecond, do: c.crowds},
-		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 60, pause: 10 * time.Millisecond, do: c.crowdsTheService},
 		{name: "opens 100 connections to the address for other machines, without a certificate", atLeast: 30, pause: 10 * time.Millisecond, do: c.crowdsTheAddress},
 		{name: "sends 100 requests at random", atLeast: 15, do: c.sendsAtRandom},
 		{name: "asks for 200 MiB, and reads nothing", atLeast: 6, do: c.readsNothing},
@@ -47,7 +46,7 @@ func clientActions(v victims) []action {
 		{name: "takes shared memory, keeps its descriptor, hangs up and writes", atLeast: 15, do: c.keepsShared},
 		{name: "has a lease on its token's file (F_SETLEASE), and renews and drops what it is for", atLeast: 3, pause: time.Second, do: c.leasesTheToken},
 		{name: "acquires leases of nothing, 64 at once", atLeast: 3, pause: 3 * time.Second, do: c.acquiresNothing},
-		{name: "sends descriptors to the sockets of the lease service and of his session", atLeast: 15, do: c.sendsDescriptors},
+		{name: "sends descriptors to the sockets of his session", atLeast: 15, do: c.sendsDescriptors},
 		{name: "loads garbage as code, and launches what does not fit", atLeast: 6, do: c.loadsGarbage},
 	}
 }
@@ -57,7 +56,8 @@ func visitorActions(v victims) []action {
 	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
 	return []action{
 		{name: "acquires leases, 64 at once", atLeast: 3, do: c.acquiresNothing},
-		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 3, pause: 100 * time.Millisecond, do: c.crowdsTheService},
+		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 60, pause: 10 * time.Millisecond, do: c.crowdsTheService},
+		{name: "sends descriptors to the lease service", atLeast: 15, do: func() error { return floodWithDescriptors(c.Leases) }},
 	}
 }
 
@@ -134,7 +134,7 @@ func (c *leaseClient) sendsDescriptors() error {
 		return err
 	}
 	session := strings.TrimPrefix(l.Address, "unix:")
-	return errors.Join(floodWithDescriptors(c.Leases), floodWithDescriptors(session), floodWithDescriptors(filepath.Join(filepath.Dir(session), "shared.sock")))
+	return errors.Join(floodWithDescriptors(session), floodWithDescriptors(filepath.Join(filepath.Dir(session), "shared.sock")))
 }
 
 const (
