@@ -21,7 +21,7 @@ type action struct {
 	name    string
 	atLeast int           // per minute, of a last one in all; an action goes on until then, and the test fails if that takes too long
 	pause   time.Duration // after each time
-	last    bool          // in the last tenth of the run, once all others have ended: no action works after it, itself neither
+	last    bool          // in the last tenth of the run, once all others have ended: no action works after it, not even itself
 	// do performs it once. An error gives the reason for a failed attempt, which is not counted; a harm means that the attack
 	// succeeded.
 	do   func() error
