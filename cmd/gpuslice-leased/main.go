@@ -119,19 +119,17 @@ func beside(name string) (string, error) {
 // the file cannot be read, the last limits stay in force.
 func limits(file string, c config.Config) func() []session.Limit {
 	var mu sync.Mutex
-	var read os.FileInfo
+	var read service.Stamp
 	all := c.Sessions.ForUsers()
 	return func() []session.Limit {
 		mu.Lock()
 		defer mu.Unlock()
-		now, err := os.Stat(file)
-		if err != nil || read != nil && os.SameFile(now, read) && now.ModTime().Equal(read.ModTime()) && now.Size() == read.Size() {
-			return all
+		if now := service.StampOf(file); now != read {
+			read = now
+			if c, err := config.Load(file); err == nil {
+				all = c.Sessions.ForUsers()
+			}
 		}
-		if c, err := config.Load(file); err == nil {
-			all = c.Sessions.ForUsers()
-		}
-		read = now
 		return all
 	}
 }

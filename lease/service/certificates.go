@@ -26,23 +26,30 @@ type certificates struct {
 	log   *slog.Logger
 
 	mu     sync.Mutex // guards all below
-	stamps [3]stamp   // of the files last read, usable or not
+	stamps [3]Stamp   // of the files last read, usable or not
 	config *tls.Config
 	host   string // from the certificate
 }
 
-// stamp changes when a file is replaced or written.
-type stamp struct {
+// Stamp changes when a file is replaced or written.
+type Stamp struct {
 	inode    uint64 // files written within one clock tick have equal times
 	modified time.Time
 	size     int64
 }
 
-func (f TLSFiles) stamps() (s [3]stamp) {
+// StampOf returns the zero Stamp for a file that cannot be examined.
+func StampOf(path string) Stamp {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Stamp{}
+	}
+	return Stamp{info.Sys().(*syscall.Stat_t).Ino, info.ModTime(), info.Size()}
+}
+
+func (f TLSFiles) stamps() (s [3]Stamp) {
 	for i, path := range f.all() {
-		if info, err := os.Stat(path); err == nil {
-			s[i] = stamp{info.Sys().(*syscall.Stat_t).Ino, info.ModTime(), info.Size()}
-		}
+		s[i] = StampOf(path)
 	}
 	return s
 }
