@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// newOffice is a host of two devices of 80 GiB, with these rules.
+// newOffice is a host of two devices of 80 GiB with these limits.
 func newOffice(t *testing.T, rules admission.Limits) *host {
 	t.Helper()
 	h := newHost(t, &fakeTruth{})
@@ -31,7 +31,6 @@ func newOffice(t *testing.T, rules admission.Limits) *host {
 	return h
 }
 
-// ask for a slice of a new process.
 func (h *host) ask(id string, change func(*api.RegisterRequest), quotas ...api.Quota) (*proc, error) {
 	h.t.Helper()
 	p := start(h.t, h.t.TempDir(), "")
@@ -49,7 +48,6 @@ func (h *host) give(id string, quotas ...api.Quota) *proc {
 	return p
 }
 
-// device is what is shown of one.
 func (h *host) device(uuid string) api.Device {
 	h.t.Helper()
 	devices := must.Get(h.Devices(context.Background()))(h.t)
@@ -62,7 +60,6 @@ func (h *host) device(uuid string) api.Device {
 	return api.Device{}
 }
 
-// given checks what of a device is given, and what is free.
 func (h *host) given(uuid string, given, free uint64) {
 	h.t.Helper()
 	if d := h.device(uuid); d.Quotas != given || d.Free == nil || *d.Free != free {
@@ -70,7 +67,6 @@ func (h *host) given(uuid string, given, free uint64) {
 	}
 }
 
-// refusal checks that err is one, and says all of this in one line.
 func refusal(t *testing.T, err error, says ...string) *api.Error {
 	t.Helper()
 	var e *api.Error
@@ -128,7 +124,7 @@ func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	_, err = h.ask("a", nil, api.Quota{Device: gpu0, Percent: 1})
 	refusal(t, err, "without NVML they cannot be compared")
 	h.give("a", on(gpu0, 4*gib))
-	for i := range 30 { // nobody knows how much there is
+	for i := range 30 { // without a size nothing is refused
 		h.give(fmt.Sprint("s", i), on(gpu0, 4*gib))
 	}
 	must.Len(t, must.Get(h.Devices(t.Context()))(t), 0)
@@ -286,14 +282,14 @@ func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
 	}
 }
 
-// relink leads who looks for its slice in link to the one of a reply.
+// relink points link at the slice of reply.
 func relink(t *testing.T, reply api.RegisterReply, link string) {
 	t.Helper()
 	_ = os.Remove(link)
 	lead(t, link, reply)
 }
 
-// A quota was lowered below what is used, which counts; that another device cannot be stored changes nothing about it.
+// A limit was lowered below the bytes in use. They stay granted, also if another device's record cannot be written.
 func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 	given := func(t *testing.T, h *host, want uint64) {
 		t.Helper()

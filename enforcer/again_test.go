@@ -21,16 +21,15 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// An enforcer that is killed again and again, at named points and at random times, in the middle of slices that come and
-// go: each that was promised is there afterwards, none that was released is, nothing is left over. And all the
-// while real programs, with the real interceptor and the simulated driver, race for the last byte of a
-// slice of their own, keep books, and find its quota kept to the byte (test/interceptor/programs/race.c).
+// Kills the enforcer at named points and at random times while slices are created and released. A slice must survive if its creation was confirmed,
+// and be gone if its release was. All the while programs with the real interceptor and the simulated driver compete for the last byte of a slice
+// (test/interceptor/programs/race.c).
 func TestSlicesOutliveAnEnforcerThatIsKilledAgainAndAgain(t *testing.T) {
 	rounds := 2 * (len(points) + 3)
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		rounds *= 2
 	}
-	_ = os.Remove(newCgroup(t)) // or skip, before anything is built
+	_ = os.Remove(newCgroup(t)) // skips the test before anything is built
 	d := newDaemon(t)
 	d.start("")
 	w := newWitness(t, d)
@@ -55,7 +54,7 @@ func TestSlicesOutliveAnEnforcerThatIsKilledAgainAndAgain(t *testing.T) {
 		rounds, named, timed, w.races, w.late)
 }
 
-// life of a slice, with the enforcer's death in it.
+// life is a slice that meets deaths of the enforcer.
 type life struct {
 	*daemon
 	t    *testing.T
@@ -63,16 +62,16 @@ type life struct {
 	c    *container
 	both []*proc
 
-	promised bool // it was answered yes, and nobody asked for its end
-	released bool // that was answered yes
+	promised bool // its creation was confirmed, and no release requested
+	released bool
 }
 
-// round restarts the enforcer, to die at a point or, if none is given, at some time, and lives until it is dead.
+// round restarts the enforcer and uses a slice until the enforcer dies: at point, or at a random time if that is empty.
 func (l *life) round(point string) {
 	l.kill()
 	l.c = newContainer(l.t, l.daemon, l.id)
 	l.both = []*proc{l.c.init}
-	if !l.start(point) { // a point of its own start
+	if !l.start(point) { // the point is in start itself
 		return
 	}
 	if point == "" {
@@ -93,19 +92,19 @@ func (l *life) round(point string) {
 			second.ask("attach")
 			second.ask("charge 0 %d", gib)
 			second.kill()
-			// So that the death is seen before the release, if the enforcer lives.
+			// Waits for the exit to be settled before the release.
 			eventually(l.t, "it is settled, or the enforcer is dead", func() bool {
 				s, err := l.Slice(context.Background(), l.id)
 				return err != nil || s.ProcessCount <= 1
 			})
 		},
 		func() {
-			l.promised = false // who asks, and is not answered, knows nothing
+			l.promised = false // without an answer, either may have happened
 			_, err := l.Release(context.Background(), l.id, 0, true)
 			l.released = err == nil
 		},
 		func() {
-			init.kill() // what lingered goes
+			init.kill() // ends the lingering release
 			if point != "" {
 				return
 			}
@@ -119,18 +118,17 @@ func (l *life) round(point string) {
 			break
 		}
 		step()
-		if !l.promised && !l.released { // the death refused it, or its release was not answered
+		if !l.promised && !l.released { // the creation failed, or the release was not answered
 			break
 		}
 	}
 	if point == "" || strings.HasPrefix(point, "restore.") {
-		l.kill() // it is late; and there may have been nothing to restore
+		l.kill() // the point may not have been reached, as with nothing to restore
 		return
 	}
 	l.died(point)
 }
 
-// dirOf is the slice's directory.
 func (l *life) dirOf() string {
 	bind, err := os.Readlink(l.c.link)
 	if err != nil {
@@ -148,7 +146,6 @@ func (d *daemon) alive() bool {
 	}
 }
 
-// check looks what the next enforcer makes of it.
 func (l *life) check(point string) {
 	l.t.Helper()
 	if !l.start("") {
@@ -177,12 +174,12 @@ func (l *life) check(point string) {
 	}
 	eventually(l.t, "nothing of it is left after a death at "+point, func() bool {
 		dirs, err := os.ReadDir(filepath.Join(l.dir, "run", "slices"))
-		return err == nil && len(dirs) == 1 && len(l.ids()) == 1 // the witness's
+		return err == nil && len(dirs) == 1 && len(l.ids()) == 1 // the witness's slice
 	})
-	_ = os.Remove(l.c.cgroup) // or a thousand would be there at the end
+	_ = os.Remove(l.c.cgroup) // keeps cgroups from piling up
 }
 
-// witness is a slice in which real programs race for the last byte.
+// witness is a slice in which real programs compete for the last byte.
 type witness struct {
 	t           *testing.T
 	d           *daemon
@@ -225,7 +222,7 @@ func newWitness(t *testing.T, d *daemon) *witness {
 	return w
 }
 
-// run races until it is told to stop, a few seconds at a time: at the end of each race all is given back, and counted.
+// run starts races of a few seconds until end is closed. After each race it checks that all bytes were released.
 func (w *witness) run(program string, env []string) {
 	defer close(w.ended)
 	for {
@@ -242,7 +239,7 @@ func (w *witness) run(program string, env []string) {
 		case err == nil:
 			w.races++
 		case bytes.HasPrefix(out, []byte("seed ")) && bytes.Count(out, []byte("\n")) == 1 && errors.As(err, new(*exec.ExitError)) && cmd.ProcessState.ExitCode() == 1:
-			// It could not make its first contexts: there was no enforcer to ask which devices the slice has.
+			// The first contexts failed: no enforcer answered which devices the slice has.
 			w.late++
 		default:
 			w.wrong = fmt.Sprintf("%v\n%s", err, out)
@@ -251,7 +248,6 @@ func (w *witness) run(program string, env []string) {
 	}
 }
 
-// check fails the test if a race has found something wrong, or the slice is no longer what it was.
 func (w *witness) check() {
 	w.t.Helper()
 	select {

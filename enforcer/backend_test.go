@@ -67,7 +67,7 @@ func (oldDriver) Unlimit(string, string) error           { return errOld }
 
 func TestOnAHostWithBothVersionsOfCgroupsTheInterceptorEnforces(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
-		return // it has version 2 alone, and the tests above are of that
+		return // only version 2, which the tests above cover
 	}
 	f := &fakeBackend{}
 	h := newNativeHost(t, f)

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// behalf registers a slice for a user, whose process runs as another uid in a cgroup of its own.
 func behalf(t *testing.T, h *host, asker context.Context, r api.RegisterRequest) (*proc, api.RegisterReply, error) {
 	t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+r.ID)
@@ -40,7 +39,6 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 	must.Do(t, err)
 	p.must("attach")
 
-	// It counts with her own sessions, before and after a restart of the enforcer.
 	for range 2 {
 		var refusal *api.Error
 		if _, err := begin(t, u, alice, "b", on(gpu0, 5*gib)); !errors.As(err, &refusal) || refusal.Code != api.CodeQuotaExceeded || !strings.Contains(refusal.Message, "one") {
@@ -53,7 +51,7 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 		u = h.Users(func(context.Context) []uint32 { return nil })
 	}
 
-	// She sees, renews and releases it; nobody else does.
+	// She sees, renews and releases it; other users cannot.
 	if s, err := u.Slice(as(1, alice), "one"); err != nil || s.Session || s.Cgroup == "" {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -49,7 +49,7 @@ func enters(t *testing.T, cgroup string, in *exec.Cmd) (own int) {
 	return own
 }
 
-// Who may start containers can put one below another's cgroup: what it does is not the other's doing.
+// An engine's user can put a container below another's cgroup. The outer container is not blamed for its memory.
 func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	cgroup := newCgroup(t)
 	below := filepath.Join(cgroup, "below")
@@ -62,7 +62,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	theirs := inside(t, below, "sleep", "1000")
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: theirs.Process.Pid, Quotas: []api.Quota{on(gpu0, gib)}})
 	expect.ErrorContains(t, err, "lies below that of slice b")
-	h.restart() // it is known then, too
+	h.restart()
 	truth.set(gpu0, theirs.Process.Pid, 2*gib)
 	truth.comparisons(t, 8)
 	if s := h.see("b"); s.Devices[0].Overhead != 0 || len(h.told(api.EventBypass)) != 0 {
@@ -70,16 +70,16 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	}
 	truth.set(gpu0, theirs.Process.Pid, 0)
 
-	// Its own are its own wherever they are: whoever enters the container, say.
+	// A process that enters the outer container's pid namespace belongs to that container, also in the inner cgroup.
 	own := enters(t, below, b)
 	truth.set(gpu0, own, 2*gib)
 	eventually(t, "the container is ended for it", func() bool { return len(h.told(api.EventKilled)) == 1 })
 }
 
-// A kernel before 6.7 does not tell the path of a cgroup that is deeper than paths are long, and whoever may make cgroups makes one.
+// Before Linux 6.7 the kernel does not report a cgroup path longer than PATH_MAX, and a container may create one.
 func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 	cgroup := newCgroup(t)
-	t.Cleanup(enforcer.HideCgroups()) // when the enforcer has stopped
+	t.Cleanup(enforcer.HideCgroups()) // runs after the enforcer has stopped
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
 	b := inside(t, cgroup, "sleep", "1000")
@@ -94,7 +94,7 @@ func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 	eventually(t, "it is ended", func() bool { return len(h.told(api.EventKilled)) == 1 })
 }
 
-// Who may write to the host's cgroups (a bind of /sys/fs/cgroup, CAP_SYS_ADMIN) moves its processes wherever it likes.
+// A container that can write to the host's cgroups (a bind of /sys/fs/cgroup, CAP_SYS_ADMIN) can move its processes to any cgroup.
 func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
 	cgroup, anothers, nobodys := newCgroup(t), newCgroup(t), newCgroup(t)
 	truth := &fakeTruth{}
@@ -112,7 +112,7 @@ func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
 	h.restart()
 	truth.comparisons(t, 8)
 	eventually(t, "they are, after a restart", shows)
-	// One of no container's pid namespace is of the container whose very cgroup it is in.
+	// A process outside all containers' pid namespaces belongs to the container of its cgroup.
 	truth.set(gpu0, start(t, "", anothers).pid(), gib)
 	eventually(t, "it is the other's", func() bool { return h.see("victim").Devices[0].Overhead == gib })
 }

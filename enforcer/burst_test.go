@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// burst registers n sessions of this process at one time, and says which were answered yes.
 func (d *daemon) burst(round, n int) map[string]bool {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -37,8 +36,8 @@ func (d *daemon) burst(round, n int) map[string]bool {
 	return yes
 }
 
-// Many registers go to the disk together, in the order of their decisions. Whenever the enforcer is killed, the next one has
-// each that was answered yes.
+// Concurrent registrations share a disk write, in the order of their decisions. However the enforcer is killed, the next one restores all
+// that were confirmed.
 func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 	d := newDaemon(t)
 	rounds := 4
@@ -47,7 +46,7 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 	}
 	promised, lost := 0, 0
 	for round := range rounds {
-		// At the n-th passing of a point, or at some time.
+		// At the n-th passing of a point, or at a random time.
 		point := ""
 		if points := []string{"register.decided", "register.stored", "register.listening"}; round%(len(points)+1) < len(points) {
 			point = fmt.Sprintf("%s:%d", points[round%(len(points)+1)], 1+rand.IntN(60))
@@ -86,8 +85,8 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 	}
 }
 
-// One of several that ask for one id at the same time gets it, and one of several containers a cgroup, while the disk is
-// waited for without the lock.
+// Only one of several concurrent requests for an id succeeds, and one of several containers in a cgroup, although the lock is not held
+// during the disk write.
 func TestOneOfManyWhoAskForTheSameGetsIt(t *testing.T) {
 	h := newHost(t, nil)
 	p := start(t, "/nonexistent", "")
@@ -114,7 +113,7 @@ func TestOneOfManyWhoAskForTheSameGetsIt(t *testing.T) {
 	}
 }
 
-// A release that comes before the disk has the slice ends it: who registers is told, and nothing is left.
+// A release before the slice's record is written cancels the registration, which returns an error and leaves nothing.
 func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
 	h := newHost(t, nil)
 	p := start(t, "/nonexistent", "")

@@ -45,9 +45,8 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 	eventually(t, "a process that is not listed is idle", func() bool { b := shown().Devices[0].Busy; return b != nil && *b == 0 })
 }
 
-// A driver that hangs is waited for by nobody who looks.
 func TestWhoLooksAtASliceDoesNotWaitForTheDriver(t *testing.T) {
-	// Waiting for the driver takes longer than that.
+	// Less than the enforcer's timeout for the driver.
 	await.Once(t, "a look at a slice", 3*time.Second, func() time.Duration {
 		h, truth := newTruthHost(t)
 		p := attached(t, h, "s1", 4*gib)

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// How many slices a host can have is how many descriptors the enforcer may have, by those that it needs for each.
+// The enforcer's descriptors, divided by those per slice, bound how many slices a host can have.
 func TestASliceCostsFewDescriptors(t *testing.T) {
 	needs.Root(t)
 	const slices = 100
@@ -27,7 +27,7 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 		for i := range slices {
 			must.Get(h.Register(context.Background(), request(fmt.Sprint("s", i))))(t)
 		}
-		// Others come and go, but fewer than there are slices.
+		// Other descriptors vary, by fewer than there are slices.
 		if n := openFiles(t) - before; n > slices*each+slices/2 {
 			t.Errorf("%d slices have %d descriptors, not %d each", slices, n, each)
 		}
@@ -44,7 +44,7 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 	}
 	t.Run("containers", containers(newCgroup, 1)) // the attach socket
 	if _, err := os.Stat(oldCgroups); err == nil {
-		t.Run("containers of version 1", containers(newOldCgroup, 2)) // and the first process, whose end says something of the cgroup's
+		t.Run("containers of version 1", containers(newOldCgroup, 2)) // and a pidfd of the first process: its exit may leave the cgroup empty
 	}
 	t.Run("sessions", func(t *testing.T) {
 		register(t, func(id string) api.RegisterRequest {
@@ -53,7 +53,7 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 	})
 }
 
-// So does a process that has a place in a ledger, and in a pool's, for as long as it lives.
+// An attached process costs one descriptor for its slice's ledger and one for its pool's until it exits.
 func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 	const processes = 20
 	for _, pool := range []string{"", "p"} {
@@ -70,7 +70,7 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 		request.PID = init.pid()
 		reply := must.Get(h.Register(context.Background(), request))(t)
 		lead(t, link, reply)
-		init.must("attach") // and what a slice's first one needs
+		init.must("attach") // opens what a slice's first attach needs
 		none := openFiles(t)
 		var others []*proc
 		for range processes {
@@ -88,14 +88,12 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 	}
 }
 
-// openFiles is how many descriptors this process has.
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 
-// inCgroups are processes with a cgroup for each below parent.
 func inCgroups(t *testing.T, parent string, n int) (pids []int) {
 	t.Helper()
 	for i := range n {

@@ -62,7 +62,7 @@ func TestAProcessThatDoesNotCountItsCallsIsEvictedByTheDriver(t *testing.T) {
 	}
 }
 
-// A slice that its own processes keep on the device while another waits is ended; one that the host has no memory for is not.
+// If its own processes keep a slice on the device while another waits, it is ended; if the host lacks memory for it, it is not.
 func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 	for name, c := range map[string]struct {
 		hostMemory uint64
@@ -105,14 +105,14 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 	a, b, c := h.elastic("a", 40*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 30*gib, 0)
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
-	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // SIGTERM does not end it
+	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // it does not exit at SIGTERM
 	b.expect(statusAway, "return")
 	eventually(t, "a is ended", func() bool { return len(h.told(api.EventExpired)) == 1 })
 	c.expect(statusAway, "return")
 	await.That(t, "b returns, once a is killed", func() bool { return b.ask("return") != statusAway })
 }
 
-// The driver does not say what a process is doing that stands still.
+// The driver does not report what a process that does not progress is doing.
 func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
 	o := quick
 	o.Patience = time.Nanosecond
@@ -188,7 +188,7 @@ func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 	})
 }
 
-// By hand an elastic slice is suspended until it is resumed by hand.
+// An elastic slice that was suspended by hand stays suspended until it is resumed by hand.
 func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 0).works(truth, gib)
@@ -200,7 +200,6 @@ func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	a.returns()
 }
 
-// Resume evicts idle slices for a suspended one.
 func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
@@ -245,7 +244,6 @@ func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 	b.returns()
 }
 
-// resumed resumes a slice, and waits until idle slices were evicted for it.
 func resumed(t *testing.T, h *host, id string) {
 	t.Helper()
 	var err error

@@ -23,7 +23,6 @@ import (
 
 const statusAway = "status 9"
 
-// elastics is a host on which slices can be elastic.
 func elastics(t *testing.T, o enforcer.Elastic) (*host, *fakeTruth, *fakeMover) {
 	t.Helper()
 	h, truth, f := movers(t)
@@ -60,7 +59,7 @@ func (h *host) tryElasticOf(id, tenant string, quota uint64, priority int) (*pro
 	return p, err
 }
 
-// returns has a process stand at the gate until its slice is back.
+// returns has a process wait at the gate until its slice is back.
 func (p *proc) returns() *proc {
 	p.t.Helper()
 	for range 10 {
@@ -73,7 +72,6 @@ func (p *proc) returns() *proc {
 	return nil
 }
 
-// works is a process that begins to use the first device.
 func (p *proc) works(truth *fakeTruth, bytes uint64) *proc {
 	p.t.Helper()
 	p.returns().uses()
@@ -130,7 +128,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 			told = append(told, string(e.Kind)+" "+e.Slice)
 		}
 	}
-	// Nothing of a slice that never held anything is told to have been moved.
+	// No move is reported for a slice that held nothing.
 	expect.Equal(t, strings.Join(told, ", "), "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a", "told")
 }
 
@@ -138,7 +136,7 @@ func TestNobodyIsEvictedWhoWorks(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, 40*gib)
-	a.expect("ok 1", "enter") // a call that does not end
+	a.expect("ok 1", "enter") // a call that does not return
 	b.expect(statusAway, "return")
 	s := h.see("b")
 	if s.State != api.Evicted || s.Elastic.Waits == nil || !strings.Contains(s.Elastic.Obstacle, "a has 60GiB") {
@@ -161,7 +159,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	a.works(truth, 40*gib)
 	stop := make(chan struct{})
 	done := make(chan int)
-	go func() { // calls that end, one after the other, until the gate is shut
+	go func() { // one call after another until the gate is shut
 		n := 0
 		for ; a.ask("enter") != "away"; n++ {
 			a.ask("leave")
@@ -169,7 +167,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 		<-stop
 		done <- n
 	}()
-	low.expect(statusAway, "return") // and longer than the quantum
+	low.expect(statusAway, "return") // for longer than the quantum
 	must.Equal(t, h.see("a").State, api.Active, "it goes for one of lower priority")
 	b.returns()
 	if took := time.Since(begun); took < o.Quantum {
@@ -181,7 +179,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	}
 }
 
-// As in a loop that waits for its kernels, or of who wants to stay.
+// A program may wait in a call for its kernels, or to stay on the device.
 func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
 	o := quick
 	o.Quantum = 300 * time.Millisecond
@@ -191,14 +189,14 @@ func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
 	a.expect("ok 1", "enter")
 	b.works(truth, 40*gib)
 	b.expect("ok 1", "enter")
-	// Its call waits in the driver and asks for nothing, which is known after a restart, too.
+	// Its call still waits in the driver, and the slice returns without a request, also after a restart.
 	h.restart()
 	h.becomes("a", api.Active)
 	h.becomes("b", api.Evicted)
 	h.becomes("b", api.Active)
 }
 
-// Nobody else asks for what waits in the driver.
+// A process inside a driver call cannot ask for its slice's return.
 func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
 	o := quick
 	o.Quantum = 300 * time.Millisecond
@@ -228,7 +226,7 @@ func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 	if s := h.see("b"); s.Elastic.Waits == nil {
 		t.Fatalf("%+v", s.Elastic)
 	}
-	for range 500 { // it asks no more
+	for range 500 { // the process that waited has exited
 		if h.see("b").Elastic.Waits == nil {
 			return
 		}
@@ -245,7 +243,7 @@ func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	time.Sleep(3 * quick.MinResident) // both are idle
 	h.elastic("third", 30*gib, 0).works(truth, gib)
 	h.becomes("low", api.Evicted)
-	if s := h.see("high"); s.State != api.Active { // though it is idle for longer
+	if s := h.see("high"); s.State != api.Active { // although it has been idle for longer
 		t.Errorf("%+v", s)
 	}
 }
@@ -271,7 +269,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	a.returns()
 }
 
-// Two who ask at once are refused, and what the first of them has moved aside is enough for the second one, too.
+// Two slices ask at once. The room that was made for the first is enough for the second.
 func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 20*gib, 0).works(truth, gib), h.elastic("b", 20*gib, 0).works(truth, gib)
@@ -287,7 +285,7 @@ func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 	b.expect("ok 1", "enter")
 }
 
-// A pool that is made or made larger, and a slice that is, need what one of these has.
+// Creating or enlarging a pool or slice evicts an idle slice when that makes enough room.
 func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	for _, id := range []string{"a", "b", "c"} {

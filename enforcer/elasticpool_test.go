@@ -45,7 +45,7 @@ func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
 	if s := h.see("b"); s.State != api.Evicted || h.granted(t) != 45*gib {
 		t.Fatalf("%+v, %d given", s, h.granted(t))
 	}
-	// What b has in host memory is its own in the pool.
+	// The pool counts what its member b has in host memory.
 	a.takes(truth, 15*gib)
 	a.expect("refused", "charge 0 1")
 	must.Equal(t, h.pooled("llm"), 45*gib, "bytes held")
@@ -79,7 +79,7 @@ func TestADeviceSaysWhatIsPromisedAndWhatIsIdle(t *testing.T) {
 		return reflect.DeepEqual(*devices[0].Elastic, want)
 	}
 	want := api.ElasticDevice{Promised: 60 * gib, Free: 260 * gib, Most: 80 * gib, Pools: map[string]uint64{"llm": 30 * gib, "idle": 10 * gib}}
-	b.expect("ok 1", "enter") // a call that does not end
+	b.expect("ok 1", "enter") // a call that does not return
 	want.Idle = 20 * gib
 	eventually(t, "c is idle", func() bool { return says(want) })
 	b.must("leave")
@@ -93,7 +93,7 @@ func TestAnElasticPoolStaysWhileOneOfItsMembersWorks(t *testing.T) {
 	a, b, x := h.member("a", "llm"), h.member("b", "llm"), h.elastic("x", 60*gib, 0)
 	a.works(truth, 10*gib)
 	b.works(truth, 20*gib)
-	b.expect("ok 1", "enter") // a call that does not end
+	b.expect("ok 1", "enter") // a call that does not return
 	x.expect(statusAway, "return")
 	s := h.see("x")
 	if !strings.Contains(s.Elastic.Obstacle, "pool llm has 60GiB") || h.see("a").State != api.Active || f.states()[a.pid()] != checkpoint.Running {
@@ -111,7 +111,7 @@ func TestPriorityIsThePools(t *testing.T) {
 	low, mid := h.member("m", "low").works(truth, gib), h.elastic("mid", 30*gib, 0)
 	mid.works(truth, gib)
 	time.Sleep(2 * quick.MinResident)
-	low.expect("ok 1", "enter") // it is mid that has been idle for longest
+	low.expect("ok 1", "enter") // mid has been idle for longest
 	low.must("leave")
 	time.Sleep(2 * quick.MinResident)
 	h.elastic("x", 30*gib, 0).works(truth, gib)
@@ -136,7 +136,7 @@ func TestAnElasticPoolOutlivesTheEnforcer(t *testing.T) {
 	if p := h.seePool("llm"); p.State != api.Evicted || h.granted(t) != 45*gib || !p.Elastic {
 		t.Fatalf("%+v, %d given", p, h.granted(t))
 	}
-	// 150 of the 160 GiB of overcommit are promised.
+	// Up to 320 GiB may be promised, and 150 GiB are.
 	_, err := h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
 	must.Do(t, err)
 	_, err = h.CreatePool(context.Background(), "much", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
@@ -165,7 +165,7 @@ func TestTheQuotaOfAnElasticPoolIsChanged(t *testing.T) {
 	must.Equal(t, h.granted(t), 50*gib, "given")
 	x := h.elastic("x", 60*gib, 0).works(truth, gib)
 	must.Equal(t, h.granted(t), 60*gib, "given")
-	check(set(20 * gib)) // a needs more when it returns, and others are not given it
+	check(set(20 * gib)) // a needs more when it returns, so no other holder gets it
 	must.Equal(t, h.granted(t), 60*gib, "given")
 	a.returns()
 	h.becomes("x", api.Evicted)
@@ -223,7 +223,8 @@ func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
 	refusedWith(t, err, api.CodeBadRequest, "nothing else about it")
 }
 
-// Whatever comes, goes, grows and is restarted, what is given of the device is what those have who are there, and never more than it has.
+// At random: slices are created, resized, moved and ended, and the enforcer restarted. The bytes granted are always those of the resident
+// holders, and never exceed the device.
 func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -299,7 +300,7 @@ func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
 					} else if !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
 						t.Fatal(err)
 					}
-					time.Sleep(20 * time.Millisecond) // who is moved aside for it
+					time.Sleep(20 * time.Millisecond) // lets evictions for it happen
 					check(fmt.Sprintf("%s has %d", name, quota[name]/gib))
 				case n < 9 && name != "ordinary":
 					if err := h.suspend(id); err == nil {

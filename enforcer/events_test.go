@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// told are all events of a kind so far.
 func (h *host) told(kind api.EventKind) []api.Event {
 	h.t.Helper()
 	var found []api.Event
@@ -29,7 +28,6 @@ func (h *host) told(kind api.EventKind) []api.Event {
 	return found
 }
 
-// events are all that are kept.
 func (h *host) events() []api.Event {
 	h.t.Helper()
 	var all []api.Event
@@ -52,7 +50,6 @@ func (h *host) refusals() (sum uint64) {
 	return sum
 }
 
-// looks waits until the enforcer has looked some times.
 func (h *host) looks() {
 	time.Sleep(8 * h.options.Interval)
 }
@@ -81,7 +78,7 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	got.Instance, got.Seq, got.Time, got.Generation = "", 0, time.Time{}, 0
 	want := api.Event{
 		Kind: api.EventRefused, Slice: "s1", PID: p.pid(), Command: "client", Device: gpu0,
-		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: new(4 * gib), Used: new(3 * gib), Overhead: new(uint64(0)), // which is known
+		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: new(4 * gib), Used: new(3 * gib), Overhead: new(uint64(0)), // the known overhead
 	}
 	expect.True(t, reflect.DeepEqual(got, want), "told", got, "want", want)
 	h.looks()
@@ -97,7 +94,7 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	}
 	for range 400 {
 		p.must("refused 0 1")
-		q.must("count 0 2") // these are not described
+		q.must("count 0 2") // without a description
 	}
 	eventually(t, "all are told", func() bool { return h.refusals() == 500+800 })
 	h.looks()
@@ -131,7 +128,7 @@ func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
 	expect.Equal(t, h.refusals(), 7, "7 refusals have the events")
 }
 
-// An image's former owner's count is not the new one's.
+// Refusals counted by the lane's former image are reported once.
 func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
@@ -170,13 +167,13 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
 	p.ask("poke %d %d", refusals, uint64(1)<<63)
 	eventually(t, "it is told", func() bool { return h.refusals() > 1 })
-	p.ask("poke %d 0", refusals) // counts down
+	p.ask("poke %d 0", refusals) // the count goes down
 	h.looks()
 	n := h.refusals()
 	expect.True(t, n <= 1<<33, n, "refusals were believed")
 	p.must("refused 0 %d", uint64(1)<<63)
 	eventually(t, "it is told", func() bool { return h.refusals() == n+1 })
-	p.ask("poke %d 9", entry-16)             // a device that it has not
+	p.ask("poke %d 9", entry-16)             // no such device of the slice
 	p.ask("poke %d %d", entry-64, 1_000_000) // in a refusal that was never counted
 	h.looks()
 	told := h.told(api.EventRefused)
@@ -190,7 +187,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	p := attached(t, h, "s1", gib)
 	p.must("charge 0 %d", 3*mib)
 	p.tell("exec")
-	p.must("attach") // and what the former image held was given back
+	p.must("attach") // releases what the former image held
 	eventually(t, "that is told", func() bool { return len(h.told(api.EventFreed)) == 1 })
 	if e := h.told(api.EventFreed)[0]; e.Bytes != 3*mib || e.Slice != "s1" || e.Device != gpu0 {
 		t.Errorf("%+v", e)
@@ -208,7 +205,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	}
 }
 
-// A container's processes, or a user by his sessions, can cause any number of events.
+// A container's processes can cause any number of events, and so can a user's sessions.
 func TestNoSliceNorUserDrivesOutTheEventsOfOthers(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})

@@ -44,7 +44,7 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 	expect.True(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
 }
 
-// Of some calls only the driver knows what they take: it holds that before the process can charge it.
+// Some allocations have a size that only the driver knows. The driver holds it before the process can charge it.
 func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*mib))
@@ -63,8 +63,8 @@ func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
 }
 
-// One that also charges and gives back by turns cannot be told from one that only makes small allocations. So it can keep what is left to
-// such calls, and no more.
+// A process that also charges and releases by turns looks like one that makes small allocations. It can hide what is tolerated for those,
+// and no more.
 func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
 	const most = 32 * mib
 	h, truth := newTruthHost(t)
@@ -84,8 +84,7 @@ func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
 	})
 }
 
-// A page that is wrong when the enforcer takes it up may be that of another version: it gives nothing more, and nobody is killed
-// for it.
+// A page that is invalid at a restart may be of another version: it grants nothing more, and no process is killed for it.
 func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 	h := newPolicyHost(t, nil, api.Kill, api.ScopeSlice)
 	vandal, sibling := h.pair(on(gpu0, 4*gib))
@@ -105,7 +104,7 @@ func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 	})
 }
 
-// An enforcer that starts does not know at once what a process at work holds beyond its lane. The one before it did.
+// After a restart the enforcer does not know what a busy process holds beyond its lane. The former enforcer had charged it.
 func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.T) {
 	needs.Root(t)
 	h, truth := newTruthHost(t)
@@ -115,7 +114,7 @@ func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.
 	p.must("charge 0 %d", 100*mib)
 	truth.set(gpu0, p.pid(), 600*mib)
 	eventually(t, "it is charged", func() bool { return overhead(h) == 500*mib })
-	p.must("begin 0") // and may take more at any time
+	p.must("begin 0") // it may allocate at any time
 	h.restart()
 	truth.comparisons(t, 10)
 	must.Equal(t, overhead(h), 500*mib, "bytes are charged")

@@ -14,12 +14,12 @@ func TestWhatAnImageHeldThatIsGoneIsGivenBack(t *testing.T) {
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
 	a.must("charge 0 %d", 4*gib)
 	truth.set(gpu0, a.pid(), 4*gib)
-	b.must("charge 0 %d", 2*gib) // and the driver has not given it yet
+	b.must("charge 0 %d", 2*gib) // the driver has not allocated it yet
 	truth.comparisons(t, 4)
 	if used := h.see("a").Devices[0].Used; used != 4*gib || h.pooled("llm") != 6*gib {
 		t.Fatalf("the slice has %d, the pool %d", used, h.pooled("llm"))
 	}
-	a.tell("exec") // into an image that does not ask for a place
+	a.tell("exec") // the new image does not attach
 	a.ask("hello")
 	truth.comparisons(t, 4)
 	if used := h.see("a").Devices[0].Used; used != 4*gib {
@@ -32,6 +32,6 @@ func TestWhatAnImageHeldThatIsGoneIsGivenBack(t *testing.T) {
 	}
 	b.must("charge 0 %d", 4*gib)
 	b.must("release 0 %d", 6*gib)
-	a.uses() // and the image may ask when it likes
+	a.uses()
 	a.must("charge 0 %d", 4*gib)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// Without descriptors the enforcer refuses what it cannot do, keeps what it has, and goes on when there are some again.
+// An enforcer without descriptors refuses new requests, keeps its slices, and works again once descriptors are free.
 func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 	d := newDaemon(t)
 	d.start("")
@@ -35,7 +35,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		must.Do(t, unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: limit.Max}, nil))
 	}
 	entries := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid)))(t)
-	// From none left to a few: it fails at another step each time.
+	// From none left to a few: each number fails another step.
 	for left := range uint64(8) {
 		set(uint64(len(entries)) + left)
 		if err := request(fmt.Sprint("short", left)); err == nil {
@@ -47,7 +47,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 			t.Fatalf("it died with %d descriptors left\n%s", left, d.log())
 		}
 	}
-	// And with all of them taken by connections that say nothing.
+	// And with all of them taken by idle connections.
 	set(uint64(len(entries)) + 20)
 	var idle []net.Conn
 	for range 40 {

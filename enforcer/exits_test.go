@@ -9,13 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// charged is what slice s has on its first device: by lanes, and beyond them.
+// charged returns what slice s has on its first device: in lanes, and as overhead.
 func charged(h *host) (used, overhead uint64) {
 	d := h.see("s").Devices[0]
 	return d.Used, d.Overhead
 }
 
-// What the driver lists for a dead process counts until it lists it no more, whether that attached or not, and nobody is blamed for it.
+// Memory that the driver lists for an exited process, attached or not, is charged until the driver stops listing it, and is no violation.
 func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
 		t.Run(string(action), func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 			sibling.expect("refused", "charge 0 %d", gib+1)
 			sibling.must("charge 0 %d", gib)
 			truth.set(gpu0, sibling.pid(), gib)
-			sibling.must("charge 1 %d", 4*gib) // on which it held nothing
+			sibling.must("charge 1 %d", 4*gib) // a device on which it held nothing
 			truth.comparisons(t, 40)
 			if used, overhead := charged(h); used != gib || overhead != 3*gib {
 				t.Fatalf("%d and %d bytes are charged", used, overhead)
@@ -55,7 +55,7 @@ func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 	}
 }
 
-// Bytes past the ledger, too.
+// The same for memory that bypassed the ledger.
 func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
 	h, truth := newTruthHost(t)
 	parent, sibling := h.pair(on(gpu0, 4*gib))
@@ -72,7 +72,7 @@ func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
 	sibling.must("charge 0 %d", 4*gib)
 }
 
-// One parent after another: the quota holds for all that they leave together, and the pool's.
+// Processes exit one after another: what they leave together stays within the slice's quota and the pool's.
 func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 3*gib))

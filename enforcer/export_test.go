@@ -24,7 +24,6 @@ func init() {
 	moveTimeout = 5 * time.Second
 }
 
-// What tests may change while an enforcer runs, which looks at it when it likes.
 var (
 	pretendedIdle  atomic.Int64
 	pretendedHost  atomic.Pointer[func() uint64]
@@ -53,10 +52,10 @@ func init() {
 	}
 }
 
-// IdleAfter makes who makes no call for so long count as idle on his devices, until it is called again with 0.
+// IdleAfter makes lanes count as idle after d without a call. 0 undoes it.
 func IdleAfter(d time.Duration) { pretendedIdle.Store(int64(d)) }
 
-// HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.
+// HostHas sets the available memory of the host, out of 1 TiB. 0 undoes it.
 func HostHas(bytes uint64) {
 	if bytes == 0 {
 		pretendedHost.Store(nil)
@@ -65,10 +64,10 @@ func HostHas(bytes uint64) {
 	HostHasBy(func() uint64 { return bytes })
 }
 
-// HostHasBy makes the host have as many bytes available as f says when it is asked.
+// HostHasBy has f return the available memory of the host.
 func HostHasBy(f func() uint64) { pretendedHost.Store(&f) }
 
-// LimitMemory has the cgroups of those processes have a limit of memory for which f says so, and no others, until restore.
+// LimitMemory has only those processes' cgroups limit memory for which f returns true, until restore.
 func LimitMemory(f func(pid int) bool) (restore func()) {
 	return pretendShort(func(pid int, bytes uint64) *cgroup.Short {
 		if !f(pid) || bytes <= 1<<42 {
@@ -78,7 +77,7 @@ func LimitMemory(f func(pid int) bool) (restore func()) {
 	})
 }
 
-// ShortOfMemory has the cgroup of a process have no room for so many more bytes for which f says so, until restore.
+// ShortOfMemory has a process's cgroup lack room for more bytes where f returns true, until restore.
 func ShortOfMemory(f func(pid int, bytes uint64) bool) (restore func()) {
 	return pretendShort(func(pid int, bytes uint64) *cgroup.Short {
 		if !f(pid, bytes) {
@@ -93,7 +92,6 @@ func pretendShort(f func(pid int, bytes uint64) *cgroup.Short) (restore func()) 
 	return func() { pretendedShort.Store(nil) }
 }
 
-// LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
 func (e *Enforcer) LeavePlaces(id string, n int) {
 	s := e.find(id)
 	s.mu.Lock()
@@ -109,8 +107,7 @@ func (e *Enforcer) LeavePlacesInPool(name string, n int) {
 	p.quota.Next = uint32(ledger.Slots + 1 - n)
 }
 
-// HoldSlice takes a slice's lock, as one would who never gives it back; HoldTurns the turns of slices and pools. What they return
-// gives it back, and may be called twice.
+// HoldSlice takes a slice's lock, HoldTurns the turns of slices and pools. Their results undo that, and may be called twice.
 func (e *Enforcer) HoldSlice(id string) (release func()) {
 	s := e.find(id)
 	s.mu.Lock()
@@ -137,7 +134,6 @@ func (e *Enforcer) HoldTurns(names ...string) (release func()) {
 	})
 }
 
-// Age makes all that was done be longer ago.
 func (e *Enforcer) Age(by time.Duration) {
 	e.progress.checked.Add(-int64(by))
 	e.progress.changed.Add(-int64(by))
@@ -148,7 +144,7 @@ func (e *Enforcer) Age(by time.Duration) {
 	}
 }
 
-// Asked says whether it is noted that the slice's processes were asked to end.
+// Asked returns whether the slice's record notes the request to its processes to exit.
 func (e *Enforcer) Asked(id string) bool {
 	s := e.find(id)
 	s.mu.Lock()
@@ -156,17 +152,16 @@ func (e *Enforcer) Asked(id string) bool {
 	return s.asked != 0
 }
 
-// LoseDisk has every write to the disk fail from now on.
+// LoseDisk makes all further writes to the disk fail.
 func (e *Enforcer) LoseDisk() error { return e.store.Close() }
 
-// BeforeWrites has f called before each write of an enforcer that is started from now on until restore, with what is written; its
-// error fails the write.
+// BeforeWrites has enforcers that are started before restore call f before each write. f's error fails the write.
 func BeforeWrites(f func(key string) error) (restore func()) {
 	beforeWrite = f
 	return func() { beforeWrite = nil }
 }
 
-// Silence has reading the mappings of processes time out, from the next start of an enforcer until restore.
+// Silence makes reading the mappings of processes time out in enforcers that are started before restore.
 func Silence(silent func(pid int) bool) (restore func()) {
 	hang := make(chan struct{})
 	findIn = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
@@ -182,20 +177,18 @@ func Silence(silent func(pid int) bool) (restore func()) {
 	})
 }
 
-// HideCgroups has the kernel not tell which cgroup a process is in, as if that were too deep, until restore.
+// HideCgroups has the kernel not report any process's cgroup, as if its path were too long, until restore.
 func HideCgroups() (restore func()) {
 	was := membershipOf
 	membershipOf = func(*cgroup.Host, int) (cgroup.Membership, error) { return cgroup.Membership{}, syscall.ENAMETOOLONG }
 	return func() { membershipOf = was }
 }
 
-// PretendOwned has every process be of every user, until restore.
 func PretendOwned() (restore func()) {
 	ownedBy = func(int, uint32) bool { return true }
 	return func() { ownedBy = process.OwnedBy }
 }
 
-// TellRefusals tells so many refusals of a slice.
 func (e *Enforcer) TellRefusals(id string, n int) {
 	s := e.find(id)
 	for range n {
@@ -203,27 +196,25 @@ func (e *Enforcer) TellRefusals(id string, n int) {
 	}
 }
 
-// WaitWithReleases makes a release wait for the driver for so long.
 func WaitWithReleases(limit time.Duration) (restore func()) {
 	was := patienceOfRelease
 	patienceOfRelease = limit
 	return func() { patienceOfRelease = was }
 }
 
-// ForgetObstacles has it be tried again at once to evict what could not be moved.
+// ForgetObstacles lets the enforcer retry evictions that failed at once.
 func ForgetObstacles(e *Enforcer) {
 	for _, s := range e.elasticOnes() {
 		s.obstruct(nil)
 	}
 }
 
-// HoldHosting takes the turn of requests for host memory, and returns what gives it.
+// HoldHosting takes the turn for requests for host memory, and returns the function that gives it back.
 func (e *Enforcer) HoldHosting() (give func()) {
 	e.hosting.Wait()
 	return e.hosting.Give
 }
 
-// AskForHost has a process of a slice ask for host memory.
 func (e *Enforcer) AskForHost(id string, pid int, to uint64) error {
 	s := e.find(id)
 	s.mu.Lock()
@@ -236,7 +227,6 @@ func (e *Enforcer) AskForHost(id string, pid int, to uint64) error {
 	return err
 }
 
-// LedgerOf is a slice's ledger, and the lane of one of its processes there.
 func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 	s := e.find(id)
 	s.mu.Lock()
@@ -248,7 +238,6 @@ func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 	return file, s.quota.Of(pid).Number
 }
 
-// EvictFor has others evicted for a slice that was refused by the book.
 func (e *Enforcer) EvictFor(id string, refused error) error {
 	return e.evictFor(refused, e.find(id).wantBack(""))
 }

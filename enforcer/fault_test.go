@@ -21,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// daemon is the real gpusliced, to be killed.
 type daemon struct {
 	t       *testing.T
 	program string
@@ -62,7 +61,7 @@ func newDaemon(t *testing.T) *daemon {
 	return d
 }
 
-// start it, to die at a point if one is given, and wait until it answers or is dead.
+// start starts it, to die at point unless that is empty, and waits until it answers or has exited.
 func (d *daemon) start(point string) (alive bool) {
 	d.t.Helper()
 	d.cmd = exec.Command(d.program, "--config", filepath.Join(d.dir, "config.toml"), "--socket", filepath.Join(d.dir, "control.sock"),
@@ -99,7 +98,6 @@ func (d *daemon) log() string {
 	return string(b[max(0, len(b)-6000):])
 }
 
-// died waits for a death at a point.
 func (d *daemon) died(point string) {
 	d.t.Helper()
 	select {
@@ -109,7 +107,7 @@ func (d *daemon) died(point string) {
 	}
 }
 
-// container is one of processes in a cgroup of their own; the first looks for the slice in link.
+// container has processes in a cgroup of their own; the first looks for the slice in link.
 type container struct {
 	cgroup, link string
 	init         *proc
@@ -137,7 +135,7 @@ func (d *daemon) registerAs(c *container, r api.RegisterRequest) error {
 	return err
 }
 
-// attach as an interceptor does: again, while nobody answers.
+// attach retries like the interceptor while the enforcer does not answer.
 func attach(p *proc) {
 	p.t.Helper()
 	eventually(p.t, "attach", func() bool { return p.ask("attach") != "status 100" })
@@ -156,7 +154,6 @@ func (d *daemon) ids() map[string]api.Slice {
 	return byID
 }
 
-// nothingLeft checks that there are directories of slices, and of nothing else.
 func (d *daemon) nothingLeft() {
 	d.t.Helper()
 	dirs := must.Get(os.ReadDir(filepath.Join(d.dir, "run", "slices")))(d.t)
@@ -165,7 +162,6 @@ func (d *daemon) nothingLeft() {
 	}
 }
 
-// points are those of a slice's life, in its order.
 var points = []string{
 	"register.ledger", "register.dir", "register.decided", "register.stored", "register.limited", "register.listening", "register.done",
 	"device.stored", "attach.assigned", "attach.live", "attach.replied", "attach.settled",
@@ -179,7 +175,7 @@ func TestAnEnforcerKilledAtAnyPointLosesNothingAndLeaksNothing(t *testing.T) {
 }
 
 func killedAt(t *testing.T, point string) {
-	cgroupKeep := newCgroup(t) // or skip, before anything is built
+	cgroupKeep := newCgroup(t) // skips the test before anything is built
 	_ = os.Remove(cgroupKeep)
 	d := newDaemon(t)
 	d.start("")
@@ -190,10 +186,10 @@ func killedAt(t *testing.T, point string) {
 	k.must("device %s %d", hex0, 80*gib)
 	k.must("charge 0 %d", gib)
 	d.kill()
-	k.must("charge 0 %d", gib) // nobody is needed for that
+	k.must("charge 0 %d", gib) // needs no enforcer
 
 	d.start(point)
-	// Through a slice's whole life, in which the enforcer dies once; what it answered before holds.
+	// One death in the life of a slice; what was confirmed before it holds.
 	var registered, released bool
 	alive := func() bool {
 		select {
@@ -228,7 +224,7 @@ func killedAt(t *testing.T, point string) {
 			func() { _, err := d.Release(context.Background(), "other", 0, true); released = err == nil },
 			func() {
 				if point == "release.removed" || point == "release.done" {
-					o.kill() // only now its directory goes
+					o.kill()
 				}
 			},
 		} {
@@ -297,8 +293,8 @@ func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
 	})
 }
 
-// diesAsItComesBack has the daemon die at each of points, when it is to settle what another process of c leaves, and look when
-// it is back. c may hold 4 GiB.
+// diesAsItComesBack has the daemon die at each of points, as it settles what another process of c leaves. It calls look after the restart.
+// c may hold 4 GiB.
 func diesAsItComesBack(t *testing.T, d *daemon, c *container, points []string, look func(after string)) {
 	t.Helper()
 	attach(c.init)

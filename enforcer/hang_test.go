@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// mute is a driver that says what it has at first, and from some time on nothing, not even which version it is.
+// mute is a driver that answers at first, then nothing, not even its version.
 type mute struct {
 	fakeTruth
 	silent atomic.Bool
@@ -30,7 +30,7 @@ func (m *mute) DriverVersion() string {
 	return "580"
 }
 
-// Engines' hooks, probes and the metrics ask the enforcer who it is: a driver that hangs must not make it look dead.
+// Hooks of engines, probes and the metrics query the enforcer: a driver that hangs must not make it look dead.
 func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 	truth := &mute{end: make(chan struct{})}
 	h := newHost(t, nil)
@@ -43,7 +43,7 @@ func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 	truth.mu.Unlock()
 	truth.silent.Store(true)
 	defer close(truth.end)
-	truth.comparisons(t, 1) // it is being asked, and hangs
+	truth.comparisons(t, 1) // the query hangs
 
 	told := make(chan api.Info, 1)
 	go func() {

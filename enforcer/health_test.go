@@ -54,7 +54,7 @@ func TestAnEnforcerThatWorksIsLiveAndReady(t *testing.T) {
 	}
 }
 
-// The loop hangs as it would if it waited for a slice's lock for ever.
+// Stops the loop as waiting forever for a slice's lock would.
 func TestALoopThatHangsIsNotLive(t *testing.T) {
 	h := newHost(t, nil)
 	h.session("s1", on("*", gib))
@@ -81,7 +81,7 @@ func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 	var health api.Health
 	eventually(t, "only the change hangs", func() bool {
 		h.Age(time.Minute)
-		time.Sleep(100 * time.Millisecond) // so that the loop has looked
+		time.Sleep(100 * time.Millisecond)
 		health = h.health()
 		return check(health, "loop").OK && !health.Live
 	})
@@ -92,7 +92,7 @@ func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 	eventually(t, "it is live again", func() bool { return h.health().Live })
 }
 
-// Changes that take turns without a pause are progress, though the turn is never seen free.
+// Turns that are taken one after another are progress, though no turn is ever seen free.
 func TestManyChangesAreProgress(t *testing.T) {
 	h := newHost(t, nil)
 	h.session("s1", on("*", gib))
@@ -112,7 +112,7 @@ func TestManyChangesAreProgress(t *testing.T) {
 	<-done
 }
 
-// A driver that hangs, hangs after a restart as well, and nothing but driver truth depends on it.
+// A driver that hangs would hang after a restart as well, and only driver truth depends on it.
 func TestADriverThatHangsIsSaidAndIsNoReasonToRestart(t *testing.T) {
 	truth := &fakeTruth{hang: make(chan struct{})}
 	h := newHost(t, truth)

@@ -64,7 +64,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// proc is a process of a slice, doing what the test says.
 type proc struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -72,7 +71,7 @@ type proc struct {
 	out *bufio.Reader
 }
 
-// start begins a process that looks for its slice in dir; in a cgroup, if one is given.
+// start starts a process that looks for its slice in dir, in cgroup unless that is empty.
 func start(t *testing.T, dir, cgroup string) *proc {
 	t.Helper()
 	client, err := buildClient()
@@ -81,7 +80,7 @@ func start(t *testing.T, dir, cgroup string) *proc {
 	}
 	args := []string{client, dir}
 	if cgroup != "" {
-		// The shell moves itself, then becomes the process: it was never in the cgroup as another one.
+		// The shell moves itself, then becomes the process, so no other process was in the cgroup.
 		args = []string{"/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, client, dir}
 	}
 	p := &proc{t: t, cmd: exec.Command(args[0], args[1:]...)}
@@ -95,7 +94,7 @@ func start(t *testing.T, dir, cgroup string) *proc {
 	r.Close()
 	t.Cleanup(p.kill)
 	if cgroup != "" {
-		p.ask("hello") // it is where it should be
+		p.ask("hello") // it is in its cgroup
 	}
 	return p
 }
@@ -125,7 +124,6 @@ func (p *proc) ask(format string, args ...any) string {
 	return strings.TrimSpace(line)
 }
 
-// must ask and get "ok N".
 func (p *proc) must(format string, args ...any) uint64 {
 	p.t.Helper()
 	answer := p.ask(format, args...)
@@ -143,18 +141,17 @@ func (p *proc) expect(want, format string, args ...any) {
 	}
 }
 
-// fakeTruth is a driver.
 type fakeTruth struct {
 	mu    sync.Mutex
 	bytes map[string]map[int]uint64
 	hang  chan struct{}
-	asked int            // who holds what; or anything, while it hangs
-	lists map[string]int // how often it said who holds what, by device
+	asked int            // listings of processes, and queries that hang
+	lists map[string]int // listings of processes, by device
 
-	used int            // how much is in use
-	uses map[string]int // that, by device
+	used int            // queries of the bytes in use
+	uses map[string]int // the same by device
 
-	takes time.Duration // to say who holds what
+	takes time.Duration // how long a listing takes
 
 	busy      map[int]uint32
 	busyAsked int
@@ -224,22 +221,19 @@ func (f *fakeTruth) Busy(uuid string, _ time.Time) (map[int]uint32, error) {
 	return maps.Clone(f.busy), nil
 }
 
-// looked says how often it was asked.
 func (f *fakeTruth) looked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.asked
 }
 
-// listed says how often it was asked for a device's processes.
 func (f *fakeTruth) listed(uuid string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lists[uuid]
 }
 
-// intervals says how often it was asked how much of a device is in use: of a quiet one that is once in each interval, and once more
-// at each list.
+// intervals returns how often the bytes in use of a device were queried: once in each interval, and once more at each listing.
 func (f *fakeTruth) intervals(quiet string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -277,7 +271,7 @@ func newTruthHost(t *testing.T) (*host, *fakeTruth) {
 
 func newHost(t *testing.T, truth *fakeTruth) *host {
 	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // a socket's path is short
+	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // keeps socket paths short
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := &host{t: t, options: enforcer.Options{
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Library: "/lib/x.so",
@@ -297,27 +291,24 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 	return h
 }
 
-// CreatePool needs root: an enforcer without privileges has no pools.
 func (h *host) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	h.t.Helper()
 	needs.Root(h.t)
 	return h.Enforcer.CreatePool(ctx, name, r)
 }
 
-// records is the directory of the slices' records.
 func (h *host) records() string {
 	h.t.Helper()
 	boot := must.Get(process.BootID())(h.t)
 	return store.RecordsDir(h.options.RunDir, boot)
 }
 
-// stored says whether a record of the enforcer has that text.
 func (h *host) stored(text string) bool {
 	h.t.Helper()
 	found := false
 	files, _ := filepath.Glob(filepath.Join(h.records(), "slice-*"))
 	for _, file := range files {
-		record, _ := os.ReadFile(file) // it may be gone by now
+		record, _ := os.ReadFile(file)
 		found = found || strings.Contains(string(record), text)
 	}
 	return found
@@ -346,15 +337,15 @@ func (h *host) run(e *enforcer.Enforcer) {
 
 func (h *host) restart() {
 	h.t.Helper()
-	needs.Root(h.t) // before the stop
+	needs.Root(h.t) // skips before the enforcer is stopped
 	h.stop()
 	h.start()
 }
 
-// lead makes the directory that a process was started with a link to its slice's: there it looks for it.
+// lead links the directory in which a process looks for its slice to the reply's.
 func lead(t testing.TB, link string, reply api.RegisterReply) {
 	t.Helper()
-	_ = os.Remove(link) // to one before
+	_ = os.Remove(link) // of an earlier slice
 	must.Do(t, os.Symlink(filepath.Join(reply.Dir, "bind"), link))
 }
 
@@ -393,7 +384,6 @@ func (h *host) see(id string) api.Slice {
 
 func on(device string, bytes uint64) api.Quota { return api.Quota{Device: device, Bytes: bytes} }
 
-// newCgroup makes a cgroup in the unified hierarchy.
 func newCgroup(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
@@ -416,7 +406,6 @@ func newCgroup(t *testing.T) string {
 	return ""
 }
 
-// processes are those in a cgroup now.
 func processes(t *testing.T, cgroup string) map[int]bool {
 	t.Helper()
 	text := must.Get(os.ReadFile(filepath.Join(cgroup, "cgroup.procs")))(t)

@@ -25,16 +25,15 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// fakeHolder gives host memory that there is not.
 type fakeHolder struct {
 	mu    sync.Mutex
-	err   error // it gives nothing
+	err   error // fails requests
 	fresh bool
-	steps map[hostmem.Process]map[uint64]bool // what there is, by its beginning
-	grown []int                               // processes, in the order of what they were given
+	steps map[hostmem.Process]map[uint64]bool // what it gave, by offset
+	grown []int                               // processes in the order of requests
 
-	host  atomic.Uint64                                // bytes that the host has
-	short atomic.Pointer[func(pid int, n uint64) bool] // whose cgroup has no room for so much
+	host  atomic.Uint64
+	short atomic.Pointer[func(pid int, n uint64) bool] // which cgroups lack room
 }
 
 const holderPID = 1<<22 - 1
@@ -95,7 +94,6 @@ func (f *fakeHolder) set(do func(*fakeHolder)) {
 
 func (f *fakeHolder) hasNoRoom(is func(pid int, n uint64) bool) { f.short.Store(&is) }
 
-// held is how much there is of a process that lives.
 func (f *fakeHolder) held(p *proc) (bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +105,7 @@ func (f *fakeHolder) held(p *proc) (bytes uint64) {
 	return bytes
 }
 
-// givenTurns is ownTurns with a holder. Each time that a moves its memory aside it asks for the host memory that it needs, and has not yet.
+// givenTurns is ownTurns with a holder. Before a moves its memory it asks for the host memory that it lacks.
 func givenTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover, held *fakeHolder) {
 	t.Helper()
 	held = &fakeHolder{steps: make(map[hostmem.Process]map[uint64]bool)}
@@ -128,7 +126,8 @@ func givenTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *pr
 
 const part = ledger.HostPart
 
-// asks has it ask for what it lacks of what it needs, in parts, when it next moves aside; and if it is refused, say so.
+// asks has p ask for the host memory that it lacks, in parts, at its next move to the host. If a request is refused, p reports
+// ledger.MoveHost.
 func (m *selfMover) asks(p *proc, held *fakeHolder) {
 	m.set(func(m *selfMover) {
 		m.first = map[ledger.Place][2]func(){ledger.Aside: {func() {
@@ -165,8 +164,8 @@ func TestHostMemoryIsGivenToWhoMovesItself(t *testing.T) {
 	if held.held(a) != 40*gib || held.held(b) != 0 || f.steps() != "" {
 		t.Errorf("%d and %d", held.held(a), held.held(b))
 	}
-	a.expect("ok 1", "host 0 %d", part)  // it may have it, and has
-	b.expect(refused, "host 0 %d", part) // nothing is moved of it
+	a.expect("ok 1", "host 0 %d", part)  // given before
+	b.expect(refused, "host 0 %d", part) // it is not being moved
 	a.returns()
 	a.expect(refused, "host 0 %d", part)
 }
@@ -179,7 +178,7 @@ func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
 	a.expect("status 10", "host 0 %d", part)
 }
 
-// Its own cgroup's limit is none for it: neither to go, nor to keep what it has.
+// The process's own cgroup limits neither its move nor what it keeps.
 func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
 	held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == a.pid() })
@@ -192,7 +191,7 @@ func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 			t.Fatalf("%d", held.held(a))
 		}
 	}
-	// Of a host that has too little it keeps nothing, and if it does not obey that is done for it.
+	// Without enough host memory it must keep none. If it ignores that, the enforcer frees its memory.
 	held.host.Store(41 * gib)
 	m.set(func(m *selfMover) { m.mute[ledger.Bare] = true })
 	b.works(truth, mib)
@@ -214,7 +213,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 		t.Fatalf("%s", got)
 	}
 	a.returns()
-	// Nor has its own: then it stays, and both are said.
+	// The process's own cgroup has no room either: it stays on the device, and the obstacle names both.
 	full.Store(true)
 	b.expect(statusAway, "return")
 	eventually(t, "it is said", func() bool {
@@ -226,7 +225,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 	}
 }
 
-// There was room, and then there is none.
+// The room is gone by the time of the request.
 func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
 	for what, fails := range map[string]func(held *fakeHolder){
 		"the cgroup is full": func(held *fakeHolder) {
@@ -275,7 +274,7 @@ func TestThatThereIsNoHolderIsSaid(t *testing.T) {
 	if c := check(); c.OK || !strings.Contains(c.Message, "it cannot be had") {
 		t.Errorf("%+v", c)
 	}
-	h.restart() // also without it
+	h.restart() // also without a restart
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	if got := f.steps(); !strings.HasSuffix(got, fmt.Sprintf("checkpoint %d", a.pid())) {
@@ -284,7 +283,7 @@ func TestThatThereIsNoHolderIsSaid(t *testing.T) {
 	a.returns()
 }
 
-// What was kept is given back for somebody who has no room in the cgroup, also after a restart.
+// A process's kept memory is freed when another needs room in the holder's cgroup, also after a restart.
 func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
@@ -317,7 +316,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 	}
 }
 
-// Of what a holder had given that is gone nothing is known.
+// A new holder knows nothing of the memory that a former one gave.
 func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
 	h, truth, _, a, b, m, held := givenTurns(t)
 	b.works(truth, mib)
@@ -355,7 +354,6 @@ func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
 	}
 }
 
-// waitingIn counts the goroutines that wait for a turn in a function.
 func waitingIn(function string) (n int) {
 	all := make([]byte, 1<<20)
 	for _, one := range strings.Split(string(all[:runtime.Stack(all, true)]), "\n\n") {
@@ -367,7 +365,7 @@ func waitingIn(function string) (n int) {
 	return n
 }
 
-// Its former image had it.
+// The memory belonged to its former image.
 func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
 	h, truth, _, a, b, _, held := givenTurns(t)
 	b.works(truth, mib)

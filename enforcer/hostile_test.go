@@ -51,7 +51,7 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 	}
 }
 
-// What is asked has the right form, and a content that nobody honest sends.
+// The requests are well formed, with contents that no honest process sends.
 func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
 	for name, truth := range map[string]*fakeTruth{"with driver truth": {}, "without": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -60,9 +60,9 @@ func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
 			for _, index := range []uint64{16, 1 << 31, 1<<32 - 1} {
 				p.expect("status 5", "truth %d", index)
 			}
-			p.expect("status 5", "device %s %d", hex1, 80*gib) // not of the slice
+			p.expect("status 5", "device %s %d", hex1, 80*gib)
 			p.expect("status 5", "device %032x %d", 0, 80*gib) // no device at all
-			if truth == nil {                                  // else nobody asks it how large the device is
+			if truth == nil {                                  // with driver truth the size is not taken from the process
 				p.expect("status 4", "device %s 0", hex0)
 			}
 			p.must("device %s %d", hex0, uint64(1)<<63)
@@ -76,7 +76,7 @@ func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
 	}
 }
 
-// Otherwise whoever overwrites a page gets a new one by ending before a restart.
+// Otherwise a process could get a new page by overwriting its own and exiting before a restart.
 func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 4*gib))
@@ -84,7 +84,7 @@ func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 	q.uses()
 	m := h.member("m", "llm").uses()
 	q.expect("ok", "poke %d %d", 128+16, 100*gib)
-	m.expect("ok", "pokepool %d %d", 128+16, 100*gib) // the first device's limit
+	m.expect("ok", "pokepool %d %d", 128+16, 100*gib)
 	eventually(t, "it is noticed", func() bool { return damaged(h, "s") && h.seePool("llm").State == api.Damaged })
 	reason := h.see("s").Reason
 	h.stop()

@@ -13,14 +13,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-// asks are how often driver truth was asked how much is in use, and who holds what: of all devices.
 func (f *fakeTruth) asks() (used, listed int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.used, f.asked
 }
 
-// listings says how often all processes were asked for while it was asked n times how much is in use.
+// listings returns the number of listings during the next n queries of the bytes in use.
 func (f *fakeTruth) listings(t *testing.T, n int) int {
 	t.Helper()
 	used, listed := f.asks()
@@ -35,14 +34,14 @@ func (f *fakeTruth) quiet(t *testing.T) {
 	eventually(t, "nothing is open", func() bool { return f.listings(t, 40) < 10 })
 }
 
-// justListed waits for a listing of both devices: without a reason the next ones come late.
+// justListed waits for a listing of both devices. The next regular one is idle_interval later.
 func (f *fakeTruth) justListed(t *testing.T) {
 	t.Helper()
 	_, from := f.asks()
 	eventually(t, "all are listed", func() bool { _, listed := f.asks(); return listed >= from+2 })
 }
 
-// idle is a slice of two processes, of which one attached and holds something, with a host that has seen that.
+// idle registers a slice of two processes. honest is attached and holds memory that the host has seen.
 func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
 	t.Helper()
 	truth = &fakeTruth{}
@@ -67,7 +66,7 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	truth.quiet(t)
 }
 
-// What the driver holds beyond a lane that stands still is charged no more once it is seen to be less.
+// Excess of an idle lane is charged less as soon as the driver reports less.
 func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
@@ -78,7 +77,7 @@ func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 	expect.Equal(t, h.see("s").Devices[0].Overhead, 20*mib, "overhead")
 }
 
-// A process that never stood still while it gave something back, and stands still now, is not charged with it for as long as a list may stand.
+// A busy process released excess. It is charged for it until it is idle, not until the next regular listing.
 func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	h.stop()
@@ -97,8 +96,8 @@ func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
 	eventually(t, "it is charged no more", func() bool { return h.see("s").Devices[0].Overhead == 20*mib })
 }
 
-// What is hidden is found within an interval and bypass_grace, also if others gave back as much. If no lane tells of that, it
-// takes idle_interval more at most.
+// Hidden memory is found within an interval and bypass_grace, also if others freed as much. It takes up to idle_interval more if no lane
+// changed.
 func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 	for _, c := range []struct {
 		what   string
@@ -119,7 +118,7 @@ func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			truth, h, honest, other := idle(t)
 			h.stop()
-			var at atomic.Int64 // how many intervals there had been when it was named
+			var at atomic.Int64 // the interval in which it was reported
 			h.options.Event = func(_ string, e api.Event) {
 				if e.Kind == api.EventBypass && e.PID == other.pid() {
 					at.CompareAndSwap(0, int64(truth.intervals(gpu1)))
@@ -131,7 +130,7 @@ func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 			c.happen(truth, honest, other)
 			from := truth.intervals(gpu1)
 			eventually(t, "it is named", func() bool { return at.Load() > 0 })
-			// Two devices are sampled, each in its own time, and now and then the quiet one is listed.
+			// The two devices are sampled separately, and sometimes the quiet one is listed.
 			if n := int(at.Load()) - from; n > c.within+4 {
 				t.Errorf("it took %d intervals", n)
 			}
@@ -145,7 +144,7 @@ func TestProcessesAreListedAsLongAsSomethingIsOpen(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		stay   bool
-		second bool // it is on the second device
+		second bool
 		open   func(h *host, truth *fakeTruth, honest, other *proc)
 	}{
 		{"a process of no slice, which may give back what a hidden one takes", passes, false, func(h *host, truth *fakeTruth, _, _ *proc) {
@@ -190,7 +189,6 @@ func TestProcessesAreListedAsLongAsSomethingIsOpen(t *testing.T) {
 	}
 }
 
-// swap takes bytes from one process and gives them to another, in one step.
 func (f *fakeTruth) swap(uuid string, from, to int, bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -31,7 +31,7 @@ import (
 
 type askerKey struct{}
 
-// as is the context of a question that this process asks, which for the enforcer is what the kernel says.
+// as returns the context of a request from this process, as the kernel would identify it.
 func as(pid int, uid uint32) context.Context { return askedBy(asker(pid, uid)) }
 
 func askedBy(who session.Asker) context.Context {
@@ -39,11 +39,11 @@ func askedBy(who session.Asker) context.Context {
 }
 
 func asker(pid int, uid uint32) session.Asker {
-	start, _ := process.StartTime(pid) // a dead one has none
+	start, _ := process.StartTime(pid) // an exited one has none
 	return session.Asker{PID: pid, Start: start, UID: uid}
 }
 
-// believe makes the enforcer take the contexts' word for who asks.
+// believe makes the enforcer identify callers by the contexts.
 func (h *host) believe() {
 	h.options.Caller = func(ctx context.Context) (session.Asker, bool) {
 		a, known := ctx.Value(askerKey{}).(session.Asker)
@@ -52,7 +52,7 @@ func (h *host) believe() {
 	h.restart()
 }
 
-// session of this user, asked for by its first process, with its token.
+// tokenSession registers a session of this user with its own token, requested by its first process.
 func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.RegisterReply, api.Token) {
 	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
@@ -63,7 +63,6 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 	return p, reply, tokenOf(h.t, reply)
 }
 
-// tokenOf is the token of a session that was registered.
 func tokenOf(t *testing.T, reply api.RegisterReply) api.Token {
 	t.Helper()
 	text := must.Get(os.ReadFile(filepath.Join(reply.Dir, api.TokenName)))(t)
@@ -74,7 +73,6 @@ func tokenOf(t *testing.T, reply api.RegisterReply) api.Token {
 	return token
 }
 
-// join as p itself would.
 func (h *host) join(p *proc, id string, token api.Token) error {
 	return must.Err(h.Join(api.WithToken(as(p.pid(), uint32(os.Geteuid())), token), id, api.JoinRequest{PID: p.pid()}))
 }
@@ -85,7 +83,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
 	bind := filepath.Join(reply.Dir, "bind")
 	other := start(t, bind, "")
-	other.expect("status 1", "attach") // a stranger
+	other.expect("status 1", "attach") // not a member
 	must.Do(t, h.join(other, "s", token))
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
@@ -95,7 +93,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	if s := h.see("s"); s.ProcessCount != 1 || s.Devices[0].Used != 3*gib {
 		t.Fatalf("%+v", s)
 	}
-	// Its end gives back what it held, and one who has its pid next is a stranger.
+	// Its exit releases what it held, and a new process with its pid is no member.
 	other.kill()
 	eventually(t, "what it held is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
 }
@@ -122,7 +120,7 @@ func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
 	})
 	first.tell("exec")
 	first.must("attach") // it is still a member
-	// And the token is still the session's: its sum was kept.
+	// The session still accepts the token: its hash was stored.
 	must.Do(t, h.join(start(t, filepath.Join(reply.Dir, "bind"), ""), "s", token))
 }
 
@@ -143,7 +141,7 @@ func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
 	}
 	expect.ErrorIs(t, h.join(p, "none", token), api.ErrForbidden, "of a session that is not there")
 	expect.Equal(t, count.of("wrong_token"), len(wrong)+1, count.results)
-	// Then no token of that user is looked at for a while, but other users' are.
+	// Now that user's tokens are refused unread for a while, and other users' are not.
 	for range 20 {
 		_ = h.join(p, "s", others)
 	}
@@ -164,7 +162,7 @@ func TestAStrangersProcessIsNotJoined(t *testing.T) {
 	victim, asks := start(t, "/nonexistent", ""), start(t, "/nonexistent", "")
 	ctx := api.WithToken(as(asks.pid(), uint32(os.Geteuid())), token)
 	expect.ErrorSays(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "descendant")
-	// Who asked has ended, and the victim has its pid.
+	// The process that asked has exited, and the victim has its pid.
 	dead := asker(victim.pid(), uint32(os.Geteuid()))
 	dead.Start--
 	ctx = api.WithToken(askedBy(dead), token)
@@ -232,7 +230,6 @@ func command(t *testing.T, pid int, name string) string {
 	return string(text)
 }
 
-// tokens counts what becomes of those that are shown.
 type tokens struct {
 	*metrics.Metrics
 	mu      sync.Mutex
@@ -251,7 +248,7 @@ func (c *tokens) of(result string) int {
 	return c.results[result]
 }
 
-// A process that joins is one of the session or not, never half: whenever the enforcer is killed, asking again settles it.
+// A process either has joined the session or not, whenever the enforcer is killed; a repeated request settles it.
 func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 	d := newDaemon(t)
 	for _, point := range []string{"join.stored", "join.done"} {
@@ -337,7 +334,8 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 	}
 }
 
-// A hook in a container that has the host's control socket names its own container's processes: on the host their pids are others'.
+// A hook in a container with the host's control socket names processes by the pids of its own namespace, which other processes have on the
+// host.
 func TestAPIDIsOfThePIDNamespaceOfWhoAsks(t *testing.T) {
 	cgroup := newCgroup(t)
 	h := newHost(t, nil)

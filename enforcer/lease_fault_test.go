@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// newTimedDaemon is a daemon with a short grace.
 func newTimedDaemon(t *testing.T) *daemon {
 	d := newDaemon(t)
 	config := filepath.Join(d.dir, "config.toml")
@@ -22,11 +21,11 @@ func newTimedDaemon(t *testing.T) *daemon {
 	return d
 }
 
-// The enforcer dies at a step of a slice's end, and the next one goes on behind it.
+// The enforcer dies at a step of a slice's expiry, and the next one continues from there.
 func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
 	for _, point := range []string{"expire.marked", "expire.closed", "expire.asked", "expire.noted", "expire.killed"} {
 		t.Run(point, func(t *testing.T) {
-			_ = os.Remove(newCgroup(t)) // or skip, before anything is built
+			_ = os.Remove(newCgroup(t)) // skips the test before anything is built
 			d := newTimedDaemon(t)
 			d.start(point)
 			c, keep := newContainer(t, d, "c"), newContainer(t, d, "k")
@@ -61,7 +60,7 @@ func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
 func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
 	for _, point := range []string{"set.stored", "set.limited", "set.limited:2", "set.done"} {
 		t.Run(point, func(t *testing.T) {
-			_ = os.Remove(newCgroup(t)) // or skip, before anything is built
+			_ = os.Remove(newCgroup(t)) // skips the test before anything is built
 			d := newDaemon(t)
 			d.start(point)
 			c := newContainer(t, d, "c")
@@ -89,7 +88,7 @@ func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
 			p.must("charge 0 %d", 2*gib)
 			p.expect("refused", "charge 0 1")
 			p.expect("refused", "charge 1 1")
-			// And what a process writes into the page is found again.
+			// And a limit that a process overwrote is found.
 			d.kill()
 			if !d.start("") {
 				t.Fatalf("it does not start again\n%s", d.log())

@@ -40,7 +40,6 @@ func (c *clock) pass(d time.Duration) {
 
 const grace = time.Minute
 
-// newTimedHost is an enforcer with a clock of its own.
 func newTimedHost(t *testing.T) (*host, *clock) {
 	t.Helper()
 	h, c := newHost(t, nil), &clock{at: time.Hour}
@@ -50,7 +49,6 @@ func newTimedHost(t *testing.T) (*host, *clock) {
 	return h, c
 }
 
-// lease registers a slice of a process, which attaches.
 func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
@@ -66,7 +64,6 @@ func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 	return p
 }
 
-// ended waits for the process's end, which is not the test's doing.
 func (p *proc) ended() {
 	p.t.Helper()
 	done := make(chan struct{})
@@ -91,7 +88,6 @@ func (h *host) expired(id string) {
 	eventually(h.t, "the time of slice "+id+" is over", func() bool { return h.see(id).State == api.Expired })
 }
 
-// storyOf is the kinds and causes of a slice's events.
 func (h *host) storyOf(id string) []string {
 	h.t.Helper()
 	events := must.Get(h.Events(context.Background(), "", 0, false))(h.t)
@@ -122,7 +118,7 @@ func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
 	expect.EqualSlices(t, h.storyOf("s"), []string{"registered ", "expired ", "released expired"}, "told was")
 }
 
-// The three ways in which a slice's processes are known: a cgroup that the kernel kills at once, one of v1, and a tree.
+// A slice's processes are known in three ways: by a cgroup that the kernel kills at once, by one of v1, and by descent.
 func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 	places := map[string]func(*testing.T) string{"cgroup v2": newCgroup, "session": func(*testing.T) string { return "" }}
 	if _, err := os.Stat(oldCgroups); err == nil {
@@ -156,7 +152,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 			}
 			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
 			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
-			// Not before its time: what is said to it is still answered.
+			// Before the grace has passed it still gets answers.
 			c.pass(grace - 1)
 			p.must("release 0 1")
 			c.pass(1)
@@ -169,7 +165,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 	}
 }
 
-// What is never in the process that was looked at cannot be signalled; but its cgroup can be killed.
+// A program that forks faster than its processes are listed escapes signals; its cgroup can be killed.
 func TestAnEndIsNotEscapedByForking(t *testing.T) {
 	cgroup := newCgroup(t)
 	if _, err := os.Stat(filepath.Join(cgroup, "cgroup.kill")); err != nil {
@@ -177,7 +173,7 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 	}
 	h, c := newTimedHost(t)
 	h.stop()
-	h.options.Grace = time.Second // for which new ones may be asked to end
+	h.options.Grace = time.Second // long enough for new processes to be asked
 	h.start()
 	p := h.lease("s", cgroup, time.Second)
 	p.must("stubborn")
@@ -194,10 +190,8 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 	must.Len(t, processes(t, cgroup), 0, "left")
 }
 
-// oldCgroups is a hierarchy of v1, where there are such.
 const oldCgroups = "/sys/fs/cgroup/pids"
 
-// newOldCgroup makes a cgroup of v1.
 func newOldCgroup(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
@@ -214,7 +208,7 @@ func TestRenewingMovesTheEnd(t *testing.T) {
 	if err != nil || s.Remaining != time.Hour || s.TTL != time.Hour {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	h.restart() // it is on disk
+	h.restart()
 	c.pass(time.Hour - 1)
 	h.restart()
 	if s := h.see("s"); s.State != api.Active || s.Remaining != 1 {
@@ -235,7 +229,7 @@ func TestRenewingMovesTheEnd(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrNotFound)
 }
 
-// Of a renewal and the end of time at the same moment one comes first, and then the other does not happen.
+// When a renewal and the expiry coincide, only one takes effect.
 func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 	rounds := 20
 	if os.Getenv("GPUSLICE_LONG") != "" {
@@ -244,7 +238,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 	h, c := newTimedHost(t)
 	h.lease("other", "", time.Hour)
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() { // so that whether anybody's time is over is looked at all the while
+	go func() { // renewals make the enforcer check all deadlines at once
 		defer close(stopped)
 		for {
 			select {
@@ -289,7 +283,7 @@ func TestTimeGoesOnWhileNoEnforcerRuns(t *testing.T) {
 	p := h.lease("s", "", time.Hour)
 	h.stop()
 	c.pass(2 * time.Hour)
-	p.must("charge 0 1") // nobody is there to say no
+	p.must("charge 0 1") // needs no enforcer
 	h.start()
 	p.ended()
 	h.gone("s")
@@ -319,8 +313,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	h.gone("s")
 }
 
-// The wall clock has no say: what moves a deadline is renewal alone. That time passes in a leap is what a host sees that
-// was suspended.
+// Changing the wall clock moves no deadline; only renewal does. After a suspension of the host, time has advanced in one step.
 func TestWhatIsLeftIsOfTheClockThatNobodySets(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", "", time.Hour)
@@ -361,7 +354,7 @@ func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 	}
 }
 
-// An engine that deletes the container of an expired slice is not in the way, nor is the slice in its.
+// An engine can delete the container of an expired slice, and the expiry completes.
 func TestAnExpiredSliceCanBeReleased(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", newCgroup(t), time.Hour)

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// A process whose mappings cannot be read when an enforcer starts may have the slice's ledger, and what it holds in that
-// counts. So the slice gets no other one, and goes on once the process is found to have it.
+// If a process's mappings cannot be read at a restart, it may have the slice's ledger, and its charges count. The slice gets no other
+// ledger, and is active again once the process is found to have it.
 func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
@@ -32,9 +32,9 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	h.given(gpu0, 4*gib, 76*gib)
-	sibling.expect("status 3", "attach")                  // closed
-	slow.expect("status 3", "device %s %d", hex1, 80*gib) // which asks the enforcer
-	slow.must("charge 0 %d", gib)                         // its page is as it was
+	sibling.expect("status 3", "attach")
+	slow.expect("status 3", "device %s %d", hex1, 80*gib) // asks the enforcer
+	slow.must("charge 0 %d", gib)
 	slow.expect("refused", "charge 0 1")
 	truth.set(gpu0, slow.pid(), 4*gib)
 	truth.comparisons(t, 8)
@@ -51,7 +51,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow.expect("refused", "charge 0 1")
 }
 
-// restartBlindTo starts an enforcer again, to which processes do not let themselves be looked at.
+// restartBlindTo restarts the enforcer, which cannot read the mappings of these processes.
 func (h *host) restartBlindTo(silent ...*proc) {
 	h.t.Helper()
 	h.stop()
@@ -61,15 +61,14 @@ func (h *host) restartBlindTo(silent ...*proc) {
 	h.start()
 }
 
-// lost is that, and a slice that has lost its ledger by it.
+// lost restarts the enforcer so that the slice of p has lost its ledger.
 func (h *host) lost(id string, p *proc) {
 	h.t.Helper()
 	h.restartBlindTo(p)
 	must.Equal(h.t, h.see(id).State, api.Damaged, "state")
 }
 
-// What a process could have charged is not held against it, what is past that is memory past the ledger as any other; and so is all
-// of whoever cannot have the ledger.
+// A process that may have the lost ledger is in violation only for bytes beyond the quota, and any other process for all its bytes.
 func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 	for name, c := range map[string]struct {
 		hides      func(slow, sibling *proc) *proc
@@ -102,7 +101,7 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 	}
 }
 
-// What was charged before a quota was lowered stays with whoever charged it, also where nobody can read that it was charged.
+// A process that may have the lost ledger may have charged up to the limit before it was lowered. That is no violation.
 func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger(t *testing.T) {
 	for name, begin := range map[string]func(h *host) (slow *proc, id string){
 		"its own": func(h *host) (*proc, string) {
@@ -133,7 +132,7 @@ func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger
 			h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
 			slow, id := begin(h)
 			truth.set(gpu0, slow.pid(), 4*gib)
-			for range 2 { // the record is written anew in between
+			for range 2 { // the record is written again in between
 				h.lost(id, slow)
 				truth.comparisons(t, 8)
 			}
@@ -188,7 +187,8 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return h.pooled("llm") == gib })
 }
 
-// Who may have the ledger of a session that is over counts as long as it lives, for it may hold what it was given, and charge the rest.
+// A session's quota stays granted after its end while a process that may have its ledger lives: the process may hold the charged bytes, and
+// charge the rest.
 func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
 	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
@@ -209,14 +209,14 @@ func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
 			h.gone("s")
 			h.given(gpu0, 8*gib, 72*gib)
 			h.restart()
-			slow.expect("refused", "charge 0 1") // it lets itself be looked at now
+			slow.expect("refused", "charge 0 1") // its mappings can be read now
 			slow.kill()
 			eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
 		})
 	}
 }
 
-// A released container is no slice any more, and what it holds of a pool counts there.
+// A container was released; what its process holds of the pool still counts there.
 func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 6*gib))
@@ -233,14 +233,13 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return h.pooled("llm") == 0 })
 }
 
-// What a slice was promised that uses no device yet is kept for it.
 func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 	h := newHost(t, nil)
 	slow, _ := h.pair(on(api.AllDevices, 4*gib))
 	h.pool("llm", on(api.AllDevices, gib))
 	member := h.member("m", "llm")
 	h.restartBlindTo(slow, member)
-	if h.see("s").State != api.Active || h.seePool("llm").State != api.Active { // nobody was given a ledger yet
+	if h.see("s").State != api.Active || h.seePool("llm").State != api.Active { // no ledger was handed out yet
 		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
 	}
 	slow.must("attach")
@@ -253,7 +252,7 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 	h.given(gpu0, 5*gib, 75*gib)
 }
 
-// A process that the host's operator moved elsewhere still has the page, and goes on charging there.
+// A process that the host's operator moved to another cgroup still has the page, and continues to charge there.
 func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	elsewhere := newCgroup(t)
 	h := newHost(t, nil)

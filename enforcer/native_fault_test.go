@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// onlooker is a driver with limits that looks, whenever it is told one, whether the store knows.
+// onlooker is a driver with limits that checks at each call whether the store has the limit.
 type onlooker struct {
 	*fakeBackend
 	t *testing.T
@@ -32,7 +32,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	if strings.Contains(cgroup, "probe") {
 		return w.fakeBackend.Limit(cgroup, device, bytes)
 	}
-	dir := w.t.TempDir() // the records are the enforcer's as long as it runs
+	dir := w.t.TempDir() // a copy: while it runs, the enforcer alone opens the records
 	expect.NoError(w.t, os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())))
 	s := must.Get(store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)}))(w.t)
 	defer s.Close()
@@ -48,7 +48,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	return w.fakeBackend.Limit(cgroup, device, bytes)
 }
 
-// An enforcer that enforces by the driver finds slices of one that did not, at each step of their lives.
+// An enforcer that sets limits in the driver restores slices of one that did not, at each step of their lives.
 func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -76,7 +76,7 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 		case "frozen":
 			truth.set(gpu0, p.pid(), 3*gib)
 			eventually(t, "it is frozen", func() bool { return h.see(id).State == api.Frozen })
-		case "expired": // it does not end when it is asked to
+		case "expired": // it ignores SIGTERM
 			must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		}
 	}
@@ -93,8 +93,8 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	}
 }
 
-// onSimulatedDriver runs the calling test as inV2 does, where the driver is the simulated one and has limits. In that run it
-// returns the devices, and what a cgroup is limited to on one of them.
+// onSimulatedDriver runs the calling test as inV2 does, on the simulated driver with limits. In that run it returns the devices, and the
+// limit of a cgroup on one of them.
 func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, limit func(cgroup string, device int) uint64) {
 	t.Helper()
 	libraries := must.Get(filepath.Abs("../bin/fakecuda"))(t)
@@ -121,7 +121,6 @@ func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, li
 	}
 }
 
-// nativeDaemon is one that has the driver enforce.
 func nativeDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := newDaemon(t)
@@ -130,7 +129,7 @@ func nativeDaemon(t *testing.T) *daemon {
 	return d
 }
 
-// The real daemon, on the simulated driver.
+// Uses the real daemon on the simulated driver.
 func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 	devices, limitOn := onSimulatedDriver(t)
 	if devices == nil {
@@ -222,7 +221,7 @@ func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
 	}
 }
 
-// On the simulated driver, as after a reset of a real one.
+// The simulated driver loses its limits, as a real one does at a reset.
 func TestALimitThatTheSimulatedDriverLostIsSetAgain(t *testing.T) {
 	devices, limit := onSimulatedDriver(t)
 	if devices == nil {

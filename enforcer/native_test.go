@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// inV2 runs the calling test again, alone, where cgroups of version 2 are mounted and no others. It is true in that run.
+// inV2 runs the calling test again, alone, where only cgroups of version 2 are mounted. It is true in that run.
 func inV2(t *testing.T, env ...string) bool {
 	t.Helper()
 	const inside = "GPUSLICE_TEST_V2"
@@ -39,7 +39,6 @@ func inV2(t *testing.T, env ...string) bool {
 	return false
 }
 
-// fakeBackend is a driver with limits.
 type fakeBackend struct {
 	mu     sync.Mutex
 	limits map[[2]string]uint64 // by cgroup and device
@@ -108,7 +107,6 @@ func (f *fakeBackend) are(t *testing.T, when, cgroup string, want ...uint64) {
 	}
 }
 
-// newNativeHost is a host whose driver has limits.
 func newNativeHost(t *testing.T, b native.Backend) *host {
 	h := newHost(t, &fakeTruth{})
 	h.stop()
@@ -117,7 +115,6 @@ func newNativeHost(t *testing.T, b native.Backend) *host {
 	return h
 }
 
-// box is a container of one process.
 type box struct {
 	cgroup, link string
 	init         *proc
@@ -134,7 +131,7 @@ func (h *host) newBox(id string, quotas ...api.Quota) (*box, api.RegisterReply, 
 	return b, reply, err
 }
 
-// newNativeBox is such a host with a container of 4 GiB on the first device, as inV2 runs the calling test; nil but in that run.
+// newNativeBox is such a host with a container of 4 GiB on the first device, as inV2 runs the calling test; nil in other runs.
 func newNativeBox(t *testing.T, b native.Backend) (*host, *box) {
 	t.Helper()
 	if !inV2(t) {
@@ -167,7 +164,7 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	must.Get(h.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 6*gib)}}))(t)
 	f.are(t, "with another quota", b.cgroup, 6*gib, 80*gib)
 
-	// It is told again what it may have forgotten.
+	// The limit is set again at a restart, in case the driver lost it.
 	h.stop()
 	_ = f.Unlimit(b.cgroup, gpu0)
 	h.start()
@@ -231,7 +228,7 @@ func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *test
 	f.are(t, "native again", b.cgroup, 4*gib, driver.NoLimit)
 }
 
-// Also those that it had not when it was released.
+// Also limits that failed at its release.
 func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -287,7 +284,7 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 	f.fail(nil)
 	b, _, err := h.newBox("c2", on(gpu0, 4*gib))
 	must.Do(t, err)
-	// A slice that is in use goes on with its ledger, and it is told.
+	// The slice is in use, so it keeps its ledger, and an event reports the failure.
 	f.fail(errors.New("Unknown Error"))
 	s := must.Get(h.Change(context.Background(), "c2", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))(t)
 	expect.Equal(t, s.Devices[0].Limit, 2*gib, "limit")
@@ -300,7 +297,7 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 	}
 }
 
-// What the kernel's controller is not in, the driver cannot limit: the interceptor does, unless that is not wanted.
+// The driver cannot limit a cgroup without the kernel's controller. The interceptor does, unless the operator forbids it.
 func TestACgroupThatTheDriverCannotLimitIsTheInterceptors(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -313,13 +310,12 @@ func TestACgroupThatTheDriverCannotLimitIsTheInterceptors(t *testing.T) {
 	}
 	h.stop()
 	h.options.Enforcement = api.Native
-	h.start() // the one that there is stays
+	h.start()
 	if _, _, err := h.newBox("d", on(gpu0, 4*gib)); err == nil || !strings.Contains(err.Error(), driver.ErrNoController.Error()) {
 		t.Errorf("%v", err)
 	}
 }
 
-// holds waits until the driver holds a cgroup to so many bytes of the first device.
 func (f *fakeBackend) holds(t *testing.T, when, cgroup string, want uint64) {
 	t.Helper()
 	eventually(t, when, func() bool {
@@ -328,7 +324,6 @@ func (f *fakeBackend) holds(t *testing.T, when, cgroup string, want uint64) {
 	})
 }
 
-// expiringLease is slice s with an hour to live. Its process ignores SIGTERM.
 func expiringLease(t *testing.T, f *fakeBackend) (h *host, c *clock, cgroup string) {
 	t.Helper()
 	c = &clock{at: time.Hour}
@@ -368,7 +363,7 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 	h.start()
 	b, _, err := h.newBox("c", on(gpu0, 4*gib))
 	must.Do(t, err)
-	truth.set(gpu0, b.init.pid(), 3*gib) // and it never attached
+	truth.set(gpu0, b.init.pid(), 3*gib)
 	f.holds(t, "it is frozen", b.cgroup, 0)
 	truth.set(gpu0, b.init.pid(), 0)
 	f.holds(t, "it is thawed", b.cgroup, 4*gib)

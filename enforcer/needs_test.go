@@ -34,11 +34,11 @@ func TestTheLastRefusalSaysWhoHeldWhatAndWhatWouldHaveFitted(t *testing.T) {
 	got.Time = time.Time{}
 	want := api.Refusal{
 		Device: gpu0, PID: p.pid(), Command: "client", Call: "cuMemAlloc", Requested: 2 * gib, Limit: new(4 * gib),
-		Used: 3 * gib, Needed: 5 * gib, // the process said that no overhead was in it
+		Used: 3 * gib, Needed: 5 * gib, // the process reported no overhead
 		Holders: []api.Holder{{PID: p.pid(), Command: "client", Used: 3*gib - gib/2, Overhead: gib / 2}},
 	}
 	expect.True(t, reflect.DeepEqual(got, want), "kept", got, "want", want)
-	p.must("count 0 2") // which nobody says anything of
+	p.must("count 0 2")
 	h.looks()
 	expect.Equal(t, h.see("s1").Refusal.Requested, 2*gib, "what a process said is replaced by what none said")
 	runs := h.history()
@@ -92,7 +92,7 @@ func TestARefusalByAPoolNamesTheHoldersOfAllMembers(t *testing.T) {
 	expect.Equal(t, h.history()[1].Devices[0].Needed, 0, "the pool's refusal says that the member's own limit should be")
 }
 
-// allocations counts what an enforcer counts of them; nothing else is expected to be counted by it.
+// allocations counts allocations as reported by an enforcer, and expects no other counts.
 type allocations struct {
 	enforcer.Counter
 	n atomic.Uint64

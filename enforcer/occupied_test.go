@@ -22,10 +22,10 @@ func device0(t *testing.T, h *host) api.Device {
 
 func TestADeviceShowsWhatIsInUseAndByWhomOutsideSlices(t *testing.T) {
 	h, truth := newTruthHost(t)
-	me := os.Getpid() // of no slice
+	me := os.Getpid()
 	truth.set(gpu0, me, 3*gib)
 	truth.set(gpu0, 1, driver.Unknown)
-	d := device0(t, h) // nothing is sampled: there is no slice
+	d := device0(t, h) // nothing is sampled without slices
 	if d.Used == nil || *d.Used != 4*gib || d.OutsideCount != 2 || d.OutsideUsed != 3*gib || len(d.Outside) != 2 {
 		t.Fatalf("without slices: %+v", d)
 	}
@@ -52,7 +52,7 @@ func TestWhoAsksForDevicesHasTheSampledFigures(t *testing.T) {
 	for range 1000 {
 		device0(t, h)
 	}
-	// Two in an interval are the sampler's own; on a busy machine it is late, and one more is asked in its place.
+	// The sampler itself lists processes twice in an interval; when it is late, the query does in its place.
 	if n, own := truth.listed(gpu0)-before, 3*int(time.Since(begin)/h.options.Interval+2); n > own {
 		t.Errorf("the driver listed processes %d times, %d are the bound", n, own)
 	}

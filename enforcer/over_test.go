@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// startBelow begins a process as the child of another one, which is p.cmd. When that is killed, it is nobody's descendant.
+// startBelow starts a process as the child of p.cmd. Once that is killed, the process descends from no process of the slice.
 func startBelow(t *testing.T, dir string) *proc {
 	t.Helper()
 	client, err := buildClient()
@@ -30,18 +30,18 @@ func startBelow(t *testing.T, dir string) *proc {
 	out, end, err := os.Pipe()
 	must.Do(t, err)
 	defer end.Close()
-	// A shell gives what it starts beside itself another standard input; the fourth descriptor is let through.
+	// A shell redirects the standard input of its background processes, so the test passes descriptor 3.
 	cmd := exec.Command("/bin/sh", "-c", `"$0" "$1" <&3 3<&- & wait`, client, dir)
 	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{r}, end, os.Stderr
 	must.Do(t, cmd.Start())
 	p := &proc{t: t, cmd: cmd, in: w, out: bufio.NewReader(out)}
-	t.Cleanup(func() { p.kill(); out.Close() }) // the child ends with its input
-	p.ask("hello")                              // it is there
+	t.Cleanup(func() { p.kill(); out.Close() }) // the child exits at the end of its input
+	p.ask("hello")
 	return p
 }
 
-// A session's child outlives the session's first process, and nobody is there to see it. Its page is closed by the next
-// enforcer, which has to look for it among all processes: it is nobody's descendant any more.
+// A session's child outlives the session's first process while no enforcer runs. The next enforcer closes its page, and has to look for it among
+// all processes, since it no longer descends from the session's.
 func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, nil)
@@ -60,16 +60,16 @@ func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 	h.stop()
 	_ = first.Kill()
 	_, _ = first.Wait()
-	child.must("charge 0 %d", gib) // nobody is needed for that, and nobody knows better yet
+	child.must("charge 0 %d", gib) // needs no enforcer, and no enforcer has closed the page yet
 	h.start()
 	expect.ErrorIs(t, must.Err(h.Slice(context.Background(), "s")), api.ErrNotFound, "the session is still there")
 	child.expect("refused", "charge 0 1")
-	child.must("release 0 %d", gib) // to give back is always allowed
+	child.must("release 0 %d", gib)
 	child.expect("refused", "charge 0 1")
 	other.must("charge 0 %d", gib)
 }
 
-// A session ends with its first process, for those who joined it, too.
+// A session ends with its first process, also for processes that joined it.
 func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
 	h := newHost(t, nil)
 	h.believe()
@@ -88,8 +88,7 @@ func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
 	})
 }
 
-// What a process says of itself is not asked for: the socket that it reaches and the cgroup that it is in decide, and both must
-// be one slice's.
+// The enforcer identifies a process by the socket that it connects to and the cgroup that it is in. Both must be of one slice.
 func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
 	h := newHost(t, nil)
 	victim, reply, err := h.newBox("victim", on(gpu0, gib))
@@ -99,7 +98,7 @@ func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
 	victim.init.must("attach")
 	victim.init.must("device %s %d", hex0, 80*gib)
 	victim.init.must("charge 0 %d", gib)
-	relink(t, reply, thief.link) // as if it had got at the other's directory
+	relink(t, reply, thief.link) // as if it had reached the other's directory
 	thief.init.expect("status 1", "attach")
 	thief.init.expect("status 1", "device %s %d", hex0, 80*gib)
 	if s := h.see("victim"); s.ProcessCount != 1 || s.Devices[0].Used != gib {
@@ -110,7 +109,7 @@ func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
 func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
-	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
+	p, _ := h.session("s", on(gpu0, 60*gib))
 	h.stop()
 	another := store.RecordsDir(h.options.RunDir, "another")
 	must.Do(t, os.Rename(h.records(), another))

@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// newPolicyHost is a host with a policy of what to do about memory past the ledger.
 func newPolicyHost(t *testing.T, truth *fakeTruth, action api.Action, scope api.Scope) *host {
 	t.Helper()
 	h := newHost(t, truth)
@@ -29,7 +28,6 @@ func newPolicyHost(t *testing.T, truth *fakeTruth, action api.Action, scope api.
 	return h
 }
 
-// comparisons waits until driver truth was looked at so often.
 func (f *fakeTruth) comparisons(t *testing.T, n int) {
 	t.Helper()
 	from := f.looked()
@@ -42,7 +40,7 @@ func (p *proc) dead() bool {
 	return pid == p.pid() || err == syscall.ECHILD
 }
 
-// slice s of a container with two processes, of which the first begins it.
+// pair registers slice s of a container with two processes, and returns them.
 func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
 	h.t.Helper()
 	first, more, _ := h.container(api.RegisterRequest{ID: "s", Quotas: quotas})
@@ -69,7 +67,7 @@ func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
 	must.Equal(t, h.see("s").Devices[0].Bypass, 0, "bypass")
 }
 
-// Also on a device on which the slice has nothing.
+// Also on a device without a quota of the slice.
 func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -123,14 +121,14 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 	truth.set(gpu0, hidden.pid(), gib)
 	frozen := func() bool { return h.see("s").State == api.Frozen }
 	eventually(t, "it is frozen", frozen)
-	honest.expect("refused", "charge 0 1") // though 5 GiB of the quota are left
+	honest.expect("refused", "charge 0 1") // although 5 GiB of the quota are left
 	honest.expect("refused", "charge 1 1")
 	s := h.see("s")
 	if s.Devices[0].Limit != 8*gib || s.Devices[0].Bypass != gib || !strings.Contains(s.Reason, "(client) holds 1GiB on "+gpu0) {
 		t.Fatalf("%+v", s)
 	}
 	truth.set(gpu0, honest.pid(), gib)
-	honest.must("release 0 %d", gib) // to give back is always allowed
+	honest.must("release 0 %d", gib)
 	honest.expect("refused", "charge 0 1")
 
 	h.restart()
@@ -155,7 +153,7 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 	}
 }
 
-// An enforcer that would freeze nothing gives back what its predecessor has frozen.
+// An enforcer that would freeze nothing unfreezes what its predecessor has frozen.
 func TestAChangedPolicyGivesBackWhatWasFrozen(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Refuse, "")
@@ -176,10 +174,10 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	p, _ := h.session("s", on(gpu0, 8*gib))
 	p.must("attach")
 	p.must("charge 0 %d", gib)
-	truth.set(gpu0, p.pid(), 2*gib) // the driver's own, as far as anybody knows
+	truth.set(gpu0, p.pid(), 2*gib) // may be the driver's own
 	truth.comparisons(t, 20)
 	must.Len(t, h.told(api.EventBypass), 0, "what the driver takes for itself is named")
-	truth.set(gpu0, p.pid(), 8*gib) // within the quota: nobody suffers
+	truth.set(gpu0, p.pid(), 8*gib) // within the quota
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 20)
 	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || e.Cause != api.BypassExcess || e.Bytes != 7*gib || p.dead() {
@@ -193,7 +191,7 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	}
 }
 
-// Of a violation that a sample does not find any more nothing is done, though it is not cleared yet.
+// Once a sample no longer finds a violation, no action is taken for it, though it is not cleared yet.
 func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, "")
@@ -242,11 +240,11 @@ func TestAProcessOfNoSliceIsNoViolation(t *testing.T) {
 func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 	for action, dies := range map[api.Action]bool{api.Log: false, api.Refuse: false, api.Kill: true} {
 		t.Run(string(action), func(t *testing.T) {
-			h := newPolicyHost(t, nil, action, api.ScopeProcess) // that needs no driver truth
+			h := newPolicyHost(t, nil, action, api.ScopeProcess) // needs no driver truth
 			vandal, sibling := h.pair(on(gpu0, 4*gib))
 			vandal.must("attach")
 			sibling.must("attach")
-			vandal.expect("ok", "poke %d %d", 40, 1) // the ledger's name
+			vandal.expect("ok", "poke %d %d", 40, 1)
 			eventually(t, "it is told", func() bool { return len(h.told(api.EventBypass)) == 1 })
 			if e := h.told(api.EventBypass)[0]; e.Cause != api.BypassOverwritten || e.Action != action || e.PID != 0 {
 				t.Fatalf("%+v", e)
@@ -264,7 +262,6 @@ func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 	}
 }
 
-// Who overwrites the page does not get rid of the policy by it.
 func TestADamagedSliceIsStillSampled(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Refuse, "")
@@ -293,7 +290,6 @@ func TestADamagedSliceIsStillSampled(t *testing.T) {
 	})
 }
 
-// An attacker does not escape by being at work all the time.
 func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, "")
@@ -308,7 +304,6 @@ func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
 	}
 }
 
-// seconds a test of chance goes on.
 func seconds(n int) time.Duration {
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		n *= 8
@@ -316,9 +311,8 @@ func seconds(n int) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// TestHonestProcessesAreNoViolation is a storm of processes that do what honest ones do, at random: attach, make a context whose
-// cost nobody knows, charge before they take and release after they gave, grow by what the driver takes for itself, call
-// execve, and die at any moment.
+// Honest processes at random: they attach, create contexts of unknown size, charge before they allocate and release after they free, grow by the
+// driver's overhead, call execve, and exit at any moment.
 func TestHonestProcessesAreNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
@@ -352,7 +346,6 @@ func TestHonestProcessesAreNoViolation(t *testing.T) {
 	t.Logf("%d steps, %d deaths", steps.Load(), deaths.Load())
 }
 
-// honestLife is that of one honest process of the storm.
 func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup string, steps *atomic.Int64) {
 	p := start(t, link, cgroup)
 	held, own := uint64(0), uint64(0)
@@ -360,12 +353,12 @@ func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup strin
 	begin := func() {
 		p.must("attach")
 		held, own = 0, 0
-		if r.IntN(2) == 0 { // a context of which nobody knows what it costs before it is there
+		if r.IntN(2) == 0 { // a context: its size is unknown until it exists
 			own = uint64(1+r.IntN(600)) * mib
 			show()
 			expect.Equal(t, p.must("truth 0"), own, "driver truth is wrong")
 			if p.ask("charge 0 %d", own) == "refused" {
-				truth.set(gpu0, p.pid(), 0) // it does not fit, and is given up
+				truth.set(gpu0, p.pid(), 0) // it does not fit, and is destroyed
 				own = 0
 			}
 			held, own = own, 0
@@ -393,7 +386,7 @@ func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup strin
 				time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 				continue
 			}
-			truth.set(gpu0, p.pid(), 0) // the old image's memory goes before the new one runs
+			truth.set(gpu0, p.pid(), 0) // the old image's memory is freed before the new image runs
 			p.tell("exec")
 			begin()
 		}
@@ -406,7 +399,6 @@ func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup strin
 	p.kill()
 }
 
-// cgroupOf finds the cgroup that newCgroup made for a process.
 func cgroupOf(t *testing.T, p *proc) string {
 	t.Helper()
 	for _, arg := range p.cmd.Args {

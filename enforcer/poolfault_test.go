@@ -11,7 +11,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// poolPoints are those of a pool's life, and of its members' processes.
 var poolPoints = []string{
 	"pool.ledger", "pool.stored", "pool.set.stored", "pool.set.written", "pool.device", "pool.deleted",
 	"attach.pool.assigned", "attach.pool.live", "attach.pool.settled", "death.pool.seen", "death.pool.settled",
@@ -43,7 +42,7 @@ func (d *daemon) pools() map[string]api.Pool {
 	return byName
 }
 
-// The enforcer dies at that point of the life of pool keep, which has a quota on that device. Each slice is a member of all of the pools.
+// poolKilledAt kills the enforcer at a point of the life of pool keep, which has a quota on device. Each slice is a member of all of the pools.
 func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 	if cgroup := newCgroup(t); cgroup != "" { // or skip, before anything is built
 		_ = os.Remove(cgroup)
@@ -61,7 +60,7 @@ func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 	attach(k)
 	d.kill()
 
-	// Through a pool's whole life, in which the enforcer dies once; what it answered before holds.
+	// One death in the life of a pool; what was confirmed before it holds.
 	d.start(point)
 	alive := func() bool {
 		select {
@@ -71,11 +70,11 @@ func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 			return true
 		}
 	}
-	limit := 4 * gib // of keep
+	limit := 4 * gib
 	registered, changed, deleting := false, false, false
 	var second *proc
 	for _, step := range []func(){
-		func() { k.ask("attach") }, // once more, as after an exec
+		func() { k.ask("attach") }, // again, as after an exec
 		func() { k.ask("device %s %d", hex0, 80*gib) },
 		func() { _, _ = d.CreatePool(ctx, "other", all(gib)) },
 		func() { registered = d.registerIn(other, "other", pools...) == nil },

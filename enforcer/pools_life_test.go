@@ -35,7 +35,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.must("charge 0 %d", 2*gib)
 	a.expect("refused", "charge 0 1")
 	set(on(gpu0, gib))
-	set(on(gpu0, gib)) // as it was: nothing happened
+	set(on(gpu0, gib))
 	a.expect("refused", "charge 0 1")
 	a.must("release 0 %d", 7*gib)
 	a.expect("refused", "charge 0 1")
@@ -46,9 +46,9 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	var figures []uint64
 	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
 	for _, e := range events {
-		if e.Pool == "llm" && e.Kind != api.EventRefused { // those are told when the next check comes to it
+		if e.Pool == "llm" && e.Kind != api.EventRefused { // refusals are reported at the next check
 			kinds = append(kinds, e.Kind)
-			if e.Kind == api.EventPoolChanged { // with what is so from then on
+			if e.Kind == api.EventPoolChanged {
 				figures = append(figures, *e.Limit, *e.Used, *e.Overhead)
 			}
 		}
@@ -80,7 +80,7 @@ func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
 	}
 }
 
-// The pool's quota is given, its members' are parts of it.
+// Only the pool's quota is granted: its members' quotas are parts of it.
 func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 60*gib))
@@ -136,7 +136,7 @@ func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
 	dies.must("charge 0 %d", gib)
 	h.stop()
 	dies.kill()
-	a.must("charge 0 %d", gib) // nobody is needed for that
+	a.must("charge 0 %d", gib) // needs no enforcer
 	b.expect("refused", "charge 0 %d", 2*gib)
 	h.start()
 	eventually(t, "what died meanwhile is settled", func() bool { return h.pooled("llm") == 4*gib })
@@ -160,7 +160,7 @@ func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
 	h.pool("llm", on(gpu0, 6*gib))
 	created := h.seePool("llm").Created
 	h.stop()
-	if err := os.RemoveAll(h.records()); err != nil { // with what is in memory
+	if err := os.RemoveAll(h.records()); err != nil { // with the pools in memory
 		t.Fatal(err)
 	}
 	h.start()
@@ -172,7 +172,7 @@ func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 }
 
-// Who asks for a pool does not know, if he gets no answer, whether it was made. He asks again.
+// A client without an answer cannot know whether its pool was created, and asks again.
 func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 	needs.Root(t)
 	ctx := context.Background()
@@ -247,7 +247,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	expect.ErrorSays(t, must.Err(register("others", func(r *api.RegisterRequest) { r.Tenant = "other" })), api.ErrBadRequest, "pool a is tenant team's")
 }
 
-// Whose end the enforcer has not noticed yet does not keep a pool.
+// A member that has exited does not keep a pool, even before the enforcer notices.
 func TestAPoolWhoseMembersHaveEndedIsDeleted(t *testing.T) {
 	for range 20 {
 		h := newHost(t, nil)

@@ -24,7 +24,7 @@ func (h *host) pool(name string, quotas ...api.Quota) {
 	must.Get(h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas}))(h.t)
 }
 
-// member is session in a pool.
+// member registers a session in a pool.
 func (h *host) member(id, pool string, quotas ...api.Quota) *proc {
 	h.t.Helper()
 	return h.memberOf(id, api.PoolNames{pool}, quotas...)
@@ -50,7 +50,6 @@ func (h *host) seePool(name string) api.Pool {
 	return p
 }
 
-// pooled is what a pool's members hold on its first device.
 func (h *host) pooled(name string) uint64 {
 	h.t.Helper()
 	p := h.seePool(name)
@@ -65,9 +64,9 @@ func TestMembersOfAPoolDrawOnTheirOwnQuotaAndOnThePools(t *testing.T) {
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm", on(api.AllDevices, 4*gib)).uses()
 	a.must("charge 0 %d", 4*gib)
-	a.expect("refused", "charge 0 1") // by its own
+	a.expect("refused", "charge 0 1") // by its own quota
 	b.must("charge 0 %d", 2*gib)
-	b.expect("refused", "charge 0 1") // by the pool's
+	b.expect("refused", "charge 0 1")
 	if p := h.seePool("llm"); p.Devices[0].Used != 6*gib || p.Devices[0].Limit != 6*gib || p.Devices[0].Refusals != 1 ||
 		strings.Join(p.Members, " ") != "a b" || p.ProcessCount != 2 || p.State != api.Active {
 		t.Fatalf("%+v", p)
@@ -115,7 +114,7 @@ func TestDeathAndExecGiveBackToBothLedgers(t *testing.T) {
 	expect.Equal(t, h.seePool("llm").Devices[0].Recovered, 8*gib, "recovered")
 }
 
-// Between the two charges: the process has charged its slice, and not the pool.
+// The process has charged its slice, and not yet the pool.
 func TestAProcessThatDiesBetweenItsTwoChargesLosesNoByte(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
@@ -127,7 +126,7 @@ func TestAProcessThatDiesBetweenItsTwoChargesLosesNoByte(t *testing.T) {
 	b.must("charge 0 %d", 6*gib)
 }
 
-// A process that leaves the pool out, or overwrites its lane there, is found by what it charged to its slice.
+// A process that skips the pool's charge, or overwrites its lane there, is found by its slice's charge.
 func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
@@ -142,8 +141,8 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 	eventually(t, "nothing of it is left", func() bool { return h.pooled("llm") == 3*gib })
 }
 
-// A process that is stopped between its two charges has nothing of the second one yet. It may be one that leaves the pool out: that
-// counts if the driver says so, and where it does not, as far as there is room in the pool.
+// A process is stopped between its two charges, or skips the second. Those bytes count in the pool if the driver says that the process holds them;
+// without driver truth, up to the pool's free bytes.
 func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
@@ -186,7 +185,7 @@ func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
 	b.must("charge 0 %d", 3*gib)
 }
 
-// What it gave back while no enforcer ran is the pool's again.
+// The pool gets back what a member freed while no enforcer ran.
 func TestWhatTheDriverHeldForAMemberIsThePoolsAgainAfterARestart(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
@@ -223,10 +222,10 @@ func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 	must.Len(t, must.Get(h.Pools(context.Background()))(t), 0)
 }
 
-// Many processes of several members race for a pool's bytes, and die: what is left is what the living hold.
+// Processes of several members compete for a pool's bytes and exit. In the end the pool holds what the living hold.
 func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
 	h := newHost(t, nil)
-	const limit = 40 // as many bytes: each process holds up to 7 at one time
+	const limit = 40 // bytes: each process holds up to 7 at one time
 	h.pool("tight", on(api.AllDevices, limit))
 	var wait sync.WaitGroup
 	for i := range 6 {

@@ -19,7 +19,7 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(api.AllDevices, gib)).uses()
 	s, _ := h.session("s", on(api.AllDevices, gib))
 	s.uses()
-	a.expect("ok", "pokepool 144 %d", 100*gib) // the first device's limit
+	a.expect("ok", "pokepool 144 %d", 100*gib)
 	eventually(t, "it is found", func() bool { return h.seePool("llm").State == api.Damaged })
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 1")
@@ -28,7 +28,7 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrBadRequest)
 }
 
-// Nobody is killed for it: which member's process it was nobody can tell.
+// The enforcer cannot tell which member's process overwrote the page, so it kills none.
 func TestAnOverwrittenPoolIsTold(t *testing.T) {
 	for action, told := range map[api.Action]api.Action{api.Log: api.Log, api.Refuse: api.Refuse, api.Kill: api.Refuse} {
 		t.Run(string(action), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestAPoolThatIsDeniedADeviceIsTold(t *testing.T) {
 	h.pool("llm", on(api.AllDevices, 60*gib))
 	a := h.member("a", "llm").uses()
 	h.options.Truth, h.options.NoTruth = &fakeTruth{}, ""
-	h.restart() // now it is known how large the devices are, and that there is another, which the pool's ledger has not
+	h.restart() // now the enforcer knows the devices' sizes, and one that the pool's ledger lacks
 	h.give("s", on(gpu1, 40*gib))
 	a.must("device %s %d", hex1, 80*gib)
 	a.expect("refused", "charge 1 1")
@@ -88,7 +88,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	}
 }
 
-// What is told as a sum nobody has said the limits of.
+// For refusals that are reported as a sum, the refusing limit is not known where there are two.
 func TestRefusalsOfMembersThatAreToldAsASumNameNoLimitThatItWasNot(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))

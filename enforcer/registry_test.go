@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// The limit counts pools that exist and pools that are being created.
 func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
 	r := newRegistry()
 	claim := func(name string) error {
@@ -36,7 +35,7 @@ func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
 	}
 }
 
-// A released slice may have to leave the registry after another has its id, its cgroup and its pid namespace.
+// A released slice may leave the registry after another has its id, its cgroup and its pid namespace.
 func TestTheEndOfAFormerSliceLeavesTheNextOneInItsPlace(t *testing.T) {
 	at := cgroup.Path{Mount: "/sys/fs/cgroup", Rel: "/c"}
 	r := newRegistry()

@@ -32,8 +32,8 @@ func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, true)), api.ErrNotFound)
 }
 
-// A container that is released while it has processes keeps what is bound there: without it the next program that one of
-// them starts would run without the interceptor, and so without any quota.
+// A container that is released while it has processes keeps its mounts: without them the next program that it starts would run without the
+// interceptor and its quota.
 func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)
@@ -51,7 +51,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 		t.Helper()
 		must.Do(t, must.Err(os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName))), when, "what the interceptor is bound on is gone")
 		init.expect("refused", "charge 0 1")
-		second.expect("status 3", "attach") // released
+		second.expect("status 3", "attach")
 		start(t, link, dir).expect("status 3", "attach")
 	}
 	held("after the release")
@@ -111,7 +111,7 @@ func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
 	h.stop()
 	must.Get(os.Stat(reply.Dir))(t)
-	init.kill() // and nobody is told
+	init.kill()
 	h.start()
 	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
 		t.Fatalf("its directory is still there: %v", err)
@@ -135,8 +135,8 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 	h.see("s")
 }
 
-// A slice means nothing after the host's boot, so no part of its life waits for the disk that survives it: of many that are released
-// together none waits for the others' syncs.
+// A slice does not outlive the host's boot, so none of its writes goes to the disk that does, and many slices that are released together do not
+// wait for each other's syncs.
 func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 	h := newHost(t, nil)
 	files := func() map[string]string {

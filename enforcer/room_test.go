@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// A ledger that the next enforcer would not find is given to nobody.
+// The enforcer hands out no ledger that it could not record: the next enforcer would not find it.
 func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 	for _, what := range []string{"slices/a", "pools/llm"} {
 		for _, again := range []bool{false, true} {
@@ -39,11 +39,11 @@ func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 				h.pool("llm", on(gpu0, 6*gib))
 				p := h.member("a", "llm", on(gpu0, 4*gib))
 				full.Store(true)
-				if again { // the ledger that nobody has is another one then
+				if again { // the restart makes another ledger, as none was handed out
 					h.restart()
 				}
 				p.expect("status 7", "attach")
-				truth.set(gpu0, p.pid(), gib) // what it hides meanwhile counts
+				truth.set(gpu0, p.pid(), gib) // its hidden memory counts all the same
 				charged := func(bytes uint64) func() bool {
 					return func() bool { return h.see("a").Devices[0].Overhead == bytes && h.pooled("llm") == bytes }
 				}
@@ -53,7 +53,7 @@ func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 				full.Store(false)
 				p.uses().must("charge 0 %d", 3*gib)
 				p.expect("refused", "charge 0 %d", 2*gib)
-				h.restart() // the ledger is the one that is stored
+				h.restart()
 				if used := h.see("a").Devices[0].Used + h.see("a").Devices[0].Overhead; used != 3*gib || h.pooled("llm") != 3*gib {
 					t.Fatalf("%d bytes are charged, %d in the pool", used, h.pooled("llm"))
 				}
@@ -66,7 +66,7 @@ func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 	}
 }
 
-// What nobody has attached to needs no room, whatever becomes of it.
+// A slice to which no process has attached needs no room on the disk, neither to be restored nor to end.
 func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 	var full atomic.Bool
 	t.Cleanup(enforcer.BeforeWrites(func(string) error {
@@ -78,7 +78,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 	h, c := newTimedHost(t)
 	for _, id := range []string{"stays", "expires", "released"} {
 		p := h.lease(id, newCgroup(t), time.Hour)
-		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it does not end when it is asked to
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it ignores SIGTERM
 			t.Fatal(err)
 		}
 	}
@@ -115,11 +115,11 @@ func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
 	p.expect("status 100", "attach")
 	must.Do(t, os.Remove(obstacle))
 	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
-	p.uses().must("charge 0 %d", 4*gib) // what a process had before it attached anew is given back
+	p.uses().must("charge 0 %d", 4*gib) // attaching again released what the process held
 	p.expect("refused", "charge 0 1")
 }
 
-// Ready means that a slice could be registered, also before anyone has tried.
+// Ready means that a slice could be registered, also before any was.
 func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
@@ -149,7 +149,7 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	}
 	h.given(gpu0, gib, 79*gib)
 	for _, path := range fill {
-		_ = os.Remove(path) // the last one was not made
+		_ = os.Remove(path) // the last one was not created
 	}
 	eventually(t, "it is ready", func() bool { return h.health().Ready })
 	expect.NoError(t, must.Err(h.Register(context.Background(), request)))

@@ -13,7 +13,7 @@ import (
 )
 
 func TestAPidThatAnotherProcessHasIsNoExitedOnes(t *testing.T) {
-	const nobodys = 1<<22 + 1 // more than there are pids
+	const nobodys = 1<<22 + 1 // larger than any pid
 	s := &slice{}
 	now := time.Now()
 	start := must.Get(process.StartTime(os.Getpid()))(t)

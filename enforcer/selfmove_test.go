@@ -29,7 +29,7 @@ func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 	if got := m.been(); got != "locked aside" || f.steps() != "" {
 		t.Fatalf("it was %s", got)
 	}
-	// What is left counts: for admission, as used, and for nobody's excess.
+	// The remainder on the device counts for admission and as used, and is no process's excess.
 	if d := s.Devices[0]; d.Used+d.Overhead != 600*mib || d.Suspended != 40*gib-600*mib || h.granted(t) != 45*gib+600*mib {
 		t.Errorf("%+v, %d given", d, h.granted(t))
 	}
@@ -59,7 +59,7 @@ func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 	}
 }
 
-// Of what was left nobody knows but the process that left it.
+// Only the process itself knows what it left.
 func TestWhatAProcessHasLeftCountsUntilItsEnd(t *testing.T) {
 	h, truth, _, a, b, _ := ownTurns(t)
 	b.works(truth, gib)
@@ -93,7 +93,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 	}
 }
 
-// The one that the driver moves is found to be somebody else's.
+// The driver is to move it, and finds that a program outside gpuslice has locked it.
 func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
@@ -107,7 +107,7 @@ func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	}
 }
 
-// containerOf are elastic processes of one container, which hold 10 GiB each.
+// containerOf starts n elastic processes of one container, which hold 10 GiB each.
 func (h *host) containerOf(id string, n int, truth *fakeTruth) (all []*proc) {
 	h.t.Helper()
 	cgroup := newCgroup(h.t)
@@ -142,7 +142,7 @@ func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
 	if !strings.HasSuffix(got, fmt.Sprintf("restore %d, unlock %d", other, other)) || strings.Contains(got, fmt.Sprint(" ", all[0].pid())) || truth.holds(all[0].pid()) != 10*gib {
 		t.Errorf("%s", got)
 	}
-	// All or none.
+	// Either all processes of a slice move or none.
 	f.fail(checkpoint.Checkpoint, other, checkpoint.ResultNotSupported)
 	time.Sleep(2 * quick.MinResident)
 	b.expect(statusAway, "return")
@@ -152,7 +152,7 @@ func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
 	})
 }
 
-// Which is not lost by that.
+// Its memory stays in host memory, and a later return succeeds.
 func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	b.works(truth, gib)
@@ -170,7 +170,7 @@ func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
 	}
 }
 
-// What is still on the device need not be free.
+// Its remainder on the device need not be free for its return.
 func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
 	h, truth, _, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.left = 10 * gib })
@@ -178,13 +178,13 @@ func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	b.must("release 0 %d", gib)
 	truth.set(gpu0, b.pid(), 0)
-	truth.set(gpu0, 1, 39*gib) // of no slice: 30 GiB and those 10 are free
+	truth.set(gpu0, 1, 39*gib) // of no slice: 30 GiB are free beside a's 10
 	a.expect(statusAway, "return")
 	truth.set(gpu0, 1, 39*gib-64*mib)
 	a.returns()
 }
 
-// It is not believed, and holds up nobody.
+// Driver truth contradicts the process, and the driver moves it without delay.
 func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.lies = true })
@@ -197,7 +197,7 @@ func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T)
 		t.Errorf("%v", f.states())
 	}
 	h.becomes("b", api.Evicted)
-	// One that says so before it is asked, and never anything else.
+	// This one reports a move before the request, and answers nothing else.
 	m.set(func(m *selfMover) {
 		m.mute = map[ledger.Place]bool{ledger.Locked: true, ledger.Aside: true, ledger.Running: true, ledger.Bare: true}
 	})
@@ -217,7 +217,7 @@ func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T)
 	}
 }
 
-// Whatever has been done when the enforcer ends, and while there is none, the next one finds it in the word.
+// However far a move was when the enforcer died, also if it continued then, the next enforcer reads its state in the lane.
 func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
 	for _, when := range []string{"before", "behind"} {
 		for _, way := range []string{"out locked", "out aside", "back locked", "back running"} {
@@ -230,7 +230,7 @@ func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
 							defer close(stopped)
 							h.stop()
 						}()
-						if goesOn { // when nobody is there any more
+						if goesOn { // the process continues after the enforcer has stopped
 							<-stopped
 						}
 					}
@@ -255,7 +255,7 @@ func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
 						waits(a)
 					}
 					h.start()
-					if goesOn || direction == "back" { // else it may have been done before
+					if goesOn || direction == "back" { // otherwise it may have happened before
 						h.becomes("a", api.Active)
 					}
 					a.returns()
@@ -286,7 +286,7 @@ func TestASelfMoverIsSuspendedByHand(t *testing.T) {
 	}
 }
 
-// An ordinary one's word is nobody's.
+// The enforcer ignores that an ordinary slice's process can move itself.
 func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
 	h, truth, f := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))
@@ -309,11 +309,11 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 		a.returns()
 		h.becomes("b", api.Evicted)
 		h.becomes("a", api.Active)
-		time.Sleep(50 * time.Millisecond) // it is told behind its return
+		time.Sleep(50 * time.Millisecond)
 		return m.wasTold(ledger.Bare)
 	}
 	expect.True(t, !turn(), "it keeps none, though there is plenty")
-	// What it keeps it needs not once more. The host of 1 TiB lacks 6 GiB of an eighth.
+	// The memory that it keeps already counts as available. The host of 1 TiB is 6 GiB short of an eighth.
 	enforcer.HostHas(122 * gib)
 	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
 		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
@@ -338,7 +338,7 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 			h.becomes("a", api.Evicted)
 			a.returns()
 			h.becomes("b", api.Evicted)
-			// Now a is on the device and keeps 39.4 GiB, and by it is room for one of the others.
+			// Now a is on the device and keeps 39.4 GiB of host memory. One of the others fits on the device with it.
 			c.works(truth, 35*gib)
 			if m.wasTold(ledger.Bare) {
 				t.Fatal("it keeps none")
@@ -351,7 +351,7 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 					return 20 * gib
 				})
 			}
-			a.expect("ok 1", "enter") // it stays
+			a.expect("ok 1", "enter") // keeps it on the device
 			d.returns()
 			h.becomes("c", api.Evicted)
 			if !m.wasTold(ledger.Bare) || h.see("a").State != api.Active {
@@ -361,7 +361,7 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 	}
 }
 
-// As where each may have the whole device.
+// The remainder makes way for a slice that may have the whole device. The enforcer dies at each step of that.
 func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
 	for _, ends := range []checkpoint.Action{"", checkpoint.Lock, checkpoint.Checkpoint, checkpoint.Restore, checkpoint.Unlock} {
 		t.Run(fmt.Sprint("the enforcer ends at ", ends), func(t *testing.T) {
@@ -442,7 +442,6 @@ func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
 	}
 }
 
-// Its driver does not move it.
 func TestWhatCannotLeaveStays(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
@@ -465,7 +464,7 @@ func leavesAPart(all ...*selfMover) {
 	}
 }
 
-// Two of 45 GiB on 80: not more goes than the other has no room for.
+// Two slices of 45 GiB share 80 GiB: each moves only what the other has no room for.
 func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
@@ -473,7 +472,7 @@ func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
 	other := h.movesItself(b, "b", truth)
 	leavesAPart(other)
 	b.must("gate")
-	// 35 GiB are free beside the other's 45, of which a margin is kept.
+	// 35 GiB are free beside the other's 45; a margin is kept free.
 	rest := 35*gib - 128*mib
 	if s := h.becomes("a", api.Evicted); truth.holds(a.pid()) != rest || s.Devices[0].Used != rest || s.Devices[0].Suspended != 40*gib-rest || h.granted(t) != 45*gib+rest {
 		t.Fatalf("%+v, %d given, %d held", s, h.granted(t), truth.holds(a.pid()))
@@ -493,7 +492,7 @@ func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
 	}
 }
 
-// What was left goes when a third one comes, by the process itself; and the driver moves nothing.
+// For a third slice the processes move the remainder themselves, without the driver.
 func TestWhatMayStayLeavesForAThird(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
@@ -507,7 +506,7 @@ func TestWhatMayStayLeavesForAThird(t *testing.T) {
 	if h.becomes("b", api.Evicted); h.granted(t) > 80*gib || truth.holds(a.pid())+truth.holds(b.pid()) > 35*gib || f.moved(a) || f.moved(b) {
 		t.Fatalf("%d given, %d and %d held; %s", h.granted(t), truth.holds(a.pid()), truth.holds(b.pid()), f.steps())
 	}
-	// One who may have the whole device: nothing stays but what they cannot move, and then the driver moves that.
+	// The next one may have the whole device. The processes move all that they can, the driver the rest.
 	truth.set(gpu0, c.pid(), 0)
 	c.kill()
 	d := h.elastic("d", 80*gib, 0)
@@ -522,7 +521,6 @@ func TestWhatMayStayLeavesForAThird(t *testing.T) {
 	}
 }
 
-// By hand all of it goes.
 func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T) {
 	h, truth, _, a, b, m := ownTurns(t)
 	leavesAPart(m)
@@ -544,7 +542,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	}
 }
 
-// It was given more for an earlier time.
+// An earlier move needed more.
 func TestWhoIsAsideGivesBackHostMemoryThatItDoesNotNeed(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)

@@ -19,28 +19,28 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// selfMover plays the interceptor's thread that moves a process's memory, over what fakeTruth says that it holds on the first device.
+// selfMover plays the interceptor's thread that moves a process's memory, over what fakeTruth lists for it on the first device.
 type selfMover struct {
 	truth *fakeTruth
 	pid   int
-	word  *uint32  // struct ledger_move
+	word  *uint32
 	stay  *uint64  // of the first device: bytes that may stay there
 	keep  *uint64  // bytes of host memory that it may keep
-	begun [4]uint8 // what that was when it had attached
+	begun [4]uint8 // the word when it had attached
 
 	mu    sync.Mutex
 	fails map[ledger.Place]ledger.MoveFailure // at the step to that place
-	mute  map[ledger.Place]bool               // there it does nothing any more, until it is wanted elsewhere
-	lies  bool                                // it moves nothing
-	left  uint64                              // bytes that it cannot move
-	part  bool                                // it leaves what may stay
-	away  uint64                              // bytes that it has moved
+	mute  map[ledger.Place]bool               // there it stops answering, until another place is requested
+	lies  bool
+	left  uint64 // bytes that it cannot move
+	part  bool   // it leaves what may stay
+	away  uint64 // bytes that it has moved
 	told  []ledger.Place
-	did   []ledger.Place             // where it has been
-	first map[ledger.Place][2]func() // what is done before it goes there, and when it is there, once
+	did   []ledger.Place
+	first map[ledger.Place][2]func() // called once each, before and after it goes there
 }
 
-// movesItself has a process that has attached begin to say that it can.
+// movesItself has an attached process announce that it can move itself.
 func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	h.t.Helper()
 	file, lane := h.LedgerOf(id, p.pid())
@@ -76,7 +76,7 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	return m
 }
 
-// read is what the word says; bytes as in memory.
+// read returns the word's bytes in the order of memory.
 func (m *selfMover) read() (b [4]uint8) {
 	word := atomic.LoadUint32(m.word)
 	return *(*[4]uint8)(unsafe.Pointer(&word))
@@ -84,7 +84,7 @@ func (m *selfMover) read() (b [4]uint8) {
 
 func (m *selfMover) is() ledger.Place { return ledger.Place(m.read()[1]) }
 
-// says writes where its memory is, and its answer unless that is nil. The enforcer's byte stays as it is.
+// says writes where its memory is, and its answer unless that is nil. The enforcer's byte is unchanged.
 func (m *selfMover) says(is ledger.Place, answer *ledger.MoveFailure) {
 	want := m.read()[0]
 	for {
@@ -100,7 +100,6 @@ func (m *selfMover) says(is ledger.Place, answer *ledger.MoveFailure) {
 	}
 }
 
-// step goes one step towards what is wanted, or answers.
 func (m *selfMover) step() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +119,7 @@ func (m *selfMover) step() {
 	switch {
 	case is == goal:
 		if !m.mute[want] {
-			if is == ledger.Aside && m.fails[want] == ledger.MoveDone { // less may stay, perhaps
+			if is == ledger.Aside && m.fails[want] == ledger.MoveDone { // less may stay now
 				m.goesAside()
 			}
 			why := m.fails[want]
@@ -159,7 +158,6 @@ func (m *selfMover) step() {
 	}
 }
 
-// goesAside moves what may not stay.
 func (m *selfMover) goesAside() {
 	held, left := m.truth.holds(m.pid), m.left
 	if m.part {
@@ -168,7 +166,6 @@ func (m *selfMover) goesAside() {
 	m.moves(-(held - min(held, left)))
 }
 
-// moves moves bytes back to the device, or away from there.
 func (m *selfMover) moves(back uint64) {
 	if m.lies {
 		return
@@ -186,7 +183,7 @@ func (m *selfMover) set(f func(*selfMover)) {
 	f(m)
 }
 
-// been says where it has been since it was asked last.
+// been returns the places since the last call.
 func (m *selfMover) been() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +195,7 @@ func (m *selfMover) been() string {
 	return strings.Join(names, " ")
 }
 
-// wasTold says whether it was told to go there since it was asked last.
+// wasTold returns whether the enforcer requested that place since the last call.
 func (m *selfMover) wasTold(place ledger.Place) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -206,18 +203,18 @@ func (m *selfMover) wasTold(place ledger.Place) bool {
 	return slices.Contains(m.told, place)
 }
 
-// isBare says whether it keeps no host memory, as it was told last.
+// isBare returns whether it may keep no host memory.
 func (m *selfMover) isBare() bool {
 	b := m.read()
 	return ledger.Place(b[0]&15) == ledger.Bare && b[0] == b[2]
 }
 
-// moved says whether it was asked to do something to a process since it was asked last.
+// moved returns whether the driver acted on a process since the last call.
 func (f *fakeMover) moved(p *proc) bool {
 	return strings.Contains(f.steps()+",", fmt.Sprintf(" %d,", p.pid()))
 }
 
-// steps are what the driver was asked to do since that was asked last.
+// steps returns the driver's actions since the last call.
 func (f *fakeMover) steps() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,14 +222,13 @@ func (f *fakeMover) steps() string {
 	return strings.Join(f.did, ", ")
 }
 
-// holds says what the driver lists for a process on the first device.
 func (f *fakeTruth) holds(pid int) uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.bytes[gpu0][pid]
 }
 
-// ownTurns is a host with an elastic slice whose process holds 40 GiB and moves itself, and another that waits to be asked.
+// ownTurns is a host with two elastic slices. The first one's process holds 40 GiB and moves itself; the second has not used the device yet.
 func ownTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover) {
 	t.Helper()
 	return ownTurnsBy(t, quick)

@@ -35,7 +35,7 @@ func TestAQuotaCanBeChangedWhileTheSliceRuns(t *testing.T) {
 	p.must("charge 0 %d", 2*gib)
 	p.expect("refused", "charge 0 1")
 
-	// Below what is held: nothing is taken away, and nothing more is given until there is room again.
+	// The limit is now below what is held. The slice keeps its bytes, and is granted no more until there is room again.
 	if s, err = h.set("s", on(gpu0, 3*gib)); err != nil || s.Devices[0].Limit != 3*gib || s.Devices[0].Used != 6*gib || s.Devices[1].Limit != 6*gib {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -45,7 +45,7 @@ func TestAQuotaCanBeChangedWhileTheSliceRuns(t *testing.T) {
 	p.must("release 0 1")
 	p.must("charge 0 1")
 
-	// The device has one of its own by now; the others have that on all.
+	// The first device has a limit of its own by now; the quota for all devices sets the other's.
 	if s, err = h.set("s", api.Quota{Device: api.AllDevices, Percent: 50}); err != nil || s.Devices[0].Limit != 3*gib || s.Devices[1].Limit != 40*gib {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -111,14 +111,14 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 	if s := h.see("s"); s.Expires != nil || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 4*gib {
 		t.Errorf("something was changed: %+v", s)
 	}
-	// What was refused is not booked, nor is what was given up.
+	// Refused bytes and released bytes are not booked.
 	expect.NoError(t, must.Err(h.set("s", on(gpu1, 10*gib))))
 	expect.NoError(t, must.Err(h.set("s", on(gpu1, gib))))
 	expect.NoError(t, must.Err(h.set("other", on(gpu1, 79*gib))))
 	expect.NoError(t, must.Err(h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl})), "the time of one that records")
 }
 
-// A device that no process uses yet is given, or refused, when it is asked for; its first use finds what was given.
+// A quota on an unused device is granted or refused at the request; the device's first use applies it.
 func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: 70 * gib}, Tenants: map[string]api.Share{"physics": {Bytes: 10 * gib}}})
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -185,7 +185,7 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
 		t.Errorf("%+v, %v", s, err)
 	}
-	h.given(gpu1, 20*gib, 60*gib) // the pool's
+	h.given(gpu1, 20*gib, 60*gib)
 }
 
 func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
@@ -202,7 +202,7 @@ func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
 	f.are(t, "with another device", b.cgroup, 4*gib, 5*gib)
 }
 
-// A slice that had nothing to be told of may have it later.
+// A slice for which the driver had no limit gets one for a second device.
 func TestTheDriverKnowsOfADeviceThatIsTheFirstItEnforcesOn(t *testing.T) {
 	f := &fakeBackend{weak: gpu0}
 	h, b := newNativeBox(t, f)
@@ -219,7 +219,7 @@ func TestTheDriverKnowsOfADeviceThatIsTheFirstItEnforcesOn(t *testing.T) {
 	f.are(t, "restarted", b.cgroup, driver.NoLimit, 5*gib)
 }
 
-// After a change has returned no charge takes effect that the new limit has no room for, however many are under way.
+// Once a change has returned, no charge beyond the new limit takes effect, however many are in progress.
 func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	rounds := 200
 	if os.Getenv("GPUSLICE_LONG") != "" {
@@ -236,7 +236,7 @@ func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	for range 4 {
 		racer := start(t, dir, "")
 		racer.must("attach")
-		racer.tell("churn 0 %d", uint64(1)<<40) // without an end
+		racer.tell("churn 0 %d", uint64(1)<<40) // runs until it is killed
 	}
 	var above int
 	for range rounds {

@@ -16,14 +16,13 @@ import (
 
 var both = api.PoolNames{"b", "a"}
 
-// twoPools are a, with 6 GiB of device 0, and b, with 2 GiB of device 1.
+// twoPools creates pool a, with 6 GiB of device 0, and pool b, with 2 GiB of device 1.
 func (h *host) twoPools() {
 	h.t.Helper()
 	h.pool("a", on(gpu0, 6*gib))
 	h.pool("b", on(gpu1, 2*gib))
 }
 
-// usesBoth is uses for devices 0 and 1.
 func (p *proc) usesBoth() *proc {
 	p.t.Helper()
 	p.uses()
@@ -42,12 +41,12 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 			s, other := h.memberOf("s", both, on(gpu0, 4*gib), on(gpu1, 8*gib)).usesBoth(), h.member("other", "a").uses()
 			none := h.memberOf("none", both).usesBoth()
 			s.must("charge 0 %d", 4*gib)
-			s.expect("refused", "charge 0 1") // by its own
+			s.expect("refused", "charge 0 1") // by its own quota
 			s.must("charge 1 %d", gib)
 			none.must("charge 1 %d", gib)
-			s.expect("refused", "charge 1 1") // by b's
+			s.expect("refused", "charge 1 1")
 			other.must("charge 0 %d", 2*gib)
-			none.expect("refused", "charge 0 1") // by a's
+			none.expect("refused", "charge 0 1")
 			other.expect("status 5", "device %s %d", hex1, 80*gib)
 			figures := func() string {
 				a, b := h.seePool("a"), h.seePool("b")
@@ -115,7 +114,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 	eventually(t, "it can be, once that has ended", func() bool { return extend("a", on(gpu1, gib)) == nil })
 }
 
-// Pools change while slices join them: never are two of a slice's on one device.
+// Pools change while slices join them: a slice never has two pools on one device.
 func TestSlicesJoinPoolsWhileTheseAreExtended(t *testing.T) {
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
@@ -142,7 +141,7 @@ func TestSlicesJoinPoolsWhileTheseAreExtended(t *testing.T) {
 	}
 }
 
-// The pool that cannot be attached to keeps a process from all of them, and leaves it a place in none.
+// A process that one damaged pool refuses gets a lane in no other pool.
 func TestAProcessThatADamagedPoolKeepsOutHasAPlaceInNoOther(t *testing.T) {
 	h := newHost(t, nil)
 	h.twoPools()

@@ -57,7 +57,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		p.must("charge 0 %d", 2*gib)
 	}
 	init.expect("refused", "charge 0 1")
-	init.expect("status 5", "device %s %d", hex1, 80*gib) // no quota on that one
+	init.expect("status 5", "device %s %d", hex1, 80*gib)
 	before := h.see("c").Devices[0]
 	other.kill()
 	eventually(t, "the dead one's bytes are back", func() bool { return h.see("c").Devices[0].Used == 2*gib })
@@ -74,11 +74,10 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	h.gone("c")
 }
 
-// What was counted is never taken back: not by a death, not when the dead one's lane is another's, not by a restart.
 func TestCountersOnlyGoUp(t *testing.T) {
 	h := newHost(t, nil)
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 4*mib)}})
-	init.must("attach") // it keeps the page in the world while the others come and go
+	init.must("attach") // keeps the page mapped while the others come and go
 	init.must("device %s %d", hex0, 80*gib)
 	for n := uint64(1); n <= 5; n++ {
 		p := more()
@@ -128,7 +127,7 @@ func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
 		p.must("charge 0 %d", gib)
 	}
 	h.stop()
-	a.must("charge 0 %d", gib) // nobody is needed for that
+	a.must("charge 0 %d", gib) // needs no enforcer
 	b.kill()
 	h.start()
 	s := h.see("c")
@@ -155,7 +154,7 @@ func TestASessionOfDeadProcessesIsDroppedByARestart(t *testing.T) {
 	}
 }
 
-// A session takes its processes out of the slice that they are in: so only who they belong to may begin one.
+// A session takes its processes out of their slice, so they must belong to the user that starts it.
 func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
@@ -315,7 +314,7 @@ func TestPercentIsOfTheDevice(t *testing.T) {
 	}
 }
 
-// Without NVML nobody knows a device's memory before a process says which device it uses.
+// Without NVML a device's size is unknown until a process reports the device that it uses.
 func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, api.Quota{Device: gpu1, Percent: 1})
@@ -326,7 +325,7 @@ func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
 	p.must("device %s %d", hex1, 10*gib)
 	p.must("charge 0 %d", 40*gib)
 	p.expect("refused", "charge 0 1")
-	p.must("device %s %d", hex0, 800*gib) // it is resolved once
+	p.must("device %s %d", hex0, 800*gib)
 	p.expect("refused", "charge 0 1")
 	if d := h.see("s").Devices; len(d) != 2 || d[0].Limit != 40*gib || d[1].Limit != 10*gib/100 {
 		t.Fatalf("%+v", d)
@@ -340,7 +339,7 @@ func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	expect.ErrorContains(t, must.Err(enforcer.New(h.options)), "chmod")
 }
 
-// Nor is it said whose the directories are: their names say nothing, and only who was told of one finds it.
+// Directories have random names and their parent cannot be listed, so only a slice's owner finds its directory.
 func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 	h := newHost(t, nil)
 	slices := filepath.Join(h.options.RunDir, "slices")
@@ -400,7 +399,7 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
-	h.options.Interval = time.Millisecond // every look is a chance to be wrong
+	h.options.Interval = time.Millisecond // checks often
 	h.start()
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 1000*mib)}})
 	init.must("attach")

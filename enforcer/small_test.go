@@ -11,11 +11,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// A context is the first thing that any program takes of a device.
+// A program's first allocation on a device is a context.
 func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name              string
-		shows             uint64 // what a first context is seen to take
+		shows             uint64 // observed size of a first context
 		small, sufficient uint64
 	}{
 		{name: "below what a context costs", shows: 400 * mib, small: 400*mib - 1, sufficient: 400 * mib},

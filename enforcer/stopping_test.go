@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// Who comes as an enforcer stops is to ask again, of the next one: that is no failure, and changes nothing.
+// A request that arrives while the enforcer stops changes nothing, and its error says to ask again.
 func TestWhoAsksForAChangeWhenTheEnforcerStopsIsToldToAskAgain(t *testing.T) {
 	h := newHost(t, nil)
 	h.session("s", on(gpu0, gib))

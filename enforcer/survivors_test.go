@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// What outlives a session is not free, however the session ended, and whatever became of the enforcer meanwhile.
+// Memory of processes that outlive a session stays granted, however the session ended, also across a restart.
 func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first, dead *proc){
@@ -44,7 +44,7 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			must.Do(t, h.join(other, "s", token))
 			other.must("attach")
 			other.must("charge 0 %d", 3*gib)
-			dead := start(t, filepath.Join(reply.Dir, "bind"), "") // by then
+			dead := start(t, filepath.Join(reply.Dir, "bind"), "") // exits before the session's end
 			must.Do(t, h.join(dead, "s", token))
 			dead.must("attach")
 			dead.must("charge 0 %d", 2*gib)
@@ -68,7 +68,8 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 	}
 }
 
-// Memory that a process lent is another's when it dies, and no lane says so. The driver does; or nobody does.
+// When a lender exits, its memory belongs to the borrower, and no lane has it. The driver tells how much that is; without an answer the
+// session's whole quota counts.
 func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 	needs.Root(t)
 	for name, c := range map[string]struct {
@@ -116,7 +117,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 	}
 }
 
-// Each process holds what the driver says, or what it was charged, if that is more.
+// A process counts as what the driver lists for it, or as its charge if that is more.
 func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 	needs.Root(t)
 	h, truth := newTruthHost(t)
@@ -132,16 +133,16 @@ func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	h.given(gpu0, 7*gib, 73*gib)
 	h.restart()
-	if got := h.device(gpu0).Quotas; got < 7*gib { // and perhaps what was past the lanes, twice
+	if got := h.device(gpu0).Quotas; got < 7*gib { // and memory beyond the lanes may count twice
 		t.Errorf("restarted: %d", got)
 	}
 }
 
-// What no lane says the driver does, of the processes in a container's cgroup.
+// For processes in a container's cgroup the driver's listing counts.
 func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 	cgroup := newCgroup(t)
 	h, truth := newTruthHost(t)
-	p := start(t, "/nonexistent", cgroup) // it never attaches
+	p := start(t, "/nonexistent", cgroup)
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}))(t)
 	truth.set(gpu0, p.pid(), 5*gib)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
@@ -152,7 +153,7 @@ func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 	eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
 }
 
-// A restarted enforcer finds the page of a session in whoever has it, also if that is none of its processes any more.
+// A restarted enforcer finds a session's page in any process that maps it, also one that no longer belongs to the session.
 func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
@@ -172,7 +173,7 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 		must.Do(t, h.join(stray, id, tokenOf(t, reply)))
 		stray.must("attach")
 		stray.must("charge 0 %d", 3*gib)
-		if err := stray.cmd.Process.Kill(); err != nil { // who joined; its child has the page
+		if err := stray.cmd.Process.Kill(); err != nil { // it had joined; its child has the page
 			t.Fatal(err)
 		}
 		for range 2 {
@@ -183,12 +184,12 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 		}
 		stray.must("charge 0 %d", 5*gib)
 		stray.expect("refused", "charge 0 1")
-		stray.in.Close() // which ends it
+		stray.in.Close()
 		eventually(t, "it is given back", func() bool { return h.see(id).Devices[0].Used == 0 })
 	}
 }
 
-// What outlives a member of a pool is the pool's.
+// A pool counts the processes that outlive its member.
 func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
@@ -220,12 +221,12 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	p.must("attach")
 	p.must("charge 0 %d", 5*gib)
 	p.expect("refused", "charge 0 1")
-	below.in.Close() // which ends it
+	below.in.Close()
 	eventually(t, "it is free", used(5*gib))
 	p.must("charge 0 %d", 3*gib)
 }
 
-// Also if its first process lives on, and who holds the page does not descend from that.
+// Also if its first process lives, and the process with the page does not descend from it.
 func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
@@ -237,7 +238,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	must.Do(t, h.join(other, "s", tokenOf(t, reply)))
 	other.must("attach")
 	other.must("charge 0 %d", 3*gib)
-	if err := other.cmd.Process.Kill(); err != nil { // who joined; its child has the page
+	if err := other.cmd.Process.Kill(); err != nil { // it had joined; its child has the page
 		t.Fatal(err)
 	}
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
@@ -245,11 +246,11 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 		h.restart()
 		expect.Equal(t, h.seePool("llm").Devices[0].Used, 3*gib, "are used")
 	}
-	other.in.Close() // which ends it
+	other.in.Close()
 	eventually(t, "it is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
 }
 
-// A user has no more by ending one session after the other while their processes live on.
+// Ending one session after another while their processes live gives a user no more.
 func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 	needs.Root(t)
 	for _, truth := range []*fakeTruth{{}, nil} {
@@ -272,7 +273,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 	}
 }
 
-// Nor by ending one's first process in the moment in which another one is decided.
+// Nor does killing a session's first process while the next session is admitted.
 func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
@@ -292,7 +293,7 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 		_, err := u.Register(as(next.pid(), alice), api.RegisterRequest{ID: "b", Quotas: []api.Quota{on(gpu0, 3*gib)}, Session: true, PID: next.pid(), UID: alice})
 		began <- err
 	}()
-	time.Sleep(50 * time.Millisecond) // most often it has come to wait by then
+	time.Sleep(50 * time.Millisecond) // by then it usually waits
 	first.kill()
 	release()
 	expect.ErrorSays(t, <-began, api.ErrQuotaExceeded, "have 8GiB")

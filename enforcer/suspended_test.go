@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// suspended is a slice whose process holds bytes in host memory.
 func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc {
 	h.t.Helper()
 	p, _ := h.session(id, on(gpu0, quota))
@@ -28,7 +27,7 @@ func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc
 	return p
 }
 
-// Nobody could bring its processes back any more.
+// Its processes could not be restored any more.
 func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
 	h, truth, _ := movers(t)
 	release := func(force bool) error {
@@ -61,7 +60,7 @@ func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testin
 	expect.Equal(t, h.granted(t), 0, "bytes are given")
 }
 
-// It counts for nothing, and needs room on the device all the same.
+// A slice in record mode has no quota, and needs room on the device all the same.
 func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 	h, truth, f := movers(t)
 	p, _ := h.sessionOf(api.RegisterRequest{ID: "r", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}})
@@ -84,13 +83,13 @@ func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
 }
 
 func TestAnEnforcerOfOneSessionSaysWhoCanSuspendIt(t *testing.T) {
-	h := newHost(t, &fakeTruth{}) // as `gpuslice run` has it without gpusliced
+	h := newHost(t, &fakeTruth{}) // as `gpuslice run` starts it without gpusliced
 	h.session("s", on(gpu0, gib))
 	refusedWith(t, h.suspend("s"), api.CodeBadRequest, "serves its own sessions only", "gpusliced can")
 	refusedWith(t, h.resume("s"), api.CodeBadRequest, "is not suspended")
 }
 
-// Its processes' calls wait: one that has to call CUDA before it ends is killed after the grace.
+// CUDA calls of its processes wait, so a process that calls CUDA before it exits is killed after the grace.
 func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	h, truth, _ := movers(t)
 	c := &clock{at: time.Hour}
@@ -148,7 +147,6 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	eventually(t, "it is resumed", func() bool { return h.resume("u5001-a") == nil })
 }
 
-// rewrite changes the stored slices while no enforcer runs.
 func (h *host) rewrite(change func(*store.Slice)) {
 	h.t.Helper()
 	boot := must.Get(process.BootID())(h.t)
@@ -161,7 +159,7 @@ func (h *host) rewrite(change func(*store.Slice)) {
 	must.Do(h.t, s.Close())
 }
 
-// What is on disk of how far it was is no word that anybody writes: the driver knows.
+// The record's state is unknown; the driver knows the process's.
 func TestASuspendedSliceWhoseRecordDoesNotSayHowFarItWasIsBroughtBack(t *testing.T) {
 	h, truth, f := movers(t)
 	p := h.suspended(truth, "a", 50*gib, 40*gib)
@@ -174,11 +172,11 @@ func TestASuspendedSliceWhoseRecordDoesNotSayHowFarItWasIsBroughtBack(t *testing
 	}
 }
 
-// A page that a process overwrote grants nothing more: the memory stays where it is until the processes have ended.
+// A page that a process overwrote grants nothing more: the memory stays in host memory until the processes have exited.
 func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T) {
 	h, truth, f := movers(t)
 	p := h.suspended(truth, "a", 50*gib, 40*gib)
-	p.expect("ok", "poke %d %d", 128+16, 1<<50) // the limit
+	p.expect("ok", "poke %d %d", 128+16, 1<<50)
 	eventually(t, "it is noticed", func() bool { return damaged(h, "a") })
 	h.restart()
 	must.Equal(t, h.see("a").State, api.Damaged, "state")

@@ -25,19 +25,19 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// fakeMover is the driver's checkpoint, over what fakeTruth says that each process holds.
+// fakeMover is the driver's checkpoint, over what fakeTruth lists for each process.
 type fakeMover struct {
 	truth *fakeTruth
 	mu    sync.Mutex
 	state map[int]checkpoint.State
 	away  map[int]map[string]uint64
-	fails map[checkpoint.Action]map[int]int // results
+	fails map[checkpoint.Action]map[int]int
 	did   []string
 
-	deafens checkpoint.Action // with this the driver stops to answer
+	deafens checkpoint.Action // at this action the driver stops answering
 	deaf    bool
-	before  func(checkpoint.Action, int) // unless nil, called before an action on a process
-	then    func(checkpoint.Action)      // unless nil, told of what was done
+	before  func(checkpoint.Action, int) // called before an action on a process, unless nil
+	then    func(checkpoint.Action)      // called after an action, unless nil
 }
 
 func newMover(truth *fakeTruth) *fakeMover {
@@ -54,7 +54,7 @@ func (f *fakeMover) State(of process.Identity, _ time.Duration) (checkpoint.Stat
 	return f.state[pid], nil
 }
 
-// deafen has the driver stop to answer at an action, and answer again with "".
+// deafen has the driver stop answering at an action, and answer again with "".
 func (f *fakeMover) deafen(action checkpoint.Action) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -126,7 +126,6 @@ func (f *fakeMover) states() map[int]checkpoint.State {
 	return maps.Clone(f.state)
 }
 
-// movers is a host whose driver has checkpoints.
 func movers(t *testing.T) (*host, *fakeTruth, *fakeMover) {
 	t.Helper()
 	enforcer.HostHas(1 << 40)
@@ -139,7 +138,6 @@ func movers(t *testing.T) (*host, *fakeTruth, *fakeMover) {
 	return h, truth, f
 }
 
-// takes has a process charge and hold bytes of the first device.
 func (p *proc) takes(truth *fakeTruth, bytes uint64) {
 	p.t.Helper()
 	p.must("charge 0 %d", bytes)
@@ -157,7 +155,6 @@ func (h *host) resume(id string) error {
 	return must.Err(h.Resume(context.Background(), id))
 }
 
-// refusedWith checks the sentence.
 func refusedWith(t *testing.T, err error, code api.Code, words ...string) {
 	t.Helper()
 	var e *api.Error
@@ -210,7 +207,7 @@ func TestTwoSlicesThatDoNotFitTogetherTakeTurnsOnADevice(t *testing.T) {
 	refusedWith(t, h.resume("c"), api.CodeNotFound)
 }
 
-// A suspended process's thread that allocates has charged, and waits in the driver.
+// A thread of the suspended process has charged, and waits in the driver to allocate.
 func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, _ := h.session("a", on(gpu0, 4*gib))
@@ -223,7 +220,6 @@ func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
 	expect.Equal(t, h.see("a").Devices[0].Used, 4*gib, "used")
 }
 
-// two are processes of one container.
 func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
 	t.Helper()
 	a, more, _ := h.container(api.RegisterRequest{ID: id, Quotas: []api.Quota{on(gpu0, quota)}})
@@ -250,7 +246,7 @@ func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
 	}
 }
 
-// It is away, which cannot be stored, and does not come back.
+// The slice is evicted, its return cannot be recorded, so its processes stay stopped.
 func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
 	var full atomic.Bool
 	t.Cleanup(enforcer.BeforeWrites(func(key string) error {
@@ -347,7 +343,7 @@ func TestNothingIsRestoredWithoutRoomOnTheDevice(t *testing.T) {
 	must.Do(t, h.resume("a"))
 }
 
-// The driver does not say why, and nothing brings such a process back.
+// The driver gives no reason, and such a process cannot be restored.
 func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testing.T) {
 	h, truth, f := movers(t)
 	a, b := two(t, h, "c", 50*gib)
@@ -448,7 +444,7 @@ func TestASuspendedSliceLetsNoProcessAttach(t *testing.T) {
 	b.must("attach")
 }
 
-// A tool of the host's, which asks nobody.
+// A tool on the host restored it without the enforcer.
 func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, _ := h.session("s", on(gpu0, 4*gib))
@@ -472,7 +468,7 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 	b.uses().must("charge 0 %d", 80*gib)
 }
 
-// held has the driver's restore of a process hang until the returned function is called, and says when it has begun.
+// held has the driver's restore of a process hang until let is called, and closes begun when it has begun.
 func (f *fakeMover) held(pid int) (begun <-chan struct{}, let func()) {
 	started, release := make(chan struct{}), make(chan struct{})
 	f.mu.Lock()
@@ -486,7 +482,7 @@ func (f *fakeMover) held(pid int) (begun <-chan struct{}, let func()) {
 	return started, sync.OnceFunc(func() { close(release) })
 }
 
-// A process that does not come back delays those of its slice, and where there is room no other slice, on its device or another.
+// A process that does not return delays those of its slice. It delays no other slice that has room, on its device or another.
 func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
 	h, truth, f := movers(t)
 	silent := h.suspended(truth, "silent", 40*gib, 30*gib)

@@ -43,7 +43,7 @@ func TestWhatTheDriverHoldsBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
 
 func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
 	h, truth := newTruthHost(t)
-	p, _ := h.session("s", on(gpu0, 4*gib)) // and does not attach
+	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu0, p.pid(), 3*gib)
 	eventually(t, "it is charged, and then shown", func() bool { return overhead(h) == 3*gib && len(h.see("s").Processes) > 0 })
 	s := h.see("s")
@@ -58,7 +58,7 @@ func TestAnUnknownFigureIsNotCharged(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu0, p.pid(), driver.Unknown)
-	truth.set(gpu1, p.pid(), gib) // no quota there: not ours to count
+	truth.set(gpu1, p.pid(), gib) // not counted without a quota there
 	asked := truth.asked
 	eventually(t, "a few comparisons", func() bool { truth.mu.Lock(); defer truth.mu.Unlock(); return truth.asked > asked+3 })
 	if s := h.see("s"); len(s.Devices) != 1 || s.Devices[0].Overhead != 0 {
@@ -87,10 +87,10 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	}
 	learned := func() bool {
 		devices, _ := h.Devices(context.Background())
-		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
+		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // of one model
 	}
 	eventually(t, "it is learned", learned)
-	// Another one's is no reason to charge more.
+	// Another process's observed cost is no reason to charge more.
 	p.tell("exec")
 	p.must("attach")
 	truth.set(gpu0, p.pid(), 500*mib)
@@ -101,7 +101,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 	expect.True(t, learned(), "it was forgotten by a restart")
 }
 
-// What a context costs is learned from what processes show, who can show as much as they like.
+// The cost of a context is learned from processes, which can inflate what they hold.
 func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 	const costs, hidden = 300 * mib, 600 * mib
 	for _, c := range []struct {
@@ -139,7 +139,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 				a.must("attach")
 				truth.set(gpu0, a.pid(), costs+hidden)
 				a.must("truth 0")
-				time.Sleep(3 * h.options.Interval) // it is in all ledgers, if it is to be
+				time.Sleep(3 * h.options.Interval)
 			}
 			if c.lieFirst {
 				lies()
@@ -188,8 +188,8 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 }
 
-// A process learns what its first context takes when it is there, and then charges it. The comparison may have seen it
-// before; it must not be held against the process twice.
+// A process learns the cost of its first context once it exists, and then charges it. The comparison may have charged it already; it must not count
+// twice.
 func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 	h, truth := newTruthHost(t)
 	const context = 518 * mib
@@ -207,7 +207,7 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 		must.Equal(t, p.must("truth 0"), context, "truth")
 		p.must("charge 0 %d", context)
 		p.must("context 0 %d", context)
-		p.must("charge 0 %d", gib-context) // all that is left
+		p.must("charge 0 %d", gib-context)
 		truth.set(gpu0, p.pid(), gib)
 		p.expect("refused", "charge 0 1")
 		p.kill()
@@ -215,7 +215,7 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 	}
 }
 
-// Nor does to ask hide anything: what is not charged then is found by the next comparison.
+// Nor does a query hide anything: what the process does not charge then is found by the next comparison.
 func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
@@ -227,7 +227,7 @@ func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
 	must.Equal(t, h.see("s").Devices[0].Overhead, 518*mib, "asking again took it back")
 }
 
-// Nor does to attach again and again, as a process may that has called execve.
+// Nor does attaching again and again, as a process may after execve.
 func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		truth := &fakeTruth{}
@@ -246,8 +246,8 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 	}
 }
 
-// As many as can wait at a time, and each of them again at once. What others ask of the driver has an answer in time: a tenth of what is waited for,
-// where one after the other would take twice that.
+// As many processes as can wait ask again and again. Other processes' queries wait for less than a tenth of the queue: one after another, they
+// would take twice the timeout.
 func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	const takes, askers = 20 * time.Millisecond, 64
 	defer enforcer.WaitWithReleases(500 * time.Millisecond)()
@@ -288,10 +288,10 @@ func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	}
 	truth.set(gpu0, other.pid(), 3*gib)
 	must.Get(h.Release(context.Background(), "other", 0, true))(t)
-	h.given(gpu0, (4+3)*gib, (80-4-3)*gib) // as the driver says it, and not the quota
+	h.given(gpu0, (4+3)*gib, (80-4-3)*gib) // by driver truth, not by the quota
 }
 
-// Listing a device's processes costs the host time for each of them, so what containers do does not set how often it is done.
+// Listing a device's processes costs time for each of them, so containers must not set how often it happens.
 func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
 	const interval, during = 500 * time.Millisecond, 2 * time.Second
 	slow := func(t *testing.T) (*host, *fakeTruth) {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// slowDisk has writes take five seconds, of those keys that it is told, until they are let go.
+// slowDisk delays the writes of some keys by five seconds, or until let is called.
 type slowDisk struct {
 	mu   sync.Mutex
 	slow func(key string) bool
@@ -47,7 +47,7 @@ func newSlowDisk(t *testing.T) *slowDisk {
 	return d
 }
 
-// hang makes it slow; what it returns ends that, and lets go of the writes that are under way.
+// hang makes it slow. let ends that, and completes the writes in progress.
 func (d *slowDisk) hang(slow func(key string) bool) (let func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,7 +78,7 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 	b := h.member("b", "llm", on(gpu0, limit)).uses()
 	b.must("charge 0 %d", gib)
 	truth.set(gpu0, b.pid(), gib)
-	var at uint64 // what B hides by now
+	var at uint64 // bytes that B hides by now
 	during := func(what string, change func()) {
 		t.Helper()
 		truth.comparisons(t, 4)
@@ -183,7 +183,7 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 	expect.Equal(t, h.see("a").Devices[0].Limit, 2*gib, "limit")
 }
 
-// Of many that register with one id at a time one gets it, and one that is released meanwhile leaves nothing.
+// Of many concurrent registrations of an id one succeeds, and one that is released while it registers leaves nothing.
 func TestOneOfManyGetsAnID(t *testing.T) {
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})

@@ -57,11 +57,10 @@ func TestAMemberThatGetsNoPlaceIsToldToo(t *testing.T) {
 	if len(told) != 1 || told[0].Cause != "full" || told[0].PID != p.pid() {
 		t.Errorf("%+v", told)
 	}
-	// In their order: what the slice itself has to say comes before its end.
+	// In order: a slice's own events come before its end.
 	must.Get(h.Release(context.Background(), "s1", 0, true))(t)
 }
 
-// Its processes can ask as often as they like.
 func TestAFullSliceDoesNotFillTheLog(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
@@ -81,7 +80,7 @@ func TestAFullSliceDoesNotFillTheLog(t *testing.T) {
 	}
 }
 
-// Who is told of events, as the audit log is, hears those of the beginning as well, before anybody can ask for them.
+// A receiver of events, such as the audit log, also gets those of the start, before any request is served.
 func TestWhoIsToldOfEventsMissesNone(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// writes calls do before each write of a slice's record, of enforcers that begin from now on.
+// writes has enforcers that are started from now on call do before each write of a slice's record.
 func writes(t *testing.T, id string) (do *atomic.Pointer[func() error]) {
 	t.Helper()
 	do = new(atomic.Pointer[func() error])
@@ -31,7 +31,7 @@ func writes(t *testing.T, id string) (do *atomic.Pointer[func() error]) {
 	return do
 }
 
-// A registration that fails leaves no slice, no directory and no byte, so that the next one gets all.
+// A registration that fails leaves no slice, no directory and no byte, so the next one can have all of it.
 func TestARegistrationThatFailsLeavesNothing(t *testing.T) {
 	for name, fault := range map[string]func(dirs string) error{
 		"it cannot be stored": func(string) error { return syscall.ENOSPC },
@@ -74,12 +74,12 @@ func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
 	do.Store(&full)
 	expect.Error(t, h.join(p, "s", token), "it has joined")
 	do.Store(nil)
-	p.expect("status 1", "attach") // a stranger
+	p.expect("status 1", "attach")
 	must.Do(t, h.join(p, "s", token))
 	p.must("attach")
 }
 
-// A process has a place in the slice and in all of its pools, or in none.
+// A process has a lane in the slice and in all of its pools, or in none.
 func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
 	for _, full := range []string{"a", "b"} {
 		h := newHost(t, nil)
@@ -100,7 +100,7 @@ func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
 	}
 }
 
-// A device that is not stored is not granted either.
+// A device that cannot be stored is not granted.
 func TestADeviceThatCannotBeStoredIsNotGranted(t *testing.T) {
 	do := writes(t, "s")
 	h := newHost(t, &fakeTruth{})

@@ -29,7 +29,7 @@ const (
 	student = 6001
 )
 
-// newUsers lets alice and the students have sessions; bob and carol are students.
+// newUsers allows alice and the students sessions; bob and carol are students.
 func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 	t.Helper()
 	h := newHost(t, truth)
@@ -48,7 +48,6 @@ func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 	})
 }
 
-// begin a session of a user, with a process of its own.
 func begin(t *testing.T, u *enforcer.Users, uid uint32, id string, quotas ...api.Quota) (api.RegisterReply, error) {
 	t.Helper()
 	p := start(t, "/nonexistent", "")
@@ -77,16 +76,13 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 			t.Errorf("%s: %v: it does not say %q", name, err, c.want)
 		}
 	}
-	// On the other device there is as much, and what fits exactly is given.
 	for _, quota := range []api.Quota{on(gpu1, 10*gib), on(gpu0, 4*gib)} {
 		expect.NoError(t, must.Err(begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota)))
 	}
 	expect.ErrorSays(t, must.Err(begin(t, u, alice, "c", on(gpu1, 1))), api.ErrQuotaExceeded, "3 sessions", "a fourth session")
-	// Of a group each has what the limit says.
 	for _, uid := range []uint32{bob, carol} {
 		expect.NoError(t, must.Err(begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10})))
 	}
-	// What ended is free again.
 	must.Get(u.Release(as(1, alice), "u5001-a", 0, true))(t)
 	expect.NoError(t, must.Err(begin(t, u, alice, "a", on(gpu0, 6*gib))))
 	expect.Equal(t, len(slicesOf(t, h)), 5, "slices")
@@ -98,7 +94,7 @@ func slicesOf(t *testing.T, h *host) []api.Slice {
 	return all
 }
 
-// What a user says that his session sees keeps no process of his from another device.
+// A user's process may use devices that the user declared invisible, so they count too.
 func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
@@ -114,7 +110,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 	} {
 		expect.ErrorSays(t, err, api.ErrQuotaExceeded, "and have 6GiB", name)
 	}
-	// One that has no quota on a device is not counted there.
+	// A session without a quota on a device is not counted there.
 	expect.NoError(t, see("one", on(gpu0, 4*gib)))
 	expect.NoError(t, must.Err(begin(t, u, alice, "other", on(gpu1, 4*gib))))
 }
@@ -157,7 +153,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 		expect.ErrorContains(t, must.Err(u.Register(as(p.pid(), alice), r)), name)
 	}
 	expect.ErrorIs(t, must.Err(u.Register(context.Background(), api.RegisterRequest{})), api.ErrForbidden, "an asker that the kernel does not know")
-	// He is who the kernel says, whatever he writes.
+	// The kernel's uid counts, not the request's.
 	p := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
 	must.Do(t, err)
@@ -166,7 +162,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	expect.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
-// Each costs files and events, of which others have the less.
+// Each session costs files and events that others could use.
 func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
@@ -197,7 +193,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	expect.Equal(t, len(slicesOf(t, h)), 1, "slices")
 }
 
-// What a container may have written to the log, and asked, all sessions of a user may have together: else who begins another has it again.
+// All sessions of a user share one limit of log lines and requests. Otherwise each new session would have a full limit.
 func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 	needs.Root(t)
 	h, _ := newUsers(t, &fakeTruth{})
@@ -212,7 +208,7 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 		must.Get(u.Release(as(p.pid(), alice), "u5001-a", 0, true))(t)
 	}
 	h.options.Log = slog.New(slog.DiscardHandler)
-	h.restart() // what the other one had to say, it has said
+	h.restart() // flushes the log of the former one
 	lines := make(map[string]int)
 	for line := range strings.Lines(log.String()) {
 		if _, line, _ := strings.Cut(line, " msg="); strings.Contains(line, "slice=u5001-a") {
@@ -228,7 +224,7 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 	expect.True(t, len(lines) > 0, "the log names the slice")
 }
 
-// What is read of a process is read once it is known to be the asker's.
+// The enforcer reads of a process only once it is known to belong to the caller.
 func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 	needs.Root(t)
 	_, u := newUsers(t, &fakeTruth{})
@@ -259,7 +255,7 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 			expect.Equal(t, errors.Is(err, api.ErrForbidden), id == theirs.Slice.ID, id, "is", what, "the audit log says that it was refused")
 		}
 	}
-	// What is asked may be known before more is read of it than the id.
+	// May decides from the id alone, before the rest of the request is read.
 	const nobodys = 4711
 	for _, c := range []struct {
 		uid          uint32
@@ -278,7 +274,6 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 		expect.ErrorIs(t, err, api.ErrForbidden, "with a wrong token it is", what)
 	}
 	must.Equal(t, len(slicesOf(t, h)), 2, "slices")
-	// Who was given the token may.
 	text := must.Get(os.ReadFile(theirs.Dir + "/" + api.TokenName))(t)
 	_, token, err := api.ParseTokenFile(string(text))
 	must.Do(t, err)

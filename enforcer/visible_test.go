@@ -24,7 +24,7 @@ const (
 	absent = "GPU-00000000-0000-0000-0000-0000000000ff"
 )
 
-// machine is a driver with two GPUs, whose minor numbers are not their indices, and two instances of a third.
+// machine is a driver with two GPUs, with minor numbers that differ from their indices, and two instances of a third.
 type machine struct{}
 
 func (machine) Devices() ([]driver.Device, error) {
@@ -57,7 +57,6 @@ func newMachine(t *testing.T) *host {
 	return h
 }
 
-// sees registers a session of p that sees what names say.
 func (h *host) sees(id string, p *proc, names []string, quotas ...api.Quota) (api.RegisterReply, error) {
 	return h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), Visible: names})
 }
@@ -86,7 +85,7 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 		{[]string{gpu2}, []string{mig0, mig1}},
 		{[]string{"minor:2", mig1}, []string{mig1}}, // the node by which that instance is reached
 		{[]string{"minor:0", "minor:2", mig1}, []string{gpu1, mig1}},
-		// What means nothing here may be any of them.
+		// A name that is unknown here may be any device.
 		{[]string{"0", "7"}, all},
 		{[]string{"0", absent}, all},
 		{[]string{"0", "minor:9"}, all},
@@ -155,7 +154,7 @@ func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
 	expect.EqualSlices(t, shown(h.see("s")), []string{gpu1}, "after a restart it counts on")
 }
 
-// TestARequestOfBeforeVisibleIsReadAsSeeingAll: the store has requests as JSON, and an older hook may ask a newer enforcer.
+// The store has requests as JSON, and an older hook may ask a newer enforcer.
 func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 	var r api.RegisterRequest
 	old := `{"id":"s","quotas":[{"device":"*","bytes":1073741824}],"mode":"enforce","pid":1,"session":true}`

@@ -115,7 +115,8 @@ func (b *Book) Drop(h *Holder) {
 	b.grants.Drop(h)
 }
 
-// Promise notes that a holder wants so much now and then, or returns why that is impossible: alone on the host, or beside what others were promised.
+// Promise notes that an elastic holder may be granted these bytes later, or returns why it never can: alone on the host, or beside the
+// other promises.
 func (b *Book) Promise(a Ask) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,7 +235,7 @@ func (b *Book) CheckSize(name string, quotas []api.Quota) error {
 	return b.limits.CheckSize(name, quotas)
 }
 
-// Over is more than may be granted: the configuration was changed, or a device. Nothing is taken away for that.
+// Over is a grant above a bound, after a change of the configuration or of a device. The holders keep it.
 type Over struct {
 	Device  string
 	Tenant  *string // whose bound it is; nil if it is the device's capacity

@@ -21,7 +21,6 @@ const (
 	gpu0, gpu1 = "GPU-0", "GPU-1"
 )
 
-// newBook is of two devices of 80 GiB.
 func newBook(l Limits) *Book {
 	return New(l, []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, 1000)
 }
@@ -38,7 +37,6 @@ func (b *Book) given(t *testing.T, uuid string, bytes, free uint64, holders int)
 	}
 }
 
-// refused checks the sentence.
 func refused(t *testing.T, err error, words ...string) *api.Error {
 	t.Helper()
 	var e *api.Error
@@ -62,7 +60,7 @@ func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	_, err = b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 3*gib + 1})
-	refused(t, err, "asks for 3221225473B", "3221225472B are left") // as sizes the two would read alike
+	refused(t, err, "asks for 3221225473B", "3221225472B are left") // rounded sizes would look the same
 }
 
 func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
@@ -110,7 +108,7 @@ func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
 	b := newBook(Limits{})
 	h := &Holder{Name: "a"}
 	b.give(t, h, gpu0, 40*gib)
-	b.give(t, h, gpu0, 10*gib) // lowered, and not in force yet
+	b.give(t, h, gpu0, 10*gib) // the lower limit is not in force yet
 	b.given(t, gpu0, 40*gib, 40*gib, 1)
 	b.Set(h, map[string]uint64{gpu0: 30 * gib, gpu1: gib}) // 10 GiB, and 30 are used
 	undo := b.give(t, h, gpu0, 50*gib)
@@ -125,7 +123,7 @@ func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
 	b.given(t, gpu1, 0, 80*gib, 0)
 }
 
-// An error behind Admit leaves the book as it was, on devices that the holder had and on those that it had not.
+// Undo restores the book, for devices that the holder had and for new ones.
 func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
 	for name, had := range map[string]map[string]uint64{
 		"it had nothing":    {},
@@ -147,8 +145,8 @@ func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
 			}
 			b.given(t, gpu1, had[gpu1], 80*gib-had[gpu1], holders)
 			b.Drop(h)
-			b.give(t, &Holder{Name: "other", Tenant: "physics"}, gpu0, 60*gib) // all that the tenant may have
-			b.give(t, &Holder{Name: "last"}, gpu1, 80*gib)                     // all that there is
+			b.give(t, &Holder{Name: "other", Tenant: "physics"}, gpu0, 60*gib) // all of the tenant's bound
+			b.give(t, &Holder{Name: "last"}, gpu1, 80*gib)
 		}
 	}
 }
@@ -161,7 +159,7 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 	wants := map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib}
 	h := &Holder{Name: "b", UID: &uid}
 	limit := &User{UID: uid, MaxVRAM: api.Share{Percent: 100}, MaxSessions: 1}
-	for range 2 { // a session that is refused does not count for its user
+	for range 2 { // a refused session does not count for its user
 		refused(t, b.Begin(Ask{Holder: h, Bytes: wants, User: limit}), "device 1 (GPU-1)")
 		h = &Holder{Name: "c", UID: &uid}
 	}
@@ -223,14 +221,14 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	begin := func(h *Holder, bytes uint64) error {
 		return b.Begin(Ask{Holder: h, Bytes: map[string]uint64{gpu0: bytes}, Quotas: []api.Quota{{Device: gpu0, Bytes: bytes}}, User: limit})
 	}
-	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container of the same user is none of his sessions
+	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container does not count among its user's sessions
 	a := session("a")
 	must.Do(t, begin(a, 6*gib))
 	e := refused(t, begin(session("b"), 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB")
 	if e.Limit != 10*gib || e.Current != 6*gib {
 		t.Errorf("%+v", e)
 	}
-	// Of those that begin at one time no more are granted than fit.
+	// Concurrent requests are not granted more than fits.
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() { _ = begin(session("c"), 4*gib) })
@@ -239,7 +237,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	b.given(t, gpu0, 11*gib, 69*gib, 3)
 	must.Do(t, begin(session("d"), 0))
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
-	b.Set(a, nil) // it is over, and a process of it lives
+	b.Set(a, nil) // released, with a process still alive
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
 	b.Drop(a)
 	expect.NoError(t, begin(session("e"), 6*gib))
@@ -258,7 +256,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
 	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
 	expect.NoError(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
-	for i := range 30 { // nobody knows how much there is
+	for i := range 30 { // without a size nothing is refused
 		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
 	}
 	_, err := b.Admit(&Holder{Name: "c"}, map[string]uint64{gpu0: 8*gib + 1})
@@ -283,7 +281,7 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 	b.given(t, gpu0, 140*gib, 0, 2)
 }
 
-// Promised bytes stay promised until their holder is dropped, also if a former enforcer promised them.
+// Promised bytes stay promised until their holder is dropped, also those that a former enforcer promised.
 func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 	wants := map[string]uint64{gpu0: 50 * gib}
 	for name, promise := range map[string]func(b *Book, h *Holder) error{
