@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each kind of allocation: what it charges, when that comes back, and that it is refused with an
- * out-of-memory error when it does not fit. Run in a slice of 4 GiB whose other processes are
- * quiet. Prints a line per step that went wrong, and exits 0 if none did.
+ * Tests for each kind of allocation its charge, its release, and that it fails with an
+ * out-of-memory error when it does not fit. Run it in a slice of 4 GiB with otherwise idle
+ * processes. Prints a line per failed step, and exits 0 if there is none.
  */
 #include "driver.h"
 
@@ -78,7 +78,7 @@ static void pools(void)
 	expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
 	charged("async, kept by the threshold", 128 * MIB);
-	/* It does not fit beside what the pool keeps; the pool lets go of it. */
+	/* It fits only once the pool releases the memory that it keeps. */
 	expect("alloc that needs the pool's bytes", cuMemAlloc_v2(&p, base - 64 * MIB),
 	       CUDA_SUCCESS);
 	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);

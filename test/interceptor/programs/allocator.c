@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program with a malloc of its own, which now and then takes memory of the card: an allocator
- * that keeps spilled pages there. Called by the interceptor it does so each time, and nothing may
- * hang: SIGALRM ends it if something does. (What the driver's own calls do with such an allocator
- * is not looked at here.) Exits 0 if at the end nothing is charged.
+ * A program with a malloc of its own that sometimes allocates memory of the card, like one that
+ * spills pages there. It does so whenever the interceptor calls it. A hang is ended by SIGALRM.
+ * (malloc calls of the driver itself are not tested.) Exits 0 if at the end nothing is charged.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -19,7 +18,7 @@
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-#define ARENA (16ull << 30) /* of addresses */
+#define ARENA (16ull << 30) /* bytes of addresses */
 #define ALIGNMENT ((size_t)16)
 
 static const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -29,19 +28,19 @@ static const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PI
 
 static char *arena;
 static size_t used;
-static bool spills; /* as soon as the program has its context */
+static bool spills; /* set once the program has its context */
 static unsigned long spilled;
 static uintptr_t interceptor, interceptor_end;
 static __thread bool within __attribute__((tls_model("initial-exec")));
 
-/* Nothing is used again: this ends soon enough. */
+/* Never reuses memory: the program is short. */
 static void *allocate(size_t bytes, const void *caller)
 {
 	size_t whole = (bytes + 2 * ALIGNMENT - 1) & ~(ALIGNMENT - 1);
 	size_t at = __atomic_fetch_add(&used, whole, __ATOMIC_RELAXED);
 	char *block;
 
-	/* The first call is the loader's, before there are threads. */
+	/* The loader makes the first call, before there are threads. */
 	if (!arena)
 		arena = mmap(NULL, ARENA, PROT_READ | PROT_WRITE,
 		             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -77,7 +76,6 @@ void *calloc(size_t count, size_t bytes)
 {
 	if (bytes && count > SIZE_MAX / bytes)
 		return NULL;
-	/* Nothing is used again, so it is all zeros. */
 	return allocate(count * bytes, __builtin_return_address(0));
 }
 
@@ -120,7 +118,7 @@ static void expect(const char *what, CUresult result)
 	}
 }
 
-/* More objects and mappings than any table of the interceptor's has room for at first. */
+/* More objects and mappings than the interceptor's tables have room for at first. */
 static void *work(void *argument)
 {
 	enum { COUNT = 300 };
@@ -163,7 +161,7 @@ int main(void)
 	    cuMemGetInfo_v2(&before, &total) || !dl_iterate_phdr(find, NULL))
 		return 1;
 	spills = true;
-	work(NULL); /* alone: what hangs now waits for itself */
+	work(NULL); /* a thread that hangs now waits for itself */
 	for (int i = 0; i < 4; i++)
 		pthread_create(&threads[i], NULL, work, NULL);
 	for (int i = 0; i < 4; i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread is cancelled in its first CUDA call, while the enforcer is slow to answer; another
- * thread's call ends nevertheless, with whatever result. Prints how long that took, and exits 0
- * if both ended in time: SIGALRM ends it if not.
+ * A thread is cancelled in its first CUDA call, while the enforcer is slow to answer. Another
+ * thread's call must return nevertheless, with any result. Prints how long that took, and exits 0
+ * if both ended in time; otherwise SIGALRM ends the program.
  */
 #include "clock.h"
 #include "driver.h"
@@ -16,7 +16,7 @@ static void *call(void *argument)
 	CUcontext context;
 
 	(void)cuDevicePrimaryCtxRetain(&context, 0);
-	/* Whoever puts cancellation off may not lose it. */
+	/* A cancellation that was postponed must not be lost. */
 	for (;;)
 		usleep(10000);
 	return argument;

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is charged, read as a program can: by the slice's free bytes. A step that went wrong is
- * printed. Included where there is a cuMemGetInfo_v2, as a function or as a pointer to one.
- */
+/* Checks charges by the slice's free bytes, as a program sees them, and prints failed steps. Needs
+ * a cuMemGetInfo_v2, as a function or as a pointer to one. */
 #ifndef CHARGED_H
 #define CHARGED_H
 
 #include <stdio.h>
 
 static int wrong;
-static size_t base; /* free bytes in the beginning */
+static size_t base;
 
 static void expect(const char *step, CUresult result, CUresult wanted)
 {
@@ -27,7 +25,6 @@ static size_t left(void)
 	return available;
 }
 
-/* The slice has `bytes` less free than in the beginning. */
 static void charged(const char *step, unsigned long long bytes)
 {
 	size_t now = left();

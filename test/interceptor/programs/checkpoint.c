@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One process of a slice has another's memory put away and brought back. Run in a slice of 4 GiB
- * whose other processes are quiet. Prints what is wrong, and exits 0 if nothing is.
+ * One process of a slice checkpoints another and restores it. Run in an otherwise idle slice of 4
+ * GiB. Prints what is wrong, and exits 0 if nothing is.
  *
- * A checkpointed process stays charged, so that it can come back. If it dies first, all that it
- * held is given back, once.
+ * A checkpointed process stays charged, so that it can return. If it dies first, all its memory is
+ * released, once.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -39,7 +39,7 @@ static size_t left(void)
 	return available;
 }
 
-/* Driver truth may count something for a moment, and settles deaths in its time. */
+/* Driver truth may count something for a moment, and settles exits with a delay. */
 static void settles_at(const char *step, size_t wanted)
 {
 	for (int tries = 0; tries < 1000 && left() != wanted; tries++)
@@ -62,7 +62,6 @@ static int target(int out, int in)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (begin() || cuMemAlloc_v2(&held, HELD) || write(out, &c, 1) != 1)
 		return 1;
-	/* Back from the checkpoint it goes on as before. */
 	if (read(in, &c, 1) != 1 || cuMemAlloc_v2(&more, 64 * MIB) || cuMemFree_v2(more) ||
 	    write(out, &c, 1) != 1)
 		return 1;
@@ -92,7 +91,7 @@ int main(int argc, char **argv)
 	}
 	if (read(from[0], &c, 1) != 1)
 		return 1;
-	usleep(1500000); /* driver truth has looked at both */
+	usleep(1500000); /* for a sample of both */
 	beside = left();
 	expect("beside it", (unsigned int)cuMemAlloc_v2(&pointer, MORE), CUDA_ERROR_OUT_OF_MEMORY);
 
@@ -100,7 +99,7 @@ int main(int argc, char **argv)
 	expect("restore of one that is not away",
 	       (unsigned int)cuCheckpointProcessRestore(pid, NULL) != 0, 1);
 	expect("checkpoint", (unsigned int)cuCheckpointProcessCheckpoint(pid, NULL), 0);
-	usleep(1500000); /* driver truth has looked again */
+	usleep(1500000); /* for another sample */
 	settles_at("while it is away", beside);
 	expect("in its place", (unsigned int)cuMemAlloc_v2(&pointer, MORE),
 	       CUDA_ERROR_OUT_OF_MEMORY);

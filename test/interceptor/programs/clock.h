@@ -4,7 +4,6 @@
 
 #include <time.h>
 
-/* Seconds since some moment. */
 static inline double now(void)
 {
 	struct timespec t;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * In a slice that it cannot attach to, a process gets no memory from any entry point, the same
- * again the second time, and its total is still shown. Exits 0 if so.
- */
+/* In a slice that it cannot attach to, a process gets no memory from any function, also at a second
+ * attempt, and still sees its total. Exits 0 if so. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -25,7 +23,6 @@ int main(void)
 		wrong |= cuDevicePrimaryCtxRetain(&context, 0) != CUDA_ERROR_OUT_OF_MEMORY;
 		wrong |= cuCtxCreate_v2(&context, 0, 0) != CUDA_ERROR_OUT_OF_MEMORY;
 		wrong |= cuMemCreate(&handle, 2 << 20, &properties, 0) != CUDA_ERROR_OUT_OF_MEMORY;
-		/* No context is current: that is the driver's to say. */
 		wrong |= cuMemAlloc_v2(&pointer, 1) == CUDA_SUCCESS;
 	}
 	if (wrong)

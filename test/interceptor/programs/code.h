@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Code, as programs load it: entry points that table.h has no prototypes of, and the text of
- * modules that take memory by themselves. The text is PTX that any card since Volta compiles.
- */
+/* Loading code: functions that table.h has no prototypes of, and modules that allocate memory. The
+ * modules are PTX that any card since Volta compiles. */
 #ifndef CODE_H
 #define CODE_H
 
@@ -12,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The shape of a launch. */
 #define ONE_THREAD                                                                                 \
 	.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1
 
@@ -37,7 +34,6 @@ CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_
 CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
                                   size_t count, CUgraph child);
 
-/* A text that grows; its memory is kept. */
 struct text {
 	char *bytes;
 	size_t length, room;
@@ -60,7 +56,7 @@ __attribute__((format(printf, 2, 3))) static inline void text_add(struct text *t
 	va_end(arguments);
 }
 
-/* A kernel `frameBYTES` whose frame is of so many bytes in each thread. */
+/* A kernel `frameBYTES` with a frame of `bytes` in each thread. */
 static inline void text_frame(struct text *text, size_t bytes)
 {
 	text_add(text,
@@ -95,7 +91,6 @@ static inline char *module_text(size_t array, const size_t *frames)
 	return text.bytes;
 }
 
-/* A module with two managed variables, of `bytes` and of 4 bytes, and an empty kernel. */
 static inline char *managed_text(size_t bytes)
 {
 	struct text text = {0};
@@ -109,7 +104,6 @@ static inline char *managed_text(size_t bytes)
 	return text.bytes;
 }
 
-/* A module whose kernel `prints` prints an empty line. */
 static inline char *printing_module_text(void)
 {
 	struct text text = {0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls each hooked function of the driver with wrong arguments, and prints what it answers: a line
- * "situation arguments name code" for each call, which is made in a process of its own. To be
- * compared: with the interceptor the codes are the driver's.
+ * Calls each hooked function of the driver with wrong arguments, and prints a line "situation
+ * arguments name code" for each call. Each call is made in a process of its own. The codes must be
+ * the same without the interceptor.
  */
 #include "driver.h"
 
@@ -18,7 +18,7 @@
 #define ARGUMENTS 12
 #define NO_DEVICE 63
 #define SECONDS 30
-#define NOT_MADE -1 /* there is no such function here, or no such situation */
+#define NOT_MADE -1 /* this driver lacks the function, or there is no such situation */
 
 enum situation { UNINITIALISED, NO_CONTEXT, FORKED, DESTROYED, CURRENT, SITUATIONS };
 static const char *const situations[] = {"uninitialised", "no-context", "forked", "destroyed",
@@ -38,7 +38,6 @@ static const struct {
 
 static int *answer; /* of the process that made the call */
 
-/* Handles of things that were destroyed. */
 static struct {
 	CUdeviceptr pointer;
 	CUmemGenericAllocationHandle handle;
@@ -68,7 +67,6 @@ static bool is(const char *text, const char *type)
 	return strncmp(text, type, strlen(type)) == 0;
 }
 
-/* Return a value for an argument of that type. */
 static uint64_t value_of(const char *type, enum given given)
 {
 	static uint64_t nothing[GIVENS * ARGUMENTS * 64];
@@ -111,7 +109,7 @@ static uint64_t value_of(const char *type, enum given given)
 	return is(type, "CUmemGenericAllocationHandle ") ? gone.handle : 0;
 }
 
-/* Flags, counts and what is handed over as a whole stay 0. */
+/* Flags, counts and structures passed by value stay 0. */
 static bool stays_zero(const char *argument)
 {
 	return strstr(argument, "flags") || strstr(argument, "count") || is(argument, "CUipcMem");
@@ -130,7 +128,7 @@ static void call(size_t which, enum given given)
 	                : given == ZERO ? 0
 	                                : 64,
 	                given == BAD_DEVICE ? NO_DEVICE : 0);
-	snprintf(text, sizeof(text), "%s", functions[which].arguments + 1); /* behind the bracket */
+	snprintf(text, sizeof(text), "%s", functions[which].arguments + 1); /* after the bracket */
 	for (argument = strtok_r(text, ",", &rest); argument && count < ARGUMENTS;
 	     argument = strtok_r(NULL, ",", &rest)) {
 		argument += strspn(argument, " ");
@@ -142,7 +140,6 @@ static void call(size_t which, enum given given)
 		    f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
 }
 
-/* Make things of the driver that are gone. */
 static bool lose_all(void)
 {
 	return cuMemAlloc_v2(&gone.pointer, 4 << 20) == CUDA_SUCCESS &&
@@ -218,9 +215,9 @@ int main(void)
 		fprintf(stderr, "codes: a pool has the handle of a destroyed one\n");
 		return 1;
 	}
-	setvbuf(stdout, NULL, _IOLBF, 0); /* no child has a line of ours to write */
+	setvbuf(stdout, NULL, _IOLBF, 0); /* no child prints a line of this process */
 	for (enum situation situation = UNINITIALISED; situation < SITUATIONS; situation++) {
-		/* Destroyed things were made in a context. */
+		/* Destroyed objects need a context. */
 		enum given last = situation > FORKED ? GONE : BAD_DEVICE;
 
 		for (enum given given = NOTHING; given <= last; given++) {

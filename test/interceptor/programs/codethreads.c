@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * codethreads THREADS ROUNDS: threads of one context load modules, launch kernels with large frames
- * and set the heap at the same time. What the driver takes for that is charged once, whoever of
- * them it is taken for, and nothing is charged at the end. Exits 0 if so.
+ * and set the heap at the same time. The driver's memory for that is charged once, whichever thread
+ * caused it, and nothing is charged at the end. Exits 0 if so.
  */
 #include "code.h"
 #include "driver.h"
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define MIB (1ll << 20)
-#define SLACK (8 * MIB) /* of the code itself, and of a driver's own */
+#define SLACK (8 * MIB) /* of the code itself, and the driver's own */
 #define MOST 64
 #define ARRAY (16 * MIB)
 #define FRAME 4096
@@ -48,7 +48,6 @@ static void launch(CUmodule module, const char *name)
 	       cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 }
 
-/* Nothing but this is charged beside what was at first. */
 static void charged(const char *step, long long bytes)
 {
 	size_t available = 0, total;
@@ -93,7 +92,7 @@ static void *set_heap(void *argument)
 	return argument;
 }
 
-/* All at once, and memory of another kind beside it. */
+/* All kinds at once, and memory of another kind beside them. */
 static void *storm(void *argument)
 {
 	static const char *const names[] = {"empty", "frame2048", "frame4096"};
@@ -144,7 +143,7 @@ int main(int argc, char **argv)
 		return 1;
 	with_array = module_text(ARRAY, NULL);
 	with_frames = module_text(0, frames);
-	sleep(2); /* what the context takes is known to driver truth, too */
+	sleep(2); /* for a sample of the context */
 	if (cuMemGetInfo_v2(&before, &total))
 		return 1;
 	for (int round = 0; round < rounds / 10 + 1 && !wrong; round++) {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crowd async|busy|graph THREADS ROUNDS MIB: in each round the threads take MIB at the same
- * instant, from one pool or by launching a graph each. The sum of all that they got is within the
- * quota, and so is the memory that the driver reserves; but for "busy", where streams keep for a
- * while what they have freed, and are waited for in each fourth round. All is free at the end.
- * Exits 0 if so.
+ * crowd async|busy|graph THREADS ROUNDS MIB: in each round the threads allocate MIB at the same
+ * instant, from one pool or by launching a graph each. Their sum is within the quota, and so is the
+ * memory that the driver reserves. Not for "busy": there streams keep freed memory for a while, and
+ * are synchronized only in each fourth round. All is free at the end. Exits 0 if so.
  */
 #include "driver.h"
 
@@ -82,7 +81,7 @@ static void *work(void *argument)
 			__atomic_fetch_add(&live, (int64_t)t.size, __ATOMIC_RELAXED);
 		else if (result != CUDA_ERROR_OUT_OF_MEMORY)
 			check("a request", result);
-		pthread_barrier_wait(&barrier); /* main looks */
+		pthread_barrier_wait(&barrier); /* main checks */
 		pthread_barrier_wait(&barrier);
 		if (result == CUDA_SUCCESS) {
 			__atomic_fetch_sub(&live, (int64_t)t.size, __ATOMIC_RELAXED);
@@ -152,8 +151,8 @@ int main(int argc, char **argv)
 	for (int round = 0; round < rounds; round++) {
 		uint64_t now, held;
 
-		pthread_barrier_wait(&barrier); /* they take */
-		pthread_barrier_wait(&barrier); /* they have */
+		pthread_barrier_wait(&barrier); /* allocate */
+		pthread_barrier_wait(&barrier); /* allocated */
 		now = (uint64_t)__atomic_load_n(&live, __ATOMIC_RELAXED);
 		held = reserved();
 		granted += now / MIB;

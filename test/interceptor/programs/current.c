@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * current ROUNDS POOLS: with so many other pools, one thread makes another pool the device's
- * current one while a second allocates from whichever it is. What is allocated after both is
- * charged to the pool that it makes grow. Exits 0 if so.
+ * current ROUNDS POOLS: one thread changes the device's current pool while a second allocates from
+ * the current pool, with POOLS other pools. A later allocation is charged to the pool that it makes
+ * grow. Exits 0 if so.
  */
 #include "driver.h"
 
@@ -77,7 +77,7 @@ int main(int argc, char **argv)
 	keep_all(usual);
 	use();
 	must("cuCtxSynchronize", cuCtxSynchronize());
-	/* The more there are, the longer a thread looks for the one that it was told. */
+	/* With more pools the interceptor searches longer for the right one. */
 	for (int i = 0; i < pools; i++)
 		must("cuMemPoolCreate", cuMemPoolCreate(&other, &properties));
 	pthread_barrier_init(&barrier, NULL, 2);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * devices: launches on two devices, in a slice with a quota on each. What the kernels of one launch
- * take on both is charged before it; if it does not fit on one, nothing runs and nothing is
- * charged. What one takes in a stream of the device that is not current is charged there.
- * Exits 0 if so.
+ * devices: launches on two devices, in a slice with a quota on each. The memory for the kernels of
+ * one launch on both is charged before it. If it does not fit on one, nothing runs and nothing is
+ * charged. A launch in a stream of a device that is not current is charged there. Exits 0 if so.
  */
 #include "code.h"
 #include "driver.h"
@@ -17,7 +16,7 @@
 #define FRAME 4096
 #define FRESH_STACK 1024
 
-/* Streams take a little, and code what blocks of 2 MiB have left over. */
+/* For streams, and for the remainders of code's blocks of 2 MiB. */
 #define SLACK (16 * (long long)MIB)
 
 static int wrong;
@@ -27,7 +26,7 @@ static struct {
 	CUstream stream;
 	CUmodule module;
 	CUfunction function;
-	size_t before; /* free bytes */
+	size_t before;
 } on[DEVICES];
 
 __attribute__((format(printf, 1, 2))) static void complain(const char *format, ...)
@@ -64,7 +63,7 @@ static void remember(void)
 		on[i].before = left(i);
 }
 
-/* Since remember(), at once: driver truth has no time to find it. */
+/* Checks the charge since remember() at once, before driver truth could correct it. */
 static void charged_on(int device, const char *step, long long bytes)
 {
 	long long now = (long long)on[device].before - (long long)left(device);
@@ -136,7 +135,7 @@ static void frames(void)
 	fresh_stacks();
 	charged("stacks lowered", 0);
 
-	/* The one that does not fit is the last. */
+	/* The last device is the full one. */
 	for (int full = 0; full < DEVICES; full++) {
 		CUdeviceptr pointer = 0;
 		size_t stack = 0;
@@ -161,7 +160,6 @@ static void frames(void)
 	fresh_stacks();
 }
 
-/* A library of which nothing was used yet. */
 static void kernels(void)
 {
 	CUlibrary library = NULL;
@@ -178,7 +176,7 @@ static void kernels(void)
 	charged("unloaded", 0);
 }
 
-/* One in a stream of the device that is not current, and in a graph. */
+/* Launches in a stream of the device that is not current, and in a graph. */
 static void elsewhere(void)
 {
 	static const size_t wanted[] = {FRAME, 0};

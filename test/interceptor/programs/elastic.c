@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * elastic CASE [LIBRARY]: a process of an elastic slice, its child, and in the parent what answers
- * in the enforcer's place. Linked with tinydriver.c and standin.c; the library is late.c.
- * Prints what is wrong, and exits 0 if nothing is.
+ * elastic CASE [LIBRARY]: the child is a process of an elastic slice, and the parent answers like
+ * the enforcer. Linked with tinydriver.c and standin.c; the library is late.c. Prints what is
+ * wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -36,7 +36,7 @@ typedef CUresult arguments_function(long, long, long, long, long, long, double, 
 
 static const char *late_library;
 
-/* In place of the C library's. */
+/* Replaces the C library's. */
 static bool kernel_is_old;
 
 int madvise(void *address, size_t bytes, int advice)
@@ -176,7 +176,7 @@ static void all_routes(void)
 	EXPECT(made() - before == ROUTES * THREADS * ROUNDS);
 	EXPECT(under_way() == 0);
 
-	/* One that is linked with the driver, and opened only now. */
+	/* A library that is linked with the driver, and opened only now. */
 	late = dlopen(late_library, RTLD_LAZY | RTLD_LOCAL);
 	*(void **)&call = late ? dlsym(late, "call") : NULL;
 	before = made();
@@ -241,7 +241,6 @@ static void wait_away(void)
 	end_all(threads);
 	EXPECT(get(&driver_entered) == (int)ROUTES);
 
-	/* The enforcer says that it is back. */
 	set(&control->brings_back, 1);
 	set_away(1);
 	begin_all(threads);
@@ -258,7 +257,7 @@ static void *call_until_over(void *argument)
 	return argument;
 }
 
-/* The slice goes away and comes back, again and again (main). */
+/* Evict the slice and let it return, again and again (main). */
 static void moves(void)
 {
 	pthread_t threads[THREADS];
@@ -273,7 +272,7 @@ static void moves(void)
 	EXPECT(under_way() == 0);
 }
 
-/* The request is repeated, for an enforcer that was restarted (main). */
+/* Repeat the request, for an enforcer that was restarted (main). */
 static void enforcer_restarted(void)
 {
 	pthread_t threads[ROUTES];
@@ -346,7 +345,7 @@ static void forked(void)
 	if (child == 0) {
 		size_t available, total;
 
-		/* Not attached, so it is not counted, until it is. */
+		/* The child's calls are counted only once it is attached. */
 		EXPECT(clamp() == CUDA_SUCCESS && launch() == CUDA_SUCCESS);
 		EXPECT(calls_of(2) == 0);
 		EXPECT(cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS);
@@ -358,7 +357,6 @@ static void forked(void)
 	EXPECT(made() == before && under_way() == 0);
 	EXPECT(cuEventQuery(fork_inside) == CUDA_SUCCESS);
 	if (inside == 0) {
-		/* Its parent is still in the call. */
 		EXPECT(under_way() == 1);
 		_exit(wrong);
 	}
@@ -431,7 +429,7 @@ static void exits(void)
 	exit(wrong);
 }
 
-/* There are more functions than stubs: the process is never moved. */
+/* There are more functions than stubs, so the process is never moved. */
 static void used_up(void)
 {
 	void *function = NULL, *first = NULL;
@@ -463,8 +461,8 @@ static void not_elastic(void)
 	EXPECT(calls_of(1) == 0 && wishes() == 0 && get(&control->attached) == 1);
 }
 
-/* Where memory cannot be wiped at fork a child would count in its parent's lane: the process does
- * not count, and is not moved. */
+/* Where memory cannot be wiped at fork, a child would count in its parent's lane. So the process
+ * does not count, and is not moved. */
 static void old_kernel(void)
 {
 	attach();
@@ -498,7 +496,7 @@ static void cost(void)
 static const struct {
 	const char *name;
 	void (*in_process)(void);
-	bool plain; /* the slice is not elastic */
+	bool plain;
 	int attach_status;
 } cases[] = {
     {"routes", all_routes, false, 0},
@@ -518,7 +516,7 @@ static const struct {
     {"cost-plain", cost, true, 0},
 };
 
-/* What the process in the enforcer's place does beside answering. */
+/* The parent's part of a case. */
 static void deal_with(const char *name, pid_t child)
 {
 	if (strcmp(name, "restart") == 0) {

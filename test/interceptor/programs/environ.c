@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * environ SECONDS: a thread changes the environment all the time, as programs do that know of no
- * other thread, while others are refused and say so, as with GPUSLICE_DEBUG=1. Nothing but the
- * program itself may read the environment then. Exits 0 if it is still there at the end.
+ * environ SECONDS: one thread changes the environment all the time, as single-threaded programs
+ * may, while other threads are refused memory with GPUSLICE_DEBUG=1. Only the program itself may
+ * read the environment then. Exits 0 unless it crashes.
  */
 #include "driver.h"
 
@@ -22,7 +22,7 @@ static void *change(void *argument)
 	char name[32];
 
 	while (time(NULL) < end) {
-		/* Enough for the C library to move all of it several times. */
+		/* Enough for the C library to reallocate it several times. */
 		for (int i = 0; i < 4000; i++) {
 			snprintf(name, sizeof(name), "VARIABLE_%d", i);
 			setenv(name, "value", 1);
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
 	    cuMemGetInfo_v2(&available, &total))
 		return 1;
-	/* One refusal is for the test to read, the many that follow for nobody. */
+	/* The test reads the first message only. */
 	if (cuMemAlloc_v2(&pointer, total) != CUDA_ERROR_OUT_OF_MEMORY ||
 	    dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO) != STDERR_FILENO)
 		return 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A child of a process that is attached is another process: what it takes after exec is its own and
- * comes back when it ends; what its parent holds stays. Runs itself as the child. Exits 0 if so.
- * With OLD_KERNEL in the environment the kernel cannot wipe memory at fork.
+ * A child of an attached process is a process of its own: its memory after exec is charged to it
+ * and released at its exit, while its parent's stays. Runs itself as the child. Exits 0 if so. With
+ * OLD_KERNEL in the environment the kernel cannot wipe memory at fork.
  */
 #include "driver.h"
 
@@ -18,7 +18,7 @@
 
 #define MIB (1ull << 20)
 
-/* In place of the C library's. */
+/* Replaces the C library's. */
 int madvise(void *address, size_t bytes, int advice)
 {
 	if (advice == 18 /* MADV_WIPEONFORK */ && getenv("OLD_KERNEL")) {
@@ -62,8 +62,8 @@ int main(int argc, char **argv)
 		return 1;
 	before = left();
 
-	/* Without exec: the driver refuses, and we neither crash nor touch what the parent holds.
-	 */
+	/* Without exec the driver refuses, and the interceptor neither crashes nor changes the
+	 * parent's charges. */
 	pid = fork();
 	if (pid == 0) {
 		bool any = cuMemAlloc_v2(&child_address, MIB) == CUDA_SUCCESS;

@@ -66,7 +66,7 @@ static void *find(const char *way)
 
 int main(int argc, char **argv)
 {
-	/* The older form takes two of the arguments and leaves the third. */
+	/* The older function uses two of the arguments and ignores the third. */
 	CUresult (*allocate)(CUdeviceptr *, size_t, unsigned long long) = NULL;
 	CUcontext context;
 	CUdeviceptr pointer;

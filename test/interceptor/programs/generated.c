@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * generated SEED STEPS THREADS PROCESSES [DEEDS]: threads of several processes take and release
- * memory of device 0 at random, in every way of enum deed, of which DEEDS is a sum of powers of
- * two. Each 32 steps all threads pause with nothing in flight; after the last pause all is
- * released. At a pause the first process prints "pause" and its number, and waits for a line.
- * Refusals are expected. Another error is printed, and the exit status is 1.
+ * generated SEED STEPS THREADS PROCESSES [DEEDS]: threads of several processes allocate and free
+ * memory of device 0 at random, in every way of enum deed; DEEDS is a sum of powers of two. Each 32
+ * steps all threads pause with nothing in flight. At a pause the first process prints "pause" and
+ * its number, and waits for a line. After the last pause all is freed. Refusals are expected;
+ * another error is printed, and the exit status is 1.
  */
 #define _GNU_SOURCE
 #include "code.h"
@@ -25,7 +25,7 @@
 #define MIB ((size_t)1 << 20)
 #define STEPS_TO_PAUSE 32
 #define MOST_THREADS 64
-#define HELD 16 /* things of each thread */
+#define HELD 16 /* objects of each thread */
 #define SHARED 64
 #define SHARED_FILE 42
 
@@ -94,7 +94,7 @@ static CUcontext primary;
 
 struct worker {
 	unsigned int seed;
-	bool first; /* of its process */
+	bool first;
 	CUstream stream;
 	struct thing things[HELD];
 };
@@ -138,7 +138,7 @@ static CUresult map(struct thing *t)
 	return result;
 }
 
-/* A graph that allocates and frees, launched some times. */
+/* A graph that allocates and frees, launched several times. */
 static CUresult make_graph(struct worker *w, struct thing *t)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = device_pool,
@@ -163,7 +163,6 @@ static CUresult make_graph(struct worker *w, struct thing *t)
 	return result;
 }
 
-/* A graph that was recorded. */
 static CUresult capture(struct worker *w, struct thing *t)
 {
 	CUdeviceptr pointer;
@@ -217,7 +216,7 @@ static CUresult make_events(struct thing *t)
 	return result;
 }
 
-/* Export physical memory, and let go of it: the import is all that keeps it. */
+/* Export physical memory and release it: only the import holds it. */
 static CUresult export_and_import(struct thing *t)
 {
 	CUmemGenericAllocationHandle first;
@@ -255,7 +254,7 @@ static CUresult lend(struct worker *w, struct thing *t)
 	return result;
 }
 
-/* Open memory that another process lends. It may be freed by now. */
+/* Open another process's memory, which may be freed by now. */
 static bool borrow(struct worker *w, struct thing *t)
 {
 	int place = rand_r(&w->seed) % SHARED, there = shared->lent[place].there;
@@ -343,7 +342,7 @@ static void take(struct worker *w, struct thing *t)
 	case CONTEXT:
 		result = cuCtxCreate_v2(&t->context, 0, 0);
 		if (result == CUDA_SUCCESS) {
-			CUdeviceptr pointer; /* goes with the context */
+			CUdeviceptr pointer; /* freed with the context */
 
 			(void)cuMemAlloc_v2(&pointer, 4 * MIB);
 			(void)cuCtxSetCurrent(primary);
@@ -444,7 +443,7 @@ static void give(struct worker *w, struct thing *t)
 	t->there = false;
 }
 
-/* Wait until all threads of all processes are here with nothing in flight. The first one reports
+/* Wait until all threads of all processes are here with nothing in flight. The first thread reports
  * it, and waits for a line. */
 static void pause_all(struct worker *w, const char *what, int number)
 {
@@ -453,7 +452,7 @@ static void pause_all(struct worker *w, const char *what, int number)
 	(void)cuStreamSynchronize(w->stream);
 	pthread_barrier_wait(&shared->all);
 	if (w->first)
-		(void)cuCtxSynchronize(); /* no thread captures now, which this would end */
+		(void)cuCtxSynchronize(); /* no thread is capturing, which this would end */
 	pthread_barrier_wait(&shared->all);
 	if (w->first && me == 0) {
 		printf("%s %d\n", what, number);

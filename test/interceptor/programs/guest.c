@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What scopes.c opens, of several kinds by macro:
+ * The libraries that scopes.c opens, one per macro:
  *
  *   LINKED   linked with libcuda and libnvidia-ml
- *   OTHER    says that it is libcuda.so.1, and has two functions of its own
- *   neither  has nothing to do with the driver
+ *   OTHER    named libcuda.so.1, with two functions of its own
+ *   neither  unrelated to the driver
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ const char *failure(void);
 void *open_by_own(const char *path);
 unsigned int new_key(const void *value);
 
-/* Not tail calls: they would make scopes.c the caller. */
+/* Not tail calls, which would make scopes.c the caller. */
 void *ask(void *handle, const char *name)
 {
 	void *volatile found = dlsym(handle, name);

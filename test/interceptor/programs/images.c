@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Print the names that interceptor/image.c finds in each form of an image, a line each. Also check
- * that it reads no byte behind an image: each image ends at an unreadable page, is cut off at each
- * byte, and has its bytes overwritten.
+ * that it reads no byte behind an image: each image ends at an unreadable page, is truncated at
+ * each byte, and has its bytes overwritten.
  */
 #include "image.h"
 
@@ -83,7 +83,7 @@ static void add_entry(struct image *image, uint16_t kind, uint64_t flags, const 
 	add(image, code->bytes, code->size);
 }
 
-/* A cubin, the text in each compressed form (as which it is not read), and the text. */
+/* A cubin, the text in each compressed form (not read), and the plain text. */
 static struct image fatbin(void)
 {
 	struct image elf = cubin(), code = text(), other = {.size = 0}, image = {.size = 0};
@@ -113,7 +113,6 @@ static void print(void *data, const char *name, size_t length)
 
 static void count(void *data, const char *name, size_t length)
 {
-	/* All of it can be read. */
 	for (size_t i = 0; i < length; i++)
 		*(unsigned *)data += name[i] != 0;
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How soon a dead process's bytes are its sibling's. Run in a slice of 1 GiB; runs itself as the
- * processes that die.
+ * Measures how soon a killed process's bytes are available to its sibling. Run in a slice of 1 GiB;
+ * runs itself as the processes that are killed.
  *
- * kills COUNT            COUNT times: a process holds all, we are refused, it is killed, we take
- * the bytes kills orphans FILE     the same with 8 holders that are there before FILE appears (by
- * then nobody answers for the slice any more: no enforcer) and die one after another
+ *   kills COUNT         COUNT times: a process holds all, an allocation is refused, the
+ *                       process is killed, the allocation succeeds
+ *   kills orphans FILE  the same with 8 holders, killed in turn once FILE appears, when no
+ *                       enforcer runs
  *
- * Prints percentiles of the time from SIGKILL to our success, in microseconds. Exits 0 if every try
+ * Prints percentiles of the time from SIGKILL to success, in microseconds. Exits 0 if every try
  * succeeded.
  */
 #define _GNU_SOURCE
@@ -39,13 +40,13 @@ static size_t left(void)
 	return available & ~(2 * MIB - 1);
 }
 
-/* Take `part` of what is left (all for 0), say so, and wait to be killed. */
+/* Allocate `bytes` (0: all that is left), report it, and wait to be killed. */
 static int hold(size_t bytes)
 {
 	CUcontext context;
 	CUdeviceptr p;
 
-	/* Who waits for us may fail. */
+	/* The parent may fail. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
 		return 1;
@@ -81,7 +82,7 @@ static pid_t start_holder(char *self, size_t bytes)
 	return pid;
 }
 
-/* Kill it, and take `bytes`, which only fit when what it held is back. */
+/* Kill the process, and allocate `bytes`, which fit only once its memory is released. */
 static double kill_and_take(pid_t pid, size_t bytes, CUdeviceptr *p)
 {
 	double killed;
@@ -127,7 +128,8 @@ int main(int argc, char **argv)
 		fflush(stdout);
 		while (access(argv[2], F_OK) != 0)
 			usleep(1000);
-		/* An overhead that driver truth saw while contexts were made may be gone since. */
+		/* Overhead that driver truth saw during the creation of contexts may be gone since.
+		 */
 		while (left() && cuMemAlloc_v2(&p, left()) == CUDA_SUCCESS)
 			;
 		for (int i = 0; i < count; i++)

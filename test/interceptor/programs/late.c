@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What elastic.c opens: it is linked with the driver. */
+/* The library that elastic.c opens, linked with the driver. */
 #include "cuda_abi.h"
 
 CUresult cuTexRefSetMipmapLevelClamp(void *, float, float);

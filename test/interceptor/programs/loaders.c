@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loaders WAY ORDER QUOTA DIRECTORY: gets at the driver in ways of ordinary programs that do not
- * go by the loader's common scope, and takes memory until it is refused. Run in a slice of QUOTA
- * bytes; not linked with libcuda. WAY:
+ * loaders WAY ORDER QUOTA DIRECTORY: reaches the driver as ordinary programs do that bypass the
+ * loader's global scope, and allocates until it is refused. Run in a slice of QUOTA bytes; not
+ * linked with libcuda. WAY:
  *
  *   by-path        libcuda by its absolute path
  *   copy           a copy of libcuda of another name
@@ -11,13 +11,12 @@
  *   libc-dlvsym    dlsym from the C library's handle by its version
  *   next-dlsym     a plugin that has dlsym from dlsym(RTLD_NEXT)
  *   plugin-linked, plugin-opens, plugin-nested
- *                  a plugin in a namespace of its own: plugin.c says how it gets at the driver
+ *                  a plugin of plugin.c in a namespace of its own
  *
- * ORDER: `alone`; `after` libcuda.so.1 was opened in the common way and took half of the quota;
- * `before` that, but memory is taken after it. DIRECTORY has the plugins, and room for a copy.
+ * ORDER: `alone`; `after` libcuda.so.1 was opened as usual and half of the quota allocated by it;
+ * `before` that, with the allocations after it. DIRECTORY has the plugins, and room for a copy.
  *
- * The sum that was granted is within the quota, and what fits was granted. Prints a line, and exits
- * 0 if so.
+ * Exactly what fits in the quota must be granted. Prints a line, and exits 0 if so.
  *
  *   gcc -std=gnu11 -Iinterceptor -o loaders test/interceptor/programs/loaders.c -ldl
  *   gcc -std=gnu11 -Iinterceptor -shared -fPIC -DLINKED -o plugin-linked.so
@@ -37,14 +36,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CONTEXT (640ull << 20) /* more than one takes */
+#define CONTEXT (640ull << 20) /* more than a context takes */
 
 typedef void take_function(const char *directory, unsigned long long most, struct taken *taken);
 typedef void *dlsym_function(void *handle, const char *name);
 
 static const char *directory;
 
-/* What the chosen way has: functions from a handle by a dlsym, or a plugin. */
 static void *handle;
 static dlsym_function *volatile by = dlsym;
 static take_function *plugin;
@@ -73,7 +71,7 @@ static const char *home(const void *function)
 	return strrchr(info.dli_fname, '/') ? strrchr(info.dli_fname, '/') + 1 : info.dli_fname;
 }
 
-/* Where libcuda.so.1 is. Another process opens it for that, so that this one has not. */
+/* Find the path of libcuda.so.1 in another process, so that this one has not opened it. */
 static void find_driver(char path[512])
 {
 	int ends[2], status = 1;
@@ -118,7 +116,6 @@ static void copy_driver(char path[512])
 	snprintf(path, 512, "%s", to);
 }
 
-/* Of the handle of the C library, dlsym: by its name, or by name and version. */
 static void take_dlsym(bool versioned)
 {
 #if defined(__x86_64__)
@@ -126,7 +123,7 @@ static void take_dlsym(bool versioned)
 #else
 	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17"};
 #endif
-	/* Before glibc 2.34 it was libdl's. */
+	/* Before glibc 2.34 libdl had it. */
 	void *libc = dlopen("libc.so.6", RTLD_NOW), *libdl = dlopen("libdl.so.2", RTLD_NOW);
 	void *found = NULL, *strlen_by, *next_by;
 
@@ -142,7 +139,6 @@ static void take_dlsym(bool versioned)
 	}
 	by = (dlsym_function *)found;
 	handle = dlopen("libcuda.so.1", RTLD_NOW);
-	/* It is a whole dlsym. */
 	strlen_by = by(libc, "strlen");
 	next_by = by(RTLD_NEXT, "strlen");
 	if (strlen_by != dlsym(libc, "strlen") || strncmp(home(strlen_by), "libc.so", 7) != 0)
@@ -189,7 +185,6 @@ static void open_plugin(const char *name)
 }
 #endif
 
-/* Opens what the way names, and takes nothing yet. */
 static bool prepare(const char *way)
 {
 	char path[512];
@@ -254,7 +249,7 @@ int main(int count, char **argument)
 		return 64;
 	if (before)
 		take_pieces(from_common, quota / 2, &common);
-	/* Not the whole card: somebody else may need it. */
+	/* Not the whole card: another program may need it. */
 	if (!wrong[0] && plugin)
 		plugin(directory, quota + 8 * PIECE, &own);
 	else if (!wrong[0])
@@ -264,6 +259,6 @@ int main(int count, char **argument)
 	printf("%s %s %s: %llu MiB granted%s%s\n", wrong[0] ? "FAIL" : "PASS", argument[1],
 	       argument[2], (common.bytes + own.bytes) >> 20, wrong[0] ? ": " : "", wrong);
 	fflush(stdout);
-	/* Two drivers in one process need not agree on how it ends. */
+	/* Two drivers in one process may conflict at exit. */
 	_exit(wrong[0] != '\0');
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mover CASE: a process of an elastic slice that moves its memory itself, the child, and in the
- * parent what tells it to. Linked with standin.c, mover_own.c, mover_given.c and the simulated
- * driver. Prints what is wrong, and exits 0 if nothing is. `mover used` prints how many bytes the
- * card has in use, `mover fill BYTES` takes as many and keeps them: both natively.
+ * mover CASE: the child is a process of an elastic slice that moves its memory itself, and the
+ * parent requests the moves. Linked with standin.c, mover_own.c, mover_given.c and the simulated
+ * driver. Prints what is wrong, and exits 0 if nothing is. Without the interceptor: `mover used`
+ * prints how many bytes of the card are in use, `mover fill BYTES` allocates as many and keeps
+ * them.
  */
 #define _GNU_SOURCE
 #include "mover.h"
@@ -91,14 +92,13 @@ static void set_keep(uint64_t bytes)
 	__atomic_store_n(&ledger->device[0].keep, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* The gate is shut, and nobody is behind it. */
+/* Shut the gate, and wait until no call is inside. */
 void shut(void)
 {
 	set_away(1);
 	WAIT_UNTIL(under_way() == 0);
 }
 
-/* This program again, without the interceptor, and what it prints. */
 static FILE *natively(const char *what, const char *bytes, pid_t *pid)
 {
 	int ends[2];
@@ -119,7 +119,6 @@ static FILE *natively(const char *what, const char *bytes, pid_t *pid)
 	return fdopen(ends[0], "r");
 }
 
-/* Of the whole card, by NVML. */
 long long used(void)
 {
 	char line[32] = "";
@@ -133,7 +132,6 @@ long long used(void)
 	return strtoll(line, NULL, 10);
 }
 
-/* Host memory of a process, in bytes. */
 static long long resident(pid_t pid)
 {
 	char path[40], line[128] = "";
@@ -262,7 +260,7 @@ uint64_t charged(void)
 	return __atomic_load_n(&ledger->device[0].word.used, __ATOMIC_SEQ_CST);
 }
 
-/* --- the cases: in the process, and beside it ------------------------------------------------- */
+/* --- the cases -------------------------------------------------------------------------------- */
 
 void stop_at(int step)
 {
@@ -293,7 +291,7 @@ static void move_there_and_back(void)
 	await_step(1);
 	full = used();
 	EXPECT(place() == LEDGER_RUNNING);
-	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DRIVER); /* the gate is open */
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DRIVER);
 	shut();
 	for (int i = 0; i < 3; i++) {
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
@@ -307,7 +305,7 @@ static void move_there_and_back(void)
 	}
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	kept = resident(child);
-	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY);
 	set_away(0);
 	set_keep(OF_PIECES);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
@@ -327,7 +325,7 @@ static void move_there_and_back(void)
 	set(&control->over, 2);
 }
 
-/* Of what the process holds so much may stay; how much of the pieces did. */
+/* `bytes` may stay on the card; `of_pieces` bytes of the pieces did. */
 static void part_stays(uint64_t bytes, long long full, uint64_t of_pieces)
 {
 	long long gone = (long long)(OF_PIECES - of_pieces);
@@ -337,7 +335,7 @@ static void part_stays(uint64_t bytes, long long full, uint64_t of_pieces)
 	EXPECT(full - used() == gone);
 }
 
-/* The largest pieces go, of 64, 22, 20, 4 and 2 MiB, until what is left may stay. */
+/* The largest pieces of 64, 22, 20, 4 and 2 MiB move, until the rest may stay. */
 static void move_a_part(void)
 {
 	uint64_t others;
@@ -350,7 +348,7 @@ static void move_a_part(void)
 	for (int i = 0; i < 2; i++) {
 		part_stays(others + OF_PIECES, full, OF_PIECES);
 		part_stays(others + 30 * MIB, full, 26 * MIB);
-		part_stays(others + 40 * MIB, full, 26 * MIB); /* nothing comes back for that */
+		part_stays(others + 40 * MIB, full, 26 * MIB); /* nothing returns for that */
 		part_stays(others + 10 * MIB, full, 6 * MIB);
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
 		EXPECT(used() == full);
@@ -361,7 +359,7 @@ static void move_a_part(void)
 	open_until_the_end();
 }
 
-/* Threads that make, use and end pieces while the slice is moved again and again. */
+/* Threads create, use and free pieces while the slice is moved again and again. */
 static void *use(void *argument)
 {
 	unsigned int seed = (unsigned int)(uintptr_t)argument;
@@ -413,7 +411,7 @@ void move_again_and_again(void)
 		set_stay((uint64_t)(i % 4) * 64 * MIB);
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE);
 		if (i % 3 == 0) {
-			/* Another word before the first is done. */
+			/* Another request before the first is done. */
 			want(LEDGER_ASIDE);
 			usleep((unsigned int)i * 300);
 		} else {
@@ -427,7 +425,6 @@ void move_again_and_again(void)
 	set(&control->over, 1);
 }
 
-/* Most of what it holds is a pool's. */
 static void keep_a_pool(void)
 {
 	CUdeviceptr pool, piece;
@@ -444,14 +441,14 @@ static void move_few(void)
 	shut();
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	/* Unless that may stay. */
+	/* Unless the pool's memory may stay. */
 	set_stay(charged() - 64 * MIB);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	open_for(1);
 }
 
-/* As a program's helpers do, which look what devices there are. */
+/* Like a program's helpers, which only list the devices. */
 static void hold_nothing(void)
 {
 	attach();
@@ -469,7 +466,7 @@ static void move_nothing(void)
 	open_for(1);
 }
 
-/* Somebody outside takes the room: what does not come back is in host memory still. */
+/* A program outside the slice fills the card: memory that cannot return stays on the host. */
 void move_to_a_full_card(void)
 {
 	char said[16] = "", bytes[24];
@@ -538,7 +535,6 @@ static void lend(void)
 	EXPECT(cuIpcGetMemHandle(&handle, plain) == CUDA_SUCCESS);
 }
 
-/* No recording is under way. */
 static void free_at_once(void)
 {
 	CUdeviceptr pointer;
@@ -548,8 +544,7 @@ static void free_at_once(void)
 	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS && charged() == before);
 }
 
-/* While it records work for a graph nobody waits for its context. A recording ends with its stream
- * or its context, too. */
+/* A capture must not wait for its context. It also ends with its stream or its context. */
 static void record(void)
 {
 	CUdeviceptr pointer, other;
@@ -600,7 +595,7 @@ static void move_who_records(void)
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
 	open_for(2);
-	/* To give back host memory spoils no recording. */
+	/* Freeing host memory does not invalidate a capture. */
 	await_step(3);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
 	set(&control->over, 3);
@@ -614,7 +609,7 @@ void move_and_kill(void)
 	kill(child, SIGKILL);
 }
 
-/* The slice is released while its memory is aside: the process brings it back by itself. */
+/* The slice is released while its memory is on the host: the process moves it back by itself. */
 void go_on_alone(void)
 {
 	attach();
@@ -633,7 +628,6 @@ void release(void)
 	set(&control->over, 1);
 }
 
-/* The process exits while its memory is on the host. */
 static CUdeviceptr left_aside;
 
 static void free_at_exit(void)

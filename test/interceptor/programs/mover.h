@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the cases of mover.c, mover_own.c and mover_given.c share. */
 #ifndef MOVER_PROGRAM_H
 #define MOVER_PROGRAM_H
 
@@ -16,40 +15,38 @@ struct mover_case {
 	void (*beside)(void);
 };
 
-/* The memory of the process in most cases: pieces of mover.c, or the segment of mover_own.c. */
+/* The process's memory in most cases: pieces of mover.c, or the segment of mover_own.c. */
 struct memory {
-	uint64_t bytes; /* that are charged for it */
+	uint64_t bytes; /* charged for it */
 	void (*make)(void);
 	void (*check)(void);
 	void (*end)(void);
-	void *(*use)(void *seed); /* in a thread, other memory of that kind */
+	void *(*use)(void *seed); /* in a thread, with other memory of that kind */
 };
 extern const struct memory segment_memory;
 
-/* Ends with one without a name. */
+/* The last one has no name. */
 extern const struct mover_case own_cases[];
 
-/* What the emulator keeps of a process's memory it knows alone, and it wipes none in a forked
- * child. */
+/* Only the emulator knows what a process holds, and it wipes nothing in a forked child. */
 extern bool emulated;
 
-/* In the parent: the process stops at steps 1, 2 and so on until it may go on. */
+/* In the parent: the process stops at steps 1, 2 and so on until it may continue. */
 extern pid_t child;
 void await_step(int step);
-void open_for(int step); /* opens the gate, and lets it go on from there */
+void open_for(int step); /* opens the gate, and lets the process continue from there */
 void open_until_the_end(void);
-void set_stay(uint64_t bytes); /* that may stay on the card */
+void set_stay(uint64_t bytes); /* bytes that may stay on the card */
 enum ledger_place place(void);
 enum ledger_move_failure move_to(enum ledger_place place);
-void shut(void);      /* the gate, and nobody is behind it */
-long long used(void); /* of the whole card, by NVML */
+void shut(void);      /* the gate, and wait until no call is inside */
+long long used(void); /* bytes of the whole card, by NVML */
 void move_again_and_again(void);
 void move_to_a_full_card(void);
 void move_and_kill(void);
 void release(void);
 void move_to_what_is_given(void);
 
-/* In the process. */
 extern CUcontext context;
 void stop_at(int step);
 void keep_and_check(void);

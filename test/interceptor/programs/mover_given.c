@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host memory that is given to a process that moves its memory itself, by whom it asks for that. */
+/* Host memory that the enforcer gives to a process that moves its memory itself. */
 #define _GNU_SOURCE
 #include "mover.h"
 
@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* What there is of the file that was given. */
 static long long given(void)
 {
 	struct stat st = {0};
@@ -15,7 +14,6 @@ static long long given(void)
 	return host_file >= 0 && fstat(host_file, &st) == 0 ? st.st_blocks * 512LL : -1;
 }
 
-/* Whether a process has the file open, or mapped. */
 static bool has_open(pid_t pid)
 {
 	char path[64], target[64];
@@ -53,7 +51,7 @@ static bool has_mapped(pid_t pid)
 	return has;
 }
 
-/* Host memory is given to it, and it keeps no descriptor; the file itself says what it has. */
+/* The process receives host memory without keeping a descriptor. The file shows how much. */
 void move_to_what_is_given(void)
 {
 	const long long needed = 2LL * (long long)ATTACH_HOST_STEP;
@@ -71,20 +69,20 @@ void move_to_what_is_given(void)
 	}
 	set_away(0);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
-	/* (The emulator hands MADV_REMOVE to no kernel.) */
+	/* (The emulator passes MADV_REMOVE to no kernel.) */
 	EXPECT(emulated || (given() == 0 && !has_mapped(child)));
-	/* As much as is given goes, and comes back; nothing is lost where there is too little. */
+	/* With too little host memory a part moves, and returns intact. */
 	set(&control->host_steps, 1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_HOST && place() != LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
-	/* What is its own and what was given lie beside one another. */
+	/* Its own host memory and the given memory are adjacent. */
 	set(&control->host_steps, 0);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
 	set_away(0);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && (emulated || given() == 0));
-	/* Nobody answers. */
+	/* The requests get no answer. */
 	set(&control->host_steps, -1);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_HOST);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that the program makes and maps itself, as PyTorch's expandable segments do, in a process
- * that moves its memory itself. */
+/* Memory that the program creates and maps itself, as PyTorch's expandable segments do, in a
+ * process that moves its memory itself. */
 #define _GNU_SOURCE
 #include "mover.h"
 
@@ -16,7 +16,7 @@ static const CUmemAccessDesc both_ways = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
 static const CUmemAccessDesc read_only = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                           CU_MEM_ACCESS_FLAGS_PROT_READ};
 
-/* May network cards reach it? Where the process sees one, it stays. */
+/* Memory stays on the card if the process sees an RDMA device that may access it. */
 static bool rdma;
 
 static CUmemGenericAllocationHandle make(size_t bytes, int types)
@@ -39,7 +39,6 @@ static CUdeviceptr reserve(size_t bytes)
 	return space;
 }
 
-/* A whole mapping of its own, with some access (NULL: none). */
 static CUdeviceptr map_alone(CUmemGenericAllocationHandle handle, size_t bytes,
                              const CUmemAccessDesc *access)
 {
@@ -77,8 +76,8 @@ static int types_of(CUmemGenericAllocationHandle handle)
 /* --- a segment that grew, and lost some of its middle ----------------------------------------- */
 
 #define PARTS 9
-#define GONE 3           /* unmapped, and released */
-#define MOVE (118 * MIB) /* without what is gone */
+#define GONE 3
+#define MOVE (118 * MIB) /* without the part that is gone */
 #define STAY (10 * MIB)
 #define SPACE (256 * MIB)
 
@@ -90,7 +89,7 @@ static struct {
 	CUmemGenericAllocationHandle handle[PARTS], unmapped, plain, retained;
 } segment;
 
-/* Who has released its handle, the mapping holds the memory. */
+/* A part with a released handle: only the mapping holds the memory. */
 static bool kept(size_t part)
 {
 	return part % 2 == 0;
@@ -122,14 +121,14 @@ static void grow_segment(void)
 	EXPECT(cuMemRelease(segment.handle[GONE]) == CUDA_ERROR_INVALID_VALUE);
 	EXPECT(cuMemMap(segment.part[GONE], sizes[GONE], 0, segment.handle[GONE], 0) ==
 	       CUDA_ERROR_INVALID_VALUE);
-	/* One of them is to be read at another address, too, and is known once more. */
+	/* One part is also mapped read-only at another address, and retained. */
 	segment.again = map_alone(segment.handle[0], sizes[0], &read_only);
 	EXPECT(cuMemRetainAllocationHandle(
 	           &segment.retained, (void *)(uintptr_t)(segment.part[1] + 4096)) == CUDA_SUCCESS);
 	EXPECT(segment.retained == segment.handle[1]);
 }
 
-/* What does not move: it is mapped nowhere, nobody may write to it, or it was exported. */
+/* Memory that does not move: unmapped, read-only, or exported. */
 static void make_what_stays(void)
 {
 	CUmemGenericAllocationHandle handle =
@@ -175,7 +174,6 @@ static void check_segment(void)
 	EXPECT(has_marks(0, segment.again, sizes[0]));
 	EXPECT(access_at(segment.again) == CU_MEM_ACCESS_FLAGS_PROT_READ);
 	EXPECT(cuMemcpyHtoD_v2(segment.again, &byte, 1) != CUDA_SUCCESS);
-	/* What is written at the one address is there at the other. */
 	EXPECT(cuMemsetD8_v2(segment.part[0], 5, 4096) == CUDA_SUCCESS);
 	EXPECT(cuCtxSynchronize() == CUDA_SUCCESS);
 	EXPECT(!has_marks(0, segment.again, sizes[0]));
@@ -194,7 +192,7 @@ static void end_segment(void)
 {
 	unmap_alone(segment.again, sizes[0]);
 	EXPECT(cuMemRelease(segment.retained) == CUDA_SUCCESS);
-	/* All at once, with the gap; and one of them lives on, by its handle. */
+	/* Unmap all at once, with the gap; one part lives on by its handle. */
 	EXPECT(cuMemUnmap(segment.space, SPACE) == CUDA_SUCCESS);
 	EXPECT(cuMemMap(segment.space, sizes[8], 0, segment.handle[8], 0) == CUDA_SUCCESS);
 	EXPECT(cuMemUnmap(segment.space, sizes[8]) == CUDA_SUCCESS);
@@ -215,7 +213,7 @@ static void end_what_stays(void)
 	EXPECT(cuMemRelease(segment.plain) == CUDA_SUCCESS);
 }
 
-/* --- the cases: in the process, and beside it ------------------------------------------------- */
+/* --- the cases -------------------------------------------------------------------------------- */
 
 static void keep_segment(void)
 {
@@ -262,7 +260,7 @@ static void move_segment(void)
 	set(&control->over, 4);
 }
 
-/* Threads that make, map, use and end memory while the slice is moved again and again. */
+/* Threads create, map, use and free memory while the slice is moved again and again. */
 static void *use(void *argument)
 {
 	unsigned int seed = (unsigned int)(uintptr_t)argument;
@@ -318,7 +316,7 @@ static void move_unless_reached(void)
 	open_until_the_end();
 }
 
-/* A forked child has none of it, and takes none of it away. */
+/* A forked child has none of it, and releases none of it. */
 static void fork_and_check(void)
 {
 	int status = 1;
@@ -349,7 +347,7 @@ static void move_twice(void)
 	}
 }
 
-/* All but so much goes, the largest first. */
+/* All but `stay` bytes move, the largest first. */
 static void part_goes(uint64_t stay, long long full, uint64_t goes)
 {
 	set_stay(stay);
@@ -372,7 +370,7 @@ static void move_a_part(void)
 	open_until_the_end();
 }
 
-/* What somebody else may hold never moves: most of what this process has. */
+/* Memory that another process may hold never moves: here, most of it. */
 static void lend(void)
 {
 	CUmulticastObjectProp wanted = {.numDevices = 1, .size = 64 * MIB};
@@ -395,7 +393,7 @@ static void lend(void)
 	EXPECT(cuMemExportToShareableHandle(
 	           &descriptor, sent, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
 	(void)map_alone(make(8 * MIB, 0), 8 * MIB, &both_ways);
-	/* (Whether the driver does that or not.) */
+	/* (It may fail on some drivers.) */
 	(void)cuMemSetAccess(map_alone(make(32 * MIB, 0), 32 * MIB, &both_ways), 32 * MIB, &of_host,
 	                     1);
 	stop_at(1);
@@ -406,7 +404,7 @@ static void lend(void)
 	EXPECT(cuMemRelease(mapped) == CUDA_SUCCESS && cuMemRelease(sent) == CUDA_SUCCESS);
 }
 
-/* The driver fails in the middle of an object: that is as it was. */
+/* The driver fails in the middle of an object, which must then be unchanged. */
 static void map_thrice(void)
 {
 	CUmemGenericAllocationHandle handle;

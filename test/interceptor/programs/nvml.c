@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NVML shows the slice, by the same figures as CUDA, and its processes only. Linked with libcuda
- *and libnvidia-ml.
+ * NVML shows the slice with the same figures as CUDA, and only its processes. Linked with libcuda
+ * and libnvidia-ml.
  *
- *	nvml show		one line of figures and who is listed: what a program sees that
- *asks NVML alone nvml agree STRANGER	in a slice of 4 GiB: everything else, with a second process
- *in the slice, and with process STRANGER outside it, which holds memory too nvml member OUT IN	is
- *the second process: tells OUT that it holds 512 MiB, waits for IN
+ *   nvml show             one line of figures and processes, from NVML alone
+ *   nvml agree STRANGER   in a slice of 4 GiB: everything else, with a second process in the
+ *                         slice, and with process STRANGER outside it, which holds memory too
+ *   nvml member OUT IN    the second process: reports its 512 MiB to OUT, waits for IN
  *
  * Prints what is wrong, and exits 0 if nothing is.
  */
@@ -59,8 +59,8 @@ static unsigned long long left(void)
 	return available;
 }
 
-/* CUDA and NVML say the same at one moment. The enforcer may charge what driver truth says between
- * two calls: then it was not one moment, and is tried again. */
+/* CUDA and NVML show the same. If the enforcer applied driver truth between the two calls, they are
+ * repeated. */
 static void agree(const char *step)
 {
 	nvmlMemory_v2_t second = {.version = NVML_MEMORY_V2};
@@ -139,7 +139,7 @@ static unsigned int read_list(const struct list *list, struct entry *entries)
 	return count;
 }
 
-/* The list holds these, each with at least these bytes, and nobody else. A pid of 0 is nobody. */
+/* The list has exactly these processes, each with at least these bytes. A pid of 0 is no entry. */
 static void holds(const char *what, const struct entry *entries, unsigned int count,
                   const struct entry wanted[2])
 {
@@ -178,7 +178,7 @@ static void protocol(const struct list *list, unsigned int members)
 	expect(list->name, (unsigned int)list->function(device, &count, space), NVML_SUCCESS);
 	expect(list->name, count, number);
 	expect(list->name, space[number * stride_of(list)], 0x77);
-	if (list->compute) { /* the simulation looks at no array of a list that is empty */
+	if (list->compute) { /* the simulation ignores the arrays of an empty list */
 		count = MANY;
 		expect(list->name, (unsigned int)list->function(device, &count, NULL),
 		       NVML_ERROR_INVALID_ARGUMENT);
@@ -224,7 +224,7 @@ static void details(const struct entry wanted[2], unsigned int members)
 	       NVML_ERROR_INVALID_ARGUMENT);
 }
 
-/* Who was busy; on the card perhaps nobody, but nobody else. */
+/* Only these processes may be busy; on a card perhaps none is. */
 static void busy(const struct entry wanted[2])
 {
 	nvmlProcessUtilizationSample_t samples[MANY];
@@ -272,9 +272,7 @@ static void all_lists(const struct entry wanted[2], unsigned int members)
 	details(wanted, members);
 }
 
-/* --- the rest --------------------------------------------------------------------------------- */
-
-/* A name of NVML leads to the interceptor, whether linked or looked up, and others to NVML. */
+/* Linked and looked-up names of NVML lead to the interceptor, others to NVML. */
 static void routes(void)
 {
 	void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -404,7 +402,7 @@ int main(int argc, char **argv)
 	all_lists(wanted, 2);
 	busy(wanted);
 
-	/* At once: its lane need not be settled yet. */
+	/* At once, before its lane is settled. */
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 	wanted[1].pid = 0;

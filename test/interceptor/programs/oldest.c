@@ -2,8 +2,8 @@
 /*
  * The oldest supported driver has no cuGetProcAddress, and a slice on it has none either. Memory
  * from the functions that dlsym finds is charged, refused beyond the quota, and released.
- * accounting.c has all kinds of memory. Run it alone in a slice of 4 GiB.
- * Prints a line per failed step, and exits 0 if there is none.
+ * accounting.c has all kinds of memory. Run it alone in a slice of 4 GiB. Prints a line per failed
+ * step, and exits 0 if there is none.
  */
 #include "cuda_abi.h"
 
@@ -39,7 +39,7 @@
 #define DECLARE(name, arguments) static CUresult(*name) arguments;
 FUNCTIONS(DECLARE)
 
-/* Of younger drivers; the interceptor has a hook for most of them. */
+/* Of newer drivers; the interceptor has a hook for most of them. */
 static const char *const later[] = {"cuGetProcAddress",
                                     "cuGetProcAddress_v2",
                                     "cuCtxCreate_v3",
@@ -119,7 +119,7 @@ static void graphs(void)
 	charged("after a graph", 0);
 }
 
-/* What a process of the slice opens has been paid for: only its context counts. */
+/* A child opens memory that its exporter was charged for: only the child's context is charged. */
 static void open_in_child(int from, int to)
 {
 	CUipcMemHandle memory;
@@ -166,7 +166,7 @@ int main(void)
 	find_functions();
 	if (pipe(to_child) || pipe(to_parent))
 		return 1;
-	/* It must not inherit a driver that has been initialised. */
+	/* The child must not inherit an initialized driver. */
 	child = fork();
 	if (child == 0)
 		open_in_child(to_child[0], to_parent[1]);

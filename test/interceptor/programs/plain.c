@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain: what many programs do at their start, with a driver that is there or not: threads, dlopen,
- * look-ups, cuInit. */
+/* plain: typical startup of a program, with or without a driver: threads, dlopen, look-ups, cuInit.
+ */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

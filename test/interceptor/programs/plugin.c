@@ -2,10 +2,10 @@
 /*
  * The plugins of loaders.c, one per macro:
  *
- *   LINKED  is linked with libcuda
- *   OPENS   opens libcuda by itself, and asks it for everything as the static CUDA runtime does
- *   NESTS   opens the linked plugin, which lies beside it
- *   NEXT    has dlsym itself from dlsym(RTLD_NEXT), so from its own C library
+ *   LINKED  linked with libcuda
+ *   OPENS   opens libcuda, and looks up each function like the static CUDA runtime
+ *   NESTS   opens the linked plugin, from its own directory
+ *   NEXT    has dlsym from dlsym(RTLD_NEXT), so from its own C library
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -51,7 +51,7 @@ static void *get(const char *name)
 }
 #endif
 
-/* What has nothing to do with the driver is as it ever was, in this plugin's namespace. */
+/* Functions unrelated to the driver are unchanged in this plugin's namespace. */
 static void look_around(struct taken *taken)
 {
 	static const char missing[] = "no_function_has_this_name";
@@ -98,7 +98,6 @@ void take(const char *directory, unsigned long long most, struct taken *taken)
 
 int count(void);
 
-/* Each copy of a plugin has variables of its own. */
 int count(void)
 {
 	static int calls;

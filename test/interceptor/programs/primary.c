@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * primary THREADS ROUNDS: threads retain, release and reset the primary context against each other,
- * and make and destroy contexts of their own. After each kind of race nothing is charged beside
- * the one context of the main thread, and all that is left can be allocated. Exits 0 if so.
+ * primary THREADS ROUNDS: threads retain, release and reset the primary context concurrently, and
+ * create and destroy contexts of their own. After each kind of race only the main thread's context
+ * is charged, and all that is left can be allocated. Exits 0 if so.
  */
 #include "driver.h"
 
@@ -19,7 +19,7 @@
 
 static pthread_barrier_t barrier;
 static int rounds, wrong;
-static long long slack; /* what a real driver may hold of its own, more or less than at first */
+static long long slack; /* the driver's own memory may vary by this much */
 
 static void expect(const char *what, CUresult result)
 {
@@ -37,7 +37,6 @@ static size_t left(void)
 	return available;
 }
 
-/* Memory in a context that nobody can take away meanwhile. */
 static void use(CUcontext context)
 {
 	CUdeviceptr pointer;
@@ -63,7 +62,8 @@ static void *retain_against_retain(void *argument)
 	return argument;
 }
 
-/* Nobody waits, so a release that makes it inactive meets a retain that makes it active. */
+/* Without synchronization, so a release that deactivates the context meets a retain that activates
+ * it. */
 static void *release_against_retain(void *argument)
 {
 	CUcontext context;
@@ -76,7 +76,7 @@ static void *release_against_retain(void *argument)
 	return argument;
 }
 
-/* A reset ends what others have retained, and a retain begins it anew. Nothing is done in it, for
+/* A reset destroys what others have retained, and a retain creates it again. It is not used, since
  * it may be gone at any moment. */
 static void *reset_against_retain(void *argument)
 {
@@ -92,7 +92,7 @@ static void *reset_against_retain(void *argument)
 	return NULL;
 }
 
-/* A handle that one thread's destroy has freed may be the next one that another's create gets. */
+/* A handle that one thread destroyed may be reused by another thread's create. */
 static void *create_against_destroy(void *argument)
 {
 	CUcontext context;
@@ -102,7 +102,7 @@ static void *create_against_destroy(void *argument)
 		CUresult result = cuCtxCreate_v2(&context, 0, 0);
 
 		if (result == CUDA_ERROR_OUT_OF_MEMORY)
-			continue; /* the others' leave no room */
+			continue; /* the others' contexts leave no room */
 		expect("create", result);
 		expect("cuMemAlloc", cuMemAlloc_v2(&pointer, 4 * MIB));
 		expect("destroy", cuCtxDestroy_v2(context));
@@ -118,7 +118,7 @@ static const struct {
              {"reset against retain", reset_against_retain},
              {"create against destroy", create_against_destroy}};
 
-/* Driver truth finds now and then what was between two of its looks, for a second. */
+/* Driver truth may charge a transient between two samples, for a second. */
 static bool is_back(size_t before)
 {
 	for (int tries = 0; tries < 500; tries++) {
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
 		return 1;
 	if (!strstr(name, "(simulated)"))
 		slack = 16 * (long long)MIB;
-	sleep(2); /* what this context takes is known to driver truth, too */
+	sleep(2); /* for a sample of this context */
 	before = left();
 	for (size_t race = 0; race < sizeof(races) / sizeof(*races); race++) {
 		CUdeviceptr pointer = 0;
@@ -154,7 +154,8 @@ int main(int argc, char **argv)
 			               (void *)(uintptr_t)(i + 1));
 		for (int i = 0; i < count; i++)
 			pthread_join(threads[i], NULL);
-		/* Those of the resets are still to come; the driver says when there is none. */
+		/* Releases the retains that the resets left, until the driver says that none is
+		 * left. */
 		while (cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS)
 			;
 		expect("cuCtxSetCurrent", cuCtxSetCurrent(own));

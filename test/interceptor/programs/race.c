@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * race SECONDS PROCESSES KILLS LIMIT [SEED]: many processes of one slice race for its last bytes,
- * on every device, through the driver's API, while some of them are killed at random. Run in a
- * slice of LIMIT bytes per device. Sizes are whole blocks of 2 MiB, so that what is asked is what
- * is charged; test/ledger races for single bytes.
+ * race SECONDS PROCESSES KILLS LIMIT [SEED]: processes of one slice compete for its last bytes, on
+ * every device, through the driver's API, while some of them are killed at random. Run in a slice
+ * of LIMIT bytes per device. Sizes are multiples of 2 MiB, so that requests and charges are equal;
+ * test/ledger has single bytes.
  *
  * Each process keeps books in memory that all share, around every call:
  *
- *   certain  bytes that it holds for sure: added after an allocation succeeded, taken off before
- * the free possible bytes that it may hold: added before the call, taken off after it failed or the
- * free succeeded
+ *   certain   bytes that it surely holds: added after a successful allocation, subtracted
+ *             before the free
+ *   possible  bytes that it may hold: added before the call, subtracted after it failed or
+ *             after the free succeeded
  *
- * Never over: the sum of all `certain` never passes the limit. Never refused wrongly: a request is
- * refused only if the sum of all `possible`, at its highest during the call, did pass it. At pauses
+ * Never over: the sum of all `certain` never exceeds the limit. Never refused wrongly: a request is
+ * refused only if the sum of all `possible` exceeded it at some time during the call. At pauses
  * nothing is in flight: then the slice's own figure equals the sum of the living, to the byte.
  */
 #define _GNU_SOURCE
@@ -34,19 +35,19 @@
 #define MOST 256
 #define DEVICES 2
 #define HELD 64
-#define LOOKS 6000 /* of 5 ms: the enforcer may be held up, as by a disk that many write to */
+#define LOOKS 6000 /* of 5 ms: the enforcer may be delayed, for example by a busy disk */
 
 struct books {
 	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
-	_Atomic uint32_t ready; /* contexts are made */
-	_Atomic uint32_t idle;  /* saw the pause, nothing is in flight */
+	_Atomic uint32_t ready;
+	_Atomic uint32_t idle; /* paused, nothing is in flight */
 };
 
 static struct shared {
-	_Atomic uint32_t pause; /* 1: nothing may be in flight; 2: give all back, too */
+	_Atomic uint32_t pause; /* 1: nothing may be in flight; 2: free everything, too */
 	_Atomic uint32_t stop, wrong;
 	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
-	_Atomic uint64_t added[DEVICES]; /* all that was ever added to `possible` */
+	_Atomic uint64_t added[DEVICES]; /* sum of all additions to `possible` */
 	_Atomic uint64_t calls, refusals;
 	uint64_t limit, per_context, base[DEVICES];
 	struct books books[MOST];
@@ -63,17 +64,16 @@ static void complain(const char *what, int device, uint64_t a, uint64_t b)
 }
 
 /*
- * The four steps of a process's books. It may die between any two instructions: the order of the
+ * A process may die between any two instructions of the four steps of its books. The order of the
  * two additions keeps the total of `certain` at or below the truth, and that of `possible` at or
- * above it, after a dead one's own books are taken off them.
+ * above it, once its own books are subtracted.
  */
 static uint64_t may_hold(struct books *mine, int device, uint64_t bytes)
 {
 	uint64_t total = atomic_fetch_add(&shared->possible[device], bytes) + bytes;
 
 	mine->possible[device] += bytes;
-	/* After the first: who reads this, and then finds the first without these bytes, finds them
-	 * here later. */
+	/* After the first: a reader that misses these bytes in the total finds them here later. */
 	shared->added[device] += bytes;
 	return total;
 }
@@ -130,7 +130,6 @@ static void release(struct books *mine, int device, CUdeviceptr pointer, size_t 
 	holds_no_more(mine, device, bytes);
 }
 
-/* A context may be refused while the others hold all: wait for a gap. */
 static int make_context(struct books *mine, int device, CUcontext *context)
 {
 	for (;;) {
@@ -146,7 +145,6 @@ static int make_context(struct books *mine, int device, CUcontext *context)
 	}
 }
 
-/* As many devices as there are, up to DEVICES. */
 static int initialise(void)
 {
 	if (cuInit(0) || cuDeviceGetCount(&devices))
@@ -173,7 +171,7 @@ static int child(int index, unsigned int seed)
 	mine->ready = 1;
 	while (!shared->stop) {
 		int d = rand_r(&seed) % devices, i = rand_r(&seed) % HELD;
-		/* Many small ones, so that the last bytes are raced for; some that are large. */
+		/* Mostly small ones, to compete for the last bytes, and some large ones. */
 		size_t bytes = ((size_t)rand_r(&seed) % (rand_r(&seed) % 4 ? 2 : 12) + 1) << 21;
 
 		uint32_t pause = shared->pause;
@@ -214,7 +212,7 @@ static pid_t start(char **argv, int index, unsigned int seed)
 
 		snprintf(number, sizeof(number), "%d", index);
 		snprintf(text, sizeof(text), "%u", seed);
-		/* A fresh image: CUDA does not survive a fork. */
+		/* CUDA does not survive a fork, so the child calls exec. */
 		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, (char *)NULL);
 		_exit(127);
 	}
@@ -263,7 +261,6 @@ int main(int argc, char **argv)
 	for (int d = 0; d < devices; d++) {
 		if (cuDevicePrimaryCtxRetain(&context[d], d))
 			return 1;
-		/* The books of this process: its context. */
 		shared->per_context = shared->base[d] = used_by_slice(context[d]);
 		shared->certain[d] = shared->possible[d] = shared->base[d];
 	}
@@ -277,7 +274,7 @@ int main(int argc, char **argv)
 
 	end = now() + atoi(argv[1]);
 	while (now() < end && !shared->wrong) {
-		/* The new ones' contexts may not fit beside what the others hold. */
+		/* The new processes' contexts may not fit beside what the others hold. */
 		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {
 			while (!shared->books[i].ready && !shared->wrong) {
@@ -295,7 +292,8 @@ int main(int argc, char **argv)
 
 			if (!pids[i])
 				continue;
-			/* Stopped at any instruction; from here its books stand still. */
+			/* The process is stopped at any instruction; from here its books do not
+			 * change. */
 			kill(pids[i], SIGSTOP);
 			waitpid(pids[i], NULL, WUNTRACED);
 			for (int d = 0; d < devices; d++)
@@ -315,13 +313,15 @@ int main(int argc, char **argv)
 
 			for (int i = 0; i < processes; i++) {
 				if (!pids[i])
-					continue; /* what it held is nobody's */
+					continue; /* a dead process's books */
 				expected += shared->books[i].certain[d];
 				possible += shared->books[i].possible[d];
 			}
-			/* Deaths are settled by the enforcer, at once but not within our waitpid().
-			 * An overhead that it saw between two calls goes at its second look, a
-			 * second later. */
+			/*
+			 * The enforcer settles exits at once, but not within our waitpid().
+			 * Overhead that it saw between two calls is gone after its second sample, a
+			 * second later.
+			 */
 			for (int tries = 0; tries < LOOKS; tries++) {
 				seen = used_by_slice(context[d]);
 				if (seen == expected)

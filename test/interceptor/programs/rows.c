@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program per row of docs/evidence/coverage.md, within the quota and beyond it. Run in a slice of
- * 2 GiB or more whose other processes are quiet, on the simulated driver or on a card:
+ * A program per row of docs/evidence/coverage.md, within the quota and beyond it. Run in an
+ * otherwise idle slice of at least 2 GiB, on the simulated driver or on a card:
  *
  *   rows list                  the rows: name, a tab, the hooked functions that it calls
  *   rows NAME within|beyond    one of them
@@ -9,7 +9,8 @@
  *   rows lend|borrow ipc|fd|external|pool SOCKET
  *                              memory of a process outside the slice: see rows_lend.c
  *
- * A line for each: PASS or FAIL, name, way, and what was seen. The exit status is how many failed.
+ * Prints a line for each: PASS or FAIL, name, way, and details. The exit status is the number of
+ * failures.
  *
  *   gcc -std=gnu11 -Iinterceptor -o rows test/interceptor/programs/rows*.c -lcuda -ldl -lpthread
  */
@@ -65,7 +66,6 @@ static int one(const struct row *row, const char *way)
 	return verdict(row->name, way);
 }
 
-/* How a child ended. */
 static int run(const struct row *row, const char *way)
 {
 	int status = 0;

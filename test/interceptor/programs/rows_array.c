@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays. What they take was measured on an H100 (test/conformance/expected/h100.txt). */
+/* Arrays. Their sizes were measured on an H100 (test/conformance/expected/h100.txt). */
 #include "rows.h"
 
 static CUDA_ARRAY3D_DESCRIPTOR shape(size_t width, size_t height, size_t depth,
@@ -88,7 +88,6 @@ static void mipmapped_within(void)
 	saw("five levels of 4096 x 4096 charge 358612992 bytes, two of 1000 x 100 x 30 60817408");
 }
 
-/* The second level adds a quarter. */
 static CUresult make_mipmapped(size_t bytes, uint64_t *made)
 {
 	CUDA_ARRAY3D_DESCRIPTOR plane = shape(16384, bytes / (256 * KIB), 0, 4, 0);
@@ -104,7 +103,7 @@ static CUresult drop_mipmapped(uint64_t made)
 	return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)made);
 }
 
-/* 1 MiB each, so two in a block of 2 MiB; every fourth that is left keeps a block. */
+/* 1 MiB each, so two in a block of 2 MiB; keeping every fourth keeps every second block. */
 static CUresult make_small(CUarray *array)
 {
 	CUDA_ARRAY_DESCRIPTOR plane = {
@@ -134,7 +133,7 @@ static void small_within(void)
 	saw("64 arrays of 1 MiB are charged 64 MiB, 16 that are left in as many blocks 32");
 }
 
-/* Of each four arrays one is left, until one is refused: then as many are left as blocks fit. */
+/* Of each four arrays one is kept, until one is refused: as many are kept as blocks fit. */
 static void small_beyond(void)
 {
 	enum { APART = 4, MOST = 1024 };

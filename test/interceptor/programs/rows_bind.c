@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What else holds physical memory: tiles of sparse arrays, and multicast objects. */
+/* Other holders of physical memory: tiles of sparse arrays, and multicast objects. */
 #include "rows.h"
 
 static CUmemGenericAllocationHandle tile_pool(size_t bytes, CUresult wanted)
@@ -102,7 +102,6 @@ static CUmemGenericAllocationHandle multicast(size_t bytes)
 	return handle;
 }
 
-/* The newer entry points name the device. */
 static CUresult bind_memory(CUmemGenericAllocationHandle object, size_t at,
                             CUmemGenericAllocationHandle handle, size_t bytes)
 {

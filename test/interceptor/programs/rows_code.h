@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of modules and those of stacks share. */
+/* Shared by the rows of modules and of stacks. */
 #ifndef ROWS_CODE_H
 #define ROWS_CODE_H
 
@@ -7,7 +7,7 @@
 
 #include "code.h"
 
-/* Of the code itself, and of what blocks of 2 MiB have left over. */
+/* For the code itself, and for the remainders of blocks of 2 MiB. */
 #define SLACK (16 * (long long)MIB)
 
 static inline void takes(const char *step, long long bytes)

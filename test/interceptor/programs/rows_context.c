@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts of every kind: what they take, and what goes with them. */
 #include "rows.h"
 
 #include <unistd.h>
 
-/* A context takes hundreds of megabytes; what it takes exactly is the driver's business. */
 #define CONTEXT_LEAST (16 * MIB)
 
 static size_t cost_since(size_t before, const char *what)
@@ -30,7 +28,6 @@ static CUresult make_context(int version, CUcontext *context)
 	}
 }
 
-/* It must be current. */
 static void detach_from(__typeof__(&cuCtxDetach) detach, CUcontext context)
 {
 	OK(cuCtxSetCurrent(context));
@@ -55,7 +52,7 @@ static void contexts_within(void)
 			continue;
 		}
 		expect("cuCtxCreate", result, CUDA_SUCCESS);
-		/* Today's calls need not work in a context of the oldest ones. */
+		/* Newer calls may fail in a context of the oldest kind. */
 		OK(cuCtxSetCurrent(own_context));
 		cost = cost_since(before, "a second context");
 		if (version == 1)
@@ -91,7 +88,7 @@ static void contexts_beyond(void)
 	saw("with 8 MiB free a second context is refused by each version, later granted");
 }
 
-/* A context that was made for the graphics of a window; there is none where this runs. */
+/* A context for the graphics of a window; tests have no window. */
 static void graphics_within(void)
 {
 	__typeof__(&cuGLCtxCreate) v1 = OPTIONAL(cuGLCtxCreate);
@@ -120,7 +117,7 @@ static void graphics_beyond(void)
 	saw(make ? "with 8 MiB free it is refused" : "this driver has none");
 }
 
-/* Something of each kind that goes with its context: charges 64 + 2 + 64 + 64 MiB. */
+/* Memory of each kind that is freed with its context: charges 64 + 2 + 64 + 64 MiB. */
 #define LIVE (194 * (long long)MIB)
 
 static void allocate_live(void)
@@ -220,7 +217,7 @@ static void primary_beyond(void)
 #define GREEN_DEFAULT_STREAM 1
 #define STREAM_NON_BLOCKING 1
 
-/* A green context takes 4 to 6 MiB of its own, which driver truth finds. */
+/* A green context takes 4 to 6 MiB of its own, which only driver truth sees. */
 #define GREEN_SLACK (16 * (long long)MIB)
 
 static CUresult make_green(CUgreenCtx *green)
@@ -324,7 +321,7 @@ static void limit_beyond(void)
 	saw("64 MiB more than are free are refused, and the heap stays; 64 MiB are granted");
 }
 
-/* Streams take what the driver likes, and stay with their context. */
+/* Streams take memory that depends on the driver, and stays with their context. */
 #define STREAMS 2000
 #define STREAMS_SLACK (16 * (long long)MIB)
 
@@ -336,7 +333,6 @@ static CUresult make_stream(unsigned i)
 	             : cuStreamCreate(&streams[i], 1);
 }
 
-/* Each is charged before it is made. */
 static void streams_within(void)
 {
 	CUdeviceptr pointer = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs: what they allocate is charged when they are uploaded or launched, and stays with the
- * device's memory of graphs, in steps of 32 MiB, until that is trimmed. */
+/* Graphs: their allocations are charged when they are uploaded or launched, and stay with the
+ * device's graph memory, in steps of 32 MiB, until it is trimmed. */
 #include "rows.h"
 
 static CUstream stream;
@@ -11,7 +11,6 @@ static void begin_graphs(void)
 	OK(cuStreamCreate(&stream, 1));
 }
 
-/* Allocate and, with `freed`, free `bytes`. */
 static CUresult add(CUgraph graph, size_t bytes, bool freed, CUdeviceptr *pointer)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
@@ -45,7 +44,8 @@ static void run(CUgraphExec graph)
 	OK(cuStreamSynchronize(stream));
 }
 
-/* Many small pieces that live at the same time share steps. Apart they would not fit. */
+/* Many small pieces that live at the same time share steps. In steps of their own they would not
+ * fit. */
 static void many_pieces(void)
 {
 	CUgraphExec executable = NULL;
@@ -177,7 +177,7 @@ static void shared_within(void)
 	saw("graphs of 96 and 64 MiB charge 96");
 }
 
-/* Not both fit, but one after the other they do. */
+/* Both do not fit at once, but one after the other they do. */
 static void shared_beyond(void)
 {
 	CUdeviceptr pointer;
@@ -222,7 +222,7 @@ static void trim_within(void)
 	saw("a byte charges 32 MiB, and 0 when it is trimmed");
 }
 
-/* Who needs the bytes gets them. */
+/* Cached graph memory is released for another request. */
 static void trim_beyond(void)
 {
 	CUdeviceptr pointer = 0, more;
@@ -243,8 +243,8 @@ static void trim_beyond(void)
 	saw("%zu MiB that graphs kept are given to who needs them", bytes / MIB);
 }
 
-/* cuMemAllocAsync and cuMemFreeAsync in a stream that is captured, and the entry points of
- * per-thread default streams. */
+/* cuMemAllocAsync and cuMemFreeAsync in a captured stream, and the functions of per-thread default
+ * streams. */
 static CUgraph captured_in(int mode, size_t bytes)
 {
 	CUdeviceptr pointer = 0;
@@ -262,7 +262,7 @@ static CUgraph captured(size_t bytes)
 	return captured_in(CU_STREAM_CAPTURE_MODE_RELAXED, bytes);
 }
 
-/* In the modes in which most programs record, what harms others is forbidden meanwhile. */
+/* The capture modes that most programs use forbid calls that interfere. */
 static void captured_strictly(void)
 {
 	for (int mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -271,7 +271,7 @@ static void captured_strictly(void)
 	charged("recorded in every mode", 0);
 }
 
-/* Into a graph that there is: since CUDA 12.3. */
+/* Into an existing graph: since CUDA 12.3. */
 static void captured_into(CUgraph graph)
 {
 	CUresult result = cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0,
@@ -286,7 +286,7 @@ static void captured_into(CUgraph graph)
 		failed("it was recorded into another graph");
 }
 
-/* Recordings of newer drivers, which do not begin. */
+/* Capture functions of newer drivers, which fail to start. */
 static void captured_otherwise(void)
 {
 	__typeof__(&cuStreamBeginRecaptureToGraph) again = OPTIONAL(cuStreamBeginRecaptureToGraph);
@@ -357,7 +357,6 @@ static void captured_beyond(void)
 	saw("%zu MiB recorded are refused at upload and at launch, 64 granted", room / MIB + 64);
 }
 
-/* Fills memory that is there already. */
 static void plain(CUdeviceptr pointer, size_t bytes, long long expected)
 {
 	CUDA_MEMSET_NODE_PARAMS parameters = {

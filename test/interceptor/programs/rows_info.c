@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What programs are shown, by CUDA and by NVML, and the way to functions by their names. */
+/* Figures that CUDA and NVML show to programs, and look-ups of functions by name. */
 #include "rows.h"
 
 #include "nvml_abi.h"
@@ -22,7 +22,6 @@ static void *nvml_symbol(const char *name)
 	return function;
 }
 
-/* CUDA's device 0, as NVML knows it. */
 static bool nvml_begin(void)
 {
 	nvmlReturn_t (*init)(void) = nvml_symbol("nvmlInit_v2");
@@ -45,7 +44,7 @@ static bool nvml_begin(void)
 	return true;
 }
 
-/* CUDA and NVML agree on the quota, and on what is left of it. */
+/* CUDA and NVML agree on the quota, and on its free bytes. */
 static void agree(size_t expected)
 {
 	nvmlReturn_t (*info)(nvmlDevice_t, nvmlMemory_t *) = nvml_symbol("nvmlDeviceGetMemoryInfo");
@@ -62,7 +61,7 @@ static void agree(size_t expected)
 	if (memory.total != total || memory.used + memory.free != total)
 		failed("NVML shows %llu bytes of which %llu are used and %llu free, CUDA %zu",
 		       memory.total, memory.used, memory.free, total);
-	/* Driver truth may come round between the two looks. */
+	/* A sample of driver truth may come between the two calls. */
 	if (memory.free > available + 16 * MIB || available > memory.free + 16 * MIB)
 		failed("NVML shows %llu bytes free, CUDA %zu", memory.free, available);
 }
@@ -156,7 +155,6 @@ static CUresult drop(uint64_t made)
 	return cuMemFree_v2(made);
 }
 
-/* The one process of the slice, and what it holds. */
 static void processes(size_t least)
 {
 	nvmlReturn_t (*list)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *) =

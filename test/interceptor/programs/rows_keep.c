@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Memory that its maker releases while a peer of the slice has it, or the maker itself in another
- * way. It stays charged for as long as the driver holds it.
- */
+/* Memory that its maker releases while a peer of the slice, or the maker itself, still holds it in
+ * another way. It stays charged for as long as the driver holds it. */
 #include "rows.h"
 
 #include <signal.h>
@@ -14,7 +12,6 @@
 
 #define AS_FILE CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-/* Memory that a process imported, or exported. */
 struct kept {
 	CUmemGenericAllocationHandle handle;
 	CUexternalMemory external;
@@ -70,7 +67,7 @@ static void drop_external(struct kept *kept)
 	OK(cuDestroyExternalMemory(kept->external));
 }
 
-/* The buffer keeps it without the external memory. */
+/* The buffer holds it without the external memory. */
 static void keep_buffer(struct kept *kept, const struct message *message)
 {
 	CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = kept->bytes};
@@ -80,7 +77,6 @@ static void keep_buffer(struct kept *kept, const struct message *message)
 	OK(cuDestroyExternalMemory(kept->external));
 }
 
-/* So does an array. */
 static void keep_array(struct kept *kept, const struct message *message)
 {
 	struct {
@@ -143,7 +139,7 @@ static void drop_pool(struct kept *kept)
 	OK(cuMemPoolDestroy(kept->pool));
 }
 
-/* --- what is made, exported, and let go of ---------------------------------------------------- */
+/* --- how it is created, exported and released ------------------------------------------------- */
 
 static void make_physical(struct kept *made, struct message *message)
 {
@@ -179,8 +175,8 @@ static const struct way {
 	void (*let_go)(struct kept *made);
 	void (*keep)(struct kept *kept, const struct message *message);
 	void (*drop)(struct kept *kept);
-	/* The driver lists it for the one that has it once its maker has let go: until that one
-	 * lets go, too, it is charged twice. */
+	/* The driver lists it for the importer once its maker has released it: until the importer
+	 * releases it, too, it is charged twice. */
 	bool listed;
 } ways[] = {{"handle", make_physical, drop_handle, keep_handle, drop_handle, false},
             {"mapping", make_physical, drop_handle, keep_mapping, drop_mapping, false},
@@ -201,7 +197,7 @@ static const struct way *way_of(const char *name)
 	return way;
 }
 
-/* Keep the memory of each message until the next message. */
+/* Hold the memory of each message until the next message. */
 void peer_keeper(int socket)
 {
 	struct message message = {0};
@@ -223,7 +219,7 @@ void peer_keeper(int socket)
 	(void)verdict("keeper", message.way);
 }
 
-/* Make memory at each message, until this process is killed. */
+/* Create memory at each message, until this process is killed. */
 void peer_maker(int socket)
 {
 	struct message message = {0};
@@ -268,7 +264,7 @@ static void tell(struct message *message, int descriptor, int *received)
 		failed("the peer ended");
 }
 
-/* Memory that this process makes, the peer keeps, and this process lets go of. */
+/* This process creates memory, the peer holds it, and this process releases it. */
 static void hand_over(const struct way *way, size_t bytes)
 {
 	struct kept made = {.bytes = bytes, .descriptor = -1};
@@ -327,7 +323,6 @@ static void kept_beyond(void)
 	saw("beside %zu MiB that a peer keeps, as much again is refused", bytes / MIB);
 }
 
-/* Fork an idle child. */
 static pid_t idle_child(void)
 {
 	pid_t child = fork();
@@ -340,7 +335,7 @@ static pid_t idle_child(void)
 	return child;
 }
 
-/* One's own exports, imported in each way that a process may import its own. */
+/* A process's own exports, imported in each way. */
 static void own_within(void)
 {
 	static const char *const names[] = {"handle", "mapping", "external",
@@ -358,7 +353,7 @@ static void own_within(void)
 		charged(way->name, 64 * MIB);
 		way->let_go(&made);
 		charged("let go of, and kept", 64 * MIB);
-		/* Only what the program itself has open stays open in a child. */
+		/* A forked child inherits only descriptors that the program itself has open. */
 		child = way->keep == keep_file ? -1 : idle_child();
 		way->drop(&kept);
 		charged("let go of", 0);
@@ -389,7 +384,7 @@ static void own_beyond(void)
 	    made.bytes / MIB);
 }
 
-/* Its maker dies: the process that has it is charged, within a second or so. */
+/* The maker is killed: the holder is charged, within about a second. */
 static void orphan(const struct way *way, size_t bytes)
 {
 	struct kept kept = {.bytes = bytes, .descriptor = -1};

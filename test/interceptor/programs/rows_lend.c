@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes that lend memory, and memory from outside the slice. A lender answers a message that
- * has a size by one with the memory, and the next message by giving it back. It is a peer of the
- * same slice (rows_share.c), or the program `rows lend KIND SOCKET` in another slice or in none,
- * from which `rows borrow KIND SOCKET` takes 256 MiB and then 3 GiB, which is more than its quota.
+ * Processes that lend memory, and memory from outside the slice. A lender answers a message with a
+ * size by one with the memory, and frees it at the next message. It is a peer of the same slice
+ * (rows_share.c), or the program `rows lend KIND SOCKET` in another slice or in none; from that
+ * `rows borrow KIND SOCKET` borrows 256 MiB and then 3 GiB, which is more than its quota.
  */
 #include "rows.h"
 
@@ -63,7 +63,6 @@ bool message_receive(int socket, struct message *message, int *descriptor)
 	return true;
 }
 
-/* What a lender made. */
 struct lent {
 	CUdeviceptr pointer;
 	CUmemGenericAllocationHandle handle;
@@ -211,7 +210,7 @@ pid_t peer_start(const char *name, int *socket, size_t *context)
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
-		/* Whatever becomes of the row. */
+		/* Even if the row crashes. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(pair[0]);
 		snprintf(number, sizeof(number), "%d", pair[1]);

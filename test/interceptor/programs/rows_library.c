@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver takes for libraries, at once or when they are first used. What does not fit is
- * undone. */
+/* Memory for libraries, at their load or their first use. A load that does not fit is undone. */
 #include "rows_code.h"
 
 #include <string.h>
@@ -8,7 +7,6 @@
 
 #define ARRAY (256 * MIB)
 
-/* A handle alone takes nothing. */
 static CUkernel kernel_of(CUlibrary library, const char *name)
 {
 	size_t before = left();
@@ -20,7 +18,7 @@ static CUkernel kernel_of(CUlibrary library, const char *name)
 	return kernel;
 }
 
-/* What makes a library that was loaded lazily take its arrays. */
+/* Makes a lazily loaded library allocate its arrays. */
 static CUresult use_function(CUlibrary library)
 {
 	CUfunction function = NULL;
@@ -83,7 +81,7 @@ static void lazy_within(void)
 	    ARRAY / MIB);
 }
 
-/* The library is loaded, and none of its kernels has run: `usebig` would have set a byte. */
+/* No kernel of the library has run: `usebig` would have set a byte. */
 static void never_ran(CUlibrary library)
 {
 	CUdeviceptr array = 0;
@@ -97,8 +95,9 @@ static void never_ran(CUlibrary library)
 }
 
 /*
- * What comes with a first use cannot be undone: the use fails, and what it took is charged, beyond
- * the quota, until the library is unloaded. Meanwhile no other library gets as far as the driver.
+ * The memory of a first use cannot be freed: the use fails, and it stays charged, beyond the quota,
+ * until the library is unloaded. Until then other libraries are refused before the driver is
+ * called.
  */
 static void lazy_over(CUresult (*use)(CUlibrary library), const char *name, const char *text)
 {
@@ -148,7 +147,6 @@ static CUresult use_managed(CUlibrary library)
 	return OPTIONAL(cuLibraryGetManaged)(&pointer, &bytes, library, "big");
 }
 
-/* By its own function, or by another use. */
 static CUresult (*const managed_uses[])(CUlibrary library) = {use_managed, use_function,
                                                               use_module};
 #define MANAGED_USES (sizeof(managed_uses) / sizeof(*managed_uses))
@@ -192,7 +190,6 @@ static void managed_beyond(void)
 	    ARRAY / MIB);
 }
 
-/* A context beside the first one, and what it costs. */
 static CUcontext another(long long *cost)
 {
 	size_t before = left();
@@ -209,7 +206,7 @@ static CUresult use_in(CUcontext context, CUresult (*use)(CUlibrary library), CU
 	return use(library);
 }
 
-/* Every context loads a library for itself, when it is first used there. */
+/* Each context loads a library at its first use there. */
 static void contexts_within(void)
 {
 	char *text = module_text(ARRAY, NULL);
@@ -228,7 +225,7 @@ static void contexts_within(void)
 		OK(OPTIONAL(cuLibraryUnload)(library));
 		takes("unloaded", cost);
 	}
-	/* One that was used in each, and then in a younger one. */
+	/* A library that was used in each, and then in a newer one. */
 	library = library_of(text);
 	OK(use_in(own_context, use_launch, library));
 	OK(use_in(second, use_launch, library));
@@ -270,7 +267,6 @@ static void contexts_beyond(void)
 	    ARRAY / MIB);
 }
 
-/* A launch of the library's kernel that uses its array, recorded. */
 static CUgraph capture_use(CUstream stream, CUlibrary library)
 {
 	CUgraph graph = NULL;
@@ -284,8 +280,7 @@ static CUgraph capture_use(CUstream stream, CUlibrary library)
 	return graph;
 }
 
-/* A launch that is only recorded cannot be watched: what the driver loads for it is charged with
- * the next request. */
+/* A captured launch cannot be observed: its memory is charged with the next request. */
 static void captured_within(void)
 {
 	CUgraphExec executable = NULL;
@@ -334,7 +329,7 @@ static void captured_beyond(void)
 	saw("a capture is not refused, but what is asked for next");
 }
 
-/* What a library does not have: these are an H100's answers, for which it loads nothing. */
+/* Symbols that a library lacks: an H100 answers with these codes and loads nothing. */
 static CUresult seek_managed(CUlibrary library)
 {
 	CUdeviceptr pointer = 0;
@@ -379,7 +374,7 @@ static void absent_within(void)
 	saw("a library that was searched in vain is charged at its first use");
 }
 
-/* With nothing left, the driver is not asked whether it is there. */
+/* With nothing left, the driver is not asked for the symbol. */
 static void absent_beyond(void)
 {
 	char *text = module_text(ARRAY, NULL);
@@ -398,7 +393,7 @@ static void absent_beyond(void)
 	saw("with nothing left no library is searched");
 }
 
-/* All code is loaded at once where the environment says so before the driver starts. */
+/* The environment requests eager loading before the driver starts. */
 static void begin_eager(void)
 {
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);

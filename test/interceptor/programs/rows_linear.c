@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linear memory, and the first entry points of all, with 32-bit addresses. */
+/* Linear memory, and the oldest functions, with 32-bit addresses. */
 #include "rows.h"
 
 static CUresult make(size_t bytes, uint64_t *made)
@@ -16,7 +16,7 @@ static CUresult drop(uint64_t made)
 	return cuMemFree_v2(made);
 }
 
-/* Four fit a block of 2 MiB. */
+/* Four fit in a block of 2 MiB. */
 static void small_within(void)
 {
 	CUdeviceptr pointer[64] = {0};
@@ -127,8 +127,8 @@ static CUresult make_managed(size_t bytes, uint64_t *made)
 	return result;
 }
 
-/* Memory by its v1 entry points: linear memory is refused by the driver in a context of today's API
- * (driver observation); handles of arrays are pointers, so it need not refuse those. */
+/* v1 functions: the driver refuses them linear memory in a context of the current API (driver
+ * observation). Handles of arrays are pointers, so it need not refuse those. */
 static CUresult make_plane(size_t bytes, CUarray *array)
 {
 	CUDA_ARRAY_DESCRIPTOR_v1 plane = {.Width = 16384,
@@ -150,7 +150,6 @@ static CUresult make_cube(size_t bytes, CUarray *array)
 	return cuArray3DCreate(array, &cube);
 }
 
-/* Charged if it is granted, and only then. */
 static void granted_or_not(const char *step, CUresult result, const CUarray *array)
 {
 	if (result != CUDA_SUCCESS && simulated())

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver takes for modules: their arrays, and a buffer for what they print. A load is
- * undone if it does not fit. */
+/* Memory for modules: their arrays, and a buffer for printf. A load that does not fit is undone. */
 #include "rows_code.h"
 
 #include <string.h>
@@ -10,7 +9,6 @@
 
 /* --- modules --- */
 
-/* The ways to load a module from its text. */
 static CUresult by_data(CUmodule *module, const char *text)
 {
 	return cuModuleLoadData(module, text);
@@ -40,7 +38,7 @@ static CUresult by_file(CUmodule *module, const char *text)
 	return result;
 }
 
-/* The linker's image is loaded as any other; that it takes nothing itself is looked at apart. */
+/* The linker's image is loaded as any other; another row checks that linking takes nothing. */
 static CUresult by_link(CUmodule *module, const char *text)
 {
 	CUlinkState state = NULL;
@@ -59,7 +57,7 @@ static CUresult by_link(CUmodule *module, const char *text)
 }
 
 struct way {
-	const char *name; /* of what a driver may lack */
+	const char *name; /* of a function that the driver may lack */
 	CUresult (*load)(CUmodule *module, const char *text);
 };
 
@@ -161,7 +159,7 @@ static void link_beyond(void)
 	modules_beyond(link_ways);
 }
 
-/* Variables are charged at the load, wherever their pages are, and once. */
+/* Variables are charged once, at the load, wherever their pages are. */
 static void managed_within(void)
 {
 	static const struct way ways[] = {{"cuModuleLoadData", by_data},
@@ -210,7 +208,7 @@ static void managed_beyond(void)
 	    ARRAY / MIB);
 }
 
-/* Many that are small each, as programs that compile at run time have. */
+/* Many small modules, as programs with run-time compilation have. */
 static void many_within(void)
 {
 	static CUmodule modules[64];
@@ -248,7 +246,7 @@ static void many_beyond(void)
 
 /* --- printf --- */
 
-/* What the driver takes for it is its own affair: what counts is that it is charged. */
+/* The size depends on the driver; it must be charged. */
 static void print_within(void)
 {
 	CUfunction function = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Physical memory, and what holds it: handles and mappings. */
+/* Physical memory, and its holders: handles and mappings. */
 #include "rows.h"
 
 static void physical_within(void)
@@ -41,7 +41,7 @@ static CUresult drop(uint64_t made)
 	return cuMemRelease(made);
 }
 
-/* 64 MiB of the host, while `bytes` are charged. Not every driver makes such memory. */
+/* 64 MiB of the host, while `bytes` are charged. Some drivers lack such memory. */
 static const char *on_host(long long bytes)
 {
 	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -106,7 +106,7 @@ static void order_within(void)
 	saw("64 and 32 MiB stay charged until their last mapping is gone");
 }
 
-/* What is mapped without a handle is in nobody's way: it is refused, and given back, alike. */
+/* Memory that is mapped without a handle is refused and released alike. */
 static void order_beyond(void)
 {
 	CUmemAllocationProp properties = on_device(0);
@@ -189,7 +189,7 @@ static void addresses_within(void)
 	saw("%zu MiB of addresses charge nothing", bytes / MIB);
 }
 
-/* As much of them is mapped as there is memory. */
+/* As much of the addresses is mapped as there is memory. */
 static void addresses_beyond(void)
 {
 	CUmemAllocationProp properties = on_device(0);

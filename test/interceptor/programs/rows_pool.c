@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream-ordered memory: pools, wherever they are, and what makes them shrink. */
+/* Stream-ordered memory: pools of all locations, and the calls that shrink them. */
 #include "rows.h"
 
 static CUmemPoolProps properties(int type, int location)
@@ -7,7 +7,7 @@ static CUmemPoolProps properties(int type, int location)
 	return (CUmemPoolProps){.allocType = type, .location = {.type = location}};
 }
 
-/* Freed in order, and the pool trimmed: by default a pool keeps nothing over a synchronisation. */
+/* Freed in order, and the pool trimmed: by default a pool keeps nothing after a synchronization. */
 static CUresult drop(uint64_t made)
 {
 	CUresult result = cuMemFreeAsync(made, NULL);
@@ -41,7 +41,7 @@ static void default_within(void)
 	saw("40 and 20 MiB charge 64 in steps of 32, and 0 when they are freed and waited for");
 }
 
-/* What lets a pool shrink, beside the context's synchronisation. */
+/* The calls that let a pool shrink, besides the context's synchronization. */
 static void waits_within(void)
 {
 	__typeof__(&cuCtxSynchronize_v2) of_context = OPTIONAL(cuCtxSynchronize_v2);
@@ -73,7 +73,7 @@ static void waits_within(void)
 	    of_context ? ", the context by its handle" : "");
 }
 
-/* Somebody else's wait is not needed: who needs the bytes gets them. */
+/* The program need not synchronize: a pool's free bytes are released for another request. */
 static void waits_beyond(void)
 {
 	unsigned long long keep = UINT64_MAX, none = 0;
@@ -225,7 +225,6 @@ static void host_beyond(void)
 	saw("with the quota full: 256 MiB of the host are granted, 32 of the device refused");
 }
 
-/* The twins for per-thread default streams. */
 static void threads_within(void)
 {
 	CUmemPoolProps shape =
@@ -268,7 +267,7 @@ static CUresult drop_thread(uint64_t made)
 	return result == CUDA_SUCCESS ? cuStreamSynchronize_ptsz(NULL) : result;
 }
 
-/* The device's current pool destroyed: the default pool is current again. */
+/* After the device's current pool is destroyed, the default pool is current. */
 static void begin_without_current(void)
 {
 	CUmemPoolProps shape =
@@ -306,7 +305,7 @@ static void current_within(void)
 	saw("with the current pool destroyed, 40 and 20 MiB charge 64");
 }
 
-/* The pools of managed memory that are there without having been made. */
+/* Existing pools of managed memory. */
 static const char *const found_names[] = {"cuMemGetDefaultMemPool", "cuMemGetMemPool"};
 
 static CUmemoryPool find_managed(unsigned which)
@@ -355,7 +354,7 @@ static void found_beyond(void)
 	}
 }
 
-/* Pools that are destroyed while memory of theirs is in use: it is given back when it is freed. */
+/* Pools are destroyed while their memory is in use: it is released when it is freed. */
 static void destroy_many(unsigned rounds)
 {
 	CUmemPoolProps shape =

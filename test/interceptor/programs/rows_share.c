@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that two processes of a slice share: its maker pays, whoever opens it does not. */
+/* Memory that two processes of a slice share: it is charged to its maker, and not to processes that
+ * open it. */
 #include "rows.h"
 
 #include <signal.h>
@@ -19,7 +20,7 @@ static void begin_with(const char *name)
 	settle();
 }
 
-/* The peer makes so much and lends it; the descriptor is -1 if there is none. */
+/* The peer creates and lends `bytes`; the descriptor is -1 if there is none. */
 static struct message ask(size_t bytes, int *descriptor)
 {
 	struct message message = {.bytes = bytes};
@@ -46,7 +47,7 @@ static void end_peer(void)
 	close(peer);
 }
 
-/* A dma-buf, where the device knows that: the memory is charged as before. */
+/* A dma-buf, where the device supports it: the charge is unchanged. */
 static void lend_to_devices(void)
 {
 	CUdeviceptr pointer = 0;
@@ -74,13 +75,12 @@ static void ipc_within(void)
 	OK(cuIpcOpenMemHandle_v2(&again, message.ipc, 1));
 	OK(cuIpcCloseMemHandle(again));
 	OK(cuIpcCloseMemHandle(pointer));
-	/* The older form opens a handle once only. */
 	OK(cuIpcOpenMemHandle(&again, message.ipc, 1));
 	OK(cuIpcCloseMemHandle(again));
 	charged("closed", 64 * MIB);
 	give_back();
 	charged("freed", 0);
-	/* Who has it open keeps it when its maker dies, and driver truth counts it then. */
+	/* When its maker exits, an importer holds it still, and driver truth counts it there. */
 	message = ask(64 * MIB, &none);
 	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
 	end_peer();
@@ -124,7 +124,7 @@ static CUmemGenericAllocationHandle import(int descriptor)
 	return handle;
 }
 
-/* One's own export is one more handle. */
+/* Importing one's own export makes one more handle. */
 static void own_export(void)
 {
 	CUmemAllocationProp properties = on_device(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
@@ -217,8 +217,8 @@ static int export(CUmemGenericAllocationHandle handle)
 	return descriptor;
 }
 
-/* Two objects that were exported as descriptors of one number, one after the other; the second is
- * imported by it and is gone, the first stays. */
+/* Two objects are exported in turn under the same descriptor number. The second is imported by it
+ * and freed, the first stays. */
 static CUmemGenericAllocationHandle number_again(size_t bytes)
 {
 	CUmemGenericAllocationHandle a = exportable(bytes), b = exportable(bytes), again;
@@ -247,7 +247,7 @@ static void again_within(void)
 
 	OK(cuMemRelease(a));
 	charged("both gone", 0);
-	/* The other way round: the first goes while the second is known by the number. */
+	/* The other way round: the first is freed while the second is known by the number. */
 	a = exportable(64 * MIB);
 	number = export(a);
 	close(number);
@@ -298,7 +298,7 @@ static void external_within(void)
 
 	begin_with("fd");
 	(void)ask(64 * MIB, &descriptor);
-	/* The driver takes the descriptor over. */
+	/* The driver takes ownership of the descriptor. */
 	OK(import_external(&memory, descriptor, 64 * MIB));
 	charged("the peer's 64 MiB, imported", 64 * MIB);
 	OK(cuExternalMemoryGetMappedBuffer(&pointer, memory, &whole));

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the driver takes for the stacks of kernels: local memory for the largest frame, of a launch,
- * in a graph, or by its limit. What a launch would take is refused before it.
- */
+/* Memory for kernels' stacks: local memory for the largest frame, by a launch, in a graph, or by
+ * the stack limit. A launch that would exceed the quota is refused before it. */
 #include "rows_stack.h"
 
 /* --- frames --- */
 
-static CUstream in; /* NULL: a default one */
+static CUstream in; /* NULL: a default stream */
 
 static CUresult plainly(CUfunction function, void **parameters)
 {
@@ -49,7 +47,7 @@ static CUresult together_of_thread(CUfunction function, void **parameters)
 	                                                parameters);
 }
 
-/* The ways of CUDA 3, which are told the block and the argument beforehand. */
+/* The functions of CUDA 3 set the block and the argument before the launch. */
 static void prepare(CUfunction function, void **parameters)
 {
 	if (OPTIONAL(cuFuncSetBlockShape))
@@ -81,7 +79,7 @@ static CUresult of_old_stream(CUfunction function, void **parameters)
 static const struct {
 	const char *name;
 	CUresult (*launch)(CUfunction function, void **parameters);
-	bool of_library; /* takes a library's kernel, and a stream */
+	bool of_library; /* launches a library's kernel, in a stream */
 } launches[] = {{"cuLaunchKernel", plainly, true},
                 {"cuLaunchKernel_ptsz", of_thread, true},
                 {"cuLaunchKernelEx", configured, true},
@@ -120,7 +118,7 @@ static void frames_within(void)
 		takes("smaller ones after it", stacks(4096));
 		no_stacks();
 	}
-	/* It is the context's and goes with it, not with the code. */
+	/* The stacks belong to the context and are freed with it, not with the code. */
 	OK(launch(function_of(module, 2048)));
 	OK(cuModuleUnload(module));
 	takes("the module unloaded", stacks(2048));
@@ -148,7 +146,6 @@ static void frames_beyond(void)
 	}
 	if (stack_limit() != FRESH_STACK)
 		failed("the stack's limit is %zu", stack_limit());
-	/* The context is as good as before. */
 	OK(launch(function_of(module, 0)));
 	OK(launch(function_of(module, 1024)));
 	usable("memory after a refused launch", pointer, 16 * MIB);
@@ -160,7 +157,7 @@ static void frames_beyond(void)
 	    stacks(4096) / (long long)MIB - 64);
 }
 
-/* One kernel with a frame, so that whatever is enumerated is that. */
+/* One kernel with a frame, so enumerations find that one. */
 static char *framed_text(size_t frame)
 {
 	struct text text = {0};
@@ -187,7 +184,7 @@ static CUfunction listed_of_library(const char *text)
 }
 
 static const struct {
-	const char *name; /* of what a driver may lack */
+	const char *name; /* of a function that the driver may lack */
 	CUfunction (*get)(const char *text);
 } lists[] = {{"cuModuleEnumerateFunctions", listed_of_module},
              {"cuLibraryEnumerateKernels", listed_of_library}};
@@ -225,7 +222,7 @@ static void listed_beyond(void)
 	takes("at the end", 0);
 }
 
-/* On several devices at once, here on one: no driver takes the default stream for it. */
+/* On several devices at once, here on one: no driver allows the default stream for it. */
 static CUresult launch_many(CUfunction function)
 {
 	uint64_t none = 0;
@@ -291,7 +288,6 @@ static void many_devices_beyond(void)
 	    stacks(4096) / (long long)MIB - 64);
 }
 
-/* Each context has its own. */
 static void second_within(void)
 {
 	CUcontext context = NULL;
@@ -335,14 +331,14 @@ static void second_beyond(void)
 	saw("what one context has taken is not another's");
 }
 
-/* A library's kernel, launched in a stream of another context than the one that is current: it runs
- * there, and takes there what it takes. */
+/* A library's kernel, launched in a stream of a context that is not current: it runs there, and its
+ * stacks are charged there. */
 struct elsewhere {
 	CUcontext context;
 	CUstream stream;
 	CUlibrary library;
 	CUfunction kernel;
-	long long cost; /* of the context */
+	long long cost;
 };
 
 #define ARRAY (128 * MIB)
@@ -399,11 +395,11 @@ static void streams_within(void)
 		lower_there(&there);
 		takes("lowered there", there.cost + (long long)ARRAY);
 	}
-	/* In the default stream it runs here. */
+	/* In the default stream it runs in the current context. */
 	OK(launch(there.kernel));
 	takes("launched here", there.cost + 2 * (long long)ARRAY + stacks(2048));
 	no_stacks_but(there.cost + 2 * (long long)ARRAY);
-	/* What it took there goes with that context. */
+	/* Its memory in the other context is freed with that. */
 	in = there.stream;
 	OK(plainly(there.kernel, parameters));
 	in = NULL;
@@ -423,7 +419,6 @@ static void streams_beyond(void)
 	CUdeviceptr pointer;
 	struct elsewhere there = elsewhere();
 
-	/* Here there is all that it needs. */
 	OK(launch(there.kernel));
 	pointer = fill_but((size_t)stacks(2048) + 16 * MIB);
 	in = there.stream;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of stacks share: frames of launches, and of graphs. */
+/* Shared by the rows of stacks: frames of launches, and of graphs. */
 #ifndef ROWS_STACK_H
 #define ROWS_STACK_H
 
@@ -7,8 +7,8 @@
 
 #define FRESH_STACK 1024 /* bytes of each thread, in a fresh context */
 
-/* Local memory is taken for all threads that the card can run at a time, however few are started.
- */
+/* Local memory is allocated for all threads that the card can run at a time, however few are
+ * started. */
 static inline long long stacks(size_t frame)
 {
 	int processors = 0, threads = 0;
@@ -33,7 +33,7 @@ static inline CUfunction function_of(CUmodule module, size_t frame)
 	return function;
 }
 
-/* Local memory back to what a fresh context has, with other things charged or not. */
+/* Shrink local memory to a fresh context's, and check the charge of the rest. */
 static inline void no_stacks_but(long long bytes)
 {
 	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
@@ -53,7 +53,7 @@ static inline size_t stack_limit(void)
 	return bytes;
 }
 
-/* The context that the row began in is current, with no stacks. */
+/* The row's first context is current, without stacks. */
 static inline void still_here(void)
 {
 	CUcontext current = NULL;

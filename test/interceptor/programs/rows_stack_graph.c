@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks of kernels in graphs: the driver takes them when a graph is made executable, or launched.
- */
+/* Stacks of kernels in graphs: allocated when a graph is instantiated, or launched. */
 #include "rows_stack.h"
 
 static CUDA_KERNEL_NODE_PARAMS node_of(CUfunction function, void **parameters)
@@ -37,7 +36,7 @@ static CUresult change(CUgraphExec executable, CUgraphNode node, CUfunction func
 	return OPTIONAL(cuGraphExecKernelNodeSetParams_v2)(executable, node, &kernel);
 }
 
-/* The same by what sets a node of any type, whose structure ends in zeros. */
+/* The same by the function for nodes of any type, with a structure that ends in zeros. */
 static CUresult change_any(CUgraphExec executable, CUgraphNode node, CUfunction function)
 {
 	static uint64_t none;
@@ -81,7 +80,6 @@ static void graphs_within(void)
 	}
 	OK(cuGraphDestroy(graph));
 	no_stacks();
-	/* Captured from a stream. */
 	OK(cuStreamCreate(&stream, 1));
 	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	{
@@ -130,7 +128,7 @@ static void graphs_beyond(void)
 	    stacks(4096) / (long long)MIB - 64);
 }
 
-/* The kernels of a graph take their stacks in their own contexts, whichever is current. */
+/* A graph's kernels have their stacks in their own contexts, whichever is current. */
 static void graph_contexts_within(void)
 {
 	CUgraphExec executable = NULL;
@@ -160,7 +158,7 @@ static void graph_contexts_within(void)
 		OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
 		OK(cuCtxSetCurrent(own_context));
 		takes("lowered there", cost);
-		/* (Whether a kernel may change its context so is the driver's to say.) */
+		/* (The driver may refuse to change a kernel's context in this way.) */
 		if (OPTIONAL(cuGraphExecUpdate_v2)(executable, graph, &info) == CUDA_SUCCESS)
 			takes("updated", cost + stacks(2048));
 	}
@@ -200,8 +198,8 @@ static void graph_contexts_beyond(void)
 	saw("what the current context has is not the one's of a graph's kernel");
 }
 
-/* Other ways for a frame to get into a graph that is launched. Each gives the first error that it
- * meets, whichever of the calls has it. */
+/* Other ways to get a frame into a graph that is launched. Each returns the first error of its
+ * calls. */
 static CUresult instantiate_and_run(CUgraph graph)
 {
 	CUgraphExec executable = NULL;
@@ -317,7 +315,7 @@ static CUresult graph_of_update(CUmodule module)
 }
 
 static const struct {
-	const char *name; /* of what a driver may lack */
+	const char *name; /* of a function that the driver may lack */
 	CUresult (*run)(CUmodule module);
 } graph_ways[] = {{"cuLibraryGetKernel", graph_of_handle},
                   {"cuGraphKernelNodeSetParams_v2", graph_of_changed_node},

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PATIENCE 3.0 /* seconds: the enforcer looks at driver truth every one */
+#define PATIENCE 3.0 /* seconds: the enforcer samples driver truth each second */
 
 CUcontext own_context;
 
@@ -142,7 +142,7 @@ void settle(void)
 	double end = now() + PATIENCE;
 	size_t held;
 
-	/* The row before this one may have left overhead that driver truth has yet to miss. */
+	/* The row before this one may have left overhead that the next sample corrects. */
 	while (truth(&held) && quota() - left() != held && now() < end)
 		usleep(10000);
 	base = left();
@@ -172,7 +172,6 @@ void observe(void)
 	settle();
 }
 
-/* Nothing is charged late but by driver truth. */
 static void look(const char *step, long long bytes, long long slack, bool late)
 {
 	double end = now() + PATIENCE;
@@ -289,7 +288,7 @@ CUdeviceptr fill(size_t keep)
 	return pointer;
 }
 
-static long long filled; /* by fill_but() */
+static long long filled;
 
 CUdeviceptr fill_but(size_t keep)
 {

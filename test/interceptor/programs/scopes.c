@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scopes WAY DIRECTORY QUOTA: an object to whose calls a preloaded library does not come of itself
- * gets at the interceptor, and notices nothing else. Not linked with libcuda; run in a slice of
- * QUOTA bytes. DIRECTORY has the kinds of guest.c. WAY:
+ * scopes WAY DIRECTORY QUOTA: an object that the loader would not bind to a preloaded library
+ * reaches the interceptor, and nothing else changes for it. Not linked with libcuda; run in a slice
+ * of QUOTA bytes. DIRECTORY has the libraries of guest.c. WAY:
  *
- *   linked         one that is linked with the driver, bound lazily, in a namespace of its own
+ *   linked         linked with the driver, bound lazily, in a namespace of its own
  *   now            bound at once
  *   deepbind       opened with RTLD_DEEPBIND, bound lazily
  *   deepbind-now   and at once
- *   later          one in a namespace whose first object was asked before and opens it
- *   next           one that asks for its next cuMemAlloc_v2, behind libcuda
+ *   later          opened by the first object of a namespace, after a look-up in that
+ *   next           looks up its next cuMemAlloc_v2, behind libcuda
  *   keys           thread-specific data of both, when the base has the driver
  *   other          another library of that name
  *   asked          dlmopen from dlsym
  *   nothing        in a namespace without the driver
- *   threads        threads that ask while others open and close
+ *   threads        threads look up while others open and close
  *
  * Prints what is wrong, and exits 0 if nothing is.
  */
@@ -75,7 +75,6 @@ static int is_loaded(const char *name)
 	return dlopen(name, RTLD_NOLOAD | RTLD_LAZY) != NULL;
 }
 
-/* A function of a guest. */
 #define OF(handle, type, name) ((type)dlsym(handle, name))
 #define ASK(handle) OF(handle, void *(*)(void *, const char *), "ask")
 
@@ -98,7 +97,7 @@ static void see_linked(void *handle)
 	expect(is_in(ASK(handle)(handle, "cuInit"), driver), "what is not hooked is the driver's");
 }
 
-/* What has nothing to do with the driver is as without us. */
+/* Functions unrelated to the driver are unchanged. */
 static void see_nothing(void *handle)
 {
 	void *(*ask)(void *, const char *) = ASK(handle);
@@ -139,13 +138,13 @@ static void see_later(void)
 	expect(ASK(plain)(RTLD_DEFAULT, "strlen") != NULL, "the guest answers");
 	linked = OF(plain, void *(*)(const char *), "open_by_own")(path_of("linked"));
 	expect(linked != NULL, "it opens another");
-	/* By its own dlsym, and then the other's. */
+	/* By its own dlsym, and then by the other's. */
 	*(void **)&linked = linked;
 	expect(((size_t(*)(void))ASK(plain)(linked, "shown"))() == quota, "CUDA shows the quota");
 	see_linked(linked);
 }
 
-/* Its driver is the one that the process has, and no other is needed. */
+/* Its driver is the process's only one. */
 static void see_alone(void *handle)
 {
 	see_linked(handle);
@@ -153,7 +152,7 @@ static void see_alone(void *handle)
 	       "no other driver was loaded");
 }
 
-/* The base's driver and the guest have no key in common that is created from then on. */
+/* The base's driver and the guest get different keys from then on. */
 static void see_keys(void)
 {
 	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *linked;

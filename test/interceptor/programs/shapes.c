@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What arrays take. Reads shapes, a line each:
+ * Sizes of arrays. Reads shapes, a line each:
  *
- *	WIDTH HEIGHT DEPTH FORMAT CHANNELS FLAGS LEVELS COUNT
+ *   WIDTH HEIGHT DEPTH FORMAT CHANNELS FLAGS LEVELS COUNT
  *
- * (LEVELS 0: not mipmapped) and prints for each one how many bytes less are free with one such
- * array, and with COUNT of them. In a slice that is what the interceptor charges, outside what the
- * driver takes.
+ * (LEVELS 0: not mipmapped) and prints for each how many fewer bytes are free with one such array,
+ * and with COUNT of them: in a slice the interceptor's charge, outside it the driver's memory.
  */
 #include "driver.h"
 
@@ -55,8 +54,8 @@ static void take(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels, int 
 		else
 			must(cuArrayDestroy(plain[i]), "cuArrayDestroy");
 	}
-	/* What the driver was seen to hold beyond the arrays, for the blocks that they share, is
-	 * charged until it is looked at again. */
+	/* The driver held more for the arrays' shared blocks, which stays charged until the next
+	 * sample. */
 	for (int tries = 0; available() != before && tries < 100; tries++)
 		usleep(100000);
 	if (available() != before) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * signals COUNT: so many processes, one after the other, make their first CUDA call under a rain of
- * signals whose handler restarts nothing. Each gets its memory: a call that a signal interrupts
- * says nothing of the enforcer. Exits 0 if so.
+ * signals COUNT: COUNT processes in turn make their first CUDA call during a storm of signals
+ * without SA_RESTART. An interrupted system call must not look like a missing enforcer: each
+ * process gets its memory. Exits 0 if so.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -41,7 +41,7 @@ static int child(void)
 	alarm(60);
 	sigaction(SIGUSR1, &action, NULL);
 	target = pthread_self();
-	/* Nothing of this call is the interceptor's. */
+	/* These calls do not enter the interceptor. */
 	if (cuInit(0) || pthread_create(&thread, NULL, rain, NULL))
 		return 1;
 	result = cuDevicePrimaryCtxRetain(&context, 0);

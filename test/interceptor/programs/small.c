@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * small SECONDS: takes and gives back small allocations without a pause, and looks each time at
- * what the slice has left. A small allocation is charged after the driver's call (block.h): what
- * the driver holds meanwhile is not charged by anyone else. Exits 0 if each look was exact.
+ * small SECONDS: makes and frees small allocations without a pause, and checks the slice's free
+ * bytes after each. A small allocation is charged after the driver's call (block.h): nothing else
+ * may charge the driver's bytes before that. Exits 0 if each check was exact.
  */
 #include "driver.h"
 
@@ -29,8 +29,7 @@ static size_t left(void)
 	return available;
 }
 
-/* What is left when nothing changes it any more: a context is charged a moment after it is there.
- */
+/* The free bytes once they are stable: a context is charged a moment after its creation. */
 static size_t settled(void)
 {
 	size_t now = left();

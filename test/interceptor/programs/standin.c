@@ -39,7 +39,7 @@ void standin_listen(void)
 	set(&listening, s);
 }
 
-/* What is allocated of a memfd, as the holder does it. */
+/* Allocates the given part of a memfd, as the holder does. */
 static uint16_t give_host(const struct attach_request *request, int *file)
 {
 	__atomic_fetch_add(&control->host_asked, 1, __ATOMIC_SEQ_CST);
@@ -111,7 +111,7 @@ static void answer(int c)
 		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &file, sizeof(int));
 	}
 	(void)sendmsg(c, &message, MSG_NOSIGNAL);
-	/* The process looks whether we are alive. */
+	/* The process checks that the enforcer lives. */
 	if (reply.lane)
 		(void)recv(c, &request, sizeof(request), 0);
 }
@@ -139,7 +139,7 @@ static void *serve(void *argument)
 	return argument;
 }
 
-/* Bring the slice back when a process at the gate wishes it, if that is enough. */
+/* Bring the slice back when a process at the gate requests it, if that is enough. */
 static void *attend_gate(void *argument)
 {
 	for (int seen = 0;; pause_ms(1)) {
@@ -189,7 +189,7 @@ void standin_begin(uint64_t quota, bool elastic)
 	enforcer = ledger_open(ledger, 0, 0);
 	memset(ledger->device[0].uuid, 7, 16);
 	ledger->device[0].quota = ledger->device[0].total = quota;
-	ledger->device[0].context_bytes = 1; /* nobody here can say what one takes */
+	ledger->device[0].context_bytes = 1; /* this stand-in cannot tell a context's size */
 	ledger_limit(&enforcer, quota);
 	ledger->device_count = 1;
 	ledger->high_lane = 8;
@@ -199,6 +199,6 @@ void standin_begin(uint64_t quota, bool elastic)
 		path_of(path, ATTACH_ELASTIC_NAME);
 		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	}
-	/* Before it is there: who connects waits for it. */
+	/* Listen before the file exists: the process waits for it before it connects. */
 	standin_listen();
 }

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What answers in the enforcer's place, below GPUSLICE_DIR, for a program that is a process of an
- * elastic slice and its parent.
- */
+/* Plays the enforcer, below GPUSLICE_DIR, for a process of an elastic slice and its parent. */
 #ifndef STANDIN_H
 #define STANDIN_H
 
@@ -20,25 +17,25 @@
 
 #define UNDER_WAY 0xffffull
 
-extern struct ledger *ledger; /* of one device, whose UUID is all sevens */
-extern int listening;         /* where it hears */
+extern struct ledger *ledger; /* of one device with a UUID of sevens */
+extern int listening;
 extern int wrong;
 
 /* Shared by both processes. */
 extern struct control {
-	int attach_status; /* what is answered */
-	int brings_back;   /* a wish for the return is enough */
-	int attached;      /* processes */
-	int ready;         /* the process waits to be dealt with */
-	int moving;        /* no call may be inside the driver */
+	int attach_status; /* the answer to attach requests */
+	int brings_back;   /* a request for the return is enough */
+	int attached;
+	int ready;  /* the process waits for the parent */
+	int moving; /* no call may be inside the driver */
 	int over;
 	int moves; /* the processes are to move their memory themselves */
-	/* So many ATTACH_HOST_STEPs of host memory are given; at 0 each process is to have its
-	 * own, below nobody is answered. */
+	/* Host memory to give, in ATTACH_HOST_STEPs. At 0 each process uses its own, below 0
+	 * requests get no answer. */
 	int host_steps;
 	int host_asked;
 } * control;
-extern int host_file; /* with what was given; -1: nothing was */
+extern int host_file; /* with the given memory; -1: none */
 
 #define EXPECT(what)                                                                               \
 	do {                                                                                       \
@@ -75,7 +72,6 @@ static inline void set_closed(bool closed)
 	wake_gate();
 }
 
-/* How many were made for the return of the slice. */
 static inline int wishes(void)
 {
 	return (int)__atomic_load_n(&ledger->wishes, __ATOMIC_SEQ_CST);
@@ -113,11 +109,11 @@ static inline void pause_ms(int ms)
 		EXPECT(so_ &&#what);                                                               \
 	} while (0)
 
-/* Make the ledger and the rest, of so many bytes, and listen. `elastic`: the slice is. */
+/* Create the ledger, of `quota` bytes, and the rest, and listen. */
 void standin_begin(uint64_t quota, bool elastic);
 void standin_listen(void);
-/* Begin the process, a child that exits with whether anything was wrong, and answer it from now on
- * in a thread of the caller. */
+/* Start the process, a child that exits with whether anything was wrong. A thread of the caller
+ * answers its requests. */
 pid_t standin_process(void (*in_process)(void));
 
 #endif

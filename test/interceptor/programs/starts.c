@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * starts N [FAULT]: N processes make their first context at the same instant, and keep it until all
- * have tried. Prints how many have one. If FAULT is a file's name, NVML fails from then on (see
+ * starts N [FAULT]: N processes create their first context at the same instant, and keep it until
+ * all have tried. Prints how many succeeded. If the file FAULT exists, NVML fails (see
  * FAKECUDA_NVML_FAULT).
  *
- * starts watch: until its input ends, looks at the memory that the card has in use, and prints by
- * how many bytes the most is more than the first.
+ * starts watch: until its input ends, samples the card's used memory, and prints the highest
+ * increase over the first sample, in bytes.
  */
 #include "driver.h"
 
@@ -49,7 +49,6 @@ static int watch(void)
 	return 0;
 }
 
-/* Until the other end of the pipe is closed. */
 static void wait_for(const int *ends)
 {
 	char byte;

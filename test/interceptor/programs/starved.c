@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The card is full before the quota is: what the driver refuses is not charged. Run in a slice
- * that may have more than the card has free. Exits 0 if so.
- */
+/* The card is full before the quota is: a refusal by the driver leaves no charge. Run in a slice
+ * with a quota above the card's free bytes. Exits 0 if so. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -27,7 +25,7 @@ int main(void)
 		printf("no context\n");
 		return 1;
 	}
-	/* The card has less free than the quota: a leak of 768 MiB shows all the same. */
+	/* A leak of 768 MiB shows although the card has less free than the quota. */
 	base = left();
 	expect("alloc", cuMemAlloc_v2(&p, 768 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
 	charged("after a refused alloc", 0);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * storm SECONDS PROCESSES KILLS [SEED [KINDS]]: processes of one slice take and give back memory of
+ * storm SECONDS PROCESSES KILLS [SEED [KINDS]]: processes of one slice allocate and free memory of
  * every kind that the driver has, at random, and some of them are killed at random. Run in a slice
- * on one device whose quota their contexts do not fill. KINDS is a sum of powers of two: which
- * kinds (enum kind) are asked for, and what else is done (enum deed).
+ * on one device, with a quota larger than their contexts. KINDS is a sum of powers of two: the
+ * kinds of memory (enum kind) and of deeds (enum deed).
  *
- * At pauses nothing is in flight. Each process then says what the driver holds for it, by what it
- * knows of the kinds it used; the parent reads the slice's ledger, which its own interceptor has
- * mapped, and compares: each living process's lane to the byte, and the sum. At the end
- * nothing may be left. A process that makes no step for a minute is a hang. The exit status is 3 if
- * nothing was wrong, but SECONDS were too few for every kind.
+ * At pauses nothing is in flight. Each process then reports what the driver holds for it, from what
+ * it knows of its memory. The parent compares the slice's ledger, which its own interceptor has
+ * mapped: each living process's lane to the byte, and the sum. At the end nothing may be left. A
+ * process without a step for a minute hangs. The exit status is 3 if nothing was wrong, but SECONDS
+ * were too few for every kind.
  */
 #define _GNU_SOURCE
 #include "storm.h"
@@ -30,13 +30,13 @@
 #include <unistd.h>
 
 #define RACERS 2
-#define TOO_SHORT 3 /* the exit status: nothing was wrong, and not all was tried */
+#define TOO_SHORT 3 /* exit status: nothing was wrong, and not all was tried */
 
 struct shared *shared;
 unsigned int kinds = (1u << DEEDS) - 1;
 unsigned int seed;
 
-static bool simulated; /* the card */
+static bool simulated;
 static _Atomic uint32_t racing;
 
 void complain(const char *what, uint64_t a, uint64_t b)
@@ -57,7 +57,6 @@ bool done(CUresult result, const char *what)
 	return false;
 }
 
-/* Open what another process lends. It may be gone by then, and the process, too. */
 static void borrow(int me, int others)
 {
 	int from = rand_r(&seed) % others;
@@ -74,7 +73,7 @@ static void borrow(int me, int others)
 		complain("cuIpcCloseMemHandle failed", pointer, 0);
 }
 
-/* The primary context comes and goes between several threads; at a pause it is gone. */
+/* Threads race to retain and release the primary context; at a pause it is gone. */
 static void *race(void *argument)
 {
 	unsigned int random = (unsigned int)(uintptr_t)argument;
@@ -83,7 +82,7 @@ static void *race(void *argument)
 		CUcontext primary;
 		CUdeviceptr pointer;
 
-		/* A card takes a tenth of a second for each, in which the others wait. */
+		/* A card takes a tenth of a second for each, while the others wait. */
 		usleep((unsigned int)rand_r(&random) % (simulated ? 60000 : 8000000));
 		racing++;
 		if (!shared->pause && !shared->stop &&
@@ -100,8 +99,8 @@ static void *race(void *argument)
 	return NULL;
 }
 
-/* A context may be refused while the others hold all: they pause until it is there. It is not the
- * primary one, which threads race for. */
+/* A context may be refused while the others hold all: they pause until it exists. It is not the
+ * primary one, for which threads race. */
 static int begin(CUcontext *context)
 {
 	char name[128] = "";
@@ -118,7 +117,6 @@ static int begin(CUcontext *context)
 	return cuCtxSetCurrent(*context) || !kinds_begin();
 }
 
-/* The page that this process's own interceptor mapped. */
 static struct ledger *find_ledger(void)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -138,7 +136,6 @@ static struct ledger *find_ledger(void)
 	return found;
 }
 
-/* The lane of a process; 0 if it has none. */
 static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
 {
 	for (uint32_t lane = 1; lane <= ledger->high_lane && lane < LEDGER_LANES; lane++) {
@@ -149,8 +146,8 @@ static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
 	return 0;
 }
 
-/* What code and contexts took beside what was expected is charged at the next request at the
- * latest; two of them, since the first may come too soon after one that could not tell. */
+/* Unexpected memory of code and contexts is charged at the next request at the latest. Makes two,
+ * since the first may come right after one that could not tell. */
 static void ask_once_more(void)
 {
 	for (int i = 0; i < 2; i++) {
@@ -226,7 +223,7 @@ static int child(int me, int others)
 		    cuIpcGetMemHandle(&shared->of[me].lent, lendable(i)) == CUDA_SUCCESS)
 			shared->of[me].lends = 1;
 	}
-	/* Nobody is in the driver when it is taken down. */
+	/* Wait until no thread is inside the driver before it is torn down. */
 	while (racing)
 		usleep(200);
 	return 0;
@@ -249,7 +246,6 @@ static pid_t start(char **argv, int index, unsigned int random)
 	return pid;
 }
 
-/* What a process has charged. */
 static uint64_t lane_holds(const struct ledger *ledger, pid_t pid)
 {
 	uint32_t lane = lane_of(ledger, pid);
@@ -266,7 +262,7 @@ static uint64_t all_lanes(const struct ledger *ledger)
 	return sum;
 }
 
-/* Every living process says what it holds; its lane says the same, and all lanes the whole. */
+/* Every living process reports its bytes; its lane has the same, and all lanes the sum. */
 static void compare(const struct ledger *ledger, const pid_t *pids, int processes)
 {
 	uint64_t all = lane_holds(ledger, getpid()), all_unsure = 0;
@@ -283,8 +279,8 @@ static void compare(const struct ledger *ledger, const pid_t *pids, int processe
 		if (!(kinds >> MODULE & 1) && (lane + unsure < holds || lane > holds + unsure))
 			complain("a lane is not what its process holds", lane, holds);
 	}
-	/* What code takes is charged by its process, or by the enforcer for it, which also takes a
-	 * second look before it gives back: so the whole is compared, and may take a while. */
+	/* The process or the enforcer charges the memory of code, and the enforcer samples twice
+	 * before it releases. So the sum is compared, and may take a while. */
 	for (int tries = 0; kinds >> MODULE & 1; tries++) {
 		uint64_t used = ledger->device[0].word.used;
 
@@ -296,8 +292,8 @@ static void compare(const struct ledger *ledger, const pid_t *pids, int processe
 		}
 		usleep(5000);
 	}
-	/* Deaths are settled at once, but not within our waitpid(); driver truth moves lane 0 now
-	 * and then. */
+	/* Exits are settled at once, but not within our waitpid(); driver truth sometimes changes
+	 * lane 0. */
 	for (int tries = 0; all_lanes(ledger) != ledger->device[0].word.used; tries++) {
 		if (tries == 1000) {
 			complain("the lanes are not the whole", all_lanes(ledger),
@@ -370,7 +366,7 @@ int main(int argc, char **argv)
 	end = now() + atoi(argv[1]);
 	told = now();
 	while (now() < end && !shared->wrong) {
-		/* The new ones' contexts may not fit beside what the others hold. */
+		/* The new processes' contexts may not fit beside what the others hold. */
 		shared->pause = 2;
 		await(pids, processes, 2, 1);
 		shared->pause = 0;
@@ -421,8 +417,8 @@ int main(int argc, char **argv)
 			waitpid(pids[i], NULL, 0);
 		}
 	}
-	/* What is left is this process and the enforcer's overhead, which it corrects in its time.
-	 */
+	/* Only this process and the enforcer's overhead are left; the enforcer corrects that
+	 * later. */
 	for (int tries = 0; tries < 2000 && !shared->wrong; tries++) {
 		uint64_t left = 0;
 
@@ -436,8 +432,8 @@ int main(int argc, char **argv)
 			complain("left over at the end", left, 0);
 		usleep(5000);
 	}
-	/* Only the driver's own growth of a pool may pass the limit: a pool that has the room, but
-	 * in pieces, takes a step of 32 MiB or several that cannot be refused in time. */
+	/* Only a pool's own growth may exceed the limit: a fragmented pool grows by one or several
+	 * steps of 32 MiB that cannot be refused in time. */
 	if (surplus >
 	    (kinds & (1u << POOLED | 1u << OWN_POOL) ? (uint64_t)processes * 64 * MIB : 0))
 		complain("more was charged than the limit", surplus, ledger->device[0].limit);

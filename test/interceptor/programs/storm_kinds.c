@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of each kind in one process of the storm, and what the driver says that it holds. */
+/* One process's memory of each kind, and the bytes that the driver holds for it. */
 #include "storm.h"
 
 #include "code.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRAME 2048       /* bytes of a thread's stack that a module's kernel wants */
-#define FRESH_STACK 1024 /* that a context has without being asked */
+#define FRAME 2048       /* bytes of a thread's stack for a module's kernel */
+#define FRESH_STACK 1024 /* in a new context */
 
 static struct piece {
 	int taken; /* enum kind + 1 */
@@ -16,14 +16,14 @@ static struct piece {
 	CUmemGenericAllocationHandle handle;
 	CUarray array;
 	CUmodule module;
-	CUmemoryPool pool; /* that it is of, unless that was destroyed */
+	CUmemoryPool pool; /* its pool, unless that was destroyed */
 	uint64_t bytes;    /* 0 while a pool holds it */
 } pieces[HELD];
 
-static CUmemoryPool default_pool, own_pool, current_pool; /* the last: NULL, or made by us */
+static CUmemoryPool default_pool, own_pool, current_pool; /* the last: NULL, or ours */
 static uint64_t stack = FRESH_STACK;
 static uint64_t threads_at_a_time; /* of the card: each has a stack */
-static bool loaded;                /* a module, ever */
+static bool loaded;                /* a module was loaded */
 static CUdeviceptr addresses;      /* HELD places of 16 MiB */
 
 static size_t up_to(size_t most)
@@ -31,8 +31,8 @@ static size_t up_to(size_t most)
 	return (size_t)rand_r(&seed) % most + 1;
 }
 
-/* A module with an array, and a kernel that is launched now and then. The driver takes the stacks
- * of all threads then, if that is more than it has taken yet. */
+/* A module with an array, and a kernel that is launched sometimes. The driver then allocates the
+ * stacks of all threads, if that is more than it already has. */
 static CUresult load(struct piece *p)
 {
 	static const size_t frames[] = {FRAME, 0};
@@ -158,7 +158,6 @@ CUdeviceptr lendable(int i)
 	return pieces[i].taken == LARGE + 1 ? pieces[i].pointer : 0;
 }
 
-/* A graph that allocates, once. */
 void launch_graph(void)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
@@ -194,10 +193,8 @@ static uint64_t of_pool(CUmemoryPool pool)
 	return bytes;
 }
 
-/*
- * Destroys a pool, of which at most one piece is in use then: of that it is known what it holds
- * until it is freed, for the driver does not tell of a destroyed pool.
- */
+/* Destroys a pool with at most one piece in use. Its bytes are known until the piece is freed: the
+ * driver does not report a destroyed pool. */
 static void end_pool(CUmemoryPool *pool)
 {
 	struct piece *last = NULL;
@@ -229,8 +226,8 @@ static bool make_pool(CUmemoryPool *pool)
 	return done(cuMemPoolCreate(pool, &properties), "cuMemPoolCreate");
 }
 
-/* Our own pool is another one, or the device's current one is ours, or is ours no more: destroyed
- * while it is current, it makes place for the default one. */
+/* Create our own pool or make it the device's current one, or the reverse. When the current pool is
+ * destroyed, the default pool is current. */
 void change_pools(void)
 {
 	if (rand_r(&seed) % 2) {
@@ -280,7 +277,7 @@ uint64_t holds(void)
 
 		if (!pieces[i].taken)
 			continue;
-		/* Below 2 MiB several may share a block. */
+		/* Pieces below 2 MiB may share a block. */
 		for (int j = 0; j < i && packed(&pieces[i]); j++)
 			again |= packed(&pieces[j]) &&
 			         pieces[j].pointer / BLOCK == pieces[i].pointer / BLOCK;
@@ -295,9 +292,11 @@ uint64_t holds(void)
 	       (stack - FRESH_STACK) * threads_at_a_time;
 }
 
-/* A card's driver packs the code beside a module's array into blocks of which it tells nothing. And
- * what one load took may have been hidden, by a free of just as much or by a context that came or
- * went, for as long as managed memory hides it from driver truth, too: one array. */
+/*
+ * A card's driver packs a module's code into blocks that it does not report. A load's memory may
+ * also go unnoticed behind a simultaneous free or a context, for as long as managed memory hides it
+ * from driver truth: at most one array.
+ */
 uint64_t unsure(void)
 {
 	return loaded ? 64 * MIB : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What loaders.c and its plugins (plugin.c) share: taking memory by functions from anywhere. */
+/* Shared by loaders.c and its plugins (plugin.c): allocating by functions from anywhere. */
 #ifndef TAKE_H
 #define TAKE_H
 
@@ -11,18 +11,17 @@
 #define PIECE (256ull << 20)
 
 struct taken {
-	unsigned long long bytes; /* granted, and kept */
-	unsigned long long total; /* of the device, as shown */
-	CUresult refusal;         /* what ended it; CUDA_SUCCESS if `most` was granted */
-	char wrong[256];          /* empty if nothing is */
+	unsigned long long bytes;
+	unsigned long long total;
+	CUresult refusal; /* the last result; CUDA_SUCCESS if `most` was granted */
+	char wrong[256];
 };
 
-/* A function of the driver by its name, from wherever the case has it. */
 typedef void *get_function(const char *name);
 
 #define FUNCTION(get, type, name) ((CUresult(*) type)(get)(name))
 
-/* Pieces in a primary context until one is refused or `most` bytes are granted. */
+/* Allocate pieces in a primary context until one is refused or `most` bytes are granted. */
 static inline void take_pieces(get_function *get, unsigned long long most, struct taken *taken)
 {
 	static const char *const names[] = {"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent",

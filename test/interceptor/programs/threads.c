@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * threads COUNT CALLS: threads of one process take and give back memory of several kinds at once.
- * At the end nothing is charged but the context; in between the slice is never over. Exits 0 if so.
- */
+/* threads COUNT CALLS: threads of one process allocate and free memory of several kinds at once.
+ * The slice never exceeds its quota, and at the end only the context is charged. Exits 0 if so. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -101,8 +99,8 @@ int main(int argc, char **argv)
 	cuDeviceGetDefaultMemPool(&pool, 0);
 	expect(cuCtxSynchronize());
 	expect(cuMemPoolTrimTo(pool, 0));
-	/* What driver truth saw of half-filled blocks while the threads ran goes at its second
-	 * look, a second later. */
+	/* Driver truth saw half-filled blocks while the threads ran, and corrects that at its
+	 * second sample, a second later. */
 	for (int tries = 0; tries < 1000; tries++) {
 		cuMemGetInfo_v2(&after, &total);
 		if (after == before)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A libcuda.so.1 with a handful of functions, for elastic.c: they say whether they were called with
- * the arguments that they should be, and when they may be; one calls what it is given.
- */
+/* A libcuda.so.1 with a few functions, for elastic.c. They return whether they were called with the
+ * right arguments and at a permitted time; one calls its argument. */
 #include "cuda_abi.h"
 
 #include <stdbool.h>
@@ -136,7 +134,7 @@ CUresult cuTestArguments(long a, long b, long c, long d, long e, long f, double 
 	               m == 13 && n == -14 && o == 15 && x == -16 && y == 17 && z == -18);
 }
 
-/* cuTestNumber is another address for each version that is asked for. */
+/* cuTestNumber has another address for each requested version. */
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                              int *status)
 {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * undone: two threads are given free memory of a pool, which is trimmed before they reach the
- * driver, so that both make the pool grow beyond the quota. The second does so while the first
- * undoes its call. Neither may keep its memory. The simulated driver calls fakecuda_point().
- * Exits 0 if so.
+ * undone: two threads get free memory of a pool, which is trimmed before they reach the driver, so
+ * both make the pool grow beyond the quota, the second while the first undoes its call. Both must
+ * fail. The simulated driver calls fakecuda_point(). Exits 0 if so.
  */
 #include "driver.h"
 
@@ -86,8 +85,7 @@ int main(void)
 	expect("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool(&pool, 0), CUDA_SUCCESS);
 	expect("cuMemPoolSetAttribute",
 	       cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), CUDA_SUCCESS);
-	/* A thread does not use what another has freed in its own stream: CU_MEMPOOL_ATTR_REUSE_*.
-	 */
+	/* A thread does not reuse memory freed in another's stream: CU_MEMPOOL_ATTR_REUSE_*. */
 	for (int attribute = 1; attribute <= 3; attribute++)
 		expect("cuMemPoolSetAttribute", cuMemPoolSetAttribute(pool, attribute, &reuse),
 		       CUDA_SUCCESS);
@@ -104,7 +102,7 @@ int main(void)
 		pthread_create(&takers[i].thread, NULL, work, &takers[i]);
 		sem_wait(&takers[i].in_driver);
 	}
-	/* All but less than a part is charged for this. */
+	/* Less than a piece of the quota is left. */
 	expect("cuMemAllocAsync", cuMemAllocAsync(&pointer[2], most, NULL), CUDA_SUCCESS);
 	sem_post(&takers[0].may_go);
 	for (int i = 0; i < 2; i++) {
