@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuMemAlloc: which requests are refused, and what the others take of the card. */
+/* cuMemAlloc: its refusals, and the card's memory that allocations take. */
 #include "conformance.h"
 
 static void refusals(void)
@@ -43,7 +43,7 @@ static void without_context(CUcontext context)
 	cuMemFree_v2(pointer);
 }
 
-/* One allocation after another, each alone on the card. */
+/* Single allocations on an empty card. */
 static void granularity(void)
 {
 	static const size_t sizes[] = {
@@ -67,7 +67,7 @@ static void granularity(void)
 	}
 }
 
-/* Many of one size, together at most 64 MiB. */
+/* Many of one size, at most 64 MiB together. */
 static void packing(void)
 {
 	static const size_t sizes[] = {
@@ -97,7 +97,7 @@ static void packing(void)
 	}
 }
 
-/* 20 pieces fit a block; when does it go back to the card? */
+/* 20 pieces fit in a block; when is it freed? */
 static void one_keeps_the_block(void)
 {
 	CUdeviceptr pointers[20];
@@ -112,7 +112,7 @@ static void one_keeps_the_block(void)
 	printf("block.none_left: %lld\n", held() - before);
 }
 
-/* Whether small allocations of different sizes share a block. */
+/* Do small allocations of different sizes share a block? */
 static void mixed_sizes(void)
 {
 	static const size_t sizes[] = {1, 4 * KiB, 100 * KiB, 512 * KiB, 1 * MiB};
@@ -182,7 +182,7 @@ static void async_pointer(void)
 	cuMemFree_v2(pointer);
 }
 
-/* Last, as a driver may as well crash. */
+/* Last, as the driver may crash. */
 static void null_outputs(void)
 {
 	size_t available, total;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What instructions compute: for each a sum over 1,024 triples of numbers, the same on any driver.
- * Its kernel has them as 32 bits in %r1 to %r3, as 64 in %rd1 to %rd3, as floats in %f1 to %f3 and
- * as doubles in %fd1 to %fd3, and leaves the result in the fourth register of its kind.
+ * Results of instructions: for each a sum over 1,024 triples of numbers, the same on any driver. A
+ * kernel has its operands as 32 bits in %r1 to %r3, as 64 in %rd1 to %rd3, as floats in %f1 to %f3
+ * and as doubles in %fd1 to %fd3, and leaves the result in the fourth register of its kind.
  */
 #include "code.h"
 
@@ -149,7 +149,7 @@ static uint64_t mixed(uint64_t seed)
 	return seed ^ seed >> 31;
 }
 
-/* None is 0, nor 0 in its lower half: so nothing is divided by it. */
+/* No number is 0, nor 0 in its lower half: it may be a divisor. */
 static void fill(struct triple *triples)
 {
 	for (uint64_t i = 0; i < TRIPLES; i++)

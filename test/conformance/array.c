@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays: the bytes that the card gives for a shape. */
+/* Arrays: the card's bytes for a shape. */
 #include "conformance.h"
 
-#define SMALL_COPIES 64 /* what is packed shows its size only in numbers */
+#define SMALL_COPIES 64 /* only many show the size of packed arrays */
 
 #define VIDEO 0x100 /* CUDA_ARRAY3D_VIDEO_ENCODE_DECODE */
 
@@ -78,7 +78,7 @@ static const struct shape {
     BOX(1000, 10, 10, F32, 1),
     BOX(10, 10, 1000, F32, 1),
     BOX(256, 256, 256, F32, 1),
-    /* How large the blocks of a box are: each height and depth tells some candidates apart. */
+    /* Sizes of the blocks of a box: each height and depth rules out some candidates. */
     BOX(4096, 1, 33, F32, 4),
     BOX(4096, 2, 100, F32, 4),
     BOX(4096, 9, 17, F32, 4),
@@ -185,7 +185,6 @@ static void mipmaps(void)
 		}
 }
 
-/* Whether a small array and a small allocation lie in one block. */
 static void sharing(void)
 {
 	CUDA_ARRAY3D_DESCRIPTOR small = {16, 16, 0, F32, 1, 0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What may be asked while a stream records a graph: which questions spoil it. The interceptor asks
- * some of these within the calls that programs make meanwhile. */
+/* Which calls invalidate a capture that is in progress. The interceptor makes some of them within
+ * calls of the program. */
 #include "conformance.h"
 
 static CUcontext context;
@@ -46,7 +46,7 @@ QUESTION(alloc_beside, cuMemAllocAsync(&taken, 4 * MiB, other))
 QUESTION(free_beside, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
 QUESTION(alloc_from_pool, cuMemAllocFromPoolAsync(&taken, 4 * MiB, pool, other))
 QUESTION(free_it, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
-/* What moves memory aside and back, in another stream. */
+/* Moving memory to the host and back, in another stream. */
 static CUdeviceptr range, mapped;
 static CUmemGenericAllocationHandle spare;
 static unsigned char *page;
@@ -82,7 +82,7 @@ static const struct {
                                 ROW(copy_back) ROW(unmap) ROW(address_free) ROW(host_unregister)
                                     ROW(threshold)};
 
-/* Its answer, and what the recording says of an allocation that comes after it. */
+/* Its result, and those of a later allocation and of the capture's end. */
 struct answer {
 	CUresult result, after, end;
 };

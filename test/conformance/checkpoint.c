@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints: what another process's memory does on the card while it is away. */
+/* Checkpoints: what another process's memory does on the card during one. */
 #define _GNU_SOURCE
 #include "conformance.h"
 
@@ -28,7 +28,7 @@ static void wait_word(int fd)
 		stop("the other process is gone");
 }
 
-/* Allocates, and once more whenever it is told to. */
+/* Allocates, and again at each message. */
 __attribute__((noreturn)) static void be_target(void)
 {
 	CUdeviceptr pointer;
@@ -44,7 +44,7 @@ __attribute__((noreturn)) static void be_target(void)
 	}
 }
 
-/* -1: NVML does not list it. */
+/* -1: not listed by NVML. */
 static long long target_bytes(void)
 {
 	static nvmlProcessInfo_v2_t list[MANY];
@@ -96,7 +96,7 @@ static void stopped(void)
 	say("continued.unlock", cuCheckpointProcessUnlock(target, NULL));
 }
 
-/* While the target is away somebody else takes what it needs to come back. */
+/* During the checkpoint another program allocates the memory that the return needs. */
 static void no_room(void)
 {
 	CUcontext context;
@@ -144,7 +144,7 @@ int main(void)
 	say("checkpoint.unlock", cuCheckpointProcessUnlock(target, NULL));
 	say("restore", cuCheckpointProcessRestore(target, NULL));
 	say_went_on("restore.alloc");
-	/* It goes on at once: no figures. */
+	/* It continues at once, so no figures. */
 	say_result("unlock", cuCheckpointProcessUnlock(target, NULL));
 	wait_word(from_target[0]);
 	say("goes_on", CUDA_SUCCESS);

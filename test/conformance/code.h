@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For the conformance programs of modules and kernels: what they load, and what it takes. */
+/* For the conformance programs of modules and kernels: code to load, and its memory. */
 #ifndef CONFORMANCE_CODE_H
 #define CONFORMANCE_CODE_H
 
@@ -18,14 +18,14 @@ static UNUSED void mark(void)
 	before_listed = listed(getpid());
 }
 
-/* What the card holds more than at the mark, and what NVML lists more for this process. */
+/* The increase since the mark: on the card, and in NVML's list for this process. */
 static UNUSED void say_taken(const char *key)
 {
 	printf("%s: held %lld, listed %lld\n", key, held() - before,
 	       listed(getpid()) - before_listed);
 }
 
-/* A module with an array of so many bytes, and a kernel that uses it. */
+/* A module with an array of `bytes`, and a kernel that uses it. */
 static UNUSED const char *with_array(size_t bytes)
 {
 	static char text[1024];
@@ -40,7 +40,7 @@ static UNUSED const char *with_array(size_t bytes)
 	return text;
 }
 
-/* The text of a kernel with that frame, after `text`; its name is "frame" and the size. */
+/* Appends a kernel with that frame to `text`, named "frame" and the size. */
 static UNUSED void add_frame(char *text, size_t room, size_t frame)
 {
 	size_t length = strlen(text);
@@ -55,7 +55,7 @@ static UNUSED void add_frame(char *text, size_t room, size_t frame)
 	         frame, frame);
 }
 
-/* Of one thread, or of `threads`; all of these kernels take a number, or nothing. */
+/* The kernels here take one number or nothing. */
 static UNUSED CUresult launch_block(CUfunction function, unsigned int threads)
 {
 	uint64_t x = 0;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the conformance programs share. Each of them asks the driver a few questions and prints
- * `key: value` lines that do not depend on addresses or time, so that two drivers can be compared
- * line by line. They need a card that nobody else uses, and at most 4 GiB of it; graph and
- * checkpoint fill it.
+ * Shared by the conformance programs. Each calls the driver and prints `key: value` lines that do
+ * not depend on addresses or time, so two drivers can be compared line by line. They need a card
+ * without other users, and at most 4 GiB of it; graph and checkpoint fill it.
  *
- * Everything is here and static, so that gcc, one file and libdl make a program.
+ * Everything is here and static, so gcc, one file and libdl make a program.
  */
 #ifndef CONFORMANCE_H
 #define CONFORMANCE_H
@@ -29,7 +28,7 @@
 
 typedef CUmemGenericAllocationHandle CUhandle;
 
-/* The driver's entry points, under their own names, as pointers that start() fills: those of the
+/* The driver's functions, under their own names, as pointers that start() fills: those of the
  * interceptor's table, and these. */
 #define MORE_ENTRY_POINTS(X)                                                                       \
 	X(cuInit, (unsigned int))                                                                  \
@@ -122,7 +121,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static void stop(const char *for
 	exit(1);
 }
 
-/* The address of a symbol as a function: ISO C has no cast for it. */
+/* Stores a symbol's address as a function pointer: ISO C has no cast for it. */
 static void load(void *library, const char *name, void *pointer)
 {
 	void *symbol = dlsym(library, name);
@@ -192,10 +191,10 @@ static void start_nvml(void)
 		stop("NVML does not know %s", text);
 }
 
-/* Loads both libraries and initialises them; there is no context yet. */
+/* Loads and initializes both libraries, without a context. */
 static UNUSED void start(void)
 {
-	/* A line that is printed stays, whatever the next call does. */
+	/* Keeps printed lines if a later call crashes. */
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	libcuda = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!libcuda)
@@ -216,7 +215,7 @@ static UNUSED CUcontext start_with_context(void)
 	return context;
 }
 
-/* The bytes in use on the card, by everyone. */
+/* The bytes in use on the card, of all processes. */
 static UNUSED long long held(void)
 {
 	nvmlMemory_t memory;
@@ -226,7 +225,7 @@ static UNUSED long long held(void)
 	return (long long)memory.used;
 }
 
-/* What NVML lists for a process; -1: it is not in the list. */
+/* NVML's bytes for a process; -1: not listed. */
 static UNUSED long long listed(int pid)
 {
 	static nvmlProcessInfo_v2_t list[1024];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts: what each one takes of the card, and what goes with it. */
+/* Contexts: the card's memory that each takes, and what is freed with it. */
 #include "conformance.h"
 
 static long long before;
@@ -94,7 +94,7 @@ static void versions(void)
 	MUST(cuCtxSetCurrent(NULL));
 }
 
-/* What a destroyed context takes along: one of each kind of memory. */
+/* One allocation of each kind is freed with its context. */
 static void what_goes(const char *key, bool is_primary)
 {
 	CUmemAllocationProp on_card = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What programs do that grow and shrink by virtual memory management: the patterns of PyTorch's
- * expandable segments, of vLLM's sleep mode, and of pools that reserve more addresses than the card
- * has memory. Every figure is what the card holds more than at the start of its part.
+ * Programs that grow and shrink by virtual memory management: the patterns of PyTorch's expandable
+ * segments, of vLLM's sleep mode, and of pools that reserve more addresses than the card has
+ * memory. Figures are the increase of the card's used memory since the start of their part.
  */
 #include "conformance.h"
 
@@ -38,7 +38,7 @@ static void drop(CUdeviceptr at, size_t size, CUhandle handle)
 	MUST(cuMemRelease(handle));
 }
 
-/* A segment of pieces that grows at its end, gives back its middle, and fills it again. */
+/* A segment of pieces that grows at its end, releases its middle, and fills it again. */
 static void expandable(void)
 {
 	CUhandle handles[MANY];
@@ -57,8 +57,7 @@ static void expandable(void)
 		}
 	}
 	MUST(cuMemsetD8_v2(space, 1, MANY * PIECE));
-	/* The fill goes on after the call, and nothing under it may be unmapped until it is done.
-	 */
+	/* The fill continues after the call; its memory must stay mapped until it is done. */
 	MUST(cuCtxSynchronize());
 	for (size_t i = 16; i < 48; i++)
 		drop(space + i * PIECE, PIECE, handles[i]);
@@ -76,7 +75,7 @@ static void expandable(void)
 	say_held("expandable.end");
 }
 
-/* Several allocations with an address range each. Asleep they keep the addresses alone. */
+/* Several allocations with an address range each. During sleep only the addresses are kept. */
 static void sleep_mode(void)
 {
 	static const size_t sizes[] = {2 * MiB, 48 * MiB, 256 * MiB, 1 * GiB};
@@ -112,10 +111,8 @@ static void sleep_mode(void)
 	say_held("sleep.end");
 }
 
-/*
- * As sleep, but the handles are released while they are mapped: then the mappings alone hold. Does
- * NVML list for the process what it has only mapped?
- */
+/* Like sleep_mode(), but the handles are released while mapped, so only the mappings hold the
+ * memory. Does NVML list it for the process? */
 static void handles_dropped(void)
 {
 	long long own = listed(getpid());
@@ -180,7 +177,7 @@ static CUresult set_access(CUdeviceptr at, size_t size, int flags)
 	return cuMemSetAccess(at, size, &access, 1);
 }
 
-/* Who may use a mapping, and what the driver says of it. */
+/* Access rights of a mapping, and the driver's report of them. */
 static void accesses(void)
 {
 	CUhandle handles[2];
@@ -217,8 +214,8 @@ static void accesses(void)
 
 #define PART (4 * MiB)
 
-/* What is mapped twice is exchanged for other memory below the same addresses, between two
- * neighbours that stay: copied out, unmapped, released, created, mapped and copied back. */
+/* Memory with two mappings is replaced below the same addresses, between two unchanged neighbours:
+ * copied out, unmapped, released, created, mapped and copied back. */
 static void exchange(void)
 {
 	static unsigned char was[PART], is[PART];
@@ -265,7 +262,7 @@ static void exchange(void)
 	say_held("exchange.end");
 }
 
-/* What PyTorch asks for, and what is told of it. */
+/* PyTorch's properties of an allocation, and the driver's report of them. */
 static void asked_for(void)
 {
 	CUmemAllocationProp wanted = on_card, told = {0};

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a program gets that touches addresses without memory, or takes the memory away from under
- * work that runs. The context is of no use afterwards, so each case has a process of its own.
- */
+/* A program accesses addresses without memory, or frees memory in use by running work. The context
+ * is unusable afterwards, so each case has a process of its own. */
 #include "conformance.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define SIZE (64 * MiB)
-#define LARGE (4 * GiB) /* its fill is running for sure when the call returns */
+#define LARGE (4 * GiB) /* surely still being filled when the call returns */
 
 static const CUmemAllocationProp on_card = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
@@ -32,7 +30,7 @@ static CUdeviceptr put(size_t reserved, size_t size)
 	return space;
 }
 
-/* Either call may be the one that tells. */
+/* Either call may return the error. */
 static void fill(const char *key, CUdeviceptr at, size_t size)
 {
 	CUresult filled = cuMemsetD8_v2(at, 1, size), waited = cuCtxSynchronize();

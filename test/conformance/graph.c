@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs that allocate: when they take memory of the card, how much, and when it goes. */
+/* Graphs that allocate: when they take memory of the card, how much, and when it is freed. */
 #include "graphs.h"
 
-/* A graph that frees what it allocates. */
+/* A graph that frees its allocation. */
 static void freed_inside(void)
 {
 	struct chain made = chain();
@@ -30,7 +30,7 @@ static void freed_inside(void)
 	MUST(cuGraphDestroy(made.graph));
 }
 
-/* A graph whose allocation is freed by others. */
+/* A graph with an allocation that others free. */
 static void freed_outside(void)
 {
 	struct chain made = chain();
@@ -81,7 +81,7 @@ static void sizes(void)
 	}
 }
 
-/* Two allocations that live at the same time; and what another graph makes of their memory. */
+/* Two allocations that live at the same time, and the reuse of their memory by another graph. */
 static void pair(const char *key, size_t size)
 {
 	struct chain made = chain(), other = chain();
@@ -255,7 +255,7 @@ static void capture(void)
 	say_result("capture.default_stream", cuStreamBeginCapture_v2(NULL, 2));
 }
 
-/* The highest figures can be set back, to what they are now. */
+/* The highest figures can be reset to the current ones. */
 static void attributes(void)
 {
 	uint64_t none = 0, one = 1;
@@ -269,7 +269,7 @@ static void attributes(void)
 	say("attribute.high_set_back");
 }
 
-/* A graph that frees at each launch what the one before allocated. */
+/* Each launch frees what the previous one allocated. */
 static void auto_free(void)
 {
 	CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
@@ -307,7 +307,7 @@ static void auto_free(void)
 	MUST(cuGraphDestroy(other.graph));
 }
 
-/* The function for all types; and what is left when the context goes. */
+/* The function for all types; and what is left after the context. */
 static void generic(void)
 {
 	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .as.alloc = bytes(MiB)};

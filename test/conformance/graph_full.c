@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A graph that finds less memory free than it needs. What it reserves of the card stays with the
- * process, so this has one of its own.
- */
+/* A graph that finds less free memory than it needs. What it reserves of the card stays with the
+ * process, so this is a program of its own. */
 #include "graphs.h"
 
 static bool is_reserved(void)

@@ -16,7 +16,7 @@ static UNUSED uint64_t attribute(int which)
 	return value;
 }
 
-/* The highest figures stand in brackets. */
+/* The highest figures are in brackets. */
 static UNUSED void say(const char *key)
 {
 	printf("%s: used %llu (%llu), reserved %llu (%llu), held %lld\n", key,
@@ -34,7 +34,7 @@ static UNUSED CUDA_MEM_ALLOC_NODE_PARAMS bytes(size_t size)
 	    .bytesize = size};
 }
 
-/* Nodes that come one after the other. */
+/* Nodes in sequence. */
 struct chain {
 	CUgraph graph;
 	CUgraphNode last;
@@ -86,7 +86,7 @@ static UNUSED void trim(const char *key)
 	say(key);
 }
 
-/* A context, two streams, and what the card holds from then on. */
+/* A context and two streams. Measures from here. */
 static UNUSED void start_graphs(void)
 {
 	CUgraph graph;
@@ -96,7 +96,7 @@ static UNUSED void start_graphs(void)
 	start_with_context();
 	MUST(cuStreamCreate(&first, CU_STREAM_NON_BLOCKING));
 	MUST(cuStreamCreate(&second, CU_STREAM_NON_BLOCKING));
-	/* What the first launch in a stream takes is not this program's matter. */
+	/* Excludes the memory of the first launch in a stream. */
 	MUST(cuGraphCreate(&graph, 0));
 	MUST(cuGraphAddEmptyNode(&node, graph, NULL, 0));
 	exec = instantiate(graph);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Green contexts: what each takes, and what is left when it is destroyed. */
+/* Green contexts: the memory that each takes, and that is left after it. */
 #include "conformance.h"
 
 static long long before;

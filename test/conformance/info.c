@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver and NVML say about the card as a whole, and whether they agree. */
+/* Figures of the whole card by the driver and by NVML, and whether they agree. */
 #include "conformance.h"
 
 static unsigned long long driver_used(void)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuIpc*: for whom memory counts that two processes have open, and how long it lives. */
+/* cuIpc*: which process memory is listed for while two have it open, and how long it lives. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -69,7 +69,7 @@ static void open_all(const struct offer *offer, CUdeviceptr opened[PIECES])
 	say_all("open.again");
 	say_result("open.again.close", cuIpcCloseMemHandle(again));
 	say_all("open.again.closed");
-	/* The first form, which does not open a handle twice. */
+	/* The first version, which does not open a handle twice. */
 	result = cuIpcOpenMemHandle(&again, offer->handles[0], 1);
 	say_result("open.again.v1", result);
 	if (result == CUDA_SUCCESS)

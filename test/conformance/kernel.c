@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Kernels: what they compute, and what a program gets for a launch, for a text or for an address
- * that is not right. After a fault a context is of no use, so each such case has a process of its
- * own.
- */
+/* Kernels: their results, and the errors for wrong launches, texts and addresses. After a fault a
+ * context is unusable, so each such case has a process of its own. */
 #include "code.h"
 
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
 
-/* Nothing of a process without the driver's help is there; 1 TiB is an address that a kernel could
- * write to. */
+/* An address where no process has memory unless the driver maps it. A kernel might be able to write
+ * to 1 TiB. */
 #define UNKNOWN ((CUdeviceptr)64 * 1024)
 
 #define BEGIN(name) ".visible .entry " name "(.param .u64 p, .param .u32 n)\n{\n"
@@ -46,7 +43,7 @@ static const char computing[] = PTX_HEADER
 	" rem.s32 %r9, %r7, 3;\n min.s32 %r10, %r8, %r9;\n setp.lt.s32 %p2, %r6, 0;\n"
 	" selp.b32 %r11, %r10, %r8, %p2;\n mul.hi.u32 %r12, %r11, 65536;\n xor.b32 %r13, %r11, %r12;\n"
 	" st.global.u32 [%rd2], %r13;\n" END
-	/* Backwards, by way of shared memory, in one block. */
+	/* Reversed, through shared memory, in one block. */
 	BEGIN("reverse") " .shared .align 4 .b8 held[4096];\n" REGISTERS
 	" ld.param.u64 %rd1, [p];\n mov.u32 %r2, %tid.x;\n mov.u32 %r4, %ntid.x;\n" ELEMENT
 	" mov.u32 %r6, held;\n shl.b32 %r7, %r2, 2;\n add.u32 %r7, %r6, %r7;\n"
@@ -58,7 +55,7 @@ static const char others[] =
 	BEGIN("total") REGISTERS THREAD " red.global.add.u32 [%rd1], %r2;\n" END
 	BEGIN("write") REGISTERS " ld.param.u64 %rd1, [p];\n st.global.u32 [%rd1], 1;\n" END
 	BEGIN("traps") REGISTERS " trap;\n" END
-	/* Until the host sets what it looks at: never. */
+	/* Runs until the host sets the buffer, which it never does. */
 	BEGIN("endless") REGISTERS " ld.param.u64 %rd1, [p];\nAGAIN:\n ld.volatile.global.u32 %r6, [%rd1];\n"
 	" setp.eq.u32 %p1, %r6, 0;\n @%p1 bra AGAIN;\n" END;
 /* clang-format on */
@@ -100,7 +97,7 @@ static void say_numbers(const char *key, CUresult result, const int *numbers, si
 	printf("\n");
 }
 
-/* Of the kernel alone, on 0, 1, 2, ... */
+/* One kernel, on 0, 1, 2, ... */
 static void compute(const char *name, unsigned grid, unsigned block, uint32_t n, size_t shown)
 {
 	int numbers[256];
@@ -182,7 +179,7 @@ static void launches(void)
 	printf("extra.value: %d\n", value);
 }
 
-/* What the driver knows of a kernel before it is launched. */
+/* A kernel's attributes before its launch. */
 static void described(void)
 {
 	CUfunction bias;
@@ -200,7 +197,7 @@ static void described(void)
 	printf("shared_bytes: %d\n", bytes);
 }
 
-/* Memory of the program that the card may use: a kernel adds to what is there. */
+/* The program's memory, registered with the card: a kernel adds to its contents. */
 static void registered(void)
 {
 	size_t size = 64 * KiB;
@@ -238,7 +235,7 @@ static void few_parameters(void)
 	           cuLaunchKernel(kernel("bias"), 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
 }
 
-/* The answer, and whether the log says something. */
+/* The result, and whether there is a log. */
 static void text(const char *key, const char *ptx)
 {
 	static char log[4096];
@@ -276,7 +273,7 @@ static void texts(void)
 	text("text.next_card", ".version 8.6\n.target sm_100\n.address_size 64\n" PTX_EMPTY);
 }
 
-/* A kernel that does wrong: who is told, and what is left. */
+/* A faulty kernel: which calls return its error, and what still works. */
 static void fault(const char *key, const char *name, CUdeviceptr at)
 {
 	uint32_t n = 1;
@@ -319,7 +316,7 @@ static void trapped(void)
 	fault("fault.trap", "traps", buffer);
 }
 
-/* No other context takes its place in this process. */
+/* A new context does not help this process. */
 static void reset(void)
 {
 	CUcontext context;
@@ -358,7 +355,7 @@ static void say_end(int status)
 		printf("ended with: %d\n", WEXITSTATUS(status));
 }
 
-/* With any argument it also shows the logs, which are of no driver but one. */
+/* With any argument it also prints the logs, which differ between drivers. */
 int main(int count, char **arguments)
 {
 	static void (*const cases[])(void) = {results,        launches, described, registered,

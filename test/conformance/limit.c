@@ -4,7 +4,6 @@
 
 enum { SYNC_DEPTH = 3, PENDING_LAUNCHES = 4, PERSISTING_L2 = 6, COUNT_OF_LIMITS = 12 };
 
-/* A kernel that calls malloc and free, and one that does nothing. */
 static const char ptx[] =
     ".version 6.0\n.target sm_50\n.address_size 64\n"
     ".extern .func (.param .b64 func_retval0) malloc (.param .b64 malloc_param_0);\n"
@@ -19,7 +18,7 @@ static const char ptx[] =
     " ret;\n}\n"
     ".visible .entry kempty()\n{\n ret;\n}\n";
 
-/* A kernel that prints nothing by printf. */
+/* A kernel that calls printf without output. */
 static const char printing[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
     ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n"
@@ -48,7 +47,7 @@ static void set(const char *key, int limit, size_t value)
 	printf("%s: %s, now %zu, held %lld\n", key, name_of(result), now, held() - before);
 }
 
-/* How much is granted may depend on the card and on what is free. */
+/* The largest possible limit may depend on the card and on its free memory. */
 static void set_too_much(const char *key, size_t heap)
 {
 	CUresult result = cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, heap);
@@ -65,7 +64,7 @@ static void launch(CUfunction function)
 	MUST(cuCtxSynchronize());
 }
 
-/* In a fresh context: the FIFO is set before a module that prints is loaded. */
+/* In a fresh context: the FIFO's size is set before a module with printf is loaded. */
 static void fifo(void)
 {
 	CUmodule module;
@@ -133,7 +132,7 @@ int main(void)
 	MUST(cuModuleLoadData(&module, ptx));
 	MUST(cuModuleGetFunction(&allocates, module, "kmalloc"));
 	MUST(cuModuleGetFunction(&empty, module, "kempty"));
-	/* What the module itself takes is not asked. */
+	/* Without the module's own memory. */
 	launch(empty);
 	before = held();
 	launch(allocates);
@@ -144,7 +143,7 @@ int main(void)
 	set("used.heap_16MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 16 * MiB);
 	set("used.heap_256MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MiB);
 
-	/* Does the next primary context begin afresh? */
+	/* Does the next primary context start with the defaults? */
 	MUST(cuDevicePrimaryCtxReset_v2(0));
 	MUST(cuDevicePrimaryCtxRetain(&(CUcontext){NULL}, 0));
 	before = held();

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A program that is linked with libcuda, without a dlopen or dlsym of its own: the third way to
- * the driver's functions. It names them as CUDA's header does, with the version in the symbol.
- */
+/* The third way to the driver's functions: linked with libcuda, without dlopen or dlsym. The
+ * program names them as CUDA's header does, with the version in the symbol. */
 #include "../../interceptor/cuda_abi.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What many small things take together: streams, events, the nodes of a graph. */
+/* Memory of many small objects: streams, events, the nodes of a graph. */
 #include "code.h"
 
 #define STREAMS 1000

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Code is memory, too: what modules with arrays take, when, and when it is given back. The program
- * starts itself again with an eager driver: how it loads is decided once per process.
- */
+/* Memory of code: what modules with arrays take, when, and when it is freed. The program runs
+ * itself again with eager loading, which the driver reads once per process. */
 #define _GNU_SOURCE
 #include "code.h"
 
 #define ARRAY (512 * MiB)
 
-/* Keys of an eager driver's lines begin with "eager.". */
+/* Keys of lines with eager loading begin with "eager.". */
 static const char *mode = "";
 
 static void say_key(const char *key)
@@ -63,7 +61,7 @@ static void links(void *image)
 	say_key("link.unloaded");
 }
 
-/* From its first use in a context on a library is a module there. */
+/* After its first use in a context a library is a module there. */
 static void libraries(const char *name, const void *image)
 {
 	CUlibrary library;
@@ -177,8 +175,8 @@ static void run_graph(const char *prefix, CUgraph graph, CUstream stream)
 	MUST(cuGraphDestroy(graph));
 }
 
-/* A kernel's handle is of no context: which it is launched in, and when its library is loaded
- * there. The first context is the current one. */
+/* A kernel's handle belongs to no context: which one it is launched in, and when its library is
+ * loaded there. The first context is the current one. */
 static void handles(CUcontext first)
 {
 	CUDA_KERNEL_NODE_PARAMS params;
@@ -244,7 +242,7 @@ static void handles(CUcontext first)
 	MUST(cuCtxSetCurrent(first));
 }
 
-/* Up to 1 MiB they share blocks; above it each has its own. */
+/* Up to 1 MiB they share blocks; larger ones have their own. */
 static void sizes(void)
 {
 	CUmodule modules[40];
@@ -272,7 +270,7 @@ static void sizes(void)
 #define CODES 100
 #define CODE_STEPS 4000
 
-/* Kernels of 64 KiB each or so: CODES of them, `code0` to `code99`. */
+/* Kernels of about 64 KiB each: CODES of them, `code0` to `code99`. */
 static char *with_code(void)
 {
 	size_t room = (size_t)CODES * (CODE_STEPS * 40 + 1000), length;
@@ -297,7 +295,7 @@ static char *with_code(void)
 	return text;
 }
 
-/* Code itself, not arrays: when is that of a function taken that others stand beside? */
+/* Code without arrays: when does a function's code take memory, if others surround it? */
 static void large_code(void)
 {
 	char *text = with_code(), name[16];
@@ -336,7 +334,7 @@ static void large_code(void)
 	free(text);
 }
 
-/* Which questions about a kernel's handle load its library. */
+/* Which queries of a kernel's handle load its library. */
 static void questions(void)
 {
 	CUlibrary library;
@@ -407,7 +405,7 @@ static void managed(CUcontext first)
 	MUST(cuCtxSetCurrent(first));
 }
 
-/* What does not fit: too large for any card of today. */
+/* Arrays that are too large for any current card. */
 static void refusals(void)
 {
 	CUmodule module;
@@ -444,7 +442,7 @@ int main(int argc, char **argv)
 	managed(context);
 	questions();
 	refusals();
-	/* In a process of its own that inherits nothing of the driver's. */
+	/* In a new process that inherits nothing of the driver. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	execl("/proc/self/exe", argv[0], "eager", (char *)NULL);
 	stop("execl failed");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Driver truth: what NVML says that this process holds, against what it did; and NVML's forms. */
+/* Driver truth: NVML's bytes for this process, after each of its calls; and NVML's protocols. */
 #include "conformance.h"
 
 #include <unistd.h>
 
 #define MANY 1024
 
-/* -1: this process is not in the list. */
+/* -1: this process is not listed. */
 static long long own_bytes(void)
 {
 	static nvmlProcessInfo_v2_t list[MANY];
@@ -33,7 +33,7 @@ static long long own_bytes(void)
 		       count == 1 && list[0].pid == (unsigned int)getpid());                       \
 	} while (0)
 
-/* The forms of the lists, while this process is the only one. */
+/* The protocol of the lists, while this process is the only one. */
 static void lists(void)
 {
 	static nvmlProcessDetail_v1_t entries[MANY];
@@ -85,7 +85,7 @@ static void memory_versions(void)
 	       nvmlDeviceGetMemoryInfo_v2(nvml_device, NULL));
 }
 
-/* Who was busy is a matter of chance; the protocol is not. */
+/* Utilization is not reproducible; its protocol is. */
 static void utilization(void)
 {
 	nvmlProcessesUtilizationInfo_v1_t info = {.version = NVML_PROCESSES_UTILIZATION_INFO_V1};
@@ -145,7 +145,7 @@ int main(void)
 	MUST(cuDevicePrimaryCtxRelease_v2(0));
 	printf("own.context_released: %lld\n", own_bytes());
 
-	/* For whom managed memory counts, and what outlives its context. */
+	/* Which process managed memory is listed for, and what outlives its context. */
 	MUST(cuDevicePrimaryCtxRetain(&context, 0));
 	MUST(cuCtxSetCurrent(context));
 	start_bytes = own_bytes();

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What becomes of a dead process's memory while a child that it forked lives on: one that has its
- * descriptors still, and one that has called execve.
- */
+/* Memory of a process that exited while a forked child lives: one that still has its descriptors,
+ * and one that has called execve. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -12,11 +10,11 @@
 
 static struct peer forks;
 
-/* Forks a child that lives until the first process lets it; returns when it has become what it will
- * be. */
+/* Forks a child that lives until the first process ends it; returns once the child has called
+ * execve, if it does. */
 static void leave_child(int socket, bool executes)
 {
-	int begun[2]; /* which an execve closes, too */
+	int begun[2]; /* close-on-exec */
 	char byte;
 	pid_t child;
 
@@ -39,7 +37,7 @@ static void leave_child(int socket, bool executes)
 	give(socket, &child, sizeof(child));
 }
 
-/* It takes memory before it forks, and after that. */
+/* Allocates before and after the fork. */
 static void be_parent(int socket, bool executes)
 {
 	CUdeviceptr early, late;
@@ -60,11 +58,11 @@ static void be_one_that_forks(int socket)
 
 static void be_one_whose_child_executes(int socket)
 {
-	close(forks.socket); /* else the other one's child would live as long as this */
+	close(forks.socket); /* otherwise the other one's child would live as long as this */
 	be_parent(socket, true);
 }
 
-/* What there is of the parent: as when it lived, nothing as before it came, or something else. */
+/* The parent's memory: as while it lived, as before it started, or something else. */
 static void say(const char *key, const struct peer *parent, const long long *alive, long long empty)
 {
 	long long pid = listed(parent->pid), card = held();
@@ -78,8 +76,8 @@ static void say(const char *key, const struct peer *parent, const long long *ali
 	                          : "otherwise");
 }
 
-/* The end of a dead process's child, which is ours if we may be its reaper (qemu-user knows nothing
- * of that), and else is seen to be gone, or is given five seconds. */
+/* Waits for the child of an exited process: as its reaper, or by watching it (qemu-user has no
+ * subreapers), for at most five seconds. */
 static void await_end(pid_t child)
 {
 	if (waitpid(child, NULL, 0) == child)
@@ -117,7 +115,7 @@ int main(void)
 {
 	struct peer executes;
 
-	prctl(PR_SET_CHILD_SUBREAPER, 1); /* so that an orphan's end can be waited for */
+	prctl(PR_SET_CHILD_SUBREAPER, 1); /* to wait for orphans */
 	forks = start_peer(be_one_that_forks);
 	executes = start_peer(be_one_whose_child_executes);
 	start();

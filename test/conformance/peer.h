@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * For the conformance programs of two processes: a second one that is forked before the first uses
- * the driver, and a socket between the two. They take turns, so that their lines always come in the
- * same order.
- */
+/* For the conformance programs of two processes: the second is forked before the first uses the
+ * driver, with a socket between them. They take turns, so their lines have a fixed order. */
 #ifndef CONFORMANCE_PEER_H
 #define CONFORMANCE_PEER_H
 
@@ -31,7 +28,7 @@ static UNUSED struct peer start_peer(void (*play)(int socket))
 	if (peer.pid == -1)
 		stop("fork failed");
 	if (peer.pid == 0) {
-		/* Whatever stops the first, the card is free then. */
+		/* Frees the card however the first process ends. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(ends[0]);
 		play(ends[1]);
@@ -119,7 +116,7 @@ static UNUSED int receive_file(int from)
 	return fd;
 }
 
-/* What both processes and the card had when measure_from_here() was called. */
+/* The figures of both processes and the card when measure_from_here() was called. */
 static struct {
 	struct peer *peer;
 	long long peers, own, card;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The pools that CUDA 13.0 has for each location and kind of memory: which there are, and what an
- * allocation from each takes of the card.
- */
+/* The pools that CUDA 13.0 has for each location and kind of memory: which ones exist, and the
+ * card's memory for an allocation from each. */
 #include "conformance.h"
 
 #include <unistd.h>
@@ -27,7 +25,7 @@ static void say(CUmemoryPool pool, const char *place, const char *what)
 	       held() - before, listed(getpid()) - before_listed);
 }
 
-/* Named ones of younger drivers would be told of. */
+/* Reports attributes of newer drivers, if there are any. */
 static void younger_attributes(CUmemoryPool pool, const char *place)
 {
 	printf("%s.attributes:", place);
@@ -82,7 +80,7 @@ static void place(int location_type, const char *location_name, int type, const 
 	younger_attributes(fallback, name);
 }
 
-/* What is current when the pool that was made so is destroyed. */
+/* The current pool after the custom current one is destroyed. */
 static void current(void)
 {
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED,
@@ -105,7 +103,7 @@ static void current(void)
 	printf("current.destroyed.default: %d\n", now == fallback);
 }
 
-/* A pool that grows while something is in it: what is left of its last step is used first. */
+/* A pool that grows while in use first uses the rest of its last step. */
 static void growth(int type, const char *name)
 {
 	CUmemPoolProps properties = {.allocType = type,

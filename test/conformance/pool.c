@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory pools: how what they reserve grows and shrinks. */
+/* Memory pools: how their reservations grow and shrink. */
 #include "conformance.h"
 
 static uint64_t attribute(CUmemoryPool pool, int which)
@@ -29,7 +29,7 @@ static void set_reuse(CUmemoryPool pool, int allowed)
 		MUST(cuMemPoolSetAttribute(pool, which, &allowed));
 }
 
-/* One allocation at a time: while it lives, when it is freed, after a wait. */
+/* Single allocations: while it lives, after its free, after a synchronization. */
 static void sizes(CUmemoryPool pool, CUstream stream)
 {
 	static const size_t list[] = {1,        512,       513,          1 * MiB,    2 * MiB + 1,
@@ -111,7 +111,7 @@ static void threshold(CUmemoryPool pool, CUstream stream)
 	say(pool, "threshold.back_to_0.trimmed", before);
 }
 
-/* Which calls let an unused reservation go. */
+/* Which calls release unused reservations. */
 static void waits(CUmemoryPool pool, CUstream stream, CUstream other)
 {
 	long long before = held();
@@ -137,7 +137,7 @@ static void waits(CUmemoryPool pool, CUstream stream, CUstream other)
 	MUST(cuEventDestroy_v2(event));
 }
 
-/* What one stream freed, asked for by another. */
+/* One stream's freed memory, requested by another. */
 static void two_streams(CUmemoryPool pool, CUstream first, CUstream second)
 {
 	uint64_t keep = UINT64_MAX;
@@ -202,7 +202,7 @@ static void destroyed_pool(CUmemoryPool fallback, CUstream stream)
 	printf("destroyed.1_waited: held %lld\n", held() - before);
 }
 
-/* Pools that the program makes: destroyed while in use, limited, on the host. */
+/* Pools that the program creates: destroyed while in use, limited, on the host. */
 static void own_pool(CUstream stream)
 {
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -243,7 +243,7 @@ static void own_pool(CUstream stream)
 
 #define MANY 1000
 
-/* How many of the same kind there can be: each takes addresses for what it may become. */
+/* The possible number of pools of a kind: each reserves addresses for its growth. */
 static void many_pools(void)
 {
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -270,7 +270,7 @@ static void many_pools(void)
 	}
 }
 
-/* Whose memory the card takes as if it had been touched, and gives back late. */
+/* The card takes a managed pool's memory as if it had been touched, and frees it late. */
 static void managed_pool(CUstream stream)
 {
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED,

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuGetProcAddress: is what it returns always the address of an exported symbol, and of which?
- * The interceptor recognises a function by that address, so a "none" here is a hole.
+ * cuGetProcAddress: is its result always the address of an exported symbol, and of which? The
+ * interceptor recognizes functions by that address, so a "none" here bypasses it.
  *
- * One line per name: "2000 cuMemAlloc, 3020 cuMemAlloc_v2" says what the first version gets, and
- * the first that gets something else. "any": the same for the flags 0, 1 (legacy default stream)
- * and 2 (per-thread); otherwise it is said for each.
+ * One line per name: "2000 cuMemAlloc, 3020 cuMemAlloc_v2" has the result for the first version,
+ * and each version from which it differs. "any": the same for the flags 0, 1 (legacy default
+ * stream) and 2 (per-thread); otherwise each has its own line.
  */
 #include "conformance.h"
 
-/* Every entry point through which memory of a card is taken, given back or asked about. */
+/* Every function that allocates, frees or reports memory of a card. */
 static const char *const names[] = {
     "cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemFree", "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolCreate", "cuMemPoolDestroy",
@@ -50,7 +50,7 @@ static void say_exports(const char *name)
 	}
 }
 
-/* The answer to a name, a version and flags; `old` is that of the form with four arguments. */
+/* The result for a name, a version and flags; `old` is that of the function with four arguments. */
 struct answer {
 	void *address, *old_address;
 	CUresult result, old_result;
@@ -72,7 +72,7 @@ static bool is_same(const struct answer *a, const struct answer *b)
 	       a->result == b->result && a->old_result == b->old_result && a->status == b->status;
 }
 
-/* All exported forms of the name whose address this is. */
+/* All exported versions of the name with this address. */
 static void say_symbols(const char *name, const void *address)
 {
 	bool any = false;
@@ -90,7 +90,7 @@ static void say_symbols(const char *name, const void *address)
 		printf(" none");
 }
 
-/* In brackets whatever is not a plain success: result, status, and how the old form differs. */
+/* Brackets have all but a plain success: result, status, and differences of the old function. */
 static void say_answer(const char *name, const struct answer *answer)
 {
 	const char *mark = " (";
@@ -118,7 +118,7 @@ static void say_answer(const char *name, const struct answer *answer)
 		printf(")");
 }
 
-/* Each answer once, with the first version that gets it, as the version rises. */
+/* Each result once, with the lowest version that has it. */
 static void say_answers(const char *name, const char *key, const struct answer *answers)
 {
 	printf("; %s:", key);

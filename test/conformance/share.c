@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Physical memory and pools as files: what holds the memory, and for whom it counts.
- */
+/* Physical memory and pools as files: what holds the memory, and which process it is listed for. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -29,7 +27,7 @@ static void say_own(const char *key, long long base, long long card)
 	printf("%s: own %+lld, card %+lld\n", key, listed(getpid()) - base, held() - card);
 }
 
-/* Handles, imports and files of one process: which of them counts, and which holds. */
+/* Handles, imports and files of one process: which of them are counted, and which hold memory. */
 static void alone(void)
 {
 	long long base = listed(getpid()), card = held();

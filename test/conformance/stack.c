@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Local memory: a kernel's frame times all threads that the card can run at a time. When it is
- * taken, how long it stays, and what the limit of the stack has to do with it. Up to 3960 MiB are
- * taken.
- */
+/* Local memory: a kernel's frame times all threads that the card can run at a time. When it is
+ * taken, how long it stays, and the effect of the stack limit. Up to 3960 MiB are taken. */
 #include "code.h"
 
 static const size_t frames[] = {1024, 4096, 16384};
@@ -42,7 +39,7 @@ static void set(const char *key, size_t limit)
 	say_limit(key);
 }
 
-/* By one thread and by 1024: how many run does not matter. */
+/* By one thread and by 1024: the number of threads does not matter. */
 static void launches(CUmodule module)
 {
 	for (size_t i = 0; i < COUNT(frames); i++) {
@@ -65,7 +62,7 @@ static void launches(CUmodule module)
 	}
 }
 
-/* One whose kernel is then changed to one with a larger frame. */
+/* A graph's kernel is replaced by one with a larger frame. */
 static void graphs(CUmodule module)
 {
 	CUfunction function = function_of(module, "frame4096");
@@ -136,7 +133,7 @@ static void lower(CUcontext first, CUcontext second)
 	MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
 }
 
-/* In which context a stack is that is taken while another one is current. */
+/* The context of a stack that is taken while another context is current. */
 static void elsewhere(CUcontext first)
 {
 	static char text[4096] = PTX_HEADER;

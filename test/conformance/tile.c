@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sparse arrays: what their tiles look like, and how long memory lives that is mapped into them. */
+/* Sparse arrays: their tiles, and how long memory lives that is mapped into them. */
 #include "conformance.h"
 
 #include <unistd.h>
@@ -76,8 +76,8 @@ static CUresult run(CUarray array, unsigned column, CUhandle memory)
 	return result;
 }
 
-/* Memory under the first two tiles, released, then unmapped tile by tile; and once more, under an
- * array that is destroyed. */
+/* Memory under the first two tiles, released, then unmapped tile by tile; and again, under an array
+ * that is destroyed. */
 static void lifetimes(void)
 {
 	CUDA_ARRAY3D_DESCRIPTOR shape = {

@@ -53,7 +53,7 @@ static void sizes(void)
 	say_result("release.unknown", cuMemRelease(0));
 }
 
-/* Every order in which handle, mapping and address space can go. */
+/* Every order in which handle, mapping and address space can be freed. */
 static void lifetimes(CUdeviceptr space)
 {
 	CUhandle handle, again;
