@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# aarch64.sh [--quick]: compile the C code for aarch64, check the library's symbols, and run the interceptor's tests and the conformance programs
-# under qemu-user, in slices of this machine's own enforcer. (test/ledger runs the ledger's race under qemu.) --quick leaves out the tests that
-# race for seconds: they test algorithms, which are the same on both machines.
+# aarch64.sh [--quick]: compile the C code for aarch64, check the library's symbols, and run the interceptor's tests and the conformance
+# programs under qemu-user, in slices of this machine's own enforcer. (test/ledger runs the ledger's race under qemu.) --quick leaves out
+# the tests that race for seconds: the algorithms that they test do not depend on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
@@ -32,7 +32,7 @@ check() { # NAME COMMAND…
 		failed=$((failed + 1))
 	fi
 }
-# In a file's flags the kernel shows O_LARGEFILE, whose number is another on each machine.
+# The kernel's O_LARGEFILE in a file's flags has a different value on each machine.
 conformance() {
 	FAKECUDA_STATE=$dir/card test/conformance/run.sh "$dir/conformance" >"$dir/seen" || true
 	local keyed=test/conformance/keyed.awk expected=test/conformance/expected
@@ -42,14 +42,14 @@ conformance() {
 		diff -u "$dir/expected" "$dir/keyed"
 }
 
-# By the Makefile's own rules, in directories of their own.
+# By the Makefile's own rules, in separate directories.
 make --no-print-directory CC="$cc" FAKECUDA_BIN="$dir/fakecuda" FAKECUDA_OBJ="$dir/obj" INTERCEPTOR="$dir/libgpuslice.so" \
 	"$dir/libgpuslice.so" "$dir/fakecuda/libcuda.so.1" "$dir/fakecuda/libnvidia-ml.so.1" "$dir/fakecuda-11.2/libcuda.so.1"
 make --no-print-directory CC="$cc" CONFORMANCE_BIN="$dir/conformance" conformance
 check "symbols" test/check-symbols.sh "$dir/libgpuslice.so" interceptor/exports.txt
 check "conformance" conformance
 
-# The tests are this machine's, and so is cgo's cc; what they compile is not.
+# The tests and cgo's compiler are this machine's; the compiled programs are not.
 "$go" build -trimpath -buildvcs=false -o "$dir/report" ./test/report
 "$go" test -c -buildvcs=false -o "$dir/tests" ./test/interceptor
 (cd test/interceptor && CC=$cc "$go" tool test2json -t -p test/interceptor "$dir/tests" -test.v=test2json -test.timeout=24m "${flags[@]}") 2>&1 |

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Generate again what is generated, and say what changed. Works on a copy: the working tree is not touched.
+# Regenerate generated files in a copy of the tree, and report differences.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
@@ -10,7 +10,7 @@ trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/before"
 tar --exclude='./.*' --exclude=./bin -cf - . | tar -xf - -C "$copy/before"
 cp -r "$copy/before" "$copy/after"
-# What is generated is emptied first: a generator that writes nothing is seen.
+# Generated files are emptied first, to notice a generator that writes nothing.
 marked() { # GREP ARGUMENT…: the files of the copy that match
 	(cd "$copy/after" && grep -rlE "$@" .) || {
 		echo "check-generated: found nothing that says it is generated" >&2
@@ -25,7 +25,7 @@ for file in "${generated[@]}"; do
 	: >"$copy/after/$file"
 done
 for file in "${programs[@]}"; do
-	rm "$copy/after/$file" # an empty one is no Go at all
+	rm "$copy/after/$file" # an empty file is no valid Go
 done
 make -s -C "$copy/after" GO="$go" generate
 rm -r "$copy/after/.cache"

@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# confined.sh UNIT ROOT COMMAND…: runs a command as a systemd unit says, as far as that goes without systemd: with its mounts,
-# capabilities and NoNewPrivileges. Its ReadWritePaths are below ROOT. The calls that it may make are not looked at here. A line of
-# the unit that is not known here is an error, so that nobody adds one that is not tried.
+# confined.sh UNIT ROOT COMMAND…: runs a command with the confinement of a systemd unit that works without systemd: its mounts, capabilities
+# and NoNewPrivileges. Its ReadWritePaths are below ROOT. Its system call filter is not tested here. An unknown line of the unit is an
+# error, so every new setting gets tested.
 set -euo pipefail
 if [ "${GPUSLICE_CONFINED:-}" != inside ]; then
 	GPUSLICE_CONFINED=inside exec unshare --mount --uts "$0" "$@"
@@ -12,7 +12,7 @@ unset GPUSLICE_CONFINED
 unit=$1 root=$2
 shift 2
 
-# Paths, and whether what is below them can be written, of which the longest holds: what one setting leaves open another may close.
+# Paths, and whether the files below them can be written. The longest path applies, since one setting may reopen another's.
 declare -A may
 open() {
 	local path
@@ -53,11 +53,11 @@ while IFS='=' read -r key value; do
 		privileges+=("--bounding-set=-all,+${value// /,+}" --inh-caps=-all)
 		;;
 	NoNewPrivileges=yes) privileges+=(--no-new-privs) ;;
-	# Calls: whoever runs this looks at those that are made.
+	# The caller checks the system calls.
 	SystemCall*=* | Restrict*=yes | RestrictAddressFamilies=* | LockPersonality=yes | MemoryDenyWriteExecute=yes) ;;
 	PrivateMounts=yes) ;;   # unshare has made a mount namespace
 	ProtectHostname=yes) ;; # a UTS namespace of its own, and a filter
-	# What is no confinement.
+	# Settings that do not confine.
 	Type=* | ExecStart=* | Restart*=* | KillMode=* | *Directory=* | *DirectoryMode=* | RuntimeDirectoryPreserve=* | WatchdogSec=* | \
 		LimitNOFILE=* | MemoryMax=* | TasksMax=* | OOMScoreAdjust=* | KeyringMode=private) ;;
 	*)
@@ -67,7 +67,7 @@ while IFS='=' read -r key value; do
 	esac
 done <<<"$settings"
 
-# Cgroups as on most hosts of today, as test/cgroup2.sh has them.
+# A unified cgroup hierarchy, as test/cgroup2.sh mounts it.
 if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then
 	umount -R /sys/fs/cgroup
 	mount -t cgroup2 none /sys/fs/cgroup
@@ -82,7 +82,7 @@ while read -r mount; do
 	until [ -n "${may[$at]:-}" ] || [ "$at" = / ]; do
 		at=$(dirname "$at")
 	done
-	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount" || ! mountpoint -q "$mount" # it has gone this moment
+	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount" || ! mountpoint -q "$mount" # it was just unmounted
 done <<<"$mounts"
 for path in "${hidden[@]}"; do
 	if [ -d "$path" ] && [ ! -L "$path" ]; then

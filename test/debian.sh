@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2164,SC2312
 #
-# To be sourced, with `set -e`: root filesystems of Debian and Ubuntu, made once by debootstrap and kept, and what runs as the first process of one that is thrown away.
+# To be sourced, with `set -e`: root filesystems of Debian and Ubuntu, which debootstrap makes once, and commands that run as the first
+# process of a temporary one.
 
-# debian_made BASE SUITE PACKAGES: make the directory BASE, unless it is there. Who comes at the same time waits.
+# debian_made BASE SUITE PACKAGES: make the directory BASE, unless it exists. A concurrent caller waits.
 debian_made() {
 	local base=$1 mirror log kind=debian script=/usr/share/debootstrap/scripts/$2
 	mkdir -p "${base%/*}"
@@ -11,7 +12,7 @@ debian_made() {
 	flock 9
 	if [ ! -e "$base" ]; then
 		echo "making a $2 in $base"
-		# Ubuntu's suites share a script, also those that this debootstrap does not know yet; all of its packages are in two components.
+		# Ubuntu's suites share a script, also those that this debootstrap does not know; all of its packages are in two components.
 		if [ ! -e "$script" ] || [ "$(readlink -f "$script")" = "${script%/*}/gutsy" ]; then
 			kind=ubuntu script=${script%/*}/gutsy
 		fi
@@ -32,8 +33,8 @@ debian_made() {
 	flock -u 9
 }
 
-# debian_enter BASE WORK WORD…: become init of new namespaces, in a root filesystem over BASE that is gone with them, and run
-# /test/inside.sh WORD… there; /test is WORK/test.
+# debian_enter BASE WORK WORD…: become init of new namespaces, in a temporary root filesystem over BASE, and run /test/inside.sh WORD…
+# there; /test is WORK/test.
 debian_enter() {
 	local base=$1 work=$2 root=$2/root
 	shift 2

@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fuzz.sh [TIME [NAME]]: run each fuzz target of the tree, or those that are called like NAME, for TIME (10s; 10m). Those of
-# Go are in its tests; those of C are test/fuzz/NAME.c, for libFuzzer, with the sanitizers of addresses and of
-# undefined behaviour. What a target fails on is kept where the next run, and `go test`, begin with it: testdata/fuzz beside
-# Go's, test/fuzz/corpus for C. The table at the end says how long each ran and how much it tried.
+# fuzz.sh [TIME [NAME]]: run each fuzz target of the tree, or those with NAME in their names, for TIME (10s; 10m). Go's targets are in its
+# tests; C's are test/fuzz/NAME.c, for libFuzzer, with the address and undefined behaviour sanitizers. Failing inputs are kept where the
+# next run, and `go test`, start with them: testdata/fuzz for Go, test/fuzz/corpus for C. The table at the end has each target's time and
+# number of tries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
@@ -15,7 +15,7 @@ trap 'rm -rf "$dir"' EXIT
 passed=0 failed=0
 table=()
 
-# What C targets are linked with, beside what they include.
+# Linked with C targets, beside their includes.
 declare -A with=([attach]="interceptor/ledger.c interceptor/charge.c"
 	[image]="interceptor/image.c"
 	[ptx]="test/fakecuda/image.c test/fakecuda/jit.c $(echo test/fakecuda/ptx*.c)")
@@ -52,7 +52,7 @@ while IFS=: read -r file target; do
 	[[ ${file%/*}.$target == *"$name"* ]] || continue
 	begin=$SECONDS status=0
 	"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./${file%/*}" >"$dir/log" 2>&1 || status=$?
-	# Now and then Go calls the end of the time a failure; a real one has an input.
+	# Go sometimes reports the end of the time as a failure; a real failure has an input.
 	if [ "$status" != 0 ] && grep -q '^    context deadline exceeded$' "$dir/log" && ! grep -q 'Failing input' "$dir/log"; then
 		status=0
 	fi

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls of the driver that are measured, each a few lines: what is timed, and what is not. */
+/* The measured calls of the driver: what is timed, and what is not. */
 #define _GNU_SOURCE
 #include "calls.h"
 
@@ -145,7 +145,7 @@ static bool can_map(void)
 	return true;
 }
 
-/* Of a handle that was made by the way that maps it. */
+/* Maps a handle that was created in the measured way. */
 static void map_before(int n)
 {
 	(void)n;
@@ -235,7 +235,7 @@ static void nvml_info(int i)
 	CALL(nvmlDeviceGetMemoryInfo, card, &memory);
 }
 
-/* Text, which the driver compiles once. */
+/* PTX, which the driver compiles once. */
 static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
                           ".visible .entry nothing()\n{\n ret;\n}\n";
 
@@ -265,8 +265,8 @@ static void launch(int i)
 	CALL(cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
 }
 
-/* By a library's kernel, in a process with a second context, in which the library is not loaded: as
- * where a process has several devices and uses one. */
+/* A library's kernel, in a process with a second context where the library is not loaded: as in a
+ * process that has several devices and uses one. */
 static void *kernel_of_library;
 
 static bool can_launch_kernel(void)
@@ -293,7 +293,7 @@ static void launch_kernel(int i)
 
 static CUgraphExec graph;
 
-/* Without a node that allocates: there is nothing to charge, and so nothing to look for. */
+/* A graph without allocations: nothing is charged. */
 static bool can_graph(void)
 {
 	CUgraph recorded;
@@ -356,7 +356,7 @@ static const struct call *const calls[] = {
     &call_ipc,
     &(const struct call){.name = "cuMemGetInfo", .once = info},
     &(const struct call){.name = "nvmlDeviceGetMemoryInfo", .can = can_nvml, .once = nvml_info},
-    /* The driver's queue holds about a thousand launches: one more waits. */
+    /* The driver queues about a thousand launches; one more waits. */
     &(const struct call){.name = "cuLaunchKernel, empty",
                          .can = can_launch,
                          .most = 500,
@@ -369,7 +369,7 @@ static const struct call *const calls[] = {
                          .after = wait_for_all},
     &(const struct call){.name = "cuStreamSynchronize, idle", .once = synchronize},
     &(const struct call){.name = "cuModuleLoadData + cuModuleUnload, small", .once = load},
-    /* The last: the context stays. */
+    /* Last, as its context stays. */
     &(const struct call){.name = "cuLaunchKernel, one of two contexts",
                          .can = can_launch_kernel,
                          .most = 500,
@@ -392,8 +392,8 @@ static void show(const struct call *call, double milliseconds)
 	fflush(stdout);
 }
 
-/* Whether a call is one of those that are wanted: each text names those that have it in their name;
- * NULL ends them, and none wants all. */
+/* Returns whether a call is selected: its name contains one of the texts, which NULL ends. Without
+ * texts all are. */
 static int wanted(const struct call *call, char *const *texts)
 {
 	for (char *const *text = texts; *text; text++)
@@ -404,7 +404,7 @@ static int wanted(const struct call *call, char *const *texts)
 
 void calls_measure(double milliseconds, char *const *texts)
 {
-	/* The primary context is made and destroyed before it is kept. */
+	/* The primary context is measured before it is retained. */
 	CALL(cuInit, 0);
 	if (wanted(&call_context, texts))
 		show(&call_context, milliseconds);

@@ -2,10 +2,8 @@
 #ifndef BENCH_COLD_H
 #define BENCH_COLD_H
 
-/*
- * The first 20,000 small allocations of a process by each way, and their frees, a line of JSON for
- * each: no map has grown then, and no page was touched. Nothing is left out of the averages.
- */
+/* The first 20,000 small allocations of a process by each way, and their frees, a line of JSON for
+ * each: no map has grown and no page was touched before. Averages include every call. */
 void cold_measure(void);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the interceptor adds to calls of the CUDA driver: see measure.h for how, calls.h, cold.h,
- * oneway.h, live.h and siblings.h for what. A line of JSON per result; bench.py runs this, in
- * slices and outside.
+ * The interceptor's cost for calls of the CUDA driver. measure.h has the method; calls.h, cold.h,
+ * oneway.h, live.h and siblings.h have the subjects. A line of JSON per result; bench.py runs this,
+ * in slices and outside.
  *
- * cost calls MILLISECONDS             each call, in batches of about so long
+ * cost calls MILLISECONDS             each call, in batches of about MILLISECONDS
  * cost live MOST MILLISECONDS         against the number of live allocations
  * cost siblings MOST MILLISECONDS     against the number of processes
  * cost start                          cuInit and the first context
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
 		cold_measure();
 	else if (strcmp(what, "runtime") == 0 && first > 0)
 		oneway_measure_runtime(first);
-	/* What this program starts itself as. */
+	/* This program starts itself as these. */
 	else if (strcmp(what, "export") == 0)
 		ipc_export();
 	else if (strcmp(what, "sibling") == 0 && argc == 5)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The driver by two ways in one process: its own functions, found in the library itself behind
- * whatever stands in for them, and those that a program gets. Outside a slice both are the same.
- */
+/* The driver twice in one process: its own functions, found in the library itself behind any
+ * interposed ones, and those that a program gets. Outside a slice they are the same. */
 #ifndef BENCH_DRIVER_H
 #define BENCH_DRIVER_H
 
@@ -13,10 +11,8 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/*
- * FUNCTION(member, exported name, arguments). Without a NEEDED one there is nothing to measure; an
- * OPTIONAL one that is not there only leaves out its rows.
- */
+/* FUNCTION(member, exported name, arguments). A missing NEEDED function ends the program; a
+ * missing OPTIONAL one leaves out its rows. */
 #define DRIVER_FUNCTIONS(NEEDED, OPTIONAL)                                                         \
 	NEEDED(cuInit, "cuInit", (unsigned int))                                                   \
 	NEEDED(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *, CUdevice))                      \
@@ -71,7 +67,7 @@
 	         (CUdeviceptr *, CUipcMemHandle, unsigned int))                                    \
 	OPTIONAL(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (CUdeviceptr))
 
-/* The same of NVML, all optional: the library need not be there. */
+/* The same for NVML, all optional: the library may be missing. */
 #define NVML_FUNCTIONS(OPTIONAL)                                                                   \
 	OPTIONAL(nvmlInit, "nvmlInit_v2", (void))                                                  \
 	OPTIONAL(nvmlDeviceGetHandleByIndex, "nvmlDeviceGetHandleByIndex_v2",                      \
@@ -85,30 +81,29 @@ struct driver {
 #undef MEMBER
 };
 
-extern struct driver own, program; /* the driver's own functions; what a program gets */
-extern const struct driver *way;   /* the one of the two that is measured now */
+extern struct driver own, program; /* the driver's own functions; those that a program gets */
+extern const struct driver *way;   /* the one of the two that is being measured */
 
-/* Whether there is such an optional function, either way. */
+/* An optional function exists in both. */
 #define DRIVER_CAN(member) (own.member && program.member)
 
-/* Find both. Ends the process if a function is missing that nothing can be measured without. */
+/* Find both. Exits if a NEEDED function is missing. */
 void driver_find(void);
 
-/* cuInit, the primary context, a default pool that keeps what it has, by the program's way. */
+/* cuInit, the primary context, and a default pool that keeps its memory, by the program's way. */
 void driver_begin(void);
 
-/* End the process with a message unless the result is CUDA_SUCCESS. */
+/* Exit with a message unless the result is CUDA_SUCCESS. */
 void must(CUresult result, const char *what);
 
-/* Call a function of the current way; end the process if it fails. */
+/* Call a function of the current way; exit if it fails. */
 #define CALL(function, ...) must(way->function(__VA_ARGS__), #function)
 
-/* Start this program once more, with other arguments (the last is NULL). What it prints goes to
- * the descriptor `output`, or, if that is negative, where this one's goes. Ends the process if it
- * cannot be started. */
+/* Start this program again, with other arguments (the last is NULL). Its output goes to the
+ * descriptor `output`, or to this one's if that is negative. Exits if it cannot be started. */
 pid_t start_again(const char *const arguments[], int output);
 
-/* The function that a program gets out of a library, or the end of the process. */
+/* Find the function that a program gets from a library, or exit. */
 void driver_find_program(void *library, const char *name, void *where);
 
 #endif

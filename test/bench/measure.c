@@ -10,10 +10,10 @@
 #include <time.h>
 
 #define BATCHES 15
-#define FEW_BATCHES 5 /* of what takes longer than a batch shall */
+#define FEW_BATCHES 5 /* if a single call takes longer than a batch should */
 #define FEW_SINGLES 100
-/* From this many nanoseconds on, reading the clock around each call does not matter, and one that
- * waited for the scheduler shall not count. */
+/* For calls of at least this many nanoseconds, reading the clock around each is negligible, and the
+ * median leaves out calls that waited for the scheduler. */
 #define LONG_CALL 4000
 
 struct samples {
@@ -56,7 +56,7 @@ static double quantile(double *values, int count, double q)
 	return values[(int)(q * (count - 1) + 0.5)];
 }
 
-/* What it costs to read the clock: a single call is measured too long by that. */
+/* The cost of reading the clock, which a single call's time includes. */
 static double clock_cost(void)
 {
 	static double cost = -1;
@@ -73,10 +73,8 @@ static double clock_cost(void)
 	return cost;
 }
 
-/*
- * One batch; returns nanoseconds for a call: the average. With `out` each call is timed by itself,
- * and what is returned is the median.
- */
+/* Runs one batch; returns the average nanoseconds of a call. With `out` each call is timed by
+ * itself, and the median returned. */
 static double batch(const struct call *call, int n, struct samples *out)
 {
 	double *single = out ? &out->value[out->count] : NULL;
@@ -105,10 +103,8 @@ static double batch(const struct call *call, int n, struct samples *out)
 	return took;
 }
 
-/*
- * How many calls take about `milliseconds`; *one is what a call takes, at the fastest of several
- * batches: the first are cold, and the kernel may have given the CPU to another meanwhile.
- */
+/* The number of calls that take about `milliseconds`. *one is the time of a call, in the fastest of
+ * several batches: the first are cold, and the scheduler may interrupt others. */
 static int batch_size(const struct call *call, double milliseconds, double *one)
 {
 	int most = call->most ? call->most : MEASURE_MOST, n = 1;
@@ -135,7 +131,7 @@ static double p99(struct samples *samples)
 	return quantile(samples->value, samples->count, 0.99);
 }
 
-/* Pairs of batches; or, of one way, batches. */
+/* Batches by both ways in pairs, or by one. */
 static struct cost measure_ways(const struct call *call, double milliseconds, bool both)
 {
 	double took[2][BATCHES], ratio[BATCHES], one;
@@ -153,7 +149,7 @@ static struct cost measure_ways(const struct call *call, double milliseconds, bo
 	}
 	singles[0].count = singles[1].count = 0;
 	for (int i = 0; i < batches; i++) {
-		/* Which goes first changes, so that neither always finds the caches warm. */
+		/* The order alternates, so that neither way always finds warm caches. */
 		for (int turn = !both; turn < 2; turn++) {
 			int which = both ? (turn ^ i) & 1 : 1;
 			struct samples *out = &singles[which];

@@ -2,16 +2,14 @@
 #ifndef BENCH_ONEWAY_H
 #define BENCH_ONEWAY_H
 
-/*
- * What a process can do in one way only: as a program, in a slice or not. Processes are compared in
- * turns. The cost is in slice_ns, whether there is a slice or not.
- */
+/* Measurements that a process can make in one way only: as a program, in a slice or not. Processes
+ * alternate. The cost is in slice_ns in either case. */
 
 /* The time of cuInit and the first context. */
 void oneway_measure_start(void);
 
-/* The runtime library's calls, which finds its driver functions by itself. Prints nothing where
- * there is no such library. */
+/* The runtime library's calls, which finds its driver functions by itself. Prints nothing if it is
+ * not installed. */
 void oneway_measure_runtime(double milliseconds);
 
 #endif

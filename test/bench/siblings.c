@@ -21,7 +21,7 @@
 
 #define SIBLINGS 4096
 #define BYTES (2u << 20)
-#define ROOM (4ull << 30) /* of the card, for what is measured and for the siblings' own bytes */
+#define ROOM (4ull << 30) /* of the card, for the measurement and for the siblings' own bytes */
 #define START_SECONDS 120
 
 enum phase {
@@ -31,16 +31,15 @@ enum phase {
 
 enum state {
 	STARTING,
-	ATTACHED, /* it has charged something, and has no context */
+	ATTACHED, /* it has charged, and has no context */
 	CONTEXT,  /* the same, with one */
 };
 
-/* Shared by all. */
 struct room {
 	uint32_t phase; /* a futex */
 	cpu_set_t cpus; /* for the siblings; empty: any */
 	uint32_t state[SIBLINGS];
-	uint64_t pairs[SIBLINGS]; /* of a charge and a release, since it began */
+	uint64_t pairs[SIBLINGS]; /* of a charge and a release, since it started */
 };
 
 static struct room *room;
@@ -58,7 +57,7 @@ static struct room *map_room(int descriptor)
 
 /* --- a sibling ------------------------------------------------------------------------------ */
 
-/* Charge and release once. Without a context only physical memory can be had. */
+/* Charge and release once. Without a context only physical memory can be allocated. */
 static bool charge_and_release(bool with_context)
 {
 	static const CUmemAllocationProp properties = {
@@ -85,7 +84,7 @@ void siblings_be_one(int descriptor, int index, bool with_context)
 		(void)sched_setaffinity(0, sizeof(room->cpus), &room->cpus);
 	way = &program;
 	CALL(cuInit, 0);
-	/* There may be room for it by the slice's figures, and none left on the card. */
+	/* The slice's quota may have room for a context while the card has none. */
 	with_context = with_context && way->cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
 	               way->cuCtxSetCurrent(context) == CUDA_SUCCESS;
 	CALL(cuDeviceTotalMem, &total, 0);
@@ -106,8 +105,8 @@ void siblings_be_one(int descriptor, int index, bool with_context)
 
 static pid_t started[SIBLINGS];
 
-/* Give this process a CPU of its own: what is measured is the siblings' changes of the ledger and
- * their calls of the driver, not the scheduler. */
+/* Give this process a CPU of its own, to measure the siblings' changes of the ledger and their
+ * calls of the driver, not the scheduler. */
 static void choose_cpus(void)
 {
 	cpu_set_t all, mine;
@@ -141,7 +140,6 @@ static void start_one(int descriptor, int index, bool with_context)
 	                             -1);
 }
 
-/* What the sibling became. */
 static enum state wait_for(int index)
 {
 	static const struct timespec moment = {.tv_nsec = 1000000};
@@ -217,7 +215,7 @@ void siblings_measure(int most, double milliseconds)
 
 		left = bytes_left();
 		for (; processes < goal; processes++) {
-			/* What one takes is seen at the first. */
+			/* The first sibling shows the size of a context. */
 			bool with_context = left >= ROOM + context;
 
 			start_one(descriptor, processes, with_context);

@@ -5,16 +5,17 @@
 #include <stdbool.h>
 
 /*
- * What calls cost in this process while 1, 2, 4, ... processes are in its slice, this one
- * included, up to `most`: once while the others sleep, and once while they charge and release as
- * fast as they can. A line of JSON for each number, state and call.
+ * The cost of calls in this process while 1, 2, 4, ... processes are in its slice, including this
+ * one, up to `most`: once while the others sleep, and once while they charge and release as fast as
+ * they can. A line of JSON for each number, state and call.
  *
  * A context takes about half a GiB of the card. As many siblings get one as leave room on it; the
- * others allocate physical memory, which needs none. `contexts` says how many processes have one.
+ * others allocate physical memory, which needs none. `contexts` is the number of processes with
+ * one.
  */
 void siblings_measure(int most, double milliseconds);
 
-/* Be sibling number `index`; `descriptor` is that of what the siblings share. Never returns. */
+/* Run as sibling number `index`; `descriptor` is the shared memory. Never returns. */
 void siblings_be_one(int descriptor, int index, bool with_context);
 
 #endif

@@ -111,7 +111,7 @@ until_true 10 gpuslice ps || broken "the enforcer does not answer"
 
 # --- a container --------------------------------------------------------------------------------
 
-# Its root is made of the host's own directories, read-only: any program of the host runs there.
+# Its root consists of the host's own directories, read-only: any program of the host runs there.
 rootfs=$work/bundle/rootfs
 mkdir -p "$rootfs"/{proc,dev,etc,tmp,usr,demo,fake}
 mounts=
@@ -137,7 +137,7 @@ else
 	for device in /dev/nvidia*; do
 		mount_json "$device" "$device" rw
 	done
-	# The driver's libraries may be mounted one by one, and not be below /usr at all.
+	# The driver's libraries may be mounted one by one, outside /usr.
 	libcuda=$(/sbin/ldconfig -p | sed -n 's/.*libcuda\.so\.1 .*=> //p' | head -1)
 	env+=",\"LD_LIBRARY_PATH=$(dirname "$libcuda")\""
 	case $libcuda in
@@ -166,14 +166,14 @@ runtime run --detach --bundle "$work/bundle" "$container" </dev/null >"$work/con
 table
 figure_is limit $quota || [ "$(figure limit)" = 0 ] || broken "the limit is $(figure limit)"
 
-# hog NAME BYTES: start a process in the container that takes BYTES. Its pid on the host is in NAME.pid. The runtime stays, and reaps it:
-# a zombie would keep the container's init from ending, and not every first process of a host reaps.
+# hog NAME BYTES: start a process in the container that allocates BYTES. Its pid on the host is in NAME.pid. The runtime stays and reaps it:
+# a zombie would keep the container's init from exiting, and not every host's first process reaps.
 hog() {
 	runtime exec --pid-file "$work/$1.pid" "$container" /demo/cuda_hog "$2" </dev/null >"$work/$1" 2>&1 &
 	until_true 30 test -s "$work/$1" || broken "process $1 says nothing"
 	saw "process $1 (pid $(cat "$work/$1.pid")): $(in_words "$(cat "$work/$1")")"
 }
-# in_words LINE: what a process said, with MiB in the place of bytes.
+# in_words LINE: a process's output, with MiB instead of bytes.
 in_words() {
 	local bytes total
 	if [[ $1 =~ ^holds\ ([0-9]+)\ of\ ([0-9]+)$ ]]; then
@@ -199,7 +199,7 @@ overhead=$(figure overhead)
 saw "(OVERHEAD is what the two CUDA contexts take of the card. It counts, too.)"
 [ $((2 * GiB + overhead)) -le $quota ] || broken "used and overhead pass the limit"
 
-# What fits beside one of them and not beside both, whatever a context costs on this card.
+# This fits beside one of them and not beside both, whatever a context costs on this card.
 third=$((quota - 2 * GiB - overhead + 256 * MiB))
 say "3. A third wants $((third / MiB)) MiB, which is more than is left beside both: it is refused"
 hog C $third

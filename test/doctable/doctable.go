@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctable reads and writes the table that a test keeps in a document, between the lines begin and end. It never
-// touches what is beside them, nor a document without them.
+// Package doctable reads and writes the table that a test keeps in a document, between the lines begin and end. It never changes the rest of the
+// document, nor a document without them.
 package doctable
 
 import (
@@ -21,7 +21,7 @@ func Read(document string) (string, error) {
 	return table, err
 }
 
-// Write puts table, whose last line has an end, in the place of that.
+// Write replaces the text between the lines by table, which ends with a newline.
 func Write(document, table string) error {
 	before, _, after, err := parts(document)
 	if err != nil {

@@ -1,22 +1,21 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# build.sh [--ready] [NAME…]: put the real engines that the suite runs into a cache, unless they are there, and print its directory
-# last. Nothing is installed on the machine. What is not Debian 12's own is built from Go modules. With --ready nothing is built: it
-# fails and names what is not there.
+# build.sh [--ready] [NAME…]: build the real engines for the suite into a cache, unless they are there, and print its directory last.
+# The machine itself is unchanged. Engines that Debian 12 lacks are built from Go modules. With --ready nothing is built: it fails and
+# names the missing engines.
 #
-# The cache is $GPUSLICE_ENGINES, else gpuslice/engines in the user's cache directory. Each engine has a directory there,
-# which gets its name when it is complete, and is made again when its pin or the way to make it changed. VERSIONS has a line
-# "NAME VERSION" for each, as the programs say it.
+# The cache is $GPUSLICE_ENGINES, else gpuslice/engines in the user's cache directory. Each engine has a directory there, which gets its
+# name when it is complete, and is rebuilt when its pin or its build changes. VERSIONS has a line "NAME VERSION" for each, as the program
+# prints it.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
-export GOGC=400 # the compiler takes a fifth less of the processors' time, and more memory
+export GOGC=400 # a fifth less CPU time for the compiler, and more memory
 dir=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}
 
-# Modules are verified by Go. Debian keeps a package's newest revision only: where the one here is gone, the newest
-# is taken, and VERSIONS has what it is.
+# Go verifies modules. Debian keeps only a package's newest revision: if the pinned one is gone, the newest is used, and noted in VERSIONS.
 declare -A pins=(
 	[containerd-2]=v2.4.2
 	[docker-29]="moby v2.0.0-beta.24, docker-cli v29.8.2"
@@ -27,7 +26,7 @@ declare -A pins=(
 	[docker-20]=20.10.24+dfsg1-1+deb12u1+b6
 	[images]=bookworm
 	[nerdctl]=v2.0.4
-	[crio]=v1.36.1 # with conmon of Debian, and its own pinns
+	[crio]=v1.36.1 # with Debian's conmon, and its own pinns
 	[podman]=4.3.1+ds1-8+deb12u1+b3
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
@@ -36,8 +35,8 @@ declare -A pins=(
 	[card]="docker-29 containerd-2 runc-static"
 )
 all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun crio nvidia)
-# By name only: kubernetes, the programs of a cluster; helm, which has kustomize, too; and card/card.tar.xz, what a machine without a network
-# needs to run containers: static programs.
+# Built by name only: kubernetes, the programs of a cluster; helm, which has kustomize, too; and card/card.tar.xz, static programs that run
+# containers on a machine without a network.
 extra=(kubernetes helm card)
 
 die() {
@@ -45,8 +44,8 @@ die() {
 	exit 1
 }
 
-# Each engine has a function build_NAME, which runs in a directory of its own below the cache, under set -e, and puts the
-# engine in ./out. It leaves the version that the program says in $version.
+# Each engine has a function build_NAME. It runs in a directory of its own below the cache, under set -e, puts the engine in ./out, and
+# leaves its printed version in $version.
 
 # number PROGRAM: the first version number that PROGRAM --version prints
 number() {
@@ -56,13 +55,13 @@ number() {
 	echo "${BASH_REMATCH[0]}"
 }
 
-# module PACKAGE@VERSION…: build programs into out/, as $tags, $ldflags and $CGO_ENABLED say
+# module PACKAGE@VERSION…: build programs into out/, with $tags, $ldflags and $CGO_ENABLED
 module() {
 	GOBIN=$PWD/out "$go" install -p 2 -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" "$@"
 }
 
 # fetch MODULE@VERSION: put a module into ./source, for from_source. go install refuses a module without a go.mod, or with a replace
-# directive in it.
+# directive.
 fetch() {
 	local from
 	from=$(cd / && "$go" mod download -json "$1" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
@@ -70,8 +69,8 @@ fetch() {
 	chmod -R u+w source
 }
 
-# from_source PACKAGE: build a program into out/ at the versions of source/go.mod. As for module, the checksum database has the sums
-# that source/go.sum lacks.
+# from_source PACKAGE: build a program into out/ at the versions of source/go.mod. The checksum database has the sums that source/go.sum
+# lacks.
 from_source() {
 	local out=$PWD/out
 	(cd source && "$go" build -p 2 -mod=mod -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" -o "$out/" "$1")
@@ -87,8 +86,8 @@ package() {
 	done
 }
 
-# libraries PROGRAM PACKAGE…: a program that finds those libraries beside itself, and passes nothing of that on to what it
-# starts, as LD_LIBRARY_PATH would
+# libraries PROGRAM PACKAGE…: have a program find these libraries in its own directory, unlike LD_LIBRARY_PATH without effect on the
+# programs that it starts
 libraries() {
 	local program=$1
 	shift
@@ -108,7 +107,7 @@ build_containerd_2() {
 build_docker_29() {
 	local moby=${pin#moby v} cli=${pin#*docker-cli v}
 	moby=${moby%%,*}
-	# Static: cgo serves the drivers that are left out here, disk quotas and the journal.
+	# Static: only drivers that are left out here, disk quotas and the journal need cgo.
 	CGO_ENABLED=0 tags="exclude_graphdriver_btrfs exclude_graphdriver_zfs no_embedded_containerd" \
 		ldflags="-X github.com/moby/moby/v2/dockerversion.Version=$moby" \
 		module "github.com/moby/moby/v2/cmd/dockerd@v$moby"
@@ -122,7 +121,7 @@ build_docker_29() {
 	version+=", command $cli"
 }
 
-# init is what `docker run --init` runs.
+# The init of `docker run --init`.
 init() {
 	package tini
 	cp deb/usr/bin/tini-static out/docker-init
@@ -161,7 +160,7 @@ build_docker_20() {
 
 build_nerdctl() {
 	fetch "github.com/containerd/nerdctl/v2@$pin"
-	# Its tests' module is not in its source.
+	# Its source lacks the module of its tests.
 	"$go" -C source mod edit -droprequire=github.com/containerd/nerdctl/mod/tigron \
 		-dropreplace=github.com/containerd/nerdctl/mod/tigron@v0.0.0
 	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" from_source ./cmd/nerdctl
@@ -187,7 +186,7 @@ build_crun() {
 	version=$(number out/crun)
 }
 
-# Image signatures are not looked at, nor are images on other file systems than overlay. Go's module has the source of pinns, a program in C.
+# Without image signatures, and with overlay only. Go's module has the source of pinns, a C program.
 build_crio() {
 	fetch "github.com/cri-o/cri-o@$pin"
 	sed -i 's/^\(\tk8s.io.* v[0-9.]*\)-rc\.[0-9]*\b/\1/' source/go.mod # some proxies lack release candidates
@@ -204,14 +203,14 @@ build_crio() {
 
 build_nvidia() {
 	local cmd=github.com/NVIDIA/nvidia-container-toolkit
-	# It looks for the driver's functions at run time, so that they may not be bound when it starts.
+	# It looks up the driver's functions at run time, so they must not be bound at its start.
 	CGO_ENABLED=1 ldflags="-extldflags -Wl,-z,lazy -X $cmd/internal/info.version=${pin#v}" \
 		module $cmd/cmd/{nvidia-container-runtime{,.cdi,.legacy,-hook},nvidia-ctk,nvidia-cdi-hook}@"$pin"
 	version=$(number out/nvidia-ctk)
 }
 
-# All but kubectl are one program, modules/kubernetes/main.go. What its module has in common with kubernetes/go.mod, and is compiled for both
-# once, is of the same version and compiled with the same tag.
+# All but kubectl are one program, modules/kubernetes/main.go. Modules in common with kubernetes/go.mod have the same version and tags, so
+# they are compiled only once.
 build_kubernetes() {
 	local name
 	cp -r "$root/test/engines/modules/kubernetes" source
@@ -279,7 +278,7 @@ build_card() {
 	version=$(wc -c <out/card.tar.xz)
 }
 
-# what NAME: a sum of all that makes the engine what it is
+# what NAME: a checksum of all inputs of the engine's build
 what() {
 	{
 		echo "${pins[$1]}"
@@ -304,7 +303,7 @@ ready() { # NAME
 	[ "$stamp" = "$sum" ]
 }
 
-# build NAME: make it under another name, then give it its own
+# build NAME: build it under another name, then rename it
 build() {
 	local name=$1 work begin=$SECONDS version
 	if [ "$name" = card ]; then

@@ -7,19 +7,18 @@ FAKECUDA_BIN := bin/fakecuda
 
 FAKECUDA_CFLAGS := -std=c11 -O2 -g -fno-math-errno -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror \
                    -fvisibility=hidden -fPIC -MMD -MP
-# nodelete: closing the state's descriptor, or losing the lock's owner to a dlclose, would drop this
-# process's record (machine.h). Bsymbolic: cuGetProcAddress returns the driver's own functions, and the
-# driver calls its own, even where a preloaded library exports the same names.
+# nodelete: a dlclose that closes the state's descriptor, or ends the lock's owner, would drop this process's record (machine.h). Bsymbolic:
+# cuGetProcAddress returns the driver's own functions, and the driver calls its own, even if a preloaded library exports the same names.
 FAKECUDA_LDFLAGS := -shared -pthread -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,--no-undefined
 
-# What both libraries know of the machine; each has its own copy.
+# Both libraries' knowledge of the machine; each has its own copy.
 FAKECUDA_SHARED := machine machine_limit hold config uuid
 FAKECUDA_NVML   := nvml nvml_fault nvml_limit nvml_memory nvml_process
 FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
                      $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))
 FAKECUDA_OBJ    := .cache/fakecuda
 
-# The oldest driver that gpuslice supports: the same, with the functions of CUDA 11.2 alone.
+# The oldest driver that gpuslice supports: the same, with only the functions of CUDA 11.2.
 FAKECUDA_OLD         := 11020
 FAKECUDA_OLD_BIN     := $(FAKECUDA_BIN)-11.2
 FAKECUDA_OLD_EXPORTS := $(FAKECUDA_OBJ)/exports-$(FAKECUDA_OLD).map

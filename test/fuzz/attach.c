@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers to the interceptor's questions, as its client reads them: any bytes, any descriptors with
- * them, an enforcer that dies at any moment. Nothing may leak, nothing may be read that did not
- * come; and a process that attaches has a lane of a valid ledger.
+ * Answers to the interceptor's requests, as its client reads them: any bytes, with any descriptors,
+ * and an enforcer that dies at any moment. Nothing may leak, nothing may be read that was not
+ * received, and a process that attaches has a lane of a valid ledger.
  *
- * The sockets are real; only who is connected to is played, and time passes as fast as it is asked
- * for.
+ * The sockets are real; only the enforcer's end is simulated, and waits return at once.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -41,7 +40,7 @@ static int played_sleep(const struct timespec *time, struct timespec *rest);
 #undef connect
 #include "../../interceptor/ledger.h"
 
-/* Questions that are answered by the input; later ones are not answered at all. */
+/* Requests that the input answers; later ones get no answer. */
 #define ROUNDS 8
 
 static const uint8_t *data;
@@ -115,8 +114,8 @@ static int played_socket(int domain, int type, int protocol)
 	return pair[0];
 }
 
-/* A ledger, empty or not one; or something that cannot be mapped. All have a ledger's size at
- * least: a shorter file is what no enforcer has, and would end who maps it. */
+/* A ledger, empty or invalid, or a file that cannot be mapped. All have at least a ledger's size:
+ * no enforcer sends a shorter file, which would crash a process that maps it. */
 static int descriptor(uint8_t kind)
 {
 	static const uint8_t name[16] = {7};
@@ -134,12 +133,12 @@ static int descriptor(uint8_t kind)
 	ledger_format(ledger, name);
 	if (kind % 4 == 2)
 		ledger->layout += kind;
-	ledger->device_count = kind; /* more than there can be, too */
+	ledger->device_count = kind; /* also too many */
 	munmap(ledger, sizeof(*ledger));
 	return fd;
 }
 
-/* Connect, and find the answer there already. */
+/* Connect to a socket with the answer already in it. */
 static int played_connect(int s, const struct sockaddr *address, socklen_t length)
 {
 	union {
@@ -185,7 +184,7 @@ static int played_connect(int s, const struct sockaddr *address, socklen_t lengt
 			fd[i] = descriptor(take());
 		memcpy(CMSG_DATA(header), fd, count * sizeof(int));
 	}
-	if (how % 8 != 2) /* it hangs up without a word */
+	if (how % 8 != 2) /* it closes without an answer */
 		(void)sendmsg(peer, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	for (uint8_t i = 0; i < count; i++)
 		close(fd[i]);
@@ -198,7 +197,7 @@ static int played_connect(int s, const struct sockaddr *address, socklen_t lengt
 	return 0;
 }
 
-/* The lowest free descriptor: the same before and after if nothing leaked. */
+/* The lowest free descriptor, which a leak would change. */
 static int lowest(void)
 {
 	int fd = dup(0);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The search for symbols in a loaded object, with both kinds of hash table: the input is names and
- * how the tables are built. What the loader has mapped is well-formed, so the tables are; but the
- * names, how many there are, how they collide and what they stand for are anybody's. Whoever
- * defines a function is found, and nobody else.
+ * The search for symbols in a loaded object, with both kinds of hash table. The input is the names,
+ * and how the tables are built. The loader maps only well-formed objects, so the tables are
+ * well-formed; but names, their number, their collisions and their meaning are arbitrary. The
+ * search must find a function if and only if the object defines it.
  */
 #define _GNU_SOURCE
 #include <link.h>
@@ -24,7 +24,7 @@ static struct object {
 	uint32_t hash[2 + MOST + MOST];
 	uint32_t gnu_hash[4 + 2 + MOST + MOST];
 	ElfW(Dyn) dynamic[8];
-	unsigned count; /* symbols, the first of which is nobody's */
+	unsigned count; /* symbols; the first is unused */
 } object;
 static ElfW(Phdr) header;
 
@@ -58,7 +58,7 @@ static int by_bucket(const void *a, const void *b, void *buckets)
 	return x < y ? -1 : x > y;
 }
 
-/* As a linker does: those that are not defined first, the rest in the order of their buckets. */
+/* As a linker does: undefined symbols first, the rest in the order of their buckets. */
 static void build(uint32_t buckets)
 {
 	uint32_t first = 1, *bucket = object.gnu_hash + 4 + 2, *chain = bucket + buckets;
@@ -76,7 +76,7 @@ static void build(uint32_t buckets)
 	        &buckets);
 	object.gnu_hash[0] = buckets;
 	object.gnu_hash[1] = first;
-	object.gnu_hash[2] = 1; /* a word of a filter that is not looked at */
+	object.gnu_hash[2] = 1; /* a word of a filter that is not read */
 	object.hash[0] = buckets;
 	object.hash[1] = object.count;
 	for (uint32_t i = 1; i < object.count; i++) {
@@ -113,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(object.strings + 1, soname, sizeof(soname));
 	buckets = 1 + data[0] % 16;
 	object.count = 1;
-	/* Each symbol: what it is, how long its name is, and the name. */
+	/* Each symbol: its kind, the length of its name, and the name. */
 	for (size_t i = 2; i + 2 <= size && object.count < MOST;) {
 		ElfW(Sym) *symbol = &object.symbols[object.count];
 		size_t length = data[i + 1] % 32;

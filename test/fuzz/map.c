@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The map of the interceptor against a list: whatever is put, taken out, and taken out on the way
- * through all of it, in whatever order, both know the same. For values of two sizes.
- */
+/* The interceptor's map against a list: after any sequence of insertions and removals, also while
+ * iterating, both have the same entries. For values of two sizes. */
 #define _GNU_SOURCE
 #include "../../interceptor/map.c"
 
@@ -25,7 +23,7 @@ static MAP(struct large) large;
 static struct {
 	uint64_t key;
 	uint8_t tag;
-	bool passed; /* on the way through the map */
+	bool passed; /* seen in this iteration */
 } list[MOST];
 static size_t count;
 
@@ -63,7 +61,7 @@ static void put(uint64_t key, uint8_t tag)
 
 	if (i == MOST)
 		return;
-	/* The short way, where there is one. */
+	/* The fast path, where there is one. */
 	s = tag & 1 ? map_put_home(&small, key) : NULL;
 	if (s) {
 		must(i == count, "the home of a key that is there is taken");
@@ -104,7 +102,7 @@ static void take_out(uint64_t key)
 	list[i] = list[--count];
 }
 
-/* Is this one that was not passed before? Then whether it is to be taken out. */
+/* Was this entry not seen yet? Then whether to remove it. */
 static bool pass(uint64_t key, uint8_t tag, unsigned modulus)
 {
 	size_t i = place_of(key);
@@ -122,8 +120,8 @@ static void all_passed(void)
 	}
 }
 
-/* Through all, taking out those whose tag is a multiple. What moves over the end of the table into
- * a gap may be met twice; the list forgets afterwards what was taken out. */
+/* Iterate, and remove entries with a tag that is a multiple. An entry that a removal moves across
+ * the table's end may be met twice, so the list forgets the removed ones afterwards. */
 static void go_through(unsigned modulus)
 {
 	struct small *s = NULL;
@@ -159,8 +157,8 @@ static void go_through(unsigned modulus)
 	count = left;
 }
 
-/* Keys that meet: most inputs have few different ones, at the addresses that a driver gives out, or
- * as many as are wanted whose homes are the last entries of a map, which go on at its beginning. */
+/* Keys that collide: most inputs have few different ones, at addresses of a driver, or any number
+ * that hash to the map's last entries, which continue at its start. */
 static uint64_t key_of(const uint8_t *in)
 {
 	uint64_t key = (uint64_t)in[1] | (uint64_t)in[2] << 8;

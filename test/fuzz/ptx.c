@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PTX text as the simulated driver reads it, and what its kernels do: the input is the text.
- * Whatever it says, it is carried out or refused, a refusal is explained, and no kernel touches
- * memory that is not its own. There is one array of memory on the card, which the first parameter
- * is the address of.
+ * PTX text as the simulated driver reads it, and the kernels' effects: the input is the text. It is
+ * executed or refused with an explanation, and no kernel accesses memory other than its own. The
+ * card has one array, with its address as the first parameter.
  */
 #include "../fakecuda/ptx.h"
 #include "../fakecuda/copy.h"
@@ -66,7 +65,7 @@ static void run(const struct ptx_kernel *kernel)
 		memcpy(parameters, &whole.start, sizeof(whole.start));
 	launch = ptx_start(kernel, NULL, &config, parameters, whole.start);
 	free(parameters);
-	if (!launch) /* more local memory than there is */
+	if (!launch) /* more local memory than exists */
 		return;
 	result = ptx_step(launch, 2000);
 	must(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY ||

@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# all.sh [--simulated] [--only NAME…]: run what needs a GPU, and print a line for each part. As root, with gcc and Python; on a card
-# with nvcc and the frameworks that frameworks.py names. Needs no Go and no network. GPUSLICE_GENERATED=3600 runs generated programs for an hour.
+# all.sh [--simulated] [--only NAME…]: run the tests that need a GPU, and print a line for each part. As root, with gcc and Python; on a
+# card with nvcc and the frameworks that frameworks.py names. Needs no Go and no network. GPUSLICE_GENERATED=3600 runs generated programs
+# for an hour.
 #
-# The programs come from `make card-programs kubernetes-card`, or from bin/card.tar.xz (pack.sh). OUT gets the logs. No part begins
-# after BUDGET seconds (0: no limit; all of them take 20 minutes). --simulated runs the shortest form of each part on the simulated driver, and fails
-# if a script here is in no part.
+# The programs come from `make card-programs kubernetes-card`, or from bin/card.tar.xz (pack.sh). OUT gets the logs. No part starts after
+# BUDGET seconds (0: no limit; all of them take 20 minutes). --simulated runs the shortest form of each part on the simulated driver, and
+# fails if a script here is in no part.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
-# A bundle has a tmpfs on /tmp, which would hide a tree below it.
+# A bundle's tmpfs on /tmp would hide a tree below it.
 if [[ $PWD/ == /tmp/* ]]; then
 	copy=$(mktemp -d /var/tmp/gpuslice-card.XXXXXX)
 	trap 'rm -rf "$copy"' EXIT
@@ -60,7 +61,7 @@ section_programs() { # ROUNDS of kills, SECONDS of the storm
 	program storm 16G "$2" 16 3
 }
 
-# loaders.c is not linked with libcuda, and its plugins lie beside it.
+# loaders.c is not linked with libcuda, and its plugins are in its directory.
 plugin() { # OUTPUT SOURCE FLAG…
 	local output=bin/gpu-test/loaders/$1 source=test/interceptor/programs/$2
 	shift 2
@@ -81,7 +82,7 @@ section_loaders() {
 	done
 }
 
-# section_conformance OVERRIDES: each program, and the lines that differ from what a card printed, but for those of a file
+# section_conformance OVERRIDES: run each program, and print the lines that differ from a card's, except those of a file
 section_conformance() {
 	local status=0 keyed=test/conformance/keyed.awk
 	test/conformance/run.sh bin/conformance >"$OUT/conformance-seen.txt" 2>&1 || status=1
@@ -118,7 +119,7 @@ if [ -n "$simulated" ]; then
 	ln -s "$PWD/bin/fakecuda/libnvidia-ml.so.1" "$dir/lib/"
 	for name in $(compgen -e FAKECUDA_); do unset "$name"; done
 	# Debian's Python has grpcio; nvcc and PyTorch have stand-ins.
-	export PYTHONPYCACHEPREFIX=$dir/pycache # a module that was compiled before is not opened, and not recorded
+	export PYTHONPYCACHEPREFIX=$dir/pycache # a module that was compiled before would not be recorded
 	export PATH=$PWD/test/gpu/simulated:/usr/bin:$PATH LIBRARY_PATH=$dir/lib LD_LIBRARY_PATH=$PWD/bin/fakecuda
 	recorder=$PWD/test/gpu/simulated/ran
 	cache=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}
@@ -132,7 +133,7 @@ fi
 ENGINES=${ENGINES:-$PWD/bin/engines}
 
 passed=0 failed=0 skipped=0 names=() why=()
-# Each part has a simulated card of its own, so that several may run at once.
+# Each part has a simulated card of its own, so several can run at once.
 jobs=${simulated:+${JOBS:-3}}
 results=$(mktemp -d)
 trap 'rm -rf "$results" "${dir:-$results}"' EXIT
@@ -141,7 +142,7 @@ wanted() { # NAME
 	[ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $1 "* ]]
 }
 
-# result NAME WORD PASSED FAILED SKIPPED SECONDS NOTE: keep a part's line, and show it
+# result NAME WORD PASSED FAILED SKIPPED SECONDS NOTE: store and show a part's line
 result() {
 	echo "$3 $4 $5" >"$results/$1.counts"
 	printf '%-12s %-8s %6s %6s %8s %5s s  %s\n' "$1" "$2" "$3" "$4" "$5" "$6" "$7" | tee "$results/$1.row"
@@ -153,8 +154,8 @@ skip() { # NAME REASON
 	result "$1" skipped 0 0 1 0 "$2"
 }
 
-# part NAME SECONDS PROGRAM CARD SIMULATED: run a program with the words of CARD or of SIMULATED, of which the first may be VAR=VALUE;
-# @ is a directory for its logs.
+# part NAME SECONDS PROGRAM CARD SIMULATED: run a program with the words of CARD or of SIMULATED, of which the first may be VAR=VALUE; @ is
+# a directory for its logs.
 part() {
 	local name=$1 limit=$2 program words
 	wanted "$name" || return 0
@@ -193,7 +194,7 @@ run() { # NAME SECONDS, of program and words
 	done
 	if [ -n "$simulated" ]; then
 		variables+=("FAKECUDA_STATE=$dir/state-$name" "PYTHONPATH=$paths")
-		limit=$((3 * limit)) # others run beside it
+		limit=$((3 * limit)) # others run at the same time
 	fi
 	timeout --kill-after=10 "$limit" env "${variables[@]}" "${program[@]}" "${words[@]}" >"$log" 2>&1 </dev/null
 	status=$?
@@ -215,7 +216,7 @@ run() { # NAME SECONDS, of program and words
 
 torch="PYTHONPATH=$PWD/test/gpu/simulated"
 here=test/gpu
-# These look at their own processes only, and run beside one another on a card, too.
+# These check their own processes only, so they run in parallel on a card, too.
 beside=1
 part frameworks 240 "python3 $here/frameworks.py" "--jobs 4 --limit 220 --out @ --json $OUT/frameworks.json" "--only c-linear --out @"
 part check 120 "python3 $here/check.py" "--out @" "$torch --out @"

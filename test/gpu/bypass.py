@@ -31,13 +31,13 @@ import threading
 import time
 import urllib.request
 
-sys.dont_write_bytecode = True  # it would lie in the source tree
+sys.dont_write_bytecode = True  # would write to the source tree
 from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, check, eventually, output, pids_of, results
 
-INTERVAL = 1.0  # of the samples of driver truth, seconds
-GRACE = 0.5  # bypass_grace: nothing is found before it was there for so long
-# A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised. The simulated driver
-# shares its processors with other tests.
+INTERVAL = 1.0  # seconds between samples of driver truth
+GRACE = 0.5  # bypass_grace: seconds before a finding
+# A killed process has to exit, and a sample has to see that: seconds beyond the promised intervals. The simulated driver shares its
+# processors with other tests.
 END = 20 if "FAKECUDA_STATE" in os.environ else 0.3
 HOG = BIN + "/demo/cuda_hog"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -159,7 +159,7 @@ def named(case):
 def killed(case):
     honest = case.hog(256 * MIB)
     mine = set(case.truth.processes()) & pids_of(case.host, case.name)
-    time.sleep(5 * INTERVAL)  # until nothing changes, so that the enforcer does not ask for all processes in each interval
+    time.sleep(5 * INTERVAL)  # until nothing changes, so the enforcer does not list processes in each interval
     said, pid, at = case.hide(4 * GIB)
     check("4 GiB past a quota of 2 GiB", said.startswith("holds ") and pid, said)
     end = case.gone(pid)
@@ -225,7 +225,7 @@ def ttl(case):
     check("it lives until its time is over", mine <= set(case.truth.processes()) and shown.get("expires"), renewed or shown.get("expires"))
     gone = eventually(lambda: not mine & set(case.truth.processes()))
     after = time.monotonic() - at
-    # 3 s, the grace of 2 s in which Python does not end by itself, and a moment to be killed.
+    # 3 s, the grace of 2 s in which Python does not exit, and a moment to be killed.
     check("then the card is free", gone and 2.9 < after < 3 + 2 + INTERVAL + GRACE + END, f"{after:.2f} s after 3 s were asked for")
     check("and the slice is gone", eventually(lambda: not case.slice()), case.events("expired"))
 
@@ -262,7 +262,7 @@ def resize(case):
     case.gpuslice("set", case.name, "--vram", "10G")
     check("raised to 10 GiB it grows", eventually(lambda: held() > 6 * GIB) and eventually(lambda: total() == 10 * GIB),
           f"{held() // MIB} MiB, total {total()}")
-    # What is at work now goes on until the container is removed.
+    # Continues until the container is removed.
 
 
 def exec_(case):
@@ -348,7 +348,7 @@ def managed(case):
     """A module with a __managed__ variable of 12 GiB, and one with 1 GiB, under 4 GiB."""
     empty, (line, _) = case.truth.used(), inside(case, "variable")
     check("a module with 12 GiB of __managed__ variables is refused, one with 1 GiB is loaded and charged", line == "2 0 charged", line)
-    left = case.truth.used() - empty  # while it is loaded, before it is refused, the card holds it
+    left = case.truth.used() - empty  # the card holds it from its load until its refusal
     check("nothing of them is left on the card", left < 64 * MIB, f"{left // MIB} MiB")
 
 
@@ -460,10 +460,10 @@ def variable(_):
     print(*results_, "charged" if charged >= GIB else f"{charged} bytes charged", flush=True)
 
 
-HOARD = 32  # pieces that a program asks for, each of
+HOARD = 32  # pieces of the request, each of
 PIECE = 512 * MIB
 AS_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-STEP = 3  # seconds after a lender's end, by which its borrower pays
+STEP = 3  # seconds from a lender's exit until its borrower is charged
 
 
 class Location(ctypes.Structure):
@@ -648,7 +648,7 @@ def leave(_):
     cuda = Cuda()
     result = cuda.result or cuda.take(GIB)[0]
     if result == 0 and os.fork() == 0:
-        for fd in range(3):  # runc waits for whoever has its pipes
+        for fd in range(3):  # runc waits for all processes with its pipes
             os.close(fd)
         time.sleep(600)
     print(result, flush=True)
@@ -665,7 +665,7 @@ def load(directory):
         time.sleep(600)
     cuda, kept, random_ = Cuda(), [], random.Random(number)
     while True:
-        # Now and then all of it goes: a lower quota can be reached.
+        # Sometimes frees all, so that a lower quota can be reached.
         if kept and random_.random() < 0.02:
             for pointer in kept:
                 cuda.lib.cuMemFree_v2(pointer)
@@ -709,7 +709,7 @@ def main():
         case = Case(arguments.out, name, **more)
         try:
             run(case)
-        except Exception as error:  # the other cases are still worth running
+        except Exception as error:  # run the other cases all the same
             check(f"{name} runs to its end", False, repr(error))
         finally:
             case.close()

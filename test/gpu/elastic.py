@@ -24,11 +24,11 @@ import tempfile
 import threading
 import time
 
-sys.dont_write_bytecode = True  # it would lie in the source tree
+sys.dont_write_bytecode = True  # would write to the source tree
 from host import BIN, GIB, MIB, ROOT, Host, Truth, check, output, results
 
 PATIENCE = 180.0
-# Each has its own `begin`, and a `step` that raises if it finds other than the step before wrote.
+# Each has a `begin`, and a `step` that raises if it does not find the previous step's values.
 COMMON = """
 import os, sys, time
 gib = float(sys.argv[1])
@@ -93,7 +93,7 @@ def step():
     assert int(x.max()) == n and int(x.min()) == n
     x = more(x).block_until_ready()
 """, wake="pass", step="step()")
-# What else a program may have that a move could disturb, beside memory that is looked at.
+# Other state that a move could disturb, besides the checked memory.
 WITH = """
 import torch
 x = torch.zeros(int(gib * (1 << 28)), dtype=torch.int32, device="cuda")
@@ -146,7 +146,7 @@ def step():
     torch.cuda.synchronize()
 """, wake="torch.cuda.synchronize()", step="step()")
 ALLOCATOR = 'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "%s"\n' + TORCH.replace("%", "%%")
-# Two processes beside the one that counts; it waits for both at each step.
+# Two processes beside the counting one, which waits for both at each step.
 MULTI = '''
 import os, subprocess, sys
 program = """
@@ -313,7 +313,7 @@ def turns(out, gib, quota, seconds):
         fit = case.total // (quota * GIB)
     check(f"three programs of {gib:.1f} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
           ", ".join(f"{n} steps, evicted {s['elastic']['evictions']} times" for n, s in zip(steps, shown)))
-    if not Case.remap:  # else there stays what there is room for
+    if not Case.remap:  # else a part stays, as far as there is room
         check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
     check("no violation was found", not bypass, len(bypass))
     print(f"      in {took:.0f} s {sums['evicted'] / GIB:.0f} GiB went and {sums['returned'] / GIB:.0f} GiB came back", flush=True)
@@ -342,7 +342,7 @@ def notebook(out, gib, quota):
                   f"{gib} GiB out and {gib} GiB back until its next step: {back:.1f} s", flush=True)
 
 
-# Prints bytes a second from pinned memory to the device, and back: with the fastest of three copies of 1 GiB.
+# Prints bytes per second from pinned memory to the device, and back: the fastest of three copies of 1 GiB.
 RATE = """
 import time, torch
 host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
@@ -383,7 +383,7 @@ def swap(out, gib, quota, rounds):
             if took is None:
                 check("each works on where it was", False, f"{w.name} does not")
                 return
-            time.sleep(0.2)  # that events tell of it
+            time.sleep(0.2)  # for the events
             now = case.moves()[0]
             moved = {kind: now[kind] - was[kind] for kind in now}
             was = now
@@ -418,7 +418,7 @@ def hundred(out, gib, times):
     names = [n for n in PROGRAMS if n not in ("cupy", "jax") or have(n)]
     if not have("torch"):
         names = ["torch", "graph", "cupy"]
-    # JAX's allocator takes several times what is asked of it; two processes have a context each.
+    # JAX's allocator takes several times the requested bytes; two processes have a context each.
     quota = {n: int(gib) * {"jax": 5, "multi": 2}.get(n, 1) + (4 if have("torch") else 1) for n in names}
     with Case(out, "overcommit = 16.0\n") as case:
         all_ = [case.begin(n, n, gib, quota[n]) for n in names]
@@ -426,7 +426,7 @@ def hundred(out, gib, times):
             if w.reaches(2) is None:
                 check(f"{w.name} begins", False, "it does not")
         done = {}
-        # The driver's checkpoint moves what is in its own pools, which takes a second for each of these and more.
+        # The driver's checkpoint moves memory of its own pools, which takes a second or more for each of these.
         often = {w.name: max(1, times // 10) if w.name == "async" else times for w in all_}
 
         def move(w):

@@ -20,11 +20,11 @@ class Case:
     name: str
     program: str  # in frameworks/: a Python program, or one in C, which is compiled
     args: tuple = ()
-    oom: str = "CUDA_ERROR_OUT_OF_MEMORY$"  # what `oom` begins with
+    oom: str = "CUDA_ERROR_OUT_OF_MEMORY$"  # prefix of `oom`
     env: dict = dataclasses.field(default_factory=dict)
     timeout: float = 100  # seconds
-    more: object = None  # (words by phase, rests) -> what differs from the promise
-    # The driver lists managed memory for no process, so that nvidia-smi's sum may be less than what is charged.
+    more: object = None  # (words by phase, rests) -> deviations
+    # The driver lists managed memory for no process, so nvidia-smi's sum may be less than the charge.
     unlisted: bool = False
 
     @property
@@ -66,7 +66,7 @@ def three_quarters(words, rests):
     return wrong
 
 
-# Those that take longest come first, so that none is left alone at the end.
+# The longest come first, so that none runs alone at the end.
 CASES = [
     torch("torch-compile", ("compile",), timeout=180),
     jax("jax-preallocating", three_quarters),

@@ -34,28 +34,28 @@ import tempfile
 import threading
 import time
 
-sys.dont_write_bytecode = True  # it would lie in the source tree
+sys.dont_write_bytecode = True  # would write to the source tree
 from framework_cases import CASES, QUOTA
 from host import GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output, pids_of, smi_sum
 
 PROGRAMS = os.path.join(HERE, "frameworks")
 BUILT = os.path.join(ROOT, "bin", "gpu-test")
 PHASES = ("within", "beyond", "after")
-# What a program says. Other lines with a `=` are its framework's.
+# The program's own keys. Other lines with a `=` are its framework's.
 KEYS = {"phase", "total", "free", "result", "oom", "after", "version", "allocator", "pool", "reader_oom", "reader_saw",
         "writer_saw"}
-# Bytes per process by which nvidia-smi, which prints whole MiB, and gpuslice ps may differ at rest.
+# Allowed difference in bytes per process between nvidia-smi, which prints whole MiB, and gpuslice ps at rest.
 TOLERANCE = 2 * MIB
-# Seconds for which a program at rest is looked at until both agree: driver truth runs every second.
+# Seconds for both to agree on a program at rest: driver truth runs every second.
 PATIENCE = 6
 SAMPLE_INTERVAL = 0.1
-# Seconds between what the driver takes and its charge: one driver-truth interval, and a sample on each side.
+# Seconds between the driver's allocation and its charge: one driver-truth interval, and a sample on each side.
 TRUTH_INTERVAL = 1 + 3 * SAMPLE_INTERVAL
 
-# Where compilers keep what they made: in the container's own tmpfs, so that each case begins with nothing.
+# Compilers' caches are in the container's own tmpfs, so each case starts without any.
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "TRITON_CACHE_DIR": "/tmp/triton", "CUPY_CACHE_DIR": "/tmp/cupy",
           "NUMBA_CACHE_DIR": "/tmp/numba", "CUDA_CACHE_PATH": "/tmp/nv", "XDG_CACHE_HOME": "/tmp/cache",
-          # One thread compiles in the process itself; a pool of them costs its start.
+          # One thread compiles in the process itself; a pool would need time to start.
           "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
@@ -126,7 +126,7 @@ class Sampler(threading.Thread):
         try:
             return os.stat(f"/proc/{pid}/ns/pid").st_ino
         except OSError:
-            return None  # it ended meanwhile
+            return None  # it has exited
 
     def above(self, name):
         """By how many bytes the slice was above its quota at most; and how much the driver took beyond what was
@@ -193,7 +193,7 @@ def outside(case, log, limit):
         return "hangs, too"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)  # itself, if it hangs, and what it left behind
+            os.killpg(program.pid, signal.SIGKILL)  # itself, if it hangs, and its children
         program.wait()
     log.seek(begin)
     text = log.read()

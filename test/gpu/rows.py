@@ -21,7 +21,7 @@ from host import BIN, GIB, ROOT, Host, output
 
 QUOTA = 4 * GIB
 ALONE = ("code-", "arrays-small")
-TIMEOUT = 90  # seconds a row may take, one way
+TIMEOUT = 90  # seconds for a row, one way
 
 
 def build():
@@ -43,7 +43,7 @@ def one(host, program, row, way):
     except subprocess.TimeoutExpired:
         host.remove(name)
         return f"no end after {TIMEOUT} s"
-    # What the interceptor says of a refusal comes by another pipe, before this line or after it.
+    # The interceptor's message about a refusal comes by another pipe, before or after this line.
     passed = any(line.startswith(f"PASS {row} {way}") for line in said.splitlines())
     return "" if passed else said.strip() or "nothing was said"
 
@@ -62,8 +62,7 @@ def main():
     host = Host(options.out)
     failed = 0
     try:
-        # A change of the card's free memory shows code that is loaded, and blocks of small arrays. A neighbour that frees as much in
-        # that moment hides it.
+        # Changes of the card's free memory show loaded code and blocks of small arrays. A concurrent free of the same size hides them.
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as many, concurrent.futures.ThreadPoolExecutor(1) as alone:
             tries = {}
             for row in sorted(rows, key=lambda row: row.startswith(ALONE)):

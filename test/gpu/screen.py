@@ -106,7 +106,7 @@ def capture(command, columns, rows, keys=(), wait=2.0):
             if select.select([terminal], [], [], left)[0]:
                 try:
                     data = os.read(terminal, 1 << 16)
-                except OSError:  # how Linux says that the other side is closed
+                except OSError:  # the other side is closed
                     data = b""
                 ended = not data
                 screen.feed(data.decode(errors="replace"))
@@ -116,7 +116,7 @@ def capture(command, columns, rows, keys=(), wait=2.0):
         os.kill(pid, signal.SIGTERM)
     kill = time.monotonic() + 5
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        # What it writes at its end must be read, or it waits for that.
+        # Its last output must be read, or it waits.
         if select.select([terminal], [], [], 0.1)[0]:
             try:
                 os.read(terminal, 1 << 16)

@@ -19,11 +19,11 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True  # it would lie in the source tree
+sys.dont_write_bytecode = True  # would write to the source tree
 from host import BIN, GIB, HERE
 
 QUOTA = 4 * GIB
-TIMEOUT = int(os.environ.get("TOOLS_TIMEOUT", "180"))  # seconds that one run may take; ncu and cuda-gdb start slowly
+TIMEOUT = int(os.environ.get("TOOLS_TIMEOUT", "180"))  # seconds for one run; ncu and cuda-gdb start slowly
 SLICE = [BIN + "/gpuslice", "run", "--embedded", "--quiet", "--vram", f"{QUOTA}b", "--"]
 PROGRAM = os.path.join(BIN, "gpu-test", "tools")
 
@@ -33,7 +33,7 @@ def build():
     subprocess.run(["nvcc", "-arch=native", "-g", "-G", "-o", PROGRAM, HERE + "/tools.cu"], check=True)
 
 
-# Each verdict is what a person would take from the tool's output; the last word is whether it is the one to be expected.
+# Each verdict is a person's conclusion from the tool's output; the last word is whether it is the expected one.
 
 def sanitizer_planted(text, code):
     found = re.search(r"Invalid __global__ write of size \d+", text)
@@ -52,7 +52,7 @@ def leaks(text, code):
 
 
 def ncu(text, code):
-    # The cycles differ from run to run; that there is a figure does not.
+    # The cycles differ between runs; there must be a figure.
     found = re.search(r"sm__cycles_elapsed\.max\s+\S+\s+([\d,.]+)", text)
     right = "the sum is right" in text
     return ("a figure" if found else "no figure") + (", the sum is right" if right else ", no sum"), bool(found) and right
@@ -85,8 +85,8 @@ with open(HERE + "/tools.cu") as source:
 GDB = ["cuda-gdb", "-nx", "-batch", "-ex", "set breakpoint pending on", "-ex", f"break tools.cu:{LINE}", "-ex", "run", "-ex", "print count",
        "-ex", "delete", "-ex", "continue", "--args"]
 
-# What is run, with which argument, how it is judged, and whether it can be asked for what the processes do that it
-# starts. A debugger follows one process, so around a slice it would debug gpuslice.
+# The command, its argument, its judge, and whether it can follow child processes. A debugger follows one process, so around a slice it
+# would debug gpuslice.
 CASES = [
     ("compute-sanitizer, planted write", SANITIZER, "planted", sanitizer_planted, True),
     ("compute-sanitizer, no error", SANITIZER, "good", sanitizer_good, True),

@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The packages on a Debian of their own: installed, upgraded and removed while slices are in use, purged. A .deb by dpkg, a .rpm by
-# the rpm of Debian, whose database knows none of Debian's packages: what the .rpm needs is looked at, not resolved.
+# The packages on a Debian of their own: installed, upgraded and removed while slices are in use, purged. A .deb by dpkg, a .rpm by Debian's
+# rpm. Its database lacks Debian's packages, so the .rpm's requirements are checked but not resolved.
 #
-# Each runs in its own mount and pid namespaces on a root filesystem that is thrown away, over one that debootstrap made once
-# and that is kept in ${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages. Systemd is the one part that is not real: see inside.sh.
+# Each runs in its own mount and pid namespaces on a temporary root filesystem, over one that debootstrap made once in
+# ${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages. Only systemd is not real: see inside.sh.
 # shellcheck disable=SC2317,SC2329 # functions are called by check, or in another namespace
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -29,7 +29,7 @@ debian_made "$base" "$suite" "$packages"
 
 # --- two versions ----------------------------------------------------------------------------------
 
-# The older one's library is another file: without what a debugger needs.
+# The older version has a different library: without debug information.
 arch=$("$go" env GOHOSTARCH)
 version=$(test/version.sh)
 mkdir "$work/older" "$work/test"
@@ -61,9 +61,9 @@ check() { # NAME COMMAND…
 }
 deb=$work/test/gpuslice_0.0.2_$arch.deb rpm=$work/test/gpuslice_0.0.2_$arch.rpm
 
-# The functions are chains of "&&", since `check` asks for their result and -e means nothing in them.
+# The functions are chains of "&&", since `check` uses their result and -e has no effect in them.
 
-# The other machine's: compiled for it, and its programs run.
+# For arm64: compiled, and its programs run.
 for_arm64() {
 	local file said debian redhat
 	VERSION=$version DATE=2026-01-01 GO=$go OUT=$work/arm64 configs/packages/build.sh arm64 &&
@@ -75,7 +75,7 @@ for_arm64() {
 	done
 	said=$(qemu-aarch64-static -L /usr/aarch64-linux-gnu "$work/arm64/root/usr/bin/gpusliced" --version) && [ "$said" = "gpusliced $version" ]
 }
-same_files() { # the directories, which a .deb has all of and a .rpm only its own, left out
+same_files() { # without directories: a .deb has all of them and a .rpm only its own
 	dpkg-deb --fsys-tarfile "$deb" | tar -tf - | grep -v '/$' | sed 's/^\.//' | sort >"$work/deb.files" &&
 		rpm -qp --qf '[%{FILEMODES:perms} %{FILENAMES}\n]' "$rpm" | grep -v ^d | cut -d' ' -f2 | sort >"$work/rpm.files" &&
 		diff "$work/deb.files" "$work/rpm.files"
@@ -115,7 +115,7 @@ for kind in deb rpm; do
 done
 left() {
 	local cgroups
-	cgroups=$(find /sys/fs/cgroup -name "gpuslice-packages-${work##*.}" 2>/dev/null || true) # it fails on cgroups that vanish meanwhile
+	cgroups=$(find /sys/fs/cgroup -name "gpuslice-packages-${work##*.}" 2>/dev/null || true) # it fails on cgroups that vanish during the search
 	! grep -F "$work" /proc/self/mountinfo && [ -z "$cgroups" ]
 }
 check "no mount and no cgroup is left" left

@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# inside.sh deb|rpm ARCH TAG: what check.sh runs as the first process of a throw-away Debian. The last line is
-# "N passed, N failed".
+# inside.sh deb|rpm ARCH TAG: runs as the first process of check.sh's temporary Debian. The last line is "N passed, N failed".
 # shellcheck disable=SC2317,SC2329 # functions are called by ok
 set -uo pipefail
 kind=$1 arch=$2 container=gpuslice-packages-$3
@@ -57,7 +56,7 @@ io=/tmp/io
 mkdir "$io"
 runtime() { gpuslice-runtime --root /run/runc "$@"; }
 
-# Everything on this machine but what the package managers keep for themselves.
+# Every file but the package managers' own.
 listing() {
 	find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /test -o -path /var/lib/dpkg -o -path /var/lib/rpm \
 		-o -path /var/log -o -path /run/runc \) -prune -o -print | grep -vE '^/etc/(group|gshadow)-$' | sort
@@ -66,9 +65,9 @@ listing() {
 }
 
 mkdir -p /run/systemd/system
-# As systemd's own package has them.
+# As in systemd's own package.
 mkdir -p /etc/systemd/system/multi-user.target.wants /usr/lib/sysusers.d && touch /usr/lib/sysusers.d/basic.conf
-# Where scripts of a .rpm look, too: rpm gives them a PATH of its own.
+# Scripts of a .rpm look here, too: rpm gives them a PATH of its own.
 install -m 0755 /test/systemctl /usr/bin/systemctl
 listing >/tmp/before
 
@@ -99,8 +98,8 @@ older=$(library) || fatal "no library"
 
 # --- upgraded while slices are in use ------------------------------------------------------------------
 
-# A container of the host's own directories, as test/demo makes it, and a session. In each a process holds 1 GiB of 4, and
-# goes on when its file in $io is removed: it then asks for 1 GiB five times, of which two fit beside its context.
+# A container of the host's own directories, as in test/demo, and a session. In each a process holds 1 GiB of 4, and continues when its file
+# in $io is removed: it then requests 1 GiB five times, of which two fit beside its context.
 export LD_LIBRARY_PATH=/test/fakecuda FAKECUDA_STATE=/tmp/card
 bundle() {
 	mkdir -p /tmp/bundle/rootfs/{proc,dev,etc,tmp,usr,test}
@@ -127,7 +126,7 @@ begin_slices() {
 	rm -f "$io"/*
 	runtime run --detach --bundle /tmp/bundle "$container" </dev/null >/tmp/container.log 2>&1 || return
 	runtime exec "$container" /test/asker "$GiB" "$GiB" 5 "$io/container" >"$io/container.out" 2>&1 </dev/null &
-	# Its second process is started when the first has ended, by then with another version around it.
+	# Its second process starts when the first has exited, with another version installed by then.
 	gpuslice run --quiet --vram 4G -- sh -c "/test/asker $GiB $GiB 5 $io/session; /test/asker $GiB $GiB 5; true" >"$io/session.out" 2>&1 </dev/null &
 	until_true test -e "$io/container" -a -e "$io/session"
 }
@@ -200,12 +199,12 @@ rpm) ok "removed: the edited configuration is set aside" grep -qx '# edited' /et
 esac
 go_on
 ok "a process in the container gets what fits, and no more" says container "refused 3"
-unattached() { # asker ends without a word when it cannot have what it is to hold
+unattached() { # asker exits silently without its memory
 	local count
 	grep -qx "refused 3" "$io/session.out" && count=$(grep -c ^refused "$io/session.out") && [ "$count" = 1 ]
 }
 ok "so does one in the session, and one that is started later gets nothing" unattached
-runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # the hook that it is to run is gone
+runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # its hook is gone
 
 # --- installed again, and purged ---------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ deb) ok "purged" dpkg --purge gpuslice ;;
 rpm) ok "removed, with nothing in use" remove ;;
 esac
 left() {
-	if [ "$kind" = rpm ]; then # by the custom of such packages
+	if [ "$kind" = rpm ]; then # the custom of such packages
 		groupdel gpuslice
 	fi
 	rm -rf /etc/containers

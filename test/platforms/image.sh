@@ -1,16 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# image.sh NAME: make the image NAME in .cache/platforms/NAME, and print that directory. Its root/ is a root filesystem
-# with a libc, busybox and small programs; programs/ of "oldest" has what is else in bin/, demo/cuda_hog and
-# fakecuda/, built for that libc. What is fetched is kept until `make clean`; what is built here follows its sources.
+# image.sh NAME: make the image NAME in .cache/platforms/NAME, and print that directory. Its root/ is a root filesystem with a libc, busybox
+# and small programs. programs/ of "oldest" has the rest of bin/, demo/cuda_hog and fakecuda/, built for that libc. Downloads are kept until
+# `make clean`; builds follow their sources.
 #
-#	oldest   glibc 2.23 of Ubuntu 16.04, the oldest that is still to be had from a distribution's archive, for x86-64
-#	         and i386. Frozen there, and so named by its sum.
-#	bookworm that of Debian 12, for both, by apt from the mirror that this machine has: 2.36, of those in which $PLATFORM is
-#	         "haswell" on such a CPU
-#	newest   that of Debian sid of the day, likewise
-#	musl     Debian's musl, from this machine's packages
+# 	oldest   glibc 2.23 of Ubuntu 16.04, the oldest in a distribution's archive, for x86-64 and i386. Frozen there, and
+# 	         pinned by checksum.
+# 	bookworm glibc 2.36 of Debian 12, for both, by apt from this machine's mirror. Its $PLATFORM is "haswell" on such a CPU.
+# 	newest   that of the current Debian sid, likewise
+# 	musl     Debian's musl, from this machine's packages
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 name=${1:-}
@@ -44,7 +43,7 @@ pinned() {
 	dpkg -x "$file" "$1"
 }
 
-# hello ROOT: one program, for both. It needs nothing newer than glibc 2.7, so it runs on all.
+# hello ROOT: one program, for both. It needs glibc 2.7, so it runs on all.
 hello() {
 	local arch
 	pinned "$dir/hello64" h/hello/hello_2.10-1_amd64.deb 5896f71b0fb1b348104fadb846cae0bd30db500a5e671531e846f54fc330b687
@@ -61,7 +60,7 @@ fetch_oldest() {
 	pinned "$dir/sys" ${libc}_amd64.deb 68d69a0fb2dae7578a2a7054bc0cd5f0994d523f60d540bc6708ff3f2fb33e18
 	pinned "$dir/sys" g/glibc/libc6-dev_2.23-0ubuntu3_amd64.deb 16e68695491fa070e06112fa5647732bb83164c2c3c5732774c1472fcdd79ce2
 	pinned "$dir/sys" l/linux/linux-libc-dev_4.4.0-21.37_amd64.deb b79bb61ae018a452185253073301f3a8a8945aca329a29938068e05560089347
-	# libdl.so and its like name the libraries as if the system were installed at /.
+	# libdl.so and similar links name the libraries as if the system were installed at /.
 	find "$dir/sys" -type l -lname '/*' -printf '%l\t%p\n' | while IFS=$'\t' read -r target link; do
 		ln -sfn "$dir/sys$target" "$link"
 	done
@@ -129,7 +128,7 @@ oldest)
 	sys=$dir/sys programs=$dir/programs
 	cc=(gcc "--sysroot=$sys" "-B$sys/usr/lib/x86_64-linux-gnu" "-L$sys/lib/x86_64-linux-gnu" "-L$sys/usr/lib/x86_64-linux-gnu")
 	mkdir -p "$programs/demo"
-	# None of the flags of a `make test` that this may be a part of.
+	# Without the flags of a surrounding `make test`.
 	env -u MAKEFLAGS -u MFLAGS make --no-print-directory CC="${cc[*]}" FAKECUDA_BIN="$programs/fakecuda" FAKECUDA_OBJ="$dir/obj" \
 		"$programs/fakecuda/libcuda.so.1" "$programs/fakecuda/libnvidia-ml.so.1" >"$dir/log" 2>&1 || failed "build the simulated driver"
 	"${cc[@]}" -std=c11 -O2 -Iinterceptor -o "$programs/demo/cuda_hog" test/demo/cuda_hog.c -ldl

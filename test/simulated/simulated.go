@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package simulated has a package's tests run in one process with the simulated driver, with a machine of their own.
+// Package simulated runs a package's tests in one process with the simulated driver, with a machine of their own.
 package simulated
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 )
 
-// OnCard is the variable that has the tests use this machine's own driver and card.
+// OnCard is the variable that selects this machine's own driver and card.
 const OnCard = "GPUSLICE_TEST_CARD"
 
 // Run runs the tests and returns the exit status. Root is the path of the repository.
@@ -22,14 +22,14 @@ func Run(m *testing.M, root string) int {
 	}
 	library, err := filepath.Abs(filepath.Join(root, "bin/fakecuda/libcuda.so.1"))
 	if err == nil {
-		// Whoever opens libcuda.so.1 by its name afterwards gets this one: the dynamic linker knows it by its soname.
+		// From now on libcuda.so.1 is this one for the dynamic linker, by its soname.
 		err = dl.New(library, dl.RTLD_NOW|dl.RTLD_GLOBAL).Open()
 	}
 	if err != nil {
 		fmt.Printf("skipped: requires the simulated driver (make test-programs): %v\n", err)
 		return 0
 	}
-	// Not for all processes: a fuzz target runs in several.
+	// One for each process: a fuzz target runs in several.
 	dir, err := os.MkdirTemp("/dev/shm", "gpuslice-simulated-")
 	if err == nil {
 		defer os.RemoveAll(dir)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leaver BYTES: takes so much of device 0, forks a child, says "holds", and waits, as does the
- * child: whoever kills it leaves the child alone. Prints the driver's result if it is refused.
+ * leaver BYTES: allocates BYTES of device 0, forks a child, prints "holds", and waits, as does the
+ * child, which survives it. Prints the driver's result if the allocation fails.
  *
  * leaver: prints how many bytes of device 0 are in use, by NVML.
  */

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * steady BYTES FILE [managed|maps|sealed|sandboxed|lends LENT|borrows LENT]: hold BYTES of device
- * 0, and work: in each step, read the number that the step before wrote there, write the next one,
- * allocate and free. FILE has the number; while FILE.idle exists no call is made. With "managed" it
- * has managed memory, too. With "maps" its memory is many objects that it maps side by side, as
- * PyTorch's expandable segments are. With "sealed" it can open no descriptor once it works, and so
- * no socket. With "sandboxed" a seccomp filter kills it for a socket, and each step asks for more
- * memory than there is. With "borrows" it has the memory of the process that "lends" it; the file
- * LENT has the handle of CUDA's IPC.
+ * 0, and work: each step reads the number that the previous step wrote there, writes the next one,
+ * allocates and frees. FILE has the number; while FILE.idle exists no call is made.
+ *
+ * managed    also managed memory
+ * maps       many objects mapped side by side, as PyTorch's expandable segments are
+ * sealed     once it works it can open no descriptor, and so no socket
+ * sandboxed  a seccomp filter kills it for a socket, and each step requests too much memory
+ * borrows    uses the memory of the process that "lends" it; file LENT has the IPC handle
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -69,7 +70,7 @@ static int borrow(void *driver, const char *path)
 	return failed;
 }
 
-/* CUmemAllocationProp and CUmemAccessDesc, as far as they are used. */
+/* The used parts of CUmemAllocationProp and CUmemAccessDesc. */
 struct location {
 	int type, id;
 };
@@ -87,7 +88,7 @@ struct access {
 
 #define PIECE (20ull << 20)
 
-/* As many pieces as are needed, in a range that could take more. Every other handle is released. */
+/* Maps as many pieces as are needed, in a larger range. Every other handle is released. */
 static int map_pieces(void *driver, unsigned long long *memory, size_t size)
 {
 	static const struct properties properties = {1, 1, {1, 0}, {NULL, NULL}};

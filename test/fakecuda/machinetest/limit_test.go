@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// What NVML answers.
+// NVML's results.
 const (
 	invalidArgument = "2"
 	notSupported    = "3"
@@ -25,7 +25,6 @@ const (
 	noLimit = "18446744073709551615"
 )
 
-// newCgroup makes a cgroup of version 2.
 func newCgroup(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
@@ -42,12 +41,12 @@ func newCgroup(t *testing.T) string {
 	return ""
 }
 
-// in are words that start a program in a cgroup.
+// in returns words that start a program in a cgroup.
 func in(cgroup string) []string {
 	return []string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup}
 }
 
-// limited is a machine whose driver has limits, and one who sets them.
+// limited is a machine with a driver that has limits, and a process that sets them.
 func limited(t *testing.T) (*machine, *process) {
 	t.Helper()
 	m := newMachine(t, "FAKECUDA_LIMITS=1")
@@ -77,14 +76,14 @@ func TestALimitIsSharedByTheProcessesOfItsCgroup(t *testing.T) {
 	b.want("alloc "+strconv.Itoa(gib-512*mib-2*64*mib), "0")
 	b.want("info", "0 "+strconv.Itoa(gib))
 	setter.want("limits "+above, fmt.Sprintf("0 %d %d", gib, gib))
-	// A context is memory like any other.
+	// A context counts as memory.
 	late := m.start(in(cgroup)...)
 	late.want("init", "0")
 	late.want("use 0", strconv.Itoa(outOfMemory))
 
 	a.kill()
 	b.want("alloc "+strconv.Itoa(512*mib), "0")
-	setter.want(set(above, 0, 64*mib), "0") // less than is held: nothing more is given, nothing is taken
+	setter.want(set(above, 0, 64*mib), "0") // less than is held, so no more is granted
 	b.want("alloc 4096", strconv.Itoa(outOfMemory))
 	b.want("free", "0")
 	setter.want(set(above, 0, noLimit), "0")

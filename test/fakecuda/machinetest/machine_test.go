@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machinetest holds the simulated driver to what it says of a machine: that its cards
-// are shared by all processes, that a death gives everything back at once, and that NVML names
-// processes as the one who asks sees them.
+// Package machinetest tests the simulated driver's machine: all processes share its cards, an exit frees everything at once, and NVML names
+// processes by the pids of the caller's namespace.
 package machinetest
 
 import (
@@ -85,7 +84,7 @@ type process struct {
 	answers *bufio.Reader
 }
 
-// start runs the program, behind the given command if there is one.
+// start runs the program, with the given command words before it.
 func (m *machine) start(before ...string) *process {
 	m.t.Helper()
 	words := append(before, program)
@@ -101,7 +100,6 @@ func (m *machine) start(before ...string) *process {
 	return p
 }
 
-// startOnCard runs the program and gives it a context on device 0.
 func (m *machine) startOnCard(before ...string) *process {
 	m.t.Helper()
 	p := m.start(before...)
@@ -145,7 +143,7 @@ func (p *process) free() uint64 {
 	return available
 }
 
-// processes is what NVML says, as pid and bytes.
+// processes returns NVML's list, as pid and bytes.
 func (p *process) processes(index int) map[int]uint64 {
 	p.t.Helper()
 	list := map[int]uint64{}
@@ -189,13 +187,13 @@ func TestMemoryIsFreeAfterAnExec(t *testing.T) {
 	m := newMachine(t)
 	a, b := m.startOnCard(), m.startOnCard()
 	a.want("alloc "+strconv.Itoa(5*gib), "0")
-	// The answer comes from the program that took its place, and which lives on.
+	// The answer comes from the new program, which lives on.
 	a.want("exec", "another program")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 	must.Len(t, b.processes(0), 1, "NVML lists")
 }
 
-// leave has the process fork, and what it returns ends the child.
+// leave has the process fork. end ends the child.
 func (p *process) leave() (end func()) {
 	p.t.Helper()
 	answer := p.tell("leave")
@@ -208,7 +206,7 @@ func (p *process) leave() (end func()) {
 	return end
 }
 
-// wantFree waits: the end of a dead process's child is told to nobody here.
+// wantFree waits, since the exit of a dead process's child is reported to no process here.
 func (p *process) wantFree(bytes uint64) {
 	p.t.Helper()
 	free := p.free()
@@ -222,7 +220,7 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 	m := newMachine(t)
 	a, b := m.startOnCard(), m.startOnCard()
 	empty := b.free() + 64*mib
-	end := a.leave() // also what comes later is of the same descriptors
+	end := a.leave() // later processes have the same descriptors, too
 	a.want("alloc "+strconv.Itoa(5*gib), "0")
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.kill()
@@ -237,7 +235,7 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 }
 
-// Who saw it alive lists the dead by the same pid, though it is that of another namespace.
+// A process that saw it alive lists the dead one by the same pid, although another namespace's.
 func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
 	needs.Root(t)
 	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
@@ -246,14 +244,14 @@ func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
 	before := host.free()
 	inside := m.startOnCard(append(unshare, "sh", "-c", `"$0"; echo dead; sleep 600`)...)
 	inside.want("alloc "+strconv.Itoa(1*gib), "0")
-	inside.tell("leave") // a child that ends with the namespace
+	inside.tell("leave") // the child ends with the namespace
 	alive := host.processes(0)
 	for pid := range alive {
 		if pid != host.cmd.Process.Pid {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
-	for inside.answer() != "dead" { // after what the shell has to say
+	for inside.answer() != "dead" { // skips the shell's output
 	}
 	if got := host.processes(0); len(got) != 2 || fmt.Sprint(got) != fmt.Sprint(alive) {
 		t.Errorf("NVML on the host: %v, want %v", got, alive)
@@ -298,8 +296,8 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 	expect.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
 }
 
-// A process in a container does not know its host pid; NVML on the host must still name it by that, and
-// NVML in the container must not name one that is not there.
+// A process in a container does not know its host pid. NVML on the host must name it by that, and NVML in the container must list no pid that does
+// not exist there.
 func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
 	needs.Root(t)
 	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
@@ -322,7 +320,7 @@ func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
 	}
 }
 
-// childOf is the host pid of the one process that unshare forked.
+// childOf returns the host pid of the one process that unshare forked.
 func childOf(t *testing.T, p *process) int {
 	t.Helper()
 	pid := p.cmd.Process.Pid
@@ -386,7 +384,7 @@ func TestNVMLCanBeMissingItsDriver(t *testing.T) {
 	p.want("alloc "+strconv.Itoa(1*gib), "0")
 }
 
-// Deaths at any instruction: nothing is lost, nothing leaks, and the card is never overcommitted.
+// Exits at any instruction: nothing is lost, nothing leaks, and the card is never overcommitted.
 func TestKillStormLeavesNothing(t *testing.T) {
 	m := newMachine(t)
 	witness := m.startOnCard()
@@ -404,7 +402,7 @@ func TestKillStormLeavesNothing(t *testing.T) {
 		for _, bytes := range witness.processes(0) {
 			sum += bytes
 		}
-		// Each figure is of its own instant; together they may be off by what moved meanwhile.
+		// The figures are of different times, so their sum may be off by changes in between.
 		if sum > 8*gib+uint64(len(storm))*450*mib {
 			t.Errorf("the card's processes hold %d bytes together, it has %d", sum, 8*gib)
 		}
@@ -441,7 +439,7 @@ func TestAStoppedProcessStopsNoOther(t *testing.T) {
 	}
 }
 
-// 64 processes at once on a lock in the kernel: a pair must stay a matter of microseconds.
+// 64 processes compete for a kernel lock: a pair must still take microseconds.
 func TestContendedPairsAreCheap(t *testing.T) {
 	const processes, pairs = 64, 500
 	m := newMachine(t)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mislead: a program that is lied to about the time and about its disk, and cannot tell.
+ * mislead: gives a program a false time and disk errors, without its notice.
  *
- *	mislead LIES DIRECTORY -- PROGRAM ARG…
- *		becomes PROGRAM, in this process. LIES is a file with a struct lies, which holds
- *		from the next system call on; DIRECTORY is where the disk fails.
+ * 	mislead LIES DIRECTORY -- PROGRAM ARG…
+ * 		becomes PROGRAM, in this process. LIES is a file with a struct lies, which applies
+ * 		from the next system call on; DIRECTORY is where the disk fails.
  *
- * A system call filter sends the few calls that matter to a supervisor, a child, which answers them
- * or lets them through, and which ends with the program. The time is usually read without a system
- * call, from a page of the kernel's (the vDSO): the supervisor hides that from the program before
- * its first instruction. The kernel's own clock is what it is: a wait until a time of the day would
- * not be misled. The enforcer has none.
+ * A seccomp filter sends the few relevant calls to a supervisor, a child that answers them or lets
+ * them through, and that exits with the program. Programs usually read the time without a system
+ * call, from the kernel's vDSO page, so the supervisor hides that before the program's first
+ * instruction. The kernel's own clock is unchanged: a wait until a time of day would not be misled.
+ * The enforcer has none.
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -34,18 +34,18 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What the suite writes (misled_test.go), in one go. */
+/* Written by the suite (misled_test.go) in one write. */
 struct lies {
-	int64_t ahead;       /* seconds by which the wall clock is */
-	int64_t write_error; /* of writing to a file, making, linking, removing one; 0: none */
-	int64_t sync_error;  /* of having it on the disk */
-	int64_t spared;      /* so many calls are let through before the first of these errors */
-	int64_t turn;        /* another number: they are counted from 0 again */
+	int64_t ahead;       /* seconds by which the wall clock is ahead */
+	int64_t write_error; /* errno of writing, creating, linking and removing files; 0: none */
+	int64_t sync_error;  /* errno of syncing */
+	int64_t spared;      /* calls that succeed before the first of these errors */
+	int64_t turn;        /* a new number restarts that count */
 };
 
 static struct {
 	pid_t program;
-	int listener; /* of what the filter sends here */
+	int listener; /* for the filter's notifications */
 	int memory;   /* the program's */
 	int lies;
 	const char *directory;
@@ -65,7 +65,7 @@ static void must(long result, const char *what)
 #define ANY_OF(bits, yes, no) BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, yes, no)
 #define RETURN(what) BPF_STMT(BPF_RET | BPF_K, what)
 
-/* Returns what the filter sends its calls to. Of arguments the lower half is looked at. */
+/* Returns the listener of the filter, which compares the lower halves of arguments. */
 static int install_filter(void)
 {
 	struct sock_filter code[] = {
@@ -86,7 +86,7 @@ static int install_filter(void)
 	};
 	struct sock_fprog filter = {sizeof(code) / sizeof(code[0]), code};
 
-	/* A call that was received is not begun anew for a signal: Go's runtime sends many. */
+	/* A received call is not restarted for a signal: Go's runtime sends many. */
 	return (int)syscall(
 	    SYS_seccomp, SECCOMP_SET_MODE_FILTER,
 	    SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, &filter);
@@ -97,10 +97,8 @@ static uint64_t peek(uint64_t at)
 	return (uint64_t)ptrace(PTRACE_PEEKDATA, supervisor.program, at, 0);
 }
 
-/*
- * The program is about to begin: on its stack are the number of arguments, these, the environment,
- * and the auxiliary vector, each ended by 0.
- */
+/* The program is about to start: its stack has the number of arguments, these, the environment, and
+ * the auxiliary vector, each ended by 0. */
 static void hide_vdso(void)
 {
 	struct __ptrace_syscall_info info;
@@ -124,7 +122,7 @@ static int is_by_name(const struct seccomp_data *call)
 	return call->nr == SYS_openat || call->nr == SYS_linkat || call->nr == SYS_unlinkat;
 }
 
-/* Whether a call is about a file in the directory: by its descriptor, or by its path. */
+/* Returns whether a call is about a file in the directory, by its descriptor or by its path. */
 static int is_inside(const struct seccomp_data *call)
 {
 	size_t length = strlen(supervisor.directory);
@@ -163,7 +161,7 @@ static void answer(const struct seccomp_notif *question, struct seccomp_notif_re
 	}
 	error = question->data.nr == SYS_fdatasync ? lies.sync_error : lies.write_error;
 	if (error == ENOSPC && is_by_name(&question->data))
-		return; /* what is there can be opened and removed: the file system answers that */
+		return; /* existing files can be opened and removed: the file system answers */
 	if (error == 0 || !is_inside(&question->data))
 		return;
 	if (supervisor.turn != lies.turn) {
@@ -176,7 +174,7 @@ static void answer(const struct seccomp_notif *question, struct seccomp_notif_re
 	reply->error = (int)-error;
 }
 
-/* Until nobody has the filter any more. */
+/* Runs until the last process with the filter exits. */
 static void supervise(void)
 {
 	struct pollfd wait = {.fd = supervisor.listener, .events = POLLIN};
@@ -186,7 +184,7 @@ static void supervise(void)
 		struct seccomp_notif_resp reply = {0};
 
 		if (ioctl(supervisor.listener, SECCOMP_IOCTL_NOTIF_RECV, &question) != 0)
-			continue; /* who asked is dead */
+			continue; /* the caller is dead */
 		reply.id = question.id;
 		answer(&question, &reply);
 		(void)ioctl(supervisor.listener, SECCOMP_IOCTL_NOTIF_SEND, &reply);
@@ -211,10 +209,8 @@ int main(int argc, char **argv)
 	listener = mmap(NULL, sizeof(*listener), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 	                -1, 0);
 	must(listener == MAP_FAILED ? -1 : 0, "map memory");
-	/*
-	 * With the same descriptors, so that it has the listener, until the program is executed.
-	 * And with no signal for its end, which the program does not expect.
-	 */
+	/* Shares the descriptors, to get the listener, until the program is executed. Sends no
+	 * signal at its exit, which the program would not expect. */
 	child = (pid_t)syscall(SYS_clone, CLONE_FILES, NULL, NULL, NULL, NULL);
 	must(child, "clone");
 	if (child > 0) {

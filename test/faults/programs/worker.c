@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker: a program of CUDA that does what a line on its standard input says, and answers with a
- * line. It begins with "ready PID". It speaks to the driver only, and knows nothing of gpuslice but
- * where its ledger is mapped.
+ * worker: a CUDA program that executes each line of its standard input and answers with a line. It
+ * starts with "ready PID". It uses the driver only; of gpuslice it knows where its ledger is
+ * mapped.
  *
- *	context DEVICE          -> ok | oom | error CODE
- *	alloc DEVICE BYTES KIND -> ok I | oom | error CODE (0: cuMemAlloc, 1: cuMemCreate)
- *	free I                  -> ok | error CODE
- *	total DEVICE            -> ok FREE TOTAL
- *	storm SEED COUNT BYTES  -> ok COUNT REFUSALS (takes and gives back; holds nothing more then)
- *	fork DEVICE             -> ok CODE (of cuMemAlloc in a forked child, which then ends)
- *	spawn IN OUT            -> ok PID (another worker, a child, at two FIFOs)
- *	exec                    -> ready PID (becomes a new image of itself, which holds nothing)
- *	scribble SEED COUNT     -> ok COUNT (writes words all over its slice's ledger's beginning)
- *	stubborn                -> ok (does not end by SIGTERM)
- *	exit                    -> (ends)
+ * 	context DEVICE          -> ok | oom | error CODE
+ * 	alloc DEVICE BYTES KIND -> ok I | oom | error CODE (0: cuMemAlloc, 1: cuMemCreate)
+ * 	free I                  -> ok | error CODE
+ * 	total DEVICE            -> ok FREE TOTAL
+ * 	storm SEED COUNT BYTES  -> ok COUNT REFUSALS (allocates and frees; holds nothing afterwards)
+ * 	fork DEVICE             -> ok CODE (of cuMemAlloc in a forked child, which then exits)
+ * 	spawn IN OUT            -> ok PID (another worker, a child, at two FIFOs)
+ * 	exec                    -> ready PID (becomes a new image of itself, which holds nothing)
+ * 	scribble SEED COUNT     -> ok COUNT (overwrites words at the start of its slice's ledger)
+ * 	stubborn                -> ok (ignores SIGTERM)
+ * 	exit                    -> (exits)
  *
- * And for a worker in no slice, who looks on:
+ * For an observing worker outside all slices:
  *
- *	list DEVICE             -> ok PID:BYTES … (of NVML)
- *	limit DEVICE CGROUP     -> ok BYTES | none (what the driver holds a cgroup to)
+ * 	list DEVICE             -> ok PID:BYTES … (of NVML)
+ * 	limit DEVICE CGROUP     -> ok BYTES | none (the driver's limit of a cgroup)
  */
 #define _GNU_SOURCE
 #include "cuda_abi.h"
@@ -164,7 +164,7 @@ static uint64_t next_random(uint64_t *state)
 	return *state;
 }
 
-/* Up to eight at a time, of any size up to `most`, on the devices on which there is a context. */
+/* Up to eight at a time, of any size up to `most`, on the devices with a context. */
 static void storm(uint64_t seed, uint64_t count, uint64_t most)
 {
 	int mine[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
@@ -197,7 +197,7 @@ static void storm(uint64_t seed, uint64_t count, uint64_t most)
 		printf("ok %" PRIu64 " %" PRIu64 "\n", count, refusals);
 }
 
-/* What a child of a fork is answered: it has no CUDA. */
+/* A forked child has no CUDA. */
 static void fork_child(int device)
 {
 	CUdeviceptr pointer;
@@ -222,7 +222,7 @@ static void fork_child(int device)
 
 static void spawn(char **argv, const char *in, const char *out)
 {
-	/* Both ways: so that opening waits for nobody. */
+	/* Open for both, so that neither open waits. */
 	int from = open(in, O_RDWR | O_CLOEXEC), to = open(out, O_RDWR | O_CLOEXEC);
 	pid_t child = from < 0 || to < 0 ? -1 : fork();
 
@@ -328,7 +328,7 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	setvbuf(stdin, NULL, _IONBF, 0); /* what is not read yet is for the image after "exec" */
+	setvbuf(stdin, NULL, _IONBF, 0); /* unread lines are for the image after "exec" */
 	printf("ready %d\n", getpid());
 	while (fgets(line, sizeof(line), stdin)) {
 		int n = sscanf(line, "%15s %" SCNu64 " %" SCNu64 " %" SCNu64, word, &a, &b, &c);

@@ -13,7 +13,7 @@ def told():
     """(free, total) by the driver's API: JAX has no function for them."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
-    # What JAX uses is the primary context; it exists by now.
+    # JAX uses the primary context, which exists by now.
     failed = (cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxPushCurrent_v2(context) or
               cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) or
               cuda.cuCtxPopCurrent_v2(ctypes.byref(context)) or cuda.cuDevicePrimaryCtxRelease_v2(0))

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * cuMemAlloc from C, linked with libcuda: what every other case is compared with. phases.h tells
- * the course.
- */
+/* cuMemAlloc from C, linked with libcuda: the reference for all other cases. phases.h has the
+ * phases. */
 #include "cuda_abi.h"
 #include "phases.h"
 
@@ -23,7 +21,7 @@ CUresult cuMemGetInfo_v2(size_t *, size_t *);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
 
-/* Whether what is written to a chunk is read back; it stays taken unless keep is NULL. */
+/* Checks that a chunk can be written and read back; frees it if keep is NULL. */
 static const char *compute(CUdeviceptr *keep)
 {
 	uint32_t there[1024], back[1024] = {0};

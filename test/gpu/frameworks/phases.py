@@ -15,7 +15,7 @@ import time
 
 MIB = 1 << 20
 CHUNK = 256 * MIB
-# Seconds. The host looks for a few; a program that nobody looks at goes on, and its container ends.
+# Seconds, of which the host needs a few. Without a host the program continues, and its container exits.
 LONGEST_REST = 60
 
 
@@ -89,7 +89,7 @@ def run(cases):
         try:
             case.fill()
             oom = "none"
-        except Exception as error:  # of whatever class: the host knows which is the framework's own
+        except Exception as error:  # any: the host knows the framework's own
             oom = first_line(error)
         say(oom=oom)
         rest("beyond")

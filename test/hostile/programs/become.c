@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * become PROGRAM [ARGUMENT…]: makes a user namespace as the user that it runs as, says so with a
- * line, waits for a line, and becomes the program as the namespace's root. Who reads the first line
- * gives the namespace its users, as newuidmap does.
+ * become PROGRAM [ARGUMENT…]: creates a user namespace as the current user, prints a line, waits
+ * for a line, and becomes the program as the namespace's root. The reader of the first line maps
+ * the namespace's users, as newuidmap does.
  */
 #define _GNU_SOURCE
 #include <sched.h>

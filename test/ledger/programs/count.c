@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counting in a lane: by its first thread, which stores plainly, and by others at the same time.
- * Nothing is lost, neither when a half of the word is full and retired, nor when the lane is given
- * to the next process.
+ * Counting in a lane: by its first thread, with plain stores, and by others at the same time. No
+ * count is lost, neither when a half of the word is full and retired, nor when the lane goes to
+ * the next process.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -11,7 +11,7 @@
 
 #define OTHERS 3
 #define COUNTS 200000ull
-#define FULL (1ull << 31) /* what a half is retired at */
+#define FULL (1ull << 31) /* a half is retired at this count */
 
 static struct ledger *ledger;
 static struct ledger_account account;
@@ -73,7 +73,7 @@ static void under_way(void)
 	ledger_end_uncharged(&account, false);
 }
 
-/* So much before a half is full. */
+/* Leaves room for `left` counts in a half. */
 static void fill(unsigned half, uint64_t left)
 {
 	uint32_t *word = (uint32_t *)(void *)&ledger->lane[1].entry[0].allocations;
@@ -93,14 +93,14 @@ int main(void)
 	by_all_at_once(0, 0);
 	under_way();
 
-	fill(0, COUNTS / 2); /* the first thread's */
+	fill(0, COUNTS / 2); /* the first thread's half */
 	fill(1, COUNTS);     /* the others' */
 	before = allocations();
 	if (before != 2 * FULL - COUNTS / 2 - COUNTS)
 		FAIL("both halves hold %" PRIu64, before);
 	by_all_at_once(before, 2 * FULL);
 
-	/* The next process's lane counts nothing, and nothing that was counted is forgotten. */
+	/* The next process's lane counts from zero, and the total is kept. */
 	before = allocations();
 	if (ledger_set(&account, 4096) != LEDGER_OK || ledger_recycle(ledger, 1) != LEDGER_OK)
 		FAIL("the lane cannot be given to another");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stress.c and pool.c share: many processes that charge, are killed at any moment, and are
- * replaced. The parent is the enforcer. A program says what its processes do, and how one is begun
- * and settled.
+ * Shared by stress.c and pool.c: many processes that charge, are killed at any moment, and are
+ * replaced. The parent is the enforcer. Each program defines its processes' work, and how one is
+ * started and settled.
  */
 #ifndef GPUSLICE_TEST_CROWD_H
 #define GPUSLICE_TEST_CROWD_H
@@ -59,7 +59,8 @@ static bool is_dead(uint32_t pid)
 	return dead;
 }
 
-/* As the interceptor does: generation first, then who it is, then whether that is dead. */
+/* As the interceptor does: the generation first, then the identity, then whether the process is
+ * dead. */
 static void settle_siblings(struct worker *me, const struct ledger_account *account)
 {
 	struct ledger *ledger = account->ledger;
@@ -78,7 +79,7 @@ static void settle_siblings(struct worker *me, const struct ledger_account *acco
 	}
 }
 
-/* Stands still while everybody is asked to; false if that was asked just now. */
+/* Stops while a halt is requested; false if it stopped. */
 static bool may_go_on(struct worker *me)
 {
 	while (__atomic_load_n(&control->pause, __ATOMIC_ACQUIRE)) {
@@ -89,7 +90,7 @@ static bool may_go_on(struct worker *me)
 	return !__atomic_load_n(&control->pause, __ATOMIC_SEQ_CST);
 }
 
-/* Asks everybody to stand still, and waits until all do. Who asked lets them go on. */
+/* Stops all processes, and waits until they have stopped. The caller lets them continue. */
 static void halt(uint32_t processes)
 {
 	uint64_t deadline = nanoseconds() + 60000000000ull;
@@ -103,7 +104,7 @@ static void halt(uint32_t processes)
 		}
 }
 
-/* Begins a process, which waits until its worker's `go`. */
+/* Starts a process, which waits for its worker's `go`. */
 static void beget(uint32_t number)
 {
 	struct worker *w = &control->worker[number];
@@ -137,14 +138,14 @@ static void settle_in(struct ledger *ledger, uint32_t lane)
 			FAIL("lane %u cannot be settled", lane);
 }
 
-/* Now and then leaves what is to be settled to others for a while. */
+/* Sometimes leaves settling to others for a while. */
 static void dawdle(void)
 {
 	if (next_random(&random_state) % 4 == 0)
 		usleep((useconds_t)(next_random(&random_state) % 2000));
 }
 
-/* Kills some, settles and replaces them. Returns how many. */
+/* Kills some processes, settles and replaces them. Returns their number. */
 static unsigned kill_some(uint32_t processes)
 {
 	uint32_t first = 1 + (uint32_t)(next_random(&random_state) % processes);
@@ -153,11 +154,11 @@ static unsigned kill_some(uint32_t processes)
 
 	if (first + count > processes + 1)
 		count = processes + 1 - first;
-	/* Together: where processes outnumber CPUs, each needs its turn to die. */
+	/* All at once: with more processes than CPUs, each must be scheduled to exit. */
 	for (uint32_t i = first; i < first + count; i++)
 		kill(pid_of[i], SIGKILL);
 	for (uint32_t i = first; i < first + count; i++) {
-		/* It stays a zombie until it is settled: its number is not another process's. */
+		/* It stays a zombie until it is settled, so its pid is not reused. */
 		if (waitid(P_PID, (id_t)pid_of[i], &info, WEXITED | WNOWAIT) != 0)
 			FAIL("waitid: %s", strerror(errno));
 		if (info.si_code != CLD_KILLED)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a charge and its release cost with 1, 64, 1024 and 4096 lanes that hold bytes: by one of
- * them, and by all in turn. It prints; it does not judge, for a busy machine would.
- */
+/* The cost of a charge and its release with 1, 64, 1024 and 4096 lanes that hold bytes: by one of
+ * them, and by all in turn. Only prints figures, since a busy machine would fail any bound. */
 #define _GNU_SOURCE
 #include "check.h"
 

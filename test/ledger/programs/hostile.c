@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process of the slice may write anything into the page, at any time. Whatever it writes, the
- * enforcer must not crash, read outside of the page, or stay in a loop.
+ * A process of the slice may write anything into the page, at any time. The enforcer must not
+ * crash, read outside of the page, or loop forever.
  *
  *   hostile [-t SECONDS] [-s SEED]
  *
- * First over pages that stand still, then with a child that goes on writing. An alarm ends a call
- * that does not.
+ * Tests unchanging pages first, then a page that a child keeps writing to. An alarm catches a call
+ * that does not return.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -15,7 +15,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#define LONGEST_CALL 20u /* seconds: a million swaps lost to a writer that never rests */
+#define LONGEST_CALL 20u /* seconds: a million swaps lost to a busy writer */
 
 static struct ledger *ledger;
 static uint64_t random_state;
@@ -31,7 +31,7 @@ static void too_long(int signal)
 	_exit(2);
 }
 
-/* The page ends where memory ends: a step beyond it is a crash. */
+/* The page ends where memory ends: an access beyond it crashes. */
 static struct ledger *fenced(void)
 {
 	size_t unit = (size_t)sysconf(_SC_PAGESIZE);
@@ -43,7 +43,7 @@ static struct ledger *fenced(void)
 	return (struct ledger *)(void *)(p + unit + inside - sizeof(struct ledger));
 }
 
-/* Noise would be refused by the first check that it meets: half of it is nearly right. */
+/* Pure noise would fail the first check: half of the values are nearly right. */
 static uint64_t nasty(uint64_t *state)
 {
 	static const uint64_t edges[] = {0,
@@ -76,7 +76,7 @@ static void scribble(uint64_t *state, size_t words)
 {
 	uint64_t *page = (uint64_t *)ledger;
 
-	/* The devices and the first lanes: that is where the calls below look most. */
+	/* The devices and the first lanes, which the calls below use most. */
 	for (size_t i = 0; i < words; i++) {
 		size_t near =
 		    offsetof(struct ledger, lane) / 8 + 4 * sizeof(struct ledger_lane) / 8;
@@ -125,7 +125,7 @@ static void call_all(void)
 	calls += 14;
 }
 
-/* One that goes on writing: at the words on which the functions swap and retry. */
+/* Keeps writing to the words on which the functions swap and retry. */
 static void adversary(uint64_t seed)
 {
 	uint64_t state = seed | 1;

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes of two slices race for the last byte of the pool that both are in, and die at random.
+ * Processes of two slices compete for the last byte of their common pool, and die at random.
  *
  * As stress.c, with three pages: the parent is the enforcer, kills processes with SIGKILL at any
- * moment and settles their lanes in both ledgers, one some time after the other; siblings that are
- * refused settle, too, in the ledgers that they have. Device 0 is tight: the slices have more
- * together than the pool, so both limits refuse, and no peak may pass its limit. Device 1 has room
- * for all: there a refusal is wrong. The devices have another order in the pool than in the
- * slices. From time to time everybody stands still: then each ledger's `used` is the sum of what
- * the living hold.
+ * moment and settles their lanes in both ledgers, one some time after the other; refused siblings
+ * settle in their ledgers, too. Device 0 is tight: the slices together have more than the pool, so
+ * both limits refuse, and no peak may exceed its limit. Device 1 has room for all: a refusal there
+ * is wrong. The devices' order differs between the pool and the slices. At halts each ledger's
+ * `used` must be the sum of what the living hold.
  *
  *   pool [-n PROCESSES] [-t SECONDS] [-s SEED]
  */
@@ -19,7 +18,7 @@
 enum { SLICES = 2 };
 
 #define MOST 256u
-#define PATIENCE (120 * 1000000000ull) /* for each kind of refusal to be seen */
+#define PATIENCE (120 * 1000000000ull) /* to see each kind of refusal */
 
 static struct ledger *slices[SLICES], *pool;
 static struct ledger *slice_of(uint32_t process)
@@ -55,7 +54,7 @@ static void work(uint32_t number, uint64_t seed)
 		bool by_pool;
 
 		if (!may_go_on(me))
-			continue; /* asked between the two */
+			continue; /* a halt came between the two */
 
 		switch (next_random(&random) % 8) {
 		default:
@@ -84,7 +83,7 @@ static void work(uint32_t number, uint64_t seed)
 			account_adjust(a, 0, size);
 			held -= size < held ? size : held;
 			break;
-		case 2: /* without asking the limit; on the tight device only downwards */
+		case 2: /* ignores the limit; on the tight device only downwards */
 			if (device == ROOMY && held + size <= MOST_HELD) {
 				account_adjust(a, size, 0);
 				held += size;
@@ -114,7 +113,7 @@ static void start(uint32_t number)
 	__atomic_store_n(&control->worker[number].go, 1, __ATOMIC_RELEASE);
 }
 
-/* In either order, and others go on meanwhile. */
+/* In either order, while others continue. */
 static void settle(uint32_t number)
 {
 	bool pool_first = next_random(&random_state) % 2;
@@ -131,7 +130,7 @@ static void check_used(const char *what, const struct ledger *ledger, uint32_t d
 		     used_of(ledger, device), sum);
 }
 
-/* Everybody stands still: the books must balance. */
+/* All processes have stopped: the books must balance. */
 static void balance(uint32_t processes)
 {
 	halt(processes);
@@ -173,7 +172,7 @@ static void check_peak(const char *what, const struct ledger *ledger, uint32_t d
 		     device, ledger->device[device].peak, ledger->device[device].limit);
 }
 
-/* refused: both a slice and the pool have refused a charge. */
+/* Returns whether both a slice and the pool have refused a charge. */
 static bool refused(uint32_t processes)
 {
 	bool seen[2] = {false, false};
@@ -208,8 +207,7 @@ int main(int argc, char **argv)
 		return 2;
 	random_state = seed | 1;
 	control = shared_memory(sizeof(*control));
-	/* About half of what they would take, and slices whose sum is a little more: both refuse.
-	 */
+	/* About half of the demand, and slices with a slightly larger sum: both refuse. */
 	limit = processes * (uint64_t)MOST_HELD / 4;
 	pool = make(1, limit, true);
 	for (uint32_t s = 0; s < SLICES; s++)
@@ -233,7 +231,7 @@ int main(int argc, char **argv)
 		}
 	}
 
-	/* All die at once; all comes back. */
+	/* All die at once; all bytes are released. */
 	for (uint32_t i = 1; i <= processes; i++)
 		kill(pid_of[i], SIGKILL);
 	for (uint32_t i = 1; i <= processes; i++) {

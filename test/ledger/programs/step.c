@@ -2,17 +2,17 @@
 /*
  * SIGKILL at any instruction.
  *
- * A child does one operation on the ledger while its parent single-steps it, and is killed after
- * exactly k instructions, for every k until the operation is complete. Then the parent takes the
- * part of those who live: somebody may change the word in between (so that the dead one's tag is
- * replaced), the lane is settled by one process or by two at a time, it is settled again, it is
- * given to another process; and the books must balance to the byte.
+ * A child makes one operation on the ledger while its parent single-steps it, and is killed after
+ * exactly k instructions, for every k until the operation is complete. Then the parent acts for the
+ * living: the word may be changed first (which replaces the dead process's tag), the lane is
+ * settled by one process or by two at a time, settled again, and given to another process. The
+ * books must balance to the byte.
  *
  *   step [STRIDE]
  *
  * A sibling's change in the middle of the operation is combined with a death after it at every
- * STRIDE-th instruction (1 if not given). From 10 on it is a short run: one scenario of each kind
- * is killed at every instruction, the others at some.
+ * STRIDE-th instruction (default 1). From 10 on it is a short run: one scenario of each kind is
+ * killed at every instruction, the others at some.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -33,14 +33,14 @@ enum { ENFORCER = 0, VICTIM = 1, SIBLING = 2, LANES_USED = 3 };
 static struct ledger *ledger;
 static struct {
 	int started, finished;
-	/* Of the helper that settles at the same time as the parent. Awake, it spins, so as to be
-	 * as early. */
+	/* For the helper that settles at the same time as the parent. While awake it spins, to
+	 * start as early. */
 	int awake, go, quit;
 	uint64_t generation;
 } * control;
 
 static struct ledger_account enforcer, sibling, victim;
-static uint64_t before; /* what the victim held before the operation */
+static uint64_t before; /* bytes of the victim before the operation */
 
 static uint64_t others(void)
 {
@@ -51,7 +51,7 @@ static void set_up(void)
 {
 	uint8_t name[16] = {1};
 
-	/* Only what was touched: the page has 4 MiB. */
+	/* Only the used part: the page has 4 MiB. */
 	memset(ledger, 0, offsetof(struct ledger, lane) + LANES_USED * sizeof(struct ledger_lane));
 	ledger_format(ledger, name);
 	enforcer = ledger_open(ledger, 0, ENFORCER);
@@ -85,8 +85,7 @@ static void prepare_even(void)
 	hold(4);
 	hold(6);
 }
-/* The victim wrote down a change that did not take effect: its swap was lost, then it was refused.
- */
+/* The victim recorded a change that did not take effect: its swap was lost, then it was refused. */
 static void prepare_refused(void)
 {
 	struct ledger_entry *entry = &ledger->lane[VICTIM].entry[0];
@@ -95,8 +94,7 @@ static void prepare_refused(void)
 	entry->sum[(victim.number + 1) & 1] = 99;
 	entry->number = victim.number + 1;
 }
-/* The sibling's change comes after the victim's: the victim's last change is confirmed, not in the
- * word. */
+/* The sibling's change follows the victim's, which is confirmed and no longer in the word. */
 static void prepare_covered(void)
 {
 	hold(10);
@@ -150,15 +148,15 @@ static void lower_limit(void)
 	ledger_limit(&enforcer, LIMIT / 2);
 }
 
-/* Who dies: a process of the slice in its own lane; or one that settles or recycles a dead lane. */
+/* The process that dies: the owner of a lane, or one that settles or recycles a dead lane. */
 enum who { OWNER, SETTLER, RECYCLER, OVERHEAD_WRITER };
 
 static const struct scenario {
 	const char *name;
 	enum who who;
 	void (*prepare)(void), (*act)(void);
-	bool full;            /* every instruction, in a short run too */
-	uint64_t may_hold[4]; /* what the victim (or lane 0) may hold afterwards */
+	bool full;            /* every instruction, also in a short run */
+	uint64_t may_hold[4]; /* allowed bytes of the victim (or lane 0) afterwards */
 } scenarios[] = {
     {"first charge", OWNER, prepare_new, charge, false, {0, 20}},
     {"second charge", OWNER, prepare_odd, charge, true, {10, 30}},
@@ -205,7 +203,7 @@ static pid_t begin(const struct scenario *s)
 	return child;
 }
 
-/* One instruction. False once the operation is complete. */
+/* Executes one instruction; false once the operation is complete. */
 static bool step(pid_t child)
 {
 	int status;
@@ -228,7 +226,7 @@ static void end(pid_t child)
 
 static void meddle(unsigned times)
 {
-	/* First one lane, then another: each confirms what it replaces. */
+	/* First one lane, then another: each confirms the tag that it replaces. */
 	if (times > 0 && ledger_release(&sibling, 1) != LEDGER_OK)
 		FAIL("a sibling is disturbed by a death");
 	if (times > 1 && ledger_set(&enforcer, enforcer.held + 1) != LEDGER_OK)
@@ -260,7 +258,7 @@ static void expect_used(const struct scenario *s, unsigned k, const char *when, 
 		     s->name, k, when, used_of(ledger, 0), others(), held);
 }
 
-/* The victim's lane, from whatever state, to one that works for another process. */
+/* Takes the victim's lane from any state to one that works for another process. */
 static void judge_lane(const struct scenario *s, unsigned k, bool both)
 {
 	uint64_t generation = generation_of(ledger, VICTIM), bytes;
@@ -311,7 +309,7 @@ static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool 
 
 	if (s->who == OVERHEAD_WRITER) {
 		meddle(meddling > 0);
-		enforcer = ledger_open(ledger, 0, ENFORCER); /* the enforcer is back */
+		enforcer = ledger_open(ledger, 0, ENFORCER); /* the restarted enforcer */
 		held = enforcer.held;
 		for (unsigned i = 0; i < 4; i++)
 			allowed |= held == s->may_hold[i];
@@ -329,7 +327,8 @@ static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool 
 			allowed |= held == s->may_hold[i];
 		if (!allowed)
 			FAIL("%s, %u: the dead one left %" PRIu64, s->name, k, held);
-		/* It is dead, so what others read of it is exact. (Of a settled lane too.) */
+		/* The process is dead, so readers see its exact bytes, also after the lane is
+		 * settled. */
 		if (ledger_held(ledger, 0, VICTIM) != held)
 			FAIL("%s, %u: ledger_held says %" PRIu64 ", it holds %" PRIu64, s->name, k,
 			     ledger_held(ledger, 0, VICTIM), held);
@@ -337,10 +336,8 @@ static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool 
 	judge_lane(s, k, both);
 }
 
-/*
- * Kill after k instructions, k = 0, 1, ... With `at` not 0, a sibling changes the word after `at`
- * instructions, so that a swap which was prepared is lost. Returns how many instructions there are.
- */
+/* Kill after k instructions, k = 0, 1, ... If `at` is not 0, a sibling changes the word after `at`
+ * instructions, so a prepared swap is lost. Returns the number of instructions. */
 static unsigned run(const struct scenario *s, unsigned at, unsigned meddling, bool both,
                     unsigned stride, unsigned long *deaths)
 {

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many processes race for the last byte, and die at random.
+ * Many processes compete for the last byte, and die at random.
  *
  * The parent is the enforcer: it kills processes with SIGKILL at any moment, settles their lanes
- * and gives them to new processes, while siblings that are refused settle too. Device 0 is tight:
- * its peak, which the ledger keeps exactly, may never pass the limit. Device 1 has room for all:
- * there a refusal is wrong. From time to time everybody is asked to stand still between two
- * operations; then `used` must be the sum of what the living hold, each of which wrote its own
- * down.
+ * and gives them to new processes, while refused siblings settle too. Device 0 is tight: its peak,
+ * which the ledger keeps exactly, may never exceed the limit. Device 1 has room for all: a refusal
+ * there is wrong. At halts between two operations `used` must be the sum of what the living hold by
+ * their own records.
  *
  *   stress [-n PROCESSES] [-t SECONDS] [-s SEED] [-l]      -l: the limit of device 0 changes, too
  */
@@ -37,7 +36,7 @@ static void work(uint32_t lane, uint64_t seed)
 		enum ledger_result result;
 
 		if (!may_go_on(me))
-			continue; /* asked between the two */
+			continue; /* a halt came between the two */
 
 		switch (next_random(&random) % 8) {
 		default:
@@ -65,7 +64,7 @@ static void work(uint32_t lane, uint64_t seed)
 			held -= size < held ? size : held;
 			break;
 		case 2:
-			/* Without asking the limit; on the tight device only downwards. */
+			/* Ignores the limit; on the tight device only downwards. */
 			held = device == ROOMY ? size : held / 2;
 			result = ledger_set(a, held);
 			break;
@@ -89,14 +88,14 @@ static void start(uint32_t lane)
 	__atomic_store_n(&control->worker[lane].go, 1, __ATOMIC_RELEASE);
 }
 
-/* After a while for the siblings, or at once, to be first. */
+/* Waits for the siblings to settle it, or is first. */
 static void settle(uint32_t lane)
 {
 	dawdle();
 	settle_in(ledger, lane);
 }
 
-/* Everybody stands still: the books must balance. */
+/* All processes have stopped: the books must balance. */
 static void balance(uint32_t lanes, const struct ledger_account *enforcer)
 {
 	halt(lanes);
@@ -119,7 +118,7 @@ static void balance(uint32_t lanes, const struct ledger_account *enforcer)
 	__atomic_store_n(&control->pause, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Nobody else is there: a charge fits or it does not. */
+/* Without other processes a charge fits or it does not. */
 static void alone(void)
 {
 	struct ledger_account a;
@@ -146,7 +145,7 @@ static void alone(void)
 		FAIL("release");
 }
 
-/* After ledger_limit has returned, `used` may be above the limit, but cannot rise there. */
+/* Once ledger_limit has returned, `used` may be above the limit, but cannot rise there. */
 static void change_limit(struct ledger_account *enforcer, uint64_t full)
 {
 	uint64_t limit = full / 4 + next_random(&random_state) % (full * 3 / 4);
@@ -193,7 +192,7 @@ int main(int argc, char **argv)
 	ledger = shared_memory(sizeof(*ledger));
 	control = shared_memory(sizeof(*control));
 	ledger_format(ledger, name);
-	limit = lanes * (uint64_t)MOST_HELD / 4; /* about half of what they would take */
+	limit = lanes * (uint64_t)MOST_HELD / 4; /* about half of the demand */
 	for (uint32_t device = 0; device < DEVICES; device++) {
 		enforcer[device] = ledger_open(ledger, device, 0);
 		if (ledger_set(&enforcer[device], 11) != LEDGER_OK ||
@@ -225,7 +224,7 @@ int main(int argc, char **argv)
 				     device, ledger->device[device].peak);
 	}
 
-	/* All die at once; all comes back. */
+	/* All die at once; all bytes are released. */
 	for (uint32_t lane = 1; lane <= lanes; lane++)
 		kill(pid_of[lane], SIGKILL);
 	for (uint32_t lane = 1; lane <= lanes; lane++) {
