@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// auditor asks a Server on a socket, and returns the entry that it put of a request, without what all have in common.
+// auditor makes requests to a Server on a socket, and returns their audit entries without the fields that are always the same.
 type auditor struct {
 	path string
 	mu   sync.Mutex
@@ -47,7 +47,7 @@ func (a *auditor) ask(t *testing.T, method, target, body string) audit.Entry {
 	case err == nil:
 		_, _ = io.Copy(io.Discard, r.Body)
 		r.Body.Close()
-	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET): // the server refused the body before all of it was sent
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET): // the server refused the body before it was complete
 		await.That(t, "the refusal is recorded", func() bool {
 			a.mu.Lock()
 			defer a.mu.Unlock()
@@ -97,7 +97,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK, Force: true}},
 		{"DELETE", "/v1/slices/c2?force=false", "", nil, audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK}},
-		// A container's end is told whether or not its slice has ended by itself: nobody was refused anything.
+		// The end of a container is reported for an expired slice, too: no request was refused.
 		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeNotFound, "there is no slice c2"), audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Gone, Code: api.CodeNotFound, Message: "there is no slice c2"}},
 		{"DELETE", "/v1/slices/c2", "", errors.Join(api.Errorf(api.CodeNotFound, "you have no session c2"), api.ErrForbidden), audit.Entry{
@@ -112,7 +112,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 			Event: api.Event{Slice: "c3", TTL: 3600e9}, Operation: "POST /v1/slices/{id}/renew", Result: audit.OK}},
 		{"PATCH", "/v1/slices/c3", `{"quotas":[{"device":"*","percent":5}]}`, nil, audit.Entry{
 			Event: api.Event{Slice: "c3"}, Operation: "PATCH /v1/slices/{id}", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Percent: 5}}}},
-		// What only looks, or does not exist, is not recorded.
+		// Requests that only read, and unknown ones, are not recorded.
 		{"GET", "/v1/slices", "", nil, audit.Entry{}},
 		{"PUT", "/v1/slices", "", nil, audit.Entry{}},
 		{"POST", "/v2/slices", "", nil, audit.Entry{}},
@@ -162,7 +162,7 @@ func TestARequestForAUsersSessionIsRecordedUnderTheIDThatTheSessionHas(t *testin
 	}
 	f.err = nil
 	expect.Equal(t, a.ask(t, "DELETE", "/v1/slices/"+id, "").Slice, id, "its release is recorded as")
-	// With the user's number a name can be too long to be an id: the service says so, and no such thing is recorded.
+	// With the user's number a name can be too long for an id. The service refuses it, and the id in the record is not made longer.
 	long := strings.Repeat("x", 255)
 	if got := a.ask(t, "POST", "/v1/slices", `{"id":"`+long+`","pid":7,"session":true,"quotas":[{"device":"*","bytes":1}]}`); got.Slice != long {
 		t.Errorf("a long name is recorded as %q", got.Slice)

@@ -23,10 +23,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// Several users together have fewer places than there are: root finds one.
+// Several users together cannot take all places: root gets one.
 func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 	l := controlLimits
-	l.header = time.Minute // they are not thrown out while this looks
+	l.header = time.Minute // no timeout during the test
 	path := serveWith(t, &fakeService{}, l)
 	program := asNobody(t)
 	left := l.others
@@ -49,7 +49,7 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 	}
 }
 
-// Which groups somebody is in is not for him to say.
+// The server asks the kernel for the caller's groups.
 func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 	const asks = "GPUSLICE_ASKS"
 	if path := os.Getenv(asks); path != "" {
@@ -69,10 +69,10 @@ func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 	}
 }
 
-// unknownUID is none that a host knows.
+// unknownUID is unknown to every host.
 const unknownUID = 3_000_000_007
 
-// A user can be thousands in a user namespace, and outside of it by setuid programs that are left from there: that gives no more places.
+// A user can have thousands of uids in a user namespace, and, through setuid programs that remain, outside of it. They give no more places.
 func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
@@ -85,7 +85,7 @@ func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		uid       uint32
-		namespace bool // which maps it
+		namespace bool // maps the uid
 		users     bool // on the users' socket
 		want      string
 	}{
@@ -139,7 +139,7 @@ func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
 	}
 }
 
-// groupsService tells the groups of who asks who it is.
+// groupsService answers with the caller's groups.
 type groupsService struct {
 	fakeService
 	told chan []uint32

@@ -16,20 +16,20 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// limits of one socket: on what those who ask can take from one another.
+// limits bound what the clients of a socket can take from one another.
 type limits struct {
-	connections // at one time
+	connections // at a time
 
-	header time.Duration // until a request's head is there
-	read   time.Duration // until all of it is
-	write  time.Duration // for the answer, or for each batch of a stream of events
+	header time.Duration // to receive a request's head
+	read   time.Duration // to receive all of it
+	write  time.Duration // to write the answer, or each batch of a stream of events
 	idle   time.Duration // between two requests
 
-	pace float64 // KiB of requests of each user but root and the enforcer's own, in a second; 0: as many as are asked
+	pace float64 // KiB of requests per second of each user but root and the enforcer's own; 0: unlimited
 }
 
-// connections that are served at one time. Those of root and of the enforcer's own user wait in the kernel's queue when
-// there are as many as may be; others are told so and closed, or they would stand in that queue before root's.
+// connections bounds the connections served at a time. Beyond the bound, connections of root and of the enforcer's own user wait in the kernel's
+// queue. The server refuses and closes others, which would stand before root's in that queue.
 type connections struct {
 	all    int
 	others int // of users but root and the enforcer's own
@@ -48,11 +48,11 @@ var (
 	}
 )
 
-// privileged says whose requests and connections are not counted.
+// privileged returns whether a user's requests and connections are not counted.
 func privileged(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
-// limited keeps to the limits on connections. Each user has a pace of its own: a connection beyond it is answered and closed at once,
-// and takes nothing of another user's pace or places.
+// limited applies the limits on connections. Each user has a pace of its own: a connection beyond it is refused and closed at once, and costs other
+// users none of their pace or places.
 type limited struct {
 	net.Listener
 	connections
@@ -70,7 +70,7 @@ type limited struct {
 	by     map[uint32]int // users but root and the enforcer's own, as session.HostUsers has them
 }
 
-// Rejecting a connection costs more than making it. The pause bounds that cost, and is the longest that a flood delays others'
+// Rejecting a connection costs more than opening it. The pause bounds that cost. It is also the longest time for which a flood delays others'
 // connections in the kernel's queue.
 const (
 	restAfter = usersQueue
@@ -120,7 +120,7 @@ func (l *limited) Accept() (net.Conn, error) {
 // placePatience is how long a connection waits for the host's user database. Without an answer it counts as NoUser's.
 const placePatience = 50 * time.Millisecond
 
-// enter counts a connection, or says why there are too many. counts is as which user.
+// enter counts a connection, or returns why there are too many. counts is the user that it counts for.
 func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && privileged(p.UID) {
@@ -130,7 +130,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	if known {
 		ctx, cancel := context.WithTimeout(context.Background(), placePatience)
 		defer cancel()
-		counts, _ = l.users.Of(ctx, p.UID) // a uid of no user has a place until its request is refused
+		counts, _ = l.users.Of(ctx, p.UID) // an unknown uid has a place until its request is refused
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +154,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	}, counts, nil
 }
 
-// reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
+// reject answers without reading the request. The answer fits into the kernel's buffer, so it does not block.
 func reject(conn net.Conn, why *api.Error) {
 	defer conn.Close()
 	body, err := json.Marshal(why)
@@ -173,7 +173,7 @@ func (l *limited) Close() error {
 type limitedConn struct {
 	net.Conn
 	release func()
-	counts  uint32 // the user whose place it has
+	counts  uint32 // the user that it counts for
 }
 
 func (c *limitedConn) Close() error {

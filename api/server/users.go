@@ -15,11 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// UserService is what the handlers of the users' socket call, with the asking process in the context (PeerOf, GroupsOf): that
-// socket is open to all, and the service decides who may have what.
+// UserService serves the users' socket, which is open to all. The context has the calling process (PeerOf, GroupsOf), and the service decides what
+// it may do.
 type UserService interface {
-	// May says why who asks may not change that session, or, without an id, begin one, before the request's body is read; and
-	// whether there is a limit for who asks.
+	// May decides before the request's body is read. It returns why the caller may not change that session, or, without an id, begin one; and
+	// whether the caller has a limit.
 	May(ctx context.Context, id string) (limited bool, err error)
 	Info(ctx context.Context) (api.Info, error)
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
@@ -34,7 +34,7 @@ type UserService interface {
 	History(ctx context.Context) ([]api.Run, error)
 }
 
-// userRoutes are the routes of the users' socket. What is not named here leads to no service.
+// userRoutes are the routes of the users' socket. Other requests reach no service.
 var userRoutes = []string{
 	"GET /v1/info",
 	"GET /v1/slices",
@@ -66,7 +66,7 @@ func UserHandler(service UserService, log *slog.Logger) http.Handler {
 // userPatience is how long a request waits for the host's user database.
 const userPatience = 2 * time.Second
 
-// ofHost refuses a uid that is no user's of the host. It reads no more than the request's head.
+// ofHost refuses a uid that belongs to no user of the host. It reads only the request's head.
 func ofHost(users *session.HostUsers, handle handleFunc) handleFunc {
 	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 		if p, known := PeerOf(r.Context()); known && !privileged(p.UID) {
@@ -81,7 +81,7 @@ func ofHost(users *session.HostUsers, handle handleFunc) handleFunc {
 	}
 }
 
-// authorized refuses what who asks may not ask, before more than the request's head is read.
+// authorized refuses requests that the caller may not make, after reading only the request's head.
 func authorized(users UserService, handle handleFunc) handleFunc {
 	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 		id := r.PathValue("id")
@@ -109,7 +109,7 @@ func NewForUsers(service UserService, log *slog.Logger) *Server {
 	return s
 }
 
-// operators is what the operator alone may ask for.
+// operators refuses a request that is for the operator alone.
 func operators(_ Service, w http.ResponseWriter, _ *http.Request) (any, error) {
 	w.Header().Set("Connection", "close")
 	return nil, api.Errorf(api.CodeForbidden, "users may begin, list, inspect, join, renew, suspend, resume and release their own sessions here: "+
@@ -118,15 +118,15 @@ func operators(_ Service, w http.ResponseWriter, _ *http.Request) (any, error) {
 
 // forUsers is the Service of the users' socket.
 type forUsers struct {
-	Service // nil: no route of theirs leads to another of its methods
+	Service // nil: no route here leads to its other methods
 	users   UserService
 }
 
 func (f forUsers) Info(ctx context.Context) (api.Info, error) { return f.users.Info(ctx) }
 func (f forUsers) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
-	// Here already, and not only in the service, so that what is refused is recorded under the same id as what is granted.
+	// The service would do this, too. Here, refused requests are recorded with the same id as granted ones.
 	if p, known := PeerOf(ctx); known {
-		if id := api.UserSessionID(p.UID, r.ID); api.CheckID(id) == nil { // else the service refuses it, and says why
+		if id := api.UserSessionID(p.UID, r.ID); api.CheckID(id) == nil { // otherwise the service refuses it, with the reason
 			r.ID, noteIn(ctx).slice = id, id
 		}
 	}
@@ -171,16 +171,16 @@ func join(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	return s.Join(r.Context(), id, request)
 }
 
-// bearer is how a token is shown: in a header, which is in no log, no list of processes, and no name of a path.
+// bearer comes before the token in a header. Headers appear in no log, no list of processes, and no path.
 const bearer = "Bearer "
 
-// takeToken puts the token that a request shows into its context.
+// takeToken puts the request's token into its context.
 func takeToken(r *http.Request) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
 		return
 	}
-	// In place: others look in r for the route that was found.
+	// Changes r in place, since others read its matched route.
 	if token, ok := strings.CutPrefix(values[0], bearer); ok {
 		*r = *r.WithContext(api.WithToken(r.Context(), api.Token(token)))
 	}

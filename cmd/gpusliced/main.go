@@ -48,13 +48,13 @@ Flags (each goes before the configuration file):
 `
 
 func main() {
-	if checkpoint.IsChild(os.Args) { // of one of these
+	if checkpoint.IsChild(os.Args) { // of the driver's checkpoint
 		os.Exit(checkpoint.Child(os.Args, os.Stdout, os.Stderr))
 	}
 	if hostmem.IsHolder(os.Args) {
 		os.Exit(hostmem.Hold(os.Args))
 	}
-	// Each file gets the mode that the code names: users of containers have to reach the files that are shared with them.
+	// Each file gets the mode that the code names: containers' users need the shared ones.
 	syscall.Umask(0o022)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -69,9 +69,9 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("wrong usage") // which has been said
+var errUsage = errors.New("wrong usage") // already reported
 
-// parse reads the flags over the file over the defaults. done says that --version was asked for, and answered.
+// parse applies the flags to the file's values, and these to the defaults. done means that --version has been answered.
 func parse(args []string, stdout, stderr io.Writer) (c config.Config, done bool, err error) {
 	flags := flag.NewFlagSet("gpusliced", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -161,7 +161,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	record := openAudit(whole, log)
 	if record != nil {
-		defer record.Close() // last: what ends is recorded, too
+		defer record.Close() // last, to record what happens at the end
 		options.Event = record.Event
 	}
 	if c.NVML == config.NVMLOff {
@@ -175,7 +175,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, whole, options, record, log)
 }
 
-// limits are the file's, for the enforcer.
+// limits returns the enforcer's limits from the configuration.
 func limits(c config.Config) admission.Limits {
 	a := admission.Limits{
 		Overcommit: c.Admission.Thousandths(), Reserve: uint64(c.Admission.Reserve), MaxVRAM: c.Admission.MaxVRAM.Share,
@@ -187,7 +187,7 @@ func limits(c config.Config) admission.Limits {
 	return a
 }
 
-// listen makes the control socket, which is root's alone if there is no such group.
+// listen opens the control socket, for root only if the group does not exist.
 func listen(socket, group string, log *slog.Logger) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, err
