@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# install.sh install|uninstall, with BIN, PREFIX, DESTDIR, SYSCONFDIR, UNITDIR, ZSHDIR and VERSION in the environment. The
-# Makefile calls it, and packages/build.sh. What is in use is not uninstalled, but with FORCE.
+# install.sh install|uninstall, with BIN, PREFIX, DESTDIR, SYSCONFDIR, UNITDIR, ZSHDIR and VERSION in the environment. The Makefile and
+# packages/build.sh call it. It uninstalls nothing that is in use, unless FORCE is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${BIN:?}" "${PREFIX:?}" "${VERSION:?}" "${SYSCONFDIR:?}" "${UNITDIR:?}"
@@ -11,7 +11,7 @@ libdir=$root$PREFIX/lib/gpuslice
 share=$PREFIX/share
 . configs/library.sh
 
-# MODE, what, where. Of a file with an "@" the text names places below /usr/local, which become PREFIX.
+# MODE, source, target. In files with an "@" names below /usr/local become names below PREFIX.
 files=()
 for program in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
 	files+=("0755 $BIN/$program $PREFIX/bin/$program")
@@ -35,8 +35,8 @@ files+=(
 edited=$(mktemp)
 trap 'rm -f "$edited"' EXIT
 
-# put MODE SOURCE TARGET: a new file under the old name. Whoever has the old one open or mapped keeps it;
-# writing into it would change the code of programs that run.
+# put MODE SOURCE TARGET: a new file under the old name. Processes that have the old one open or mapped keep it: writing into it would
+# change the code of running programs.
 put() {
 	local source=$2
 	if [[ $source == @* ]]; then
@@ -76,13 +76,13 @@ install)
 	;;
 uninstall)
 	if [ -z "$root" ]; then
-		# Containers would be left without a runtime: nobody could end them by their engine.
+		# Containers would lose their runtime: their engine could not stop them.
 		"$PREFIX/bin/gpuslice" in-use ${FORCE:+--force}
 		if [ -d /run/systemd/system ]; then
 			systemctl disable --now gpuslice-leased gpusliced 2>/dev/null || true
 		fi
 		"$PREFIX/bin/gpuslice" in-use --daemon ${FORCE:+--force}
-		# An engine that names a runtime that is gone could start nothing with it.
+		# An engine could start nothing with a configured runtime that is gone.
 		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
 	fi
 	for file in "${files[@]}"; do

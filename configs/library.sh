@@ -1,27 +1,25 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The interceptor's place on a host, for install.sh and for the packages' scripts. Each build of it has a directory of its
-# own, LIBDIR/VERSION-SUM, in which nothing ever changes; LIBDIR/libgpuslice.so leads to the newest.
+# The interceptor's place on a host, for install.sh and for the packages' scripts. Each build of it has a directory of its own,
+# LIBDIR/VERSION-SUM, which never changes; LIBDIR/libgpuslice.so links to the newest.
 #
-# A session (`gpuslice run`) has the path in LD_PRELOAD: were the file gone, what the session starts next would run without
-# a quota, and with another file there, with another library than its siblings. So a library stays until nothing uses
-# it. (A container has the file itself bound, and would keep it.)
+# A session (`gpuslice run`) has the path in LD_PRELOAD: without the file, its next programs would run without a quota, and with another
+# file, with a different library than its siblings. So a library is kept until nothing uses it. (A container has the file itself bound, and
+# would keep it.)
 
-# gpuslice_users TEXT: the pids of the processes that have TEXT in their environment, or in the path of something that they have
-# mapped or mounted.
+# gpuslice_users TEXT: the pids of the processes that have TEXT in their environment, or in a path of their mappings or mounts.
 gpuslice_users() {
 	[ -e /proc/self/maps ] || return 0
 	(
 		cd /proc
 		for file in environ maps mountinfo; do
-			grep -lsaF -e "$1" [0-9]*/$file || true # processes end while it looks
+			grep -lsaF -e "$1" [0-9]*/$file || true # processes exit during the search
 		done
 	) | cut -d/ -f1 | sort -nu | tr '\n' ' '
 }
 
-# gpuslice_prune LIBDIR KEEP…: remove the libraries that nobody uses, but for those named. (KEEP is a directory's name.) One that
-# stays is said.
+# gpuslice_prune LIBDIR KEEP…: remove unused libraries, except the directories KEEP. Reports those that are in use.
 gpuslice_prune() (
 	dir=$1
 	shift
@@ -39,8 +37,8 @@ gpuslice_prune() (
 	done
 )
 
-# gpuslice_add FILE LIBDIR VERSION: lay a library down and let LIBDIR/libgpuslice.so lead to it. What nobody uses goes before that: the
-# one that was the newest until now stays until the next time, since somebody may just have looked it up.
+# gpuslice_add FILE LIBDIR VERSION: add a library and link LIBDIR/libgpuslice.so to it. It removes unused ones first, but keeps the previous
+# newest one until the next call: a process may just have looked it up.
 gpuslice_add() (
 	set -e
 	dir=$2
@@ -60,7 +58,7 @@ gpuslice_add() (
 	echo "  $dir/$name/libgpuslice.so"
 )
 
-# gpuslice_remove LIBDIR: remove every library that nobody uses, and LIBDIR with the last.
+# gpuslice_remove LIBDIR: remove every unused library, and LIBDIR with the last.
 gpuslice_remove() {
 	rm -f "$1/libgpuslice.so"
 	gpuslice_prune "$1"

@@ -1,8 +1,7 @@
 # shellcheck shell=sh disable=SC2154 # common.sh and build.sh set them
 # SPDX-License-Identifier: Apache-2.0
 #
-# dpkg: configure, with the version that was configured last, if any; or abort-…, when something else was given up.
-# rpm: how many of the package are there now.
+# dpkg: configure, with the last configured version, if any; or abort-… after a failed operation. rpm: the number of installed versions.
 case ${1:-} in
 configure) [ -n "${2:-}" ] && first=no || first=yes ;;
 abort-*) first=no ;;
@@ -13,14 +12,14 @@ esac
 if ! getent group gpuslice >/dev/null; then
 	groupadd --system gpuslice
 fi
-# The package's own file goes with an upgrade; running sessions need it longer.
+# An upgrade removes the package's own file, which running sessions still need.
 gpuslice_add "$libdir/packaged/libgpuslice.so" "$libdir" "$gpuslice_version" >/dev/null
 
 if has_systemctl; then
 	[ "$first" = no ] || systemctl enable "$unit" >/dev/null 2>&1 || say "systemctl could not enable $unit"
 	if systemd_runs; then
 		systemctl daemon-reload || true
-		# An operator's "disable" stands. What runs goes on without the daemon for that moment, and is found again.
+		# Respects an operator's "disable". Slices keep running during the restart, and the daemon finds them again.
 		if systemctl is-enabled --quiet "$unit" 2>/dev/null; then
 			systemctl restart "$unit" || say "$unit does not start: journalctl -u gpusliced says why"
 		else
