@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA driver's binary interface that gpuslice speaks: names, argument
- * lists and structure layouts as the driver's own documentation gives them (CUDA 12.9 to 13.1).
- * The interceptor, the simulated driver and the conformance programs all compile against this file,
- * so none of them needs a CUDA toolkit to build.
+ * The part of the CUDA driver's binary interface that gpuslice uses: names, argument lists and
+ * structure layouts from the driver's own documentation (CUDA 12.9 to 13.1). The interceptor, the
+ * simulated driver and the conformance programs all compile against this file, so none of them
+ * needs a CUDA toolkit.
  *
- * Only what is used stands here. A structure's size is asserted where a wrong one would
- * corrupt memory.
+ * A structure's size is asserted where a wrong one would corrupt memory.
  */
 #ifndef GPUSLICE_CUDA_ABI_H
 #define GPUSLICE_CUDA_ABI_H
@@ -131,14 +130,14 @@ enum {
 	CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
 };
 
-/* Of cuThreadExchangeStreamCaptureMode. */
+/* For cuThreadExchangeStreamCaptureMode. */
 enum {
 	CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
 	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
 	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
-/* What cuMemCreate's allocFlags.usage may say. */
+/* For allocFlags.usage of cuMemCreate. */
 #define CU_MEM_CREATE_USAGE_TILE_POOL 0x1
 
 /* CUmemAllocationHandleType: bits */
@@ -147,7 +146,7 @@ enum {
 	CU_MEM_HANDLE_TYPE_FABRIC = 0x8,
 };
 
-/* What crosses processes as bytes. */
+/* Passed between processes as bytes. */
 typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
@@ -234,8 +233,8 @@ typedef struct {
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "CUDA_GRAPH_INSTANTIATE_PARAMS");
 
-/* A kernel node: its function, or, where that is NULL, its kernel. The form before CUDA 12 ends
- * before `kern`. */
+/* A kernel node: its function, or, if that is NULL, its kernel. Before CUDA 12 it ends before
+ * `kern`. */
 typedef struct {
 	CUfunction func;
 	unsigned int gridDimX, gridDimY, gridDimZ;
@@ -253,7 +252,7 @@ typedef struct {
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
 
-/* CUgraphNodeParams, as far as it is read. */
+/* CUgraphNodeParams, up to the last used member. */
 struct CUgraphNodeParams_st {
 	int type, reserved[3];
 	CUDA_KERNEL_NODE_PARAMS kernel;
@@ -318,7 +317,7 @@ typedef struct {
 	unsigned int NumChannels, Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
 
-/* The layouts of CUDA 3.1 and older, which the unsuffixed entry points still take. */
+/* The layouts of CUDA 3.1 and older, which functions without a suffix still take. */
 typedef struct {
 	unsigned int Width, Height;
 	int Format;

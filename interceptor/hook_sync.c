@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting for the device: charges nothing, but pools may shrink meanwhile.
+ * Synchronizing with the device charges nothing, but may shrink pools.
  *
- * A pool that reserves more than its release threshold shrinks when it is synchronised (driver
- * observation: the default threshold 0 returns all that is free). A process that then sits idle
- * would keep siblings from those bytes. Frameworks that care for speed set a threshold: for them,
- * and for a process without pools, this is a look at one word.
+ * A pool that reserves more than its release threshold shrinks when it is synchronized (driver
+ * observation: the default threshold 0 returns all that is free). Without this hook a process that
+ * then idles would keep siblings from those bytes. Frameworks usually set a threshold: for them,
+ * and for a process without pools, the hook reads one word.
  */
 #include "pool.h"
 #include "table.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlsym, dlvsym, dlopen and dlmopen: ask route.c first. If it has an answer, that is returned, and
- * ROUTE_NOTHING (route.c) is NULL; else jump to the real one with the caller's arguments and return
- * address as they were, for RTLD_NEXT means the caller's next, and the loader tells the caller by
- * its return address. If there is none to jump to, return NULL.
+ * dlsym, dlvsym, dlopen and dlmopen: ask route.c first. If it has an answer, return that, and NULL
+ * for ROUTE_NOTHING (route.c). Otherwise jump to the real function with the caller's arguments and
+ * return address unchanged: RTLD_NEXT means the caller's next object, and the loader identifies the
+ * caller by its return address. Without a real function return NULL.
  *
- * What other namespaces call is a dlsym of their own each, by the number of the namespace: it jumps
- * to their C library's, in which they ask dlerror().
+ * Other namespaces call a dlsym of their own each, selected by the namespace's number: it jumps to
+ * their C library's, which sets their dlerror().
  */
 	.file	"trampoline.S" /* or the symbol table names a temporary file */
 	.text
@@ -48,8 +48,9 @@
 .endm
 
 /*
- * The bindings: what an entry of entry_function is until its library is found. A binding has
- * entry_bind() find the function and goes on to it, with the caller's arguments as they were.
+ * The bindings: the initial value of an entry of entry_function, until its library is found. A
+ * binding calls entry_bind() to find the function, and jumps to it with the caller's arguments
+ * unchanged.
  */
 bind:
 	.cfi_startproc

@@ -3,7 +3,7 @@
 
 #include "handover.h"
 
-/* What the slice's pool has left may be less than what the slice has. */
+/* The slice's pool may have less left than the slice. */
 static struct view with_pool(const struct process *process, const uint8_t *uuid, struct view view)
 {
 	uint32_t device;

@@ -1,13 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks ledger.pml, pool.pml, elastic.pml and mover.pml (names that begin with "pool", "elastic" and "mover"): every configuration must hold,
-# exhaustively, and every broken variant must be caught. Prints a table; fails on any surprise, also
-# on a search that did not finish.
+# Checks ledger.pml, pool.pml, elastic.pml and mover.pml (names that begin with "pool", "elastic" and "mover"): every configuration must
+# hold, exhaustively, and every broken variant must be caught. Prints a table; fails on any other result, also if a search did not finish.
 #
 #   run.sh [--quick | --first] [-j JOBS]
 #
-# --quick takes those alone that are marked "quick" or "first" below, and --first those marked "first": seconds each.
+# --quick selects those marked "quick" or "first" below, and --first those marked "first": seconds each.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +25,7 @@ for tool in spin gcc; do
 	command -v $tool >/dev/null || { echo "run.sh: $tool is not installed" >&2; exit 2; }
 done
 
-# What the variants start from: the smallest configurations in which each fault shows.
+# The variants' bases: the smallest configurations that show each fault.
 pair='-DOPS=2 -DDEATHS=1 -DSIZES=2'
 three='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DOVERHEADS=1'
 recycle='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1'
@@ -172,7 +171,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-# One line of the list, in a directory of its own. Writes a line of the table, and "ok" or "bad".
+# Runs one line of the list, in a directory of its own. Writes a line of the table, and "ok" or "bad".
 one() {
 	expect=${1%%|*}; rest=${1#*|}
 	name=${rest%%|*}; rest=${rest#*|}
@@ -183,10 +182,10 @@ one() {
 	mover*) model=mover.pml ;;
 	*) model=ledger.pml ;;
 	esac
-	# To compile with -O2 takes longer than most of these searches: it is for those marked "long".
+	# Compiling with -O2 takes longer than most of these searches, so only those marked "long" do.
 	optimise=-O0
 	if [ "$speed" = long ]; then optimise=-O2; fi
-	# Where something is to happen at last, not only nothing wrong.
+	# Liveness: something must happen eventually.
 	mode=-DSAFETY search=
 	case $flags in
 	*-DLIVE*) mode=-DNFAIR=3 search='-a -f' ;;

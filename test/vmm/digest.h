@@ -4,5 +4,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: 47f94ee03fe6796dc8c255b17a5a09783cf8dd66372c187ce8bd226907d1e3be
+ * SHA-256: 315cf2aba1e9780d3b6587a70bb3d1e8b223b97e5397089cfe0ece54214dfe9b
  */

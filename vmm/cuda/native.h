@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's functions, found at run time, and what is made of several of them in one call from
- * Go. Each call that needs a context makes it current and takes it away again itself, so that it
- * does not matter which thread Go calls on.
+ * The driver's functions, found at run time, and sequences of them that are one call from Go. Each
+ * call that needs a context makes it current and restores the previous one, so it does not matter
+ * which thread Go calls on.
  */
 #ifndef GPUSLICE_VMM_CUDA_NATIVE_H
 #define GPUSLICE_VMM_CUDA_NATIVE_H
@@ -12,20 +12,19 @@
 
 #include "../../interceptor/cuda_abi.h"
 
-/* What became of a call: of which function the result is, and of how many pieces it was done. */
+/* A call's outcome: the failed function and its result, and the number of completed pieces. */
 struct outcome {
 	CUresult result;
 	const char *function;
 	size_t done;
-	CUresult
-	    undo; /* why what had been done could not be undone; 0: it was, or there was nothing */
+	CUresult undo; /* failure to undo the completed part; 0 if none */
 };
 
-/* Makes a context current in this thread, and gives back the one before. */
+/* Makes a context current in this thread; native_leave() restores the previous one. */
 struct outcome native_enter(CUcontext context);
 struct outcome native_leave(struct outcome outcome);
 
-/* Once in a process. NULL, or what was missing: the text is written to `message`. */
+/* Once in a process. Returns NULL, or the missing function's text in `message`. */
 const char *native_load(char *message, size_t size);
 
 struct outcome native_init(void);
@@ -40,13 +39,13 @@ struct outcome native_memory_info(CUcontext context, size_t *available, size_t *
 struct outcome native_reserve(CUcontext context, size_t bytes, CUdeviceptr *start);
 struct outcome native_free(CUcontext context, CUdeviceptr start, size_t bytes);
 
-/* Pieces of `bytes` each; `done` of them are there if there was no room for more. */
+/* Pieces of `bytes` each; `done` of them exist if there was no room for more. */
 struct outcome native_create(CUcontext context, int ordinal, size_t bytes,
                              CUmemGenericAllocationHandle *handles, size_t count);
-/* Goes on after a failure, which is that of the first that could not be released. */
+/* Continues after a failure, and returns the first one. */
 struct outcome native_release(CUcontext context, const CUmemGenericAllocationHandle *handles,
                               size_t count);
-/* One piece after the other from `start` on, all opened to the device; as a whole or not at all. */
+/* Maps the pieces one after another from `start`, with access for the device; all or none. */
 struct outcome native_map(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,
                           const CUmemGenericAllocationHandle *handles, size_t count, int access);
 struct outcome native_access(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,

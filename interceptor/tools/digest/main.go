@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Digest writes digest.h, for a package of Go whose C includes files of another directory: run by "go generate" in the package's.
+// Digest writes digest.h, for a Go package with C code that includes files of another directory. "go generate" runs it in the package's.
 //
-// The go command compiles a package anew when a file of its directory has changed, and does not see what else its C includes: with what it
-// kept from before, programs would have another idea of the ledger than the interceptor, or of the driver. This file changes with those.
+// The go command rebuilds a package when a file of its directory has changed, but ignores other included files. Programs of stale packages would
+// disagree with the interceptor about the ledger, or about the driver. digest.h changes with those files.
 package main
 
 import (
@@ -29,7 +29,7 @@ func main() {
 	}
 }
 
-// digest is what digest.h of the package in dir has to say.
+// digest returns the contents of digest.h for the package in dir.
 func digest(dir string) (string, error) {
 	files, err := included(dir)
 	if err != nil {
@@ -56,7 +56,7 @@ func digest(dir string) (string, error) {
 
 var include = regexp.MustCompile(`(?m)^(?://)?[ \t]*#[ \t]*include[ \t]+"([^"]+)"`)
 
-// included are the files outside dir that those of the package in it include, and what these include, as named from dir.
+// included returns the files outside dir that C code of its package includes, directly or not, named from dir.
 func included(dir string) ([]string, error) {
 	var found []string
 	var look func(file string) error
@@ -83,7 +83,7 @@ func included(dir string) ([]string, error) {
 			return nil, err
 		}
 		for _, file := range files {
-			// A test's program is compiled by the test.
+			// Tests compile their own programs.
 			if strings.HasSuffix(file, "_test.go") {
 				continue
 			}
