@@ -1,17 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# chart.sh [DIR]: write the Helm chart's templates from what kustomize makes of host, daemonset and aliases, into chart/templates or DIR. What
-# the chart's values say takes the place of what stands there. $KUSTOMIZE is the command, such as "kubectl kustomize".
+# chart.sh [DIR]: write the Helm chart's templates from kustomize's output for host, daemonset and aliases, into chart/templates or DIR,
+# with the chart's values substituted. $KUSTOMIZE is the command, such as "kubectl kustomize".
 set -euo pipefail
 cd "$(dirname "$0")"
 to=${1:-chart/templates}
 read -ra kustomize <<<"${KUSTOMIZE:-kustomize build}"
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-edits=() at=$'\x01' # between the parts of an edit
+edits=() at=$'\x01' # separates the parts of an edit
 
-# edit PATTERN TEXT: each place that an extended regular expression matches in the line becomes the text.
+# edit PATTERN TEXT: replace each match of an extended regular expression in a line.
 edit() { edits+=("$1" "$2"); }
 edit '^(.*namespace): gpuslice$' '\1: {{ .Release.Namespace }}'
 edit 'system:serviceaccount:gpuslice:' 'system:serviceaccount:{{ .Release.Namespace }}:'
@@ -26,7 +26,7 @@ edit '^( *)- operator: Exists$' '\1{{- toYaml .Values.tolerations | nindent 6 }}
 edit 'gpuslice-config-[a-z0-9]{10}$' 'gpuslice-config-{{ tpl .Values.config . | sha256sum | trunc 10 }}'
 edit '^  config.toml: \|$' '  config.toml: {{- tpl .Values.config . | toYaml | indent 1 }}'
 
-# template COMMAND…: print the command's output with all edits. Braces that the chart's language would interpret are an error.
+# template COMMAND…: print the command's output with all edits. Fails on braces that the chart's language would interpret.
 template() {
 	local line i
 	"$@" >"$dir/plain"

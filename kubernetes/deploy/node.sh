@@ -1,16 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# node.sh install|run|ready: gpusliced in a pod, in the image gpuslice. A node without NVIDIA's driver is left alone.
+# node.sh install|run|ready: gpusliced in a pod, in the image gpuslice. Does nothing on a node without NVIDIA's driver.
 #
-# What containers need of gpuslice is on the host itself, in $HOST_DIR, which the pod has at the same path: the hook, the library and the
-# configuration. Each file appears whole under its name. What runs keeps the old one, and a library's directory stays while a pod has it
+# The files for containers are on the host itself, in $HOST_DIR, which the pod has at the same path: the hook, the library and the
+# configuration. Each file is replaced atomically. Running programs keep the old one, and a library's directory stays while a pod uses it
 # (library.sh).
 set -eu
 : "${HOST_DIR:?}" "${DRIVER_ROOT:?}"
 
-# nvml prints the path of the driver's library below DRIVER_ROOT, the host's root directory: in a distribution's places, or where operators
-# of GPUs put it. Links that leave its directory lead nowhere here.
+# nvml prints the path of the driver's library below DRIVER_ROOT, the host's root directory: in distributions' places, or in those of GPU
+# operators. Links out of its directory do not resolve here.
 nvml() {
 	for dir in usr/lib/*-linux-gnu usr/lib/*-linux-gnu/nvidia/current usr/lib64 usr/lib home/kubernetes/bin/nvidia/lib64 opt/nvidia/lib64; do
 		for root in "$DRIVER_ROOT" "$DRIVER_ROOT/run/nvidia/driver"; do
@@ -57,7 +57,7 @@ run)
 		until nvml >/dev/null; do sleep 10; done
 		install
 	fi
-	# Alone, and not its directory: that has the host's C library, too.
+	# The library alone, since its directory has the host's C library, too.
 	LD_PRELOAD=$(nvml)
 	export LD_PRELOAD
 	exec gpusliced
