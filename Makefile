@@ -7,14 +7,14 @@ PREFIX     ?= /usr/local
 DESTDIR    ?=
 SYSCONFDIR ?= /etc
 UNITDIR    ?= /lib/systemd/system
-# Where zsh looks for completions; Debian's packages have a place of their own.
+# zsh's directory for completions; Debian's packages have another.
 ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
 
 GO    ?= $(shell test/go.sh)
 CC    ?= cc
 RUNC  ?= runc
 QUIET ?= @
-# --strict: a test is not skipped for want of root or of a package: that is a failure.
+# --strict: a test that lacks root or a package fails instead of being skipped.
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
 
@@ -23,8 +23,8 @@ VERSION ?= $(shell test/version.sh)
 
 BIN := bin
 
-# The same source gives the same files in any directory (test/reproducible.sh). The compiler takes the directory's name from PWD,
-# which names a link to it where one was followed.
+# The same source gives the same files in any directory (test/reproducible.sh). The compiler takes the directory's name from PWD, which may
+# name a link to it.
 override CFLAGS += -ffile-prefix-map=$(CURDIR)=.
 export PWD := $(CURDIR)
 
@@ -73,7 +73,7 @@ deps: ## Install the Debian or Ubuntu packages that build, test and demo need
 	@mkdir -p .cache && touch $@
 $(BUILD) $(TESTED) $(COMPILED_FIRST) $(BIN)/gpuslice-dra $(BIN)/kubelet: | .cache/deps-$(DEPS)
 
-# Changes only when the version does, so that a new commit relinks and nothing else does.
+# Changes only with the version, so a new commit only relinks.
 .cache/version: FORCE
 	@mkdir -p .cache
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' >$@
@@ -94,20 +94,19 @@ endef
 $(eval $(call programs,gpuslice gpusliced,1,-ldflags '$$(GO_LINK)'))
 $(eval $(call programs,gpuslice-leased gpuslice-broker,1,-ldflags '$$(GO_LINK)'))
 
-# The hook, the runtime and the shim run as root with an environment that others may have set: no
-# dynamic loader, no libc. containerd's messages come without gRPC, which a shim does not speak and which is a
-# third of the time that one takes to start.
+# The hook, the runtime and the shim run as root in an environment that others may control: no dynamic loader, no libc. A shim does not use
+# gRPC; without it containerd's messages load in two thirds of the time.
 $(eval $(call programs,gpuslice-hook gpuslice-runtime,0,-tags no_grpc -ldflags '-s -w $$(GO_LINK)'))
 $(eval $(call programs,containerd-shim-gpuslice-v1,0,-tags no_grpc -ldflags '-s -w $$(GO_LINK)'))
 
-# A module of its own, whose dependencies none of the programs above has. gRPC's traces, which nobody reads, come with text/template, for which
-# the linker keeps every method of every type: half as much program again, and a quarter more memory.
+# A module of its own, with dependencies that the programs above lack. Without gRPC's unused traces: they bring text/template, which has the
+# linker keep every method of every type. The program would be half as large again, and need a quarter more memory.
 $(BIN)/gpuslice-dra: $(GO_SOURCES) $(shell find kubernetes -name '*.go' ! -name '*_test.go') kubernetes/go.mod kubernetes/go.sum .cache/version
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=0 $(GO) -C kubernetes build $(GO_FLAGS) -tags grpcnotrace -ldflags '-s -w $(GO_LINK)' -o ../$@ ./cmd/gpuslice-dra
 
-# Plays the kubelet for test/gpu/kubernetes.py, where there is no cluster.
+# Simulates the kubelet for test/gpu/kubernetes.py, where there is no cluster.
 $(BIN)/kubelet: $(wildcard kubernetes/test/kubelet/*.go kubernetes/config/*.go kubernetes/inventory/*.go) kubernetes/go.mod kubernetes/go.sum
 	@mkdir -p $(@D)
 	@echo "  $@"
@@ -124,7 +123,7 @@ $(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
 	@echo "  $@"
 	$(QUIET)$(CC) $(C_FLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< -ldl
 
-# The library may ask for no symbol newer than glibc 2.17 and may export no name but those it hooks.
+# The library may need no symbol newer than glibc 2.17, and export only the hooked names.
 .cache/symbols: $(BIN)/libgpuslice.so interceptor/exports.txt test/check-symbols.sh
 	$(QUIET)test/check-symbols.sh $(BIN)/libgpuslice.so interceptor/exports.txt
 	@touch $@
@@ -209,7 +208,7 @@ docs: ## Write the site of the documents into bin/site/ and check its links (nee
 
 INSTALL := BIN='$(BIN)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
            ZSHDIR='$(ZSHDIR)' VERSION='$(VERSION)'
-# Of the commit, so that the same source gives the same page; a tarball's is that of its files.
+# The commit's date, so the same source gives the same page; in a tarball the file's.
 DATE    := $(shell git log -1 --format=%cs 2>/dev/null || date -r VERSION +%F)
 SHARE   := $(addprefix bin/share/,gpuslice.1 gpuslice.toml.5 gpuslice.bash gpuslice.zsh gpuslice.fish)
 
@@ -236,7 +235,7 @@ install: build ## Install into PREFIX (/usr/local), below DESTDIR
 uninstall: ## Remove what install put there, unless it is in use (FORCE=1); configuration and state stay
 	$(QUIET)$(INSTALL) FORCE='$(FORCE)' configs/install.sh uninstall
 
-# For another machine: what PACKAGES_ARCH names is compiled in a directory of its own.
+# For another machine: PACKAGES_ARCH has a build directory of its own.
 PACKAGES_ARCH ?= $(shell $(GO) env GOARCH)
 .PHONY: packages
 packages: build ## Make a .deb and a .rpm in bin/packages/ (PACKAGES_ARCH='amd64 arm64')
