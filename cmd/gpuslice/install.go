@@ -237,7 +237,7 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	return words, nil
 }
 
-// each calls do with each argument, of which there is at least one. It returns the last error, and prints the others, without repetition.
+// each calls do with each of at least one argument. It returns the last error, and prints the others once each.
 func each(c *cli.Context, wanted string, do func(word string) error) error {
 	words, err := words(c)
 	if err != nil {

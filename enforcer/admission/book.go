@@ -209,7 +209,7 @@ func (b *Book) Which(a Ask, may []*Holder) (which []int, enough bool) {
 	return b.grants.Which(a, may)
 }
 
-// Beside returns the bytes that a holder may keep on its devices beside the request of another, once all of gone are evicted.
+// Beside returns the bytes that a holder may keep on its devices with the request of another granted and all of gone evicted.
 func (b *Book) Beside(a Ask, goes *Holder, gone []*Holder) map[string]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

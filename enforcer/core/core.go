@@ -38,7 +38,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Config is what the operator sets, and what there is.
+// Config has the operator's settings, and the host's devices.
 type Config struct {
 	Limits  refusal.Limits
 	Devices []refusal.Device // nil without driver truth: nothing is refused for what others have
@@ -47,7 +47,7 @@ type Config struct {
 	Elastic Elastic
 }
 
-// Elastic is what the operator sets for elastic slices.
+// Elastic has the operator's settings for elastic slices.
 type Elastic struct {
 	Off         string        // why no slice can be elastic or suspended; "" if they can
 	Overcommit  uint64        // thousandths of a device that elastic slices may be promised together
@@ -83,8 +83,8 @@ type holder struct {
 	overstayed string // others waited in vain for it to be moved
 
 	active, returned  time.Duration // when it made a call, and came back
-	waits, asked      time.Duration // a process waits since, and said so last; 0 if none does
-	obstructed, stuck time.Duration // when it could not be moved, and what it has left could not
+	waits, asked      time.Duration // since when a process waits, and its last request; 0 if none does
+	obstructed, stuck time.Duration // when a move failed, and when the move of the rest did
 	overstays         time.Duration // since when its own processes are the reason
 	obstacle          string
 }
@@ -94,7 +94,7 @@ func (h *holder) ref() Ref { return Ref{h.Kind, h.ID, h.Generation} }
 // evictable reports whether the memory of a slice may ever be evicted.
 func (h *holder) evictable() bool { return h.Kind == Slice && h.Elastic && h.Phase == Live }
 
-// Core is the state of a host. Each layer that it consists of uses those below it: evictions, operations, grants.
+// Core is the state of a host. Each of its layers uses those below it: evictions, operations, grants.
 type Core struct{ evictions }
 
 // grants knows the holders, and computes what is granted to them.
@@ -113,7 +113,7 @@ type grants struct {
 	lastGeneration uint64
 }
 
-// operations begins and ends what is pending for holders.
+// operations begins and ends the holders' pending operations.
 type operations struct {
 	grants
 	awaited map[uint64]*holder // by Op
@@ -125,7 +125,7 @@ type operations struct {
 // evictions makes room, and serves the slices that wait for it.
 type evictions struct {
 	operations
-	waiters []*holder // for whose return a process waits
+	waiters []*holder // with a process that waits for their return
 }
 
 // New returns the state of a host without slices and pools.
@@ -171,7 +171,7 @@ func (c *Core) Do(cmd Command) {
 	c.serveWaiters()
 }
 
-// maxQueue is how many commands wait for one operation.
+// maxQueue bounds the commands that wait for one operation.
 const maxQueue = 64
 
 func (c *Core) dispatch(cmd Command) {
@@ -267,7 +267,7 @@ func (c *Core) Note(fact Fact) {
 	c.serveWaiters()
 }
 
-// note notes something of a generation, if it is known, and acts on it.
+// note calls what for the holder of a generation, if it is known, and acts on the result.
 func (c *Core) note(generation uint64, what func(*holder)) {
 	if i, is := c.index(generation); is {
 		h := c.holders[i]
@@ -276,7 +276,7 @@ func (c *Core) note(generation uint64, what func(*holder)) {
 	}
 }
 
-// noteUsed takes figures that were read after the last change of the ledger; older ones may be less than what is held by now.
+// noteUsed takes figures that were read after the last change of the ledger; older ones may be too low by now.
 func (c *Core) noteUsed(f Used) {
 	c.note(f.Generation, func(h *holder) {
 		if f.Active {
@@ -344,7 +344,7 @@ func (c *grants) enter(h *holder) {
 	c.count(h)
 }
 
-// drop forgets a holder, and what adapters have of it.
+// drop forgets a holder, and has adapters do the same.
 func (c *operations) drop(h *holder) {
 	c.remove(h)
 	if len(h.native) > 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Effect is something to be done. Effects of one key are carried out in the order in which Take returns them, those of different keys
-// at once. Each may be carried out twice in succession. One with an Op is answered by a fact with that Op, in any case: at its deadline with an
+// Effect is a request to an adapter. Effects of one key are carried out in the order in which Take returns them, those of different keys
+// concurrently. Each may be carried out twice in succession. One with an Op is always answered by a fact with that Op: at its deadline with an
 // error, unless the adapter says otherwise.
 type Effect interface {
 	Key() uint64             // the generation of a slice or pool; 0 for what waits for nothing
@@ -27,7 +27,7 @@ type Ref struct {
 func (r Ref) Key() uint64 { return r.Generation }
 
 const (
-	quickly  = 5 * time.Second // what does not move memory
+	quickly  = 5 * time.Second // without a move of memory
 	slowest  = 128 << 20       // bytes a second that are moved at least
 	moveTime = time.Minute     // on top of moving bytes
 )

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// take takes what the core wants to be done, and checks what it says.
+// take receives the core's effects and checks them.
 func (w *world) take() {
 	for _, e := range w.c.Take() {
 		switch e := e.(type) {
@@ -34,7 +34,7 @@ func (w *world) holder(generation uint64) *holder {
 	return nil
 }
 
-// pick removes an effect before which none of its key is to be done; nil if there is none.
+// pick removes the first effect of some key; nil if there is none.
 func (w *world) pick() Effect {
 	if len(w.todo) == 0 {
 		return nil
@@ -57,7 +57,7 @@ func (w *world) effect() {
 	}
 }
 
-// deliver has the core know one fact that is on its way.
+// deliver passes a pending fact to the core.
 func (w *world) deliver() bool {
 	if len(w.late) > 0 && (w.calm || w.r.IntN(20) == 0) {
 		i := w.r.IntN(len(w.late))
@@ -101,7 +101,7 @@ func (w *world) carryOut(e Effect, answered bool) {
 			w.told[reply.Client] = nil // sent twice, as any effect
 		}
 		calm := w.calm
-		w.calm = true // it succeeds again
+		w.calm = true // no effect fails any more
 		f = w.carryOutOnce(e)
 		w.calm = calm
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// askLasts is the time after the last AskReturn at which a slice counts as waiting no more.
+// askLasts is how long after its last AskReturn a slice counts as waiting.
 const askLasts = 9 * time.Second
 
 // askReturn notes that a process of an evicted slice waits for its memory.
@@ -57,7 +57,7 @@ func (c *evictions) serveWaiters() {
 	}
 }
 
-// serve brings a slice back, or has room made for it on devices that nobody before it has claimed.
+// serve brings a slice back, or makes room for it on devices that no earlier waiter has claimed.
 func (c *evictions) serve(h *holder, claimed map[string]bool) {
 	needs := c.needs(h)
 	for _, w := range needs {
@@ -80,7 +80,7 @@ func (c *evictions) serve(h *holder, claimed map[string]bool) {
 	}
 }
 
-// needs returns what has to be granted for a slice's return: to it, or to its pools.
+// needs returns the grants for a slice's return: to it, or to its pools.
 func (c *evictions) needs(h *holder) (all []want) {
 	if len(h.pools) == 0 {
 		w := want{h: h, bytes: c.present(&h.Record), quotas: h.Quotas, user: h.user, priority: h.Priority}
@@ -97,7 +97,7 @@ func (c *evictions) needs(h *holder) (all []want) {
 	return all
 }
 
-// roomToReturn returns why a slice cannot return, and what is wanted for that.
+// roomToReturn returns why a slice cannot return, and the grant that it lacks.
 func (c *evictions) roomToReturn(h *holder) (want, error) {
 	for _, w := range c.needs(h) {
 		if err := c.check(w, nil); err != nil {
@@ -116,8 +116,8 @@ type unit struct {
 	busy   bool // it is not idle, and its quantum is over
 }
 
-// makeRoom evicts what has to go so that a want can be granted, if that is enough. It reports whether it is, or whether evictions from the
-// device are under way.
+// makeRoom evicts slices so that a want can be granted, if evicting is enough. It reports whether it is, or whether evictions from the device are
+// in progress.
 func (c *evictions) makeRoom(w want) bool {
 	refused := api.From(c.check(w, nil))
 	if refused.Code != api.CodeQuotaExceeded || c.config.Elastic.Off != "" {
@@ -137,7 +137,7 @@ func (c *evictions) makeRoom(w want) bool {
 			stay = c.beside(w, u.h, which[:i])
 		}
 		for _, h := range u.slices {
-			if h.pending == nil { // else it leaves with another of its pools
+			if h.pending == nil { // otherwise it leaves with another of its pools
 				c.leave(h, stay, h.Manual, 0)
 			}
 		}
@@ -145,7 +145,7 @@ func (c *evictions) makeRoom(w want) bool {
 	return true
 }
 
-// leaving reports whether memory is being evicted from a device that is wanted, and will be free.
+// leaving reports whether memory is being evicted from a wanted device, and will be free.
 func (c *evictions) leaving(w want) bool {
 	return slices.ContainsFunc(c.holders, func(h *holder) bool {
 		if h.pending == nil || !h.evictable() || h.pending.next.Residence != Leaving && h.Residence != Leaving {
@@ -155,7 +155,7 @@ func (c *evictions) leaving(w want) bool {
 	})
 }
 
-// takes returns what a slice counts for on a device, itself or in its pool.
+// takes returns the bytes that a slice counts for on a device, itself or in its pool.
 func (h *holder) takes(uuid string) uint64 {
 	if p := h.poolOn(uuid); p != nil {
 		return p.counted[uuid]
@@ -163,8 +163,8 @@ func (h *holder) takes(uuid string) uint64 {
 	return h.counted[uuid]
 }
 
-// candidates returns the units that may be evicted for a want, the first to go first: those in host memory lose nothing; then the lowest
-// priority; then the longest idle.
+// candidates returns the units that may be evicted for a want, in order: those in host memory lose nothing; then the lowest priority; then the
+// longest idle.
 func (c *evictions) candidates(w want) (may []unit) {
 	for _, h := range c.holders {
 		if h == w.h || !h.Elastic || h.Kind == Slice && len(h.pools) > 0 {
@@ -238,7 +238,7 @@ func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
 	if c.check(w, t) != nil {
 		return nil, false
 	}
-	for i := len(which) - 1; i >= 0; i-- { // it need not go, perhaps, now that others do
+	for i := len(which) - 1; i >= 0; i-- { // it may stay now that others leave
 		delete(t, which[i].h)
 		if c.check(w, t) == nil {
 			which = slices.Delete(which, i, i+1)
@@ -249,10 +249,10 @@ func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
 	return which, true
 }
 
-// stayMargin is how much less of a device may stay than there is room for: the driver's figures and the ledger's differ by a few bytes.
+// stayMargin is kept free when memory stays: the driver's figures and the ledger's differ by a few bytes.
 const stayMargin = 128 << 20
 
-// beside returns how much of what a holder has there is room for once others have gone and a want is granted.
+// beside returns the bytes of a holder that fit on its devices once others are evicted and a want is granted.
 func (c *grants) beside(w want, goes *holder, gone []unit) Bytes {
 	room, t := goes.counted.without0(), trial{}
 	for uuid, has := range room {
@@ -269,7 +269,7 @@ func (c *grants) beside(w want, goes *holder, gone []unit) Bytes {
 		t[u.h] = Bytes{}
 	}
 	t[goes] = room
-	if c.check(w, t) != nil { // the bound of a user or a tenant stands in the way
+	if c.check(w, t) != nil { // the bound of a user or a tenant prevents it
 		return Bytes{}
 	}
 	for uuid := range room {

@@ -25,7 +25,7 @@ type Opened struct {
 	Err error
 }
 
-// Limited answers Limit and Close. With an error the ledger may have any limits that it was to have since the last answer without one.
+// Limited answers Limit and Close. With an error the ledger may have any of the limits requested since the last success.
 type Limited struct {
 	Op  uint64
 	Err error
@@ -39,24 +39,25 @@ type Moved struct {
 	Err   error
 }
 
-// Used is what the processes of a slice hold on devices; of a pool, what its members do, on devices and on the host. The figures are read after Op.
+// Used is the memory that the processes of a slice hold on devices; for a pool, that its members hold on devices and on the host. The figures are
+// read after Op.
 type Used struct {
 	Generation uint64
-	Op         uint64 // of the last Limit, Close, MoveOut or MoveIn of the generation that was carried out; 0 if none was
+	Op         uint64 // of the generation's last successful Limit, Close, MoveOut or MoveIn; 0 if none
 	Bytes      Bytes
 	Active     bool // a process called the driver since the last Used, or is in a call
 }
 
-// Empty says that a slice has no process, and gets none: what it held is free.
+// Empty says that a slice has no process, and gets none: its bytes are free.
 type Empty struct{ Generation uint64 }
 
-// Tampered says why the ledger of a slice or pool cannot be relied on any more.
+// Tampered says why the ledger of a slice or pool is no longer reliable.
 type Tampered struct {
 	Generation uint64
 	Why        string
 }
 
-// Excess says why a slice gets nothing for now: a process holds memory past the ledger. An empty Why says that this has ended.
+// Excess says why a slice is granted nothing for now: a process holds memory past the ledger. With an empty Why that has ended.
 type Excess struct {
 	Generation uint64
 	Why        string

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// sum is what is granted of one device: the cache of granted.
+// sum is what is granted of one device, a cache of granted.
 type sum struct {
 	all      uint64
 	tenants  map[string]uint64 // to the holders that the bound of a tenant counts
@@ -33,7 +33,7 @@ func (c *grants) granted(h *holder) Bytes {
 	return has
 }
 
-// promise returns what an elastic holder may have while it is on its devices.
+// promise returns the bytes that an elastic holder may have while it is on its devices.
 func (c *grants) promise(h *holder) Bytes {
 	if h.gone || !h.Elastic || h.Unlimited || len(h.Pools) > 0 {
 		return nil
@@ -53,7 +53,7 @@ func (c *grants) promisedBy(r *Record) Bytes {
 	return has
 }
 
-// count has the sums follow a holder, and its elastic pools.
+// count updates the sums for a holder and its elastic pools.
 func (c *grants) count(h *holder) {
 	has, promised := c.granted(h), c.promise(h)
 	for uuid, was := range h.counted {
@@ -92,7 +92,7 @@ func (c *grants) add(uuid string, h *holder, change uint64) {
 			delete(s.tenants, h.who.Tenant)
 		}
 	})
-	if change > math.MaxInt64 { // it is less
+	if change > math.MaxInt64 { // a negative change
 		c.freed = true
 	}
 }
@@ -117,7 +117,7 @@ func (c *grants) on(uuid string) sum {
 	return sum{}
 }
 
-// want is what a holder is to be granted, on all devices or none.
+// want is a grant that a holder needs, on all devices or none.
 type want struct {
 	h        *holder
 	bytes    Bytes
@@ -127,7 +127,7 @@ type want struct {
 	busy     bool // slices that are not idle may be evicted for it, too
 }
 
-// trial is what some holders have in place of what they count for.
+// trial replaces the counts of some holders.
 type trial map[*holder]Bytes
 
 func (t trial) has(h *holder, uuid string) uint64 {
@@ -186,7 +186,7 @@ func (c *grants) device(uuid string) *refusal.Device {
 	return nil
 }
 
-// checkUser returns why a user may not have the session beside the user's others.
+// checkUser returns why the user's limit does not allow the session.
 func (c *grants) checkUser(w want, t trial) error {
 	var others []*holder
 	for _, h := range c.users[w.user.UID] {
@@ -218,7 +218,8 @@ func (c *grants) checkUser(w want, t trial) error {
 	return nil
 }
 
-// checkPromise returns why an elastic holder may not be promised so much: it would not fit alone on the host, or others were promised too much.
+// checkPromise returns why an elastic holder may not be promised these bytes: they would not fit alone on the host, or too much is promised to
+// others.
 func (c *grants) checkPromise(h *holder, bytes Bytes, user *refusal.User) error {
 	alone := &grants{config: c.config, devices: c.devices, sums: make(map[string]*sum)}
 	if err := alone.check(want{h: &holder{who: h.who}, bytes: bytes, quotas: h.Quotas, user: user}, nil); err != nil {
@@ -233,7 +234,7 @@ func (c *grants) checkPromise(h *holder, bytes Bytes, user *refusal.User) error 
 	return nil
 }
 
-// kept returns what the processes of a holder may still hold where its limits become less than what it counts for.
+// kept returns the bytes that a holder's processes may still hold beyond lower limits.
 func (c *grants) kept(r *Record, limits Bytes) Bytes {
 	if r.Unlimited || len(r.Pools) > 0 {
 		return nil

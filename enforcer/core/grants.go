@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Grants decides what holders are granted. Their bytes are noted, since the caller has their records. It is not safe for use by several goroutines.
+// Grants decides what holders are granted, from noted bytes, since the caller has the records. It is not safe for use by several goroutines.
 type Grants struct {
 	grants
 	of map[*refusal.Holder]*holder
@@ -29,7 +29,7 @@ func (g *Grants) find(who *refusal.Holder) *holder {
 	return &holder{who: who}
 }
 
-// known returns a holder that is known from now on. It counts for what is noted, as a slice that lingers does.
+// known makes a holder known. It counts for its noted bytes, as a lingering slice does.
 func (g *Grants) known(who *refusal.Holder) *holder {
 	h := g.of[who]
 	if h == nil {
@@ -40,22 +40,22 @@ func (g *Grants) known(who *refusal.Holder) *holder {
 	return h
 }
 
-// Ask is what a holder asks for.
+// Ask is a holder's request.
 type Ask struct {
 	Holder *refusal.Holder
 	Bytes  Bytes
 	Quotas []api.Quota   // of a session, where the devices are unknown
-	User   *refusal.User // within whose limit it must be; nil if there is none
+	User   *refusal.User // with the limit that applies; nil if there is none
 }
 
 func (g *Grants) want(a Ask) want {
 	return want{h: g.find(a.Holder), bytes: a.Bytes, quotas: a.Quotas, user: a.User}
 }
 
-// Check returns why a holder cannot be granted what it asks for, on all devices: an *api.Error.
+// Check returns why a request cannot be granted, on all devices: an *api.Error.
 func (g *Grants) Check(a Ask) error { return g.check(g.want(a), nil) }
 
-// CheckPromise returns why a holder cannot be promised what it asks for.
+// CheckPromise returns why a request cannot be promised.
 func (g *Grants) CheckPromise(a Ask) error { return g.checkPromise(g.find(a.Holder), a.Bytes, a.User) }
 
 // Set notes the bytes that a holder has, and none on other devices.
@@ -79,7 +79,7 @@ func (g *Grants) Promise(who *refusal.Holder, wants Bytes) {
 	g.count(h)
 }
 
-// Note notes what a session asks for: it counts for its user until Drop.
+// Note notes a session's request: it counts for its user until Drop.
 func (g *Grants) Note(who *refusal.Holder, quotas []api.Quota) {
 	if who.UID == nil {
 		return
@@ -113,7 +113,7 @@ func (g *Grants) Which(a Ask, may []*refusal.Holder) (which []int, enough bool) 
 	return which, enough
 }
 
-// Beside returns the bytes that a holder may keep on its devices beside the request of another, once all of gone are evicted, less the margin of a
+// Beside returns the bytes that a holder may keep on its devices with the request of another granted and all of gone evicted, less the margin of a
 // move.
 func (g *Grants) Beside(a Ask, goes *refusal.Holder, gone []*refusal.Holder) Bytes {
 	var units []unit

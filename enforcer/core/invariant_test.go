@@ -191,7 +191,7 @@ func (w *world) checkMemory() {
 	}
 }
 
-// checkOperations: each operation waits for something that is going to happen.
+// checkOperations: each operation waits for something that will happen.
 func (w *world) checkOperations() {
 	due := make(map[uint64]bool)
 	for _, e := range w.todo {
@@ -304,7 +304,7 @@ func (w *world) checkPage(h *holder) {
 	}
 }
 
-// checkIndex: what is looked up is what there is.
+// checkIndex: the indices have exactly the holders.
 func (w *world) checkIndex(h *holder) {
 	c := w.c
 	if other := c.find(h.Kind, h.ID); (other == h) == (h.Phase == Lingering) {

@@ -19,7 +19,7 @@ var (
 	first = flag.Uint64("seed", 0, "the first seed of the model test")
 )
 
-// rest carries out all that is to be done, while nothing fails any more: everything comes to its end.
+// rest carries out all effects, without further failures, until none is left.
 func (w *world) rest() {
 	w.calm = true
 	for _, generation := range slices.Sorted(maps.Keys(w.pages)) {
@@ -47,7 +47,7 @@ func (w *world) rest() {
 	w.checkRest()
 }
 
-// report has the waiting processes ask again, and the figures of all ledgers read.
+// report has the waiting processes ask again, and reads all ledgers.
 func (w *world) report() {
 	for _, h := range w.c.holders {
 		p := w.pages[h.Generation]
@@ -58,7 +58,7 @@ func (w *world) report() {
 	}
 }
 
-// processorTime returns the time that the test has spent on processors.
+// processorTime returns the test's CPU time.
 func processorTime(t *testing.T) time.Duration {
 	var u unix.Rusage
 	must.Do(t, unix.Getrusage(unix.RUSAGE_SELF, &u))

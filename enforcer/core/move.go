@@ -57,7 +57,7 @@ func (c *Core) resume(cmd Resume) error {
 	return nil
 }
 
-// leave begins to move a slice's memory to the host, except for stay. If the slice is Away, it moves what was left.
+// leave begins to move a slice's memory to the host, except for stay. If the slice is Away, it moves the rest.
 func (c *operations) leave(h *holder, stay Bytes, manual bool, client uint64) {
 	next := h.Record
 	next.Manual = manual
@@ -68,14 +68,14 @@ func (c *operations) leave(h *holder, stay Bytes, manual bool, client uint64) {
 	p.move, p.stay = true, stay
 }
 
-// comeBack begins to move a slice's memory back. There is room.
+// comeBack begins to move a slice's memory back, where there is room for it.
 func (c *operations) comeBack(h *holder, client uint64) {
 	next := h.Record
 	next.Residence = Returning
 	c.begin(h, next, client).move = true
 }
 
-// move asks for a move that is stored.
+// move requests a move that is stored.
 func (c *operations) move(h *holder) {
 	p := h.pending
 	p.move = false
@@ -93,7 +93,7 @@ func (c *operations) move(h *holder) {
 	}
 }
 
-// moved takes the answer to a move, which has to be stored before others get the room.
+// moved takes the answer to a move. It must be stored before others get the room.
 func (c *operations) moved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
 	h.page, h.used, p.err = op, nil, f.Err
@@ -136,7 +136,7 @@ func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 	return some
 }
 
-// triedLasts is how long a slice that could not be brought back is not tried again; obstacleLasts the same for one that could not leave.
+// triedLasts is the pause after a failed return of a slice; obstacleLasts that after a failed eviction.
 const (
 	triedLasts    = 200 * time.Millisecond
 	obstacleLasts = 10 * time.Second
@@ -155,7 +155,7 @@ func (c *operations) obstruct(h *holder, f Moved) {
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
 		h.overstays = 0
-	case h.overstays == 0 || now-before > 3*obstacleLasts: // nobody waited meanwhile
+	case h.overstays == 0 || now-before > 3*obstacleLasts: // no slice waited in between
 		h.overstays = now
 	case patience > 0 && now-h.overstays >= patience:
 		h.overstayed = fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, f.Err)

@@ -24,15 +24,15 @@ type operation struct {
 	op     uint64 // of the effect
 	step   step
 	next   Record // what the holder becomes
-	client uint64 // is answered at the end; 0 is none
+	client uint64 // answered at the end; 0 is none
 	err    error  // with this
-	must   bool   // it has happened, so that its write is repeated until it succeeds
+	must   bool   // it has happened, so its write is repeated until it succeeds
 	forget bool   // the record is deleted; next means nothing
 	move   bool   // once next is stored, the memory is moved
 	stay   Bytes  // so much of each device may stay
 }
 
-// begin has the store know what a holder is to become.
+// begin stores a holder's next record.
 func (c *operations) begin(h *holder, next Record, client uint64) *operation {
 	h.pending = &operation{next: next, client: client}
 	c.count(h)
@@ -40,7 +40,7 @@ func (c *operations) begin(h *holder, next Record, client uint64) *operation {
 	return h.pending
 }
 
-// must is begin for what has happened, or cannot be refused.
+// must is begin for a change that has happened, or cannot be refused.
 func (c *operations) must(h *holder, next Record) { c.begin(h, next, 0).must = true }
 
 // forget deletes the record of a holder that holds nothing, and then drops the holder.
@@ -66,7 +66,7 @@ func (c *operations) store(h *holder) {
 	}
 }
 
-// done takes the answer to an effect. Answers that nothing waits for are ignored.
+// done takes the answer to an effect. Unexpected answers are ignored.
 func (c *Core) done(op uint64, s step, f Moved) {
 	h := c.awaited[op]
 	if h == nil || h.pending.step != s {
@@ -114,7 +114,7 @@ func (c *operations) stored(h *holder, err error) {
 	}
 }
 
-// carryOut asks for what has to be done before the stored record is in force.
+// carryOut requests the effects that precede the stored record's coming into force.
 func (c *operations) carryOut(h *holder) {
 	p := h.pending
 	switch next := &p.next; {
@@ -135,7 +135,7 @@ func (c *operations) carryOut(h *holder) {
 // page0 returns the limits that the ledger has.
 func (h *holder) page0() Bytes { return h.Record.page() }
 
-// limited takes the answer of the ledger. A ledger that cannot be written to is damaged.
+// limited takes the ledger's answer. A ledger that cannot be written to is damaged.
 func (c *operations) limited(h *holder, op uint64, err error) {
 	h.page, h.used = op, nil
 	if err != nil {
@@ -191,7 +191,7 @@ func (c *operations) forgotten(h *holder) {
 	c.answer(p.client, p.err)
 }
 
-// tell emits the events of a holder that was another.
+// tell emits the events of a changed holder.
 func (c *operations) tell(h *holder, was *Record) {
 	e := api.Event{Slice: h.ID, Generation: h.Generation}
 	if h.Kind == Pool {

@@ -39,7 +39,7 @@ func (c *Core) createPool(cmd CreatePool) error {
 	return nil
 }
 
-// createdAgain answers CreatePool for a pool that there is: it must be the same in what cannot be changed.
+// createdAgain answers CreatePool for an existing pool: properties that cannot change must be equal.
 func (c *Core) createdAgain(p *holder, cmd *CreatePool) error {
 	r := &cmd.Pool
 	var what string
@@ -149,7 +149,7 @@ func (h *holder) isPresent() bool {
 	return h.Residence != Away || h.pending != nil && !h.pending.forget && h.pending.next.Residence != Away
 }
 
-// poolCounts returns what a pool takes from others: its limits, or if it is elastic and away, what its members have left.
+// poolCounts returns what a pool takes from others: its limits, or if it is elastic and away, its members' remaining bytes.
 func (c *grants) poolCounts(p *holder) Bytes {
 	if !c.isAway(p) {
 		return c.poolPresent(p)
@@ -165,7 +165,7 @@ func (c *grants) poolCounts(p *holder) Bytes {
 	return left
 }
 
-// poolPresent returns what a pool takes while a member is on its devices.
+// poolPresent returns the bytes that a pool counts for while a member is on its devices.
 func (c *grants) poolPresent(p *holder) Bytes {
 	has := c.present(&p.Record)
 	if p.pending != nil && !p.pending.forget {

@@ -91,7 +91,7 @@ type Record struct {
 	Asked    time.Duration // since boot: its processes were asked to end; 0 if they were not
 }
 
-// counts returns the bytes of devices that a slice with this record takes from others. A member takes from its pools only.
+// counts returns the bytes of devices that a slice with this record takes from others. A member's count in its pools only.
 func (c *grants) counts(r *Record) Bytes {
 	has := make(Bytes)
 	switch {
@@ -104,7 +104,7 @@ func (c *grants) counts(r *Record) Bytes {
 	return has
 }
 
-// present returns the bytes of devices that a slice or pool takes while it is on its devices.
+// present returns the bytes that a slice or pool counts for while it is on its devices.
 func (c *grants) present(r *Record) Bytes {
 	has := maps.Clone(r.Kept)
 	if has == nil {

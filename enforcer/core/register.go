@@ -32,7 +32,7 @@ func (c *Core) register(cmd Register) error {
 		Unlimited: r.Unlimited, Elastic: r.Elastic, Priority: r.Priority, Native: r.Native, TTL: r.TTL, Deadline: c.until(r.TTL),
 	})
 	h.pools, h.user, h.active, h.returned = pools, cmd.User, c.now, c.now
-	if h.Elastic { // it begins with nothing, and returns when a process asks
+	if h.Elastic { // it starts evicted, and returns when a process asks
 		h.Residence, h.Left = Away, Bytes{}
 	}
 	if err := c.admit(h); err != nil {
@@ -63,7 +63,7 @@ func (c *Core) admit(h *holder) error {
 	return c.grant(want{h: h, bytes: c.counts(&h.Record), quotas: h.Quotas, user: h.user})
 }
 
-// grant returns why what is wanted is refused; the code is CodeBusy if idle slices are evicted for it.
+// grant returns why a want is refused; the code is CodeBusy if idle slices are evicted for it.
 func (c *evictions) grant(w want) error {
 	err := c.check(w, nil)
 	var refused *api.Error
@@ -76,7 +76,7 @@ func (c *evictions) grant(w want) error {
 	return &busy
 }
 
-// poolsOf finds the pools of a new slice, and gives it what they say of their members.
+// poolsOf finds the pools of a new slice, and applies their settings for members to it.
 func (c *Core) poolsOf(r *Record, grant bool) (pools []*holder, err error) {
 	for _, name := range slices.Sorted(slices.Values(r.Pools)) {
 		p := c.pools[name]
@@ -121,7 +121,7 @@ func (c *Core) covered(r *Record, pools []*holder, quotas []api.Quota) error {
 	return nil
 }
 
-// shown returns a device as people know it.
+// shown returns the name of a device for people.
 func (c *grants) shown(uuid string) string {
 	if d := c.device(uuid); d != nil {
 		return d.Shown
@@ -158,7 +158,7 @@ func Lifetime(id string, ttl, most time.Duration) (time.Duration, error) {
 	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: up to %s is (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(most))
 }
 
-// until returns the deadline of a slice that lives so long from now.
+// until returns the deadline of a slice with this time to live.
 func (c *Core) until(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		return 0

@@ -31,7 +31,7 @@ func (c *Core) release(cmd Release) error {
 	return nil
 }
 
-// due reports whether something has happened to a holder that handle acts on.
+// due reports whether handle has something to do for a holder.
 func (c *Core) due(h *holder) bool {
 	switch {
 	case h.empty, h.damage != "" && h.Trust != Damaged:
@@ -44,11 +44,11 @@ func (c *Core) due(h *holder) bool {
 	return h.used != nil && c.lowers(h)
 }
 
-// handle begins the operation that follows from what has happened to a holder.
+// handle begins the operation that follows from the facts about a holder.
 func (c *Core) handle(h *holder) {
 	next := h.Record
 	switch {
-	case h.empty: // what it held is free
+	case h.empty: // its bytes are free
 		h.cause = orEnded(h.cause)
 		c.forget(h, 0, nil)
 		return
@@ -77,13 +77,13 @@ func orEnded(cause string) string {
 	return cause
 }
 
-// lowers reports whether a holder holds less than it counts for beyond its limits.
+// lowers reports whether a holder has released bytes that it counts for beyond its limits.
 func (c *grants) lowers(h *holder) bool {
 	kept, left := c.lowered(h)
 	return !maps.Equal(kept, h.Kept) || !maps.Equal(left, h.Left)
 }
 
-// lowered returns Kept and Left by what was reported as used.
+// lowered returns Kept and Left according to the reported use.
 func (c *grants) lowered(h *holder) (kept, left Bytes) {
 	if h.Phase == Lingering || h.Residence == Away {
 		return h.Kept, least(h.Left, h.used)

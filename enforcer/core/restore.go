@@ -24,7 +24,7 @@ func Restore(config Config, now time.Duration, records []Record, user func(*Reco
 		c.restore(&records[i], user)
 	}
 	for _, h := range c.holders {
-		c.count(h) // where all members of a pool are is known now
+		c.count(h) // the places of all members of a pool are known now
 		c.limitNative(h, &h.Record)
 	}
 	return c

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Shown is a slice or pool, as it is to be shown.
+// Shown is a slice or pool as users see it.
 type Shown struct {
 	Record
 	State   api.State

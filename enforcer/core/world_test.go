@@ -27,12 +27,12 @@ type world struct {
 	user   *refusal.User
 
 	todo    []Effect
-	answers []Fact // that are on their way to the core
+	answers []Fact // on their way to the core
 	late    []Fact // figures that are longer on their way
 	pages   map[uint64]*page
 	disk    map[uint64]Record
-	told    map[uint64]Command // by client: who is not answered yet
-	acked   map[uint64]bool    // generations that a client was told of
+	told    map[uint64]Command // by client: commands without an answer
+	acked   map[uint64]bool    // generations that a client knows
 
 	clients               uint64
 	now                   time.Duration
@@ -127,7 +127,7 @@ func (w *world) note(f Fact) {
 	w.take()
 }
 
-// client returns a client that has to be answered.
+// client returns a new client, still without an answer.
 func (w *world) client() uint64 { w.clients++; return w.clients }
 
 func (w *world) ask(cmd Command) {
@@ -269,7 +269,7 @@ func (w *world) useDevice() {
 	w.ask(cmd)
 }
 
-// process has processes charge, free, ask and end, and the enforcer's adapters report it.
+// process has processes charge, free, ask and exit, and adapters report it.
 func (w *world) process() {
 	p := w.some()
 	if p == nil {
@@ -313,7 +313,7 @@ func (w *world) some() *page {
 	return w.pages[generations[w.r.IntN(len(generations))]]
 }
 
-// end has all processes of a slice end.
+// end has all processes of a slice exit.
 func (w *world) end(p *page) {
 	p.alive = false
 	clear(p.held)
@@ -322,7 +322,7 @@ func (w *world) end(p *page) {
 	w.answers = append(w.answers, Empty{p.Generation})
 }
 
-// used is what a ledger says is charged: of a pool also what its members have on the host.
+// used is the ledger's charged bytes: for a pool also its members' on the host.
 func (w *world) used(p *page) Bytes {
 	if p.Kind == Slice {
 		return maps.Clone(p.held)
@@ -359,7 +359,7 @@ func (p *page) mayCharge(w *world, uuid string, n uint64) bool {
 	return len(p.pools) == 0
 }
 
-// crash is a SIGKILL of the daemon: an effect that was under way may be done, and is not answered.
+// crash kills the daemon: an effect in progress may be done, and is not answered.
 func (w *world) crash() {
 	w.crashes++
 	w.say("crash: %d effects are lost", len(w.todo))

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * table exports|listed|coverage|names: what is generated from driver.def, nvml.def and passes.def.
+ * table exports|listed|coverage|names: generates files from driver.def, nvml.def and passes.def.
  *
  *   exports   interceptor/exports.txt: the names that libgpuslice.so may export
  *   listed    interceptor/listed_names.h: the names of passes.def, as the library searches them
  *   coverage  docs/evidence/coverage.md
  *   names     kind, a tab, name, and for a pass a tab and its reason; for test/interceptor
  *
- * Runs on the machine that builds; it is no part of the library.
+ * Runs on the building machine; it is no part of the library.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 enum kind { GROUP, PASSES, HOOK, CALL, NVML_HOOK, NVML_CALL, PASS, FAMILY, ABSENT };
 
-/* A group's name is its title, and what it charges the file that defines its hooks. */
+/* A group's name is its title, and its charge the file that defines its hooks. */
 struct row {
 	enum kind kind;
 	const char *name, *charged, *released;
@@ -40,7 +40,7 @@ static const struct row rows[] = {
 
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 
-/* Defined in trampoline.S: they have no arguments that the table could know. */
+/* Defined in trampoline.S: the table does not know their arguments. */
 static const char *const trampolines[] = {"dlmopen", "dlopen", "dlsym", "dlvsym"};
 
 #define TRAMPOLINES (sizeof(trampolines) / sizeof(trampolines[0]))
@@ -67,8 +67,7 @@ static void print_exports(void)
 		printf("%s\n", names[i]);
 }
 
-/* The names of one kind, sorted, as one text and where in it each begins; a family's without its *.
- */
+/* The sorted names of one kind, as one text with their offsets; a family's without its *. */
 static bool print_texts(enum kind kind, const char *text, const char *at)
 {
 	const char *names[ROWS];
@@ -142,8 +141,8 @@ static bool folds(const struct row *a, const struct row *b)
 	       strcmp(a->charged, b->charged) == 0 && strcmp(a->released, b->released) == 0;
 }
 
-/* The rows of one group from `first` on that say the same of the same name, as one cell; false if
- * an earlier row did that. */
+/* The rows of one group from `first` on with the same name and contents, as one cell; false if an
+ * earlier row did that. */
 static bool print_versions(size_t group, size_t first)
 {
 	for (size_t i = group; i < first; i++) {

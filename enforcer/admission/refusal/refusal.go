@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refusal has the operator's limits, and refuses what exceeds them: in a sentence that names the device, what is left of it, and the
-// holders of the rest. The caller knows what is granted; the package keeps nothing.
+// Package refusal has the operator's limits, and refuses requests beyond them, with an error that names the device, its free bytes, and the holders
+// of the rest. The caller knows what is granted; the package keeps nothing.
 package refusal
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Ask is what a holder asks of one device. Sizes in bytes.
+// Ask is a holder's request for one device. Sizes in bytes.
 type Ask struct {
 	Holder *Holder
 	UUID   string
@@ -28,7 +28,7 @@ type Ask struct {
 	Holders iter.Seq2[*Holder, uint64]
 }
 
-// refusal starts the sentence.
+// refusal starts the error.
 func (a *Ask) refusal() *refusal {
 	r := &refusal{device: a.UUID, uuid: a.UUID, who: a.Holder.Name, bytes: a.Bytes}
 	if a.Device != nil {
@@ -80,7 +80,7 @@ func Promisable(total, overcommit uint64) uint64 {
 	return l.Capacity(total)
 }
 
-// CheckSessions returns why a user with so many sessions may not begin another.
+// CheckSessions returns why a user with n sessions may not start another.
 func (u *User) CheckSessions(n int) error {
 	if n < u.MaxSessions {
 		return nil
@@ -88,7 +88,7 @@ func (u *User) CheckSessions(n int) error {
 	return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", u.UID, n, u.MaxSessions)
 }
 
-// Check returns why a session may not have what it asks for beside what the user's other sessions have of the device.
+// Check returns why a session's request does not fit the user's limit with the other sessions' bytes of the device.
 func (u *User) Check(a Ask, used uint64) error {
 	if a.Device == nil {
 		return nil
@@ -132,7 +132,7 @@ func (l *Limits) CheckSize(name string, quotas []api.Quota) error {
 	return nil
 }
 
-// refusal makes the sentence: the requested bytes of a device, the bytes that are left, and the holders of the rest.
+// refusal is the error: the requested bytes of a device, its free bytes, and the holders of the rest.
 type refusal struct {
 	device, uuid string
 	who          string
@@ -145,13 +145,13 @@ func (r *refusal) error(limit, current uint64, format string, args ...any) error
 	return e
 }
 
-// bySize refuses what is more than one slice may have.
+// bySize refuses a request beyond the bound of one slice.
 func (r *refusal) bySize(bound uint64) error {
 	r.left = bound
 	return r.error(bound, 0, "and a slice may have %s of it at most (max_vram): ask for less", r.size(bound))
 }
 
-// byTenant refuses more than the bound of a tenant leaves beside its other slices.
+// byTenant refuses a request beyond the rest of a tenant's bound.
 func (r *refusal) byTenant(name string, bound, used uint64, others string) error {
 	r.left = bound - min(bound, used)
 	whose := "tenant " + name
@@ -161,20 +161,20 @@ func (r *refusal) byTenant(name string, bound, used uint64, others string) error
 	return r.error(bound, used, "where %s has %s left of %s%s", whose, r.size(r.left), r.size(bound), others)
 }
 
-// byDevice refuses what is more than is left of the device, of which others have used.
+// byDevice refuses a request beyond the rest of the device, of which others have used.
 func (r *refusal) byDevice(capacity, used uint64, others string) error {
 	r.left = capacity - min(capacity, used)
 	return r.error(capacity, used, "where %s are left of the %s that may be given%s", r.size(r.left), r.size(capacity), others)
 }
 
-// byPromises refuses what is more than is left of what elastic holders may be promised of the device.
+// byPromises refuses a request beyond the rest that may be promised to elastic holders.
 func (r *refusal) byPromises(capacity, promised uint64) error {
 	r.left = capacity - min(capacity, promised)
 	return r.error(capacity, promised, "where elastic slices may be promised %s together (overcommit in [elastic]) and were promised %s: ask for less, or end one of them",
 		r.size(capacity), r.size(promised))
 }
 
-// byUser refuses more than the bound of a user leaves beside the user's other sessions. It returns nil if there is room.
+// byUser refuses a request beyond the rest of a user's bound. It returns nil if there is room.
 func (r *refusal) byUser(uid uint32, bound, used uint64) error {
 	if used <= bound && r.bytes <= bound-used {
 		return nil
