@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install below an empty directory, look at what is there, install again, uninstall: the configuration is kept and
-# nothing else is left. The unit is one that systemd understands and finds closed enough; and what it leaves the daemon, of files,
-# capabilities and system calls, is enough to serve a session and to end a container, also where the driver enforces.
+# Install below an empty directory, check the files, install again, uninstall: only the configuration may be left. systemd must accept the
+# unit and rate it confined enough. The rights that the unit leaves the daemon must suffice to serve a session and to stop a container, also
+# with limits in the driver.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -28,7 +28,7 @@ cleanup() {
 trap cleanup EXIT
 prefix=/opt/gpuslice
 installed=(make --no-print-directory DESTDIR="$root" PREFIX="$prefix")
-# "Exposure", of ten, by systemd-analyze; what is left of it is said in the unit.
+# "Exposure" of ten by systemd-analyze; the unit explains the rest.
 exposure=3.6
 wrong() {
 	echo "check-install: $*" >&2
@@ -86,7 +86,7 @@ done <<<"$keys"
 # --- the unit -----------------------------------------------------------------------------------------
 
 units=/lib/systemd/system
-# It resolves the units' ExecStart below the root, and wants the targets that every systemd has.
+# It resolves the units' ExecStart below the root, and needs systemd's own targets.
 cp -r --parents $units "$root"
 for unit in gpusliced gpuslice-leased; do
 	if ! said=$(systemd-analyze verify --man=no --root="$root" $units/$unit.service 2>&1) || [ -n "$said" ]; then
@@ -97,7 +97,7 @@ for unit in gpusliced gpuslice-leased; do
 done
 find "$root$units" -mindepth 1 ! -name gpusliced.service ! -name gpuslice-leased.service -delete
 
-# calls SET…: the system calls that systemd's sets have.
+# calls SET…: the system calls in systemd's sets.
 calls() {
 	local set call members
 	for set; do
@@ -125,8 +125,8 @@ while read -r sets; do
 	esac
 done <<<"$filters"
 
-# test/confined.sh starts gpusliced with the rights that the unit leaves it. The configuration has the installed defaults, but for paths
-# and that the driver enforces. A session runs to its end; then a container's process that ignores SIGTERM is ended in time.
+# test/confined.sh starts gpusliced with the rights that the unit leaves it. The configuration has the installed defaults, except paths and
+# limits in the driver. A session runs to its end; then a container's process that ignores SIGTERM is killed in time.
 mkdir -p "$root"/{run,var/lib,var/log}/gpuslice
 sed "s/^#\([[a-z]\)/\1/; /^\[\[/,/^max_sessions/d; s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library = \"$libdir/libgpuslice.so\"#
 	s#^enforcement = .*#enforcement = \"native\"#; s#^grace = .*#grace = \"100ms\"#; s#^group = .*#group = \"daemon\"#
@@ -166,24 +166,24 @@ if answer.status // 100 != 2:
 EOF
 wait "$container" 2>/dev/null || true # it is killed, or the step takes too long
 container=
-# A thread has a file of its own, where no other interrupts it. Linux has cgroup.kill from 5.14 on.
+# Each thread has a file of its own, so no other interrupts a line. Linux has cgroup.kill since 5.14.
 [ ! -e "$cgroup/cgroup.kill" ] || grep -qh '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs"/strace.* || failed "a container was not ended by cgroup.kill"
 kill "$daemon"
 wait $strace || failed "gpusliced failed"
 session='' strace=''
-# A machine that stands still for a moment is no matter of confinement.
+# A short stall of the machine is no fault of the confinement.
 if grep 'level=\(WARN\|ERROR\)' "$root/said" | grep -v "the driver does not answer"; then
 	wrong "confined, gpusliced lacks something"
 fi
 used=$(grep -hoE '^[a-z0-9_]+\(' "$logs"/strace.* | tr -d '(' | sort -u)
 mapfile -t lines <<<"$used"
 [ ${#lines[@]} -gt 20 ] || wrong "strace saw nothing"
-# prlimit64 is the Go runtime's, and may fail.
+# prlimit64 comes from the Go runtime, and may fail.
 refused=$(comm -23 <(echo "$used") <(echo "$allowed") | { grep -vx prlimit64 || true; })
 [ -z "$refused" ] || wrong "the unit's SystemCallFilter refuses what gpusliced calls: $refused"
 rm -rf "${root:?}"/{run,var,fakecuda,config.toml,said}
 
-# --- again, with another library; and never over one that is there ----------------------------------------
+# --- again, with another library; an existing one is never overwritten ------------------------------------
 
 echo '# edited' >>"$root/etc/gpuslice/config.toml"
 old=$(readlink -e "$libdir/libgpuslice.so")

@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run the tests that have a long form (they read GPUSLICE_LONG) in it: races and injected faults. The ledger's, which take
-# longest, begin first.
+# Run the tests with a long form (they read GPUSLICE_LONG) in it: races and injected faults. The ledger's take longest and start first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}

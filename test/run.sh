@@ -18,7 +18,7 @@ log=$(mktemp) || exit
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0 skipped=0
 
-# add NAME STATUS: add what the suite in $log says of itself.
+# add NAME STATUS: add the counts of the suite in $log.
 add() {
 	local last
 	last=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -1)

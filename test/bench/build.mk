@@ -2,8 +2,7 @@
 
 TESTED += $(BIN)/bench/cost
 
-# elf_symbol.c finds the driver's own functions behind the interceptor's.
-# -D_GNU_SOURCE= is what a file that defines it itself says, too.
+# elf_symbol.c finds the driver's own functions behind the interceptor's. -D_GNU_SOURCE= equals the definition in files that have their own.
 $(BIN)/bench/cost: $(wildcard test/bench/*.[ch]) interceptor/elf_symbol.c $(C_HEADERS)
 	@mkdir -p $(@D)
 	@echo "  $@"

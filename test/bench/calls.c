@@ -199,7 +199,7 @@ static void mipmap(int i)
 	CALL(cuMipmappedArrayDestroy, made);
 }
 
-/* --- what moves no memory -------------------------------------------------------------------- */
+/* --- calls that move no memory --------------------------------------------------------------- */
 
 static void context(int i)
 {

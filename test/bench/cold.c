@@ -10,8 +10,8 @@
 
 #define EACH 20000
 #define BYTES 512
-/* The ways take turns of so many calls. A prime: the driver takes a new block at every 4096th
- * allocation, and each way shall come to that as often. */
+/* The ways alternate after this many calls. A prime: the driver takes a new block at every 4096th
+ * allocation, which must fall on each way equally often. */
 #define TURN 61
 
 static CUdeviceptr kept[2][EACH];
@@ -26,7 +26,7 @@ static void free_one(int which, int i)
 	CALL(cuMemFree, kept[which][i]);
 }
 
-/* Turns in the order ABBA, and which of the ways is A is another in the next process. */
+/* The order is ABBA, and which of the ways is A alternates between processes. */
 static void take_turns(const char *name, void (*once)(int which, int i))
 {
 	int64_t took[2] = {0};

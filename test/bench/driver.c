@@ -94,7 +94,7 @@ pid_t start_again(const char *const arguments[], int output)
 	posix_spawn_file_actions_init(&actions);
 	if (output >= 0)
 		posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-	/* execve() takes strings that it does not change as if it did. */
+	/* execve() declares strings that it does not change as changeable. */
 	error =
 	    posix_spawn(&pid, "/proc/self/exe", &actions, NULL, (char *const *)arguments, environ);
 	posix_spawn_file_actions_destroy(&actions);

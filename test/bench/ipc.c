@@ -34,12 +34,12 @@ static bool can_open(void)
 	if (!DRIVER_CAN(cuIpcGetMemHandle) || !DRIVER_CAN(cuIpcOpenMemHandle) ||
 	    !DRIVER_CAN(cuIpcCloseMemHandle) || pipe2(ends, O_CLOEXEC) != 0)
 		return false;
-	/* A process cannot open its own. */
+	/* A process cannot open its own export. */
 	(void)start_again((const char *const[]){"cost", "export", NULL}, ends[1]);
 	close(ends[1]);
 	got = read(ends[0], &exported, sizeof(exported)) == sizeof(exported);
 	close(ends[0]);
-	/* In some containers it cannot be opened. */
+	/* Some containers forbid opening it. */
 	return got && program.cuIpcOpenMemHandle(&p, exported, OPEN_FLAGS) == CUDA_SUCCESS &&
 	       program.cuIpcCloseMemHandle(p) == CUDA_SUCCESS;
 }

@@ -30,7 +30,7 @@ static void series(const struct call *call, void (*one_more)(void), long most, d
 	for (long goal = 1; goal <= most; goal *= 10) {
 		struct cost cost;
 
-		/* By the way that a program allocates: what is counted, the interceptor knows. */
+		/* By the program's way: the interceptor knows the counted allocations. */
 		while (live < goal) {
 			one_more();
 			live++;
@@ -47,7 +47,7 @@ static void series(const struct call *call, void (*one_more)(void), long most, d
 void live_measure(long most, double milliseconds)
 {
 	driver_begin();
-	/* They stay until the process ends. Those of the pool come first: there are fewer. */
+	/* They stay until the process exits. The pool's come first, since there are fewer. */
 	series(&call_async, alloc_async, most / 10, milliseconds);
 	series(&call_small_pair, alloc_linear, most, milliseconds);
 }

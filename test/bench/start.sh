@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# start.sh [ROUNDS]: what a slice adds to the life of a container. The same bundle (busybox's `true`) is created,
-# started and deleted by bare runc and by gpuslice-runtime over the same runc, in turns; medians in
-# milliseconds, and where the difference lies. Needs root, runc (or RUNC=path) and a static busybox.
+# start.sh [ROUNDS]: the cost of a slice in the life of a container. The same bundle (busybox's `true`) is created, started and deleted
+# alternately by bare runc and by gpuslice-runtime over the same runc; medians in milliseconds, and the parts of the difference. Needs root,
+# runc (or RUNC=path) and a static busybox.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 rounds=${1:-40}
@@ -43,7 +43,7 @@ ln -s busybox "$dir/bundle/rootfs/bin/true"
 sed -i 's/"terminal": true/"terminal": false/; s/"sh"$/"true"/; s/^{$/{ "annotations": {"gpuslice.vram": "4G"},/' "$dir/bundle/config.json"
 cp "$dir/bundle/config.json" "$dir/pristine.json"
 
-# took WAY STEP COMMAND…: note how long it takes, in microseconds.
+# took WAY STEP COMMAND…: record its duration in microseconds.
 took() {
 	local way=$1 step=$2 begin=${EPOCHREALTIME/./}
 	shift 2

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuda_hog BYTES: take BYTES of VRAM on device 0, say so, and keep them until killed. It speaks to
- * the driver only, as a program without the CUDA toolkit can, and knows nothing of gpuslice.
+ * cuda_hog BYTES: allocate BYTES of VRAM on device 0, report it, and keep them until killed. It
+ * uses only the driver, as a program without the CUDA toolkit can, and does not know gpuslice.
  *
- * It prints one line: "holds BYTES of TOTAL", or the driver call that failed and its result, and
- * then ends with 2 for CUDA_ERROR_OUT_OF_MEMORY and 1 for anything else. With BYTES 0 it
- * prints the line and ends.
+ * It prints one line: "holds BYTES of TOTAL", or the failed driver call and its result. After a
+ * failure it exits with 2 for CUDA_ERROR_OUT_OF_MEMORY and 1 for any other. With BYTES 0 it exits
+ * after the line.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 	must("cuCtxSetCurrent", cu.set_current(context));
 	if (bytes > 0) {
 		must("cuMemAlloc", cu.mem_alloc(&memory, bytes));
-		/* Its end can be written to: all of it is there. */
+		/* The end is writable, so all of it exists. */
 		must("cuMemsetD8", cu.memset_d8(memory + bytes - 1, 1, 1));
 	}
 	must("cuMemGetInfo", cu.mem_get_info(&free_bytes, &total));

@@ -20,7 +20,7 @@ func NoError(t testing.TB, err error, what ...any) {
 	}
 }
 
-// True fails the test if a condition does not hold; `what` says what is wrong.
+// True fails the test if a condition does not hold; `what` is the fault.
 func True(t testing.TB, holds bool, what ...any) {
 	t.Helper()
 	if !holds {
@@ -93,7 +93,7 @@ func Refused[T string | []byte](out T, err error) func(t testing.TB, part string
 	}
 }
 
-// Prefix is what a check prints before its own words.
+// Prefix returns `what` as a check prints it.
 func Prefix(what []any) string {
 	if len(what) == 0 {
 		return ""
@@ -106,7 +106,7 @@ func Prefix(what []any) string {
 	return strings.TrimSpace(fmt.Sprintln(what...)) + ": "
 }
 
-// Text is a value as a check prints it.
+// Text returns a value as a check prints it.
 func Text(value any) string {
 	switch value.(type) {
 	case string, []string:

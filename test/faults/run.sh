@@ -42,11 +42,11 @@ trap 'rm -rf "$dir"' EXIT
 unshare --mount --propagation private test/faults/run.sh inside "$dir/faults" -test.timeout 0 -duration "${GPUSLICE_FAULTS:-5m}" -first "$first" \
 	${TABLE:+-table "$PWD/$TABLE"} "$@" &
 suite=$!
-# It clears away what it has made, and then says that it failed.
+# The suite cleans up, and then reports that it failed.
 trap 'kill "$suite" 2>/dev/null' INT TERM
 status=0
 wait "$suite" || status=$?
-while kill -0 "$suite" 2>/dev/null; do # a signal has ended the waiting
+while kill -0 "$suite" 2>/dev/null; do # a signal has ended the wait
 	wait "$suite" || status=$?
 done
 echo "$((status == 0)) passed, $((status != 0)) failed, 0 skipped"

@@ -1,10 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# run.sh [-only NAMES] [FLAG…]: have a container, a user, one without a limit and a user namespace do all the harm that they can for
-# GPUSLICE_HOSTILE (1m), beside a well-behaved container and an operator, and a client of leases for a quarter of that beside another one;
-# and measure what those notice of it. It prints what was done
-# and what was measured. It runs in a mount namespace of its own, so that nothing that it mounts can stay.
+# run.sh [-only NAMES] [FLAG…]: a container, a user with a limit, one without, and a user namespace do all the harm that they can for
+# GPUSLICE_HOSTILE (1m), beside a well-behaved container and an operator; a client of leases does so for a quarter of that beside another
+# one. Prints their actions, and measures the effect on the others. Runs in a mount namespace of its own, so no mount remains.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}

@@ -36,10 +36,10 @@ func Len(t testing.TB, list any, want int, what ...any) {
 	}
 }
 
-// Err is the error of a call that returns a value, too.
+// Err returns the error of a call that also returns a value.
 func Err[T any](_ T, err error) error { return err }
 
-// Get takes what a call returns: must.Get(os.ReadFile(name))(t) is the value, or the end of the test.
+// Get returns a call's value or ends the test: must.Get(os.ReadFile(name))(t).
 func Get[T any](value T, err error) func(t testing.TB, what ...any) T {
 	return func(t testing.TB, what ...any) T {
 		t.Helper()
@@ -48,7 +48,7 @@ func Get[T any](value T, err error) func(t testing.TB, what ...any) T {
 	}
 }
 
-// Output is Get of what a command printed, which the test says if it ends.
+// Output is Get for a command's output, which it prints if it ends the test.
 func Output[T string | []byte](out T, err error) func(t testing.TB, what ...any) T {
 	return func(t testing.TB, what ...any) T {
 		t.Helper()

@@ -27,7 +27,7 @@ func TestAChecksFailureSaysWhatItFound(t *testing.T) {
 	err := fmt.Errorf("read: %w", io.EOF)
 	for name, c := range map[string]struct {
 		check func(t testing.TB)
-		says  string // nothing if the check passes
+		says  string // empty if the check passes
 	}{
 		"Do":                    {func(t testing.TB) { Do(t, err, "of", []byte("a")) }, "fatal: of a: read: EOF"},
 		"Do nothing":            {func(t testing.TB) { Do(t, nil) }, ""},

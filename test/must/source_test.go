@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// A test that takes a program's words apart reads its standard output: libraries write to standard error what nobody asked for.
+// A test that parses a program's output reads standard output only: libraries write other text to standard error.
 func TestNoTestTakesStandardErrorApart(t *testing.T) {
 	root := filepath.Join("..", "..")
 	fset := token.NewFileSet()
@@ -60,7 +60,7 @@ func (h *host) one() (string, error) { out, err := c.Output(); return string(out
 	}
 }
 
-// readers take apart or decode what a program printed.
+// readers parse or decode a program's output.
 var readers = map[string]bool{
 	"Sscan": true, "Sscanf": true, "Sscanln": true, "Unmarshal": true, "NewDecoder": true,
 	"Atoi": true, "ParseInt": true, "ParseUint": true, "ParseFloat": true, "Fields": true, "FieldsSeq": true, "Split": true, "SplitSeq": true,
@@ -93,7 +93,7 @@ func inFunction(f *ast.FuncDecl, sources map[string]bool) (found []token.Pos, re
 			case *ast.Ident:
 				is = is || outs[n.Name]
 			case *ast.CallExpr:
-				if strings.HasPrefix(name(n), "Find") { // what a pattern matches is what it names
+				if strings.HasPrefix(name(n), "Find") { // a pattern is explicit about its match
 					return false
 				}
 				is = is || sources[name(n)]

@@ -68,7 +68,7 @@ inject() {
 	fi
 }
 
-# title LINE: print its file and what the fault is.
+# title LINE: print its file and its fault.
 title() {
 	local what=${1#* | }
 	printf '%s: %s' "${1%% | *}" "${what%% | *}"
@@ -86,11 +86,11 @@ if [ -n "$check_only" ]; then
 fi
 
 GO=${GO:-$(test/go.sh)}
-VERSION=${VERSION:-$(test/version.sh)} # a copy has no commit to ask for
+VERSION=${VERSION:-$(test/version.sh)} # a copy has no commit
 export GO VERSION GOFLAGS="${GOFLAGS:--trimpath -vet=off} -buildvcs=false" CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}"
 mkdir "$work/claimed" "$work/results" "$work/baseline"
 
-# copy DIR: the tree as it is, with what is not committed, and what was built.
+# copy DIR: the tree with uncommitted changes and builds.
 copy() {
 	mkdir -p "$1"
 	git ls-files -coz --exclude-standard | while IFS= read -rd '' path; do
@@ -98,7 +98,7 @@ copy() {
 	done | xargs -0 cp -a --parents -t "$1" && cp -a bin .cache "$1"
 }
 
-# contained COMMAND…: run it in a process group of its own, and end what it leaves: a mutant may loop without end.
+# contained COMMAND…: run it in a process group of its own, and kill its remains: a mutant may loop forever.
 contained() {
 	local status=0
 	set -m
@@ -111,7 +111,7 @@ contained() {
 	return "$status"
 }
 
-# run_tests WORD…: make what they need, and run them, in this directory. 2: it does not compile.
+# run_tests WORD…: build what the tests need, and run them, in this directory. Returns 2 if it does not compile.
 run_tests() {
 	local targets=() packages=() dir=.
 	while [ $# -gt 0 ]; do
@@ -132,7 +132,8 @@ run_tests() {
 	fi
 }
 
-# baseline LOG WORD…: set without to why the tests show nothing without a fault; empty if they pass. Another worker may be at it.
+# baseline LOG WORD…: set without to the reason why the tests show nothing without a fault; empty if they pass. Another worker may be doing
+# so.
 baseline() {
 	local log=$1 key status
 	shift
@@ -158,7 +159,7 @@ baseline() {
 	[ -z "$without" ] || cp "$key.log" "$log"
 }
 
-# try LINE LOG: print how a mutant fared: caught, skipped, or why it failed.
+# try LINE LOG: print a mutant's result: caught, skipped, or why it failed.
 try() {
 	local log=$2 file words=() word why without status=0
 	inject "$1" "$log.faulty"
@@ -189,7 +190,7 @@ try() {
 	echo "${why:-caught}"
 }
 
-# worker COPY: try the lines that no other worker has taken.
+# worker COPY: try lines until none is left for this worker.
 worker() {
 	local n line title how begun log
 	local group=

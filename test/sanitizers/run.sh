@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# run.sh [SECONDS]: the interceptor, built with the sanitizers, in programs that race: with that of threads, and with those of
-# addresses and undefined behaviour together. A program races for SECONDS (8), if it is one that can be told for how long.
+# run.sh [SECONDS]: run the interceptor, built with sanitizers, in programs with races: with ThreadSanitizer, and with the address and
+# undefined behaviour sanitizers together. Programs with a duration run for SECONDS (8).
 #
-# Without randomised addresses, where the kernel lets us: with 32 random bits, now and then a mapping lies where the
-# sanitizers' shadow memory must be, and the program ends before it began.
+# Address randomization is off if the kernel allows: with 32 random bits a mapping sometimes lies in the sanitizers' shadow memory, and the
+# program fails at its start.
 #
-# The functions that stand in for dlsym are not instrumented: the sanitizers' runtimes call dlsym before they are ready.
+# The functions that replace dlsym are not instrumented: the sanitizers' runtimes call dlsym before they are ready.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-8}
@@ -25,7 +25,7 @@ for file in interceptor/*.c; do
 	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")
 done
 
-# library KIND FLAG…: $dir/KIND/libgpuslice.so, beside the CLI that preloads it.
+# library KIND FLAG…: build $dir/KIND/libgpuslice.so, beside the CLI that preloads it.
 library() {
 	local kind=$1 file objects=()
 	shift
@@ -71,7 +71,7 @@ built() {
 }
 
 export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
-# -Wno-tsan: it does not understand fences, which are the ledger's for other processes; what threads share is behind locks.
+# -Wno-tsan: it does not understand fences. The ledger has them for other processes; threads share only data behind locks.
 flags=(-fsanitize=thread -Wno-tsan)
 if library thread "${flags[@]}" -include test/sanitizers/tsan_atomic128.h >"$dir/log" 2>&1; then
 	try thread 2G threads 16 4000

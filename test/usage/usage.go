@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package usage says what a process has of the host, for tests and benchmarks that measure our daemons.
+// Package usage measures a process's use of the host, for tests and benchmarks of the daemons.
 package usage
 
 import (
@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// Usage is what a process has of the host.
+// Usage is a process's use of the host.
 type Usage struct {
 	Resident uint64        // bytes
-	CPU      time.Duration // that the threads it has now have computed
+	CPU      time.Duration // of its present threads
 }
 
-// Of returns what a process has now.
+// Of returns the present use of a process.
 func Of(pid int) (Usage, error) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	text, err := os.ReadFile(proc + "/statm")
@@ -32,7 +32,7 @@ func Of(pid int) (Usage, error) {
 		return Usage{}, err
 	}
 	u := Usage{Resident: pages * uint64(os.Getpagesize())}
-	// The scheduler's own sum, in nanoseconds: ticks of 10 ms miss what runs between them.
+	// The scheduler's own sum, in nanoseconds: ticks of 10 ms miss shorter runs.
 	tasks, err := filepath.Glob(proc + "/task/*/schedstat")
 	if err != nil {
 		return Usage{}, err
@@ -40,7 +40,7 @@ func Of(pid int) (Usage, error) {
 	for _, task := range tasks {
 		text, err := os.ReadFile(task)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it has ended
+			continue // it has exited
 		}
 		if err != nil {
 			return Usage{}, err

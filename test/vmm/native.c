@@ -123,7 +123,7 @@ static bool time_range(CUdeviceptr start, size_t page, size_t pages,
 	return true;
 }
 
-/* A failure ends the program: what it leaves goes with it. */
+/* A failure ends the program, which frees the rest. */
 static bool in_range(enum native_what what, bool whole, size_t page, size_t pages, uint64_t *took)
 {
 	CUmemGenericAllocationHandle *handles = calloc(pages, sizeof(*handles));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's own calls in C, timed there: what package vmm is compared with. Each returns false
- * if the driver fails. */
+/* The driver's own calls in C, timed: the reference for package vmm. Each returns false if the
+ * driver fails. */
 #ifndef GPUSLICE_TEST_VMM_NATIVE_H
 #define GPUSLICE_TEST_VMM_NATIVE_H
 
@@ -18,13 +18,11 @@ enum native_what {
 	NATIVE_GIVE,   /* unmap, release */
 };
 
-/*
- * `pages` pages side by side, each by itself, in a range of their own: how long each took, in
- * nanoseconds, is written to `took`.
- */
+/* `pages` adjacent pages, each mapped by itself, in a range of their own. Stores the nanoseconds of
+ * each in `took`. */
 bool native_pages(enum native_what what, size_t page, size_t pages, uint64_t *took);
 
-/* All at once, as a program does that knows how many it wants: create and map each, one access. */
+/* All at once, as in a program that knows their number: create and map each, one access. */
 bool native_range(size_t page, size_t pages, uint64_t *took);
 
 #endif

@@ -2,11 +2,11 @@
 /*
  * Ways around the interceptor, which docs/evidence/security.md names.
  *
- * around                           -> is it loaded here? "loaded" or "alone"
+ * around              prints whether the interceptor is loaded: "loaded" or "alone"
  * around BYTES DRIVER FUNCTION=OFFSET…
- *                                  -> loads a copy of the driver's library and calls the functions
- * in it by where they are, so that no name is looked up that could be answered with another
- * function; takes BYTES, says "holds" or "nothing", and stays
+ *                     loads a copy of the driver's library and calls its functions by offset,
+ *                     since a look-up by name could be intercepted; allocates BYTES, prints
+ *                     "holds" or "nothing", and stays
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * asker HELD ASKED TIMES [FILE]: take HELD bytes of VRAM on device 0, then ask TIMES times for
- * ASKED bytes more, say how many of these were refused ("refused N"), and end. With FILE, make it
- * once HELD is held, and wait until somebody has removed it.
+ * asker HELD ASKED TIMES [FILE]: allocate HELD bytes of VRAM on device 0, then TIMES times ASKED
+ * bytes more, print how many of these were refused ("refused N"), and exit. With FILE, create it
+ * once HELD is held, and wait until it is removed.
  */
 #include <dlfcn.h>
 #include <stdio.h>

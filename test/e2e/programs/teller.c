@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * teller: for each line on its standard input, say what the driver says of device 0. "info" is
- * answered with "FREE of TOTAL" (cuMemGetInfo), "total" with cuDeviceTotalMem's figure, and a
- * number of bytes, which are taken and kept, with "ok" or "refused".
+ * teller: answers each line on its standard input about device 0. "info": "FREE of TOTAL"
+ * (cuMemGetInfo). "total": cuDeviceTotalMem's figure. A number of bytes, which it allocates and
+ * keeps: "ok" or "refused".
  */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * vandal SEED: a process of a container that takes a MiB of GPU memory, overwrites all of its
- * slice's ledger with random bytes, and asks for more. Says "refused" if it gets none, and stays.
+/* vandal SEED: a process of a container that allocates a MiB of GPU memory, overwrites all of its
+ * slice's ledger with random bytes, and allocates again. Prints "refused" if that fails, and stays.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +24,7 @@ static void *symbol(const char *name)
 	return found;
 }
 
-/* The ledger is what this process has mapped under that name. */
+/* Find the ledger: the mapping of that name. */
 static uint64_t *ledger(size_t *words)
 {
 	char line[512];
@@ -62,7 +61,7 @@ int main(int argc, char **argv)
 		seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
 		page[i] = seed * 0x9e3779b97f4a7c15u;
 	}
-	/* The page said anything until the enforcer looked at it: within a second or so. */
+	/* The enforcer notices the page within about a second. Until then any answer may come. */
 	for (int tries = 0; tries < 3000 && allocate(&p, 1 << 20) == 0; tries++)
 		usleep(10000);
 	puts(allocate(&p, 1 << 20) ? "refused" : "granted");

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memlock.so lets a program believe that it raised its limit of locked memory where it may not. */
+/* memlock.so makes a program believe that it raised its limit of locked memory, without the right
+ * to. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/resource.h>

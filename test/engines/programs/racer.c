@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * racer GO STEP: make a context on device 0, say "ready", and when the file GO is there take STEP
- * bytes of VRAM again and again until it is refused. Then say "took N" and keep them until killed.
+/* racer GO STEP: create a context on device 0, print "ready", and once the file GO exists allocate
+ * STEP bytes of VRAM again and again until refused. Then print "took N" and keep them until killed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The course of a C program among the cases of frameworks.py, as phases.py tells it. It is run
- * twice in its container, with `within` and then with `beyond` as last argument, and each time
- * prints one `key=value` a line:
+ * The phases of a C program among the cases of frameworks.py, as phases.py has them. It runs twice
+ * in its container, with `within` and then with `beyond` as last argument, and prints `key=value`
+ * lines:
  *
- *	within	phase=within, total=, free=, result=ok or what was wrong; rest("within")
- *	beyond	phase=beyond, oom=NAME of the error code; rest("beyond");
- *		then what it took is freed: phase=after, after=ok or what was wrong; rest("after")
+ * 	within	phase=within, total=, free=, result=ok or the fault; rest("within")
+ * 	beyond	phase=beyond, oom=NAME of the error code; rest("beyond");
+ * 		then its memory is freed: phase=after, after=ok or the fault; rest("after")
  *
- * It exits 0 if it could say all this, whether what it says is good or bad.
+ * It exits 0 if it could print all this, whatever the results.
  */
 #ifndef PHASES_H
 #define PHASES_H
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Waits until the host has looked: a minute at most, as phases.py does. */
+/* Waits for the host's checks, for a minute at most, as phases.py does. */
 static inline void rest(const char *phase)
 {
 	const char *directory = getenv("PHASES_DIR");
