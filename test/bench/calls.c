@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The measured calls of the driver: what is timed, and what is not. */
 #define _GNU_SOURCE
 #include "calls.h"
 
@@ -145,7 +144,6 @@ static bool can_map(void)
 	return true;
 }
 
-/* Maps a handle that was created in the measured way. */
 static void map_before(int n)
 {
 	(void)n;
@@ -293,7 +291,6 @@ static void launch_kernel(int i)
 
 static CUgraphExec graph;
 
-/* A graph without allocations: nothing is charged. */
 static bool can_graph(void)
 {
 	CUgraph recorded;

@@ -42,7 +42,6 @@ int main(int argc, char **argv)
 		cold_measure();
 	else if (strcmp(what, "runtime") == 0 && first > 0)
 		oneway_measure_runtime(first);
-	/* This program starts itself as these. */
 	else if (strcmp(what, "export") == 0)
 		ipc_export();
 	else if (strcmp(what, "sibling") == 0 && argc == 5)

@@ -131,7 +131,6 @@ static double p99(struct samples *samples)
 	return quantile(samples->value, samples->count, 0.99);
 }
 
-/* Batches by both ways in pairs, or by one. */
 static struct cost measure_ways(const struct call *call, double milliseconds, bool both)
 {
 	double took[2][BATCHES], ratio[BATCHES], one;

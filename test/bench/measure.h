@@ -9,7 +9,6 @@
 
 #define MEASURE_MOST 20000 /* calls in a batch */
 
-/* A measured call. The functions use `way`. */
 struct call {
 	const char *name;
 	int most;          /* calls in a batch; 0 is MEASURE_MOST */
@@ -28,7 +27,6 @@ struct cost {
 	double native_p99, slice_p99; /* of single calls; negative if there were too few */
 };
 
-/* Measure `call`, with batches of about `milliseconds`. */
 struct cost measure(const struct call *call, double milliseconds);
 
 /* The same by one way only: the result's `slice` and `slice_p99`. */

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuMemAlloc: its refusals, and the card's memory that allocations take. */
 #include "conformance.h"
 
 static void refusals(void)
@@ -67,7 +66,7 @@ static void granularity(void)
 	}
 }
 
-/* Many of one size, at most 64 MiB together. */
+/* At most 64 MiB together. */
 static void packing(void)
 {
 	static const size_t sizes[] = {
@@ -112,7 +111,6 @@ static void one_keeps_the_block(void)
 	printf("block.none_left: %lld\n", held() - before);
 }
 
-/* Do small allocations of different sizes share a block? */
 static void mixed_sizes(void)
 {
 	static const size_t sizes[] = {1, 4 * KiB, 100 * KiB, 512 * KiB, 1 * MiB};

@@ -25,7 +25,6 @@ static UNUSED void say_taken(const char *key)
 	       listed(getpid()) - before_listed);
 }
 
-/* A module with an array of `bytes`, and a kernel that uses it. */
 static UNUSED const char *with_array(size_t bytes)
 {
 	static char text[1024];
@@ -72,7 +71,6 @@ static UNUSED CUresult launch(CUfunction function)
 	return launch_block(function, 1);
 }
 
-/* A library's kernel by its handle, in a stream. */
 static UNUSED CUresult launch_kernel(CUkernel kernel, CUstream stream)
 {
 	uint64_t x = 0;

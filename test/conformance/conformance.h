@@ -204,7 +204,6 @@ static UNUSED void start(void)
 	start_nvml();
 }
 
-/* The same, with device 0's primary context current. */
 static UNUSED CUcontext start_with_context(void)
 {
 	CUcontext context;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Programs that grow and shrink by virtual memory management: the patterns of PyTorch's expandable
- * segments, of vLLM's sleep mode, and of pools that reserve more addresses than the card has
- * memory. Figures are the increase of the card's used memory since the start of their part.
+ * The patterns of PyTorch's expandable segments, of vLLM's sleep mode, and of pools that reserve
+ * more addresses than the card has memory. Figures are the increase of the card's used memory since
+ * the start of their part.
  */
 #include "conformance.h"
 
@@ -38,7 +38,6 @@ static void drop(CUdeviceptr at, size_t size, CUhandle handle)
 	MUST(cuMemRelease(handle));
 }
 
-/* A segment of pieces that grows at its end, releases its middle, and fills it again. */
 static void expandable(void)
 {
 	CUhandle handles[MANY];
@@ -75,7 +74,7 @@ static void expandable(void)
 	say_held("expandable.end");
 }
 
-/* Several allocations with an address range each. During sleep only the addresses are kept. */
+/* During sleep only the addresses are kept. */
 static void sleep_mode(void)
 {
 	static const size_t sizes[] = {2 * MiB, 48 * MiB, 256 * MiB, 1 * GiB};
@@ -177,7 +176,6 @@ static CUresult set_access(CUdeviceptr at, size_t size, int flags)
 	return cuMemSetAccess(at, size, &access, 1);
 }
 
-/* Access rights of a mapping, and the driver's report of them. */
 static void accesses(void)
 {
 	CUhandle handles[2];
@@ -262,7 +260,6 @@ static void exchange(void)
 	say_held("exchange.end");
 }
 
-/* PyTorch's properties of an allocation, and the driver's report of them. */
 static void asked_for(void)
 {
 	CUmemAllocationProp wanted = on_card, told = {0};

@@ -2,7 +2,6 @@
 /* Graphs that allocate: when they take memory of the card, how much, and when it is freed. */
 #include "graphs.h"
 
-/* A graph that frees its allocation. */
 static void freed_inside(void)
 {
 	struct chain made = chain();
@@ -307,7 +306,6 @@ static void auto_free(void)
 	MUST(cuGraphDestroy(other.graph));
 }
 
-/* The function for all types; and what is left after the context. */
 static void generic(void)
 {
 	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .as.alloc = bytes(MiB)};

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Figures of the whole card by the driver and by NVML, and whether they agree. */
 #include "conformance.h"
 
 static unsigned long long driver_used(void)

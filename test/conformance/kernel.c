@@ -51,7 +51,6 @@ static const char computing[] = PTX_HEADER
 	" sub.u32 %r9, %r4, 1;\n sub.u32 %r9, %r9, %r2;\n shl.b32 %r9, %r9, 2;\n"
 	" add.u32 %r9, %r6, %r9;\n ld.shared.u32 %r8, [%r9];\n st.global.u32 [%rd2], %r8;\n" END;
 static const char others[] =
-	/* Each of n threads adds its number to the first element. */
 	BEGIN("total") REGISTERS THREAD " red.global.add.u32 [%rd1], %r2;\n" END
 	BEGIN("write") REGISTERS " ld.param.u64 %rd1, [p];\n st.global.u32 [%rd1], 1;\n" END
 	BEGIN("traps") REGISTERS " trap;\n" END
@@ -97,7 +96,6 @@ static void say_numbers(const char *key, CUresult result, const int *numbers, si
 	printf("\n");
 }
 
-/* One kernel, on 0, 1, 2, ... */
 static void compute(const char *name, unsigned grid, unsigned block, uint32_t n, size_t shown)
 {
 	int numbers[256];
@@ -111,7 +109,6 @@ static void compute(const char *name, unsigned grid, unsigned block, uint32_t n,
 	say_numbers(name, result, numbers, shown);
 }
 
-/* Two kernels on one buffer: twice as much, and 10 more. */
 static void recipe(void)
 {
 	int numbers[101];
@@ -179,7 +176,6 @@ static void launches(void)
 	printf("extra.value: %d\n", value);
 }
 
-/* A kernel's attributes before its launch. */
 static void described(void)
 {
 	CUfunction bias;

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of many small objects: streams, events, the nodes of a graph. */
 #include "code.h"
 
 #define STREAMS 1000

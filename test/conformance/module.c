@@ -270,7 +270,6 @@ static void sizes(void)
 #define CODES 100
 #define CODE_STEPS 4000
 
-/* Kernels of about 64 KiB each: CODES of them, `code0` to `code99`. */
 static char *with_code(void)
 {
 	size_t room = (size_t)CODES * (CODE_STEPS * 40 + 1000), length;
@@ -405,7 +404,6 @@ static void managed(CUcontext first)
 	MUST(cuCtxSetCurrent(first));
 }
 
-/* Arrays that are too large for any current card. */
 static void refusals(void)
 {
 	CUmodule module;

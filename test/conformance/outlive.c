@@ -37,7 +37,6 @@ static void leave_child(int socket, bool executes)
 	give(socket, &child, sizeof(child));
 }
 
-/* Allocates before and after the fork. */
 static void be_parent(int socket, bool executes)
 {
 	CUdeviceptr early, late;

@@ -25,7 +25,6 @@ static void say(CUmemoryPool pool, const char *place, const char *what)
 	       held() - before, listed(getpid()) - before_listed);
 }
 
-/* Reports attributes of newer drivers, if there are any. */
 static void younger_attributes(CUmemoryPool pool, const char *place)
 {
 	printf("%s.attributes:", place);

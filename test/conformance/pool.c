@@ -54,7 +54,6 @@ static void sizes(CUmemoryPool pool, CUstream stream)
 	}
 }
 
-/* Growing step by step: 20 times 3 MiB, then 20 times 100 KiB. */
 static void growth(CUmemoryPool pool, CUstream stream)
 {
 	CUdeviceptr pointers[40];
@@ -137,7 +136,6 @@ static void waits(CUmemoryPool pool, CUstream stream, CUstream other)
 	MUST(cuEventDestroy_v2(event));
 }
 
-/* One stream's freed memory, requested by another. */
 static void two_streams(CUmemoryPool pool, CUstream first, CUstream second)
 {
 	uint64_t keep = UINT64_MAX;

@@ -9,7 +9,6 @@
  */
 #include "conformance.h"
 
-/* Every function that allocates, frees or reports memory of a card. */
 static const char *const names[] = {
     "cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemFree", "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolCreate", "cuMemPoolDestroy",
@@ -72,7 +71,6 @@ static bool is_same(const struct answer *a, const struct answer *b)
 	       a->result == b->result && a->old_result == b->old_result && a->status == b->status;
 }
 
-/* All exported versions of the name with this address. */
 static void say_symbols(const char *name, const void *address)
 {
 	bool any = false;

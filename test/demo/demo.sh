@@ -64,7 +64,6 @@ delete_container() {
 	runtime delete "$container"
 }
 
-# until_true SECONDS COMMAND…: try it again until it succeeds.
 until_true() {
 	local deadline=$((SECONDS + $1))
 	shift
@@ -173,7 +172,6 @@ hog() {
 	until_true 30 test -s "$work/$1" || broken "process $1 says nothing"
 	saw "process $1 (pid $(cat "$work/$1.pid")): $(in_words "$(cat "$work/$1")")"
 }
-# in_words LINE: a process's output, with MiB instead of bytes.
 in_words() {
 	local bytes total
 	if [[ $1 =~ ^holds\ ([0-9]+)\ of\ ([0-9]+)$ ]]; then

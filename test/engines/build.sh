@@ -47,7 +47,6 @@ die() {
 # Each engine has a function build_NAME. It runs in a directory of its own below the cache, under set -e, puts the engine in ./out, and
 # leaves its printed version in $version.
 
-# number PROGRAM: the first version number that PROGRAM --version prints
 number() {
 	local said
 	said=$("$1" --version)

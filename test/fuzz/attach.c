@@ -40,7 +40,6 @@ static int played_sleep(const struct timespec *time, struct timespec *rest);
 #undef connect
 #include "../../interceptor/ledger.h"
 
-/* Requests that the input answers; later ones get no answer. */
 #define ROUNDS 8
 
 static const uint8_t *data;
@@ -157,7 +156,6 @@ static int played_connect(int s, const struct sockaddr *address, socklen_t lengt
 		errno = ECONNREFUSED;
 		return -1;
 	}
-	/* From a good answer to any bytes. */
 	reply.lane = take();
 	reply.size = sizeof(struct ledger);
 	reply.status = how & 64 ? take() : 0;

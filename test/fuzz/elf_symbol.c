@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The search for symbols in a loaded object, with both kinds of hash table. The input is the names,
- * and how the tables are built. The loader maps only well-formed objects, so the tables are
- * well-formed; but names, their number, their collisions and their meaning are arbitrary. The
- * search must find a function if and only if the object defines it.
+ * and how the tables are built. The tables are well-formed, as in all objects that the loader maps.
+ * The search must find a function if and only if the object defines it.
  */
 #define _GNU_SOURCE
 #include <link.h>

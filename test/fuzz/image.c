@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Images of code: whatever their bytes say, only these are read. */
+/* Images of code: any bytes, without reads beyond them. */
 #include "image.h"
 
 #include <stdint.h>

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger over a hostile page. The input is first what a process of the slice wrote there, and
- * then what others do: the enforcer (its own functions on the page, too) and processes, in any
- * order. Nothing may be read or written outside of the page, which lies between two that nobody may
- * touch, and every function must end. Nor may a lane's owner lose sight of what it holds itself:
- * that it keeps in its own memory.
+ * The ledger on a hostile page. The input is first the page as a process of the slice left it, and
+ * then the steps of others: the enforcer (its own functions on the page, too) and processes, in any
+ * order. No access may leave the page, which lies between two inaccessible ones, and every function
+ * must return. A lane's owner must still know its bytes, which its own memory has.
  */
 #define _GNU_SOURCE
 #include "../../enforcer/ledger/native.c"
@@ -35,7 +34,7 @@ static struct ledger *new_page(void)
 
 	must(all != MAP_FAILED, "a page can be mapped");
 	must(mprotect(all + GUARD, ROOM, PROT_READ | PROT_WRITE) == 0, "it can be opened");
-	/* It ends where nobody may touch anything. */
+	/* The page after it is inaccessible. */
 	return (struct ledger *)(void *)(all + GUARD + ROOM - sizeof(struct ledger));
 }
 
@@ -53,7 +52,7 @@ static uint64_t take(struct input *in, size_t bytes)
 	return value;
 }
 
-/* Values at the edges are what breaks arithmetic. */
+/* Values at the edges of ranges. */
 static uint64_t take_value(struct input *in)
 {
 	static const uint64_t edges[] = {0,
@@ -73,7 +72,7 @@ static uint64_t take_value(struct input *in)
 	return take(in, kind < 128 ? 2 : 8);
 }
 
-/* Somewhere in the header, the devices, or a lane that the functions below look at. */
+/* In the header, the devices, or a lane that the functions below use. */
 static void overwrite(struct input *in)
 {
 	static const uint32_t lanes[] = {0, 1, OWN_LANE, 3, LEDGER_SLOTS};

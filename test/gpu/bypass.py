@@ -419,7 +419,7 @@ def starts(_):
         if os.fork() == 0:
             os.close(end)
             os.write(write, bytes([Cuda().result == 0]))
-            os.read(done, 1)  # until the parent has all answers
+            os.read(done, 1)
             os._exit(0)
     answers = b""
     while len(answers) < 12:
@@ -709,7 +709,7 @@ def main():
         case = Case(arguments.out, name, **more)
         try:
             run(case)
-        except Exception as error:  # run the other cases all the same
+        except Exception as error:
             check(f"{name} runs to its end", False, repr(error))
         finally:
             case.close()

@@ -69,7 +69,7 @@ func Start(t testing.TB, cmd *exec.Cmd) {
 	})
 }
 
-// Printed runs a command and returns its standard output, and then its standard error if it failed.
+// Printed returns a command's standard output, with its standard error if it failed.
 func Printed(cmd *exec.Cmd) (string, error) {
 	var out, said strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &said

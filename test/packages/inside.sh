@@ -65,7 +65,6 @@ listing() {
 }
 
 mkdir -p /run/systemd/system
-# As in systemd's own package.
 mkdir -p /etc/systemd/system/multi-user.target.wants /usr/lib/sysusers.d && touch /usr/lib/sysusers.d/basic.conf
 # Scripts of a .rpm look here, too: rpm gives them a PATH of its own.
 install -m 0755 /test/systemctl /usr/bin/systemctl

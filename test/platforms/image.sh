@@ -21,7 +21,6 @@ die() {
 	echo "image: $*" >&2
 	exit 1
 }
-# failed WHAT: end with the last command's output.
 failed() {
 	cat "$dir/log" >&2
 	die "cannot $*"

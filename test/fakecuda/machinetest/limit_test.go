@@ -15,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// NVML's results.
 const (
 	invalidArgument = "2"
 	notSupported    = "3"

@@ -33,7 +33,6 @@ const (
 	notInitialized = 3
 )
 
-// program is testdata/process.c, compiled.
 var program string
 
 func TestMain(m *testing.M) {
@@ -53,7 +52,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// machine is a simulated machine that only one test uses.
 type machine struct {
 	t   *testing.T
 	env []string
@@ -76,7 +74,6 @@ func newMachine(t *testing.T, env ...string) *machine {
 	return m
 }
 
-// process is a running testdata/process.c.
 type process struct {
 	t       *testing.T
 	cmd     *exec.Cmd
@@ -244,7 +241,7 @@ func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
 	before := host.free()
 	inside := m.startOnCard(append(unshare, "sh", "-c", `"$0"; echo dead; sleep 600`)...)
 	inside.want("alloc "+strconv.Itoa(1*gib), "0")
-	inside.tell("leave") // the child ends with the namespace
+	inside.tell("leave")
 	alive := host.processes(0)
 	for pid := range alive {
 		if pid != host.cmd.Process.Pid {
@@ -320,7 +317,6 @@ func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
 	}
 }
 
-// childOf returns the host pid of the one process that unshare forked.
 func childOf(t *testing.T, p *process) int {
 	t.Helper()
 	pid := p.cmd.Process.Pid

@@ -174,7 +174,6 @@ static void answer(const struct seccomp_notif *question, struct seccomp_notif_re
 	reply->error = (int)-error;
 }
 
-/* Runs until the last process with the filter exits. */
 static void supervise(void)
 {
 	struct pollfd wait = {.fd = supervisor.listener, .events = POLLIN};

@@ -197,7 +197,6 @@ static void storm(uint64_t seed, uint64_t count, uint64_t most)
 		printf("ok %" PRIu64 " %" PRIu64 "\n", count, refusals);
 }
 
-/* A forked child has no CUDA. */
 static void fork_child(int device)
 {
 	CUdeviceptr pointer;

@@ -176,7 +176,7 @@ static void all_routes(void)
 	EXPECT(made() - before == ROUTES * THREADS * ROUNDS);
 	EXPECT(under_way() == 0);
 
-	/* A library that is linked with the driver, and opened only now. */
+	/* Opened only now. */
 	late = dlopen(late_library, RTLD_LAZY | RTLD_LOCAL);
 	*(void **)&call = late ? dlsym(late, "call") : NULL;
 	before = made();
@@ -257,7 +257,6 @@ static void *call_until_over(void *argument)
 	return argument;
 }
 
-/* Evict the slice and let it return, again and again (main). */
 static void moves(void)
 {
 	pthread_t threads[THREADS];
@@ -516,7 +515,6 @@ static const struct {
     {"cost-plain", cost, true, 0},
 };
 
-/* The parent's part of a case. */
 static void deal_with(const char *name, pid_t child)
 {
 	if (strcmp(name, "restart") == 0) {

@@ -138,7 +138,6 @@ static CUresult map(struct thing *t)
 	return result;
 }
 
-/* A graph that allocates and frees, launched several times. */
 static CUresult make_graph(struct worker *w, struct thing *t)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = device_pool,
@@ -216,7 +215,7 @@ static CUresult make_events(struct thing *t)
 	return result;
 }
 
-/* Export physical memory and release it: only the import holds it. */
+/* Only the import holds the memory. */
 static CUresult export_and_import(struct thing *t)
 {
 	CUmemGenericAllocationHandle first;
@@ -443,8 +442,7 @@ static void give(struct worker *w, struct thing *t)
 	t->there = false;
 }
 
-/* Wait until all threads of all processes are here with nothing in flight. The first thread reports
- * it, and waits for a line. */
+/* Wait until all threads have nothing in flight. The first one reports it, and waits for a line. */
 static void pause_all(struct worker *w, const char *what, int number)
 {
 	char line[16];

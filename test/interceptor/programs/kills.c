@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Measures how soon a killed process's bytes are available to its sibling. Run in a slice of 1 GiB;
- * runs itself as the processes that are killed.
+ * Measures how soon a killed process's bytes are available to its sibling. Run in a slice of 1 GiB.
  *
  *   kills COUNT         COUNT times: a process holds all, an allocation is refused, the
  *                       process is killed, the allocation succeeds
@@ -82,7 +81,6 @@ static pid_t start_holder(char *self, size_t bytes)
 	return pid;
 }
 
-/* Kill the process, and allocate `bytes`, which fit only once its memory is released. */
 static double kill_and_take(pid_t pid, size_t bytes, CUdeviceptr *p)
 {
 	double killed;
@@ -128,8 +126,7 @@ int main(int argc, char **argv)
 		fflush(stdout);
 		while (access(argv[2], F_OK) != 0)
 			usleep(1000);
-		/* Overhead that driver truth saw during the creation of contexts may be gone since.
-		 */
+		/* Driver truth may release overhead of the creation of contexts. */
 		while (left() && cuMemAlloc_v2(&p, left()) == CUDA_SUCCESS)
 			;
 		for (int i = 0; i < count; i++)

@@ -115,7 +115,6 @@ static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *
 	shared->refusals++;
 	if (result != CUDA_ERROR_OUT_OF_MEMORY)
 		complain("an error other than out of memory", device, (uint64_t)result, 0);
-	/* The most that was possible at any instant of the call. */
 	most += shared->added[device] - added - real;
 	if (most <= shared->limit)
 		complain("refused though it fitted throughout", device, most, shared->limit);
@@ -274,7 +273,7 @@ int main(int argc, char **argv)
 
 	end = now() + atoi(argv[1]);
 	while (now() < end && !shared->wrong) {
-		/* The new processes' contexts may not fit beside what the others hold. */
+		/* The new contexts may not fit beside the others' bytes. */
 		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {
 			while (!shared->books[i].ready && !shared->wrong) {
@@ -292,8 +291,7 @@ int main(int argc, char **argv)
 
 			if (!pids[i])
 				continue;
-			/* The process is stopped at any instruction; from here its books do not
-			 * change. */
+			/* Stopped at any instruction; its books do not change any more. */
 			kill(pids[i], SIGSTOP);
 			waitpid(pids[i], NULL, WUNTRACED);
 			for (int d = 0; d < devices; d++)

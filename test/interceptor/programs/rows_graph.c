@@ -44,8 +44,7 @@ static void run(CUgraphExec graph)
 	OK(cuStreamSynchronize(stream));
 }
 
-/* Many small pieces that live at the same time share steps. In steps of their own they would not
- * fit. */
+/* Many small pieces share steps; in steps of their own they would not fit. */
 static void many_pieces(void)
 {
 	CUgraphExec executable = NULL;
@@ -243,8 +242,7 @@ static void trim_beyond(void)
 	saw("%zu MiB that graphs kept are given to who needs them", bytes / MIB);
 }
 
-/* cuMemAllocAsync and cuMemFreeAsync in a captured stream, and the functions of per-thread default
- * streams. */
+/* Captured, and by the functions of per-thread default streams. */
 static CUgraph captured_in(int mode, size_t bytes)
 {
 	CUdeviceptr pointer = 0;

@@ -197,7 +197,7 @@ static const struct way *way_of(const char *name)
 	return way;
 }
 
-/* Hold the memory of each message until the next message. */
+/* Hold the memory of a message until the next one. */
 void peer_keeper(int socket)
 {
 	struct message message = {0};
@@ -219,7 +219,6 @@ void peer_keeper(int socket)
 	(void)verdict("keeper", message.way);
 }
 
-/* Create memory at each message, until this process is killed. */
 void peer_maker(int socket)
 {
 	struct message message = {0};
@@ -264,7 +263,6 @@ static void tell(struct message *message, int descriptor, int *received)
 		failed("the peer ended");
 }
 
-/* This process creates memory, the peer holds it, and this process releases it. */
 static void hand_over(const struct way *way, size_t bytes)
 {
 	struct kept made = {.bytes = bytes, .descriptor = -1};

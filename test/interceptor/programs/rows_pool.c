@@ -41,7 +41,6 @@ static void default_within(void)
 	saw("40 and 20 MiB charge 64 in steps of 32, and 0 when they are freed and waited for");
 }
 
-/* The calls that let a pool shrink, besides the context's synchronization. */
 static void waits_within(void)
 {
 	__typeof__(&cuCtxSynchronize_v2) of_context = OPTIONAL(cuCtxSynchronize_v2);
@@ -305,7 +304,6 @@ static void current_within(void)
 	saw("with the current pool destroyed, 40 and 20 MiB charge 64");
 }
 
-/* Existing pools of managed memory. */
 static const char *const found_names[] = {"cuMemGetDefaultMemPool", "cuMemGetMemPool"};
 
 static CUmemoryPool find_managed(unsigned which)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that two processes of a slice share: it is charged to its maker, and not to processes that
- * open it. */
+/* Shared memory is charged to its maker, and not to processes of its slice that open it. */
 #include "rows.h"
 
 #include <signal.h>
@@ -124,7 +123,6 @@ static CUmemGenericAllocationHandle import(int descriptor)
 	return handle;
 }
 
-/* Importing one's own export makes one more handle. */
 static void own_export(void)
 {
 	CUmemAllocationProp properties = on_device(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
@@ -217,8 +215,8 @@ static int export(CUmemGenericAllocationHandle handle)
 	return descriptor;
 }
 
-/* Two objects are exported in turn under the same descriptor number. The second is imported by it
- * and freed, the first stays. */
+/* Two objects are exported in turn under one descriptor number. The second is imported by it and
+ * freed; the first stays. */
 static CUmemGenericAllocationHandle number_again(size_t bytes)
 {
 	CUmemGenericAllocationHandle a = exportable(bytes), b = exportable(bytes), again;

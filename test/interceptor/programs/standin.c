@@ -139,7 +139,7 @@ static void *serve(void *argument)
 	return argument;
 }
 
-/* Bring the slice back when a process at the gate requests it, if that is enough. */
+/* Bring the slice back at a request, if that is enough. */
 static void *attend_gate(void *argument)
 {
 	for (int seen = 0;; pause_ms(1)) {

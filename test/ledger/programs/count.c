@@ -94,7 +94,7 @@ int main(void)
 	under_way();
 
 	fill(0, COUNTS / 2); /* the first thread's half */
-	fill(1, COUNTS);     /* the others' */
+	fill(1, COUNTS);     /* the others' half */
 	before = allocations();
 	if (before != 2 * FULL - COUNTS / 2 - COUNTS)
 		FAIL("both halves hold %" PRIu64, before);

@@ -104,7 +104,6 @@ static void halt(uint32_t processes)
 		}
 }
 
-/* Starts a process, which waits for its worker's `go`. */
 static void beget(uint32_t number)
 {
 	struct worker *w = &control->worker[number];
@@ -138,7 +137,6 @@ static void settle_in(struct ledger *ledger, uint32_t lane)
 			FAIL("lane %u cannot be settled", lane);
 }
 
-/* Sometimes leaves settling to others for a while. */
 static void dawdle(void)
 {
 	if (next_random(&random_state) % 4 == 0)

@@ -76,7 +76,7 @@ static void scribble(uint64_t *state, size_t words)
 {
 	uint64_t *page = (uint64_t *)ledger;
 
-	/* The devices and the first lanes, which the calls below use most. */
+	/* Mostly the parts that the calls below use. */
 	for (size_t i = 0; i < words; i++) {
 		size_t near =
 		    offsetof(struct ledger, lane) / 8 + 4 * sizeof(struct ledger_lane) / 8;

@@ -26,7 +26,6 @@ static struct ledger *slice_of(uint32_t process)
 	return slices[process % SLICES];
 }
 
-/* Lanes are the processes' numbers, in both ledgers. */
 static void work(uint32_t number, uint64_t seed)
 {
 	struct worker *me = &control->worker[number];
@@ -130,7 +129,6 @@ static void check_used(const char *what, const struct ledger *ledger, uint32_t d
 		     used_of(ledger, device), sum);
 }
 
-/* All processes have stopped: the books must balance. */
 static void balance(uint32_t processes)
 {
 	halt(processes);
@@ -172,7 +170,6 @@ static void check_peak(const char *what, const struct ledger *ledger, uint32_t d
 		     device, ledger->device[device].peak, ledger->device[device].limit);
 }
 
-/* Returns whether both a slice and the pool have refused a charge. */
 static bool refused(uint32_t processes)
 {
 	bool seen[2] = {false, false};
@@ -218,7 +215,6 @@ int main(int argc, char **argv)
 	for (uint32_t i = 1; i <= processes; i++)
 		start(i);
 	until = nanoseconds() + seconds * 1000000000ull;
-	/* A slow machine takes longer to see both kinds of refusal. */
 	while (nanoseconds() < until || (!refused(processes) && nanoseconds() < until + PATIENCE)) {
 		for (unsigned i = 0; i < 4; i++)
 			kills += kill_some(processes);

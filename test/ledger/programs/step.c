@@ -10,9 +10,9 @@
  *
  *   step [STRIDE]
  *
- * A sibling's change in the middle of the operation is combined with a death after it at every
- * STRIDE-th instruction (default 1). From 10 on it is a short run: one scenario of each kind is
- * killed at every instruction, the others at some.
+ * A sibling's change in the middle is combined with a death after it at every STRIDE-th instruction
+ * (default 1). From 10 on it is a short run: one scenario of each kind is killed at every
+ * instruction, the others at some.
  */
 #define _GNU_SOURCE
 #include "check.h"

@@ -95,7 +95,6 @@ static void settle(uint32_t lane)
 	settle_in(ledger, lane);
 }
 
-/* All processes have stopped: the books must balance. */
 static void balance(uint32_t lanes, const struct ledger_account *enforcer)
 {
 	halt(lanes);
@@ -118,7 +117,6 @@ static void balance(uint32_t lanes, const struct ledger_account *enforcer)
 	__atomic_store_n(&control->pause, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Without other processes a charge fits or it does not. */
 static void alone(void)
 {
 	struct ledger_account a;
@@ -192,7 +190,7 @@ int main(int argc, char **argv)
 	ledger = shared_memory(sizeof(*ledger));
 	control = shared_memory(sizeof(*control));
 	ledger_format(ledger, name);
-	limit = lanes * (uint64_t)MOST_HELD / 4; /* about half of the demand */
+	limit = lanes * (uint64_t)MOST_HELD / 4;
 	for (uint32_t device = 0; device < DEVICES; device++) {
 		enforcer[device] = ledger_open(ledger, device, 0);
 		if (ledger_set(&enforcer[device], 11) != LEDGER_OK ||
