@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Generated from these files by "go generate". Nobody includes this one: the go command looks at it, and not at those.
+ * Generated from these files by "go generate". No file includes this one: it changes with them, so
+ * the go command rebuilds the package.
  *
  *   ../../interceptor/cuda_abi.h
  *

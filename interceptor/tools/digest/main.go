@@ -45,7 +45,8 @@ func digest(dir string) (string, error) {
 	}
 	return fmt.Sprintf(`/* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Generated from these files by "go generate". Nobody includes this one: the go command looks at it, and not at those.
+ * Generated from these files by "go generate". No file includes this one: it changes with them, so
+ * the go command rebuilds the package.
  *
  *   %s
  *
