@@ -228,7 +228,7 @@ func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *test
 	f.are(t, "native again", b.cgroup, 4*gib, driver.NoLimit)
 }
 
-// Also limits that failed at its release.
+// Also a limit that the driver got only after the release.
 func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	if !inV2(t) {
 		return

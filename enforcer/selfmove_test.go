@@ -313,7 +313,7 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 		return m.wasTold(ledger.Bare)
 	}
 	expect.True(t, !turn(), "it keeps none, though there is plenty")
-	// The memory that it keeps already counts as available. The host of 1 TiB is 6 GiB short of an eighth.
+	// The host of 1 TiB has 6 GiB less than an eighth available, so the process gives back 6 GiB.
 	enforcer.HostHas(122 * gib)
 	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
 		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)

@@ -246,8 +246,8 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 	}
 }
 
-// As many processes as can wait ask again and again. Other processes' queries wait for less than a tenth of the queue: one after another, they
-// would take twice the timeout.
+// As many processes as can wait ask again and again. Other queries are answered in a tenth of the timeout; one after another, all queries would
+// take twice the timeout.
 func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	const takes, askers = 20 * time.Millisecond, 64
 	defer enforcer.WaitWithReleases(500 * time.Millisecond)()
