@@ -23,17 +23,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static int played_socket(int domain, int type, int protocol);
-static int played_connect(int s, const struct sockaddr *address, socklen_t length);
-static int played_access(const char *path, int mode);
-static int played_clock(clockid_t clock, struct timespec *t);
-static int played_sleep(const struct timespec *time, struct timespec *rest);
+static int fake_socket(int domain, int type, int protocol);
+static int fake_connect(int s, const struct sockaddr *address, socklen_t length);
+static int fake_access(const char *path, int mode);
+static int fake_clock(clockid_t clock, struct timespec *t);
+static int fake_sleep(const struct timespec *time, struct timespec *rest);
 
-#define socket played_socket
-#define connect played_connect
-#define access played_access
-#define clock_gettime played_clock
-#define nanosleep played_sleep
+#define socket fake_socket
+#define connect fake_connect
+#define access fake_access
+#define clock_gettime fake_clock
+#define nanosleep fake_sleep
 #include "../../interceptor/attach.c"
 #include "../../interceptor/attach_client.c"
 #undef socket
@@ -45,7 +45,7 @@ static int played_sleep(const struct timespec *time, struct timespec *rest);
 static const uint8_t *data;
 static size_t size;
 static int peer = -1, round_of;
-static uint64_t played_now;
+static uint64_t fake_now;
 
 static void must(bool truth, const char *what)
 {
@@ -78,30 +78,30 @@ void say_begin(void)
 {
 }
 
-static int played_access(const char *path, int mode)
+static int fake_access(const char *path, int mode)
 {
 	(void)path;
 	(void)mode;
 	return 0;
 }
 
-static int played_clock(clockid_t clock, struct timespec *t)
+static int fake_clock(clockid_t clock, struct timespec *t)
 {
 	(void)clock;
-	played_now += 100000000;
-	t->tv_sec = (time_t)(played_now / 1000000000);
-	t->tv_nsec = (long)(played_now % 1000000000);
+	fake_now += 100000000;
+	t->tv_sec = (time_t)(fake_now / 1000000000);
+	t->tv_nsec = (long)(fake_now % 1000000000);
 	return 0;
 }
 
-static int played_sleep(const struct timespec *time, struct timespec *rest)
+static int fake_sleep(const struct timespec *time, struct timespec *rest)
 {
 	(void)rest;
-	played_now += (uint64_t)time->tv_sec * 1000000000 + (uint64_t)time->tv_nsec;
+	fake_now += (uint64_t)time->tv_sec * 1000000000 + (uint64_t)time->tv_nsec;
 	return 0;
 }
 
-static int played_socket(int domain, int type, int protocol)
+static int fake_socket(int domain, int type, int protocol)
 {
 	int pair[2];
 
@@ -138,7 +138,7 @@ static int descriptor(uint8_t kind)
 }
 
 /* Connect to a socket with the answer already in it. */
-static int played_connect(int s, const struct sockaddr *address, socklen_t length)
+static int fake_connect(int s, const struct sockaddr *address, socklen_t length)
 {
 	union {
 		struct cmsghdr align;
@@ -216,10 +216,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t length)
 	data = input;
 	size = length;
 	round_of = 0;
-	played_now = 1000000000;
+	fake_now = 1000000000;
 	for (int i = 0; i < 3 && !process.attached; i++) {
 		attach_process(&process);
-		played_now += 2 * RETRY_AFTER;
+		fake_now += 2 * RETRY_AFTER;
 	}
 	must(process.attached || process.said, "who is refused is told why");
 	if (process.attached) {

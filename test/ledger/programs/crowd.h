@@ -80,7 +80,7 @@ static void settle_siblings(struct worker *me, const struct ledger_account *acco
 }
 
 /* Stops while a halt is requested; false if it stopped. */
-static bool may_go_on(struct worker *me)
+static bool may_continue(struct worker *me)
 {
 	while (__atomic_load_n(&control->pause, __ATOMIC_ACQUIRE)) {
 		__atomic_store_n(&me->parked, 1, __ATOMIC_RELEASE);
@@ -104,7 +104,7 @@ static void halt(uint32_t processes)
 		}
 }
 
-static void beget(uint32_t number)
+static void spawn(uint32_t number)
 {
 	struct worker *w = &control->worker[number];
 	uint64_t seed = next_random(&random_state);
@@ -137,7 +137,7 @@ static void settle_in(struct ledger *ledger, uint32_t lane)
 			FAIL("lane %u cannot be settled", lane);
 }
 
-static void dawdle(void)
+static void delay_settling(void)
 {
 	if (next_random(&random_state) % 4 == 0)
 		usleep((useconds_t)(next_random(&random_state) % 2000));

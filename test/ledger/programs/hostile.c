@@ -44,7 +44,7 @@ static struct ledger *fenced(void)
 }
 
 /* Pure noise would fail the first check: half of the values are nearly right. */
-static uint64_t nasty(uint64_t *state)
+static uint64_t near_valid(uint64_t *state)
 {
 	static const uint64_t edges[] = {0,
 	                                 1,
@@ -82,7 +82,7 @@ static void scribble(uint64_t *state, size_t words)
 		    offsetof(struct ledger, lane) / 8 + 4 * sizeof(struct ledger_lane) / 8;
 		size_t at = next_random(state) % (i % 4 ? near : sizeof(*ledger) / 8);
 
-		__atomic_store_n(&page[at], nasty(state), __ATOMIC_RELAXED);
+		__atomic_store_n(&page[at], near_valid(state), __ATOMIC_RELAXED);
 	}
 }
 
@@ -98,8 +98,8 @@ static void call_all(void)
 	uint32_t device = next_random(&random_state) % LEDGER_DEVICES;
 	uint32_t lane =
 	    next_random(&random_state) % (next_random(&random_state) % 2 ? 4 : LEDGER_LANES);
-	uint64_t generation =
-	    next_random(&random_state) % 2 ? generation_of(ledger, lane) : nasty(&random_state);
+	uint64_t generation = next_random(&random_state) % 2 ? generation_of(ledger, lane)
+	                                                     : near_valid(&random_state);
 	struct ledger_account account, enforcer;
 	uint64_t bytes;
 
@@ -107,18 +107,18 @@ static void call_all(void)
 	ledger_valid(ledger, sizeof(*ledger));
 	account = ledger_open(ledger, device, lane);
 	enforcer = ledger_open(ledger, device, 0);
-	note(ledger_charge(&account, nasty(&random_state)));
-	note(ledger_set(&account, nasty(&random_state)));
-	note(ledger_release(&account, nasty(&random_state)));
-	note(ledger_limit(&enforcer, nasty(&random_state)));
-	note(ledger_set(&enforcer, nasty(&random_state)));
+	note(ledger_charge(&account, near_valid(&random_state)));
+	note(ledger_set(&account, near_valid(&random_state)));
+	note(ledger_release(&account, near_valid(&random_state)));
+	note(ledger_limit(&enforcer, near_valid(&random_state)));
+	note(ledger_set(&enforcer, near_valid(&random_state)));
 	note(ledger_settle(ledger, device, lane, generation, &bytes));
 	note(ledger_settle(ledger, device, lane, generation, NULL));
 	ledger_held(ledger, device, lane);
 	ledger_number(ledger, device, lane);
 	ledger_count_allocation(&account, true);
 	ledger_count_refusal(&account);
-	ledger_set_context(&account, nasty(&random_state));
+	ledger_set_context(&account, near_valid(&random_state));
 	alarm(LONGEST_CALL * LEDGER_DEVICES);
 	note(ledger_recycle(ledger, lane));
 	alarm(0);

@@ -52,7 +52,7 @@ static void work(uint32_t number, uint64_t seed)
 		enum ledger_result result;
 		bool by_pool;
 
-		if (!may_go_on(me))
+		if (!may_continue(me))
 			continue; /* a halt came between the two */
 
 		switch (next_random(&random) % 8) {
@@ -106,7 +106,7 @@ static void work(uint32_t number, uint64_t seed)
 
 static void start(uint32_t number)
 {
-	beget(number);
+	spawn(number);
 	give(slice_of(number), number);
 	give(pool, number);
 	__atomic_store_n(&control->worker[number].go, 1, __ATOMIC_RELEASE);
@@ -118,7 +118,7 @@ static void settle(uint32_t number)
 	bool pool_first = next_random(&random_state) % 2;
 
 	settle_in(pool_first ? pool : slice_of(number), number);
-	dawdle();
+	delay_settling();
 	settle_in(pool_first ? slice_of(number) : pool, number);
 }
 

@@ -224,7 +224,7 @@ static void end(pid_t child)
 		FAIL("the child cannot be waited for");
 }
 
-static void meddle(unsigned times)
+static void change_word(unsigned times)
 {
 	/* First one lane, then another: each confirms the tag that it replaces. */
 	if (times > 0 && ledger_release(&sibling, 1) != LEDGER_OK)
@@ -259,11 +259,11 @@ static void expect_used(const struct scenario *s, unsigned k, const char *when, 
 }
 
 /* Takes the victim's lane from any state to one that works for another process. */
-static void judge_lane(const struct scenario *s, unsigned k, bool both)
+static void check_lane(const struct scenario *s, unsigned k, bool both)
 {
 	uint64_t generation = generation_of(ledger, VICTIM), bytes;
 	uint64_t limit = ledger->device[0].limit;
-	struct ledger_account heir;
+	struct ledger_account next;
 
 	if (both) {
 		control->generation = generation;
@@ -277,38 +277,38 @@ static void judge_lane(const struct scenario *s, unsigned k, bool both)
 	expect_used(s, k, "after both settled", 0);
 	if (ledger_settle(ledger, 0, VICTIM, generation, &bytes) != LEDGER_OK || bytes != 0)
 		FAIL("%s, %u: settled twice", s->name, k);
-	meddle(1);
+	change_word(1);
 	if (ledger_settle(ledger, 0, VICTIM, generation, &bytes) != LEDGER_OK || bytes != 0)
 		FAIL("%s, %u: settled again after another change", s->name, k);
 	expect_used(s, k, "after settling again", 0);
 
 	if (ledger_recycle(ledger, VICTIM) != LEDGER_OK)
 		FAIL("%s, %u: cannot be recycled", s->name, k);
-	heir = ledger_open(ledger, 0, VICTIM);
-	if (heir.held != 0)
-		FAIL("%s, %u: the next process inherits %" PRIu64, s->name, k, heir.held);
-	if (ledger_charge(&heir, 2) != LEDGER_OK || ledger_charge(&heir, 3) != LEDGER_OK)
+	next = ledger_open(ledger, 0, VICTIM);
+	if (next.held != 0)
+		FAIL("%s, %u: the next process inherits %" PRIu64, s->name, k, next.held);
+	if (ledger_charge(&next, 2) != LEDGER_OK || ledger_charge(&next, 3) != LEDGER_OK)
 		FAIL("%s, %u: the next process cannot charge", s->name, k);
 	expect_used(s, k, "with the next process", 5);
 	if (ledger_settle(ledger, 0, VICTIM, generation, &bytes) != LEDGER_OK || bytes != 0)
 		FAIL("%s, %u: a late settler took from the next process", s->name, k);
 	expect_used(s, k, "after a late settler", 5);
 	/* Exactly what is left, and not one byte more. */
-	if (ledger_charge(&heir, limit - others() - 5 + 1) != LEDGER_REFUSED ||
-	    ledger_charge(&heir, limit - others() - 5) != LEDGER_OK)
+	if (ledger_charge(&next, limit - others() - 5 + 1) != LEDGER_REFUSED ||
+	    ledger_charge(&next, limit - others() - 5) != LEDGER_OK)
 		FAIL("%s, %u: the limit is not met to the byte", s->name, k);
 	expect_used(s, k, "at the limit", limit - others());
-	if (ledger_held(ledger, 0, VICTIM) != heir.held)
+	if (ledger_held(ledger, 0, VICTIM) != next.held)
 		FAIL("%s, %u: ledger_held", s->name, k);
 }
 
-static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool both)
+static void check_books(const struct scenario *s, unsigned k, unsigned changes, bool both)
 {
 	bool allowed = false;
 	uint64_t held;
 
 	if (s->who == OVERHEAD_WRITER) {
-		meddle(meddling > 0);
+		change_word(changes > 0);
 		enforcer = ledger_open(ledger, 0, ENFORCER); /* the restarted enforcer */
 		held = enforcer.held;
 		for (unsigned i = 0; i < 4; i++)
@@ -321,7 +321,7 @@ static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool 
 			FAIL("%s, %u: the enforcer cannot go on", s->name, k);
 		expect_used(s, k, "as the enforcer went on", before);
 	} else {
-		meddle(meddling);
+		change_word(changes);
 		held = used_of(ledger, 0) - others();
 		for (unsigned i = 0; i < 4; i++)
 			allowed |= held == s->may_hold[i];
@@ -333,12 +333,12 @@ static void judge(const struct scenario *s, unsigned k, unsigned meddling, bool 
 			FAIL("%s, %u: ledger_held says %" PRIu64 ", it holds %" PRIu64, s->name, k,
 			     ledger_held(ledger, 0, VICTIM), held);
 	}
-	judge_lane(s, k, both);
+	check_lane(s, k, both);
 }
 
 /* Kill after k instructions, k = 0, 1, ... If `at` is not 0, a sibling changes the word after `at`
  * instructions, so a prepared swap is lost. Returns the number of instructions. */
-static unsigned run(const struct scenario *s, unsigned at, unsigned meddling, bool both,
+static unsigned run(const struct scenario *s, unsigned at, unsigned changes, bool both,
                     unsigned stride, unsigned long *deaths)
 {
 	unsigned k = at, reached;
@@ -356,12 +356,12 @@ static unsigned run(const struct scenario *s, unsigned at, unsigned meddling, bo
 			step(child);
 		for (reached = 0; reached < k && !complete; reached++) {
 			if (at && reached == at)
-				meddle(1);
+				change_word(1);
 			complete = !step(child);
 		}
 		end(child);
 		++*deaths;
-		judge(s, reached, meddling, both);
+		check_books(s, reached, changes, both);
 		if (complete)
 			return reached;
 	}
@@ -393,10 +393,10 @@ int main(int argc, char **argv)
 		unsigned apart = lengthy && stride < 97 ? 97 : stride;
 		unsigned n = run(s, 0, 0, false, every, &deaths);
 
-		for (unsigned meddling = 1; meddling <= 2; meddling++)
-			run(s, 0, meddling, false, some, &deaths);
-		for (unsigned meddling = 0; meddling <= 1; meddling++)
-			run(s, 0, meddling, true, some, &deaths);
+		for (unsigned changes = 1; changes <= 2; changes++)
+			run(s, 0, changes, false, some, &deaths);
+		for (unsigned changes = 0; changes <= 1; changes++)
+			run(s, 0, changes, true, some, &deaths);
 		for (unsigned at = 1; at < n; at += apart)
 			run(s, at, 0, false, apart, &deaths);
 		printf("step: %-28s %5u instructions\n", s->name, n);

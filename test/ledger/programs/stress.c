@@ -35,7 +35,7 @@ static void work(uint32_t lane, uint64_t seed)
 		uint64_t size = 1 + next_random(&random) % 300, held = a->held;
 		enum ledger_result result;
 
-		if (!may_go_on(me))
+		if (!may_continue(me))
 			continue; /* a halt came between the two */
 
 		switch (next_random(&random) % 8) {
@@ -83,7 +83,7 @@ static void work(uint32_t lane, uint64_t seed)
 
 static void start(uint32_t lane)
 {
-	beget(lane);
+	spawn(lane);
 	give(ledger, lane);
 	__atomic_store_n(&control->worker[lane].go, 1, __ATOMIC_RELEASE);
 }
@@ -91,7 +91,7 @@ static void start(uint32_t lane)
 /* Waits for the siblings to settle it, or is first. */
 static void settle(uint32_t lane)
 {
-	dawdle();
+	delay_settling();
 	settle_in(ledger, lane);
 }
 
