@@ -15,6 +15,8 @@ const (
 	DefaultSessionSocket = "/run/gpuslice/session.sock"
 	// TokenName is the file with a session's token in RegisterReply.Dir. Only the session's user can read it.
 	TokenName = "token"
+	// NoticeName is a file in a session's RegisterReply.Dir. It has the last Event that the session's user has to see at once, as JSON.
+	NoticeName = "notice"
 	// TokenEnv is set in the session's processes to the path of that file.
 	TokenEnv = "GPUSLICE_TOKEN_FILE"
 )

@@ -39,10 +39,14 @@ func (s *slice) makeDir() error {
 	if s.request.OnHost() {
 		mode = 0o711
 	}
-	if err := makeSliceDir(s.dir, mode); err != nil || !s.request.Elastic {
-		return err
+	err := makeSliceDir(s.dir, mode)
+	if err == nil && s.request.Elastic {
+		err = makeEmpty(filepath.Join(s.dir, bindName, api.ElasticName))
 	}
-	return makeEmpty(filepath.Join(s.dir, bindName, api.ElasticName))
+	if err == nil && s.request.Session {
+		err = makeEmpty(filepath.Join(s.dir, api.NoticeName))
+	}
+	return err
 }
 
 func makeSliceDir(dir string, mode os.FileMode) error {

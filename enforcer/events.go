@@ -4,8 +4,13 @@ package enforcer
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -40,6 +45,20 @@ func (e *Enforcer) Events(ctx context.Context, instance string, since uint64, wa
 func (s *slice) tell(e api.Event) {
 	e.Slice, e.Generation, e.Container, e.Tenant, e.Names = s.request.ID, s.generation, s.request.Container, s.request.Tenant, s.request.Names
 	s.e.events.Append(sourceOf(&s.request), e)
+	if s.request.Session && (e.Kind == api.EventBypass || e.Kind == api.EventKilled) {
+		s.e.ends.Go(func() { s.notify(e) })
+	}
+}
+
+// notify writes an event where the session's first process reads it, to show it to its user.
+func (s *slice) notify(e api.Event) {
+	file, err := os.OpenFile(filepath.Join(s.dir, api.NoticeName), os.O_WRONLY|os.O_TRUNC, 0)
+	if err == nil {
+		err = errors.Join(json.NewEncoder(file).Encode(e), file.Close())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it was released meanwhile
+		s.log.Error("the session's user is not told of an event", "event", e.Kind, "err", err)
+	}
 }
 
 // sourceOperator is the source of pools' events, and of those of root's sessions.

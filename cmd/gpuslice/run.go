@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 )
 
 const runDescription = `The command and all its descendants draw on one quota; what they hold is given back when they
@@ -120,6 +121,11 @@ func run(c *cli.Context) (int, error) {
 				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s%s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
 			}
 		},
+		Noticed: func(e api.Event) {
+			if !c.Bool("quiet") {
+				fmt.Fprintf(os.Stderr, "gpuslice: slice %s: %s\n", e.Slice, noticeText(e))
+			}
+		},
 		Released: func(slice api.Slice) {
 			if slice.Reason != "" && !c.Bool("quiet") { // the slice expired, or every request was rejected
 				fmt.Fprintf(os.Stderr, "gpuslice: slice %s: %s\n", slice.ID, slice.Reason)
@@ -127,6 +133,16 @@ func run(c *cli.Context) (int, error) {
 		},
 	}
 	return s.Run(c.Context)
+}
+
+// noticeText says what happened, and what to do about a process that the interceptor is not loaded in.
+func noticeText(e api.Event) string {
+	text := show.Sentence(e)
+	if e.Cause == api.BypassUnattached {
+		text += fmt.Sprintf("\ngpuslice: %s is not loaded in that process, as in a sandbox or with a cleared environment: pass LD_PRELOAD and %s on to it, and bind the files that they name",
+			api.LibraryName, api.DirEnv)
+	}
+	return text
 }
 
 func quotaOf(c *cli.Context) string {

@@ -138,18 +138,29 @@ func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
 }
 
 // The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
+// The session's user is told on its standard error.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
-	cmd := h.command("run", "--vram", "1G", "--name", "s1", "--",
+	h.clearedSession("s1")
+	h.found("s1", 0, 2*gib)
+	h.clearedSession("s2", "--embedded")
+}
+
+// clearedSession runs a session with a process that has lost the environment, and waits until the user is told.
+func (h *host) clearedSession(id string, args ...string) {
+	h.T.Helper()
+	cmd := h.command(append(append([]string{"run", "--vram", "1G", "--name", id}, args...), "--",
 		"env", "-i", "LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"),
-		filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(2*gib))
+		filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(2*gib))...)
 	var said lines
 	cmd.Stdout, cmd.Stderr = &said, &said
 	h.Must(cmd.Start())
-	defer func() {
+	h.T.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		_ = cmd.Wait()
-	}()
+	})
 	h.Eventually("it got past the interceptor", func() bool { return strings.Contains(said.String(), fmt.Sprintf("holds %d of ", 2*gib)) })
-	h.found("s1", 0, 2*gib)
+	h.Eventually("its user is told", func() bool {
+		return strings.Contains(said.String(), "slice "+id+": process ") && strings.Contains(said.String(), "pass LD_PRELOAD and GPUSLICE_DIR on to it")
+	})
 }

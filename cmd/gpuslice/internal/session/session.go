@@ -57,8 +57,11 @@ type Session struct {
 	Registered func(api.RegisterReply)
 	// Released, if not nil, is called with the slice's last state after its release.
 	Released func(api.Slice)
-	Command  []string
-	Env      []string
+	// Noticed, if not nil, is called with events that the user has to see while the command runs: memory past the ledger, and processes
+	// killed for it.
+	Noticed func(api.Event)
+	Command []string
+	Env     []string
 }
 
 // Error carries the exit code of gpuslice. Without Err nothing is printed.
@@ -122,6 +125,9 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	token := filepath.Join(reply.Dir, api.TokenName)
 	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
 		env = append(env, api.TokenEnv+"="+token)
+	}
+	if s.Noticed != nil && s.Token == "" {
+		defer follow(filepath.Join(reply.Dir, api.NoticeName), s.Noticed)()
 	}
 	return s.start(path, env)
 }

@@ -77,6 +77,9 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 	return err
 }
 
+// Sentence says what happened, with whole UUIDs.
+func Sentence(e api.Event) string { return sentence(e, true) }
+
 func sentence(e api.Event, whole bool) string {
 	on := device(api.DeviceUse{Device: e.Device}, whole)
 	switch e.Kind {
