@@ -98,7 +98,8 @@ type RegisterRequest struct {
 	GID uint32 `json:"gid,omitempty"`
 
 	// For is the user that root registers the slice for. That user's limit applies, and the user can see, renew and release the
-	// slice. Its processes are those of PID's cgroup; they run on the host with UID and GID.
+	// slice. Its processes are those of PID's cgroup; they run on the host with UID and GID. The slice ends with the cgroup, and not
+	// with its last process.
 	For *User `json:"for,omitempty"`
 }
 

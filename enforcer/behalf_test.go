@@ -80,6 +80,34 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 	expect.Error(t, must.Err(os.Stat(filepath.Join(reply.Dir, api.TokenName))), "it has a token, as if it could be joined")
 }
 
+// Its cgroup stays while one process follows another there.
+func TestASliceForAUserEndsWithItsCgroupOrItsTime(t *testing.T) {
+	needs.Root(t)
+	h, _ := newUsers(t, &fakeTruth{})
+	root := as(os.Getpid(), 0)
+	group := newCgroup(t)
+	begins := func(ttl time.Duration) {
+		p := start(t, filepath.Join(h.options.RunDir, "to-one"), group)
+		must.Get(h.Register(root, api.RegisterRequest{ID: "one", PID: p.pid(), UID: 7001, GID: 7002, TTL: ttl,
+			Quotas: []api.Quota{on(gpu0, gib)}, For: &api.User{UID: alice}}))(t)
+		p.kill()
+	}
+	begins(0)
+	for range 2 {
+		time.Sleep(100 * time.Millisecond) // long enough for an end that is wrong
+		expect.NoError(t, must.Err(h.Slice(root, "one")), "it ended with its process")
+		h.restart()
+	}
+	must.Do(t, os.Remove(group))
+	h.gone("one")
+	must.Do(t, os.Mkdir(group, 0o755))
+	begins(time.Second)
+	h.gone("one")
+	begins(0)
+	must.Get(h.Release(root, "one", 0, true))(t)
+	h.given(gpu0, 0, 80*gib)
+}
+
 func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})

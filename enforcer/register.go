@@ -260,7 +260,7 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 		case other.id() != s.id():
 			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
 		// The first process decides, not the cgroup: after a restart that is the new one's.
-		case other.firstLives():
+		case other.stays() && other.running(), other.firstLives():
 			return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
 		case e.waitFor(other):
 			err := e.release(other, causeReplaced)
@@ -356,6 +356,9 @@ func (e *Enforcer) watchSlice(s *slice) error {
 	}
 	if s.request.Session {
 		return nil
+	}
+	if s.request.For != nil { // it stays without processes
+		return e.cgroups.WatchDir(s.cgroup, func() { go e.emptied(s.cgroup) })
 	}
 	if err := e.watchCgroup(s.cgroup); err != nil {
 		return err

@@ -114,6 +114,9 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	}
 	killpoint.Pass("release.lingering")
 	if !s.request.Session {
+		if s.request.For != nil {
+			e.cgroups.Unwatch(s.cgroup) // from now on it does not stay without processes
+		}
 		if err := e.watchCgroup(s.cgroup); err != nil {
 			s.log.Error("slice's directory kept until the enforcer is restarted", "dir", s.dir, "err", err)
 		}

@@ -248,13 +248,15 @@ func (s *slice) firstLives() bool {
 	return true
 }
 
-// running reports whether the slice has a living process, if that can be known: of a session only the first process is checked.
+// running reports whether the slice goes on: whether it has a living process, or is one that stays. Of a session only the first process is checked.
 func (s *slice) running() bool {
-	if s.init != nil && s.init.Alive() {
+	switch {
+	case s.init != nil && s.init.Alive():
 		return true
-	}
-	if s.request.Session {
+	case s.request.Session:
 		return false
+	case s.stays() && s.cgroup.Exists():
+		return true
 	}
 	populated, err := cgroup.Populated(s.cgroup)
 	if err != nil {
@@ -262,6 +264,14 @@ func (s *slice) running() bool {
 		return true // it may have processes
 	}
 	return populated
+}
+
+// stays reports whether the slice outlives its processes. One of another user's (api.RegisterRequest.For) ends with its cgroup: the lease service
+// starts another broker in it. One whose processes are being ended goes with them.
+func (s *slice) stays() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.request.For != nil && !s.ending && !s.expired
 }
 
 // leave drops the slice from memory without ending it. Called once, in the slice's turn if it is registered.

@@ -51,7 +51,6 @@ func main() {
 type options struct {
 	directory string
 	service   bool
-	keep      bool
 	version   bool
 	config    broker.Config
 }
@@ -69,7 +68,6 @@ func parse(args []string) (options, error) {
 	flags.DurationVar(&o.config.LoadTimeout, "load-timeout", broker.DefaultLoadTimeout, "end if the driver compiles one module for longer")
 	flags.Func("shared", "how much memory may be shared with clients (default 256M)", size(&o.config.SharedBytes))
 	flags.BoolVar(&o.service, "service", false, "started by the lease service: everything comes on descriptors")
-	flags.BoolVar(&o.keep, "keep", false, "started by the lease service: stay, and do nothing")
 	flags.BoolVar(&o.version, "version", false, "say the version")
 	err := flags.Parse(args)
 	switch {
@@ -80,7 +78,7 @@ func parse(args []string) (options, error) {
 		return o, err
 	case err != nil:
 		return o, err
-	case o.version || o.service || o.keep:
+	case o.version || o.service:
 		return o, nil
 	case flags.NArg() > 0:
 		return o, fmt.Errorf("unexpected %q: there are only flags (gpuslice-broker --help)", flags.Arg(0))
@@ -118,8 +116,6 @@ func run(args []string) (int, error) {
 		return 0, nil
 	case o.service:
 		return service()
-	case o.keep:
-		return broker.ExitFailed, keep()
 	}
 	return byHand(o.directory, o.config)
 }
@@ -146,21 +142,6 @@ func service() (int, error) {
 	}
 	killpoint.Pass("broker.ready")
 	return serve(b, sessions, shared)
-}
-
-// keep keeps a lease's cgroup, and so its slice, alive while the lease has no broker.
-func keep() error {
-	told, err := io.ReadAll(os.NewFile(broker.ConfigFD, "configuration"))
-	if err != nil || string(told) != broker.Stay {
-		return errors.Join(errors.New("the lease service did not say that this process shall stay"), err)
-	}
-	killpoint.Pass("keeper.stays")
-	if err := broker.Harden(); err != nil {
-		return err
-	}
-	for {
-		_ = unix.Pause() // returns after a handled signal
-	}
 }
 
 // again executes this program again, with the environment that the dynamic loader needs.

@@ -48,9 +48,17 @@ func (p Path) String() string { return p.Dir() }
 
 // Exists reports whether the cgroup exists. A new cgroup at the same path does not count.
 func (p Path) Exists() bool {
+	gone, err := removed(p)
+	return err == nil && !gone
+}
+
+func removed(p Path) (bool, error) {
 	guard.MayWait("a cgroup's file")
 	info, err := os.Stat(p.Dir())
-	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
+	if gone(err) {
+		return true, nil
+	}
+	return err == nil && info.Sys().(*syscall.Stat_t).Ino != p.Inode, err
 }
 
 // Contains reports whether child is parent or below it, by path components: /a does not contain /ab.

@@ -204,6 +204,21 @@ func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
 	})
 }
 
+func TestADirectoryIsWatchedWhateverProcessesItHas(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		c := below(t, p, "a")
+		process := member(t, c)
+		reports := make(chan struct{}, 10)
+		must.Do(t, w.WatchDir(c, func() { reports <- struct{}{} }))
+		end(process)
+		w.Recheck(c)
+		wantSilence(t, reports)
+		remove(t, c)
+		wantReport(t, reports)
+	})
+}
+
 func watchedPair(t *testing.T, p Path) (w *Watcher, a, b Path) {
 	t.Helper()
 	w = newTestWatcher(t)

@@ -24,7 +24,7 @@ const retryInterval = time.Second
 // Watcher reports when cgroups become empty or are removed. On v2 the kernel has events for both (cgroup.events, and the parent directory
 // for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck.
 //
-// An event only triggers a check, and Populated decides. So lost, merged and duplicate events do no harm.
+// An event only triggers a check, and the state of the cgroup decides. So lost, merged and duplicate events do no harm.
 //
 // The package uses inotify directly for its event masks. fsnotify also watches for chmod and the like, by which a container that owns its
 // cgroup could keep the enforcer busy, and leaks the kernel's watch of a reused path.
@@ -40,6 +40,7 @@ type Watcher struct {
 }
 
 type watched struct {
+	over     func(Path) (bool, error) // whether to call empty
 	empty    func()
 	wds      []int32
 	failed   bool // the last check failed: retry
@@ -61,7 +62,17 @@ func NewWatcher() (*Watcher, error) {
 
 // Watch calls empty once, when p has no processes or is gone, possibly at once. The Watcher's goroutine calls these functions one at a
 // time. empty may call Watch and Unwatch, and must not block for long.
-func (w *Watcher) Watch(p Path, empty func()) error {
+func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, unpopulated, empty) }
+
+// WatchDir calls gone once, when p is gone, as Watch does. Without processes p may stay.
+func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, removed, gone) }
+
+func unpopulated(p Path) (bool, error) {
+	populated, err := Populated(p)
+	return !populated, err
+}
+
+func (w *Watcher) watch(p Path, over func(Path) (bool, error), empty func()) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -70,7 +81,7 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 	if w.watched[p] != nil {
 		return fmt.Errorf("cannot watch cgroup %s: %w", p, ErrWatched)
 	}
-	e := &watched{empty: empty}
+	e := &watched{over: over, empty: empty}
 	w.watched[p] = e
 	err := w.add(p, e, filepath.Dir(p.Dir()), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_ONLYDIR)
 	if err == nil && p.V2 {
@@ -231,13 +242,18 @@ func (w *Watcher) due() []Path {
 	return due
 }
 
-// check checks p. If p is empty or gone, it removes the watch and returns the function to call.
+// check checks p. If p is what its watch waits for, it removes the watch and returns the function to call.
 func (w *Watcher) check(p Path) func() {
-	populated, err := Populated(p)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e := w.watched[p]
 	if e == nil {
+		return nil
+	}
+	w.mu.Unlock()
+	over, err := e.over(p)
+	w.mu.Lock()
+	if w.watched[p] != e {
 		return nil
 	}
 	e.failed = err != nil
@@ -249,7 +265,7 @@ func (w *Watcher) check(p Path) func() {
 			_ = w.inotify.SetReadDeadline(time.Now().Add(retryInterval))
 		}
 		return nil
-	case populated:
+	case !over:
 		return nil
 	}
 	w.forget(p)

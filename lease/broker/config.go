@@ -16,10 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stay is the message on [ConfigFD] without which a process started with `gpuslice-broker --keep` ends. The lease service
-// sends it once the process is in the lease's cgroup.
-const Stay = "stay"
-
 // Descriptors of a broker started with `gpuslice-broker --service`.
 const (
 	// ConfigFD is a pipe or file with a [Config] in JSON. The broker does nothing before it has read all of it, so that the

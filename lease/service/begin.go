@@ -53,9 +53,6 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 		return err
 	}
 	killpoint.Pass("acquire.cgroup")
-	if err := s.keep(l); err != nil {
-		return err
-	}
 	var slice api.RegisterReply
 	err = s.start(ctx, l, func() error {
 		if slice, err = s.register(ctx, l, who, r); err != nil {
@@ -113,13 +110,13 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 	var reply api.RegisterReply
 	err = client.AwaitRoom(ctx, func() (err error) {
 		reply, err = s.Enforcer.Register(ctx, api.RegisterRequest{
-			ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
+			ID: l.ID, PID: l.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
 			Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
 		})
 		return err
 	})
-	if err != nil && !l.keeper.Alive() {
-		return reply, errors.New("the process that keeps the lease's slice has ended: ask again; if it ends again, the log of gpuslice-leased says why")
+	if err != nil && !l.process.Alive() {
+		return reply, errors.New("the lease's broker ended before it was admitted: ask again; if it ends again, the log of gpuslice-leased says why")
 	}
 	if err == nil {
 		l.Generation = reply.Slice.Generation

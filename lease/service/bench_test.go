@@ -37,11 +37,8 @@ import (
 var program string
 
 func TestMain(m *testing.M) {
-	switch {
-	case slices.Contains(os.Args, "--service"):
+	if slices.Contains(os.Args, "--service") {
 		standIn(os.Getenv("STAND_IN"))
-	case slices.Contains(os.Args, "--keep"):
-		keeper()
 	}
 	dir, err := os.MkdirTemp("/tmp", "gs-")
 	if err == nil {
@@ -62,16 +59,6 @@ func TestMain(m *testing.M) {
 
 // forged is text that a client's kernel prints to imitate the service's log.
 const forged = "\ntime=2026-01-01T00:00:00Z level=ERROR msg=forged\n"
-
-func keeper() {
-	told, _ := io.ReadAll(os.NewFile(broker.ConfigFD, "config"))
-	if string(told) != broker.Stay {
-		os.Exit(broker.ExitUsage)
-	}
-	for {
-		_ = unix.Pause()
-	}
-}
 
 // standIn is a broker without a GPU. It answers connections to its session with its configuration.
 func standIn(how string) {

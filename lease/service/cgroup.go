@@ -166,7 +166,9 @@ func (g *cgroups) add(id string, pid int) error {
 	return nil
 }
 
-func (g *cgroups) killOthers(id string, keep int) { killEach(filepath.Join(g.roots[0].dir, id), keep) }
+// empty kills the processes of a broker's cgroup, which the next broker is started in. After a write to cgroup.kill some kernels kill each process
+// that clone3(2) starts in that cgroup (seen on 6.18.44).
+func (g *cgroups) empty(id string) { killEach(filepath.Join(g.roots[0].dir, id)) }
 
 func (g *cgroups) list() (ids []string) {
 	for _, h := range g.roots {
@@ -207,18 +209,18 @@ func (g *cgroups) remove(id string, timeout time.Duration) error {
 
 func kill(dir string) {
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // absent in v1 and before Linux 5.14
-	killEach(dir, 0)
+	killEach(dir)
 }
 
-// killEach kills the processes one by one, except keep.
-func killEach(dir string, keep int) {
+// killEach kills the processes one by one.
+func killEach(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
 		return
 	}
 	for _, word := range strings.Fields(string(text)) {
 		pid, err := strconv.Atoi(word)
-		if err != nil || pid <= 1 || pid == keep {
+		if err != nil || pid <= 1 {
 			continue
 		}
 		p, err := process.Open(pid)

@@ -64,10 +64,6 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	s.clear(l.ID)
 	stage("cgroup")
 	killpoint.Pass("end.cleared")
-	if l.keeper != nil {
-		s.deaths.Unwatch(l.keeper)
-		l.keeper.Close()
-	}
 	l.starting.Unlock()
 	s.release(l)
 	stage("slice")

@@ -45,7 +45,6 @@ type record struct {
 	Acquired   time.Time `json:"acquired"`
 	// The broker and its slice; stored once the broker serves.
 	identity
-	Keeper     identity      `json:"keeper,omitzero"`
 	Generation uint64        `json:"generation,omitempty"`
 	Session    broker.Config `json:"session,omitzero"` // the broker's configuration; stored before each restart
 	Over       *over         `json:"over,omitempty"`   // stored before anything is released
@@ -76,11 +75,9 @@ type lease struct {
 	// starting guards the fields below once the lease serves, and the record. It is held while a broker starts and while the
 	// lease ends.
 	starting sync.Mutex
-	keeper   *process.Handle // nil before the start, as process
-	process  *process.Handle
-	exited   chan struct{} // closed when process has exited
-	unkept   chan struct{} // closed when keeper has exited; nil: not watched
-	child    *child        // nil if a former service started the broker
+	process  *process.Handle // nil before the start
+	exited   chan struct{}   // closed when process has exited
+	child    *child          // nil if a former service started the broker
 
 	mu       sync.Mutex // guards all below
 	ending   bool
@@ -184,7 +181,7 @@ func readRecord(dir string) (r record, err error) {
 	return r, nil
 }
 
-// takeUp adopts a former service's leases with a living broker or keeper, and ends all others.
+// takeUp adopts a former service's leases whose broker has served, and ends all others.
 func (s *Service) takeUp() error {
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
@@ -207,7 +204,7 @@ func (s *Service) takeUp() error {
 		case r.Over != nil:
 			s.end(l, r.Over.State, r.Over.Reason)
 		case !s.adopt(l):
-			s.end(l, leasepb.Lease_FAILED, "its processes ended while no lease service ran")
+			s.end(l, leasepb.Lease_FAILED, "its broker had not served when its lease service ended")
 		}
 	}
 	for _, id := range s.cgroups.list() {
@@ -220,29 +217,19 @@ func (s *Service) takeUp() error {
 	return nil
 }
 
-// adopt takes over a lease. It returns false if neither its broker nor its keeper is alive.
+// adopt takes over a lease. It returns false if its broker never served. In place of a dead one mind starts another.
 func (s *Service) adopt(l *lease) bool {
 	if l.PID == 0 {
-		return false // the broker never served
+		return false
 	}
+	exited := make(chan struct{})
+	l.exited = exited
 	var err error
-	if l.keeper, err = process.Again(l.Keeper.PID, l.Keeper.Start); err == nil {
-		err = s.watchKeeper(l)
-	}
-	if err != nil { // mind starts another keeper
-		l.unkept = make(chan struct{})
-		close(l.unkept)
-	}
-	l.exited = make(chan struct{})
 	if l.process, err = process.Again(l.PID, l.Start); err == nil {
-		exited := l.exited
 		err = s.deaths.Watch(l.process, func() { close(exited) })
 	}
 	if err != nil {
-		if l.keeper == nil {
-			return false
-		}
-		close(l.exited)
+		close(exited)
 	}
 	l.serving = true
 	l.restarts, l.why = l.Session.Number, l.Session.Before

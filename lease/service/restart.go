@@ -6,12 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
-	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -29,9 +27,6 @@ func (s *Service) mind(l *lease) {
 	for exited := l.exited; exited != nil; {
 		select {
 		case <-exited:
-		case <-l.unkept:
-			s.keepAgain(l)
-			continue
 		case <-l.live.Done():
 			return
 		}
@@ -155,10 +150,7 @@ func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 		l.process.Close()
 		l.process = nil
 	}
-	if err := s.keep(l); err != nil {
-		return nil, err
-	}
-	s.cgroups.killOthers(l.ID, l.keeper.PID) // left by the former broker
+	s.cgroups.empty(l.ID) // what the former broker left
 	if l.Session.Number+1 >= broker.MaxBrokers {
 		return nil, errTooOften
 	}
@@ -182,80 +174,4 @@ func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	l.mu.Unlock()
 	s.Log.Info("broker started again", "lease", l.ID, "restarts", l.Session.Number, "pid", l.PID)
 	return l.exited, nil
-}
-
-// keepAgain replaces a keeper that has ended: without one the slice would end with the broker.
-func (s *Service) keepAgain(l *lease) {
-	if l.pace.Wait(l.live) != nil {
-		return
-	}
-	l.starting.Lock()
-	defer l.starting.Unlock()
-	if l.live.Err() != nil {
-		return
-	}
-	s.Log.Warn("a lease's keeper ended by itself", "lease", l.ID)
-	err := s.keep(l)
-	if err == nil {
-		err = l.put(s.dirOf(l.ID))
-	}
-	if err != nil {
-		s.Log.Error("a lease has no other keeper: it ends with its broker", "lease", l.ID, "err", err)
-		if l.keeper == nil || !l.keeper.Alive() {
-			l.unkept = nil
-		}
-	}
-}
-
-// watchKeeper makes unkept close when the keeper ends.
-func (s *Service) watchKeeper(l *lease) error {
-	unkept := make(chan struct{})
-	l.unkept = unkept
-	return s.deaths.Watch(l.keeper, func() { close(unkept) })
-}
-
-// keep starts the lease's keeper, unless it is alive. The keeper preserves the slice while there is no broker.
-func (s *Service) keep(l *lease) error {
-	if l.keeper != nil {
-		if l.keeper.Alive() {
-			return nil
-		}
-		s.deaths.Unwatch(l.keeper)
-		l.keeper.Close()
-		l.keeper = nil
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer w.Close() // without broker.Stay the keeper exits
-	defer r.Close()
-	_, written, err := newOutput(l.ID, s.Log)
-	if err != nil {
-		return err
-	}
-	defer written.Close()
-	command := s.command(l, "--keep", []*os.File{r})
-	command.Stdout, command.Stderr = written, written
-	if err := s.launch(l, command); err != nil {
-		return fmt.Errorf("start the lease's keeper: %w", err)
-	}
-	handle, err := process.Open(command.Process.Pid) // it exists: Wait has not been called
-	go func() { _ = command.Wait() }()
-	if err != nil {
-		return err
-	}
-	l.keeper, l.Keeper = handle, identity{handle.PID, handle.Start}
-	if err := s.watchKeeper(l); err != nil {
-		return err
-	}
-	killpoint.Pass("keep.forked")
-	if err := s.cgroups.add(l.ID, handle.PID); err != nil {
-		return err
-	}
-	if _, err := w.WriteString(broker.Stay); err != nil {
-		return fmt.Errorf("tell the lease's keeper to stay: %w", err)
-	}
-	killpoint.Pass("keep.told")
-	return nil
 }

@@ -63,13 +63,10 @@ func (w *world) newLeased() *leased {
 	}
 	w.must(os.Mkdir(filepath.Dir(l.armedFile()), 0o777))
 	w.must(os.Chmod(filepath.Dir(l.armedFile()), 0o777))
-	// Exactly one broker, or keeper, dies at an armed point: the next one started.
+	// Exactly one broker dies at an armed point: the next one started.
 	w.must(os.WriteFile(l.program(), fmt.Appendf(nil, `#!/bin/sh
-case "$1" in --keep) kind=keeper ;; *) kind=broker ;; esac
-if read -r point 2>/dev/null <%[1]s.$kind && rm %[1]s.$kind; then
+if read -r point 2>/dev/null <%[1]s && rm %[1]s; then
 	export %[2]s="$point"
-	rm -f %[1]s.doomed # another user's
-	echo $$ >%[1]s.doomed
 fi
 exec %[3]s "$@"
 `, l.armedFile(), killpoint.Env, binary(w, "gpuslice-broker")), 0o755))
@@ -89,23 +86,13 @@ func (l *leased) program() string { return filepath.Join(l.w.dir, "broker") }
 func (l *leased) config() string  { return filepath.Join(l.w.dir, "leased.toml") }
 
 func (l *leased) arm(point string) {
-	kind, _, _ := strings.Cut(point, ".")
-	l.w.must(os.WriteFile(l.armedFile()+"."+kind, []byte(point+"\n"), 0o644))
+	l.w.must(os.WriteFile(l.armedFile(), []byte(point+"\n"), 0o644))
 }
 
-// armed reports whether a point has not been taken yet.
-func (l *leased) armed(point string) bool {
-	kind, _, _ := strings.Cut(point, ".")
-	_, err := os.Stat(l.armedFile() + "." + kind)
+// armed reports whether no broker has taken the point yet.
+func (l *leased) armed() bool {
+	_, err := os.Stat(l.armedFile())
 	return err == nil
-}
-
-func (l *leased) doomed() int {
-	text, err := os.ReadFile(l.armedFile() + ".doomed")
-	l.w.must(err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	l.w.must(err)
-	return pid
 }
 
 // launch starts the service, which dies at a point if one is given. A service that ends is restarted, as by systemd.
@@ -207,9 +194,6 @@ func (l *leased) descriptors() int {
 type stored struct {
 	PID       int    `json:"pid"`
 	BrokerUID uint32 `json:"broker_uid"`
-	Keeper    struct {
-		PID int `json:"pid"`
-	} `json:"keeper"`
 }
 
 func (l *leased) record(id string) (r stored) {
@@ -363,13 +347,10 @@ func (l *leased) differs() error {
 		r := l.record(g.ID)
 		text, _ := os.ReadFile(filepath.Join(cgroup, g.ID, "cgroup.procs"))
 		in := strings.Fields(string(text))
-		mine := []string{strconv.Itoa(r.PID), strconv.Itoa(r.Keeper.PID)}
-		slices.Sort(in)
-		slices.Sort(mine)
-		if !slices.Equal(in, mine) {
-			return fmt.Errorf("lease %s has the processes %v, its record says %v", g.ID, in, mine)
+		if !slices.Equal(in, []string{strconv.Itoa(r.PID)}) {
+			return fmt.Errorf("lease %s has the processes %v, its record says %d", g.ID, in, r.PID)
 		}
-		pids = append(pids, r.PID, r.Keeper.PID)
+		pids = append(pids, r.PID)
 		var holds uint64
 		for device := range devices {
 			holds += listed[device][r.PID]
@@ -392,7 +373,7 @@ func (l *leased) differs() error {
 	}
 	slices.Sort(pids)
 	if strays := l.processes(); !slices.Equal(strays, pids) {
-		return fmt.Errorf("there are brokers and keepers %v, the model has %v", strays, pids)
+		return fmt.Errorf("there are brokers %v, the model has %v", strays, pids)
 	}
 	return nil
 }

@@ -29,7 +29,6 @@ func leaseFaults() []fault {
 	}
 	list := []fault{
 		of("broker killed while its client works", killBrokers),
-		of("keeper of a lease killed, and then its broker", killKeeper),
 		of("lease service killed while nothing happens", func(l *leased, _ *rand.Rand) { l.again(unix.SIGKILL, "") }),
 		of("lease service stopped by SIGTERM while nothing happens", func(l *leased, _ *rand.Rand) { l.again(unix.SIGTERM, "") }),
 		of("lease service and enforcer killed at once", killBoth),
@@ -148,17 +147,6 @@ func killBrokers(l *leased, r *rand.Rand) {
 	g.give()
 }
 
-// killKeeper: a lease without a keeper gets a new one, so it can outlive its broker.
-func killKeeper(l *leased, r *rand.Rand) {
-	g := l.another()
-	before := l.record(g.ID)
-	l.kill(before.Keeper.PID)
-	l.w.eventually("the lease has another keeper", func() bool { pid := l.record(g.ID).Keeper.PID; return pid != before.Keeper.PID && alive(pid) })
-	l.kill(before.PID)
-	g.worksOn()
-	g.give()
-}
-
 // killBoth: the broker keeps running while neither service runs.
 func killBoth(l *leased, r *rand.Rand) {
 	w := l.w
@@ -232,7 +220,7 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 	}
 	switch part {
 	case "takeup":
-	case "acquire", "keep":
+	case "acquire":
 		if g, err := l.acquire(gpu.Request{VRAM: leaseBytes}); err == nil {
 			w.fail("lease %s is answered by a service that died at %s", g.ID, point)
 		}
@@ -309,30 +297,18 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 		g := l.another()
 		l.arm(point)
 		l.kill(l.record(g.ID).PID)
-		w.eventually("a broker dies at "+point, func() bool { return !l.armed(point) })
+		w.eventually("a broker dies at "+point, func() bool { return !l.armed() })
 		g.worksOn()
 		g.give()
 		return
 	}
 	l.arm(point)
 	g, err := l.acquire(gpu.Request{VRAM: leaseBytes})
-	if err != nil && strings.HasPrefix(point, "keeper.") && strings.Contains(err.Error(), "was to keep") {
-		g = l.another() // there was no slice yet
-		g.worksOn()
-		g.give()
-		return
-	}
 	w.must(err)
 	before := l.record(g.ID)
 	g.worksOn()
-	if strings.HasPrefix(point, "keeper.") {
-		// The new keeper may already be running.
-		dies := l.doomed()
-		w.eventually("the lease has another keeper", func() bool { pid := l.record(g.ID).Keeper.PID; return pid != dies && alive(pid) })
-	} else {
-		l.restarted(g, before.PID)
-		g.worksOn()
-	}
+	l.restarted(g, before.PID)
+	g.worksOn()
 	g.give()
 }
 
