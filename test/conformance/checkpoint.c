@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ __attribute__((noreturn)) static void be_target(void)
 
 	close(to_target[1]);
 	close(from_target[0]);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also while it is stopped */
 	start_with_context();
 	MUST(cuMemAlloc_v2(&pointer, 512 * MiB));
 	for (;;) {
@@ -86,14 +88,76 @@ static CUresult lock(void)
 	return lock_within(5000);
 }
 
-static void stopped(void)
+/* A process that makes one call, which may not return. */
+struct asker {
+	pid_t pid;
+	int to[2], from[2];
+};
+
+static CUresult ask_state(void)
 {
+	int state;
+
+	return cuCheckpointProcessGetState(target, &state);
+}
+
+static CUresult ask_lock(void)
+{
+	return lock_within(500);
+}
+
+static void make_asker(struct asker *asker, CUresult (*call)(void))
+{
+	CUresult result;
+
+	if (pipe(asker->to) == -1 || pipe(asker->from) == -1)
+		stop("no pipes");
+	asker->pid = fork();
+	if (asker->pid == -1)
+		stop("no process");
+	if (asker->pid)
+		return;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	wait_word(asker->to[0]);
+	start();
+	result = call();
+	if (write(asker->from[1], &result, sizeof(result)) != sizeof(result))
+		stop("the other process is gone");
+	_exit(0);
+}
+
+static bool say_answer(const char *key, struct asker *asker)
+{
+	struct pollfd answer = {.fd = asker->from[0], .events = POLLIN};
+	CUresult result;
+
+	if (poll(&answer, 1, 5000) != 1 ||
+	    read(asker->from[0], &result, sizeof(result)) != sizeof(result)) {
+		printf("%s: no answer\n", key);
+		return false;
+	}
+	say_result(key, result);
+	return true;
+}
+
+static void stopped(struct asker *state, struct asker *locker)
+{
+	bool told, locked;
+
 	kill(target, SIGSTOP);
 	waitpid(target, NULL, WUNTRACED);
-	say("stopped.lock", lock_within(500));
+	send_word(state->to[1]);
+	told = say_answer("stopped.state", state);
+	send_word(locker->to[1]);
+	locked = say_answer("stopped.lock", locker);
 	kill(target, SIGCONT);
-	say("continued.lock", lock());
+	if (!told)
+		say_answer("continued.state", state);
+	if (!locked)
+		say_answer("continued.lock", locker);
 	say("continued.unlock", cuCheckpointProcessUnlock(target, NULL));
+	kill(state->pid, SIGKILL);
+	kill(locker->pid, SIGKILL);
 }
 
 /* During the checkpoint another program allocates the memory that the return needs. */
@@ -116,6 +180,7 @@ static void no_room(void)
 
 int main(void)
 {
+	struct asker state, locker;
 	int thread;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -128,6 +193,8 @@ int main(void)
 		be_target();
 	close(to_target[0]);
 	close(from_target[1]);
+	make_asker(&state, ask_state);
+	make_asker(&locker, ask_lock);
 	wait_word(from_target[0]);
 	start();
 	before = held();
@@ -148,7 +215,7 @@ int main(void)
 	say_result("unlock", cuCheckpointProcessUnlock(target, NULL));
 	wait_word(from_target[0]);
 	say("goes_on", CUDA_SUCCESS);
-	stopped();
+	stopped(&state, &locker);
 	no_room();
 	kill(target, SIGKILL);
 	waitpid(target, NULL, 0);

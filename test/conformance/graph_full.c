@@ -13,11 +13,20 @@ static void say_reserved(const char *key)
 	printf("%s: still reserved %d\n", key, is_reserved());
 }
 
+/* A graph reserves addresses for its nodes. */
+static void say_node(const char *key, size_t size)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(size);
+	struct chain alone = chain();
+	CUgraphNode node;
+
+	say_result(key, cuGraphAddMemAllocNode(&node, alone.graph, NULL, 0, &params));
+	MUST(cuGraphDestroy(alone.graph));
+}
+
 int main(void)
 {
-	CUDA_MEM_ALLOC_NODE_PARAMS params;
 	struct chain made;
-	CUgraphNode node;
 	CUgraphExec exec;
 	CUdeviceptr big;
 	size_t available, total;
@@ -25,8 +34,8 @@ int main(void)
 	start_graphs();
 	made = chain();
 	MUST(cuMemGetInfo_v2(&available, &total));
-	params = bytes(2 * total);
-	say_result("full.alloc", cuGraphAddMemAllocNode(&node, made.graph, NULL, 0, &params));
+	say_node("node.twice_the_card", 2 * total);
+	say_node("node.thrice_the_card", 3 * total);
 	add_free(&made, add_alloc(&made, (available - 512 * MiB) / GiB * GiB));
 	MUST(cuMemAlloc_v2(&big, available / 4 * 3 / GiB * GiB));
 	exec = instantiate(made.graph);

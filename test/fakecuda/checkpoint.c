@@ -28,21 +28,16 @@ static CUresult answer(enum machine_step step)
 	return CUDA_ERROR_UNKNOWN;
 }
 
-/* A thread of the target takes the step, so a stopped one takes none. `most` is in ms; 0: without
- * a limit. */
-static bool runs(int pid, unsigned most)
+/* A thread of the target takes the step, so a stopped one takes none, whatever the time limit. */
+static void await_running(int pid)
 {
 	const struct timespec pace = {.tv_nsec = 10000000};
 
-	for (unsigned waited = 0; machine_is_stopped(pid); waited += 10) {
-		if (most && waited >= most)
-			return false;
+	while (machine_is_stopped(pid))
 		nanosleep(&pace, NULL);
-	}
-	return true;
 }
 
-static CUresult change(int pid, enum machine_phase from, enum machine_phase to, unsigned most)
+static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
 {
 	enum machine_phase now;
 	CUresult result = driver_enter_locked();
@@ -51,8 +46,7 @@ static CUresult change(int pid, enum machine_phase from, enum machine_phase to, 
 		result = driver_leave(answer(machine_phase(pid, &now)));
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!runs(pid, most))
-		return CUDA_ERROR_NOT_READY;
+	await_running(pid);
 	DRIVER_ENTER_BY(driver_enter_locked());
 	return answer(machine_step(pid, from, to));
 }
@@ -101,23 +95,24 @@ CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 /* A call under way continues to its end. */
 CUDA_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
 {
-	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED, arguments ? arguments->timeoutMs : 0);
+	(void)arguments;
+	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED);
 }
 
 CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED, 0);
+	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED);
 }
 
 CUDA_API CUresult cuCheckpointProcessRestore(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED, 0);
+	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED);
 }
 
 CUDA_API CUresult cuCheckpointProcessUnlock(int pid, const void *arguments)
 {
 	(void)arguments;
-	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING, 0);
+	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING);
 }

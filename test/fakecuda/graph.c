@@ -115,7 +115,7 @@ CUresult graph_add_alloc(CUgraph graph, const CUgraphNode *after, size_t count,
 	device = device_at(params->poolProps.location.id);
 	if (!device)
 		return CUDA_ERROR_INVALID_DEVICE;
-	if (params->bytesize > device_capacity(device))
+	if (params->bytesize > 2 * device_capacity(device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!graph->memory)
 		graph->memory = graph_memory_create();
