@@ -73,8 +73,12 @@ func (s *slice) state(p *moved) (checkpoint.State, error) {
 
 // driverState returns the driver's state of a process. For an exited process it is Running, without an error.
 func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
-	if !p.handle.Alive() {
+	switch {
+	case !p.handle.Alive():
 		return checkpoint.Running, nil
+	case process.Stopped(p.PID): // on an H200 (driver 580) the call did not return, whatever its time limit
+		return 0, unmovable{api.Errorf(api.CodeBadRequest, "process %d (%s) of slice %s is stopped, and the driver waits for it: continue it (kill -CONT %d), or end it",
+			p.PID, process.Name(p.PID), s.id(), p.PID)}
 	}
 	told := make(chan checkpoint.State, 1)
 	err = s.longAs(p, func() error {
@@ -115,6 +119,8 @@ func (s *slice) longAs(p *moved, do func() error) error {
 func (s *slice) cannot(err error) error {
 	var e *checkpoint.Error
 	switch {
+	case errors.As(err, new(unmovable)):
+		return err
 	case errors.Is(err, checkpoint.ErrHangs):
 		return unmovable{fmt.Errorf("slice %s cannot be suspended: %w", s.id(), err)}
 	case errors.Is(err, checkpoint.ErrNone):

@@ -329,6 +329,23 @@ func TestASliceWithAProcessThatNeverAttachedIsNotSuspended(t *testing.T) {
 	refusedWith(t, h.suspend("c"), api.CodeBadRequest, fmt.Sprint("process ", a.pid()), "never attached")
 }
 
+// On a card the driver's calls on such a process do not return.
+func TestTheDriverIsNotAskedForAProcessThatIsStopped(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := two(t, h, "one", 40*gib)
+	a.takes(truth, gib)
+	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP))
+	eventually(t, "it is stopped", func() bool { return process.Stopped(a.pid()) })
+	refusedWith(t, h.suspend("one"), api.CodeBadRequest, "is stopped", fmt.Sprintf("kill -CONT %d", a.pid()))
+	if _, asked := f.states()[a.pid()]; asked {
+		t.Error("the driver was asked")
+	}
+	must.Do(t, a.cmd.Process.Signal(syscall.SIGCONT))
+	eventually(t, "it goes on", func() bool { return !process.Stopped(a.pid()) })
+	must.Do(t, h.suspend("one"))
+	must.Do(t, h.resume("one"))
+}
+
 func TestNothingIsRestoredWithoutRoomOnTheDevice(t *testing.T) {
 	h, truth, f := movers(t)
 	a, _ := h.session("a", on(gpu0, 50*gib))

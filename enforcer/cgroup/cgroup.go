@@ -48,17 +48,9 @@ func (p Path) String() string { return p.Dir() }
 
 // Exists reports whether the cgroup exists. A new cgroup at the same path does not count.
 func (p Path) Exists() bool {
-	gone, err := removed(p)
-	return err == nil && !gone
-}
-
-func removed(p Path) (bool, error) {
 	guard.MayWait("a cgroup's file")
-	info, err := os.Stat(p.Dir())
-	if gone(err) {
-		return true, nil
-	}
-	return err == nil && info.Sys().(*syscall.Stat_t).Ino != p.Inode, err
+	ok, err := exists(p)
+	return ok && err == nil
 }
 
 // Contains reports whether child is parent or below it, by path components: /a does not contain /ab.

@@ -62,14 +62,16 @@ func NewWatcher() (*Watcher, error) {
 
 // Watch calls empty once, when p has no processes or is gone, possibly at once. The Watcher's goroutine calls these functions one at a
 // time. empty may call Watch and Unwatch, and must not block for long.
-func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, unpopulated, empty) }
+func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, not(Populated), empty) }
 
 // WatchDir calls gone once, when p is gone, as Watch does. Without processes p may stay.
-func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, removed, gone) }
+func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, not(exists), gone) }
 
-func unpopulated(p Path) (bool, error) {
-	populated, err := Populated(p)
-	return !populated, err
+func not(is func(Path) (bool, error)) func(Path) (bool, error) {
+	return func(p Path) (bool, error) {
+		yes, err := is(p)
+		return !yes, err
+	}
 }
 
 func (w *Watcher) watch(p Path, over func(Path) (bool, error), empty func()) error {

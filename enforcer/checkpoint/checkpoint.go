@@ -86,7 +86,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("the driver returned %s (%d) for %s of process %d", e.Name, e.Result, e.Action, e.PID)
 }
 
-// lockTimeout is the time that a process has to complete its submitted work. The driver enforces it.
+// lockTimeout is the time that a process has to complete its submitted work. The driver enforces it, but not for a stopped process.
 const lockTimeout = 10 * time.Second
 
 // Driver makes calls by children. It is safe for concurrent use.

@@ -89,8 +89,15 @@ func namespace(pid int, nested bool) (uint64, error) {
 }
 
 type stat struct {
+	state string // one letter
 	ppid  int
 	start uint64
+}
+
+// Stopped reports whether a process is stopped by a signal or a debugger. Such a process answers nothing.
+func Stopped(pid int) bool {
+	s, err := readStat(pid)
+	return err == nil && (s.state == "T" || s.state == "t")
 }
 
 func readStat(pid int) (stat, error) {
@@ -102,7 +109,7 @@ func readStat(pid int) (stat, error) {
 	return parseStat(b)
 }
 
-// parseStat reads fields 4 and 22 of proc(5) stat. Field 2, the command in parentheses, is any string that the program chooses, such as "a)
+// parseStat reads fields 3, 4 and 22 of proc(5) stat. Field 2, the command in parentheses, is any string that the program chooses, such as "a)
 // R 1 (b". Only the text after the last ')' is split.
 func parseStat(b []byte) (stat, error) {
 	i := bytes.LastIndexByte(b, ')')
@@ -114,7 +121,7 @@ func parseStat(b []byte) (stat, error) {
 	if len(fields) <= start {
 		return stat{}, fmt.Errorf("/proc/PID/stat has %d fields after the command: 20 are needed", len(fields))
 	}
-	var s stat
+	s := stat{state: fields[0]}
 	var err error
 	if s.ppid, err = strconv.Atoi(fields[ppid]); err != nil {
 		return stat{}, fmt.Errorf("/proc/PID/stat, parent: %w", err)
