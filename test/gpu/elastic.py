@@ -188,7 +188,7 @@ class Case:
     remap = True
 
     def __init__(self, out, turns):
-        self.out, self.workers = out, []
+        self.out, self.workers, self.other = out, [], None
         self.host = Host(out, f"\n[elastic]\nremap = {'true' if Case.remap else 'false'}\n" + turns)
         self.total = self.host.devices()[0]["total"]
         self.simulated = not have("torch")
@@ -202,6 +202,9 @@ class Case:
     def __exit__(self, *_):
         for w in self.workers:
             self.host.remove(w.name)
+        if self.other:
+            self.other.terminate()
+            self.other.wait()
         self.host.stop()
 
     def begin(self, name, program, gib, quota, elastic=True):
@@ -217,8 +220,14 @@ class Case:
         return w
 
     def sizes(self, gib, quota):
-        """What each of three holds, and its quota, in GiB: two fit in bytes and one by its quota, unless other sizes were given."""
-        return gib or self.total / GIB * 2 / 5, quota or self.total / GIB * 11 / 20
+        """What each program holds, and its quota, in GiB. Of the card as much is left as one quota and half of another program's memory
+        need, so that what comes has others move."""
+        gib = gib or self.total / GIB * 2 / 5
+        quota = quota or gib * 11 / 8 + 1
+        others = self.total // MIB - int((quota + gib / 2 + 0.75) * 1024)
+        if others > 0:
+            self.other = subprocess.Popen([BIN + "/gpuslice", "--socket", self.host.socket, "run", "--quiet", "--vram", f"{others}M", "--", "sleep", "1000"])
+        return gib, quota
 
     def end(self, worker):
         self.workers.remove(worker)
@@ -310,13 +319,13 @@ def turns(out, gib, quota, seconds):
         shown = [w.evicted() for w in all_]
         steps = [w.step() for w in all_]
         sums, bypass = case.moves()
-        fit = case.total // (quota * GIB)
     check(f"three programs of {gib:.1f} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
           ", ".join(f"{n} steps, evicted {s['elastic']['evictions']} times" for n, s in zip(steps, shown)))
     if not Case.remap:  # else a part stays, as far as there is room
-        check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
+        check("the card holds no more than one of them", most < (quota + 1) * GIB, f"{most / MIB:.0f} MiB at the most")
+    check("their memory was moved", sums["evicted"] and sums["returned"], f"{sums['evicted'] / GIB:.1f} GiB went and {sums['returned'] / GIB:.1f} GiB came back")
     check("no violation was found", not bypass, len(bypass))
-    print(f"      in {took:.0f} s {sums['evicted'] / GIB:.0f} GiB went and {sums['returned'] / GIB:.0f} GiB came back", flush=True)
+    print(f"      in {took:.0f} s", flush=True)
 
 
 def notebook(out, gib, quota):
@@ -336,7 +345,9 @@ def notebook(out, gib, quota):
         begun, step = time.monotonic(), a.step()
         a.idle(False)
         back = a.reaches(step + 1)
+        sums, _ = case.moves()
         check("and works on where it was", back is not None and b.shown()["state"] == "evicted", f"the other is {b.shown()['state']}")
+        check("its memory was moved", sums["evicted"] and sums["returned"], f"{sums['evicted'] / GIB:.1f} GiB went and {sums['returned'] / GIB:.1f} GiB came back")
         if None not in (alone, beside, back):
             print(f"      begun and three steps alone {alone:.1f} s, with {gib} GiB of another moved aside first {beside:.1f} s; "
                   f"{gib} GiB out and {gib} GiB back until its next step: {back:.1f} s", flush=True)
