@@ -9,11 +9,15 @@
 #include <stdint.h>
 
 static int fuzz_iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data);
+/* Without a list of its own the loader's function is found by its name, as in musl. */
+static struct r_debug no_list;
 #define dl_iterate_phdr fuzz_iterate
+#define _r_debug no_list
 #include "../../interceptor/elf_symbol.c"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MOST 64u
 
