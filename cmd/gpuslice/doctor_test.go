@@ -67,7 +67,7 @@ func TestTheDoctorReadsTheConfigurationThatItIsGiven(t *testing.T) {
 	if err := os.WriteFile(file, []byte("[enforcer]\nsokcet = \"/x\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, _, code := cliRun("doctor", "--config", file); code != 1 || !strings.Contains(out, file+": line 2: there is no key enforcer.sokcet") {
+	if out, _, code := cliRun("doctor", "--config", file); code != 1 || !strings.Contains(out, file+":2: there is no key enforcer.sokcet: did you mean enforcer.socket?") {
 		t.Errorf("%d: %s", code, out)
 	}
 }

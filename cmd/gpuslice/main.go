@@ -99,7 +99,7 @@ func newApp() *cli.App {
 			},
 		},
 		Before:   showToken,
-		Commands: []*cli.Command{runCommand(), psCommand(), topCommand(), inspectCommand(), explainCommand(), recommendCommand(), setCommand(), renewCommand(), suspendCommand(), resumeCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
+		Commands: []*cli.Command{runCommand(), psCommand(), topCommand(), inspectCommand(), explainCommand(), recommendCommand(), setCommand(), renewCommand(), suspendCommand(), resumeCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), configCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return noCommand("", c.Args().First(), c.App.Commands)
@@ -132,8 +132,12 @@ func usageError(code int) cli.OnUsageErrorFunc {
 		if name, unknown := strings.CutPrefix(said, unknownFlag); unknown {
 			name = strings.TrimLeft(name, "-")
 			said = "there is no flag " + dashed(name)
-			if near := cli.SuggestFlag(c.Command.Flags, name, false); similar(name, strings.TrimLeft(near, "-")) {
-				said += ": did you mean " + near + "?"
+			var known []string
+			for _, f := range c.Command.Flags {
+				known = append(known, f.Names()...)
+			}
+			if near := api.Nearest(name, known); near != "" {
+				said += ": did you mean " + dashed(near) + "?"
 			}
 		} else if name, empty := strings.CutPrefix(said, flagWithoutValue); empty {
 			said = dashed(strings.TrimLeft(name, "-")) + " needs a value"
@@ -165,12 +169,13 @@ func takesNothing(c *cli.Context) error {
 // noCommand returns an error for an unknown command below path, with a suggestion.
 func noCommand(path, word string, below []*cli.Command) error {
 	help := "`" + strings.TrimSpace("gpuslice "+path) + " --help` lists them"
-	near := ""
+	var known []string
 	for _, c := range below {
-		if !c.Hidden && similar(word, c.Name) && (near == "" || distance(word, c.Name) < distance(word, near)) {
-			near = c.Name
+		if !c.Hidden {
+			known = append(known, c.Name)
 		}
 	}
+	near := api.Nearest(word, known)
 	switch {
 	case path == "" && oci.IsVerb(word):
 		help = fmt.Sprintf("it is a verb of OCI runtimes, which `gpuslice-runtime %s` takes; %s", word, help)
@@ -178,30 +183,6 @@ func noCommand(path, word string, below []*cli.Command) error {
 		help = "did you mean " + near + "? " + help
 	}
 	return misuse("there is no command %q: %s", strings.TrimSpace(path+" "+word), help)
-}
-
-// similar reports whether one word may be a misspelling of the other.
-func similar(a, b string) bool { return b != "" && distance(a, b) <= 1+len(a)/4 }
-
-// distance returns the number of insertions, deletions and changes of letters between two words (Levenshtein).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		left := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := left
-			if a[i] != b[j] {
-				change++
-			}
-			left = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 type versions struct {

@@ -146,6 +146,8 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice events slice-1", want: "slice-1", not: "slice-2"},
 				{line: "gpuslice completion ", want: "bash zsh fish"},
 				{line: "gpuslice help d", want: "doctor"},
+				{line: "gpuslice config ", want: "check"},
+				{line: "gpuslice config check --config ", want: "(files)"},
 				{line: "gpuslice install --dry-run p", want: "podman", not: "docker"},
 				{line: "gpuslice run --vram 4G -- mkfif", want: "mkfifo"},
 				{line: "gpuslice run --vram 4G mkfif", want: "mkfifo"},

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -59,10 +60,14 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var invalid *config.InvalidError
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 	case errors.Is(err, errUsage):
 		os.Exit(2)
+	case errors.As(err, &invalid):
+		fmt.Fprintln(os.Stderr, "gpusliced:", strings.Join(invalid.Lines(), "\ngpusliced: "))
+		os.Exit(1)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "gpusliced:", err)
 		os.Exit(1)

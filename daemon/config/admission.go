@@ -3,10 +3,7 @@
 package config
 
 import (
-	"fmt"
-	"maps"
 	"math"
-	"slices"
 
 	"github.com/gpuslice/gpuslice/api"
 )
@@ -58,19 +55,16 @@ func (s *Share) UnmarshalText(text []byte) (err error) {
 // Thousandths returns the overcommit in thousandths.
 func (a *Admission) Thousandths() uint64 { return uint64(math.Round(a.Overcommit * 1000)) }
 
-func (a *Admission) check() error {
+func (a *Admission) check(f *faults) {
 	// The form of the condition also rejects NaN.
-	if !(a.Overcommit >= 1 && a.Overcommit <= MostOvercommit) {
-		return fmt.Errorf("admission.overcommit = %v: 1.0 to %d.0 are accepted; to give less than there is, set reserve", a.Overcommit, MostOvercommit)
-	}
-	return nil
+	f.unless(a.Overcommit >= 1 && a.Overcommit <= MostOvercommit, "admission.overcommit", a.Overcommit,
+		"1.0 to %d.0 are accepted; to give less than there is, set reserve", MostOvercommit)
 }
 
-func checkTenants(tenants map[string]Tenant) error {
-	for _, name := range slices.Sorted(maps.Keys(tenants)) {
+func checkTenants(tenants map[string]Tenant, f *faults) {
+	for name := range tenants {
 		if err := api.CheckTenant(name); err != nil {
-			return fmt.Errorf("tenants.%q: %w", name, err)
+			f.add(below("tenants", name), "tenants.%q: %v", name, err)
 		}
 	}
-	return nil
 }

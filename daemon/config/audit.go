@@ -2,10 +2,7 @@
 
 package config
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // Audit is the section [audit].
 type Audit struct {
@@ -20,16 +17,9 @@ const (
 	largestKeep   = 10000
 )
 
-func (a *Audit) check() error {
-	switch {
-	case a.File != "" && !isPath(a.File):
-		return fmt.Errorf("audit.file = %q: an absolute path is accepted, and \"\" for none", a.File)
-	case a.MaxSize < smallestAudit:
-		return fmt.Errorf("audit.max_size = %q: \"64KiB\" and more are accepted", a.MaxSize)
-	case a.MaxAge < Duration(time.Minute):
-		return fmt.Errorf("audit.max_age = %q: \"1m\" and more are accepted", time.Duration(a.MaxAge))
-	case a.Keep < 0 || a.Keep > largestKeep:
-		return fmt.Errorf("audit.keep = %d: 0 to %d are accepted", a.Keep, largestKeep)
-	}
-	return nil
+func (a *Audit) check(f *faults) {
+	f.unless(a.File == "" || isPath(a.File), "audit.file", a.File, `an absolute path is accepted, and "" for none`)
+	f.unless(a.MaxSize >= smallestAudit, "audit.max_size", a.MaxSize, `"64KiB" and more are accepted`)
+	f.unless(a.MaxAge >= Duration(time.Minute), "audit.max_age", time.Duration(a.MaxAge), `"1m" and more are accepted`)
+	f.unless(a.Keep >= 0 && a.Keep <= largestKeep, "audit.keep", a.Keep, "0 to %d are accepted", largestKeep)
 }

@@ -14,7 +14,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -148,8 +147,8 @@ func Default() Config {
 	}
 }
 
-// Load reads the file; keys that it does not set have the values of Default. A missing file is an error, except at the default
-// path: a misspelt name must not mean no limit.
+// Load reads the file; keys that it does not set have the values of Default. It returns an *InvalidError for what it does not accept.
+// A missing file is an error, except at the default path: a misspelt name must not mean no limit.
 func Load(path string) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
@@ -159,8 +158,8 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("read the configuration: %w", err)
 	}
-	if err := parse(string(text), &c); err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+	if faults := parse(string(text), &c); len(faults) > 0 {
+		return Config{}, &InvalidError{path, faults}
 	}
 	return c, nil
 }
@@ -179,105 +178,14 @@ func Runtimes(path string) []string {
 	return c.Runtime.Runtimes
 }
 
-func parse(text string, c *Config) error {
-	known, err := toml.Decode(text, c)
-	if err != nil {
-		var syntax toml.ParseError
-		if errors.As(err, &syntax) {
-			return fmt.Errorf("line %d: %s", syntax.Position.Line, message(syntax))
-		}
-		return wrongType(err)
-	}
-	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return fmt.Errorf("%sthere is no key %s%s", lineOf(text, unknown[0]), unknown[0], whereIs(unknown[0]))
-	}
-	return c.check()
-}
-
-// whereIs names the sections that accept a key which the file has outside of them, or else says where all keys are documented.
-func whereIs(key toml.Key) string {
-	var has []string
-	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
-		section, fields := table.Tag.Get("toml"), table.Type
-		if fields.Kind() == reflect.Map {
-			section, fields = section+".NAME", fields.Elem()
-		}
-		for _, field := range reflect.VisibleFields(fields) {
-			if len(key) == 1 && field.Tag.Get("toml") == key[0] {
-				has = append(has, "["+section+"]")
-			}
-		}
-	}
-	if len(has) == 0 {
-		return ": gpuslice.toml(5) has them all"
-	}
-	return " outside of a section: write the name of its section in a line above it (" + strings.Join(has, ", ") + ")"
-}
-
-func message(e toml.ParseError) string {
-	if e.Message != "" {
-		return e.Message
-	}
-	return strings.TrimPrefix(e.Error(), "toml: ")
-}
-
-// The library's error for a value of the wrong type names Go types.
-var (
-	incompatible = regexp.MustCompile(`^toml: line (\d+) \(last key "(.+)"\): incompatible types: TOML value has type \S+; destination has type (\w+)`)
-	inWords      = map[string]string{
-		"string": "text in quotes", "primitive": "text in quotes", "slice": "a list in brackets", "boolean": "true or false, without quotes,",
-		"float": "a number without quotes, such as 1.5,", "integer": "a whole number without quotes",
-	}
-)
-
-// wrongType rewrites that error to name what is accepted.
-func wrongType(err error) error {
-	m := incompatible.FindStringSubmatch(err.Error())
-	if m == nil || inWords[m[3]] == "" {
-		return err
-	}
-	return fmt.Errorf("line %s: %s: %s is accepted", m[1], m[2], inWords[m[3]])
-}
-
-// lineOf returns the line that sets key, as "line 7: ", or "" if it is not found (an inline table).
-func lineOf(text string, key toml.Key) string {
-	table := ""
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSpace(line)
-		if inner, ok := strings.CutPrefix(line, "["); ok {
-			table, _, _ = strings.Cut(strings.TrimPrefix(inner, "["), "]")
-			table = strings.TrimSpace(table)
-			if table == key.String() {
-				return fmt.Sprintf("line %d: ", number)
-			}
-			continue
-		}
-		name, _, ok := strings.Cut(line, "=")
-		name = strings.Trim(strings.TrimSpace(name), `"'`)
-		if table != "" {
-			name = table + "." + name
-		}
-		if ok && name == key.String() {
-			return fmt.Sprintf("line %d: ", number)
-		}
-	}
-	return ""
-}
-
-func (c *Config) check() error {
+func (c *Config) check(f *faults) {
 	e, r := &c.Enforcer, &c.Runtime
 	for _, p := range []struct{ key, path string }{
-		{"socket", e.Socket}, {"run_dir", e.RunDir}, {"state_dir", e.StateDir}, {"library", e.Library},
+		{"enforcer.socket", e.Socket}, {"enforcer.run_dir", e.RunDir}, {"enforcer.state_dir", e.StateDir}, {"enforcer.library", e.Library},
 	} {
-		if !isPath(p.path) {
-			return fmt.Errorf("enforcer.%s = %q: an absolute path is accepted", p.key, p.path)
-		}
+		f.unless(isPath(p.path), p.key, p.path, "an absolute path is accepted")
 	}
-	if err := checkAddress("enforcer.metrics_address", e.MetricsAddress); err != nil {
-		return err
-	}
+	f.address("enforcer.metrics_address", e.MetricsAddress)
 	for _, t := range []struct {
 		key  string
 		time time.Duration
@@ -285,96 +193,70 @@ func (c *Config) check() error {
 		{"enforcer.truth_interval", e.TruthInterval}, {"enforcer.settle_time", e.SettleTime}, {"enforcer.exit_grace", e.ExitGrace},
 		{"enforcer.idle_interval", e.IdleInterval}, {"policy.bypass_grace", c.Policy.BypassGrace},
 	} {
-		if t.time < 10*time.Millisecond || t.time > time.Hour {
-			return fmt.Errorf("%s = %q: \"10ms\" to \"1h\" are accepted", t.key, t.time)
-		}
+		f.unless(t.time >= 10*time.Millisecond && t.time <= time.Hour, t.key, t.time, `"10ms" to "1h" are accepted`)
 	}
-	switch {
-	case !oneOf(e.LogLevel, "debug", "info", "warn", "error"):
-		return fmt.Errorf("enforcer.log_level = %q: \"debug\", \"info\", \"warn\" and \"error\" are accepted", e.LogLevel)
-	case !oneOf(e.NVML, NVMLAuto, NVMLOff):
-		return fmt.Errorf("enforcer.nvml = %q: %q and %q are accepted", e.NVML, NVMLAuto, NVMLOff)
-	case !oneOf(string(e.Enforcement), string(api.Auto), string(api.Native), string(api.Intercept)):
-		return fmt.Errorf("enforcer.enforcement = %q: %q, %q and %q are accepted", e.Enforcement, api.Auto, api.Native, api.Intercept)
-	case e.Enforcement == api.Native && e.NVML == NVMLOff:
-		return fmt.Errorf("enforcer.enforcement = %q: with nvml = %q there is nobody to ask: %q and %q are accepted then", e.Enforcement, NVMLOff, api.Auto, api.Intercept)
-	case len(r.Runtimes) == 0:
-		return errors.New("runtime.runtimes is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
-	case !oneOf(r.Missing, MissingRefuse, MissingPass, MissingRecord):
-		return fmt.Errorf("runtime.missing = %q: %q, %q and %q are accepted", r.Missing, MissingRefuse, MissingPass, MissingRecord)
-	}
-	if r.AllowEnv && r.DefaultVRAM == "" {
-		return errors.New("runtime.allow_env = true: allow_env needs default_vram, which is the most that an image's variable can ask for")
-	}
+	f.unless(oneOf(e.LogLevel, "debug", "info", "warn", "error"), "enforcer.log_level", e.LogLevel, `"debug", "info", "warn" and "error" are accepted`)
+	f.unless(oneOf(e.NVML, NVMLAuto, NVMLOff), "enforcer.nvml", e.NVML, "%q and %q are accepted", NVMLAuto, NVMLOff)
+	f.unless(oneOf(string(e.Enforcement), string(api.Auto), string(api.Native), string(api.Intercept)), "enforcer.enforcement", e.Enforcement,
+		"%q, %q and %q are accepted", api.Auto, api.Native, api.Intercept)
+	f.unless(e.Enforcement != api.Native || e.NVML != NVMLOff, "enforcer.enforcement", e.Enforcement,
+		"the driver enforces quotas by NVML, and nvml = %q: %q and %q are accepted then", NVMLOff, api.Auto, api.Intercept)
+	f.unless(len(r.Runtimes) > 0, "runtime.runtimes", r.Runtimes, "it is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
+	f.unless(oneOf(r.Missing, MissingRefuse, MissingPass, MissingRecord), "runtime.missing", r.Missing,
+		"%q, %q and %q are accepted", MissingRefuse, MissingPass, MissingRecord)
+	f.unless(!r.AllowEnv || r.DefaultVRAM != "", "runtime.allow_env", r.AllowEnv, "allow_env needs default_vram, which is the most that an image's variable can ask for")
 	if r.DefaultVRAM != "" {
 		if _, _, err := api.ParseQuota(r.DefaultVRAM); err != nil {
-			return fmt.Errorf("runtime.default_vram: %w", err)
+			f.add("runtime.default_vram", "runtime.default_vram: %v", err)
 		}
 	}
-	if err := c.Audit.check(); err != nil {
-		return err
-	}
-	if err := c.Policy.check(); err != nil {
-		return err
-	}
-	if err := c.Admission.check(); err != nil {
-		return err
-	}
-	if err := c.Elastic.check(); err != nil {
-		return err
-	}
-	if err := c.Expiry.check(); err != nil {
-		return err
-	}
-	if err := c.Sessions.check(); err != nil {
-		return err
-	}
-	if err := c.Leases.check(); err != nil {
-		return err
-	}
-	if err := c.checkSockets(); err != nil {
-		return err
-	}
-	return checkTenants(c.Tenants)
+	c.Audit.check(f)
+	c.Policy.check(f)
+	c.Admission.check(f)
+	c.Elastic.check(f)
+	c.Expiry.check(f)
+	c.Sessions.check(f)
+	c.Leases.check(f)
+	c.checkSockets(f)
+	checkTenants(c.Tenants, f)
 }
 
 // maxSocket leaves room in the kernel's 107 bytes for the temporary name of a socket: a dot before the name and a pid after it.
 const maxSocket = 98
 
 // checkSockets rejects socket paths that are too long, or equal.
-func (c *Config) checkSockets() error {
+func (c *Config) checkSockets(f *faults) {
 	taken := make(map[string]string)
 	for _, s := range []struct{ key, path string }{
 		{"enforcer.socket", c.Enforcer.Socket}, {"sessions.socket", c.Sessions.Socket}, {"leases.socket", c.Leases.Socket},
 	} {
-		place := filepath.Clean(s.path)
-		switch other := taken[place]; {
-		case s.path == "":
+		if s.path == "" {
 			continue
-		case len(s.path) > maxSocket:
-			return fmt.Errorf("%s = %q: a path of at most %d bytes is accepted", s.key, s.path, maxSocket)
-		case other != "":
-			return fmt.Errorf("%s = %q: another path than that of %s is accepted", s.key, s.path, other)
 		}
+		f.unless(len(s.path) <= maxSocket, s.key, s.path, "a path of at most %d bytes is accepted", maxSocket)
+		place := filepath.Clean(s.path)
+		key, other := s.key, taken[place]
+		if f.lines[key] == 0 && other != "" { // the default
+			key, other = other, key
+		}
+		f.unless(taken[place] == "", key, s.path, "another path than that of %s is accepted", other)
 		taken[place] = s.key
 	}
-	return nil
 }
 
 func isPath(path string) bool { return filepath.IsAbs(path) && !strings.Contains(path, "\x00") }
 
 var hostName = regexp.MustCompile(`^[0-9A-Za-z._:%-]*$`)
 
-// checkAddress rejects addresses that cannot be listened on; "" is no address.
-func checkAddress(key, address string) error {
+// address rejects addresses that cannot be listened on; "" is no address.
+func (f *faults) address(key, address string) {
 	if address == "" {
-		return nil
+		return
 	}
 	host, port, err := net.SplitHostPort(address)
-	if _, err2 := strconv.ParseUint(port, 10, 16); err != nil || err2 != nil || !hostName.MatchString(host) {
-		return fmt.Errorf("%s = %q: HOST:PORT is accepted, such as \"127.0.0.1:9835\", or \":9835\" for all addresses, and \"\" for none", key, address)
-	}
-	return nil
+	_, err2 := strconv.ParseUint(port, 10, 16)
+	f.unless(err == nil && err2 == nil && hostName.MatchString(host), key, address,
+		`HOST:PORT is accepted, such as "127.0.0.1:9835", or ":9835" for all addresses, and "" for none`)
 }
 
 func oneOf(s string, accepted ...string) bool { return slices.Contains(accepted, s) }

@@ -69,9 +69,6 @@ func TestTheShippedFileIsTheDefaults(t *testing.T) {
 			t.Errorf("no file: %+v, %v", none, err)
 		}
 	}
-	if c := Default(); c.check() != nil {
-		t.Error(c.check())
-	}
 }
 
 // documented returns the TOML blocks in the documents that belong to this file, not to another program's.
@@ -268,6 +265,46 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 			t.Errorf("the error names a source file: %q", err)
 		}
 	}
+}
+
+func TestEachFaultOfAFileIsNamedInItsLine(t *testing.T) {
+	_, err := load(t, `[enforcer]
+sockt = "/a"
+log_level = "loud" # debug
+[runtime]
+runtimes = ["runc",
+  "crun=1", 7]
+[[sessions.limits]]
+user = "a"
+max_vrm = "1G"
+[[sessions.limits]]
+user = "b"
+max_vram = "1X"
+[tenants."biology.1"]
+max_vram = 5
+`)
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) {
+		t.Fatal(err)
+	}
+	want := []string{
+		":2: there is no key enforcer.sockt: did you mean enforcer.socket?",
+		`:3: enforcer.log_level = "loud": "debug", "info", "warn" and "error" are accepted`,
+		":5: runtime.runtimes: a list in brackets is accepted",
+		":9: there is no key sessions.limits, number 1: max_vrm: did you mean sessions.limits, number 1: max_vram?",
+		":12: sessions.limits, number 2: max_vram: ",
+		`:14: tenants."biology.1".max_vram: "5" has no unit`,
+	}
+	lines := invalid.Lines()
+	if len(lines) != len(want) {
+		t.Fatalf("%q", lines)
+	}
+	for i, line := range lines {
+		if !strings.HasPrefix(line, invalid.File+want[i]) {
+			t.Errorf("%s, want %s", line, want[i])
+		}
+	}
+	expect.Equal(t, err.Error(), lines[0]+" (5 more: `gpuslice config check --config "+invalid.File+"` lists them)")
 }
 
 func TestEachKeyHasAValueThatIsRefused(t *testing.T) {

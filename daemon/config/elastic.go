@@ -3,7 +3,6 @@
 package config
 
 import (
-	"fmt"
 	"math"
 	"path"
 	"time"
@@ -33,23 +32,17 @@ func defaultElastic() Elastic {
 // Thousandths returns the overcommit in thousandths.
 func (e *Elastic) Thousandths() uint64 { return uint64(math.Round(e.Overcommit * 1000)) }
 
-func (e *Elastic) check() error {
-	switch {
+func (e *Elastic) check(f *faults) {
 	// The form of the condition also rejects NaN.
-	case !(e.Overcommit >= 1 && e.Overcommit <= MostOvercommit):
-		return fmt.Errorf("elastic.overcommit = %v: 1.0 to %d.0 are accepted", e.Overcommit, MostOvercommit)
-	case e.MinResident < 0 || e.MinResident > time.Hour:
-		return fmt.Errorf("elastic.min_resident = %q: 0s to 1h are accepted", e.MinResident)
-	case e.Quantum < e.MinResident || e.Quantum > 24*time.Hour:
-		return fmt.Errorf("elastic.quantum = %q: min_resident (%s) to 24h are accepted", e.Quantum, e.MinResident)
-	case e.Patience < 0 || e.Patience > 24*time.Hour:
-		return fmt.Errorf("elastic.patience = %q: 0s to 24h are accepted", e.Patience)
-	case e.MaxPriority < api.MinPriority || e.MaxPriority > api.MaxPriority:
-		return fmt.Errorf("elastic.max_priority = %d: %d to %d are accepted", e.MaxPriority, api.MinPriority, api.MaxPriority)
-	case e.HostCgroup != "" && (!isPath(e.HostCgroup) || path.Clean(e.HostCgroup) != e.HostCgroup || e.HostCgroup == "/" || len(e.HostCgroup) > 255):
-		return fmt.Errorf("elastic.host_cgroup = %q: a path below the root of the cgroups such as \"/gpuslice-host\" is accepted, or \"\"", e.HostCgroup)
-	case e.HostCgroup != "" && !e.Remap:
-		return fmt.Errorf("elastic.host_cgroup = %q: that is for remap = true", e.HostCgroup)
+	f.unless(e.Overcommit >= 1 && e.Overcommit <= MostOvercommit, "elastic.overcommit", e.Overcommit, "1.0 to %d.0 are accepted", MostOvercommit)
+	f.unless(e.MinResident >= 0 && e.MinResident <= time.Hour, "elastic.min_resident", e.MinResident, "0s to 1h are accepted")
+	f.unless((e.Quantum >= e.MinResident || f.bad["elastic.min_resident"]) && e.Quantum <= 24*time.Hour, "elastic.quantum", e.Quantum, "min_resident (%s) to 24h are accepted", e.MinResident)
+	f.unless(e.Patience >= 0 && e.Patience <= 24*time.Hour, "elastic.patience", e.Patience, "0s to 24h are accepted")
+	f.unless(e.MaxPriority >= api.MinPriority && e.MaxPriority <= api.MaxPriority, "elastic.max_priority", e.MaxPriority,
+		"%d to %d are accepted", api.MinPriority, api.MaxPriority)
+	if e.HostCgroup != "" {
+		isBelow := isPath(e.HostCgroup) && path.Clean(e.HostCgroup) == e.HostCgroup && e.HostCgroup != "/" && len(e.HostCgroup) <= 255
+		f.unless(isBelow, "elastic.host_cgroup", e.HostCgroup, `a path below the root of the cgroups such as "/gpuslice-host" is accepted, or ""`)
+		f.unless(e.Remap, "elastic.host_cgroup", e.HostCgroup, "that is for remap = true")
 	}
-	return nil
 }

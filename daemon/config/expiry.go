@@ -33,9 +33,6 @@ func (t *TTL) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (e *Expiry) check() error {
-	if e.Grace < 100*time.Millisecond || e.Grace > time.Hour {
-		return fmt.Errorf("expiry.grace = %q: \"100ms\" to \"1h\" are accepted", e.Grace)
-	}
-	return nil
+func (e *Expiry) check(f *faults) {
+	f.unless(e.Grace >= 100*time.Millisecond && e.Grace <= time.Hour, "expiry.grace", e.Grace, `"100ms" to "1h" are accepted`)
 }

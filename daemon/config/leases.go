@@ -63,58 +63,43 @@ const (
 	maxPIDs    = 1 << 20
 )
 
-func (l *Leases) check() error {
-	for _, p := range []struct{ key, path string }{{"socket", l.Socket}, {"dir", l.Dir}} {
-		if !isPath(p.path) {
-			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", p.key, p.path)
-		}
-	}
+func (l *Leases) check(f *faults) {
+	f.unless(isPath(l.Socket), "leases.socket", l.Socket, "an absolute path is accepted")
+	f.unless(isPath(l.Dir), "leases.dir", l.Dir, "an absolute path is accepted")
 	for _, n := range []struct {
 		key        string
 		value, max int
-	}{{"max_leases", l.MaxLeases, maxLeases}, {"max_clients", l.MaxClients, maxClients}, {"pids_max", l.PIDsMax, maxPIDs}} {
-		if n.value < 1 || n.value > n.max {
-			return fmt.Errorf("leases.%s = %d: 1 to %d are accepted", n.key, n.value, n.max)
-		}
+	}{{"leases.max_leases", l.MaxLeases, maxLeases}, {"leases.max_clients", l.MaxClients, maxClients}, {"leases.pids_max", l.PIDsMax, maxPIDs}} {
+		f.unless(n.value >= 1 && n.value <= n.max, n.key, n.value, "1 to %d are accepted", n.max)
 	}
-	if err := checkAddress("leases.metrics_address", l.MetricsAddress); err != nil {
-		return err
-	}
-	if err := l.checkTLS(); err != nil {
-		return err
-	}
-	switch {
-	case l.Cgroup == "" || strings.ContainsAny(l.Cgroup, "/\x00") || l.Cgroup[0] == '.':
-		return fmt.Errorf("leases.cgroup = %q: the name of one directory is accepted", l.Cgroup)
-	case l.LoadTimeout < time.Second || l.LoadTimeout > time.Hour:
-		return fmt.Errorf("leases.load_timeout = %q: \"1s\" to \"1h\" are accepted", l.LoadTimeout)
-	case l.MemoryMax < 64<<20:
-		return fmt.Errorf("leases.memory_max = %q: \"64MiB\" and more are accepted", l.MemoryMax)
-	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 || l.CPUs > 100000:
-		return fmt.Errorf("leases.cpus = %v: 0.01 to 100000 are accepted, and 0 for no bound", l.CPUs)
-	}
-	return nil
+	f.address("leases.metrics_address", l.MetricsAddress)
+	l.checkTLS(f)
+	f.unless(l.Cgroup != "" && !strings.ContainsAny(l.Cgroup, "/\x00") && l.Cgroup[0] != '.', "leases.cgroup", l.Cgroup, "the name of one directory is accepted")
+	f.unless(l.LoadTimeout >= time.Second && l.LoadTimeout <= time.Hour, "leases.load_timeout", l.LoadTimeout, `"1s" to "1h" are accepted`)
+	f.unless(l.MemoryMax >= 64<<20, "leases.memory_max", l.MemoryMax, `"64MiB" and more are accepted`)
+	f.unless(l.CPUs == 0 || l.CPUs >= 0.01 && l.CPUs <= 100000, "leases.cpus", l.CPUs, "0.01 to 100000 are accepted, and 0 for no bound")
 }
 
 // checkTLS requires all keys of TLS or none.
-func (l *Leases) checkTLS() error {
-	files := []struct{ key, path string }{{"tls_certificate", l.TLSCertificate}, {"tls_key", l.TLSKey}, {"tls_client_ca", l.TLSClientCA}}
-	for _, f := range files {
+func (l *Leases) checkTLS(f *faults) {
+	const all = "all four tls_ keys, or none of them, are accepted"
+	for _, file := range []struct{ key, path string }{
+		{"leases.tls_certificate", l.TLSCertificate}, {"leases.tls_key", l.TLSKey}, {"leases.tls_client_ca", l.TLSClientCA},
+	} {
 		switch {
-		case l.TLSAddress == "" && f.path != "":
-			return fmt.Errorf("leases.%s is set and leases.tls_address is not: all four tls_ keys, or none of them, are accepted", f.key)
-		case l.TLSAddress != "" && f.path == "":
-			return fmt.Errorf("leases.tls_address is set and leases.%s is not: all four tls_ keys, or none of them, are accepted", f.key)
-		case f.path != "" && !isPath(f.path):
-			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", f.key, f.path)
+		case l.TLSAddress == "" && file.path != "":
+			f.add(file.key, "%s is set and leases.tls_address is not: %s", file.key, all)
+		case l.TLSAddress != "" && file.path == "":
+			f.add("leases.tls_address", "leases.tls_address is set and %s is not: %s", file.key, all)
+		case file.path != "":
+			f.unless(isPath(file.path), file.key, file.path, "an absolute path is accepted")
 		}
 	}
 	if l.TLSAddress == "" {
-		return nil
+		return
 	}
 	_, port, err := net.SplitHostPort(l.TLSAddress)
-	if n, err2 := strconv.ParseUint(port, 10, 16); err != nil || err2 != nil || n == 0 {
-		return fmt.Errorf("leases.tls_address = %q: HOST:PORT is accepted, such as \"192.0.2.1:9837\", or \":9837\" for all addresses", l.TLSAddress)
-	}
-	return nil
+	n, err2 := strconv.ParseUint(port, 10, 16)
+	f.unless(err == nil && err2 == nil && n != 0, "leases.tls_address", l.TLSAddress,
+		`HOST:PORT is accepted, such as "192.0.2.1:9837", or ":9837" for all addresses`)
 }

@@ -3,7 +3,6 @@
 package config
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -23,12 +22,9 @@ func defaultPolicy() Policy {
 	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
 }
 
-func (p *Policy) check() error {
-	switch {
-	case !oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)):
-		return fmt.Errorf("policy.bypass = %q: %q, %q and %q are accepted", p.Bypass, api.Log, api.Refuse, api.Kill)
-	case !oneOf(string(p.Scope), string(api.ScopeProcess), string(api.ScopeSlice)):
-		return fmt.Errorf("policy.scope = %q: %q and %q are accepted", p.Scope, api.ScopeProcess, api.ScopeSlice)
-	}
-	return nil
+func (p *Policy) check(f *faults) {
+	f.unless(oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)), "policy.bypass", p.Bypass,
+		"%q, %q and %q are accepted", api.Log, api.Refuse, api.Kill)
+	f.unless(oneOf(string(p.Scope), string(api.ScopeProcess), string(api.ScopeSlice)), "policy.scope", p.Scope,
+		"%q and %q are accepted", api.ScopeProcess, api.ScopeSlice)
 }

@@ -4,7 +4,7 @@ package config
 
 import (
 	"cmp"
-	"fmt"
+	"strconv"
 
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
@@ -41,20 +41,16 @@ func (s *Sessions) ForUsers() []session.Limit {
 	return limits
 }
 
-func (s *Sessions) check() error {
-	if s.Socket != "" && !isPath(s.Socket) {
-		return fmt.Errorf("sessions.socket = %q: an absolute path is accepted, or \"\" for none", s.Socket)
-	}
+func (s *Sessions) check(f *faults) {
+	f.unless(s.Socket == "" || isPath(s.Socket), "sessions.socket", s.Socket, `an absolute path is accepted, or "" for none`)
 	for i, l := range s.Limits {
-		who := fmt.Sprintf("sessions.limits, number %d", i+1)
-		switch {
-		case (l.User == "") == (l.Group == ""):
-			return fmt.Errorf("%s: user = %q and group = %q: exactly one of them is accepted", who, l.User, l.Group)
-		case l.MaxVRAM.IsZero():
-			return fmt.Errorf("%s has no max_vram: a size such as \"4G\", or a share such as \"50%%\", is accepted", who)
-		case l.MaxSessions < 0 || l.MaxSessions > maxSessions:
-			return fmt.Errorf("%s: max_sessions = %d: 1 to %d are accepted", who, l.MaxSessions, maxSessions)
+		section := "sessions.limits" + numbered + strconv.Itoa(i+1)
+		if (l.User == "") == (l.Group == "") {
+			f.add(below(section, "user"), "%s: user = %q and group = %q: exactly one of them is accepted", section, l.User, l.Group)
 		}
+		if key := below(section, "max_vram"); l.MaxVRAM.IsZero() {
+			f.add(key, `%s has no max_vram: a size such as "4G", or a share such as "50%%", is accepted`, section)
+		}
+		f.unless(l.MaxSessions >= 0 && l.MaxSessions <= maxSessions, below(section, "max_sessions"), l.MaxSessions, "1 to %d are accepted", maxSessions)
 	}
-	return nil
 }

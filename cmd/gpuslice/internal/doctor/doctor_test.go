@@ -281,10 +281,10 @@ func TestVersionsAreComparedByNumber(t *testing.T) {
 func TestWhatIsWrongInTheConfigurationIsNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"[enforcer]\nlog_level = \"info\"\n":                    api.DefaultConfig,
-		"[enforcer]\n\nsokcet = \"/x\"\n":                       "line 3: there is no key enforcer.sokcet",
+		"[enforcer]\n\nsokcet = \"/x\"\n":                       ":3: there is no key enforcer.sokcet",
 		"[enforcer]\nlog_level = \"loud\"\n":                    "enforcer.log_level = \"loud\"",
-		"[enforcer\n":                                           "line 2: ",
-		"[[sessions.limits]]\nuser = 5001\nmax_vram = \"4G\"\n": "line 2: ",
+		"[enforcer\n":                                           ":2: ",
+		"[[sessions.limits]]\nuser = 5001\nmax_vram = \"4G\"\n": ":2: ",
 	} {
 		h := healthy(t)
 		put(t, h.Root, api.DefaultConfig, text)
