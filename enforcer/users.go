@@ -221,6 +221,49 @@ func (s *slice) userLimit() *admission.User {
 	return nil
 }
 
+// Limits shows what the user may have.
+func (u *Users) Limits(ctx context.Context, _ *api.User) (api.UserLimits, error) {
+	uid, l, err := u.limit(ctx)
+	if err != nil {
+		return api.UserLimits{}, err
+	}
+	return u.e.limits(uid, within(uid, l)), nil
+}
+
+// Limits shows what a user may have; nil is the calling user, which has no limit on the control socket.
+func (e *Enforcer) Limits(ctx context.Context, of *api.User) (api.UserLimits, error) {
+	if of == nil {
+		asker, _ := e.caller(ctx)
+		return e.limits(asker.UID, nil), nil
+	}
+	if of.UID == 0 {
+		return e.limits(0, nil), nil
+	}
+	l, err := session.For(e.options.Users, of.UID, of.Groups)
+	if err != nil {
+		return api.UserLimits{}, err
+	}
+	return e.limits(of.UID, within(of.UID, l)), nil
+}
+
+func (e *Enforcer) limits(uid uint32, l *admission.User) api.UserLimits {
+	shown := api.UserLimits{UID: uid, MaxTTL: e.options.MaxTTL, Devices: []api.DeviceLimit{}}
+	if l != nil {
+		shown.MaxVRAM, shown.MaxSessions = l.MaxVRAM.String(), l.MaxSessions
+	}
+	var devices map[string]api.DeviceLimit
+	shown.Sessions, devices = e.book.Left(uid, l)
+	if e.truth == nil {
+		return shown
+	}
+	for _, g := range e.truth.devices {
+		d := devices[g.UUID]
+		d.Index, d.Name = g.Index, g.Name
+		shown.Devices = append(shown.Devices, d)
+	}
+	return shown
+}
+
 // Join is the enforcer's, which requires a token in any case.
 func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	return u.e.Join(ctx, id, r)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,6 +87,35 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	must.Get(u.Release(as(1, alice), "u5001-a", 0, true))(t)
 	expect.NoError(t, must.Err(begin(t, u, alice, "a", on(gpu0, 6*gib))))
 	expect.Equal(t, len(slicesOf(t, h)), 5, "slices")
+}
+
+func TestAUserIsShownWhatIsLeftOfTheOwnLimit(t *testing.T) {
+	needs.Root(t)
+	h, u := newUsers(t, &fakeTruth{})
+	must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib)))(t)
+	must.Get(begin(t, u, bob, "b", on(gpu0, gib)))(t)
+	_, _, err := behalf(t, h, as(os.Getpid(), 0), api.RegisterRequest{ID: "lease", Quotas: []api.Quota{on(gpu1, gib)}, For: &api.User{UID: alice}})
+	must.Do(t, err)
+	l := must.Get(u.Limits(as(1, alice), nil))(t)
+	must.Equal(t, len(l.Devices), 2, "devices")
+	hers := l
+	if one, two := l.Devices[0], l.Devices[1]; l.UID != alice || l.MaxVRAM != "10GiB" || l.MaxSessions != 3 || l.Sessions != 2 ||
+		one != (api.DeviceLimit{Device: gpu0, Index: one.Index, Name: one.Name, Limit: 10 * gib, Given: 6 * gib, Left: 4 * gib}) || two.Given != gib || two.Left != 9*gib {
+		t.Errorf("%+v", l)
+	}
+	_, err = u.Limits(as(1, 4711), nil)
+	expect.ErrorSays(t, err, api.ErrForbidden, "uid 4711 may have no session on this host")
+	// On the control socket.
+	if l := must.Get(h.Limits(as(1, 0), &api.User{UID: alice}))(t); !reflect.DeepEqual(l, hers) {
+		t.Errorf("%+v", l)
+	}
+	if l := must.Get(h.Limits(as(1, 0), &api.User{UID: carol, Groups: []uint32{student}}))(t); l.MaxVRAM != "10%" || l.Devices[0].Left != 8*gib || l.Sessions != 0 {
+		t.Errorf("%+v", l)
+	}
+	expect.ErrorIs(t, must.Err(h.Limits(as(1, 0), &api.User{UID: 4711})), api.ErrForbidden)
+	if l := must.Get(h.Limits(as(1, 0), nil))(t); l.UID != 0 || l.MaxVRAM != "" || l.MaxSessions != 0 || l.Devices[0].Limit != 80*gib || l.Devices[0].Left != 73*gib {
+		t.Errorf("%+v", l)
+	}
 }
 
 func slicesOf(t *testing.T, h *host) []api.Slice {

@@ -99,6 +99,19 @@ func (c *Client) History(ctx context.Context) ([]api.Run, error) {
 	return do[[]api.Run](ctx, c, "GET", "/v1/history", nil, maxList)
 }
 
+// Limits returns what a user may have; nil is the calling user.
+func (c *Client) Limits(ctx context.Context, of *api.User) (api.UserLimits, error) {
+	path := "/v1/limits"
+	if of != nil {
+		var groups []string
+		for _, gid := range of.Groups {
+			groups = append(groups, strconv.FormatUint(uint64(gid), 10))
+		}
+		path += "?uid=" + strconv.FormatUint(uint64(of.UID), 10) + "&groups=" + strings.Join(groups, ",")
+	}
+	return do[api.UserLimits](ctx, c, "GET", path, nil, maxOne)
+}
+
 // Devices returns the host's devices.
 func (c *Client) Devices(ctx context.Context) ([]api.Device, error) {
 	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil, maxList)

@@ -93,6 +93,12 @@ func (s *service) DeletePool(_ context.Context, name string) (api.Pool, error) {
 func (s *service) Health(context.Context) (api.Health, error) {
 	return api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, s.err
 }
+func (s *service) Limits(_ context.Context, who *api.User) (api.UserLimits, error) {
+	if who == nil {
+		return api.UserLimits{UID: 7}, s.err
+	}
+	return api.UserLimits{UID: who.UID, Devices: []api.DeviceLimit{{Index: len(who.Groups), Left: 1 << 40}}}, s.err
+}
 func (s *service) History(context.Context) ([]api.Run, error) {
 	return []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, s.err
 }
@@ -171,6 +177,10 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
 	runs, err := c.History(ctx)
 	equal("history", runs, []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, err)
+	limits, err := c.Limits(ctx, nil)
+	equal("limits", limits, api.UserLimits{UID: 7}, err)
+	limits, err = c.Limits(ctx, &api.User{UID: 8, Groups: []uint32{9, 10}})
+	equal("a user's limits", limits, api.UserLimits{UID: 8, Devices: []api.DeviceLimit{{Index: 2, Left: 1 << 40}}}, err)
 }
 
 // A program that answers instead of the enforcer must not fill the client's memory.

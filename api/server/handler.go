@@ -75,6 +75,7 @@ var routes = []route{
 		all, err := s.History(r.Context())
 		return list(all), err
 	}},
+	{"GET", "/v1/limits", http.StatusOK, []string{"uid", "groups"}, limitsOf},
 	{"GET", "/v1/events", http.StatusOK, []string{"since", "instance", "follow"}, events},
 	{"GET", "/v1/health", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Health(r.Context())
@@ -182,6 +183,27 @@ func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	noteOf(r).force = force
 	return s.Release(r.Context(), id, generation, force)
+}
+
+func limitsOf(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+	query := r.URL.Query()
+	if len(query) == 0 {
+		return s.Limits(r.Context(), nil)
+	}
+	uid, err := strconv.ParseUint(query.Get("uid"), 10, 32)
+	if err != nil {
+		return nil, api.Errorf(api.CodeBadRequest, "uid %.40q is not one: the number of a user is accepted", query.Get("uid"))
+	}
+	of := api.User{UID: uint32(uid)}
+	for group := range strings.SplitSeq(query.Get("groups"), ",") {
+		gid, err := strconv.ParseUint(group, 10, 32)
+		if err == nil {
+			of.Groups = append(of.Groups, uint32(gid))
+		} else if query.Get("groups") != "" {
+			return nil, api.Errorf(api.CodeBadRequest, "groups has %.40q: numbers with commas between them are accepted", group)
+		}
+	}
+	return s.Limits(r.Context(), &of)
 }
 
 // number returns a numeric query parameter, or 0 if absent.

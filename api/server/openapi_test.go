@@ -115,6 +115,7 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"DELETE /v1/pools/{name}": {nil, reflect.TypeFor[api.Pool]()},
 	"GET /v1/devices":         {nil, reflect.TypeFor[[]api.Device]()},
 	"GET /v1/history":         {nil, reflect.TypeFor[[]api.Run]()},
+	"GET /v1/limits":          {nil, reflect.TypeFor[api.UserLimits]()},
 	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()},
 	"GET /v1/health":          {nil, reflect.TypeFor[api.Health]()},
 }

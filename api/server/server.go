@@ -41,6 +41,8 @@ type Service interface {
 	Devices(ctx context.Context) ([]api.Device, error)
 	// History returns the memory needs of active and recently ended slices.
 	History(ctx context.Context) ([]api.Run, error)
+	// Limits shows what a user may have; nil is the calling user.
+	Limits(ctx context.Context, of *api.User) (api.UserLimits, error)
 	// Health must not block.
 	Health(ctx context.Context) (api.Health, error)
 	// Events returns some events after number since, the oldest first. With wait it returns at least one, or an error if there

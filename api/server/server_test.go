@@ -39,6 +39,7 @@ type fakeService struct {
 	token      api.Token
 	pid        int
 	moved      []string
+	who        *api.User
 	takes      time.Duration
 	log        *event.Log // nil: there are no events
 }
@@ -108,7 +109,11 @@ func (f *fakeService) Released(context.Context) ([]api.Slice, error) { return ni
 func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
 }
-func (f *fakeService) History(context.Context) ([]api.Run, error)    { return nil, f.err }
+func (f *fakeService) History(context.Context) ([]api.Run, error) { return nil, f.err }
+func (f *fakeService) Limits(_ context.Context, who *api.User) (api.UserLimits, error) {
+	f.who = who
+	return api.UserLimits{Devices: []api.DeviceLimit{}}, f.err
+}
 func (f *fakeService) Devices(context.Context) ([]api.Device, error) { return nil, f.err }
 func (f *fakeService) Health(context.Context) (api.Health, error) {
 	return api.Health{Live: true, Checks: []api.Check{{Name: "loop", OK: true}}}, f.err

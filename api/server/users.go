@@ -32,6 +32,7 @@ type UserService interface {
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	History(ctx context.Context) ([]api.Run, error)
+	Limits(ctx context.Context, of *api.User) (api.UserLimits, error) // of is nil
 }
 
 // userRoutes are the routes of the users' socket. Other requests reach no service.
@@ -46,6 +47,7 @@ var userRoutes = []string{
 	"POST /v1/slices/{id}/resume",
 	"POST /v1/slices/{id}/join",
 	"GET /v1/history",
+	"GET /v1/limits",
 }
 
 // UserHandler is the users' API without a socket.
@@ -155,6 +157,12 @@ func (f forUsers) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return f.users.Slice(ctx, id)
 }
 func (f forUsers) History(ctx context.Context) ([]api.Run, error) { return f.users.History(ctx) }
+func (f forUsers) Limits(ctx context.Context, of *api.User) (api.UserLimits, error) {
+	if of != nil {
+		return api.UserLimits{}, api.Errorf(api.CodeForbidden, "a user is shown no other user's limits: root asks for these, on the control socket")
+	}
+	return f.users.Limits(ctx, nil)
+}
 
 func join(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	id, err := sliceID(r)

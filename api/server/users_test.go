@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -56,6 +57,28 @@ func TestTheUsersSocketHasTheVerbsOfSessionsAlone(t *testing.T) {
 		if !slices.ContainsFunc(routes, func(r route) bool { return r.method+" "+r.path == name }) {
 			t.Errorf("%s is no route", name)
 		}
+	}
+}
+
+func TestAUserIsShownTheOwnLimitsAlone(t *testing.T) {
+	status, e := askUsers(t, &fakeService{}, "GET", "/v1/limits?uid=5002", "")
+	if status != 403 || !strings.Contains(e.Message, "no other user's limits") {
+		t.Errorf("%d, %s", status, e.Message)
+	}
+	for query, want := range map[string]*api.User{
+		"": nil, "?uid=7": {UID: 7}, "?uid=7&groups=": {UID: 7}, "?uid=7&groups=8,9": {UID: 7, Groups: []uint32{8, 9}},
+	} {
+		f := &fakeService{}
+		w := httptest.NewRecorder()
+		Handler(f, quiet()).ServeHTTP(w, httptest.NewRequest("GET", "/v1/limits"+query, nil))
+		if w.Code != 200 || !reflect.DeepEqual(f.who, want) {
+			t.Errorf("%q: %d, %+v", query, w.Code, f.who)
+		}
+	}
+	for _, query := range []string{"?uid=", "?uid=-1", "?uid=4294967296", "?groups=8", "?uid=7&groups=8,x", "?user=alice"} {
+		w := httptest.NewRecorder()
+		Handler(&fakeService{}, quiet()).ServeHTTP(w, httptest.NewRequest("GET", "/v1/limits"+query, nil))
+		expect.Equal(t, w.Code, 400, query)
 	}
 }
 

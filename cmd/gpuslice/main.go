@@ -99,7 +99,7 @@ func newApp() *cli.App {
 			},
 		},
 		Before:   showToken,
-		Commands: []*cli.Command{runCommand(), psCommand(), topCommand(), inspectCommand(), explainCommand(), recommendCommand(), setCommand(), renewCommand(), suspendCommand(), resumeCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), configCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
+		Commands: []*cli.Command{runCommand(), psCommand(), topCommand(), inspectCommand(), explainCommand(), recommendCommand(), setCommand(), renewCommand(), suspendCommand(), resumeCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), limitsCommand(), eventsCommand(), doctorCommand(), configCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return noCommand("", c.Args().First(), c.App.Commands)

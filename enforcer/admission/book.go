@@ -201,6 +201,19 @@ func (b *Book) Granted(uuid string, among ...*Holder) Granted {
 	return shown
 }
 
+// Left returns what a user may have, and what is left of it, by device; none without driver truth. limit is nil if the user has none.
+func (b *Book) Left(uid uint32, limit *User) (sessions int, devices map[string]api.DeviceLimit) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	devices = make(map[string]api.DeviceLimit)
+	for uuid := range b.devices {
+		d := api.DeviceLimit{Device: uuid}
+		d.Limit, d.Given, d.Left = b.grants.Left(uid, limit, uuid)
+		devices[uuid] = d
+	}
+	return b.grants.Sessions(uid), devices
+}
+
 // Which returns the holders that have to be evicted for a request, by their places in may. The last ones of may are left out if possible. It returns
 // false if all of them are not enough.
 func (b *Book) Which(a Ask, may []*Holder) (which []int, enough bool) {

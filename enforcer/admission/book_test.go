@@ -243,6 +243,53 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	expect.NoError(t, begin(session("e"), 6*gib))
 }
 
+// A session gets what is left, and not a byte more.
+func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
+	alice, bob := uint32(5001), uint32(5002)
+	limit := &User{UID: alice, MaxVRAM: api.Share{Bytes: 30 * gib}, MaxSessions: 2}
+	for name, c := range map[string]struct {
+		limits           Limits
+		limit            *User
+		hers, others     uint64
+		sessions         int
+		most, has, leave uint64
+	}{
+		"the user's limit":            {Limits{}, limit, 10, 0, 1, 30, 10, 20},
+		"the device":                  {Limits{Reserve: gib}, limit, 10, 60, 1, 30, 10, 9},
+		"no limit":                    {Limits{Reserve: gib}, nil, 10, 60, 1, 79, 10, 9},
+		"one slice's":                 {Limits{MaxVRAM: api.Share{Percent: 10}}, limit, 10, 0, 1, 8, 10, 8},
+		"the tenant's":                {Limits{Tenants: map[string]api.Share{refusal.DefaultTenant: {Bytes: 25 * gib}}}, limit, 10, 8, 1, 25, 10, 7},
+		"a lowered limit":             {Limits{}, limit, 40, 0, 1, 30, 40, 0},
+		"as many sessions as she may": {Limits{}, limit, 10, 0, 2, 30, 10, 0},
+	} {
+		b := newBook(c.limits)
+		for i := range c.sessions {
+			h := &Holder{Name: strconv.Itoa(i), UID: &alice}
+			b.Note(h, nil)
+			if i == 0 {
+				b.Set(h, map[string]uint64{gpu0: c.hers * gib})
+			}
+		}
+		b.Set(&Holder{Name: "others", UID: &bob}, map[string]uint64{gpu0: c.others * gib})
+		sessions, devices := b.Left(alice, c.limit)
+		want := api.DeviceLimit{Device: gpu0, Limit: c.most * gib, Given: c.has * gib, Left: c.leave * gib}
+		if sessions != c.sessions || len(devices) != 2 || devices[gpu0] != want {
+			t.Errorf("%s: %d, %+v, want %+v", name, sessions, devices, want)
+		}
+		ask := func(bytes uint64) error {
+			return b.Begin(Ask{Holder: &Holder{Name: "new", UID: &alice}, Bytes: map[string]uint64{gpu0: bytes}, User: c.limit})
+		}
+		expect.Error(t, ask(want.Left+1), name)
+		if want.Left > 0 {
+			expect.NoError(t, ask(want.Left), name)
+		}
+	}
+	sessions, devices := New(Limits{}, nil, 1000).Left(alice, limit)
+	if sessions != 0 || len(devices) != 0 {
+		t.Errorf("without driver truth: %d, %+v", sessions, devices)
+	}
+}
+
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	uid := uint32(5001)
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}

@@ -99,6 +99,28 @@ func (g *Grants) Drop(who *refusal.Holder) {
 	}
 }
 
+// Sessions returns the number of a user's sessions.
+func (g *Grants) Sessions(uid uint32) int { return len(g.users[uid]) }
+
+// Left returns the most bytes of a device that a user's sessions could be granted, the bytes that they have, and the most that one more
+// would be granted. limit is nil if the user has none.
+func (g *Grants) Left(uid uint32, limit *refusal.User, uuid string) (most, has, left uint64) {
+	ask := g.ask(&holder{who: &refusal.Holder{UID: &uid}}, uuid, 0, nil)
+	most, left = g.config.Limits.Left(ask)
+	for _, h := range g.users[uid] {
+		has += h.counted[uuid]
+	}
+	if limit == nil {
+		return most, has, left
+	}
+	bound := limit.MaxVRAM.Of(ask.Device.Total)
+	most, left = min(most, bound), min(left, bound-min(bound, has))
+	if limit.CheckSessions(len(g.users[uid])) != nil {
+		left = 0
+	}
+	return most, has, left
+}
+
 // Which returns the holders that have to be evicted for a request, by their places in may. The last ones of may are left out if possible. It returns
 // false if all of them are not enough.
 func (g *Grants) Which(a Ask, may []*refusal.Holder) (which []int, enough bool) {

@@ -125,6 +125,15 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	if out, code := output(h.as(somebody, "ps")); code != 0 || strings.Contains(out, id) {
 		t.Errorf("somebody's ps: %d %s", code, out)
 	}
+	if out, code := output(h.as(nobody, "limits", "--format", "{{.Limit}} {{.Given}} {{.Left}} {{.Sessions}}")); code != 0 || out != "4GiB 3GiB 1GiB 1 of 2\n" {
+		t.Errorf("limits: %d %s", code, out)
+	}
+	if out, code := output(h.as(somebody, "limits")); code != 1 || !strings.Contains(out, "uid 8 may have no session on this host") {
+		t.Errorf("somebody's limits: %d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "limits", "--user", "0")); code != 1 || !strings.Contains(out, "no other user's limits") {
+		t.Errorf("limits of root: %d %s", code, out)
+	}
 	if out, code := output(h.as(nobody, "renew", id, "1h")); code != 0 {
 		t.Errorf("renew: %d %s", code, out)
 	}

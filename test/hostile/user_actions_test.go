@@ -458,6 +458,7 @@ func (u *user) asksForTheOperators() error {
 		{"GET", "/v1/events?follow=true", ""},
 		{"GET", "/v1/health", ""},
 		{"GET", "/v1/devices", ""},
+		{"GET", "/v1/limits?uid=0", ""},
 		{"PATCH", "/v1/slices/" + u.ID, `{"quotas":[{"device":"*","bytes":1}]}`},
 		{"PUT", "/v1/pools/hostile", `{"quotas":[{"device":"*","bytes":1}]}`},
 		{"DELETE", "/v1/pools/hostile", ""},

@@ -63,6 +63,20 @@ func (l *Limits) Capacity(total uint64) uint64 {
 	return bytes
 }
 
+// Left returns the most bytes of a device that Check could accept for a holder with nothing, if nothing were granted, and the most that it
+// accepts now.
+func (l *Limits) Left(a Ask) (most, left uint64) {
+	most = l.Capacity(a.Device.Total)
+	left = most - min(most, a.Sum)
+	if bound, known := BoundOn(l.MaxVRAM, a.Device); known && a.Holder.Pool == "" {
+		most, left = min(most, bound), min(left, bound)
+	}
+	if bound, known := BoundOn(l.Tenant(a.Holder.Tenant), a.Device); known && a.Holder.Bounded() {
+		most, left = min(most, bound), min(left, bound-min(bound, a.Tenant))
+	}
+	return most, left
+}
+
 // Tenant returns the bound of a tenant.
 func (l *Limits) Tenant(name string) api.Share {
 	if share, ok := l.Tenants[name]; ok {
