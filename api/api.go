@@ -316,9 +316,9 @@ type Error struct {
 	Code      Code   `json:"code"`
 	Message   string `json:"message"` // one sentence: what, why, what to do
 	Device    string `json:"device,omitempty"`
-	Requested uint64 `json:"requested,omitempty"`
-	Limit     uint64 `json:"limit,omitempty"`
-	Current   uint64 `json:"current,omitempty"`
+	Requested uint64 `json:"requested,omitempty"` // bytes
+	Limit     uint64 `json:"limit,omitempty"`     // bytes; if Requested is 0, the number of a user's sessions
+	Current   uint64 `json:"current,omitempty"`   // of Limit
 }
 
 func (e *Error) Error() string { return e.Message }

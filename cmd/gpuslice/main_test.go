@@ -26,6 +26,9 @@ func TestAWrongCommandLineIsToldWhatIsAccepted(t *testing.T) {
 		{[]string{"run", "--vram", "1G", "--ttl", "999999999h", "--", "true"}, 125, "from 1s to 876000h"},
 		{[]string{"--socket", "/nonexistent/control", "run", "--vram", "1G", "--", "true"}, 125, "/nonexistent/control"},
 		{[]string{"set", "--vram", "1G", "--device", "all", "--drop", "0", "a1"}, 2, "leaves no quota to drop"},
+		{[]string{"run", "--vram", "1G", "--wait", "soon", "--", "true"}, 125, `--wait "soon": a duration such as "30s", "10m" or "2h" is accepted, or forever`},
+		{[]string{"run", "--vram", "1G", "--wait", "0s", "--", "true"}, 125, `--wait "0s": a duration`},
+		{[]string{"run", "--vram", "1G", "--wait=", "--", "true"}, 125, `--wait "": a duration`},
 		{[]string{"renew", "a1", "0.5s"}, 2, "from 1s to 876000h"},
 	} {
 		if _, said, code := cliRun(c.args...); code != c.code || !strings.Contains(said, c.want) {

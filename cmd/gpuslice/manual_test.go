@@ -120,6 +120,7 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice run --vram 4G --emb", want: "--embedded"},
 				{line: "gpuslice run --vram=4G --emb", want: "--embedded"},
 				{line: "gpuslice run --vram ", not: "--device run"},
+				{line: "gpuslice run --wait ", want: "forever", not: "--device run"},
 				{line: "gpuslice ps --no", want: "--no-trunc"},
 				{line: "gpuslice ps --f", want: "--format --filter"},
 				{line: "gpuslice ps --filter ", want: "state= container= tenant=", not: "slice-1"},

@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
@@ -45,6 +46,13 @@ the last line is typed beside the session, in another terminal:
       sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'
    gpuslice run --join "$(cat token)" -- ./beside-it
 
+With --wait the command waits if its quota cannot be granted now, and runs once it can. It fails at once if
+waiting changes nothing: the quota is larger than the device, or than your limit. It asks every few seconds; the order among
+those who wait is not kept.
+
+   gpuslice run --vram 60G --wait 2h -- python train.py
+   gpuslice run --vram 60G --wait forever -- python train.py
+
 When its time is over (--ttl) nothing more is given, and its processes are sent SIGTERM, and those that are
 left SIGKILL. ` + "`gpuslice renew`" + ` gives it more.
 
@@ -62,6 +70,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, and that alone the command sees; may be repeated (default: every device)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m, 12h or 7d; then it is ended; never, or 0, for no end"},
+			manual.StringOf{Values: []string{forever}, StringFlag: &cli.StringFlag{Name: "wait", Usage: "if the quota cannot be granted now, wait for it: `DURATION`, such as 30s, 10m or 2h; or forever"}},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
@@ -70,7 +79,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "join", Usage: "join the session whose token is in this `FILE` or descriptor", TakesFile: true},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
 			&cli.BoolFlag{Name: "require-host", Usage: "fail if the host's enforcer does not answer"},
-			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used, nor that it is not the host's"},
+			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used, that it is not the host's, nor for what it waits"},
 		},
 		OnUsageError: usageError(session.ExitFailed),
 		Action: func(c *cli.Context) error {
@@ -98,25 +107,39 @@ func run(c *cli.Context) (int, error) {
 	if !c.Args().Present() {
 		return 0, &session.Error{Code: session.ExitFailed, Err: fmt.Errorf("no command to run: gpuslice run --vram SIZE -- COMMAND")}
 	}
+	wait, err := waitFlag(c)
+	if err != nil {
+		return 0, &session.Error{Code: session.ExitFailed, Err: err}
+	}
 	enforcer, which, stop, err := chooseEnforcer(c)
 	if err != nil {
 		return 0, &session.Error{Code: session.ExitFailed, Err: err}
 	}
 	defer stop()
 
+	var waits time.Time
 	s := session.Session{
 		Enforcer: enforcer,
-		Request:  request,
-		Token:    token,
-		Library:  place.New().Library,
-		Devices:  nvmlDevices,
-		Command:  c.Args().Slice(),
-		Env:      os.Environ(),
+		Wait:     wait,
+		Waiting: func(refusal error) {
+			if waits = time.Now(); !c.Bool("quiet") {
+				fmt.Fprintf(os.Stderr, "gpuslice: waiting for %s (--wait %s; Ctrl-C ends it): %v\n", quotaOf(c), c.String("wait"), refusal)
+			}
+		},
+		Request: request,
+		Token:   token,
+		Library: place.New().Library,
+		Devices: nvmlDevices,
+		Command: c.Args().Slice(),
+		Env:     os.Environ(),
 		Registered: func(reply api.RegisterReply) {
 			if !c.Bool("quiet") {
 				life := ""
 				if ttl := reply.Slice.TTL; ttl > 0 && token == "" {
 					life = " for " + api.FormatTTL(ttl)
+				}
+				if !waits.IsZero() {
+					which += ", after waiting for " + time.Since(waits).Round(time.Second).String()
 				}
 				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s%s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
 			}
@@ -145,6 +168,23 @@ func noticeText(e api.Event) string {
 	return text
 }
 
+const forever = "forever"
+
+func waitFlag(c *cli.Context) (time.Duration, error) {
+	text := c.String("wait")
+	switch {
+	case !c.IsSet("wait"):
+		return 0, nil
+	case text == forever:
+		return session.Forever, nil
+	}
+	wait, err := api.ParseDuration(text)
+	if err != nil || wait <= 0 || wait > api.MaxTTL {
+		return 0, fmt.Errorf("--wait %q: a duration such as \"30s\", \"10m\" or \"2h\" is accepted, or forever", text)
+	}
+	return wait, nil
+}
+
 func quotaOf(c *cli.Context) string {
 	pool := c.String("pool")
 	switch {
@@ -161,7 +201,7 @@ func quotaOf(c *cli.Context) string {
 }
 
 func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
-	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded", "elastic", "priority"} {
+	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded", "elastic", "priority", "wait"} {
 		if c.IsSet(other) {
 			return "", "", fmt.Errorf("--%s and --join: the session that is joined has what it was given: leave one of them out", other)
 		}

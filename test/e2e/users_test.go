@@ -143,6 +143,38 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	h.Eventually("it is gone", h.IsGone(id))
 }
 
+func TestASessionWaitsForItsQuota(t *testing.T) {
+	h := newUsersHost(t)
+	id, _ := h.session("3G", gib)
+	wait := func() (*exec.Cmd, *lines) {
+		cmd, said := h.as(nobody, "run", "--vram", "2G", "--wait", "forever", "--", "echo", "it ran"), &lines{}
+		cmd.Stdout, cmd.Stderr = said, said
+		h.Must(cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		h.Eventually("it waits", func() bool {
+			return strings.Contains(said.String(), "waiting for 2G of VRAM (--wait forever; Ctrl-C ends it): ") && strings.Contains(said.String(), "together (max_vram) and have 3GiB")
+		})
+		return cmd, said
+	}
+	interrupted, _ := wait()
+	h.Must(interrupted.Process.Signal(unix.SIGINT))
+	expect.Error(t, interrupted.Wait())
+	all := must.Get(h.Client.Slices(context.Background()))(t)
+	must.Len(t, all, 1, "slices beside the first one")
+
+	waits, said := wait()
+	if out, code := output(h.as(nobody, "release", "--force", id)); code != 0 {
+		t.Fatalf("release: %d %s", code, out)
+	}
+	h.Must(waits.Wait())
+	if text := said.String(); !strings.Contains(text, "the host's enforcer, after waiting for ") || !strings.HasSuffix(text, "it ran\n") || strings.Count(text, "waiting for 2G") != 1 {
+		t.Errorf("it said %s", text)
+	}
+	if out, code := output(h.as(nobody, "run", "--vram", "5G", "--wait", "forever", "--", "true")); code != 125 || strings.Contains(out, "waiting") {
+		t.Errorf("more than the limit: %d %s", code, out)
+	}
+}
+
 func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	h := newUsersHost(t)
 	id, token := h.session("3G", 1*gib)

@@ -85,7 +85,9 @@ func (u *User) CheckSessions(n int) error {
 	if n < u.MaxSessions {
 		return nil
 	}
-	return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", u.UID, n, u.MaxSessions)
+	e := api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", u.UID, n, u.MaxSessions)
+	e.Limit, e.Current = uint64(u.MaxSessions), uint64(n)
+	return e
 }
 
 // Check returns why a session's request does not fit the user's limit with the other sessions' bytes of the device.

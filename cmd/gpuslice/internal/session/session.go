@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +56,11 @@ type Session struct {
 	Devices func() ([]api.Device, error)
 	// Registered, if not nil, is called with the slice before the command starts.
 	Registered func(api.RegisterReply)
+	// Wait is how long to wait for the quota if it cannot be granted now; 0 is not at all, and Forever without end. Waiting sessions have no
+	// order.
+	Wait time.Duration
+	// Waiting, if not nil, is called with the refusal before it waits.
+	Waiting func(error)
 	// Released, if not nil, is called with the slice's last state after its release.
 	Released func(api.Slice)
 	// Noticed, if not nil, is called with events that the user has to see while the command runs: memory past the ledger, and processes
@@ -62,6 +68,8 @@ type Session struct {
 	Noticed func(api.Event)
 	Command []string
 	Env     []string
+
+	sleep func(context.Context, time.Duration) // for tests; nil: real time
 }
 
 // Error carries the exit code of gpuslice. Without Err nothing is printed.
@@ -144,9 +152,11 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	if request.ID == "" {
 		request.ID = newID()
 	}
-	err = client.AwaitRoom(ctx, func() error {
-		reply, err = s.Enforcer.Register(ctx, request)
-		return err
+	err = s.await(ctx, func() error {
+		return client.AwaitRoom(ctx, func() error {
+			reply, err = s.Enforcer.Register(ctx, request)
+			return err
+		})
 	})
 	return reply, func() {
 		// Only this process is left in the slice, hence the force. If the release fails, the enforcer releases the slice when
