@@ -158,6 +158,8 @@ type Slice struct {
 	PoolLabels   []string      `json:"pool_labels,omitempty"` // labels of its pools, such as a claim's namespace/name
 	Session      bool          `json:"session,omitempty"`
 	PID          int           `json:"pid"`
+	UID          *uint32       `json:"uid,omitempty"`     // of the user whose session it is
+	Command      string        `json:"command,omitempty"` // line of process PID, which can choose it; only in GET /v1/slices?commands=true
 	Cgroup       string        `json:"cgroup,omitempty"`
 	Created      time.Time     `json:"created"`
 	TTL          time.Duration `json:"ttl,omitempty"`       // as set last

@@ -35,12 +35,13 @@ func (n Names) Path() string {
 // Bounded returns the names with unprintable characters escaped, cut to MaxName bytes.
 func (n Names) Bounded() Names {
 	for _, text := range n.all() {
-		*text = bounded(*text)
+		*text = BoundedText(*text)
 	}
 	return n
 }
 
-func bounded(text string) string {
+// BoundedText returns text with unprintable characters escaped, cut to MaxName bytes.
+func BoundedText(text string) string {
 	const gap = "…"
 	escaped := Plain(text[:min(len(text), MaxName+utf8.UTFMax)]) // the rest would be cut off anyway
 	if len(escaped) <= MaxName {

@@ -142,6 +142,7 @@ type Enforcer struct {
 	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 
+	lines    process.Lines
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
 	shares   userShares

@@ -7,6 +7,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
@@ -19,13 +20,35 @@ func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
 }
 
 func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
+	return e.showEach(which, func(s *slice) api.Slice { return s.show(false) })
+}
+
+func (e *Enforcer) showEach(which func(*slice) bool, show func(*slice) api.Slice) []api.Slice {
 	all := slices.DeleteFunc(e.all(), func(s *slice) bool { return !which(s) })
 	slices.SortFunc(all, func(a, b *slice) int { return cmp.Compare(a.id(), b.id()) }) // first, since shown slices are large to move
 	shown := make([]api.Slice, 0, len(all))
 	for _, s := range all {
-		shown = append(shown, s.show(false))
+		shown = append(shown, show(s))
 	}
 	return shown
+}
+
+// commandsPatience bounds the time for the command lines of a list. A process with an unread line is shown by its name then.
+const commandsPatience = time.Second
+
+// SlicesWithCommands shows all slices with the command lines of their first processes.
+func (e *Enforcer) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
+	return e.showCommands(ctx, func(*slice) bool { return true }), nil
+}
+
+func (e *Enforcer) showCommands(ctx context.Context, which func(*slice) bool) []api.Slice {
+	ctx, cancel := context.WithTimeout(ctx, commandsPatience)
+	defer cancel()
+	return e.showEach(which, func(s *slice) api.Slice {
+		shown := s.show(false)
+		shown.Command = api.BoundedText(e.lines.Of(ctx, shown.PID, s.initStart))
+		return shown
+	})
 }
 
 // Released shows the slices released with living processes, by id: they get nothing more, and what they hold still counts.
@@ -142,7 +165,7 @@ func (s *slice) show(processes bool) api.Slice {
 	r := s.request
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.quota.State, Reason: s.quota.Reason, Mode: r.Mode,
-		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Names: r.Names, PoolLabels: s.poolLabels(), Session: r.Session, PID: r.PID,
+		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Names: r.Names, PoolLabels: s.poolLabels(), Session: r.Session, PID: r.PID, UID: s.holder.UID,
 		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
 	}
 	s.showLease(&shown)

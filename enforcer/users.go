@@ -119,6 +119,15 @@ func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	return u.e.showAll(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
+// SlicesWithCommands shows the user's sessions with their commands.
+func (u *Users) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
+	uid, err := u.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return u.e.showCommands(ctx, func(s *slice) bool { return s.isOf(uid) }), nil
+}
+
 // Released shows the user's sessions that were released with living processes.
 func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
 	uid, err := u.who(ctx)

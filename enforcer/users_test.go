@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
@@ -116,6 +117,22 @@ func TestAUserIsShownWhatIsLeftOfTheOwnLimit(t *testing.T) {
 	if l := must.Get(h.Limits(as(1, 0), nil))(t); l.UID != 0 || l.MaxVRAM != "" || l.MaxSessions != 0 || l.Devices[0].Limit != 80*gib || l.Devices[0].Left != 73*gib {
 		t.Errorf("%+v", l)
 	}
+}
+
+func TestAUserIsShownTheCommandsOfTheOwnSessions(t *testing.T) {
+	needs.Root(t)
+	h, u := newUsers(t, &fakeTruth{})
+	hers := must.Get(begin(t, u, alice, "a", on(gpu0, gib)))(t).Slice
+	must.Get(begin(t, u, bob, "b", on(gpu0, gib)))(t)
+	all := must.Get(u.SlicesWithCommands(as(1, alice)))(t)
+	line := strings.TrimSpace(strings.ReplaceAll(string(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", hers.PID)))(t)), "\x00", " "))
+	if len(all) != 1 || all[0].ID != hers.ID || line == "" || all[0].Command != line || all[0].UID == nil || *all[0].UID != alice {
+		t.Errorf("%+v, want %q", all, line)
+	}
+	if all := must.Get(h.SlicesWithCommands(as(1, 0)))(t); len(all) != 2 || all[0].Command != line || all[1].Command == "" {
+		t.Errorf("root is shown %+v", all)
+	}
+	must.Equal(t, must.Get(u.Slices(as(1, alice)))(t)[0].Command, "", "without being asked for")
 }
 
 func slicesOf(t *testing.T, h *host) []api.Slice {

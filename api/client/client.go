@@ -76,6 +76,15 @@ func (c *Client) Slices(ctx context.Context) ([]api.Slice, error) {
 	return do[[]api.Slice](ctx, c, "GET", "/v1/slices", nil, maxList)
 }
 
+// SlicesWithCommands returns the same with Slice.Command, or without it if the enforcer has an older version.
+func (c *Client) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
+	all, err := do[[]api.Slice](ctx, c, "GET", "/v1/slices?commands=true", nil, maxList)
+	if errors.Is(err, api.ErrBadRequest) {
+		return c.Slices(ctx)
+	}
+	return all, err
+}
+
 // Released returns the released slices that still have live processes, with these processes.
 func (c *Client) Released(ctx context.Context) ([]api.Slice, error) {
 	return do[[]api.Slice](ctx, c, "GET", "/v1/slices?released=true", nil, maxList)

@@ -73,7 +73,12 @@ func (s *service) Join(ctx context.Context, _ string, r api.JoinRequest) (api.Re
 	s.token, s.joined = api.TokenOf(ctx), r.PID
 	return api.RegisterReply{Slice: s.slice}, s.err
 }
-func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []api.Slice{s.slice}, s.err }
+func (s *service) Slices(context.Context) ([]api.Slice, error) { return []api.Slice{s.slice}, s.err }
+func (s *service) SlicesWithCommands(context.Context) ([]api.Slice, error) {
+	one := s.slice
+	one.Command = "python"
+	return []api.Slice{one}, s.err
+}
 func (s *service) Released(context.Context) ([]api.Slice, error)    { return []api.Slice{s.slice}, s.err }
 func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
 func (s *service) Pools(context.Context) ([]api.Pool, error)        { return []api.Pool{s.pool}, s.err }
@@ -158,6 +163,10 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	equal("what was asked for", s.request, r, nil)
 	all, err := c.Slices(ctx)
 	equal("slices", all, []api.Slice{s.slice}, err)
+	all, err = c.SlicesWithCommands(ctx)
+	named := s.slice
+	named.Command = "python"
+	equal("slices with commands", all, []api.Slice{named}, err)
 	one, err := c.Slice(ctx, "c1")
 	equal("slice", one, s.slice, err)
 	released, err := c.Release(ctx, "c1", 1<<64-1, true)

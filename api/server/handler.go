@@ -36,14 +36,21 @@ var routes = []route{
 	{"GET", "/v1/info", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Info(r.Context())
 	}},
-	{"GET", "/v1/slices", http.StatusOK, []string{"released"}, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+	{"GET", "/v1/slices", http.StatusOK, []string{"released", "commands"}, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		released, err := boolean(r, "released")
 		if err != nil {
 			return nil, err
 		}
+		commands, err := boolean(r, "commands")
+		if err != nil {
+			return nil, err
+		}
 		which := s.Slices
-		if released {
+		switch {
+		case released:
 			which = s.Released
+		case commands:
+			which = s.SlicesWithCommands
 		}
 		all, err := which(r.Context())
 		return list(all), err

@@ -34,6 +34,8 @@ type Service interface {
 	// Join adds a process to a session. ctx carries the session's token (api.TokenOf).
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
+	// SlicesWithCommands returns the same with Slice.Command.
+	SlicesWithCommands(ctx context.Context) ([]api.Slice, error)
 	// Released returns the released slices that still have live processes.
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)

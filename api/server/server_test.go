@@ -104,7 +104,10 @@ func (f *fakeService) DeletePool(_ context.Context, name string) (api.Pool, erro
 	return api.Pool{Name: name, State: api.Released}, f.err
 }
 
-func (f *fakeService) Slices(context.Context) ([]api.Slice, error)   { return nil, f.err }
+func (f *fakeService) Slices(context.Context) ([]api.Slice, error) { return nil, f.err }
+func (f *fakeService) SlicesWithCommands(context.Context) ([]api.Slice, error) {
+	return []api.Slice{{ID: "s1", Command: "python"}}, f.err
+}
 func (f *fakeService) Released(context.Context) ([]api.Slice, error) { return nil, f.err }
 func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
@@ -154,6 +157,8 @@ func TestEachVerbReachesTheService(t *testing.T) {
 	}{
 		{"GET", "/v1/info", "", 200, `"version":"1"`},
 		{"GET", "/v1/slices", "", 200, `[]`},
+		{"GET", "/v1/slices?commands=true", "", 200, `"command":"python"`},
+		{"GET", "/v1/slices?commands=true&released=true", "", 200, `[]`},
 		{"POST", "/v1/slices", goodRequest, 201, `"generation":3`},
 		{"GET", "/v1/slices/c1", "", 200, `"id":"c1"`},
 		{"DELETE", "/v1/slices/c2?generation=9&force=true", "", 200, `"released"`},

@@ -29,6 +29,7 @@ type UserService interface {
 	Suspend(ctx context.Context, id string) (api.Slice, error)
 	Resume(ctx context.Context, id string) (api.Slice, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
+	SlicesWithCommands(ctx context.Context) ([]api.Slice, error)
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	History(ctx context.Context) ([]api.Run, error)
@@ -150,6 +151,9 @@ func (f forUsers) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return f.users.Resume(ctx, id)
 }
 func (f forUsers) Slices(ctx context.Context) ([]api.Slice, error) { return f.users.Slices(ctx) }
+func (f forUsers) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
+	return f.users.SlicesWithCommands(ctx)
+}
 func (f forUsers) Released(ctx context.Context) ([]api.Slice, error) {
 	return f.users.Released(ctx)
 }

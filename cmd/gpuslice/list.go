@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/user"
 	"slices"
+	"strconv"
 
 	"github.com/urfave/cli/v2"
 
@@ -22,23 +24,31 @@ func psCommand() *cli.Command {
 		ArgsUsage: " ",
 		Description: `USED is what programs asked for, OVERHEAD what the driver holds for them beyond that; both
 together stay within LIMIT. A slice that was released while processes were alive is shown until they exit: it counts
-for what they hold, and gets nothing more. TENANT and EXPIRES are there if a slice has one.
+for what they hold, and gets nothing more. TENANT and EXPIRES are there if a slice has one. The wide table has the
+user of a session, the command line of each slice's first process, and the slice's age.
 
    gpuslice ps
    gpuslice ps --filter tenant=a --filter over=true --sort -used
    gpuslice ps -q --filter pool=llm
    gpuslice ps --format 'table {{.ID}}\t{{.Used}}\t{{.Peak}}'
-   gpuslice ps --watch -o wide` + fmt.Sprintf(listHelp, "Used"),
+   gpuslice ps --watch -o wide
+   gpuslice ps --sort -age --format 'table {{.ID}}\t{{.User}}\t{{.Command}}'` + fmt.Sprintf(listHelp, "Used"),
 		Flags:        append(listFlags(&show.SliceTable), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("ps takes no argument; `gpuslice inspect %s` shows one slice", c.Args().First())
 			}
-			enforcer := connect(c)
+			enforcer, names := connect(c), make(map[uint32]string)
 			return list(c, &show.SliceTable, func(ctx context.Context) ([]show.SliceUse, error) {
 				all, err := holders(ctx, enforcer)
-				return show.SliceRows(all), err
+				rows := show.SliceRows(all)
+				for i := range rows {
+					if uid := rows[i].UID; uid != nil {
+						rows[i].User = userName(*uid, names)
+					}
+				}
+				return rows, err
 			})
 		},
 	}
@@ -46,12 +56,25 @@ for what they hold, and gets nothing more. TENANT and EXPIRES are there if a sli
 
 // holders returns all slices that count on a device: the active ones, and then the released ones with live processes.
 func holders(ctx context.Context, enforcer *client.Client) ([]api.Slice, error) {
-	active, err := enforcer.Slices(ctx)
+	active, err := enforcer.SlicesWithCommands(ctx)
 	if err != nil {
 		return nil, err
 	}
 	released, err := enforcer.Released(ctx)
 	return append(active, released...), err
+}
+
+// userName returns a user's name on this host, or number without one, and remembers it in names.
+func userName(uid uint32, names map[uint32]string) string {
+	name, known := names[uid]
+	if !known {
+		name = strconv.FormatUint(uint64(uid), 10)
+		if u, err := user.LookupId(name); err == nil {
+			name = u.Username
+		}
+		names[uid] = name
+	}
+	return name
 }
 
 // alreadyJSONFlag accepts --json for commands that always print JSON.

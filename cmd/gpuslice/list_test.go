@@ -27,6 +27,8 @@ func (h holds) Info(context.Context) (api.Info, error) {
 
 func (h holds) Slices(context.Context) ([]api.Slice, error) { return h.all, nil }
 
+func (h holds) SlicesWithCommands(context.Context) ([]api.Slice, error) { return h.all, nil }
+
 func (h holds) Released(context.Context) ([]api.Slice, error) { return nil, nil }
 
 func (h holds) Slice(_ context.Context, id string) (api.Slice, error) {

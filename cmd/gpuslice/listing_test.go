@@ -43,7 +43,7 @@ func crowd() []api.Slice {
 	}
 	return []api.Slice{
 		{ID: strings.Repeat("ab", 32), Container: strings.Repeat("ab", 32), State: api.Active, Mode: api.Enforce, Tenant: "a", Devices: []api.DeviceUse{on(cardA, 0, 3, 4), on(cardB, 1, 2, 1)}},
-		{ID: "job-1", State: api.Active, Mode: api.Enforce, Tenant: "b", Pools: api.PoolNames{"llm"}, Names: api.Names{Name: "serve", Pod: "llm-0", Namespace: "ml", Image: "vllm:1"}, Devices: []api.DeviceUse{on(cardB, 1, 7, 8)}},
+		{ID: "job-1", UID: new(uint32), Command: "python serve.py", Created: time.Now().Add(-90 * time.Minute), State: api.Active, Mode: api.Enforce, Tenant: "b", Pools: api.PoolNames{"llm"}, Names: api.Names{Name: "serve", Pod: "llm-0", Namespace: "ml", Image: "vllm:1"}, Devices: []api.DeviceUse{on(cardB, 1, 7, 8)}},
 		{ID: "job-2", State: api.Frozen, Mode: api.Record},
 	}
 }
@@ -61,26 +61,28 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 		"-q --filter tenant=a --filter tenant=b": long + "\njob-1\n",
 		"-q --filter pool=llm":                   "job-1\n",
 		"-q --filter name=serve --filter pod=llm-0 --filter namespace=ml --filter image=vllm:1": "job-1\n",
-		"-q --filter mode=record":                  "job-2\n",
-		"-q --filter state=frozen":                 "job-2\n",
-		"-q --filter over=true":                    long + "\n",
-		"-q --filter id=job-":                      "job-1\njob-2\n",
-		"-q --filter container=abab":               long + "\n",
-		"-q --filter device=0":                     long + "\n",
-		"-q --filter device=1 --filter over=false": "job-1\n",
-		"-q --filter device=gpu-9B2c":              long + "\njob-1\n",
-		"-q --filter device=1:GPU-9b2c3d4e":        long + "\njob-1\n",
-		"-q --filter device=9":                     "",
-		"-q --sort -used":                          "job-1\n" + long + "\njob-2\n",
-		"--format {{.ID}}:{{.Used}} --sort used":   "job-2:\n" + long + ":2GiB\n" + long + ":3GiB\njob-1:7GiB\n",
-		"--no-trunc --filter tenant=b":             "SLICE  CONTAINER  NAME            TENANT  DEVICE                                    USED  OVERHEAD  LIMIT  PROCESSES  STATE\njob-1  -          ml/llm-0/serve  b       " + cardB + "  7GiB  0B        8GiB   0          active, pool llm\n",
+		"-q --filter mode=record":                           "job-2\n",
+		"-q --filter state=frozen":                          "job-2\n",
+		"-q --filter over=true":                             long + "\n",
+		"-q --filter id=job-":                               "job-1\njob-2\n",
+		"-q --filter container=abab":                        long + "\n",
+		"-q --filter device=0":                              long + "\n",
+		"-q --filter device=1 --filter over=false":          "job-1\n",
+		"-q --filter device=gpu-9B2c":                       long + "\njob-1\n",
+		"-q --filter device=1:GPU-9b2c3d4e":                 long + "\njob-1\n",
+		"-q --filter device=9":                              "",
+		"--format {{.User}}:{{.Command}} --filter tenant=b": "root:python serve.py\n",
+		"-q --sort age":                                     "job-1\n" + long + "\njob-2\n",
+		"-q --sort -used":                                   "job-1\n" + long + "\njob-2\n",
+		"--format {{.ID}}:{{.Used}} --sort used":            "job-2:\n" + long + ":2GiB\n" + long + ":3GiB\njob-1:7GiB\n",
+		"--no-trunc --filter tenant=b":                      "SLICE  CONTAINER  NAME            TENANT  DEVICE                                    USED  OVERHEAD  LIMIT  PROCESSES  STATE\njob-1  -          ml/llm-0/serve  b       " + cardB + "  7GiB  0B        8GiB   0          active, pool llm\n",
 	} {
 		if out, said, code := ps(strings.Fields(args)...); code != 0 || out != want {
 			t.Errorf("ps %s: %d, %s got\n%s\nwant\n%s", args, code, said, out, want)
 		}
 	}
 	wide, _, _ := ps("-o", "wide", "--filter", "tenant=b")
-	if got := strings.Join(strings.Fields(wide), " "); !strings.Contains(got, " STATE IMAGE MODE POOL PEAK ALLOCATIONS REFUSALS BEGAN ENFORCEMENT job-1 ") || !strings.Contains(got, " vllm:1 enforce llm 9GiB ") {
+	if got := strings.Join(strings.Fields(wide), " "); !strings.Contains(got, " STATE USER COMMAND AGE IMAGE MODE POOL PEAK ALLOCATIONS REFUSALS BEGAN ENFORCEMENT job-1 ") || !strings.Contains(got, " active, pool llm root python serve.py 1h30m") || !strings.Contains(got, " vllm:1 enforce llm 9GiB ") {
 		t.Errorf("got %s", got)
 	}
 	if out, _, _ := ps("--format", `table {{.ID}}\t{{.Peak}}`, "--filter", "tenant=a", "--filter", "device=0"); out != "SLICE         PEAK\nabababababab  9GiB\n" {

@@ -122,6 +122,9 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	if out, code := output(h.as(nobody, "ps")); code != 0 || !strings.Contains(out, id) {
 		t.Errorf("ps: %d %s", code, out)
 	}
+	if out, code := output(h.as(nobody, "ps", "--format", "{{.User}} {{.Command}}")); code != 0 || !strings.HasPrefix(out, "nobody ") || !strings.Contains(out, "/gpuslice run --vram 3G -- sh -c echo $GPUSLICE_TOKEN_FILE; exec $HOG ") {
+		t.Errorf("commands: %d %s", code, out)
+	}
 	if out, code := output(h.as(somebody, "ps")); code != 0 || strings.Contains(out, id) {
 		t.Errorf("somebody's ps: %d %s", code, out)
 	}

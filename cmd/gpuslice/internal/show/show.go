@@ -36,7 +36,8 @@ func JSON(out io.Writer, v any) error {
 // SliceUse is a slice on one of its devices.
 type SliceUse struct {
 	api.Slice
-	Use *api.DeviceUse // nil if no process has used a device yet
+	Use  *api.DeviceUse // nil if no process has used a device yet
+	User string         // of a session: its user's name, or number
 }
 
 // SliceRows returns the rows of slices, one per device.
@@ -44,7 +45,7 @@ func SliceRows(all []api.Slice) []SliceUse {
 	var rows []SliceUse
 	for _, s := range all {
 		for i := range s.Devices {
-			rows = append(rows, SliceUse{s, &s.Devices[i]})
+			rows = append(rows, SliceUse{Slice: s, Use: &s.Devices[i]})
 		}
 		if len(s.Devices) == 0 {
 			rows = append(rows, SliceUse{Slice: s})
@@ -139,6 +140,11 @@ var SliceTable = table.Table[SliceUse]{
 			}
 			return state(u.Slice)
 		}},
+		{Head: "USER", Field: "User", Wide: true, Text: func(u SliceUse) string { return u.User }},
+		wide(shortened("COMMAND", "Command", func(u SliceUse) string { return u.Command })),
+		{Head: "AGE", Field: "Age", Wide: true, Number: func(u SliceUse) uint64 { return uint64(u.age()) }, Text: func(u SliceUse) string {
+			return api.FormatTTL(u.age().Truncate(time.Second))
+		}},
 		wide(shortened("IMAGE", "Image", func(u SliceUse) string { return u.Image })),
 		{Head: "MODE", Field: "Mode", Wide: true, Text: func(u SliceUse) string { return mode(u.Slice) }},
 		{Head: "POOL", Field: "Pool", Wide: true, Text: func(u SliceUse) string { return u.Pools.String() }},
@@ -178,6 +184,8 @@ var SliceTable = table.Table[SliceUse]{
 		table.If("over", SliceUse.over),
 	},
 }
+
+func (u SliceUse) age() time.Duration { return max(time.Since(u.Created), 0) }
 
 func (u SliceUse) device() string {
 	if u.Use == nil {
