@@ -22,7 +22,7 @@ func limitsCommand() *cli.Command {
 		Description: `LIMIT is what your sessions and leases may have together on a device ([[sessions.limits]] of the
 configuration), or one of them if that is less. GIVEN is what they have now. LEFT is the largest quota that you can get now:
 the lesser of what is left of the limit and what the device has free. An elastic session may get more, as idle
-ones make room for it. Users of the control socket, as root is, have no limit of their own.
+ones make room for it. Users of the control socket, such as root, have no limit of their own.
 
    gpuslice limits
    sudo gpuslice limits --user alice

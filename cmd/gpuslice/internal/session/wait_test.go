@@ -43,7 +43,9 @@ func TestASessionWaitsForWhatMayBeGrantedLater(t *testing.T) {
 			slept, longest = slept+d, max(longest, d)
 		}}
 		err := s.await(context.Background(), func() error {
-			asked++
+			if asked++; asked > 1000 {
+				return nil
+			}
 			return c.answers[min(asked, len(c.answers))-1]
 		})
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
