@@ -35,7 +35,7 @@ func (s *Session) await(ctx context.Context, ask func() error) error {
 		if left == 0 {
 			return fmt.Errorf("it was not granted within %s: %w", api.FormatTTL(s.Wait), err)
 		}
-		now := pause/2 + rand.N(pause/2) // so that those who wait do not ask at the same time
+		now := pause/2 + rand.N(pause/2) // so that waiting sessions ask at different times
 		if left > 0 {
 			now = min(now, left)
 			left -= now
