@@ -150,7 +150,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 			} {
 				expect.ErrorIs(t, err, api.ErrExpired, what)
 			}
-			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
+			eventually(t, "it was stopped by SIGTERM", func() bool { return p.must("terms") == 1 })
 			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
 			// Before the grace has passed it still gets answers.
 			c.pass(grace - 1)
@@ -295,7 +295,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	p.must("stubborn")
 	p.must("charge 0 %d", gib/2)
 	c.pass(time.Hour)
-	eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
+	eventually(t, "it was stopped by SIGTERM", func() bool { return p.must("terms") == 1 })
 	h.restart()
 	if s := h.see("s"); s.State != api.Expired || s.Devices[0].Used != gib/2 {
 		t.Fatalf("%+v", s)

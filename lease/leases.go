@@ -162,12 +162,12 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 	var none T
 	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), advice.Start("gpuslice-leased")
 	if s.Address == "" && s.TLS != (TLS{}) {
-		return none, errors.New("a certificate is shown to a lease service on another machine: name its address, tls:HOST:PORT, too")
+		return none, errors.New("a certificate is for a lease service on another machine: name its address, too (tls:HOST:PORT)")
 	}
 	if s.Address != "" {
 		at, err := parseAddress(s.Address)
 		if err == nil && at.lease != "" {
-			err = fmt.Errorf("%q names a lease: tls:HOST:PORT is accepted", s.Address)
+			err = fmt.Errorf("%q names a lease: use tls:HOST:PORT", s.Address)
 		}
 		if err == nil {
 			credentials, err = s.TLS.credentials()

@@ -71,7 +71,7 @@ func lossOf(err error) *leasepb.Failure {
 	return &leasepb.Failure{
 		Code:    SyncFailed,
 		Message: fmt.Sprintf("the connection to the session's broker has ended: %s", status.Convert(err).Message()),
-		Advice:  "the session goes on; if the broker has ended, its buffers and modules are gone: allocate and load anew",
+		Advice:  "the session continues; if the broker has exited, its buffers and modules are lost: allocate and load them again",
 	}
 }
 

@@ -287,7 +287,7 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 		first, sent := s.sequence-uint64(len(s.waiting))+1, len(s.waiting)-len(s.outgoing)
 		n := reply.GetSequence() - first
 		if n >= uint64(sent) {
-			return errors.New("the broker answered what it was not asked")
+			return errors.New("the broker sent an answer without a request")
 		}
 		for _, c := range s.waiting[:n] {
 			if c.done != nil {

@@ -32,7 +32,7 @@ func (s *Session) Share(ctx context.Context, size int) (*Shared, error) {
 
 func (s *Session) share(ctx context.Context, size int) (*Shared, error) {
 	if s.directory == "" {
-		return nil, errors.New("share memory with a session: it is on another host")
+		return nil, errors.New("share memory with a session: the session is on another host")
 	}
 	connection, err := dialUnix(ctx, filepath.Join(s.directory, "shared.sock"))
 	if err != nil {

@@ -23,7 +23,7 @@ type TLS struct {
 
 func (t TLS) credentials() (credentials.TransportCredentials, error) {
 	if t.Certificate == "" || t.Key == "" || t.CA == "" {
-		return nil, errors.New("a lease service on another machine is asked with a certificate, its key, and the CA of that machine's certificate: name all three files")
+		return nil, errors.New("a lease service on another machine needs a certificate, its key, and the CA of that machine's certificate: name all three files")
 	}
 	own, err := tls.LoadX509KeyPair(t.Certificate, t.Key)
 	if err != nil {

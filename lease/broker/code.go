@@ -27,11 +27,11 @@ func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
 	bytes := uint64(len(image))
 	switch {
 	case bytes == 0:
-		return nil, "", invalid("a module without an image")
+		return nil, "", invalid("the module has no image")
 	case bytes > maxImage:
 		return nil, "", invalid("an image of %d bytes: it may have %d", bytes, maxImage)
 	case len(e.modules) >= maxModules:
-		return nil, "", advised(invalid("the session has %d modules, which is as many as it can have", maxModules), "unload some")
+		return nil, "", advised(invalid("the session has %d modules, which is the limit", maxModules), "unload some")
 	case bytes > maxImages-e.images:
 		return nil, "", advised(invalid("the images of the session's modules may have %d bytes together", maxImages), "unload some")
 	}
@@ -106,7 +106,7 @@ func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (b
 			shape.Block[0], shape.Block[1], shape.Block[2], l.GetKernel(), kernel.MaxThreads)
 	}
 	if shape.SharedBytes > math.MaxInt32 {
-		return failed(leasepb.Code_LAUNCH_FAILED, "%d bytes of shared memory: no device has that", shape.SharedBytes)
+		return failed(leasepb.Code_LAUNCH_FAILED, "%d bytes of shared memory: no device has that much", shape.SharedBytes)
 	}
 	if f := e.args.lay(kernel, l, find); f != nil {
 		return f
@@ -127,7 +127,7 @@ func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (b
 	case errors.Is(err, cuda.OutOfResources):
 		f.Advice = "use smaller blocks or less shared memory"
 	case errors.Is(err, cuda.InvalidValue):
-		f.Advice = "a grid has at most 2147483647 × 65535 × 65535 blocks, a block 1024 × 1024 × 64 threads and as much shared memory as the device lets it have"
+		f.Advice = "a grid has at most 2147483647 × 65535 × 65535 blocks; a block has at most 1024 × 1024 × 64 threads, and the shared memory that the device allows"
 	}
 	return f
 }

@@ -152,7 +152,7 @@ func (e *engine) lost(err error) *leasepb.Failure {
 	if e.followed {
 		e.gone = goesOn(e.why)
 	} else {
-		e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "%s, and the session ends", e.why), "begin another session; no other one is touched")
+		e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "%s; the session ends", e.why), "open another session; other sessions are not affected")
 		e.gone.Lost = true
 	}
 	return e.gone
@@ -160,16 +160,16 @@ func (e *engine) lost(err error) *leasepb.Failure {
 
 // goesOn is the failure for clients of a broker that ends and has a successor.
 func goesOn(what string) *leasepb.Failure {
-	f := failed(leasepb.Code_SYNC_FAILED, "%s; the session goes on under the same lease, with nothing in it", what)
+	f := failed(leasepb.Code_SYNC_FAILED, "%s; the session continues under the same lease, without its buffers and modules", what)
 	f.Lost = true
-	return advised(f, "connect again, allocate and load anew; no other session is touched")
+	return advised(f, "connect again, and allocate and load again; other sessions are not affected")
 }
 
 // notTaken counts memory that the driver failed to free: it stays allocated until the broker ends. Only the first case is
 // logged.
 func (e *engine) notTaken(what string, err error) {
 	if e.lost(err) == nil && e.stats.freesRefused.Add(1) == 1 {
-		e.log.Error("driver took no memory back: the session keeps it until its broker ends", "lease", e.lease, "what", what, "err", err)
+		e.log.Error("driver did not free memory: it stays charged to the session until its broker exits", "lease", e.lease, "what", what, "err", err)
 	}
 }
 

@@ -314,11 +314,11 @@ func TestTheOperatorIsToldOnceThatTheDriverTakesNothingBack(t *testing.T) {
 				t.Errorf("%d refused frees are counted", got)
 			}
 			if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "lease=lease-1") || !strings.Contains(got, "the driver") {
-				t.Errorf("the operator is told %q", got)
+				t.Errorf("logged for the operator: %q", got)
 			}
 		})
 	}
-	t.Run("a fault that took the context is told of by itself", func(t *testing.T) {
+	t.Run("a fault that destroyed the context is reported separately", func(t *testing.T) {
 		b := newBench(t)
 		asked := &leasepb.MemFree{Handle: b.alloc(100)}
 		b.device.fails["Free"] = failing("the driver", 700)
@@ -515,11 +515,11 @@ func TestWhatAFormerBrokerGaveIsNoHandleOfTheNext(t *testing.T) {
 			t.Errorf("%s: %v", name, f)
 		}
 	}
-	if f := b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.MemFree{}); !strings.Contains(f.GetMessage(), "never given") {
+	if f := b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.MemFree{}); !strings.Contains(f.GetMessage(), "never existed") {
 		t.Errorf("handle 0: %v", f)
 	}
 	b.device.fault = failing("a kernel", 700)
-	if f := b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "goes on under the same lease") || !strings.Contains(f.GetAdvice(), "connect again") {
+	if f := b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "continues under the same lease") || !strings.Contains(f.GetAdvice(), "connect again") {
 		t.Errorf("%v", f)
 	}
 }

@@ -62,7 +62,7 @@ func (d *fakeDevice) Alloc(size uint64) (cuda.Address, error) {
 		return 0, err
 	}
 	if size == 0 || size > fakeMemory {
-		panic(fmt.Sprintf("%d bytes are asked of the driver", size))
+		panic(fmt.Sprintf("%d bytes requested from the driver", size))
 	}
 	if size > d.room {
 		return 0, failing("cuMemAlloc_v2", cuda.OutOfMemory)

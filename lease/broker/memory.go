@@ -16,7 +16,7 @@ func (e *engine) alloc(bytes uint64) (uint64, buffer, *leasepb.Failure) {
 		return 0, buffer{}, invalid("a buffer of 0 bytes: it has at least 1")
 	}
 	if len(e.buffers) >= maxBuffers {
-		return 0, buffer{}, invalid("the session has %d buffers, which is as many as it can have", maxBuffers)
+		return 0, buffer{}, invalid("the session has %d buffers, which is the limit", maxBuffers)
 	}
 	b, f := e.take(bytes)
 	if f != nil {
@@ -38,7 +38,7 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 	switch {
 	case errors.Is(err, cuda.OutOfMemory):
 		f := noRoom(bytes, e.vram, current)
-		f.Message += ", but no piece that large is free: the driver rounds sizes above 1 MiB up to 2 MiB, code takes its part, and reserved memory can be in pieces"
+		f.Message += ", but no free piece is that large: the driver rounds sizes above 1 MiB up to 2 MiB, code takes a part, and reserved memory can be fragmented"
 		return buffer{}, f
 	case err != nil:
 		return buffer{}, e.driverFailed(leasepb.Code_ALLOC_FAILED, err)
@@ -73,13 +73,13 @@ func (e *engine) free(handle uint64) *leasepb.Failure {
 
 func (e *engine) noHandle(what string, handle uint64) *leasepb.Failure {
 	if handle != 0 && handle>>handleBits < e.number {
-		return advised(failed(leasepb.Code_INVALID_HANDLE, "%s %d is gone with the session's former broker: %s", what, handle, e.before), "allocate and load anew")
+		return advised(failed(leasepb.Code_INVALID_HANDLE, "%s %d was lost with the session's former broker: %s", what, handle, e.before), "allocate and load again")
 	}
 	return noHandle(what, handle)
 }
 
 func noHandle(what string, handle uint64) *leasepb.Failure {
-	return failed(leasepb.Code_INVALID_HANDLE, "the session has no %s %d: it was never given, or is gone", what, handle)
+	return failed(leasepb.Code_INVALID_HANDLE, "the session has no %s %d: it never existed, or was freed", what, handle)
 }
 
 func (b buffer) within(offset, bytes uint64) *leasepb.Failure {

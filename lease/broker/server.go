@@ -187,7 +187,7 @@ func (b *Broker) join() error {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	if b.clients >= b.config.Clients {
-		return refused(codes.ResourceExhausted, "the session has %d clients, which is as many as its lease lets it have", b.clients)
+		return refused(codes.ResourceExhausted, "the session has %d clients, which is the limit of its lease", b.clients)
 	}
 	b.clients++
 	if b.linger != nil {

@@ -304,7 +304,7 @@ func TestClientsOfABrokerThatIsFollowedAreToldThatTheSessionGoesOn(t *testing.T)
 		t.Errorf("%v, %v", header, err)
 	}
 	s.stop(ExitLoadTimeout, "it took long")
-	if _, err = stream.Recv(); !strings.Contains(err.Error(), "it took long; the session goes on under the same lease") {
+	if _, err = stream.Recv(); !strings.Contains(err.Error(), "it took long; the session continues under the same lease") {
 		t.Error(err)
 	}
 	for _, code := range []int{0, ExitLinger} {

@@ -12,7 +12,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 	for _, b := range s.GetBuffers() {
 		in += uint64(len(b.GetData()))
 		if uint64(len(b.GetData())) > b.GetBytes() {
-			return invalid("a buffer of %d bytes that begins with %d", b.GetBytes(), len(b.GetData()))
+			return invalid("a buffer of %d bytes has %d bytes of initial data", b.GetBytes(), len(b.GetData()))
 		}
 		if b.GetOut() {
 			if b.GetBytes() > maxData {

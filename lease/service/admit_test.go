@@ -90,7 +90,7 @@ func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T)
 		go acquire(alice)
 	}
 	for range more {
-		if err := await.Value(t, "a call is refused", answers); codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "as many as a user may at one time") {
+		if err := await.Value(t, "a call is refused", answers); codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "the limit for each user") {
 			t.Error(err)
 		}
 	}
@@ -129,7 +129,7 @@ func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
 	b, began := newBench(t, "writes"), time.Now()
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	eventually(t, "it has ended", func() bool { b.connects(id); return b.shown(id).GetRestarts() > 0 })
-	eventually(t, "that is logged", func() bool { return strings.Contains(b.log.String(), "ended by itself") })
+	eventually(t, "that is logged", func() bool { return strings.Contains(b.log.String(), "exited unexpectedly") })
 	for line := range strings.Lines(b.log.String()) {
 		switch {
 		case strings.HasPrefix(line, "time=2026-01-01"):
@@ -138,7 +138,7 @@ func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
 			t.Error("a control character is in the log")
 		case strings.Contains(line, "a broker wrote") && (len(line) > 2*lineBytes || !strings.Contains(line, "lease="+id)):
 			t.Errorf("%.200s", line)
-		case strings.Contains(line, "ended by itself") && (!strings.Contains(line, `its last words"`) || len(line) > 2*lastBytes):
+		case strings.Contains(line, "exited unexpectedly") && (!strings.Contains(line, `its last words"`) || len(line) > 2*lastBytes):
 			t.Errorf("%d bytes: %.200s", len(line), line)
 		}
 	}

@@ -31,7 +31,7 @@ import (
 
 // begin creates all parts of a lease. After a failure the caller must call end.
 func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.AcquireRequest) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("its broker did not serve within %s", startTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("its broker did not start within %s", startTimeout))
 	defer cancel()
 	dir := s.dirOf(l.ID)
 	l.Acquired = time.Now().UTC()
@@ -116,7 +116,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		return err
 	})
 	if err != nil && !l.process.Alive() {
-		return reply, errors.New("the lease's broker ended before it was admitted: ask again; if it ends again, the log of gpuslice-leased says why")
+		return reply, errors.New("the lease's broker exited before it was admitted: request again; if it exits again, see the log of gpuslice-leased")
 	}
 	if err == nil {
 		l.Generation = reply.Slice.Generation
@@ -159,7 +159,7 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 		if err != nil {
 			_ = l.process.Signal(syscall.SIGKILL) // before it reads the end of its configuration
 			if words := l.child.output.words(); words != "" {
-				s.logOf(l.UID).Info("a broker that did not serve wrote", "lease", l.ID, "output", words)
+				s.logOf(l.UID).Info("a broker that failed to start wrote", "lease", l.ID, "output", words)
 			}
 		}
 		l.child.config.Close()
@@ -278,7 +278,7 @@ func (c *child) tell(ctx context.Context, config broker.Config) error {
 	}
 	defer c.within(ctx)()
 	if _, err := c.config.Write(text); err != nil && !errors.Is(err, syscall.EPIPE) {
-		return errors.Join(context.Cause(ctx), fmt.Errorf("tell the broker what it is for: %w", err))
+		return errors.Join(context.Cause(ctx), fmt.Errorf("send the broker its configuration: %w", err))
 	}
 	return c.config.Close()
 }
@@ -292,10 +292,10 @@ func (c *child) serve(ctx context.Context) error {
 	}
 	var ready broker.Ready
 	if err != nil || json.Unmarshal(line, &ready) != nil {
-		return errors.New("its broker ended before it served: the log of gpuslice-leased says why")
+		return errors.New("its broker exited before it served: see the log of gpuslice-leased")
 	}
 	if ready.Error != "" {
-		return fmt.Errorf("its broker cannot serve: %s", ready.Error)
+		return fmt.Errorf("its broker failed to start: %s", ready.Error)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (c *certificates) current() (*tls.Config, string) {
 		c.stamps = stamps
 		config, host, err := c.files.read()
 		if err != nil {
-			c.log.Error("the new certificates cannot be used: the former ones are", "err", err)
+			c.log.Error("the new certificates cannot be used: the former ones stay in use", "err", err)
 		} else {
 			c.config, c.host = config, host
 			c.log.Info("certificates read again", "host", host)
@@ -83,7 +83,7 @@ func (f TLSFiles) read() (*tls.Config, string, error) {
 	if info, err := os.Stat(f.Key); err != nil {
 		return nil, "", fmt.Errorf("leases.tls_key: %w", err)
 	} else if info.Mode().Perm()&0o007 != 0 {
-		return nil, "", fmt.Errorf("leases.tls_key: %s has mode %04o: a file that not everybody may use is accepted (chmod 600)", f.Key, info.Mode().Perm())
+		return nil, "", fmt.Errorf("leases.tls_key: %s has mode %04o, which lets every user read or write it: chmod 600", f.Key, info.Mode().Perm())
 	}
 	pair, err := tls.LoadX509KeyPair(f.Certificate, f.Key)
 	if err != nil {
@@ -118,5 +118,5 @@ func hostOf(c *x509.Certificate) (string, error) {
 	if len(c.IPAddresses) > 0 {
 		return c.IPAddresses[0].String(), nil
 	}
-	return "", errors.New("it is for no host: one with the host's DNS name or IP address as a subject alternative name is accepted")
+	return "", errors.New("it names no host: use one with the host's DNS name or IP address as a subject alternative name")
 }

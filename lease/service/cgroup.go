@@ -78,7 +78,7 @@ func openCgroups(name string, b Bounds, log *slog.Logger) (*cgroups, error) {
 			for _, controller := range here {
 				for _, dir := range []string{m.Mountpoint, h.dir} {
 					if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
-						return nil, fmt.Errorf("hand controller %s down to the brokers: %w", controller, err)
+						return nil, fmt.Errorf("enable controller %s for the brokers' cgroups: %w", controller, err)
 					}
 				}
 			}
@@ -92,7 +92,7 @@ func openCgroups(name string, b Bounds, log *slog.Logger) (*cgroups, error) {
 	}
 	for _, controller := range []string{"memory", "pids"} {
 		if !bound[controller] {
-			log.Warn("this host bounds no broker: it has no such controller of cgroups", "controller", controller)
+			log.Warn("brokers run without this limit: the host has no such cgroup controller", "controller", controller)
 		}
 	}
 	return g, nil
@@ -125,7 +125,7 @@ func (g *cgroups) make(id string) error {
 		}
 		for file, value := range h.files {
 			if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0); err != nil {
-				return fmt.Errorf("bound the broker: %w", err)
+				return fmt.Errorf("limit the broker: %w", err)
 			}
 		}
 	}

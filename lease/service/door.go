@@ -170,7 +170,7 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 	if r.refusal != nil {
 		name = "" // all unknown users count as one
 		d.refused(refusedUser)
-		d.log.Warn("a client on another machine is no user of this host", "remote", r.who.remote, "err", r.refusal)
+		d.log.Warn("a client on another machine has the certificate of no user of this host", "remote", r.who.remote, "err", r.refusal)
 	}
 	if !d.enter(name) {
 		d.refused(refusedPlaces)
@@ -260,26 +260,26 @@ func (r *remote) Close() error {
 // userOf returns the user of this host named by a certificate.
 func userOf(name string) (Peer, error) {
 	nobody := func(why string) (Peer, error) {
-		return Peer{}, failed(leasepb.Code_REFUSED, "", "the certificate is %.80q's (its common name), %s: one of a user of this host, but root, is accepted", name, why)
+		return Peer{}, failed(leasepb.Code_REFUSED, "", "the certificate's common name %.80q %s: use a certificate that names a user of this host other than root", name, why)
 	}
 	if !isUserName(name) {
-		return nobody("which is no user's name")
+		return nobody("is not a valid user name")
 	}
 	u, err := user.Lookup(name)
 	var unknown user.UnknownUserError
 	if errors.As(err, &unknown) {
-		return nobody("who is no user of this host")
+		return nobody("is not a user of this host")
 	}
 	if err != nil {
 		return Peer{}, failed(leasepb.Code_REFUSED, "", "user %q cannot be looked up: %v", name, err)
 	}
 	uid, err := id(u.Uid)
 	if err != nil || uid == 0 || u.Username != name {
-		return nobody("who is root here")
+		return nobody("is root on this host")
 	}
 	gid, err := id(u.Gid)
 	if err != nil {
-		return nobody("who has no group")
+		return nobody("is a user without a group")
 	}
 	who := Peer{UID: uid, Groups: []uint32{gid}}
 	groups, err := u.GroupIds()

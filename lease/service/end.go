@@ -19,7 +19,7 @@ import (
 const (
 	reasonDropped = "it was dropped"
 	reasonExpired = "its time was over"
-	reasonLinger  = "nobody was connected any more"
+	reasonLinger  = "no client was connected any more"
 
 	reasonReleased = "its slice was released"
 )
@@ -70,7 +70,7 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	killpoint.Pass("end.released")
 	// Last: the next service finds an unfinished end by the directory.
 	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {
-		s.Log.Error("remove a lease's directory", "lease", l.ID, "err", err)
+		s.Log.Error("removing a lease's directory failed", "lease", l.ID, "err", err)
 	}
 	killpoint.Pass("end.removed")
 	l.mu.Lock()
@@ -100,7 +100,7 @@ func (s *Service) mark(l *lease, o over) {
 	}
 	l.Over = &o
 	if err := l.put(s.dirOf(l.ID)); err != nil {
-		s.Log.Error("store that a lease ends", "lease", l.ID, "err", err)
+		s.Log.Error("recording that a lease ends failed", "lease", l.ID, "err", err)
 	}
 }
 
@@ -123,7 +123,7 @@ func (s *Service) stop(l *lease) {
 
 func (s *Service) clear(id string) {
 	if err := s.cgroups.remove(id, endTimeout); err != nil {
-		s.Log.Error("remove a broker's cgroup: the next service tries it again", "lease", id, "err", err)
+		s.Log.Error("removing a broker's cgroup failed: the next service tries again", "lease", id, "err", err)
 	}
 }
 
@@ -136,6 +136,6 @@ func (s *Service) release(l *lease) {
 	defer cancel()
 	_, err := s.Enforcer.Release(ctx, l.ID, l.Generation, true)
 	if err != nil && !errors.Is(err, api.ErrNotFound) {
-		s.Log.Warn("a lease's slice was not released: the enforcer does that by itself", "lease", l.ID, "err", err)
+		s.Log.Warn("releasing a lease's slice failed: the enforcer releases it by itself", "lease", l.ID, "err", err)
 	}
 }

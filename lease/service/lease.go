@@ -209,7 +209,7 @@ func (s *Service) takeUp() error {
 	}
 	for _, id := range s.cgroups.list() {
 		if s.leases[id] == nil {
-			s.Log.Info("ending what is in a cgroup of no lease", "lease", id)
+			s.Log.Info("killing the processes in a cgroup that belongs to no lease", "lease", id)
 			s.clear(id)
 		}
 	}

@@ -57,21 +57,21 @@ func newCounts() counts {
 	c := counts{
 		registry: prometheus.NewRegistry(),
 		acquired: counter("acquired_total", "Leases that were acquired."),
-		refused:  counter("refused_total", "Leases that were asked for and not acquired."),
-		renewals: counter("renewed_total", "Leases that were renewed; one can be often."),
+		refused:  counter("refused_total", "Requests for a lease that were refused or failed."),
+		renewals: counter("renewed_total", "Renewals of leases."),
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_lease_ended_total",
-			Help: "Leases that ended, by cause: dropped, expired, linger (nobody was connected any more), failed (it could not go on), or other.",
+			Help: "Leases that ended, by cause: dropped, expired, linger (no client was connected for that time), failed (it could not continue), or other.",
 		}, []string{"cause"}),
 		brokers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_lease_broker_ends_total",
-			Help: "Brokers that ended by themselves, which another one follows, by cause: fault (of a kernel), load (a module that took too long), or other.",
+			Help: "Brokers that exited unexpectedly and were replaced, by cause: fault (of a kernel), load (a module that took too long), or other.",
 		}, []string{"cause"}),
 		granted: &granted{seconds: make(map[string]float64), live: make(map[*lease]bool)},
 	}
 	c.remote = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "gpuslice_lease_remote_refused_total",
-		Help: "Connections from other machines that were refused, by cause: handshake (no TLS 1.3, or no certificate that is accepted), user (of nobody on this host), places (too many).",
+		Help: "Connections from other machines that were refused, by cause: handshake (no TLS 1.3, or no accepted certificate), user (the certificate names no user of this host), places (too many connections).",
 	}, []string{"cause"})
 	for _, cause := range []string{refusedHandshake, refusedUser, refusedPlaces} {
 		c.remote.WithLabelValues(cause)
@@ -103,7 +103,7 @@ func (c *counts) refuseRemote(cause string) { c.remote.WithLabelValues(cause).In
 // remoteClients exports the number of connections from other machines. maxRemote limits its series.
 type remoteClients struct{ door *atomic.Pointer[door] }
 
-var remoteDesc = prometheus.NewDesc("gpuslice_lease_remote_connections", "Connections from other machines, by the user whom their certificate names.", []string{"user"}, nil)
+var remoteDesc = prometheus.NewDesc("gpuslice_lease_remote_connections", "Connections from other machines, by the user that their certificate names.", []string{"user"}, nil)
 
 // Describe implements prometheus.Collector.
 func (r *remoteClients) Describe(to chan<- *prometheus.Desc) { to <- remoteDesc }

@@ -57,7 +57,7 @@ func peerOf(ctx context.Context) (Peer, error) {
 			return who, nil
 		}
 	}
-	return Peer{}, failed(leasepb.Code_REFUSED, "", "the kernel does not report who asks")
+	return Peer{}, failed(leasepb.Code_REFUSED, "", "the kernel does not report the client's process")
 }
 
 const (

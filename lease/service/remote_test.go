@@ -433,7 +433,7 @@ func TestFilesThatCannotBeUsedAreOneSentence(t *testing.T) {
 		{TLSFiles{files.Certificate, a.path("ca.key"), files.ClientCA}, []string{"does not match"}},
 		{TLSFiles{files.Certificate, write("open.key", string(text), 0o644), files.ClientCA}, []string{"mode 0644", "chmod 600"}},
 		{TLSFiles{files.Certificate, files.Key, write("empty", "nothing", 0o600)}, []string{"leases.tls_client_ca", "PEM"}},
-		{TLSFiles{a.path("nameless.pem"), a.path("nameless.key"), files.ClientCA}, []string{"for no host", "alternative name"}},
+		{TLSFiles{a.path("nameless.pem"), a.path("nameless.key"), files.ClientCA}, []string{"names no host", "alternative name"}},
 	} {
 		_, err := openCertificates(c.files, nil)
 		for _, says := range c.says {

@@ -147,7 +147,7 @@ func serveRemote(t *testing.T, s *Service, a *authority) *remoteHost {
 				t.Error(err)
 			}
 		case <-time.After(await.Patience):
-			t.Error("it goes on serving other machines")
+			t.Error("it still serves other machines")
 		}
 	})
 	eventually(t, "other machines are served", func() bool { return s.remote.Load() != nil })

@@ -43,7 +43,7 @@ func (s *Service) mind(l *lease) {
 		if l.child != nil {
 			args = append(args, "output", l.child.output.words())
 		}
-		s.Log.Warn("a lease's broker ended by itself", args...)
+		s.Log.Warn("a lease's broker exited unexpectedly", args...)
 		s.counts.brokerEnded(cause)
 		exited = s.follow(l, reason)
 	}
@@ -58,18 +58,18 @@ func (s *Service) whyExited(l *lease) (cause, reason string) {
 		return causeExpired, reasonExpired
 	}
 	if l.child == nil {
-		return causeOther, "it ended, and its exit code is not known: it was another lease service's"
+		return causeOther, "it exited; its exit code is not known, because a former lease service started it"
 	}
 	state := l.child.command.ProcessState
 	switch state.ExitCode() {
 	case broker.ExitLinger:
 		return causeLinger, reasonLinger
 	case broker.ExitContext:
-		return causeFault, "a device fault took its context"
+		return causeFault, "a device fault destroyed its context"
 	case broker.ExitLoadTimeout:
 		return causeLoad, fmt.Sprintf("a module took longer to load than load_timeout (%s)", l.Session.LoadTimeout)
 	case 0:
-		return causeOther, "it was asked to end"
+		return causeOther, "it was stopped by SIGTERM"
 	}
 	return causeOther, state.String()
 }
@@ -97,8 +97,8 @@ func (s *Service) follow(l *lease, reason string) chan struct{} {
 		case l.live.Err() != nil:
 			return nil
 		}
-		s.Log.Warn("no other broker could be started: it is tried again", "lease", l.ID, "err", err)
-		reason = "another one could not be started, which is tried again: " + err.Error()
+		s.Log.Warn("starting another broker failed: trying again", "lease", l.ID, "err", err)
+		reason = "starting another broker failed, trying again: " + err.Error()
 	}
 }
 
@@ -135,12 +135,12 @@ func (s *Service) endIfLive(l *lease, reason string) {
 	s.end(l, state, reason)
 }
 
-var errTooOften = fmt.Errorf("its brokers ended by themselves %d times, which is as often as is accepted", broker.MaxBrokers)
+var errTooOften = fmt.Errorf("its brokers exited unexpectedly %d times, which is the limit", broker.MaxBrokers)
 
 func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	l.starting.Lock()
 	defer l.starting.Unlock()
-	ctx, cancel := context.WithTimeoutCause(l.live, startTimeout, fmt.Errorf("it did not serve within %s", startTimeout))
+	ctx, cancel := context.WithTimeoutCause(l.live, startTimeout, fmt.Errorf("it did not start within %s", startTimeout))
 	defer cancel()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

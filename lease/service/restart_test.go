@@ -81,10 +81,10 @@ func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) 
 		how, reason string
 		end         func(b *bench, id string)
 	}{
-		"killed":       {"", "signal: killed", func(b *bench, id string) { b.kill(b.recordOf(id).PID) }},
-		"asked to end": {"", "signal: terminated", func(b *bench, id string) { _ = syscall.Kill(b.recordOf(id).PID, syscall.SIGTERM) }},
-		"a fault":      {"faults", "a device fault took its context", func(b *bench, id string) { b.connects(id) }},
-		"a long load":  {"loads", "a module took longer to load than load_timeout (1s)", func(b *bench, id string) { b.connects(id) }},
+		"killed":             {"", "signal: killed", func(b *bench, id string) { b.kill(b.recordOf(id).PID) }},
+		"stopped by SIGTERM": {"", "signal: terminated", func(b *bench, id string) { _ = syscall.Kill(b.recordOf(id).PID, syscall.SIGTERM) }},
+		"a fault":            {"faults", "a device fault destroyed its context", func(b *bench, id string) { b.connects(id) }},
+		"a long load":        {"loads", "a module took longer to load than load_timeout (1s)", func(b *bench, id string) { b.connects(id) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.how)
@@ -100,7 +100,7 @@ func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) 
 			want := before.Session
 			want.Number, want.Before = 1, c.reason
 			if got := after.Session; got.Number != want.Number || got.Before != want.Before || got.Token != want.Token || got.VRAM != want.VRAM || !got.Followed {
-				t.Errorf("it was told %+v, the one before %+v", got, before.Session)
+				t.Errorf("the new broker received %+v, the former one %+v", got, before.Session)
 			}
 			if after.PID == before.PID || after.BrokerUID != before.BrokerUID || after.Generation != slice || len(b.enforcer.requests) != 2 {
 				t.Errorf("%+v, and before %+v", after, before)
@@ -145,7 +145,7 @@ func TestOneThatFaultsInALoopIsStartedAtAPaceAndTouchesNoOther(t *testing.T) {
 
 func TestABrokerThatCannotBeStartedAgainIsShownAndDroppedAtOnce(t *testing.T) {
 	for how, want := range map[string]string{
-		"later refuses": "another one could not be started, which is tried again: its broker cannot serve: there is no GPU",
+		"later refuses": "starting another broker failed, trying again: its broker failed to start: there is no GPU",
 		"later mute":    "signal: killed",
 	} {
 		await.Once(t, how+": a drop", atOnce, func() time.Duration {

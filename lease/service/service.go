@@ -298,7 +298,7 @@ func (s *Service) enter(l *lease) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.leases) >= s.MaxLeases {
-		return failed(leasepb.Code_REFUSED, "drop one, or ask the operator for more (max_leases)", "there are %d leases, as many as may be at one time", len(s.leases))
+		return failed(leasepb.Code_REFUSED, "drop one, or ask the operator for more (max_leases)", "there are %d leases, the limit of this service", len(s.leases))
 	}
 	used := make(map[uint32]bool)
 	for _, other := range s.leases {
@@ -320,7 +320,7 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 		return nil, err
 	}
 	if r.GetTtl() == nil {
-		return nil, invalid("the request says no ttl: how long shall the lease live from now on?")
+		return nil, invalid("the request has no ttl: give the lease's new time to live, counted from now")
 	}
 	l, err := s.own(who, r.GetId())
 	if err != nil {
@@ -333,7 +333,7 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 	}
 	renewed, err := s.Enforcer.Renew(ctx, l.ID, api.RenewRequest{TTL: &ttl})
 	if errors.Is(err, api.ErrExpired) || errors.Is(err, api.ErrNotFound) {
-		return nil, failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "the time of lease %s is over", l.ID)
+		return nil, failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "lease %s has expired", l.ID)
 	}
 	if err != nil {
 		return nil, refusal(err)

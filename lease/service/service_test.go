@@ -116,7 +116,7 @@ func TestADropTakesATenthOfASecond(t *testing.T) {
 
 func TestWhatCannotBeAcquiredLeavesNothing(t *testing.T) {
 	for how, want := range map[string]string{
-		"dies":    "its broker ended before it served",
+		"dies":    "its broker exited before it served",
 		"refuses": "there is no GPU",
 	} {
 		b := newBench(t, how)
@@ -180,7 +180,7 @@ func TestABrokerThatIsKilledAtOnceIsNotTheUsersFault(t *testing.T) {
 	b := newBench(t, "")
 	b.enforcer.set(func() { b.enforcer.killing = true })
 	_, err := b.Acquire(context.Background(), as(alice), &leasepb.AcquireRequest{Vram: 1 << 20})
-	if code := codeOf(err); code == leasepb.Code_INVALID_REQUEST || !strings.Contains(err.Error(), "ask again") {
+	if code := codeOf(err); code == leasepb.Code_INVALID_REQUEST || !strings.Contains(err.Error(), "request again") {
 		t.Errorf("%v: %v", code, err)
 	}
 	b.nothingIsLeft()
@@ -333,7 +333,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	}
 	b.enforcer.set(func() { delete(b.enforcer.slices, dead.GetId()) })
 	b.start()
-	eventually(t, "the one with a slice has a broker", func() bool { return b.recordOf(orphan.GetId()).Session.Number == 1 && b.serves(orphan.GetId()) })
+	eventually(t, "the lease with a slice has a broker", func() bool { return b.recordOf(orphan.GetId()).Session.Number == 1 && b.serves(orphan.GetId()) })
 	if after := b.configOf(orphan.GetId()); after.Token != b.tokenOf(orphan.GetId()) {
 		t.Errorf("%+v", after)
 	}
@@ -345,7 +345,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	if b.configOf(keep.GetId()).Token != before.Token {
 		t.Error("another token")
 	}
-	eventually(t, "the one without has ended", func() bool { return b.shown(dead.GetId()).GetState() == leasepb.Lease_FAILED })
+	eventually(t, "the lease without one has ended", func() bool { return b.shown(dead.GetId()).GetState() == leasepb.Lease_FAILED })
 	if n := len(b.cgroups.list()); n != 2 {
 		t.Errorf("%d cgroups", n)
 	}
@@ -394,7 +394,7 @@ func TestLeasesAreBounded(t *testing.T) {
 			switch {
 			case err == nil:
 				granted++
-			case codeOf(err) == leasepb.Code_REFUSED && strings.Contains(err.Error(), "as many as may be"):
+			case codeOf(err) == leasepb.Code_REFUSED && strings.Contains(err.Error(), "the limit of this service"):
 				refused++
 			default:
 				t.Error(err)

@@ -43,7 +43,7 @@ var sessionMetrics = []sessionMetric{
 	sessionCounter("launch_failures_total", "Launches of the session that failed.", (*leasepb.StatsReply).GetLaunchFailures),
 	sessionCounter("syncs_total", "Syncs of the session.", (*leasepb.StatsReply).GetSyncs),
 	sessionCounter("sync_failures_total", "Syncs of the session that failed: a kernel before them did.", (*leasepb.StatsReply).GetSyncFailures),
-	sessionCounter("frees_refused_total", "Buffers and modules that the driver did not take back from the session: they stay its own until its broker ends.", (*leasepb.StatsReply).GetFreesRefused),
+	sessionCounter("frees_refused_total", "Buffers and modules that the driver did not free: they stay charged to the session until its broker exits.", (*leasepb.StatsReply).GetFreesRefused),
 	sessionCounter("written_bytes_total", "Bytes that clients have written to the session's memory.", (*leasepb.StatsReply).GetWritten),
 	sessionCounter("read_bytes_total", "Bytes that clients have read from the session's memory.", (*leasepb.StatsReply).GetRead),
 }

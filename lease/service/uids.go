@@ -43,7 +43,7 @@ func checkUIDs(first, last uint32) error {
 			begin, err := strconv.ParseUint(from, 10, 32)
 			n, err2 := strconv.ParseUint(count, 10, 32)
 			if err == nil && err2 == nil && n > 0 && begin <= uint64(last) && begin+n > uint64(first) {
-				return fmt.Errorf("leases.uids = \"%d-%d\": %s gives ids from %d on to %s: a range is accepted that is nobody's", first, last, path, begin, fields[0])
+				return fmt.Errorf("leases.uids = \"%d-%d\": %s gives ids from %d on to %s: choose a range that no user has", first, last, path, begin, fields[0])
 			}
 		}
 	}

@@ -112,7 +112,7 @@ func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
 		}
 	}
 	expect.NoError(t, works(s, 16*mib))
-	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault took its context" {
+	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault destroyed its context" {
 		t.Errorf("%+v, %v", l, err)
 	}
 }

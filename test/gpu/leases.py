@@ -157,7 +157,7 @@ def faults(leases):
     stop.set()
     thread.join()
     check("an illegal address in lease after lease", codes == {"SYNC_FAILED"}, f"{sorted(codes)}")
-    check("each of these leases has another broker", followed == {"active, 1 time: a device fault took its context"}, sorted(followed))
+    check("each of these leases has another broker", followed == {"active, 1 time: a device fault destroyed its context"}, sorted(followed))
     check("and works again", again == [RIGHT] * 5, again)
     check("the other lease's results are right all the time", right[0] > 0 and not wrong, f"{right[0]} right, {len(wrong)} wrong")
     session.close()

@@ -56,7 +56,7 @@ class TLS:
         texts = []
         for path in (self.ca, self.key, self.certificate):
             if not path:
-                raise ValueError("another machine is asked with a certificate, its key, and the CA of that machine's certificate: "
+                raise ValueError("a lease service on another machine needs a certificate, its key, and the CA of that machine's certificate: "
                                  "name all three files")
             with open(path, "rb") as file:
                 texts.append(file.read())
@@ -157,7 +157,7 @@ class Service:
     def _call(self, method: str, request: Any, reply: str = "Lease", timeout: Optional[float] = None) -> Any:
         channel, _, lease = connect(self.address, self.tls)
         if lease:
-            raise ValueError(f"{self.address!r} names a lease: tls:HOST:PORT is accepted")
+            raise ValueError(f"{self.address!r} names a lease: use tls:HOST:PORT")
         with channel:
             call = channel.unary_unary("/gpuslice.lease.v1.Leases/" + method, request_serializer=type(request).SerializeToString,
                                        response_deserializer=getattr(_wire, reply).FromString)

@@ -254,7 +254,7 @@ class Stream:
             except grpc.RpcError as error:
                 loss = self._of(error)
             except IndexError:
-                loss = Error("the broker answered what it was not asked")
+                loss = Error("the broker sent an answer without a request")
             call = self._follow(loss)
 
     def _follow(self, loss: Error) -> Any:
@@ -263,7 +263,7 @@ class Stream:
             return self.end(loss)
         if isinstance(loss, Unreachable):
             loss = SyncFailed("the connection to the session's broker was lost: " + loss.message,
-                              advice="the session goes on; if the broker has ended, its arrays and modules are gone: make them anew")
+                              advice="the session continues; if the broker has exited, its arrays and modules are lost: create them again")
         with self._lock:
             self._held.clear()
             if not self._leave(loss) and self._unsynced:
