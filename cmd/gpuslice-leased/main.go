@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return nil
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("it has to run as root: each broker has a user id of its own")
+		return errors.New("it must run as root, because each broker has a user id of its own")
 	}
 	c, err := config.Load(*file)
 	if err != nil {

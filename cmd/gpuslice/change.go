@@ -18,7 +18,7 @@ import (
 func setCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "set",
-		Usage:     "change the quota, or the time, of a slice that runs",
+		Usage:     "change the quota or the time to live of a running slice",
 		ArgsUsage: "ID",
 		Description: `ID may be the beginning of a slice's or a container's id, or a name. A quota counts from the next allocation
 on; a slice that holds more than that keeps it and gets nothing, which ps shows as "over".
@@ -35,7 +35,7 @@ refused, like when a slice begins.
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated"},
-			&cli.StringSliceFlag{Name: "drop", Usage: "UUID or index of a `DEVICE` whose own quota goes: that on all devices counts there; may be repeated"},
+			&cli.StringSliceFlag{Name: "drop", Usage: "UUID or index of a `DEVICE`: drop its own quota, so that the quota for all devices applies there; may be repeated"},
 			&cli.StringFlag{Name: "ttl", Usage: "it expires after this `DURATION` from now, such as 90s, 30m, 12h or 7d; never, or 0, for no end"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
@@ -103,7 +103,7 @@ func noteOwn(c *cli.Context, has, asked []api.Quota) {
 	}
 	for _, own := range has {
 		if own.Device != api.AllDevices {
-			fmt.Fprintf(c.App.ErrWriter, "gpuslice: device %s keeps the quota of its own, %s: --device all changes that, too\n", own.Device, api.Share{Bytes: own.Bytes, Percent: own.Percent})
+			fmt.Fprintf(c.App.ErrWriter, "gpuslice: device %s keeps its own quota, %s: --device all changes that, too\n", own.Device, api.Share{Bytes: own.Bytes, Percent: own.Percent})
 		}
 	}
 }
@@ -111,13 +111,13 @@ func noteOwn(c *cli.Context, has, asked []api.Quota) {
 func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
 	r.Drop = c.StringSlice("drop")
 	if !c.IsSet("vram") && !c.IsSet("ttl") && len(r.Drop) == 0 {
-		return r, errors.New("what is to be changed? For example --vram 6G, or --ttl 1h")
+		return r, errors.New("nothing to change: give, for example, --vram 6G or --ttl 1h")
 	}
 	if c.IsSet("device") && !c.IsSet("vram") {
-		return r, errors.New("--device says where --vram is for, which is missing")
+		return r, errors.New("--device needs --vram, the quota for that device")
 	}
 	if all := slices.Contains(c.StringSlice("device"), everyDevice); all && (len(c.StringSlice("device")) > 1 || len(r.Drop) > 0) {
-		return r, errors.New("--device all is every device, and leaves no quota to drop: leave the other --device, and --drop, out")
+		return r, errors.New("--device all means every device, so no other --device and no --drop can be given: leave them out")
 	}
 	if c.IsSet("vram") {
 		if r.Quotas, err = quotaFlags(c); err != nil {

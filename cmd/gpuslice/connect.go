@@ -103,7 +103,7 @@ func showToken(c *cli.Context) error {
 // without access to the file can get the token without exposing it in arguments or the environment.
 func readToken(from string) (id string, token api.Token, err error) {
 	if from == "" {
-		return "", "", errors.New("a file with a session's token is accepted, or the number of a descriptor that is open for one")
+		return "", "", errors.New("give a file with a session's token, or the number of an open descriptor of one")
 	}
 	var file *os.File
 	if fd, err := strconv.ParseUint(from, 10, 31); err == nil {

@@ -73,10 +73,10 @@ func TestTheConfigurationNamesTheSocket(t *testing.T) {
 	}
 	t.Setenv("GPUSLICE_SOCKET", "")
 	os.Unsetenv("GPUSLICE_SOCKET")
-	if out, _, _ := cliRun("doctor", "--config", file); !strings.Contains(out, "nobody answers on "+filepath.Join(dir, "missing")) {
+	if out, _, _ := cliRun("doctor", "--config", file); !strings.Contains(out, "no enforcer answers on "+filepath.Join(dir, "missing")) {
 		t.Error(out)
 	}
-	if out, _, _ := cliRun("--socket", filepath.Join(dir, "other"), "doctor", "--config", file); !strings.Contains(out, "nobody answers on "+filepath.Join(dir, "other")) {
+	if out, _, _ := cliRun("--socket", filepath.Join(dir, "other"), "doctor", "--config", file); !strings.Contains(out, "no enforcer answers on "+filepath.Join(dir, "other")) {
 		t.Error(out)
 	}
 }

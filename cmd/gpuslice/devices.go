@@ -13,7 +13,7 @@ import (
 func devicesCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "devices",
-		Usage:     "list the devices of this host: what of them is used, given and free",
+		Usage:     "list the devices of this host: memory used, granted and free",
 		ArgsUsage: " ",
 		Description: `USED is what the driver says is in use, by whomever, and OUTSIDE what processes of no slice hold
 of that; they are listed below. GIVEN is what slices were promised, whether they use it or not, FREE what

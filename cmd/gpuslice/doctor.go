@@ -26,7 +26,7 @@ import (
 func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
-		Usage: "say whether this host is ready, and what to do if not",
+		Usage: "check whether this host is ready, and say what to do if not",
 		Description: `It only looks. The exit code is 1 if anything fails. A check that only root can make is
 skipped for other users, and says so; sudo gpuslice doctor makes them all.
 

@@ -37,7 +37,7 @@ started; then whoever has most of them loses the oldest for each new one.
    gpuslice events --json |
       jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, through restarts of gpusliced, until interrupted"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "follow new events, also after gpusliced restarts, until interrupted"},
 			&cli.IntFlag{Name: "n", Usage: "only the last `N` of the events that are kept", DefaultText: "all"},
 			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
 			manual.StringsOf{Values: filterWords(show.EventTable.FilterKeys()), StringSliceFlag: &cli.StringSliceFlag{Name: "filter", Usage: "only events with `KEY=VALUE`, of the keys " + strings.Join(show.EventTable.FilterKeys(), ", ") + "; may be repeated"}},

@@ -110,7 +110,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"set x --vrma 4G", "did you mean --vram?"},
 		{"inspect x --jsn", "did you mean --json?"},
 		{"set", "set takes one ID"},
-		{"set x", "what is to be changed?"},
+		{"set x", "nothing to change: give"},
 		{"set x --vram 500", `"500" has no unit: 500m was probably meant`},
 		{"renew x 5", "is not a time to live"},
 		{"pool create llm", "--vram is missing"},
@@ -121,7 +121,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"ps -y", "there is no flag -y (see `gpuslice ps --help`)"},
 		{"lease acquire --vram", "--vram needs a value (see `gpuslice lease acquire --help`)"},
 		{"inspect x --filter", "there is no flag --filter"},
-		{"set x --vram 4 G", `set takes one ID: ` + "`gpuslice ps`" + ` lists them; "G" is too much`},
+		{"set x --vram 4 G", `set takes one ID: ` + "`gpuslice ps`" + ` lists them; unexpected argument "G"`},
 		{"--help frobnicate", "No help topic for 'frobnicate'"},
 	} {
 		if _, said, code := cliRun(strings.Fields(c.args)...); code != exitUsage || !strings.Contains(said, c.want) {

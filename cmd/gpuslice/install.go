@@ -230,7 +230,7 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	}
 	if len(words) != n {
 		if len(words) > n {
-			wanted += fmt.Sprintf("; %q is too much", words[n])
+			wanted += fmt.Sprintf("; unexpected argument %q", words[n])
 		}
 		return nil, misuse("%s", wanted)
 	}

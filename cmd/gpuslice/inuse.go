@@ -18,13 +18,13 @@ import (
 func inUseCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "in-use",
-		Usage:     "list what would be left without gpuslice's programs, and fail if there is anything",
+		Usage:     "list what still uses gpuslice's programs, and fail if anything does",
 		ArgsUsage: " ",
 		Hidden:    true,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Value: api.DefaultConfig, EnvVars: []string{"GPUSLICE_CONFIG"}, Usage: "the configuration `FILE` of gpusliced", TakesFile: true},
-			&cli.BoolFlag{Name: "daemon", Usage: "list the daemon alone, which is to be stopped by now"},
-			&cli.BoolFlag{Name: "force", Usage: "say what becomes of it, and do not fail"},
+			&cli.BoolFlag{Name: "daemon", Usage: "list only the daemon, which should be stopped by now"},
+			&cli.BoolFlag{Name: "force", Usage: "say what happens to each when the programs are removed, and do not fail"},
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
@@ -54,7 +54,7 @@ func inUseCommand() *cli.Command {
 
 func printUses(out io.Writer, uses []inuse.Use, force bool) {
 	if force {
-		fmt.Fprintln(out, "gpuslice: removed while in use. What is left:")
+		fmt.Fprintln(out, "gpuslice: removed while in use. These remain:")
 	} else {
 		fmt.Fprintln(out, "gpuslice: not removed: it is in use. End these first:")
 	}

@@ -38,10 +38,10 @@ launch kernels over a socket. It ends when it is dropped, or when its time is ov
 
 Root is not needed: the operator says who may have how much, as for ` + "`gpuslice run`" + `.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "address", EnvVars: []string{"GPUSLICE_LEASE_ADDRESS"}, Usage: "ask the lease service of another machine, at tls:HOST:PORT, as the user whom the certificate names"},
+			&cli.StringFlag{Name: "address", EnvVars: []string{"GPUSLICE_LEASE_ADDRESS"}, Usage: "use the lease service of another machine, at tls:HOST:PORT, as the user that the certificate names"},
 			&cli.StringFlag{Name: "certificate", EnvVars: []string{"GPUSLICE_LEASE_CERTIFICATE"}, Usage: "with --address: the client's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "key", EnvVars: []string{"GPUSLICE_LEASE_KEY"}, Usage: "with --address: its key, a PEM `FILE`", TakesFile: true},
-			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: who signs the host's certificate, a PEM `FILE`", TakesFile: true},
+			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: the CA of the host's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service, if not that of the configuration", TakesFile: true},
 		},
 		OnUsageError: usageError(exitUsage),

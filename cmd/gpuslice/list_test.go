@@ -84,7 +84,7 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 			}
 		}
 		if _, said, code := ask("0123456789"); code != 1 || !strings.Contains(said, `"0123456789" names 2 slices (`+one+", "+two+")") || strings.Contains(said, "\n") {
-			t.Errorf("%s of what begins two: %d, %s", command[0], code, said)
+			t.Errorf("%s of a prefix of two ids: %d, %s", command[0], code, said)
 		}
 		if _, said, code := ask("none"); code != 1 || said != "there is no slice none: `gpuslice ps` lists what there is" {
 			t.Errorf("%s of none: %d, %s", command[0], code, said)

@@ -62,7 +62,7 @@ func sortWords(keys []string) (words []string) {
 
 func watchFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "list anew every second, or as --every says, until interrupted"},
+		&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "list again every second, or as --every says, until interrupted"},
 		&cli.DurationFlag{Name: "every", Value: time.Second, Usage: "with --watch: how long after one list the next one begins"},
 	}
 }
@@ -100,7 +100,7 @@ func list[R any](c *cli.Context, t *table.Table[R], ask func(context.Context) ([
 		return watch(c, once)
 	}
 	if c.IsSet("every") {
-		return misuse("--every is of --watch, which is not given")
+		return misuse("--every needs --watch")
 	}
 	return once(c.Context, c.App.Writer)
 }

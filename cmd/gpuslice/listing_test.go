@@ -96,7 +96,7 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 		"--json -q":               "--output and --quiet: one of them is accepted",
 		"-o xml":                  "table, wide, json and yaml are accepted",
 		"--format {{.Colour}}":    "there is no field .Colour",
-		"--every 2s":              "--every is of --watch",
+		"--every 2s":              "--every needs --watch",
 		"--watch --every 1ms":     "at least 100ms is accepted",
 		"--format=":               "--format is empty",
 	} {

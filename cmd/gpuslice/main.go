@@ -91,11 +91,11 @@ func newApp() *cli.App {
 			},
 			&cli.StringFlag{
 				Name: "session-socket", Value: api.DefaultSessionSocket, EnvVars: []string{"GPUSLICE_SESSION_SOCKET"},
-				Usage: "its socket for users who may not use that one", TakesFile: true,
+				Usage: "the enforcer's socket for users without access to the control socket", TakesFile: true,
 			},
 			&cli.StringFlag{
 				Name: "token", TakesFile: true,
-				Usage: "show the token of a session, from this `FILE` or descriptor: it opens that session",
+				Usage: "give access to a session by its token, from this `FILE` or descriptor",
 			},
 		},
 		Before:   showToken,

@@ -20,12 +20,12 @@ func TestAWrongCommandLineIsToldWhatIsAccepted(t *testing.T) {
 		want string
 	}{
 		{[]string{"ps", "a1"}, 2, "`gpuslice inspect a1` shows one slice"},
-		{[]string{"run", "--join", "", "--", "true"}, 125, `--join "": a file with a session's token is accepted`},
-		{[]string{"--token", "", "ps"}, 2, `--token "": a file with a session's token is accepted`},
+		{[]string{"run", "--join", "", "--", "true"}, 125, `--join "": give a file with a session's token`},
+		{[]string{"--token", "", "ps"}, 2, `--token "": give a file with a session's token`},
 		{[]string{"run", "--vram", "1G", "--name", "ä b", "--", "true"}, 125, `has 'ä'`},
 		{[]string{"run", "--vram", "1G", "--ttl", "999999999h", "--", "true"}, 125, "from 1s to 876000h"},
 		{[]string{"--socket", "/nonexistent/control", "run", "--vram", "1G", "--", "true"}, 125, "/nonexistent/control"},
-		{[]string{"set", "--vram", "1G", "--device", "all", "--drop", "0", "a1"}, 2, "leaves no quota to drop"},
+		{[]string{"set", "--vram", "1G", "--device", "all", "--drop", "0", "a1"}, 2, "no --drop can be given"},
 		{[]string{"run", "--vram", "1G", "--wait", "soon", "--", "true"}, 125, `--wait "soon": a duration such as "30s", "10m" or "2h" is accepted, or forever`},
 		{[]string{"run", "--vram", "1G", "--wait", "0s", "--", "true"}, 125, `--wait "0s": a duration`},
 		{[]string{"run", "--vram", "1G", "--wait=", "--", "true"}, 125, `--wait "": a duration`},

@@ -32,7 +32,7 @@ func completionCommand() *cli.Command {
 	}
 }
 
-const exitStatus = `0 if what was asked for was done, 1 if it was not, and 2 if the command line is wrong; 1 of doctor also says that
+const exitStatus = `0 on success, 1 on failure, and 2 if the command line is wrong; 1 of doctor also says that
 something fails on this host, and 1 of install and uninstall that an engine could not be configured.
 
 run ends with its command's exit code, or 128 + n if signal n killed it; with 127 if there is no such command, 126 if it cannot

@@ -192,7 +192,7 @@ func TestCompletingDoesNotRunTheCommand(t *testing.T) {
 
 func TestTheManualPageHasEveryCommandAndFlag(t *testing.T) {
 	page := strings.ReplaceAll(printed(t, "man", "--date", "2026-01-02"), `\-`, "-")
-	for _, want := range []string{".Dd January 2, 2026\n", ".Dt GPUSLICE 1\n", ".It Ev GPUSLICE_SOCKET\n", ".Sh EXIT STATUS\n0 if"} {
+	for _, want := range []string{".Dd January 2, 2026\n", ".Dt GPUSLICE 1\n", ".It Ev GPUSLICE_SOCKET\n", ".Sh EXIT STATUS\n0 on"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q", want)
 		}

@@ -114,9 +114,9 @@ A pool of a tenant is within the bounds of [tenants.NAME], and its members are t
 members of an elastic pool are elastic: it counts only while one of them is on the device. The same
 command again changes nothing.`,
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account the pool and its members to (default: each member says for itself)"},
+			&cli.StringFlag{Name: "tenant", Usage: "`TENANT` to account the pool and its members to (default: each member's own)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long each member may run: `DURATION`, such as 90s, 30m or 12h"},
-			&cli.StringFlag{Name: "label", Usage: "`TEXT` that says what the pool is for"},
+			&cli.StringFlag{Name: "label", Usage: "`TEXT` that describes the pool"},
 			&cli.BoolFlag{Name: "elastic", Usage: "while its members are idle their VRAM may be moved to host memory; it comes back with their next CUDA call"},
 			&cli.IntFlag{Name: "priority", Usage: "of elastic slices and pools the one with the lowest `NUMBER` is moved first (-1000 to 1000)"},
 		}, poolFlags...),

@@ -53,7 +53,7 @@ func release(c *cli.Context, id string) error {
 		return err
 	}
 	if released, ok := findReleased(c, slice.ID); ok && !c.Bool("json") {
-		fmt.Fprintf(c.App.ErrWriter, "gpuslice: its living processes, %d of them, keep what they hold until they exit; ps shows it until then\n", released.ProcessCount)
+		fmt.Fprintf(c.App.ErrWriter, "gpuslice: its living processes, %d of them, keep what they hold until they exit; until then ps shows the slice\n", released.ProcessCount)
 	}
 	if c.Bool("json") {
 		return show.JSON(c.App.Writer, slice)

@@ -67,19 +67,19 @@ func runCommand() *cli.Command {
 		Description: runDescription,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool, or --mode record)"},
-			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
-			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, and that alone the command sees; may be repeated (default: every device)"},
+			&cli.StringFlag{Name: "pool", Usage: "share the quota of this `POOL`, too; without --vram only that"},
+			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; the command sees only these; may be repeated (default: every device)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m, 12h or 7d; then it is ended; never, or 0, for no end"},
 			manual.StringOf{Values: []string{forever}, StringFlag: &cli.StringFlag{Name: "wait", Usage: "if the quota cannot be granted now, wait for it: `DURATION`, such as 30s, 10m or 2h; or forever"}},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
-			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
+			&cli.StringFlag{Name: "tenant", Usage: "`TENANT` to account it to"},
 			&cli.BoolFlag{Name: "elastic", Usage: "while it is idle its VRAM may be moved to host memory; it comes back with its next CUDA call"},
 			&cli.IntFlag{Name: "priority", Usage: "of elastic commands the one with the lowest `NUMBER` is moved first (-1000 to 1000)"},
-			&cli.StringFlag{Name: "join", Usage: "join the session whose token is in this `FILE` or descriptor", TakesFile: true},
+			&cli.StringFlag{Name: "join", Usage: "join the session of the token in this `FILE` or descriptor", TakesFile: true},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
 			&cli.BoolFlag{Name: "require-host", Usage: "fail if the host's enforcer does not answer"},
-			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used, that it is not the host's, nor for what it waits"},
+			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not print which enforcer is used, nor what it waits for"},
 		},
 		OnUsageError: usageError(session.ExitFailed),
 		Action: func(c *cli.Context) error {
@@ -203,7 +203,7 @@ func quotaOf(c *cli.Context) string {
 func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded", "elastic", "priority", "wait"} {
 		if c.IsSet(other) {
-			return "", "", fmt.Errorf("--%s and --join: the session that is joined has what it was given: leave one of them out", other)
+			return "", "", fmt.Errorf("--%s and --join: a joined session keeps its own settings: leave one of them out", other)
 		}
 	}
 	if id, token, err = readToken(c.String("join")); err != nil {
@@ -235,22 +235,22 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	}
 	switch {
 	case c.IsSet("tenant") && r.Tenant == "":
-		return r, errors.New(`--tenant "" is no name: say whom to account it to, or leave it out`)
+		return r, errors.New(`--tenant "" is no name: name a tenant, or leave it out`)
 	case c.IsSet("pool") && pool == "":
 		return r, fmt.Errorf("--pool: %w", api.CheckPoolName(""))
 	case c.Bool("require-host") && c.Bool("embedded"):
-		return r, errors.New("--require-host and --embedded: the host's enforcer cannot be required and not be used: leave one of them out")
+		return r, errors.New("--require-host and --embedded contradict each other: leave one of them out")
 	case pool != "" && c.Bool("embedded"):
-		return r, errors.New("--pool: the host's enforcer keeps the pools, and --embedded does without it: leave one of them out")
+		return r, errors.New("--pool: pools are the host's enforcer's, which --embedded does not use: leave one of them out")
 	case pool != "" && r.Mode == api.Record:
-		return r, errors.New("--pool: nothing is refused to a command that only records, so it cannot be in a pool: leave one of them out")
+		return r, errors.New("--pool: a command that only records is refused nothing, so it cannot be in a pool: leave one of them out")
 	case c.IsSet("vram"):
 		var err error
 		if r.Quotas, err = quotaFlags(c); err != nil {
 			return r, err
 		}
 	case c.IsSet("device"):
-		return r, errors.New("--device says where --vram is for, which is missing")
+		return r, errors.New("--device needs --vram, the quota for that device")
 	case pool == "" && r.Mode != api.Record:
 		return r, fmt.Errorf("--vram is missing: how much may the command hold? For example --vram 4G")
 	}
@@ -294,7 +294,7 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 		if errors.Is(err, fs.ErrNotExist) {
 			why = "no gpusliced runs on this host"
 		}
-		fmt.Fprintf(os.Stderr, "gpuslice: %s: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n", why)
+		fmt.Fprintf(os.Stderr, "gpuslice: %s: the quota limits this command only, and other programs may take the memory that it expects (--require-host refuses that)\n", why)
 	}
 	enforcer, stop, err = embedded(c.Context)
 	return enforcer, inThisProcess, stop, err

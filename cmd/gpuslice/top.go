@@ -24,7 +24,7 @@ const minEvery = 100 * time.Millisecond
 func topCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "top",
-		Usage:     "show live who holds what of each device",
+		Usage:     "show live which slice holds how much of each device",
 		ArgsUsage: " ",
 		Description: `Bars show what is used (#) and the overhead (+) of each quota; of a device, what slices hold (#)
 and what others do (+). Keys: up and down select a slice, enter shows its processes, a those

@@ -60,7 +60,7 @@ func (c *checks) check() []api.Check {
 	case err != nil:
 		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s is gone: restart gpusliced (%v)", c.socket, err)
 	case now.Ino != c.stat.Ino || now.Dev != c.stat.Dev:
-		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s is another's: restart gpusliced", c.socket)
+		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s belongs to another process: restart gpusliced", c.socket)
 	}
 	all := []api.Check{socket}
 	if c.record != nil {
@@ -79,7 +79,7 @@ func (c *checks) check() []api.Check {
 func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) {
 	allowed, err := systemd.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("systemd asks for a watchdog in a way that is not understood", "err", err)
+		log.Warn("systemd's watchdog settings cannot be read", "err", err)
 	}
 	if allowed == 0 {
 		return
@@ -93,7 +93,7 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 			notify(log, systemd.SdNotifyWatchdog)
 		} else if !hangs {
 			hangs = true
-			log.Error("the enforcer hangs: unless it goes on, systemd starts it anew; slices and their processes go on", "err", wrong(h))
+			log.Error("the enforcer hangs: if it does not recover, systemd restarts it; slices and their processes continue", "err", wrong(h))
 		}
 		select {
 		case <-ctx.Done():

@@ -197,7 +197,7 @@ func audited(t *testing.T, file string) (said []string) {
 			t.Errorf("%s", line)
 		}
 		if e.Kind == audit.KindRequest && (e.PID != os.Getpid() || e.UID == nil || *e.UID != 0) {
-			t.Errorf("it is not said who asked: %s", line)
+			t.Errorf("the entry does not name the requester: %s", line)
 		}
 		said = append(said, strings.Join(strings.Fields(fmt.Sprint(e.Kind, " ", e.Operation, " ", e.Result, " ", e.Code, " ", e.Cause)), " "))
 	}
@@ -219,7 +219,7 @@ func TestASocketThatIsGoneOrAnothersIsNotReady(t *testing.T) {
 	}{
 		{func() error { return nil }, "not there yet"},
 		{func() error { return c.made(socket) }, ""},
-		{func() error { return os.Rename(other, socket) }, "another's"},
+		{func() error { return os.Rename(other, socket) }, "belongs to another process"},
 		{func() error { return os.Remove(socket) }, "is gone"},
 	} {
 		if err := step.do(); err != nil {

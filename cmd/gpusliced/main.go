@@ -133,7 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	if _, err := os.Stat(c.Library); err != nil {
-		log.Error("the interceptor is not there: no container gets a slice before it is", "library", c.Library, "err", err)
+		log.Error("the interceptor is missing: no container gets a slice until it is installed", "library", c.Library, "err", err)
 	}
 
 	options := enforcer.Options{
@@ -199,7 +199,7 @@ func listen(socket, group string, log *slog.Logger) (net.Listener, error) {
 	}
 	listener, err := server.Listen(socket, group)
 	if group != "" && missingGroup(err) {
-		log.Warn("the group does not exist, so only root can ask the enforcer: groupadd --system makes it", "group", group)
+		log.Warn("the group does not exist, so only root can use the control socket: create it with groupadd --system", "group", group)
 		return server.Listen(socket, "")
 	}
 	return listener, err

@@ -25,7 +25,7 @@ func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, l
 		}
 		// A stale socket of an earlier gpusliced would refuse connections, as if gpusliced were not running.
 		if err := server.RemoveStale(c.Socket); err != nil {
-			log.Warn("a socket for users that is not served cannot be removed", "socket", c.Socket, "err", err)
+			log.Warn("removing the unused session socket failed", "socket", c.Socket, "err", err)
 		}
 		return nil, nil
 	}

@@ -94,7 +94,7 @@ ended
 		out, err := cmd.CombinedOutput()
 		expect.NoError(t, err, b)
 		for _, want := range []string{
-			"gpuslice: no gpusliced runs on this host: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n",
+			"gpuslice: no gpusliced runs on this host: the quota limits this command only, and other programs may take the memory that it expects (--require-host refuses that)\n",
 			"--require-host: the enforcer does not answer on /run/gpuslice/gpuslice.sock", "Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process ",
 		} {
 			if !strings.Contains(string(out), want) {

@@ -93,7 +93,7 @@ func TestADeviceThatCUDAVisibleDevicesLeavesOutIsRefused(t *testing.T) {
 			args = append(args, "--device", device)
 		}
 		out, code := output(h.run([]string{"CUDA_VISIBLE_DEVICES=" + own}, append(args, "--", program)...))
-		want := fmt.Sprintf("gpuslice: CUDA_VISIBLE_DEVICES=%s leaves out %s, which this session is for: ", own, uuids[1])
+		want := fmt.Sprintf("gpuslice: CUDA_VISIBLE_DEVICES=%s leaves out %s, a device of this session: ", own, uuids[1])
 		if code != 125 || !strings.HasPrefix(out, want) || strings.Count(out, "\n") != 1 {
 			t.Errorf("%s: exit code %d, %q, want %q…", own, code, out, want)
 		}

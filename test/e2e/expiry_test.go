@@ -43,7 +43,7 @@ func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
 			out, err := c.runtime("state", c.id).Output()
 			return err == nil && strings.Contains(string(out), "stopped")
 		})
-		if out, err := h.cli("events", c.id); err != nil || !strings.Contains(out, "its time is over") || !strings.Contains(out, "ended: its time was over") {
+		if out, err := h.cli("events", c.id); err != nil || !strings.Contains(out, "expired: it gets no more memory") || !strings.Contains(out, "ended: it expired") {
 			t.Errorf("%v: %s", err, out)
 		}
 		must.Output(c.output(c.runtime("delete", c.id)))(t, "delete")

@@ -20,7 +20,7 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 		return out
 	}
 	running := explained() // names the live process: the refused one may exit before the enforcer learns of it
-	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, and 3.01GiB of that was in use: 2GiB that programs had asked for", "(cuda_hog) 2.51GiB", "gpuslice set " + c.id + " --vram 5184M"} {
+	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, of which 3.01GiB was in use: 2GiB requested by programs", "(cuda_hog) 2.51GiB", "gpuslice set " + c.id + " --vram 5184M"} {
 		expect.Contains(t, running, want)
 	}
 	must.Get(c.output(c.runtime("delete", "--force", c.id)))(t)

@@ -222,7 +222,7 @@ with gpuslice.lease("64M", ttl="1s", renew=False) as gpu:
 		d.says("LEASE_EXPIRED: lease " + id + " has ended: it was dropped (acquire another one)\n")
 	}
 	d.says("no thread is left\n")
-	d.says("LEASE_EXPIRED: lease it has ended: its time was over (acquire another one)\n")
+	d.says("LEASE_EXPIRED: lease it has ended: it expired (acquire another one)\n")
 }
 
 func TestAProgramInPythonFollowsItsSessionToAnotherBroker(t *testing.T) {

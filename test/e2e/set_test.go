@@ -118,7 +118,7 @@ func TestASetThatCannotBeSaysWhy(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"set", "s"}, "what is to be changed"},
+		{[]string{"set", "s"}, "nothing to change"},
 		{[]string{"set", "--vram", "2G"}, "takes one ID"},
 		{[]string{"set", "s", "--vram", "much"}, "is not a size"},
 		{[]string{"set", "s", "--device", "0"}, "--vram"},
@@ -161,14 +161,14 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 		fails         bool
 		first, second uint64
 	}{
-		{args: "--vram 2G", said: "keeps the quota of its own, 1GiB: --device all changes that, too", first: 2, second: 1},
+		{args: "--vram 2G", said: "keeps its own quota, 1GiB: --device all changes that, too", first: 2, second: 1},
 		{args: "--vram 3G --device 0", first: 3, second: 1},
 		{args: "--vram 5G", fails: true, said: "has a quota of its own on each device that it sees, so that one on all devices would change nothing", first: 3, second: 1},
 		{args: "--drop 0", first: 2, second: 1},
 		{args: "--drop 0", fails: true, said: "has no quota of its own on device 0 (GPU-", first: 2, second: 1},
 		{args: "--vram 6G --device all", first: 6, second: 6},
 		{args: "--vram 7G", first: 7, second: 7},
-		{args: "--vram 7G --device all --device 0", fails: true, said: "--device all is every device", first: 7, second: 7},
+		{args: "--vram 7G --device all --device 0", fails: true, said: "--device all means every device", first: 7, second: 7},
 	} {
 		out, err := h.cli(append([]string{"set", c.id}, strings.Fields(step.args)...)...)
 		first, second := limits()
@@ -183,7 +183,7 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 	}
 	for _, step := range []struct{ args, said string }{
 		{"create llm --vram 4G", "4GiB"}, {"set llm --vram 1G --device 1", "1GiB"},
-		{"set llm --vram 2G", "keeps the quota of its own, 1GiB: --device all"}, {"set llm --vram 3G --device all", "3GiB"},
+		{"set llm --vram 2G", "keeps its own quota, 1GiB: --device all"}, {"set llm --vram 3G --device all", "3GiB"},
 	} {
 		expect.Contains(t, must.Get(h.cli(append([]string{"pool"}, strings.Fields(step.args)...)...))(t), step.said, "pool", step.args)
 	}

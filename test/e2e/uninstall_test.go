@@ -38,7 +38,7 @@ exec ../../configs/install.sh uninstall`)
 	}{
 		{"", []string{fmt.Sprintf("process %d (sleep): kill -9 %d", c.pid(), c.pid())}},
 		{"1", []string{
-			fmt.Sprintf("process %d (sleep): goes on within its quota; its engine can neither start a process in it nor end it; to end it: kill %d", c.pid(), c.pid()),
+			fmt.Sprintf("process %d (sleep): runs within its quota; its engine can neither start a process in it nor end it; to end it: kill %d", c.pid(), c.pid()),
 			fmt.Sprintf("a daemon that systemd does not run, process %d (gpusliced): runs on; to end it: kill %d", info.PID, info.PID),
 		}},
 	} {

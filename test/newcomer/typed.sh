@@ -212,7 +212,7 @@ while IFS=$'\t' read -r -u 4 place kind expected text; do
 	*nvidia-smi | *train.py)
 		if grep -q ' of 4294967296$' "$said"; then result ok "it sees a card of 4 GiB"; else result FAILED "it sees another card than one of 4 GiB"; fi
 		[[ $text != *GPUSLICE_VRAM* ]] || point 1 "works with Docker before 24: $text"
-		[[ $text != gpuslice* ]] || ! grep -q 'quota holds' "$said" || result FAILED "it does not use the gpusliced that runs"
+		[[ $text != gpuslice* ]] || ! grep -q 'the quota limits' "$said" || result FAILED "it does not use the gpusliced that runs"
 		;;
 	*'make demo' | 'make test')
 		# On quiet cores it is ten seconds.
@@ -257,7 +257,7 @@ if [ "${1##*/}" = 1 ]; then
 	if [ $status = 0 ] && grep -q ' of 4294967296$' "$said"; then result ok "gpuslice run uses the running gpusliced"; else result FAILED "gpuslice run --require-host"; fi
 	[ $status != 0 ] || point 4 "gpuslice run --require-host, as $(id -un): exit status 0"
 	printf '[enforcer]\nsocket = "/tmp/of-the-file.sock"\n' >"$work/socket.toml"
-	says 'nobody answers on /tmp/of-the-file.sock' "gpuslice doctor --config $work/socket.toml"
+	says 'no enforcer answers on /tmp/of-the-file.sock' "gpuslice doctor --config $work/socket.toml"
 	printf '[enforcer]\nmetrics_address = "nonsense"\n' >"$work/metrics.toml"
 	says 'enforcer.metrics_address = "nonsense"' "gpuslice doctor --config $work/metrics.toml"
 	printf '[[sessions.limits]]\nuser = "nobody"\nmax_vram = "1G"\n' | sudo tee -a /etc/gpuslice/config.toml >/dev/null
@@ -265,8 +265,8 @@ if [ "${1##*/}" = 1 ]; then
 	run 'ls -l /run/gpuslice/session.sock'
 	if [ $status = 0 ]; then result ok "the users' socket is there"; else result FAILED "no users' socket"; fi
 	sudo systemctl kill gpusliced
-	says 'nobody answers on /run/gpuslice/gpuslice.sock' 'gpuslice doctor'
-	says 'nobody answers on /run/gpuslice/session.sock' 'sudo -u alice gpuslice doctor' # whose socket is there, and nobody behind it
+	says 'no enforcer answers on /run/gpuslice/gpuslice.sock' 'gpuslice doctor'
+	says 'no enforcer answers on /run/gpuslice/session.sock' 'sudo -u alice gpuslice doctor' # whose socket is there, and nobody behind it
 	sudo systemctl start gpusliced
 	run 'gpuslice doctor'
 	if [ $status = 0 ]; then result ok "gpuslice doctor, after it was started again"; else result FAILED "gpuslice doctor, after it was started again"; fi

@@ -120,7 +120,7 @@ func (h Host) config(add adder) {
 		add("config", OK, h.Config, "")
 	case add.denied("config", "you may not read "+h.Config, err):
 	default:
-		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then "+advice.Restart("gpusliced")+" (running containers go on)")
+		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then "+advice.Restart("gpusliced")+" (running containers continue)")
 	}
 }
 
@@ -128,13 +128,13 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	switch {
 	case err == nil && info.Version != api.Version:
 		add("enforcer", Warn, fmt.Sprintf("answers on %s, version %s; this is %s", h.Socket, info.Version, api.Version),
-			"restart it after an upgrade: "+advice.Restart("gpusliced")+" (running containers go on)")
+			"restart it after an upgrade: "+advice.Restart("gpusliced")+" (running containers continue)")
 	case err == nil:
 		add("enforcer", OK, fmt.Sprintf("answers on %s, version %s, pid %d", h.Socket, info.Version, info.PID), "")
 	case errors.Is(err, fs.ErrPermission):
 		add("enforcer", Skip, "not checked: you may not use "+h.Socket, asRoot+"; root may use the socket, "+client.JoinGroup(h.Socket))
 	case errors.Is(err, api.ErrUnreachable):
-		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), advice.Enable("gpusliced"))
+		add("enforcer", Fail, fmt.Sprintf("no enforcer answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), advice.Enable("gpusliced"))
 	default:
 		add("enforcer", Fail, err.Error(), "see "+advice.Log("gpusliced"))
 	}
@@ -197,7 +197,7 @@ func (h Host) cgroup(add adder) {
 		add("cgroup", OK, "version 1", "")
 	default:
 		add("cgroup", Fail, "no cgroup is mounted at /sys/fs/cgroup",
-			"mount it: processes of a container are told from others by their cgroup")
+			"mount it: gpuslice identifies a container's processes by their cgroup")
 	}
 }
 

@@ -93,7 +93,7 @@ func (h Host) Check(ctx context.Context) []Finding {
 	}
 	h.devices(ctx, add, info, told)
 	if infoErr == nil && h.Sessions {
-		add("enforce", Skip, h.Socket+" is for sessions: how the enforcer is, what of the devices is given and who enforces it, is told on the control socket alone", "")
+		add("enforce", Skip, h.Socket+" is the session socket: only the control socket reports the enforcer's health, what is granted of the devices, and what enforces it", "")
 	}
 	h.cgroup(add)
 	h.runtimes(ctx, add)

@@ -88,7 +88,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		p.notes = v.lowLevel(binary)
 	}
 	if c.isDisabled(files) {
-		p.notes = append(p.notes, fmt.Sprintf("disabled_plugins in %s has the CRI plugin: Kubernetes cannot use this containerd, and ctr, nerdctl and Docker need no configuration of it", file))
+		p.notes = append(p.notes, fmt.Sprintf("disabled_plugins in %s has the CRI plugin: Kubernetes cannot use this containerd; ctr, nerdctl and Docker need no configuration of it", file))
 	}
 
 	runtimes := append(criSection(target.version), "containerd", "runtimes")
@@ -191,7 +191,7 @@ func serves(existing any) string {
 			return err == nil && matches
 		}
 		if !slices.ContainsFunc(list, ours) {
-			return "its " + key + " let gpuslice.vram not through, without which each container is refused"
+			return "its " + key + " does not pass gpuslice.vram on, so each container is refused"
 		}
 	}
 	return ""

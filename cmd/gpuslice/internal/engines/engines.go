@@ -181,7 +181,7 @@ func Present(h Host, name string) (present bool, why string, err error) {
 		return false, fmt.Sprintf("neither %s nor %s is on this machine", e.programs()[0], e.files()[0]), nil
 	}
 	if c, ok := e.(containerd); ok && c.disabled(h.tree()) {
-		return false, "its CRI plugin is disabled, and ctr, nerdctl and Docker need no configuration of it", nil
+		return false, "its CRI plugin is disabled; ctr, nerdctl and Docker need no configuration of containerd", nil
 	}
 	return true, "", nil
 }

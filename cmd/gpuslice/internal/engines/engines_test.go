@@ -28,7 +28,7 @@ func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
 		{"Docker, another", "docker", dockerFile, `{"runtimes": {"gpuslice": {"path": "/usr/bin/runc"}}}`, "/etc/docker/daemon.json has a runtime gpuslice already, and it runs neither containerd-shim-gpuslice-v1 nor gpuslice-runtime: --force replaces it"},
 		{"containerd", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.gpuslice.v1\"\npod_annotations = [\"gpu*\"]\ncontainer_annotations = [\"*\"]\n", ""},
 		{"containerd through runc's shim", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.runc.v2\"\npod_annotations = [\"*\"]\ncontainer_annotations = [\"*\"]\noptions.BinaryName = \"gpuslice-runtime\"\n", ""},
-		{"containerd, no annotations", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.gpuslice.v1\"\n", "its pod_annotations let gpuslice.vram not through"},
+		{"containerd, no annotations", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.gpuslice.v1\"\n", "its pod_annotations does not pass gpuslice.vram on"},
 		{"containerd, another", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.runc.v2\"\n", "it runs neither containerd-shim-gpuslice-v1 nor gpuslice-runtime"},
 		{"CRI-O, elsewhere", "crio", crioFile, "[crio.runtime.runtimes.gpuslice]\nruntime_path = \"/opt/gpuslice-runtime\"\n", ""},
 		{"CRI-O, another", "crio", crioFile, "[crio.runtime.runtimes.gpuslice]\nruntime_path = \"/usr/bin/crun\"\n", "/etc/crio/crio.conf has a runtime gpuslice already, and its runtime_path"},

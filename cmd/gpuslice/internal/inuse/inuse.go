@@ -152,12 +152,12 @@ var leased = regexp.MustCompile(`/gpuslice-leases/([^/]+)`)
 
 func useOf(at string, container bool) Use {
 	if m := leased.FindStringSubmatch(at); m != nil {
-		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "goes on until its time is over"}
+		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "runs until it expires"}
 	}
 	if !container {
-		return Use{What: "a session of gpuslice run", Left: "goes on within its quota; what it starts gets no memory of a GPU"}
+		return Use{What: "a session of gpuslice run", Left: "runs within its quota; new processes in it get no GPU memory"}
 	}
-	u := Use{What: "a container in cgroup " + at, Left: "goes on within its quota; its engine can neither start a process in it nor end it"}
+	u := Use{What: "a container in cgroup " + at, Left: "runs within its quota; its engine can neither start a process in it nor end it"}
 	for _, e := range engines {
 		if m := e.cgroups.FindStringSubmatch(at); m != nil {
 			short := m[1][:12]

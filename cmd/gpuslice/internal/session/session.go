@@ -99,10 +99,10 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 		return 0, err
 	}
 	if dir, _ := lookup(s.Env, api.DirEnv); dir != "" {
-		return 0, failed(ExitFailed, "this is a process of a slice already (%s=%s), and a slice holds no second one: run the command without `gpuslice run`", api.DirEnv, dir)
+		return 0, failed(ExitFailed, "this process is in a slice already (%s=%s), and slices do not nest: run the command without `gpuslice run`", api.DirEnv, dir)
 	}
 	if _, err := os.Lstat(filepath.Join(api.ContainerDir, api.AttachSocketName)); err == nil {
-		return 0, failed(ExitFailed, "this container has a slice already (%s), and all of its processes draw on that one's quota: run the command without `gpuslice run`", api.ContainerDir)
+		return 0, failed(ExitFailed, "this container has a slice already (%s), and all of its processes share that quota: run the command without `gpuslice run`", api.ContainerDir)
 	}
 	// Orphaned descendants become children of this process instead of init: the enforcer finds a session's processes by their
 	// ancestor, and this process sees the last one end.

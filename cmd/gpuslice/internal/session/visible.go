@@ -31,7 +31,7 @@ func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
 			return nil, err
 		}
 		if shown = intersect(listed, devices); len(shown) == 0 || s.Token == "" && len(shown) < len(devices) {
-			return nil, fmt.Errorf("%s=%s leaves out %s, which this session is for: list it there by its UUID, or unset %s",
+			return nil, fmt.Errorf("%s=%s leaves out %s, a device of this session: list it there by its UUID, or unset %s",
 				visibleEnv, own, strings.Join(without(devices, shown), ", "), visibleEnv)
 		}
 	}

@@ -91,18 +91,18 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventReleased:
 		switch e.Cause {
 		case "asked":
-			return "ended: it was asked for"
+			return "ended: released on request"
 		case "ended":
-			return "ended: its processes have"
+			return "ended: its processes exited"
 		case "expired":
-			return "ended: its time was over"
+			return "ended: it expired"
 		default:
 			return "ended: " + e.Cause
 		}
 	case api.EventRefused:
 		return refused(e, on)
 	case api.EventFreed:
-		return fmt.Sprintf("%s on %s free: what processes held that have exited", api.FormatSize(e.Bytes), on)
+		return fmt.Sprintf("%s on %s freed: held by processes that have exited", api.FormatSize(e.Bytes), on)
 	case api.EventSuspended:
 		return "suspended" + movedBytes(e, on, " on %s is in host memory")
 	case api.EventResumed:
@@ -120,7 +120,7 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventChanged:
 		return changed(e, on)
 	case api.EventExpired:
-		return "its time is over: it gets nothing more, and its processes are ended"
+		return "expired: it gets no more memory, and its processes are ended"
 	case api.EventAttachRefused:
 		return attachRefused(e)
 	case api.EventPoolCreated:
@@ -131,9 +131,9 @@ func sentence(e api.Event, whole bool) string {
 		return "pool " + e.Pool + " deleted"
 	case api.EventMissed:
 		if e.Cause == api.MissedRestarted {
-			return "gpusliced was restarted: events that were not read before that are gone" + missedSince(e.Count)
+			return "gpusliced was restarted: earlier events that were not read are lost" + missedSince(e.Count)
 		}
-		return fmt.Sprintf("%d events before the next one are not kept any more", e.Count)
+		return fmt.Sprintf("%d events before the next one are no longer kept", e.Count)
 	default: // of a newer enforcer
 		return "see --json"
 	}

@@ -34,9 +34,9 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  refused         s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
 			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: new(uint64(1 << 30)),
 		},
-		"2026-03-04 05:06:07  registered      s1            began with process 9":                                              {Kind: api.EventRegistered, Slice: "s1", PID: 9},
-		"2026-03-04 05:06:07  released        s1            ended: its processes have":                                         {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
-		"2026-03-04 05:06:07  freed           s1            512MiB on GPU-1b2c3d4e free: what processes held that have exited": {Kind: api.EventFreed, Slice: "s1", Device: gpu, Bytes: 512 << 20},
+		"2026-03-04 05:06:07  registered      s1            began with process 9":                                             {Kind: api.EventRegistered, Slice: "s1", PID: 9},
+		"2026-03-04 05:06:07  released        s1            ended: its processes exited":                                      {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
+		"2026-03-04 05:06:07  freed           s1            512MiB on GPU-1b2c3d4e freed: held by processes that have exited": {Kind: api.EventFreed, Slice: "s1", Device: gpu, Bytes: 512 << 20},
 		"2026-03-04 05:06:07  denied          s1            a process uses GPU-1b2c3d4e, and the slice has nothing there: s1 asks for 4GiB, where there is less": {
 			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30, Cause: "s1 asks for 4GiB, where there is less",
 		},
@@ -44,13 +44,13 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 			Kind: api.EventUnlimited, Slice: "s1", Device: gpu, Cause: "why",
 		},
 		"2026-03-04 05:06:07  registered      s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
-		"2026-03-04 05:06:07  released        s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
+		"2026-03-04 05:06:07  released        s1            ended: it expired":               {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
 		"2026-03-04 05:06:07  changed         s1            expires in 1h":                   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
 		"2026-03-04 05:06:07  changed         s1            does not expire":                 {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
 		"2026-03-04 05:06:07  changed         s1            its limit on GPU-1b2c3d4e is 4GiB, used 5GiB, overhead 512MiB: it is over that, and gets nothing until it has given back enough": {
 			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: new(uint64(4 << 30)), Used: new(uint64(5 << 30)), Overhead: new(uint64(512 << 20)),
 		},
-		"2026-03-04 05:06:07  expired         s1            its time is over: it gets nothing more, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
+		"2026-03-04 05:06:07  expired         s1            expired: it gets no more memory, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
 		"2026-03-04 05:06:07  attach_refused  s1            process 7 (nc) got no place in the ledger: not of the slice": {
 			Kind: api.EventAttachRefused, Slice: "s1", PID: 7, Command: "nc", Cause: "stranger", Count: 1,
 		},
@@ -75,12 +75,12 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  denied          llm           a process uses GPU-1b2c3d4e, and pool llm has nothing there: why": {
 			Kind: api.EventDenied, Pool: "llm", Device: gpu, Cause: "why",
 		},
-		"2026-03-04 05:06:07  denied          llm           nothing more is given in pool llm: why":                                                          {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
-		"2026-03-04 05:06:07  denied          s1            nothing more is given in the slice: why":                                                         {Kind: api.EventDenied, Slice: "s1", Cause: "why"},
-		"2026-03-04 05:06:07  missed          -             3 events before the next one are not kept any more":                                              {Kind: api.EventMissed, Count: 3},
-		"2026-03-04 05:06:07  missed          s1            3 events before the next one are not kept any more":                                              {Kind: api.EventMissed, Slice: "s1", Count: 3},
-		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: events that were not read before that are gone":                         {Kind: api.EventMissed, Cause: api.MissedRestarted},
-		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: events that were not read before that are gone, and so are its first 4": {Kind: api.EventMissed, Cause: api.MissedRestarted, Count: 4},
+		"2026-03-04 05:06:07  denied          llm           nothing more is given in pool llm: why":                                                      {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
+		"2026-03-04 05:06:07  denied          s1            nothing more is given in the slice: why":                                                     {Kind: api.EventDenied, Slice: "s1", Cause: "why"},
+		"2026-03-04 05:06:07  missed          -             3 events before the next one are no longer kept":                                             {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  missed          s1            3 events before the next one are no longer kept":                                             {Kind: api.EventMissed, Slice: "s1", Count: 3},
+		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: earlier events that were not read are lost":                         {Kind: api.EventMissed, Cause: api.MissedRestarted},
+		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: earlier events that were not read are lost, and so are its first 4": {Kind: api.EventMissed, Cause: api.MissedRestarted, Count: 4},
 	} {
 		e.Time = at
 		var out strings.Builder

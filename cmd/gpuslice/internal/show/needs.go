@@ -68,10 +68,10 @@ func process(pid int, command string) string {
 func limits(b *strings.Builder, r *api.Refusal) {
 	switch {
 	case r.Frozen != "":
-		fmt.Fprintf(b, "Nothing was granted to it then, whatever was free: %s.\n", Plain(r.Frozen))
+		fmt.Fprintf(b, "All memory was refused at that time: %s.\n", Plain(r.Frozen))
 		return
 	case r.Limit == nil:
-		b.WriteString("Whether that was its own quota or its pool's is not known: the process could not say.\n")
+		b.WriteString("The process did not report which quota was full, its own or its pool's.\n")
 		return
 	case r.Pool != "":
 		fmt.Fprintf(b, "The quota of pool %s there was %s", r.Pool, api.FormatSize(*r.Limit))
@@ -79,10 +79,10 @@ func limits(b *strings.Builder, r *api.Refusal) {
 		fmt.Fprintf(b, "Its quota there was %s", api.FormatSize(*r.Limit))
 	}
 	if r.Requested == 0 {
-		b.WriteString("; what was asked for is not known: the process could not say.\n")
+		b.WriteString("; the process did not report the size of the request.\n")
 		return
 	}
-	fmt.Fprintf(b, ", and %s of that was in use: %s that programs had asked for, and %s of overhead (contexts, code).\n",
+	fmt.Fprintf(b, ", of which %s was in use: %s requested by programs, and %s of overhead (contexts, code).\n",
 		api.FormatSize(r.Used+r.Overhead), api.FormatSize(r.Used), api.FormatSize(r.Overhead))
 }
 
@@ -109,7 +109,7 @@ func holding(b *strings.Builder, r *api.Refusal) {
 	}
 	fmt.Fprintf(b, "Right after it, memory was held by %s.\n", strings.Join(parts, ", "))
 	if strings.HasPrefix(r.Holders[0].Command, "python") || strings.HasPrefix(r.Holders[0].Command, "pt_") {
-		b.WriteString("What PyTorch's allocator keeps for later is in that: torch.cuda.memory_summary() tells how much.\n")
+		b.WriteString("This includes what PyTorch's allocator keeps for later: torch.cuda.memory_summary() shows how much.\n")
 	}
 }
 
@@ -120,26 +120,26 @@ func remedy(b *strings.Builder, run api.Run, r *api.Refusal) {
 	case r.Needed == 0:
 		fmt.Fprintf(b, "`gpuslice events --follow %s` shows the next refusals as they happen.\n", shortID(run.Slice))
 	case r.Pool != "":
-		fmt.Fprintf(b, "The request would have fitted into %s: `gpuslice pool set %s --vram %s` changes the pool at once; or end what holds memory in it.\n",
+		fmt.Fprintf(b, "The request would have fit into %s: `gpuslice pool set %s --vram %s` changes the pool at once; or end what holds memory in it.\n",
 			QuotaFor(r.Needed), r.Pool, QuotaFor(r.Needed))
 	case run.Ended != nil:
-		fmt.Fprintf(b, "The request would have fitted into %s: start it with gpuslice.vram=%s, or `gpuslice run --vram %s`.\n", QuotaFor(r.Needed), QuotaFor(r.Needed), QuotaFor(r.Needed))
+		fmt.Fprintf(b, "The request would have fit into %s: start it with gpuslice.vram=%s, or `gpuslice run --vram %s`.\n", QuotaFor(r.Needed), QuotaFor(r.Needed), QuotaFor(r.Needed))
 	default:
-		fmt.Fprintf(b, "The request would have fitted into %s: `gpuslice set %s --vram %s` changes the quota at once; or end what holds memory in the slice.\n",
+		fmt.Fprintf(b, "The request would have fit into %s: `gpuslice set %s --vram %s` changes the quota at once; or end what holds memory in the slice.\n",
 			QuotaFor(r.Needed), shortID(run.Slice), QuotaFor(r.Needed))
 	}
 }
 
 func unrefused(b *strings.Builder, run api.Run) {
-	fmt.Fprintf(b, "slice %s was refused nothing.\n", shortID(run.Slice))
+	fmt.Fprintf(b, "slice %s was refused no memory.\n", shortID(run.Slice))
 	for _, d := range run.Devices {
-		fmt.Fprintf(b, "On %s the most that it held was %s", device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Peak))
+		fmt.Fprintf(b, "On %s it held at most %s", device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Peak))
 		if d.Limit > 0 {
 			fmt.Fprintf(b, ", of a quota of %s", api.FormatSize(d.Limit))
 		}
 		b.WriteString(".\n")
 	}
-	b.WriteString("If a program ran out of memory all the same, the device itself was full: `gpuslice devices` shows who uses it.\n")
+	b.WriteString("If a program still ran out of memory, the device itself was full: `gpuslice devices` shows its use.\n")
 }
 
 // Need is the memory need of a slice, image, tenant or pool on a device, from all known runs. Sizes in bytes.

@@ -35,27 +35,27 @@ func TestARefusalIsExplainedInAFewSentences(t *testing.T) {
 		want   string
 	}{
 		{nil, func(*api.Refusal) {}, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
-Its quota there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
+Its quota there was 8GiB, of which 7GiB was in use: 6.5GiB requested by programs, and 512MiB of overhead (contexts, code).
 Right after it, memory was held by process 4711 (python) 5GiB, process 4712 (x\x1b[2J) 2GiB.
-What PyTorch's allocator keeps for later is in that: torch.cuda.memory_summary() tells how much.
-The request would have fitted into 9G: ` + "`gpuslice set train --vram 9G`" + ` changes the quota at once; or end what holds memory in the slice.
+This includes what PyTorch's allocator keeps for later: torch.cuda.memory_summary() shows how much.
+The request would have fit into 9G: ` + "`gpuslice set train --vram 9G`" + ` changes the quota at once; or end what holds memory in the slice.
 `},
 		{&ended, many, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
-Its quota there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
+Its quota there was 8GiB, of which 7GiB was in use: 6.5GiB requested by programs, and 512MiB of overhead (contexts, code).
 Right after it, memory was held by process 4711 (train) 5GiB, process 4712 (x\x1b[2J) 2GiB, process 1 3B, process 2 2B, 3 others 5B.
-The request would have fitted into 9G: start it with gpuslice.vram=9G, or ` + "`gpuslice run --vram 9G`" + `.
+The request would have fit into 9G: start it with gpuslice.vram=9G, or ` + "`gpuslice run --vram 9G`" + `.
 `},
 		{nil, func(r *api.Refusal) { r.Pool, r.Holders = "llm", []api.Holder{{PID: 1, Slice: "a", Used: 1 << 30}} }, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
-The quota of pool llm there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
+The quota of pool llm there was 8GiB, of which 7GiB was in use: 6.5GiB requested by programs, and 512MiB of overhead (contexts, code).
 Right after it, memory was held by process 1 1GiB in slice a.
-The request would have fitted into 9G: ` + "`gpuslice pool set llm --vram 9G`" + ` changes the pool at once; or end what holds memory in it.
+The request would have fit into 9G: ` + "`gpuslice pool set llm --vram 9G`" + ` changes the pool at once; or end what holds memory in it.
 `},
 		{nil, func(r *api.Refusal) { r.Frozen, r.Holders = "process 5 holds 3GiB past the ledger", nil }, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
-Nothing was granted to it then, whatever was free: process 5 holds 3GiB past the ledger.
+All memory was refused at that time: process 5 holds 3GiB past the ledger.
 ` + "`gpuslice events train`" + ` names the process that holds memory past the ledger; end it.
 `},
 		{nil, count, `slice train was refused memory on GPU-1b2c3d4e at 2026-03-01 12:00:00.
-Its quota there was 8GiB; what was asked for is not known: the process could not say.
+Its quota there was 8GiB; the process did not report the size of the request.
 ` + "`gpuslice events --follow train`" + ` shows the next refusals as they happen.
 `},
 	} {
@@ -71,7 +71,7 @@ Its quota there was 8GiB; what was asked for is not known: the process could not
 	}
 	var out strings.Builder
 	err := Explain(&out, api.Run{Slice: "idle", Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}})
-	if want := "slice idle was refused nothing.\nOn GPU-1b2c3d4e the most that it held was 3GiB, of a quota of 8GiB.\n"; err != nil || !strings.HasPrefix(out.String(), want) || !strings.Contains(out.String(), "`gpuslice devices`") {
+	if want := "slice idle was refused no memory.\nOn GPU-1b2c3d4e it held at most 3GiB, of a quota of 8GiB.\n"; err != nil || !strings.HasPrefix(out.String(), want) || !strings.Contains(out.String(), "`gpuslice devices`") {
 		t.Errorf("%s, %v", out.String(), err)
 	}
 }

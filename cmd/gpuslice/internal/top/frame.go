@@ -155,7 +155,7 @@ func frame(s Snapshot, v view) string {
 	}
 	switch {
 	case v.err != nil:
-		last = full.Render("gpusliced does not answer, shown is what it said last: " + show.Plain(v.err.Error()))
+		last = full.Render("gpusliced does not answer; this is its last answer: " + show.Plain(v.err.Error()))
 	case v.typing:
 		last = "/" + show.Plain(v.filter) + "_"
 	default:

@@ -32,7 +32,7 @@ func takeScreen(in io.Reader, out io.Writer) (*screen, error) {
 	if f, ok := in.(*os.File); ok && term.IsTerminal(f.Fd()) {
 		was, err := term.MakeRaw(f.Fd())
 		if err != nil {
-			return nil, fmt.Errorf("have the terminal pass on each key: %w", err)
+			return nil, fmt.Errorf("set the terminal to raw mode: %w", err)
 		}
 		back = func() { _ = term.Restore(f.Fd(), was) }
 	}

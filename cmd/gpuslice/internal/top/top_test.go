@@ -216,7 +216,7 @@ func TestKeysInATerminal(t *testing.T) {
 	press("\r")
 	s.shows(t, "q quit")
 	failing.Store(1)
-	s.shows(t, "shown is what it said last: gone for a moment")
+	s.shows(t, "this is its last answer: gone for a moment")
 	failing.Store(0)
 	n := asked.Load()
 	for end := time.Now().Add(time.Minute); asked.Load() < n+3 && time.Now().Before(end); {
