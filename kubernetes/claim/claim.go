@@ -103,7 +103,7 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 		if r.AdminAccess != nil && *r.AdminAccess {
 			// The scheduler does not count it and reports the whole device as consumed: such a pool would take memory from other
 			// claims.
-			return nil, fmt.Errorf("request %s asks for adminAccess, which is not accepted: a device of %s is a quota, and there is none to watch over", r.Request, config.Driver)
+			return nil, fmt.Errorf("request %s has adminAccess, which is not accepted: a device of %s is a quota, and has nothing to administer", r.Request, config.Driver)
 		}
 		i, known := index[r.Request]
 		if !known {
@@ -119,10 +119,10 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 		}
 		switch elastic := inventory.IsElastic(r.Device); {
 		case elastic && !all[i].request.Elastic:
-			return nil, fmt.Errorf("request %s was allocated %s, a device for elastic claims, and its configuration does not say elastic: the DeviceClass elastic.gpuslice.io does, and vram.gpuslice.io has the other devices",
+			return nil, fmt.Errorf("request %s was allocated %s, a device for elastic claims, but its configuration is not elastic: use the DeviceClass elastic.gpuslice.io, or vram.gpuslice.io for the other devices",
 				r.Request, r.Device)
 		case !elastic && all[i].request.Elastic:
-			return nil, fmt.Errorf("request %s is elastic by its configuration, and device %s is not for elastic claims: the DeviceClass elastic.gpuslice.io has those that are", r.Request, r.Device)
+			return nil, fmt.Errorf("request %s is elastic by its configuration, but device %s is not for elastic claims: use the DeviceClass elastic.gpuslice.io", r.Request, r.Device)
 		}
 		memory := r.ConsumedCapacity[inventory.Memory]
 		if memory.Value() <= 0 {
@@ -193,7 +193,7 @@ func (p *Preparer) devices(all []share, known []api.Device) (devices []kubeletpl
 			uuid := inventory.UUID(r.Device)
 			n := slices.IndexFunc(known, func(d api.Device) bool { return d.UUID == uuid })
 			if n < 0 {
-				return nil, nil, fmt.Errorf("device %s, which request %s was allocated, is none that gpusliced knows on this node: `gpuslice devices` lists them", uuid, r.Request)
+				return nil, nil, fmt.Errorf("device %s, allocated to request %s, is not known to gpusliced on this node: `gpuslice devices` lists its devices", uuid, r.Request)
 			}
 			if !seen[uuid] {
 				seen[uuid] = true
@@ -238,7 +238,7 @@ func (p *Preparer) ensure(ctx context.Context, s share) error {
 		if on(pool.Quotas, s.request.Quotas) {
 			return nil
 		}
-		return api.Errorf(api.CodeRunning, "pool %s is of an earlier allocation of the claim on other devices, and containers still use it", s.pool)
+		return api.Errorf(api.CodeRunning, "pool %s belongs to an earlier allocation of the claim on other devices, and containers still use it", s.pool)
 	}
 	if _, err := p.Enforcer.DeletePool(ctx, s.pool); err != nil && !errors.Is(err, api.ErrNotFound) {
 		return err
@@ -265,7 +265,7 @@ func (p *Preparer) Unprepare(ctx context.Context, uid types.UID) error {
 	defer cancel()
 	err = p.retry(ctx, members, func() error { return p.drop(ctx, uid) })
 	if errors.Is(err, api.ErrUnreachable) {
-		p.Log.Warn("claim given back while the enforcer is away: its pools are deleted when it is back", "claim", uid, "err", err)
+		p.Log.Warn("claim unprepared while the enforcer does not answer: its pools are deleted once it answers", "claim", uid, "err", err)
 	} else if err != nil {
 		return err
 	}

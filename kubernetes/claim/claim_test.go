@@ -161,7 +161,7 @@ func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
 		}
 	}
 	says(resourceapi.AllocationConfigSourceClaim, `"elastic":true`)
-	if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "is not for elastic claims: the DeviceClass elastic.gpuslice.io has those that are") {
+	if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "is not for elastic claims: use the DeviceClass elastic.gpuslice.io") {
 		t.Errorf("an elastic claim on another device: %v", err)
 	}
 }
@@ -176,10 +176,10 @@ func TestWhatCannotBePreparedIsRefusedInASentence(t *testing.T) {
 	admin := claimOf(uid, result{"gpu", n.devices[0], gib})
 	admin.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
 	for want, c := range map[string]*resourceapi.ResourceClaim{
-		"is none that gpusliced knows on this node": claimOf(uid, result{"gpu", "gpu-ffffffff-4455-6677-8899-aabbccddeeff", gib}),
-		"asks for adminAccess":                      admin,
-		"without any memory":                        claimOf(uid, result{"gpu", n.devices[0], 0}),
-		"are left":                                  claimOf(uid, result{"gpu", n.devices[0], 60 * gib}),
+		"is not known to gpusliced on this node": claimOf(uid, result{"gpu", "gpu-ffffffff-4455-6677-8899-aabbccddeeff", gib}),
+		"has adminAccess":                        admin,
+		"without any memory":                     claimOf(uid, result{"gpu", n.devices[0], 0}),
+		"are left":                               claimOf(uid, result{"gpu", n.devices[0], 60 * gib}),
 	} {
 		if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", want, err)
@@ -278,7 +278,7 @@ func TestOnlyWhatHasNoClaimIsCollected(t *testing.T) {
 	if err := n.Collect(t.Context(), func(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
 		return nil, errors.New("away")
 	}); err == nil {
-		t.Error("the API server is away, and nothing is said of it")
+		t.Error("no error although the API server does not answer")
 	}
 	kept(1)
 	again := c.DeepCopy() // another claim of the same name

@@ -67,7 +67,7 @@ func (p *Preparer) collect(ctx context.Context, uid types.UID, used func() (bool
 		return err
 	}
 	if err := p.drop(ctx, uid); errors.Is(err, api.ErrRunning) {
-		p.Log.Warn("claim is gone, and containers still use its pool: it is kept until they end", "claim", uid, "err", err)
+		p.Log.Warn("the claim is deleted, but containers still use its pool: the pool is kept until they end", "claim", uid, "err", err)
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("collect claim %s: %w", uid, err)

@@ -80,7 +80,7 @@ func parse(raw []byte) (p parameters, err error) {
 		return p, fmt.Errorf("it cannot be read: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return p, errors.New("something follows after its end: one object is accepted")
+		return p, errors.New("there is text after its end: give one object")
 	}
 	if p.APIVersion != apiVersion || p.Kind != kind {
 		return p, fmt.Errorf("apiVersion %q and kind %q are not accepted: %q and %q are", p.APIVersion, p.Kind, apiVersion, kind)
@@ -102,7 +102,7 @@ func (r *Request) apply(p parameters, class bool) error {
 	}
 	if p.Tenant != nil {
 		if !class {
-			return errors.New("a claim may not name its tenant, which is its namespace unless the device class names another")
+			return errors.New("a claim may not name its tenant: the tenant is the namespace unless the device class names another")
 		}
 		if err := api.CheckTenant(*p.Tenant); err != nil {
 			return err
@@ -114,7 +114,7 @@ func (r *Request) apply(p parameters, class bool) error {
 	}
 	if p.Priority != nil {
 		if !class {
-			return errors.New("a claim may not name its priority: its device class may, such as elastic.gpuslice.io")
+			return errors.New("a claim may not name its priority: only its device class may, such as elastic.gpuslice.io")
 		}
 		if *p.Priority < api.MinPriority || *p.Priority > api.MaxPriority {
 			return fmt.Errorf("priority %d is not accepted: %d to %d are", *p.Priority, api.MinPriority, api.MaxPriority)

@@ -62,7 +62,7 @@ func TestATTLIsCountedInDaysAsTheAnnotationIs(t *testing.T) {
 func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
 	for text, want := range map[string]string{
 		`nonsense`:                       "it cannot be read",
-		`{` + head + `}{}`:               "something follows",
+		`{` + head + `}{}`:               "text after its end",
 		`{` + head + `,"vram":"4G"}`:     `field "vram" is unknown: apiVersion, kind, mode, ttl, tenant, elastic and priority are accepted`,
 		`{` + head + `,"elastic":"yes"}`: "it cannot be read",
 		`{` + head + `,"priority":-5}`:   "a claim may not name its priority",

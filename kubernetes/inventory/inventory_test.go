@@ -354,7 +354,7 @@ func TestWritesAreBoundedHoweverMuchHappens(t *testing.T) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.asked > 2*len(w.at)+4 {
-		t.Errorf("the enforcer was asked %d times for %d writes", e.asked, len(w.at))
+		t.Errorf("%d requests to the enforcer for %d writes", e.asked, len(w.at))
 	}
 }
 
@@ -382,7 +382,7 @@ func TestPodsThatStartAndEndChangeTheOrderAndThatIsWrittenLessOften(t *testing.T
 	asked, most := e.asked, 2*int(time.Since(begin)/times.Write)+10 // each second answer is what was written
 	e.mu.Unlock()
 	if asked > most {
-		t.Errorf("the enforcer was asked %d times: at most %d", asked, most)
+		t.Errorf("%d requests to the enforcer, want at most %d", asked, most)
 	}
 	var checks []api.Check
 	taint := func() time.Duration {
@@ -425,7 +425,7 @@ func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
 			return len(w.heard) > more
 		}
 	}
-	eventually(t, "what it answers is heard", heard(10))
+	eventually(t, "its answers arrive", heard(10))
 	w.mu.Lock()
 	h := w.heard[10]
 	w.mu.Unlock()
@@ -439,7 +439,7 @@ func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
 	e.driver = "2.0"
 	e.mu.Unlock()
 	e.end <- struct{}{}
-	eventually(t, "of an enforcer that follows another the driver's version is asked again", func() bool {
+	eventually(t, "the driver's version is read again after the enforcer was replaced", func() bool {
 		devices, _ := w.last()
 		return len(devices) == 1 && *devices[0].Attributes["driverVersion"].VersionValue == "2.0.0"
 	})

@@ -111,7 +111,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		default:
 			next = min(next, time.Second)
 			if reached || !published && len(before) > 0 {
-				p.Log.Warn("enforcer away: its devices are tainted until it answers", "err", err)
+				p.Log.Warn("the enforcer does not answer: its devices are tainted until it does", "err", err)
 				p.Away()
 			}
 			reached = false
@@ -194,7 +194,7 @@ func (p *Publisher) follow(ctx context.Context, changed chan<- struct{}) {
 		})
 		p.another.Store(true)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, api.ErrUnreachable) {
-			p.Log.Warn("the enforcer's events are not followed; it is asked instead", "err", err)
+			p.Log.Warn("following the enforcer's events failed: polling it instead", "err", err)
 		}
 		select {
 		case <-ctx.Done():

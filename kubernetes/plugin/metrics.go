@@ -26,7 +26,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Buckets: []float64{.001, .002, .005, .01, .05, .2, 1, 5, 30},
 		}, []string{"refused"}),
 		unprepare: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_dra_unprepared_total", Help: "Claims that were given back, by whether that failed.",
+			Name: "gpuslice_dra_unprepared_total", Help: "Claims that were unprepared, by whether that failed.",
 		}, []string{"failed"}),
 		written: f.NewCounter(prometheus.CounterOpts{Name: "gpuslice_dra_slices_written_total", Help: "Times that the node's ResourceSlices were written."}),
 		reached: f.NewGauge(prometheus.GaugeOpts{Name: "gpuslice_dra_enforcer_reached", Help: "1 if gpusliced answers, 0 if its devices are tainted."}),

@@ -281,7 +281,7 @@ func TestADevicesHealthIsTheEnforcers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := stream.Recv(); err == nil {
-		t.Errorf("while the enforcer is away the kubelet is told %+v", r)
+		t.Errorf("while the enforcer does not answer the kubelet receives %+v", r)
 	}
 }
 

@@ -155,18 +155,18 @@ func (s *Status) Run(ctx context.Context) {
 			if err == nil {
 				f.wrote(uid)
 			} else if !apierrors.IsNotFound(err) && ctx.Err() == nil {
-				s.Log.Warn("status of a claim not written", "claim", p.claim.Namespace+"/"+p.claim.Name, "err", err)
+				s.Log.Warn("writing a claim's status failed", "claim", p.claim.Namespace+"/"+p.claim.Name, "err", err)
 			}
 		}
 		if due {
 			used = time.Now()
 			if err := s.use(ctx, &f); err != nil && ctx.Err() == nil {
-				s.Log.Warn("what a claim uses is not written", "err", err)
+				s.Log.Warn("writing a claim's use failed", "err", err)
 			}
 		}
 		for uid, e := range refused {
 			if err := s.tell(ctx, uid, e); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-				s.Log.Warn("event of a pod not written", "claim", uid, "err", err)
+				s.Log.Warn("writing an event of a pod failed", "claim", uid, "err", err)
 			}
 		}
 	}

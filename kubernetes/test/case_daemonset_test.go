@@ -215,7 +215,7 @@ func upgradedInPods(n *node) {
 	n.create(joins)
 	out, err := n.exec("stays", "a", hog(2*gib)...)
 	if err == nil || strings.Contains(out, "holds") {
-		n.t.Errorf("while gpusliced is away a pod takes more than its quota: %q, %v", out, err)
+		n.t.Errorf("while gpusliced does not run a pod takes more than its quota: %q, %v", out, err)
 	}
 	n.rolledOut()
 	n.running("comes")

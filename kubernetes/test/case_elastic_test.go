@@ -83,5 +83,5 @@ func elasticOrNot(n *node) {
 	n.told("not", "a device for elastic claims, and its configuration does not say elastic")
 	n.Must(n.tryTemplate("is", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "1Gi")}, Config: says(true)}))
 	n.create(n.pod("is", []string{"is"}, container("a", sleep, "is")))
-	n.told("is", "is elastic by its configuration, and device gpu-")
+	n.told("is", "is elastic by its configuration, but device gpu-")
 }

@@ -183,7 +183,7 @@ func adminAccess(n *node) {
 	r.Exactly.AdminAccess = ptr.To(true)
 	n.template("vram", r)
 	n.create(n.pod("admin", []string{"vram"}, container("a", sleep, "vram")))
-	n.told("admin", "asks for adminAccess, which is not accepted")
+	n.told("admin", "has adminAccess, which is not accepted")
 }
 
 func (n *node) configured(parameters map[string]string, r resourceapi.DeviceRequest) resourceapi.DeviceClaim {

@@ -188,7 +188,7 @@ func (n *node) events(pod string) string {
 // told waits until an event of a pod contains text.
 func (n *node) told(pod, text string) {
 	n.t.Helper()
-	n.eventually(fmt.Sprintf("pod %s is told %q", pod, text), func() error {
+	n.eventually(fmt.Sprintf("pod %s has an event with %q", pod, text), func() error {
 		if events := n.events(pod); !strings.Contains(events, text) {
 			return errors.New(events)
 		}

@@ -56,18 +56,18 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` that says where the API server is; \"\" in a pod")
-	flag.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "`NAME` of this node; else the variable NODE_NAME")
-	flag.StringVar(&o.pod, "pod-uid", os.Getenv("POD_UID"), "`UID` of the driver's pod, so that a new one can take over from an old one; else the variable POD_UID")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `FILE` for the API server; \"\" in a pod")
+	flag.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "`NAME` of this node (default: $NODE_NAME)")
+	flag.StringVar(&o.pod, "pod-uid", os.Getenv("POD_UID"), "`UID` of the driver's pod, so that a new pod can take over from an old one (default: $POD_UID)")
 	flag.StringVar(&o.kubelet, "kubelet", "/var/lib/kubelet", "the kubelet's `DIR`")
-	flag.StringVar(&o.cdiDirs, "cdi", "/var/run/cdi,/etc/cdi", "`DIRS` of CDI specifications, by commas; claims' are written to the first")
+	flag.StringVar(&o.cdiDirs, "cdi", "/var/run/cdi,/etc/cdi", "`DIRS` of CDI specifications, separated by commas; those of claims are written to the first")
 	flag.StringVar(&o.socket, "socket", api.DefaultSocket, "gpusliced's `SOCKET`")
 	flag.StringVar(&o.hook, "hook", "/usr/local/bin/gpuslice-hook", "gpuslice-hook's `PATH` on the host")
 	flag.StringVar(&o.hookConfig, "hook-config", api.DefaultConfig, "gpuslice's configuration, a `FILE` on the host")
 	flag.StringVar(&o.libraries, "driver-libraries", "", "`DIR` on the host with NVIDIA's libraries, for containers on a host without NVIDIA's CDI specification")
 	flag.StringVar(&o.live, "live-address", "", "`ADDRESS` of the gRPC liveness service, such as \":51515\"; \"\" for none")
 	flag.StringVar(&o.metrics, "metrics-address", "", "`ADDRESS` where Prometheus finds /metrics; \"\" for none")
-	flag.BoolVar(&o.elastic, "elastic", false, "publish devices for elastic claims, too, which the DeviceClass elastic.gpuslice.io has")
+	flag.BoolVar(&o.elastic, "elastic", false, "publish devices for elastic claims, too (DeviceClass elastic.gpuslice.io)")
 	version := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *version {
@@ -86,7 +86,7 @@ func main() {
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	klog.SetSlogLogger(log)
 	if o.node == "" {
-		return errors.New("the node's name is not known: --node, or the variable NODE_NAME, is needed")
+		return errors.New("the node's name is not known: give --node, or set NODE_NAME")
 	}
 	kubeConfig, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
@@ -166,7 +166,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 			case <-time.After(collectEvery):
 			}
 			if err := preparer.Collect(ctx, find); err != nil && ctx.Err() == nil {
-				log.Warn("claims not collected; they are tried again", "err", err)
+				log.Warn("collecting claims failed: trying again", "err", err)
 			}
 		}
 	})

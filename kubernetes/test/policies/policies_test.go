@@ -375,7 +375,7 @@ spec: {runtimeClassName: gpuslice, containers: [{resources: {limits: {nvidia.com
 	}
 	plain := `spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}}]}`
 	if p, err := s.pod("elsewhere", plain); err != nil || p.Spec.RuntimeClassName != nil || len(p.Annotations) != 0 {
-		s.Errorf("a pod that asks for no size: %v, %v", p, err)
+		s.Errorf("a pod without a size: %v, %v", p, err)
 	}
 	s.namespace("not-asked", nil)
 	if p, err := s.pod("not-asked", gpumem); err != nil || p.Spec.RuntimeClassName != nil || len(p.Annotations) != 0 {
@@ -402,7 +402,7 @@ initContainers: [{restartPolicy: Always, env: [{name: NVIDIA_GPU_MEMORY_LIMIT, v
 spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`: "the pod's annotations gpuslice.vram say something else",
 		`metadata: {annotations: {gpuslice.vram.0: 40G}}
 spec: {runtimeClassName: gpuslice, containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "3000"}]}]}`: "the pod's annotations gpuslice.vram say something else",
-		`spec: {resourceClaims: [{name: vram, resourceClaimName: vram}], containers: [{resources: {limits: {nvidia.com/gpumem: 3000}, claims: [{name: vram}]}}]}`: "GPU memory is asked for in two ways",
+		`spec: {resourceClaims: [{name: vram, resourceClaimName: vram}], containers: [{resources: {limits: {nvidia.com/gpumem: 3000}, claims: [{name: vram}]}}]}`: "GPU memory is requested in two ways",
 	} {
 		// The API server looks up the RuntimeClass before it calls the policy.
 		if strings.Contains(text, "nvidia, ") {

@@ -115,7 +115,7 @@ func (r *run) publish(n *node) {
 	var controller *resourceslice.Controller
 	p := &inventory.Publisher{
 		Enforcer: n, Node: n.name, Times: inventory.DefaultTimes, Log: slog.New(slog.DiscardHandler),
-		Heard: func(inventory.Host) {}, Reached: func() {}, Away: func() { r.fault("the enforcer of %s is away", n.name) }, Event: func(api.Event) {}, Written: func() {},
+		Heard: func(inventory.Host) {}, Reached: func() {}, Away: func() { r.fault("the enforcer of %s does not answer", n.name) }, Event: func(api.Event) {}, Written: func() {},
 		Publish: func(_ context.Context, resources resourceslice.DriverResources) (err error) {
 			if *order == orderPlain {
 				plain(resources.Pools[n.name])
