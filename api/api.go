@@ -370,7 +370,7 @@ var (
 	ErrExists        = &Error{Code: CodeExists, Message: "a slice with that id is active"}
 	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
 	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
-	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice's time is over"}
+	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice has expired"}
 	ErrBusy          = &Error{Code: CodeBusy, Message: "ask again later"}
 	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for this user"}
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}

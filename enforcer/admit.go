@@ -153,7 +153,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 			has[d.Name] = min(has[d.Name], held)
 			continue
 		}
-		s.log.Warn("memory of the slice's processes unknown: its whole grant counts", "device", d.Name, "err", err)
+		s.log.Warn("memory of the slice's processes unknown: its whole quota counts", "device", d.Name, "err", err)
 		if errors.Is(err, errUntold) {
 			err = nil // the other devices may be known
 		}
@@ -242,7 +242,7 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	s.quota.Devices = s.foresee()
 	if limit != nil && e.truth != nil && len(s.quota.Devices) == 0 {
-		return api.Errorf(api.CodeBadRequest, "session %s has a quota on no device that is there, or on more than a slice can have", s.id())
+		return api.Errorf(api.CodeBadRequest, "session %s has quotas only on missing devices, or on more devices than a slice can have", s.id())
 	}
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
@@ -292,7 +292,7 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 			continue
 		}
 		if cost := min(e.truth.learned(g), e.options.ContextBytes); wants[uuid] < cost {
-			return api.Errorf(api.CodeBadRequest, "%s asks for %s on device %s, where a CUDA context alone takes %s: nothing could run in that; more is accepted",
+			return api.Errorf(api.CodeBadRequest, "%s asks for %s on device %s, where a CUDA context alone takes %s: ask for more",
 				who, api.FormatSize(wants[uuid]), g.called(uuid), api.FormatSize(e.truth.learned(g)))
 		}
 	}
@@ -302,11 +302,11 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 func (e *Enforcer) logOvercommitted() {
 	for _, over := range e.book.Overcommitted() {
 		if over.Tenant != nil {
-			e.log.Warn("device overcommitted to a tenant: the quotas add up to more than its bound; no new quota is granted to it there",
+			e.log.Warn("device overcommitted to a tenant: its quotas exceed its bound, and it gets no new quota there",
 				"tenant", *over.Tenant, "device", over.Device, "bytes", over.Granted, "limit", over.Limit)
 			continue
 		}
-		e.log.Warn("device overcommitted: quotas add up to more than its capacity; no new quota is granted on it",
+		e.log.Warn("device overcommitted: quotas exceed its capacity, and no new quota is granted on it",
 			"device", over.Device, "bytes", over.Granted, "limit", over.Limit)
 	}
 }

@@ -156,7 +156,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 		return e.Kind == api.EventDenied && e.Slice == "b" && e.Device == gpu1 && e.Requested == 4*gib &&
 			strings.Contains(e.Cause, "2GiB are left of the 80GiB")
 	}) {
-		t.Errorf("nobody was told: %+v, %v", events, err)
+		t.Errorf("no such event: %+v, %v", events, err)
 	}
 	h.restart()
 	check()

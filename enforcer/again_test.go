@@ -50,7 +50,7 @@ func TestSlicesOutliveAnEnforcerThatIsKilledAgainAndAgain(t *testing.T) {
 		w.check()
 	}
 	w.stop()
-	t.Logf("%d deaths of the enforcer, %d at named points and %d at random times; meanwhile %d races, all exact, and %d that did not begin for want of an enforcer",
+	t.Logf("%d deaths of the enforcer, %d at named points and %d at random times; %d races beside them, all exact, and %d that did not begin because no enforcer ran",
 		rounds, named, timed, w.races, w.late)
 }
 

@@ -69,7 +69,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 	}
 	reply = ledger.Reply{Status: ledger.StatusInternal}
 	if !errors.As(err, &reply.Status) {
-		s.log.Error("request of a process not answered", "pid", peer.PID, "err", err)
+		s.log.Error("request of a process failed", "pid", peer.PID, "err", err)
 	}
 	return reply, nil, true
 }
@@ -288,7 +288,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	}
 	killpoint.Pass("device.stored")
 	if denied != nil {
-		s.log.Warn("slice uses a device on which it is granted nothing", "device", uuid, "err", denied)
+		s.log.Warn("slice uses a device on which it has no quota", "device", uuid, "err", denied)
 		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked, Cause: denied.Error()})
 	}
 	s.mu.Lock()

@@ -259,7 +259,7 @@ func (s *slice) overstay(err error, began time.Time) {
 	}
 	s.mu.Unlock()
 	if ends {
-		s.endForOthers(fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, err))
+		s.endForOthers(fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, err))
 	}
 }
 
@@ -291,7 +291,7 @@ func (s *slice) boundMove(all []*moved) (stop func()) {
 	}
 	most := patience + moveTimeout + time.Duration(bytes/slowest)*time.Second
 	timer := time.AfterFunc(most, func() {
-		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], and what %s take at most)", most, api.FormatSize(bytes)))
+		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], plus the longest time for %s)", most, api.FormatSize(bytes)))
 		for _, p := range all {
 			if s.maySignal(p.PID) {
 				s.e.signal(s, p.handle, syscall.SIGKILL)

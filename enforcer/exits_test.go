@@ -64,7 +64,7 @@ func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
 	eventually(t, "it is charged", func() bool { return overhead(h) == 3*gib })
 	eventually(t, "and named", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	parent.kill()
-	eventually(t, "whom nobody can be blamed for is not named any more", func() bool { return len(h.told(api.EventCleared)) == 1 })
+	eventually(t, "the excess of no live process is no longer reported", func() bool { return len(h.told(api.EventCleared)) == 1 })
 	truth.comparisons(t, 20)
 	sibling.expect("refused", "charge 0 %d", 2*gib)
 	truth.set(gpu0, parent.pid(), 0)

@@ -250,7 +250,7 @@ func killedAt(t *testing.T, point string) {
 	case registered && !released && !releasing && (!there || s.State != api.Active):
 		t.Fatalf("a slice that was promised is lost: %+v\n%s", s, d.log())
 	case (released || releasing) && there:
-		t.Fatalf("a slice whose release had begun is back: %+v\n%s", s, d.log())
+		t.Fatalf("a slice in release exists again: %+v\n%s", s, d.log())
 	}
 	if there && registered {
 		attach(o)

@@ -58,7 +58,7 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	timeout := max(stuck, missedChecks*e.options.Interval)
 	loop := api.Check{Name: "loop", For: api.ForLive, Age: p.since(&p.checked)}
 	loop.OK = p.since(&p.checked) < timeout
-	loop.Message = said(loop, "the regular check of all slices has not ended for %s")
+	loop.Message = said(loop, "the regular check of all slices has been running for %s")
 	changes := api.Check{Name: "changes", For: api.ForLive, Age: p.since(&p.changed)}
 	changes.OK = p.since(&p.changed) < timeout || !loop.OK // the loop itself checks
 	changes.Message = said(changes, "a change of a slice has been running for %s")

@@ -142,5 +142,5 @@ func TestADriverThatHangsIsSaidAndIsNoReasonToRestart(t *testing.T) {
 func TestADriverIsNotMissedWhileNobodyUsesIt(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.Age(time.Minute)
-	eventually(t, "the devices are looked at", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
+	eventually(t, "the devices are sampled", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
 }

@@ -119,7 +119,7 @@ func (p *proc) ask(format string, args ...any) string {
 	p.tell(format, args...)
 	line, err := p.out.ReadString('\n')
 	if err != nil {
-		p.t.Fatalf("process %d was asked %q: %v", p.pid(), fmt.Sprintf(format, args...), err)
+		p.t.Fatalf("process %d, command %q: %v", p.pid(), fmt.Sprintf(format, args...), err)
 	}
 	return strings.TrimSpace(line)
 }
@@ -129,7 +129,7 @@ func (p *proc) must(format string, args ...any) uint64 {
 	answer := p.ask(format, args...)
 	n, err := strconv.ParseUint(strings.TrimPrefix(answer, "ok "), 10, 64)
 	if err != nil {
-		p.t.Fatalf("process %d was asked %q and answered %q", p.pid(), fmt.Sprintf(format, args...), answer)
+		p.t.Fatalf("process %d, command %q: answer %q", p.pid(), fmt.Sprintf(format, args...), answer)
 	}
 	return n
 }
@@ -137,7 +137,7 @@ func (p *proc) must(format string, args ...any) uint64 {
 func (p *proc) expect(want, format string, args ...any) {
 	p.t.Helper()
 	if got := p.ask(format, args...); got != want {
-		p.t.Fatalf("process %d was asked %q and answered %q: want %q", p.pid(), fmt.Sprintf(format, args...), got, want)
+		p.t.Fatalf("process %d, command %q: answer %q, want %q", p.pid(), fmt.Sprintf(format, args...), got, want)
 	}
 }
 

@@ -176,7 +176,7 @@ func (e *Enforcer) recallHost() {
 	}
 	fresh, err := h.Begin()
 	if err != nil {
-		e.log.Error("processes that move their memory themselves get no host memory", "err", err)
+		e.log.Error("processes that move their own memory get no host memory", "err", err)
 		return
 	}
 	for _, s := range e.elasticOnes() {
@@ -223,7 +223,7 @@ func (e *Enforcer) keepHost(ctx context.Context) {
 			now = err.Error()
 		}
 		if now != said && now != "" {
-			e.log.Error("processes that move their memory themselves get no host memory", "err", now)
+			e.log.Error("processes that move their own memory get no host memory", "err", now)
 		}
 		said = now
 	}
@@ -236,7 +236,7 @@ func (e *Enforcer) hostCheck() []api.Check {
 	}
 	c := api.Check{Name: "host_memory", OK: true}
 	if err := h.Err(); err != nil {
-		c.OK, c.Message = false, "processes that move their memory themselves are left to the driver: "+err.Error()
+		c.OK, c.Message = false, "processes that move their own memory are left to the driver: "+err.Error()
 	}
 	return []api.Check{c}
 }

@@ -310,7 +310,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 			d.returns()
 			h.becomes("c", api.Evicted)
 			if told, has, moved := m.wasTold(ledger.Bare), held.held(a), f.steps(); !told || has != 0 || strings.Contains(moved, fmt.Sprint(" ", c.pid())) {
-				t.Errorf("%v, it has %d, the driver was asked to %s", told, has, moved)
+				t.Errorf("%v, it has %d, the driver's steps: %s", told, has, moved)
 			}
 		})
 	}
@@ -329,7 +329,7 @@ func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
 	h.stop()
 	held.set(func(f *fakeHolder) { clear(f.steps); f.fresh = true })
 	h.start()
-	eventually(t, "it is told to give back what it has", func() bool { return m.isBare() })
+	eventually(t, "it returns what it has", func() bool { return m.isBare() })
 }
 
 func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {

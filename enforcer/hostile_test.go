@@ -98,7 +98,7 @@ func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 		expect.Equal(t, h.seePool("llm").State, api.Damaged, "state")
 		p.expect("status 3", "attach")
 		if n := len(h.told(api.EventBypass)); n != 0 {
-			t.Errorf("it was told %d times again", n)
+			t.Errorf("%d events more", n)
 		}
 		h.stop()
 	}

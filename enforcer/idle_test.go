@@ -159,7 +159,7 @@ func TestProcessesAreListedAsLongAsSomethingIsOpen(t *testing.T) {
 		{"memory on a device on which the slice has no quota", passes, true, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			truth.set(gpu1, honest.pid(), gib/2)
 		}},
-		{"a slice whose lanes say nothing any more", stays, false, func(h *host, truth *fakeTruth, honest, _ *proc) {
+		{"a slice with unreadable lanes", stays, false, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			honest.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
 			eventually(t, "it is damaged", func() bool { return damaged(h, "s") })
 		}},

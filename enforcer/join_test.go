@@ -327,7 +327,7 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 		return errors.Is(err, api.ErrNotFound)
 	})
 	if process.OwnedBy(users, uid) && process.Exists(users) {
-		t.Error("the user's process goes on")
+		t.Error("the user's process still runs")
 	}
 	if !process.Exists(roots) || !process.OwnedBy(roots, 0) {
 		t.Error("root's process was ended")

@@ -85,7 +85,7 @@ func (h *host) gone(id string) {
 
 func (h *host) expired(id string) {
 	h.t.Helper()
-	eventually(h.t, "the time of slice "+id+" is over", func() bool { return h.see(id).State == api.Expired })
+	eventually(h.t, "slice "+id+" expires", func() bool { return h.see(id).State == api.Expired })
 }
 
 func (h *host) storyOf(id string) []string {
@@ -150,7 +150,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 			} {
 				expect.ErrorIs(t, err, api.ErrExpired, what)
 			}
-			eventually(t, "it was stopped by SIGTERM", func() bool { return p.must("terms") == 1 })
+			eventually(t, "it receives SIGTERM", func() bool { return p.must("terms") == 1 })
 			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
 			// Before the grace has passed it still gets answers.
 			c.pass(grace - 1)
@@ -295,7 +295,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	p.must("stubborn")
 	p.must("charge 0 %d", gib/2)
 	c.pass(time.Hour)
-	eventually(t, "it was stopped by SIGTERM", func() bool { return p.must("terms") == 1 })
+	eventually(t, "it receives SIGTERM", func() bool { return p.must("terms") == 1 })
 	h.restart()
 	if s := h.see("s"); s.State != api.Expired || s.Devices[0].Used != gib/2 {
 		t.Fatalf("%+v", s)
@@ -306,7 +306,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	h.stop()
 	c.pass(grace)
 	if n := p.must("terms"); n != 1 {
-		t.Errorf("it was asked %d times to end", n)
+		t.Errorf("it received SIGTERM %d times", n)
 	}
 	h.start()
 	p.ended()
@@ -340,7 +340,7 @@ func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 	h.start()
 	h.lease("s", "", 0)
 	if s := h.see("s"); s.TTL != time.Hour || s.Remaining != time.Hour {
-		t.Errorf("who asks for nothing gets %+v", s)
+		t.Errorf("without a ttl: %+v", s)
 	}
 	p := start(t, "", "")
 	_, err := h.Register(context.Background(), api.RegisterRequest{

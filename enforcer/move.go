@@ -295,7 +295,7 @@ func (s *slice) isGone(all []*moved) error {
 	for i, p := range all {
 		for uuid, bytes := range left[i] {
 			if bytes > residue && p.Left == nil && p.handle.Alive() {
-				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still: it may be memory that it shares with other processes, which stays there", s.id(), p.PID, api.FormatSize(bytes), uuid)
+				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, but the driver still lists %s for it on device %s: it may be memory shared with other processes, which stays there", s.id(), p.PID, api.FormatSize(bytes), uuid)
 			}
 		}
 	}
@@ -411,7 +411,7 @@ func (s *slice) areAway(all []*moved) (away []*moved, err error) {
 		case err != nil && len(p.Bytes) > 0:
 			return nil, s.cannot(err)
 		case state == checkpoint.Failed:
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: the driver has lost process %d (%s) in an attempt before: end it, and the others can be", s.id(), p.PID, process.Name(p.PID))
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: the driver lost process %d (%s) in an earlier attempt: end it, then resume the others", s.id(), p.PID, process.Name(p.PID))
 		case state == checkpoint.Checkpointed:
 			away = append(away, p)
 		}

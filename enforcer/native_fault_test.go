@@ -44,7 +44,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 			return w.fakeBackend.Limit(cgroup, device, bytes)
 		}
 	}
-	w.t.Errorf("the driver is told that %s gets %d bytes, and the store does not know", cgroup, bytes)
+	w.t.Errorf("the driver's limit for %s is %d bytes, which the store does not have", cgroup, bytes)
 	return w.fakeBackend.Limit(cgroup, device, bytes)
 }
 

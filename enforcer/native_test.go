@@ -387,7 +387,7 @@ func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	f.hang = nil
 	f.mu.Unlock()
 	close(hang)
-	eventually(t, "what was asked for last is so", func() bool {
+	eventually(t, "the last request takes effect", func() bool {
 		got, _ := f.Limited(b.cgroup, gpu0)
 		return got == 2*gib
 	})

@@ -63,7 +63,7 @@ func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	truth.set(gpu0, p.pid(), 0)
-	eventually(t, "that it is gone is told, too", func() bool { return len(h.told(api.EventCleared)) == 1 })
+	eventually(t, "an event reports that it is cleared", func() bool { return len(h.told(api.EventCleared)) == 1 })
 	must.Equal(t, h.see("s").Devices[0].Bypass, 0, "bypass")
 }
 

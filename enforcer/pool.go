@@ -175,7 +175,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	if err != nil {
 		done = func() {}
-		p.log.Warn("member uses a device on which the pool is granted nothing", "device", uuid, "err", err)
+		p.log.Warn("member uses a device on which the pool has no quota", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
 	d := p.quota.Describe(uuid, limit, total)

@@ -215,7 +215,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	switch p.quota.State {
 	case api.Active:
 	case api.Damaged:
-		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.quota.Reason)
+		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it once its members have ended, and create it again", p.name, p.quota.Reason)
 	default:
 		return nil, nil, r, ErrClosed
 	}
@@ -226,7 +226,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	if len(merged) > len(p.quotas) {
 		for s := range p.members {
 			if len(s.pools) > 1 { // which may have, or now get, a quota there
-				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that draws on other pools, too (%s): it is given a quota on another device once that has ended", p.name, s.holder.Name)
+				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): a quota on another device can be added once that has ended", p.name, s.holder.Name)
 			}
 		}
 	}

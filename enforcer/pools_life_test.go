@@ -139,7 +139,7 @@ func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
 	a.must("charge 0 %d", gib) // needs no enforcer
 	b.expect("refused", "charge 0 %d", 2*gib)
 	h.start()
-	eventually(t, "what died meanwhile is settled", func() bool { return h.pooled("llm") == 4*gib })
+	eventually(t, "lanes of processes that exited are settled", func() bool { return h.pooled("llm") == 4*gib })
 	if p := h.seePool("llm"); p.ProcessCount != 2 || strings.Join(p.Members, " ") != "a b" || p.State != api.Active {
 		t.Fatalf("%+v", p)
 	}

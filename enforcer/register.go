@@ -133,7 +133,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	}
 	init, err := process.Open(r.PID)
 	if errors.Is(err, process.ErrDead) {
-		return nil, api.Errorf(api.CodeBadRequest, "process %d, with which slice %s should begin, is dead", r.PID, r.ID)
+		return nil, api.Errorf(api.CodeBadRequest, "process %d, the first of slice %s, has exited", r.PID, r.ID)
 	}
 	if err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 func (e *Enforcer) mayName(ctx context.Context, pid int) error {
 	asker, known := e.caller(ctx)
 	if !known {
-		return errors.New("the kernel does not say which process made the request")
+		return errors.New("the kernel does not report the requesting process")
 	}
 	return asker.MayName(pid)
 }
@@ -195,7 +195,7 @@ func (e *Enforcer) findCgroup(s *slice, pid int) error {
 	if !theirs || other.id() == s.id() {
 		return nil
 	}
-	return fmt.Errorf("its cgroup %s lies below that of slice %s, another container, which would end it with itself: choose another parent (docker run --cgroup-parent)",
+	return fmt.Errorf("its cgroup %s lies below that of slice %s, so that one cannot end without the other: choose another parent (docker run --cgroup-parent)",
 		s.cgroup, other.id())
 }
 
@@ -218,13 +218,13 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	}
 	asker, known := e.options.Caller(ctx)
 	if !known {
-		return errors.New("the kernel does not say which process made the request, and only a process of the session can begin it")
+		return errors.New("the kernel does not report the requesting process, and only a process of the session can begin it")
 	}
 	if err := owns(asker, r.PID); err != nil {
-		return fmt.Errorf("%w: a session begins with a process of one's own, and `gpuslice run` makes one", err)
+		return fmt.Errorf("%w: a session begins with one of your own processes: use `gpuslice run`", err)
 	}
 	if uid := asker.UID; uid != 0 && r.UID != uid {
-		return fmt.Errorf("uid %d asks for a session of uid %d: one's own is accepted", uid, r.UID)
+		return fmt.Errorf("uid %d asks for a session of uid %d: users can begin only their own sessions", uid, r.UID)
 	}
 	return nil
 }

@@ -373,7 +373,7 @@ func (r *registry) claimPool(p *pool) (other *pool, made bool, err error) {
 	case r.names[p.name] != nil:
 		return r.names[p.name], false, nil
 	case len(r.pools)+len(r.names) >= api.MaxPools:
-		return nil, false, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", p.name, api.MaxPools)
+		return nil, false, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, the most that are accepted: delete one", p.name, api.MaxPools)
 	}
 	r.names[p.name] = p
 	return nil, false, nil

@@ -37,7 +37,7 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", id, generation)
 	}
 	if pid := s.leftSuspended(); pid != 0 {
-		return api.Slice{}, api.Errorf(api.CodeRunning, "slice %s is suspended: its process %d (%s) would wait for ever: `gpuslice resume %s` first, or end its processes",
+		return api.Slice{}, api.Errorf(api.CodeRunning, "slice %s is suspended: its process %d (%s) would wait forever: `gpuslice resume %s` first, or end its processes",
 			id, pid, process.Name(pid), id)
 	}
 	if !force && s.running() {
@@ -86,7 +86,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	if err != nil {
 		// The run directory is full. The slice ends all the same, and the store is updated once it can be. After an earlier restart the record is
 		// of an ended slice, which is dropped, or of a closed page, which grants nothing more.
-		s.log.Error("release not persisted: it is tried again", "err", err)
+		s.log.Error("release not persisted: trying again", "err", err)
 	}
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
@@ -118,7 +118,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 			e.cgroups.Unwatch(s.cgroup) // from now on it does not stay without processes
 		}
 		if err := e.watchCgroup(s.cgroup); err != nil {
-			s.log.Error("slice's directory kept until the enforcer is restarted", "dir", s.dir, "err", err)
+			s.log.Error("removing the slice's directory failed: it stays until the enforcer is restarted", "dir", s.dir, "err", err)
 		}
 	} else if !known {
 		s.hangUp() // it is mounted nowhere, and its token is void
@@ -150,7 +150,7 @@ func (e *Enforcer) clear(s *slice) {
 	e.removeSliceDir(s.dir)
 	killpoint.Pass("release.removed")
 	if err := e.store.Forget(s.id(), s.generation); err != nil {
-		s.log.Error("record of a released slice not deleted: it is tried again", "err", err)
+		s.log.Error("deleting the record of a released slice failed: trying again", "err", err)
 	}
 	killpoint.Pass("release.done")
 }

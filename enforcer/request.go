@@ -68,7 +68,7 @@ func (e *Enforcer) resolve(name string) (string, error) {
 	}
 	if index, err := strconv.Atoi(name); err == nil {
 		if e.truth == nil {
-			return "", api.Errorf(api.CodeNoDevice, "device %d is an index, and without NVML no index has a meaning: give the UUID that nvidia-smi -L shows", index)
+			return "", api.Errorf(api.CodeNoDevice, "device %d is an index, which needs NVML: give the UUID that nvidia-smi -L shows", index)
 		}
 		for _, d := range e.truth.devices {
 			if d.Index == index {
@@ -82,7 +82,7 @@ func (e *Enforcer) resolve(name string) (string, error) {
 		return "", api.Errorf(api.CodeBadRequest, "%v, or an index, or %q for all", err, api.AllDevices)
 	}
 	if e.truth != nil && e.truth.device(uuid.Raw) == nil {
-		return "", api.Errorf(api.CodeNoDevice, "there is no device %s: nvidia-smi -L shows those that there are", uuid)
+		return "", api.Errorf(api.CodeNoDevice, "there is no device %s: nvidia-smi -L lists the devices", uuid)
 	}
 	return uuid.String(), nil
 }

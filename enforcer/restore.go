@@ -69,11 +69,11 @@ func (e *Enforcer) restore() error {
 		s.leave()
 		if s.request.Session && e.pages.Found(s.quota.Identity) { // a process still has its ledger
 			if err := e.store.Retire(r); err != nil {
-				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
+				e.log.Error("release not persisted: trying again", "slice", r.Request.ID, "err", err)
 			}
 			released = append(released, r)
 		} else if err := e.store.Forget(r.Request.ID, r.Generation); err != nil {
-			e.log.Error("record of a slice that has ended not deleted: it is tried again", "slice", r.Request.ID, "err", err)
+			e.log.Error("deleting the record of an ended slice failed: trying again", "slice", r.Request.ID, "err", err)
 		}
 		e.log.Info("slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		e.events.Append(sourceOf(&r.Request), api.Event{
@@ -107,7 +107,7 @@ func (e *Enforcer) restore() error {
 			s.untaken(err)
 		}
 		if err := e.reopen(s); err != nil {
-			s.log.Error("attach socket not opened: it is retried, and no process can attach until then", "err", err)
+			s.log.Error("opening the attach socket failed: no process can attach until a retry succeeds", "err", err)
 			e.deaf[s] = struct{}{}
 		}
 		s.turn.Give()
@@ -130,7 +130,7 @@ func (e *Enforcer) restore() error {
 	killpoint.Pass("restore.limited")
 	e.logOvercommitted()
 	if len(records) > 0 {
-		e.log.Info("slices taken up again", "count", len(alive), "ended", len(records)-len(alive))
+		e.log.Info("slices restored", "count", len(alive), "ended", len(records)-len(alive))
 	}
 	return nil
 }
@@ -299,10 +299,10 @@ func errLost(pids []int) error {
 
 // untaken marks the slice damaged, for a reason that keeps it from being taken up. It ends like any other.
 func (s *slice) untaken(err error) {
-	s.log.Error("slice cannot be taken up again: no process can attach", "err", err)
+	s.log.Error("slice cannot be restored: no process can attach", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.quota.State, s.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	s.quota.State, s.quota.Reason = api.Damaged, fmt.Sprintf("it could not be restored: %v", err)
 	s.tell(api.Event{Kind: api.EventDenied, Cause: s.quota.Reason})
 }
 

@@ -56,10 +56,10 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 
 // untaken marks a pool damaged that cannot be taken up.
 func (p *pool) untaken(err error) {
-	p.log.Error("pool cannot be taken up again: no process can attach", "err", err)
+	p.log.Error("pool cannot be restored: no process can attach", "err", err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.quota.State, p.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	p.quota.State, p.quota.Reason = api.Damaged, fmt.Sprintf("it could not be restored: %v", err)
 	p.tellDenied(p.quota.Reason)
 }
 

@@ -470,7 +470,7 @@ func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Actio
 func (s *slice) cleared(k *sampled) {
 	if v := k.violation; k.done != "" {
 		s.tell(api.Event{Kind: api.EventCleared, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause})
-		s.log.Info("process holds no memory beyond its charges any more", "device", v.Device, "pid", v.PID)
+		s.log.Info("process no longer holds memory beyond its charges", "device", v.Device, "pid", v.PID)
 	}
 	k.done, k.killed = "", false
 }

@@ -273,7 +273,7 @@ func (s *slice) leftLittle(p *moved) error {
 		return err
 	}
 	if listed, held := sum(left[0]), sum(p.Bytes); listed > max(held/mayLeave, sum(p.stay))+residue && p.handle.Alive() {
-		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) says that it has moved its memory, and the driver lists %s of %s for it still",
+		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) claims to have moved its memory, but the driver still lists %s of %s for it",
 			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
 	}
 	s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
@@ -386,7 +386,7 @@ func (s *slice) leaveNothing(all []*moved, was *store.Suspension) error {
 	}
 	for _, p := range all {
 		if len(p.Left) > 0 {
-			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))
+			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, but still lists %s for it", s.id(), p.PID, api.FormatSize(sum(p.Left)))
 		}
 	}
 	return nil

@@ -204,7 +204,7 @@ func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T)
 	m.says(ledger.Aside, nil)
 	time.Sleep(2 * quick.MinResident)
 	b.tell("return")
-	eventually(t, "it is away, by the driver after all", func() bool { return h.see("a").State == api.Evicted && truth.holds(a.pid()) == 0 })
+	eventually(t, "the driver evicts it in the end", func() bool { return h.see("a").State == api.Evicted && truth.holds(a.pid()) == 0 })
 	if said, err := b.out.ReadString('\n'); err != nil || said != statusAway+"\n" && said != "ok 0\n" {
 		t.Fatal(said, err)
 	}

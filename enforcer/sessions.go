@@ -57,10 +57,10 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 	uid, now := asker.UID, time.Now()
 	switch {
 	case !known:
-		return nil, api.Errorf(api.CodeForbidden, "the kernel does not report which process shows the token")
+		return nil, api.Errorf(api.CodeForbidden, "the kernel does not report the process with the token")
 	case e.guesses.Wait(now, uid):
 		e.countJoined("limited")
-		return nil, api.Errorf(api.CodeBusy, "uid %d has shown too many wrong tokens: try again in %s", uid, e.guesses.Interval)
+		return nil, api.Errorf(api.CodeBusy, "uid %d has sent too many wrong tokens: try again in %s", uid, e.guesses.Interval)
 	}
 	s := e.find(id)
 	if s == nil {
@@ -117,7 +117,7 @@ func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.As
 	err = s.turn.Take(ctx)
 	if err == nil && !e.has(s) {
 		s.turn.Give()
-		err = api.Errorf(api.CodeNotFound, "session %s is over", s.id())
+		err = api.Errorf(api.CodeNotFound, "session %s has ended", s.id())
 	}
 	if err != nil {
 		p.Close()
@@ -145,11 +145,11 @@ func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) err
 		return err
 	}
 	if other := e.session(p.PID); other != nil {
-		return fmt.Errorf("it is of session %s already", other.id())
+		return fmt.Errorf("it is in session %s already", other.id())
 	}
 	// A container's processes stay in its slice, even with a session's token.
 	if container := e.container(p.PID); container != nil && container != e.container(s.request.PID) {
-		return fmt.Errorf("it is of slice %s, a container's", container.id())
+		return fmt.Errorf("it is in slice %s of a container", container.id())
 	}
 	if !p.Alive() {
 		return process.ErrDead // what was checked may be another process
@@ -163,7 +163,7 @@ func (s *slice) addJoined(j session.Member) error {
 	over := s.quota.State != api.Active || s.init == nil || !s.init.Alive()
 	s.mu.Unlock()
 	if over {
-		return api.Errorf(api.CodeNotFound, "session %s is over", s.id())
+		return api.Errorf(api.CodeNotFound, "session %s has ended", s.id())
 	}
 	if err := s.joined.Add(j); err != nil {
 		return api.Errorf(api.CodeBusy, "%v %s: end one of them first", err, s.id())

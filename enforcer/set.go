@@ -129,13 +129,13 @@ func (s *slice) unchangeable(quotas bool) error {
 	case s.quota.State == quota.Left:
 		return ErrClosed
 	case s.expired || s.timeIsOver():
-		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", s.id())
+		return api.Errorf(api.CodeExpired, "slice %s has expired, and its processes are being ended: it cannot be changed", s.id())
 	case s.quota.State != api.Active:
-		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets nothing more: nothing can be changed about it", s.id(), s.quota.State)
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets no more memory: it cannot be changed", s.id(), s.quota.State)
 	case quotas && s.suspension != nil:
 		return s.unsuspended()
 	case quotas && s.record():
-		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", s.id())
+		return api.Errorf(api.CodeBadRequest, "slice %s only records: it has no limit to change, and its mode cannot be changed", s.id())
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (s *slice) without(devices []string) ([]api.Quota, error) {
 		case i < 0:
 			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota of its own on device %s", s.id(), s.e.gpuOf(name).called(name))
 		case !slices.ContainsFunc(kept, func(q api.Quota) bool { return q.Device == api.AllDevices }):
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota on all devices, which would count on device %s instead of its own: set its own", s.id(), s.e.gpuOf(name).called(name))
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota for all devices to replace the one on device %s: set that one", s.id(), s.e.gpuOf(name).called(name))
 		}
 		kept = slices.Delete(kept, i, i+1)
 	}
@@ -189,12 +189,12 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 			for _, old := range kept {
 				names = append(names, old.Device)
 			}
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota on each of %s, and none on all devices: say which is meant", s.id(), strings.Join(names, ", "))
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota on each of %s, and none for all devices: name the device", s.id(), strings.Join(names, ", "))
 		}
 		merged[i] = api.Quota{Device: name, Bytes: q.Bytes, Percent: q.Percent}
 	}
 	if seen[api.AllDevices] && !s.usesAll(merged) {
-		return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota of its own on each device that it sees, so that one on all devices would change nothing: name the device, or all of them (--device all)", s.id())
+		return nil, api.Errorf(api.CodeBadRequest, "slice %s has its own quota on each device that it sees, so one for all devices would change nothing: name the device, or all of them (--device all)", s.id())
 	}
 	if s.counts() && len(quotas) > 0 {
 		if err := s.e.book.CheckSize(s.holder.Name, quotas); err != nil {

@@ -165,7 +165,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
 		return e.Kind == api.EventChanged && e.Slice == "s" && e.Device == gpu1 && e.Limit != nil && *e.Limit == 20*gib
 	}) {
-		t.Errorf("nobody was told: %+v, %v", events, err)
+		t.Errorf("no such event: %+v, %v", events, err)
 	}
 	p.must("charge 1 %d", 20*gib)
 	p.expect("refused", "charge 1 1")

@@ -107,7 +107,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 		return must.Err(h.SetPool(ctx, name, api.PoolRequest{Quotas: []api.Quota{quota}}))
 	}
 	for _, quota := range []api.Quota{on(gpu1, gib), on(api.AllDevices, gib)} {
-		expect.ErrorSays(t, extend("a", quota), api.ErrBadRequest, "pool a has a member that draws on other pools, too (s)")
+		expect.ErrorSays(t, extend("a", quota), api.ErrBadRequest, "pool a has a member that is in other pools, too (s)")
 	}
 	must.Do(t, extend("a", on(gpu0, 7*gib)))
 	s.kill()

@@ -72,7 +72,7 @@ func (e *Enforcer) showReleased(which func(*slice) bool) []api.Slice {
 // showRemainder shows a released slice with its living processes and what they count for.
 func (s *slice) showRemainder() api.Slice {
 	shown := s.show(false)
-	shown.State, shown.Reason = api.Released, "it was released while processes were alive: they get nothing more, and what they hold counts until they exit"
+	shown.State, shown.Reason = api.Released, "it was released while processes were alive: they get no more memory, and their memory counts until they exit"
 	var pids []int
 	if s.request.Session {
 		s.mu.Lock()

@@ -180,7 +180,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 		"a child":          {caller{asker(os.Getpid(), me), true}, child.pid(), me, ""},
 		"a parent":         {caller{asker(os.Getpid(), me), true}, stranger, me, "nor a descendant"},
 		"another's":        {caller{asker(child.pid(), me), true}, os.Getpid(), me, "nor a descendant"},
-		"nobody knows who": {caller{}, os.Getpid(), me, "does not say"},
+		"unknown process":  {caller{}, os.Getpid(), me, "does not report"},
 		"another's uid":    {caller{asker(os.Getpid(), 4711), true}, child.pid(), 4712, "of uid 4712"},
 		"one with the pid": {caller{before, true}, child.pid(), me, "the calling process: process"},
 		"one unseen":       {caller{session.Asker{UID: me}, true}, child.pid(), me, "not in the enforcer's pid namespace"},
@@ -456,7 +456,7 @@ func TestNamesAndPoolLabelsAreShownAlsoAfterARestart(t *testing.T) {
 		h.restart()
 	}
 	init.kill()
-	eventually(t, "its end is told with its names", func() bool {
+	eventually(t, "its end is reported with its names", func() bool {
 		events, _ := h.Events(context.Background(), "", 0, false)
 		return slices.ContainsFunc(events, func(e api.Event) bool { return e.Kind == api.EventReleased && e.Names == names })
 	})

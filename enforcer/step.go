@@ -133,7 +133,7 @@ func (s *slice) cannot(err error) error {
 	case e.Result == checkpoint.ResultNotSupported:
 		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the driver cannot move %s (%s): it uses managed memory, or memory that it shares with other processes", s.id(), who, e.Name)}
 	case e.Action == checkpoint.Lock && e.Result == checkpoint.ResultNotReady:
-		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the work that %s has given its device does not end (%s): try again", s.id(), who, e.Name)}
+		return unmovable{api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: %s has work on its device that does not finish (%s): try again", s.id(), who, e.Name)}
 	}
 	return api.Errorf(api.CodeInternal, "slice %s: %s: %v", s.id(), who, err)
 }

@@ -106,7 +106,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	must.Equal(t, h.see("a").State, api.Suspended, "state")
 	c.pass(time.Hour)
 	h.expired("a")
-	refusedWith(t, h.resume("a"), api.CodeExpired, "the time of slice a is over")
+	refusedWith(t, h.resume("a"), api.CodeExpired, "slice a has expired")
 	h.restart()
 	h.expired("a")
 	expect.Equal(t, h.granted(t), 0, "bytes of a slice that expired while it was suspended")

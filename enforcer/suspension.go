@@ -30,7 +30,7 @@ func (s *slice) unsuspended() error {
 	if s.suspension == nil {
 		return nil
 	}
-	return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", s.id(), s.suspension.State, s.id())
+	return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back: do that first", s.id(), s.suspension.State, s.id())
 }
 
 // setSuspension sets the slice's suspension; nil ends it. A suspended slice counts only for what it has left on its devices. Called in the slice's
@@ -154,7 +154,7 @@ func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) 
 				s.markAway(back)
 				s.recommit()
 			}
-			return nil, api.Errorf(api.CodeQuotaExceeded, "slice %s needs back what it held of the quota of pool %s, and others of the pool use that: resume it when they use less (`gpuslice ps --filter pool=%s`)",
+			return nil, api.Errorf(api.CodeQuotaExceeded, "slice %s needs the part of pool %s's quota that it held, which other members now use: resume it when they use less (`gpuslice ps --filter pool=%s`)",
 				s.id(), s.request.Pools, s.pools[0].name)
 		}
 		back = append(back, p)
@@ -247,7 +247,7 @@ func (s *slice) showSuspension(shown *api.Slice) {
 	shown.State, shown.Reason = s.suspension.State, s.suspension.Reason
 	until := "until it is resumed"
 	if s.suspension.Evicted {
-		shown.State, until = evicted[shown.State], "until there is room for it: the next of them asks for that"
+		shown.State, until = evicted[shown.State], "until there is room for it: the next call requests that"
 	}
 	if shown.Reason == "" && s.isAway() {
 		shown.Reason = "its memory is in host memory, and its processes' CUDA calls wait, " + until

@@ -294,7 +294,7 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	untouched("managed memory")
 	f.fail(checkpoint.Checkpoint, 0, 0)
 	f.fail(checkpoint.Lock, last, checkpoint.ResultNotReady)
-	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "does not end")
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "does not finish")
 	untouched("work that does not end")
 	f.fail(checkpoint.Lock, 0, 0)
 

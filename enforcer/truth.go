@@ -27,7 +27,7 @@ const (
 var patienceOfRelease = 300 * time.Millisecond
 
 var (
-	errUntold = errors.New("the driver does not tell what each process holds")
+	errUntold = errors.New("the driver does not report the memory of each process")
 )
 
 // driverTruth keeps the driver's defects from the rest: one query per device at a time, and each caller sets its own timeout.
@@ -61,7 +61,7 @@ type gpu struct {
 
 func (e *Enforcer) openTruth() error {
 	if e.options.Truth == nil {
-		e.log.Warn("no driver truth: hidden memory and the driver's own are not detected, a context is charged with the configured figure, and admission does not know the devices' capacity",
+		e.log.Warn("no driver truth: hidden memory and the driver's own are not detected, a context is charged at the configured size, and admission does not know the devices' capacity",
 			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
 		return nil
 	}

@@ -24,7 +24,7 @@ type Users struct {
 func (e *Enforcer) Users(groups func(context.Context) []uint32) *Users {
 	for _, l := range e.options.Users {
 		if _, err := l.ID(); err != nil {
-			e.log.Warn("limit of sessions applies to no user until the user or group exists", "user", l.User, "group", l.Group, "err", err)
+			e.log.Warn("a limit of sessions has no effect until its user or group exists", "user", l.User, "group", l.Group, "err", err)
 		}
 	}
 	return &Users{e: e, groups: groups}
@@ -33,7 +33,7 @@ func (e *Enforcer) Users(groups func(context.Context) []uint32) *Users {
 func (u *Users) who(ctx context.Context) (uid uint32, err error) {
 	asker, known := u.e.caller(ctx)
 	if !known {
-		return 0, api.Errorf(api.CodeForbidden, "the kernel does not report which user asks, and a session is for a user")
+		return 0, api.Errorf(api.CodeForbidden, "the kernel does not report the requesting user, and a session belongs to a user")
 	}
 	return asker.UID, nil
 }
@@ -64,7 +64,7 @@ func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admis
 		return nil, nil
 	}
 	if asker, known := e.caller(ctx); !known || asker.UID != 0 {
-		return nil, api.Errorf(api.CodeForbidden, "slice %s is for uid %d: root alone asks for others", r.ID, r.For.UID)
+		return nil, api.Errorf(api.CodeForbidden, "slice %s is for uid %d: only root can request slices for other users", r.ID, r.For.UID)
 	}
 	if r.For.UID == 0 {
 		return nil, nil
@@ -305,7 +305,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 func mayAsk(r *api.RegisterRequest) error {
 	switch {
 	case r.For != nil:
-		return refuse("slice %s is for uid %d: root alone asks for others", r.ID, r.For.UID)
+		return refuse("slice %s is for uid %d: only root can request slices for other users", r.ID, r.For.UID)
 	case !r.Session:
 		return refuse("slice %s is a container's", r.ID)
 	}
@@ -316,15 +316,15 @@ func mayAsk(r *api.RegisterRequest) error {
 func mayHave(r *api.RegisterRequest) error {
 	switch {
 	case r.Tenant != "":
-		return refuse("tenant %s would pay for the session", r.Tenant)
+		return refuse("the session would be accounted to tenant %s", r.Tenant)
 	case len(r.Pools) > 0:
-		return refuse("pool %s would pay for the session", r.Pools)
+		return refuse("the session would use the quota of pool %s", r.Pools)
 	case r.Mode == api.Record:
-		return refuse("nothing is refused in mode %s, so that a limit would mean nothing", r.Mode)
+		return refuse("mode %s refuses no memory, so limits would have no effect", r.Mode)
 	}
 	return nil
 }
 
 func refuse(format string, args ...any) error {
-	return api.Errorf(api.CodeForbidden, format+": a user begins sessions of his own (root and the socket's group have the control socket)", args...)
+	return api.Errorf(api.CodeForbidden, format+": users can begin only sessions of their own (root and the socket's group use the control socket)", args...)
 }

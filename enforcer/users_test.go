@@ -69,8 +69,8 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 		"more than is left":         {alice, on(gpu0, 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB"},
 		"all devices":               {alice, on(api.AllDevices, 5*gib), "10GiB together"},
 		"a share":                   {bob, api.Quota{Device: gpu0, Percent: 11}, "8GiB together"},
-		"one who is in no group":    {4711, on(gpu0, gib), "uid 4711 may have no session on this host"},
-		"root, who is not named":    {0, on(gpu0, gib), "uid 0 may have no session on this host"},
+		"a user in no group":        {4711, on(gpu0, gib), "uid 4711 may have no session on this host"},
+		"root without a limit":      {0, on(gpu0, gib), "uid 0 may have no session on this host"},
 		"what nobody could be told": {alice, on(gpu1, 11*gib), "and have 0"},
 	} {
 		_, err := begin(t, u, c.uid, "x", c.quota)
@@ -167,9 +167,9 @@ func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 	_, u := newUsers(t, nil)
 	must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)))(t)
 	for want, quota := range map[string]api.Quota{
-		"have 6GiB":                 on(gpu1, 5*gib),
-		"accepted as sizes only":    {Device: gpu0, Percent: 1},
-		"max_vram (10%) are accept": on(gpu0, gib),
+		"have 6GiB":      on(gpu1, 5*gib),
+		"as sizes":       {Device: gpu0, Percent: 1},
+		"max_vram (10%)": on(gpu0, gib),
 	} {
 		uid := uint32(alice)
 		if strings.HasPrefix(want, "max_vram") {
@@ -187,12 +187,12 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	h, u := newUsers(t, &fakeTruth{})
 	stranger := start(t, "/nonexistent", "")
 	for name, change := range map[string]func(*api.RegisterRequest){
-		"is a container's":      func(r *api.RegisterRequest) { r.Session = false },
-		"tenant t would pay":    func(r *api.RegisterRequest) { r.Tenant = "t" },
-		"pool p would pay":      func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"p"} },
-		"a limit would mean":    func(r *api.RegisterRequest) { r.Mode = api.Record },
-		"neither the caller":    func(r *api.RegisterRequest) { r.PID = stranger.pid() },
-		"there is no device 17": func(r *api.RegisterRequest) { r.Quotas[0].Device = "17" },
+		"is a container's":            func(r *api.RegisterRequest) { r.Session = false },
+		"accounted to tenant t":       func(r *api.RegisterRequest) { r.Tenant = "t" },
+		"the quota of pool p":         func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"p"} },
+		"limits would have no effect": func(r *api.RegisterRequest) { r.Mode = api.Record },
+		"neither the caller":          func(r *api.RegisterRequest) { r.PID = stranger.pid() },
+		"there is no device 17":       func(r *api.RegisterRequest) { r.Quotas[0].Device = "17" },
 	} {
 		p := start(t, "/nonexistent", "")
 		r := api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()}
@@ -226,7 +226,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	for ; err == nil && begun < 1000; begun++ {
 		err = again()
 	}
-	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "accepted each 1s") {
+	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "accepted every 1s") {
 		t.Errorf("%d sessions were begun, then: %v", begun, err)
 	}
 	expect.NoError(t, must.Err(begin(t, u, bob, "b", on(gpu0, gib))), "another user")
@@ -277,7 +277,7 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 	_, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
-	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with a process of one's own", "a session of process 1")
+	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with one of your own processes", "a session of process 1")
 }
 
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {

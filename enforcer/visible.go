@@ -93,7 +93,7 @@ func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
 	if written != uuid {
 		written += " (" + uuid + ")"
 	}
-	refusal := api.Errorf(api.CodeNoDevice, "there is a quota on device %s, which %s does not see: it sees %s", written, r.ID, strings.Join(seen, ", "))
+	refusal := api.Errorf(api.CodeNoDevice, "there is a quota on device %s, which %s does not use: it sees only %s", written, r.ID, strings.Join(seen, ", "))
 	refusal.Device = uuid
 	return refusal
 }

@@ -113,8 +113,8 @@ func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
 		device string
 		says   string
 	}{
-		{"1", "there is a quota on device 1 (" + gpu1 + "), which s does not see: it sees 0 (" + gpu0 + "), " + mig1},
-		{gpu1, "there is a quota on device " + gpu1 + ", which s does not see: it sees 0 (" + gpu0 + "), " + mig1},
+		{"1", "there is a quota on device 1 (" + gpu1 + "), which s does not use: it sees only 0 (" + gpu0 + "), " + mig1},
+		{gpu1, "there is a quota on device " + gpu1 + ", which s does not use: it sees only 0 (" + gpu0 + "), " + mig1},
 		{mig0, "device " + mig0},
 	} {
 		_, err := h.sees("s", p, []string{"minor:1", mig1}, on(api.AllDevices, gib), on(c.device, gib))

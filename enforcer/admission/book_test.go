@@ -185,7 +185,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"overcommit":   {Limits{Reserve: 2 * gib, Overcommit: 1500}, none, 117 * gib, "are left of"},
 		"max_vram":     {Limits{MaxVRAM: api.Share{Percent: 25}}, none, 20 * gib, "at most (max_vram)"},
 		"tenant":       {Limits{Tenants: tenants}, physics, 30 * gib, "tenant physics has"},
-		"default":      {Limits{Tenants: tenants}, none, 20 * gib, "whoever names no tenant has"},
+		"default":      {Limits{Tenants: tenants}, none, 20 * gib, "slices without a tenant together have"},
 		"free":         {Limits{Tenants: tenants}, &Holder{Name: "f", Tenant: "free"}, 80 * gib, "are left of"},
 		"a tenant's":   {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, &Holder{Name: "pool y", Pool: "y", Tenant: "physics"}, 30 * gib, "tenant physics has"},
 		"a pool":       {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, pool, 80 * gib, "are left of"},
@@ -300,7 +300,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 		return b.Begin(Ask{Holder: &Holder{Name: "b", UID: &uid}, Quotas: []api.Quota{q}, User: limit})
 	}
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
-	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
+	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "as sizes")
 	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
 	expect.NoError(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
 	for i := range 30 { // without a size nothing is refused

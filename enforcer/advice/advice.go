@@ -41,7 +41,7 @@ func Restart(service string) string {
 	if systemd() {
 		return AsRoot("systemctl restart", service)
 	}
-	return "end it, and start it again: " + AsRoot(service)
+	return "stop it and start it again: " + AsRoot(service)
 }
 
 // Enable returns how to start a service now and at each boot, as an imperative.
@@ -57,5 +57,5 @@ func Log(service string) string {
 	if systemd() {
 		return "its log: " + AsRoot("journalctl -u", service)
 	}
-	return "its log, which is what it wrote on its standard error"
+	return "its log (its standard error)"
 }

@@ -113,7 +113,7 @@ func (s *Server) accept() {
 		case err != nil:
 			<-s.slots
 			if !short { // log once, not ten times a second for each slice
-				s.log.Error("cannot accept on the attach socket: peers wait until a retry succeeds", "err", err)
+				s.log.Error("cannot accept connections on the attach socket: processes wait until a retry succeeds", "err", err)
 			}
 			short = true
 			select {

@@ -24,9 +24,9 @@ func (c *Core) live(id string) (*holder, error) {
 func (c *Core) unchangeable(h *holder) error {
 	switch {
 	case h.Phase == Expiring, c.over(h):
-		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", h.ID)
+		return api.Errorf(api.CodeExpired, "slice %s has expired, and its processes are being ended: it cannot be changed", h.ID)
 	case h.Trust == Damaged:
-		return api.Errorf(api.CodeBadRequest, "%s is %s, and gets nothing more: nothing can be changed about it", h.title(), api.Damaged)
+		return api.Errorf(api.CodeBadRequest, "%s is %s, and gets no more memory: it cannot be changed", h.title(), api.Damaged)
 	}
 	return nil
 }
@@ -57,9 +57,9 @@ func (c *Core) change(cmd Change) error {
 func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 	switch {
 	case h.Residence != Resident:
-		return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", h.ID, h.state(), h.ID)
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back: do that first", h.ID, h.state(), h.ID)
 	case h.Unlimited:
-		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", h.ID)
+		return api.Errorf(api.CodeBadRequest, "slice %s only records: it has no limit to change, and its mode cannot be changed", h.ID)
 	}
 	if err := c.covered(&h.Record, h.pools, cmd.Quotas); err != nil {
 		return err

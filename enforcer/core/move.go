@@ -158,7 +158,7 @@ func (c *operations) obstruct(h *holder, f Moved) {
 	case h.overstays == 0 || now-before > 3*obstacleLasts: // no slice waited in between
 		h.overstays = now
 	case patience > 0 && now-h.overstays >= patience:
-		h.overstayed = fmt.Sprintf("others waited for its device for %s (patience in [elastic]): %v", patience, f.Err)
+		h.overstayed = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)
 	}
 }
 

@@ -21,7 +21,7 @@ func (c *Core) createPool(cmd CreatePool) error {
 	}
 	switch {
 	case len(c.pools) >= api.MaxPools:
-		return api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", r.ID, api.MaxPools)
+		return api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, the most that are accepted: delete one", r.ID, api.MaxPools)
 	case r.Elastic && c.config.Elastic.Off != "":
 		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: %s", r.ID, c.config.Elastic.Off)
 	}
@@ -70,12 +70,12 @@ func (c *Core) changePool(cmd ChangePool) error {
 	case p == nil:
 		return noPool(cmd.ID)
 	case p.Trust == Damaged:
-		return api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.ID, p.Why)
+		return api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it once its members have ended, and create it again", p.ID, p.Why)
 	}
 	if len(cmd.Quotas) > len(p.Quotas) {
 		for _, m := range p.members {
 			if len(m.pools) > 1 {
-				return api.Errorf(api.CodeBadRequest, "pool %s has a member that draws on other pools, too (%s): it is given a quota on another device once that has ended", p.ID, m.who.Name)
+				return api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): a quota on another device can be added once that has ended", p.ID, m.who.Name)
 			}
 		}
 	}

@@ -35,11 +35,11 @@ func (c *Core) show(h *holder) Shown {
 	s := Shown{Record: h.Record, State: h.state(), Reason: h.Why, Counts: h.counted.without0(), Waits: h.waits, Idle: c.now - h.active, Members: len(h.members)}
 	switch s.State {
 	case api.Released:
-		s.Reason = "it was released while processes were alive: they get nothing more, and what they hold counts until they exit"
+		s.Reason = "it was released while processes were alive: they get no more memory, and their memory counts until they exit"
 	case api.Suspended:
 		s.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until it is resumed"
 	case api.Evicted:
-		s.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until there is room for it: the next of them asks for that"
+		s.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until there is room for it: the next call requests that"
 	}
 	if h.obstacle != "" && h.Residence != Resident {
 		s.Reason = h.obstacle

@@ -128,7 +128,7 @@ func (q *Quota) Expire() {
 		clear(d.suspended)
 	}
 	q.Close()
-	q.State, q.Reason = api.Expired, "its time is over"
+	q.State, q.Reason = api.Expired, "it has expired"
 }
 
 // Leave closes the quota's files in this process. The ledger and its processes continue.

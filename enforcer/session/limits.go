@@ -55,5 +55,5 @@ func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
 			return l, nil
 		}
 	}
-	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator adds users in [[sessions.limits]] of the configuration", uid)
+	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: ask the operator to add the user in [[sessions.limits]] of the configuration", uid)
 }

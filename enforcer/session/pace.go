@@ -58,7 +58,7 @@ func (p *Pace) Change(uid uint32) error {
 	defer p.mu.Unlock()
 	now := time.Now()
 	if p.wait(now, uid) {
-		return api.Errorf(api.CodeBusy, "uid %d has created and renewed sessions %d times in a short time: one more is accepted each %s: try again then", uid, p.Burst, p.Interval)
+		return api.Errorf(api.CodeBusy, "uid %d has created and renewed sessions %d times in a short time: one more is accepted every %s: try again later", uid, p.Burst, p.Interval)
 	}
 	p.did(now, uid)
 	return nil

@@ -88,7 +88,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			err := cmd.Wait()
 			timer.Stop()
 			expect.Equal(t, cmd.ProcessState.ExitCode(), 128+9, "its command was killed, and it says", err, said.String())
-			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: its time is over\n") {
+			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: it has expired\n") {
 				t.Errorf("it said %q", said.String())
 			}
 			h.Eventually("nothing of it is left", func() bool { return errors.Is(unix.Kill(-cmd.Process.Pid, 0), unix.ESRCH) })

@@ -311,7 +311,7 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 	}{
 		"more than the operator lets him have": {nobody, []string{"acquire", "--vram", "2G"}, []string{"REFUSED", "sessions may have 4GiB together"}, roots.ID},
 		"another user":                         {somebody, []string{"acquire", "--vram", "1G"}, []string{"REFUSED", "uid 8 may have no session"}, "lease-"},
-		"a tenant":                             {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "tenant rich would pay"}, ""},
+		"a tenant":                             {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "accounted to tenant rich"}, ""},
 		"root, more than there is":             {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
 		"more than the card":                   {0, []string{"acquire", "--vram", "100G"}, []string{"INVALID_REQUEST", "has 79.65GiB, of which", "are accepted"}, ""},
 		"somebody else's lease":                {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},

@@ -54,7 +54,7 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 		c.mustRefuse(mib, "without an enforcer a new process")
 		h.Start()
 
-		h.Eventually("the one that died meanwhile is settled", h.Holds(c.id, gib))
+		h.Eventually("the lane of the exited process is settled", h.Holds(c.id, gib))
 		h.Eventually("its overhead, too", func() bool { return h.Use(c.id).Overhead == overhead/2 })
 		c.mustRefuse(3*gib, "3 GiB beside 1 GiB and contexts")
 		c.mustHold(gib, quota, "1 GiB more fits")

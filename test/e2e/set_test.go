@@ -163,7 +163,7 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 	}{
 		{args: "--vram 2G", said: "keeps its own quota, 1GiB: --device all changes that, too", first: 2, second: 1},
 		{args: "--vram 3G --device 0", first: 3, second: 1},
-		{args: "--vram 5G", fails: true, said: "has a quota of its own on each device that it sees, so that one on all devices would change nothing", first: 3, second: 1},
+		{args: "--vram 5G", fails: true, said: "has its own quota on each device that it sees, so one for all devices would change nothing", first: 3, second: 1},
 		{args: "--drop 0", first: 2, second: 1},
 		{args: "--drop 0", fails: true, said: "has no quota of its own on device 0 (GPU-", first: 2, second: 1},
 		{args: "--vram 6G --device all", first: 6, second: 6},
@@ -177,7 +177,7 @@ func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
 		}
 	}
 	own := h.runContainer(map[string]string{"gpuslice.vram.0": "1G", "gpuslice.vram.1": "1G"}, "sleep", "1000")
-	expect.Refused(h.cli("set", own.id, "--drop", "1"))(t, "has no quota on all devices, which would count on device 1")
+	expect.Refused(h.cli("set", own.id, "--drop", "1"))(t, "has no quota for all devices to replace the one on device 1")
 	if out, err := h.cli("set", own.id, "--vram", "2G", "--device", "all"); err != nil || strings.Count(out, "2GiB") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -60,7 +60,7 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 
 	contains("without a quota", sleep(nil).refused(), "gpuslice.vram")
 	contains("more than half of a device", sleep(of("51%", "research")).refused(), "(max_vram)")
-	contains("more than those have who name no tenant", sleep(map[string]string{"gpuslice.vram": "26%"}).refused(), "whoever names no tenant has")
+	contains("more than those have who name no tenant", sleep(map[string]string{"gpuslice.vram": "26%"}).refused(), "slices without a tenant together have")
 	contains("more than a tenant has whom nobody knows", sleep(of("26%", "made-up")).refused(), "tenant made-up has")
 	contains("longer than a day", sleep(map[string]string{"gpuslice.vram": "4G", "gpuslice.ttl": "25h"}).refused(), "up to 24h")
 	research := sleep(of("50%", "research"))

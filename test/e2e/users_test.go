@@ -110,7 +110,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	}{
 		"more than the operator lets him have": {nobody, []string{"run", "--vram", "2G", "--", "true"}, "sessions may have 4GiB together (max_vram) and have 3GiB"},
 		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 8 may have no session on this host"},
-		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "tenant rich would pay"},
+		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "accounted to tenant rich"},
 		"somebody else's session":              {somebody, []string{"release", "--force", id}, "you have no session " + id},
 		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "the operator's, on the control socket"},
 	} {

@@ -134,7 +134,7 @@ func cdiByEngine(s *site) {
 		if p, ok := s.engine.(*equippedPodman); ok && p.hooks {
 			return // crun drops the output of hooks
 		}
-		s.refuses(c, "device 1", "does not see", "it sees 0")
+		s.refuses(c, "device 1", "does not use", "it sees only 0")
 	})
 }
 

@@ -85,7 +85,7 @@ func (u *User) CheckSessions(n int) error {
 	if n < u.MaxSessions {
 		return nil
 	}
-	e := api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", u.UID, n, u.MaxSessions)
+	e := api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (an ended session counts until its processes have exited)", u.UID, n, u.MaxSessions)
 	e.Limit, e.Current = uint64(u.MaxSessions), uint64(n)
 	return e
 }
@@ -102,7 +102,7 @@ func (u *User) Check(a Ask, used uint64) error {
 func (u *User) CheckUnknown(h *Holder, quotas []api.Quota, others iter.Seq[[]api.Quota]) error {
 	bytes, known := largest(quotas)
 	if u.MaxVRAM.Percent > 0 || !known {
-		return api.Errorf(api.CodeQuotaExceeded, "without NVML the size of a device is not known: the quota and the operator's max_vram (%s) are accepted as sizes only", u.MaxVRAM)
+		return api.Errorf(api.CodeQuotaExceeded, "without NVML the size of a device is not known: give the quota, and have the operator give max_vram (%s), as sizes", u.MaxVRAM)
 	}
 	var used uint64
 	for asks := range others {
@@ -156,11 +156,11 @@ func (r *refusal) bySize(bound uint64) error {
 // byTenant refuses a request beyond the rest of a tenant's bound.
 func (r *refusal) byTenant(name string, bound, used uint64, others string) error {
 	r.left = bound - min(bound, used)
-	whose := "tenant " + name
+	whose := "tenant " + name + " has"
 	if name == "" {
-		whose = "whoever names no tenant"
+		whose = "slices without a tenant together have"
 	}
-	return r.error(bound, used, "where %s has %s left of %s%s", whose, r.size(r.left), r.size(bound), others)
+	return r.error(bound, used, "where %s %s left of %s%s", whose, r.size(r.left), r.size(bound), others)
 }
 
 // byDevice refuses a request beyond the rest of the device, of which others have used.
