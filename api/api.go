@@ -357,7 +357,7 @@ func From(err error) *Error {
 	}
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
 		if errors.Is(err, errno) {
-			return Errorf(CodeStorage, "the enforcer cannot write its files: %v: the host's operator has to make room in the directories that `gpuslice doctor` names", errno)
+			return Errorf(CodeStorage, "the enforcer cannot write its files: %v: have the host's operator make room in the directories that `gpuslice doctor` names", errno)
 		}
 	}
 	return Errorf(CodeInternal, "%s", err.Error())
@@ -371,7 +371,7 @@ var (
 	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
 	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
 	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice has expired"}
-	ErrBusy          = &Error{Code: CodeBusy, Message: "ask again later"}
+	ErrBusy          = &Error{Code: CodeBusy, Message: "try again later"}
 	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for this user"}
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
 )

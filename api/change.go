@@ -57,14 +57,14 @@ type RenewRequest struct {
 // Validate returns an *Error with CodeBadRequest if TTL is missing or out of range.
 func (r *RenewRequest) Validate() error {
 	if r.TTL == nil {
-		return Errorf(CodeBadRequest, "the request says no ttl: a duration in nanoseconds is accepted, or 0 for ever")
+		return Errorf(CodeBadRequest, "the request has no ttl: give a duration in nanoseconds, or 0 for no end")
 	}
 	return checkTTL(*r.TTL)
 }
 
 func checkTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < MinTTL || ttl > MaxTTL) {
-		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s up to %s is, and 0 for ever", ttl, MinTTL, FormatTTL(MaxTTL))
+		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s up to %s is, and 0 for no end", ttl, MinTTL, FormatTTL(MaxTTL))
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func (r *PoolRequest) Validate() error {
 		return err
 	}
 	if len(r.Label) > maxLabel || !utf8.ValidString(r.Label) || strings.ContainsFunc(r.Label, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		return Errorf(CodeBadRequest, "label %.64q is not one: up to %d bytes that can be printed are accepted", r.Label, maxLabel)
+		return Errorf(CodeBadRequest, "label %.64q is not accepted: up to %d printable bytes are", r.Label, maxLabel)
 	}
 	if err := checkPriority(r.Elastic, r.Priority); err != nil {
 		return err
@@ -131,7 +131,7 @@ func checkName(what, name string) error {
 		ok = ok && (alnum || i > 0 && (c == '_' || c == '-' || c == '.'))
 	}
 	if !ok {
-		return Errorf(CodeBadRequest, "%s name %.64q is not one: 1 to 63 letters, digits, \"_\", \"-\" and \".\" are accepted, beginning with a letter or a digit", what, name)
+		return Errorf(CodeBadRequest, "%s name %.64q is not valid: 1 to 63 letters, digits, \"_\", \"-\" and \".\" are accepted, beginning with a letter or a digit", what, name)
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ type JoinRequest struct {
 // Validate checks PID. Its error is an *Error with CodeBadRequest.
 func (r *JoinRequest) Validate() error {
 	if r.PID <= 0 {
-		return Errorf(CodeBadRequest, "pid %d is not one: that of the process that joins the session is needed", r.PID)
+		return Errorf(CodeBadRequest, "pid %d is not valid: give that of the process that joins the session", r.PID)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func ParseTokenFile(text string) (id string, t Token, err error) {
 	id, rest, _ := strings.Cut(strings.TrimSuffix(text, "\n"), " ")
 	t = Token(rest)
 	if _, ok := t.Bytes(); !ok || CheckID(id) != nil {
-		return "", "", Errorf(CodeBadRequest, "it has no session's token: the file %s in a session's directory has one, which %s names in the session", TokenName, TokenEnv)
+		return "", "", Errorf(CodeBadRequest, "it has no session's token: use the file %s of the session's directory, which %s names in the session", TokenName, TokenEnv)
 	}
 	return id, t, nil
 }

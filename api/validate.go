@@ -26,7 +26,7 @@ func (r *RegisterRequest) Validate() error {
 		return err
 	}
 	if len(r.Pools) > 0 && r.Mode == Record {
-		return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pools)
+		return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s, because it could use up the other members' quota: leave one of them out", r.Pools)
 	}
 	if r.Elastic && len(r.Pools) > 0 {
 		return Errorf(CodeBadRequest, "a slice in pool %s is elastic if the pool is: leave elastic out", r.Pools)
@@ -41,7 +41,7 @@ func (r *RegisterRequest) Validate() error {
 	case r.Mode != "" && r.Mode != Enforce && r.Mode != Record:
 		return Errorf(CodeBadRequest, "mode %.64q is not known: %q and %q are accepted", string(r.Mode), Enforce, Record)
 	case r.PID <= 0:
-		return Errorf(CodeBadRequest, "pid %d is not one: the container's init is needed, or the session's first process", r.PID)
+		return Errorf(CodeBadRequest, "pid %d is not valid: give the container's init, or the session's first process", r.PID)
 	case r.For != nil && (r.Session || r.Container != ""):
 		return Errorf(CodeBadRequest, "slice %s is for uid %d: its processes are those of its cgroup, neither a session's nor a container's", r.ID, r.For.UID)
 	case r.For != nil && r.For.Remote != "" && !isRemote(r.For.Remote):
@@ -68,7 +68,7 @@ func checkPriority(elastic bool, priority int) error {
 	case priority < MinPriority || priority > MaxPriority:
 		return Errorf(CodeBadRequest, "priority %d is not accepted: %d to %d are", priority, MinPriority, MaxPriority)
 	case !elastic && priority != 0:
-		return Errorf(CodeBadRequest, "priority %d is of elastic slices and pools only: it says which of them is moved aside last", priority)
+		return Errorf(CodeBadRequest, "priority %d is given for a slice or pool that is not elastic: it sets the order of eviction of elastic ones only", priority)
 	}
 	return nil
 }
@@ -80,7 +80,7 @@ func (r *RegisterRequest) CheckElastic() error {
 	}
 	switch {
 	case r.Elastic && r.Mode == Record:
-		return Errorf(CodeBadRequest, "a slice that only records cannot be elastic: nobody counts on its room")
+		return Errorf(CodeBadRequest, "a slice that only records cannot be elastic: no other slice depends on its memory")
 	case r.Elastic && r.For != nil:
 		return Errorf(CodeBadRequest, "a lease cannot be elastic: its broker holds what was leased")
 	}
@@ -101,7 +101,7 @@ func (n PoolNames) validate() error {
 			return err
 		}
 		if slices.Contains(n[:i], name) {
-			return Errorf(CodeBadRequest, "pool %s is named twice: once is accepted", name)
+			return Errorf(CodeBadRequest, "pool %s is named twice: name it once", name)
 		}
 	}
 	return nil

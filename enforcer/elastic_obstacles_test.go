@@ -275,10 +275,10 @@ func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
 func TestWhoCannotBeElasticIsTold(t *testing.T) {
 	h, _, _ := elastics(t, quick)
 	for words, r := range map[string]api.RegisterRequest{
-		"priority 1001 is not accepted: -1000 to 1000 are": {Elastic: true, Priority: 1001},
-		"priority 1 is of elastic slices and pools only":   {Priority: 1},
-		"only records cannot be elastic":                   {Elastic: true, Mode: api.Record},
-		"in pool p is elastic if the pool is":              {Elastic: true, Pools: api.PoolNames{"p"}},
+		"priority 1001 is not accepted: -1000 to 1000 are":            {Elastic: true, Priority: 1001},
+		"priority 1 is given for a slice or pool that is not elastic": {Priority: 1},
+		"only records cannot be elastic":                              {Elastic: true, Mode: api.Record},
+		"in pool p is elastic if the pool is":                         {Elastic: true, Pools: api.PoolNames{"p"}},
 	} {
 		r.ID, r.Session, r.PID, r.Quotas = "x", true, os.Getpid(), []api.Quota{on(gpu0, gib)}
 		_, err := h.Register(context.Background(), r)

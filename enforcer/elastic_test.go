@@ -257,7 +257,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	p := start(t, link, "")
 	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 50*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	_, err := h.Register(context.Background(), r)
-	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "idle elastic slices are being evicted for it: ask again")
+	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "idle elastic slices are being evicted for it: try again")
 	h.becomes("a", api.Evicted)
 	reply := must.Get(h.Register(context.Background(), r))(t)
 	lead(t, link, reply)
@@ -276,7 +276,7 @@ func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 	must.Do(t, h.suspend("a"))
 	time.Sleep(2 * quick.MinResident)
 	refused := &api.Error{Code: api.CodeQuotaExceeded, Device: gpu0, Requested: 20 * gib, Limit: 80 * gib, Current: 70 * gib}
-	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "ask again")
+	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "try again")
 	await.Quiet(t, "b is evicted", quick.MinResident, func() bool {
 		s := h.see("b")
 		return s.State != api.Active || s.Elastic.Evictions != 0
@@ -315,7 +315,7 @@ func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 		}},
 	} {
 		time.Sleep(2 * quick.MinResident)
-		refusedWith(t, grows.do(t.Context()), api.CodeBusy, grows.who, "idle elastic slices are being evicted for it: ask again")
+		refusedWith(t, grows.do(t.Context()), api.CodeBusy, grows.who, "idle elastic slices are being evicted for it: try again")
 		eventually(t, "there is room", func() bool { return grows.do(t.Context()) == nil })
 		if n := evicted(); n != i+1 {
 			t.Errorf("for %s %d are evicted, of which %d were", grows.who, n, i)

@@ -216,7 +216,7 @@ func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
 		refusedWith(t, err, api.CodeBadRequest, words)
 	}
 	_, err := h.CreatePool(context.Background(), "x", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}, Priority: 1})
-	refusedWith(t, err, api.CodeBadRequest, "priority 1 is of elastic slices and pools only")
+	refusedWith(t, err, api.CodeBadRequest, "priority 1 is given for a slice or pool that is not elastic")
 	_, err = h.CreatePool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true, Priority: 4})
 	refusedWith(t, err, api.CodeExists, "another priority")
 	_, err = h.SetPool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})

@@ -352,7 +352,7 @@ func (e *Enforcer) Close() error {
 }
 
 // ErrClosed is the error of a closed enforcer. Its slices continue, and the next enforcer answers, so nothing has failed.
-var ErrClosed error = closedError{api.Errorf(api.CodeBusy, "the enforcer is stopping: ask again")}
+var ErrClosed error = closedError{api.Errorf(api.CodeBusy, "the enforcer is stopping: try again")}
 
 // closedError has code busy, but differs from other busy errors.
 type closedError struct{ error }

@@ -347,7 +347,7 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	e.ends.Go(func() { e.evictAll(these) })
 	busy := *w.refusal
 	busy.Code = api.CodeBusy
-	busy.Message += ": idle elastic slices are being evicted for it: ask again"
+	busy.Message += ": idle elastic slices are being evicted for it: try again"
 	return &busy
 }
 

@@ -432,7 +432,7 @@ func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
 	p := start(t, filepath.Join(h.options.RunDir, "to-ordinary"), "")
 	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 80*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	_, err := h.Register(context.Background(), r)
-	refusedWith(t, err, api.CodeBusy, "a has 600MiB", "ask again")
+	refusedWith(t, err, api.CodeBusy, "a has 600MiB", "try again")
 	eventually(t, "there is room", func() bool {
 		_, err := h.Register(context.Background(), r)
 		return err == nil

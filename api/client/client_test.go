@@ -265,7 +265,7 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 
 func TestWhoMayNotAskIsToldWhoMay(t *testing.T) {
 	err := New("/s").unreachable(syscall.EACCES)
-	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "on /s: root may") {
+	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "socket /s: root may") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -17,7 +17,7 @@ type DeniedError struct {
 }
 
 func (e *DeniedError) Error() string {
-	return fmt.Sprintf("you may not ask the enforcer on %s: root may, %s", e.Socket, JoinGroup(e.Socket))
+	return fmt.Sprintf("you may not use the enforcer's socket %s: root may, %s", e.Socket, JoinGroup(e.Socket))
 }
 
 func (e *DeniedError) Unwrap() error { return e.Err }
@@ -26,7 +26,7 @@ func (e *DeniedError) Unwrap() error { return e.Err }
 func JoinGroup(socket string) string {
 	group := groupOf(socket)
 	if group == "" {
-		return "and no group: `group` in gpusliced's configuration names none that exists (`sudo groupadd --system gpuslice`, then start gpusliced anew). " + without
+		return "and no group: `group` in gpusliced's configuration names no existing group (`sudo groupadd --system gpuslice`, then restart gpusliced). " + without
 	}
 	return fmt.Sprintf("and members of the group %s: `sudo usermod -aG %s USER`, then log in again. %s", group, group, without)
 }

@@ -60,7 +60,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	for lines.Scan() {
 		var e api.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return fmt.Errorf("an event that the enforcer tells: %w", err)
+			return fmt.Errorf("an event from the enforcer: %w", err)
 		}
 		if err := each(e); err != nil {
 			return err
@@ -72,7 +72,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	case lines.Err() != nil:
 		return fmt.Errorf("read the enforcer's events: %w", lines.Err())
 	case follow:
-		return fmt.Errorf("%w any more: it has ended, or told us too much at once", api.ErrUnreachable)
+		return fmt.Errorf("%w any more: it has exited, or sent more events than this client could read", api.ErrUnreachable)
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer)
 			answers = append(answers, a)
 		}
 		if len(rest) > 0 {
-			return nil, fmt.Errorf("%w: to %d questions there is more than was asked", errNotHTTP, len(some))
+			return nil, fmt.Errorf("%w: %d requests got more answers than that", errNotHTTP, len(some))
 		}
 	}
 	return answers, nil

@@ -27,7 +27,7 @@ func TestPoolsAreAskedForByName(t *testing.T) {
 	} {
 		p, err := ask()
 		if err != nil || !reflect.DeepEqual(p, s.pool) || s.args[0] != want {
-			t.Errorf("%s: %+v %v, and %v was asked", want, p, err, s.args)
+			t.Errorf("%s: %+v %v, requested: %v", want, p, err, s.args)
 		}
 		if s.args[1] != nil && !reflect.DeepEqual(s.args[1], quotas) {
 			t.Errorf("%s: asked for %v", want, s.args[1])

@@ -12,14 +12,14 @@ import (
 )
 
 func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
-	room := api.Errorf(api.CodeBusy, "idle elastic slices are being moved aside")
+	room := api.Errorf(api.CodeBusy, "idle elastic slices are being evicted")
 	room.Device = "GPU-1"
 	for name, c := range map[string]struct {
 		err   error
 		asked int
 	}{
 		"room is made":       {room, 3},
-		"as many ask as may": {api.Errorf(api.CodeBusy, "ask again later"), 1},
+		"as many ask as may": {api.Errorf(api.CodeBusy, "try again later"), 1},
 		"there is none":      {api.Errorf(api.CodeQuotaExceeded, "no"), 1},
 		"nobody answers":     {errors.New("no"), 1},
 	} {

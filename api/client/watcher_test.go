@@ -208,16 +208,16 @@ func TestWhatIsAsItWasIsNotDecodedAgain(t *testing.T) {
 func TestAnswersThatAreCutOffAreNoLook(t *testing.T) {
 	list := "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 	for what, row := range map[string]struct{ sent, want string }{
-		"nothing":                 {"", "not the enforcer's"},
-		"one answer of two":       {list, "not the enforcer's"},
-		"half of the second":      {list + list[:len(list)-1], "it has 1 bytes of 2"},
-		"no list":                 {strings.Replace(list, "[]", "{}", 1) + list, "it is no list"},
-		"a list of no slices":     {strings.Replace(list, "2\r\n\r\n[]", "3\r\n\r\n[7]", 1) + list, "cannot unmarshal"},
-		"a negative length":       {strings.Replace(list, "Length: 2", "Length: -2", 1) + list, "bytes of -2"},
-		"too many connections":    {"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 32\r\n\r\n" + `{"code":"busy","message":"wait"}`, "wait"},
-		"two whole ones":          {list + list, ""},
-		"more than was asked":     {list + list + list, "more than was asked"},
-		"the last without an end": {list + "HTTP/1.1 200 OK\r\n\r\n[]", ""},
+		"nothing":                    {"", "not the enforcer's"},
+		"one answer of two":          {list, "not the enforcer's"},
+		"half of the second":         {list + list[:len(list)-1], "it has 1 bytes of 2"},
+		"no list":                    {strings.Replace(list, "[]", "{}", 1) + list, "it is no list"},
+		"a list of no slices":        {strings.Replace(list, "2\r\n\r\n[]", "3\r\n\r\n[7]", 1) + list, "cannot unmarshal"},
+		"a negative length":          {strings.Replace(list, "Length: 2", "Length: -2", 1) + list, "bytes of -2"},
+		"too many connections":       {"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 32\r\n\r\n" + `{"code":"busy","message":"wait"}`, "wait"},
+		"two whole ones":             {list + list, ""},
+		"got more answers than that": {list + list + list, "got more answers than that"},
+		"the last without an end":    {list + "HTTP/1.1 200 OK\r\n\r\n[]", ""},
 	} {
 		c := answering(t, func(conn net.Conn) {
 			_, _ = conn.Read(make([]byte, 4096))

@@ -35,7 +35,7 @@ func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
 		must.Do(t, err, row.path)
 		answer.Body.Close()
 		if got := strings.Join(f.moved, ", "); answer.StatusCode != row.status || got != row.want {
-			t.Errorf("%s: %d, and %q was asked for", row.path, answer.StatusCode, got)
+			t.Errorf("%s: %d, requested: %q", row.path, answer.StatusCode, got)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestAChangeIsReadAsItIsWritten(t *testing.T) {
 		answer.Body.Close()
 		what := row.method + " " + row.path + " " + row.body[:min(40, len(row.body))]
 		if answer.StatusCode != row.status || row.want != nil && !row.want(f.changed) {
-			t.Errorf("%s: %d, %s; it was asked for %+v", what, answer.StatusCode, text, f.changed)
+			t.Errorf("%s: %d, %s; requested: %+v", what, answer.StatusCode, text, f.changed)
 		}
 		if row.want == nil && (f.changed.TTL != nil || f.changed.Quotas != nil) {
 			t.Errorf("%s was carried out", what)

@@ -24,7 +24,7 @@ type stream struct {
 }
 
 func events(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
-	since, err := number(r, "since", "the number of an event is accepted, or 0 for all")
+	since, err := number(r, "since", "give the number of an event, or 0 for all")
 	if err != nil {
 		return nil, err
 	}

@@ -114,7 +114,7 @@ func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 				defer func() { <-streams }()
 				answered.serve(w, r, route.status)
 			default:
-				fail(w, r, log, api.Errorf(api.CodeBusy, "%d others are told events already: end one of them, or ask again later", maxStreams))
+				fail(w, r, log, api.Errorf(api.CodeBusy, "%d clients are following events already: end one of them, or try again later", maxStreams))
 			}
 		})
 	}
@@ -152,7 +152,7 @@ func (route *route) answer(service Service, w http.ResponseWriter, r *http.Reque
 	}
 	for name, values := range query {
 		if !slices.Contains(route.query, name) || len(values) != 1 {
-			return nil, api.Errorf(api.CodeBadRequest, "query parameter %.40q is not known here, or is there twice", name)
+			return nil, api.Errorf(api.CodeBadRequest, "query parameter %.40q is not known here, or is given twice", name)
 		}
 	}
 	return route.handle(service, w, r)
@@ -180,7 +180,7 @@ func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	generation, err := number(r, "generation", "a number is accepted, or 0 for any")
+	generation, err := number(r, "generation", "give a number, or 0 for any")
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func number(r *http.Request, name, accepted string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(query.Get(name), 10, 64)
 	if err != nil {
-		return 0, api.Errorf(api.CodeBadRequest, "%s %.40q is not one: %s", name, query.Get(name), accepted)
+		return 0, api.Errorf(api.CodeBadRequest, "%s %.40q is not valid: %s", name, query.Get(name), accepted)
 	}
 	return n, nil
 }
@@ -299,7 +299,7 @@ func list[T any](l []T) []T {
 }
 
 func noPath(r *http.Request) error {
-	return api.Errorf(api.CodeNotFound, "there is nothing at %.200q: see openapi.yaml for the paths", r.URL.Path)
+	return api.Errorf(api.CodeNotFound, "there is no resource %.200q: see openapi.yaml for the paths", r.URL.Path)
 }
 
 func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {

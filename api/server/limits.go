@@ -136,11 +136,11 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	defer l.mu.Unlock()
 	switch {
 	case l.paces != nil && !l.paces.Of(counts).Allow(time.Now()):
-		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: ask again later", p.UID, l.paces.PerSecond)
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: try again later", p.UID, l.paces.PerSecond)
 	case l.by[counts] >= l.each:
-		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d open connections, the limit of a user: try again later", p.UID, l.each)
 	case l.others >= l.connections.others:
-		return nil, counts, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
+		return nil, counts, api.Errorf(api.CodeBusy, "%d connections are open, which is the limit: try again later", l.others)
 	}
 	l.others++
 	l.by[counts]++

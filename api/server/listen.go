@@ -59,7 +59,7 @@ const usersQueue = 32
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("%w: make the group (`sudo groupadd --system %s`), or set group = \"\" in the configuration", err, group)
+		return 0, fmt.Errorf("%w: create the group (`sudo groupadd --system %s`), or set group = \"\" in the configuration", err, group)
 	}
 	gid, err := strconv.Atoi(g.Gid)
 	if err != nil {
@@ -148,7 +148,7 @@ func vacant(path string) error {
 		return err
 	}
 	if info.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("it is there and not a socket (%s): move it away", info.Mode().Type())
+		return fmt.Errorf("the path exists and is not a socket (%s): move it away", info.Mode().Type())
 	}
 	conn, err := net.Dial("unix", path)
 	if err == nil {

@@ -182,7 +182,7 @@ func (c *Core) dispatch(cmd Command) {
 			c.answer(cmd.client(), err)
 		}
 	case len(h.queue) >= maxQueue:
-		c.answer(cmd.client(), api.Errorf(api.CodeBusy, "%d requests wait for %s: ask again later", maxQueue, h.title()))
+		c.answer(cmd.client(), api.Errorf(api.CodeBusy, "%d requests wait for %s: try again later", maxQueue, h.title()))
 	default:
 		h.queue = append(h.queue, cmd)
 	}

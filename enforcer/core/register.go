@@ -72,7 +72,7 @@ func (c *evictions) grant(w want) error {
 	}
 	busy := *refused
 	busy.Code = api.CodeBusy
-	busy.Message += ": idle elastic slices are being evicted for it: ask again"
+	busy.Message += ": idle elastic slices are being evicted for it: try again"
 	return &busy
 }
 

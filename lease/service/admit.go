@@ -60,7 +60,7 @@ func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error
 	}
 	if a.calls >= maxAcquires {
 		s.mu.Unlock()
-		return nil, failed(leasepb.Code_REFUSED, "ask again later", "uid %d is acquiring %d leases, the limit for each user at one time", uid, maxAcquires)
+		return nil, failed(leasepb.Code_REFUSED, "try again later", "uid %d is acquiring %d leases, the limit for each user at one time", uid, maxAcquires)
 	}
 	a.calls++
 	s.mu.Unlock()

@@ -116,7 +116,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		return err
 	})
 	if err != nil && !l.process.Alive() {
-		return reply, errors.New("the lease's broker exited before it was admitted: request again; if it exits again, see the log of gpuslice-leased")
+		return reply, errors.New("the lease's broker exited before it was admitted: try again; if it exits again, see the log of gpuslice-leased")
 	}
 	if err == nil {
 		l.Generation = reply.Slice.Generation

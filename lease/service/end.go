@@ -18,7 +18,7 @@ import (
 // Reasons for a lease's end.
 const (
 	reasonDropped = "it was dropped"
-	reasonExpired = "its time was over"
+	reasonExpired = "it expired"
 	reasonLinger  = "no client was connected any more"
 
 	reasonReleased = "its slice was released"

@@ -180,7 +180,7 @@ func TestABrokerThatIsKilledAtOnceIsNotTheUsersFault(t *testing.T) {
 	b := newBench(t, "")
 	b.enforcer.set(func() { b.enforcer.killing = true })
 	_, err := b.Acquire(context.Background(), as(alice), &leasepb.AcquireRequest{Vram: 1 << 20})
-	if code := codeOf(err); code == leasepb.Code_INVALID_REQUEST || !strings.Contains(err.Error(), "request again") {
+	if code := codeOf(err); code == leasepb.Code_INVALID_REQUEST || !strings.Contains(err.Error(), "try again") {
 		t.Errorf("%v: %v", code, err)
 	}
 	b.nothingIsLeft()

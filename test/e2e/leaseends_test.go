@@ -26,7 +26,7 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	if err := s.Sync(ctx); !errors.As(err, &refusal) || refusal.Code != lease.Expired { // waits for the kernel
 		t.Errorf("the end is told as %v", err)
 	}
-	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
+	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "it expired" {
 		t.Errorf("%+v", ended)
 	}
 	expect.NoError(t, works(still, 64*mib), "another lease")

@@ -238,7 +238,7 @@ func TestAUserWhoMayNotAskReadsWhichGroupMay(t *testing.T) {
 	h := newUsersHost(t)
 	h.Must(os.Chown(h.Socket(), 0, 1)) // "daemon" on Linux
 	h.Must(os.Chmod(h.Socket(), 0o660))
-	want := "gpuslice: you may not ask the enforcer on " + h.Socket() + ": root may, and members of the group daemon: `sudo usermod -aG daemon USER`, then log in again. [[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced\n"
+	want := "gpuslice: you may not use the enforcer's socket " + h.Socket() + ": root may, and members of the group daemon: `sudo usermod -aG daemon USER`, then log in again. [[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced\n"
 	for _, args := range []string{"ps", "devices", "events", "inspect x", "set x --vram 1G", "pool ls", "release x", "recommend"} {
 		cmd := h.as(somebody, append([]string{"--socket", h.Socket()}, strings.Fields(args)...)...)
 		var said bytes.Buffer
