@@ -62,8 +62,7 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 		         consequence);
 	} else if (status == ATTACH_CLOSED) {
 		say_once(process, ONCE_CLOSED,
-		         "the slice was released or is suspended, its time is over, or it is "
-		         "damaged: %s",
+		         "the slice was released, has expired, or is suspended or damaged: %s",
 		         consequence);
 	} else {
 		say_once(process, ONCE_ATTACH_FAILED,

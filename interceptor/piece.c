@@ -178,8 +178,8 @@ bool piece_has(CUdeviceptr address, const char *lent)
 		return false;
 	if (lent)
 		say_once(process_get(), ONCE_LENT,
-		         "%s is refused: the slice is elastic and moves its memory itself, which "
-		         "others would not find where it was",
+		         "%s is refused: the slice is elastic and moves its memory itself, so that "
+		         "other processes cannot share it",
 		         lent);
 	return true;
 }
