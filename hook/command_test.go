@@ -62,7 +62,7 @@ func TestAClaimIsAQuotaWhateverAnnotationsAndEnvironmentSay(t *testing.T) {
 		b = claimed(t, map[string]string{annotations.VRAM: "1G", annotations.TTL: "1h", annotations.Tenant: "t"}, "gpuslice-hook --pool a --tenant t prestart")
 		r, err = b.Request(policy)
 		if err != nil || len(r.Quotas) != 1 || r.Quotas[0].Bytes != 1<<30 || r.TTL != time.Hour || !slices.Equal(r.Pools, api.PoolNames{"a"}) {
-			t.Errorf("%+v: an annotation that asks for less: %+v, %v", policy, r, err)
+			t.Errorf("%+v: an annotation with less: %+v, %v", policy, r, err)
 		}
 		for key, value := range map[string]string{
 			annotations.Pool: "mine", annotations.Mode: "record", annotations.Tenant: "others", annotations.VRAM: "lots", "gpuslice.cdi": "x",

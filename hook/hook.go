@@ -101,7 +101,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 		return nil
 	}
 	if refusal != nil {
-		return fmt.Errorf("%w (that it is a pod's sandbox is its own word, and counts for one that can reach no GPU)", refusal)
+		return fmt.Errorf("%w (a pod's sandbox needs no quota only if it can reach no GPU)", refusal)
 	}
 	if err := refuseSeccomp(bundle.Seccomp, bundle.Annotations); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if _, e := h.Enforcer.Release(ctx, s.ID, reply.Slice.Generation, true); e != nil {
-			err = fmt.Errorf("%w; its slice is left to the enforcer to clear away (%w)", err, e)
+			err = fmt.Errorf("%w; the enforcer removes its slice (%w)", err, e)
 		}
 		return err
 	}
@@ -257,7 +257,7 @@ func enforcerFailed(err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return errors.New("the enforcer did not answer in time: why is in " + advice.Log("gpusliced"))
 	case errors.Is(err, os.ErrPermission) && rootless():
-		return fmt.Errorf("a container of a rootless engine is given no quota, since its hook has its user's rights: have an engine that root runs start it, "+
+		return fmt.Errorf("a container of a rootless engine gets no quota, because its hook runs with its user's rights: start it by an engine that root runs, "+
 			"or run the program by `gpuslice run` (%w)", err)
 	}
 	return err

@@ -52,7 +52,7 @@ const rawFilter = "run.oci.seccomp_bpf_data"
 // refuseSeccomp refuses a profile under which the loader could not preload the interceptor: it is in force when the loader runs.
 func refuseSeccomp(profile *specs.LinuxSeccomp, annotations map[string]string) error {
 	if _, raw := annotations[rawFilter]; raw {
-		return fmt.Errorf("the annotation %s is not accepted: what its filter denies the dynamic loader cannot be told, and without the interceptor "+
+		return fmt.Errorf("the annotation %s is not accepted: its filter may deny the dynamic loader a system call, and without the interceptor "+
 			"processes run without the quota; use a seccomp profile instead", rawFilter)
 	}
 	if profile == nil {

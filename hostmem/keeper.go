@@ -226,7 +226,7 @@ func (k *Keeper) connect() (fresh bool, err error) {
 	}
 	fresh, err = k.find()
 	if err != nil {
-		k.failed, k.again = fmt.Errorf("host memory cannot be had in cgroup %s: %w", k.options.Cgroup, err), time.Now().Add(tryPace)
+		k.failed, k.again = fmt.Errorf("host memory cannot be allocated in cgroup %s: %w", k.options.Cgroup, err), time.Now().Add(tryPace)
 		k.said.Store(&k.failed)
 		return false, k.failed
 	}
@@ -356,7 +356,7 @@ func handDown(dir string) error {
 		return nil
 	}
 	if err := os.WriteFile(filepath.Join(dir, control), []byte("+memory"), 0); err != nil {
-		return fmt.Errorf("hand the memory controller down: %w", err)
+		return fmt.Errorf("enable the memory controller for the cgroup's children: %w", err)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 const ActiveEnv = "GPUSLICE_RUNTIME_ACTIVE"
 
 // ErrLoop is returned when gpuslice-runtime was started by itself.
-var ErrLoop = errors.New("gpuslice-runtime was started by the runtime that it started itself: " +
+var ErrLoop = errors.New("gpuslice-runtime was started by a runtime that it had started: " +
 	"of two runtimes that wrap each other, one must name runc (runtimes in the [runtime] section of gpuslice's configuration, or that of the other)")
 
 // findRuntime returns the first executable of names, absolute or in path. It skips the programs ours under any name: an operator

@@ -170,7 +170,7 @@ func (s *store) trim(n int) (given int, err error) {
 // fail marks the store broken, and returns the error for this and all later calls.
 func (s *store) fail(err error) error {
 	if s.broken == nil {
-		s.broken = fmt.Errorf("the driver failed half-way, nothing more is mapped or unmapped here: %w", err)
+		s.broken = fmt.Errorf("the driver failed in the middle of a change, so no more can be mapped or unmapped here: %w", err)
 	}
 	return s.broken
 }

@@ -248,7 +248,7 @@ func (w *Writer) Close() {
 	select {
 	case <-w.ended:
 	case <-timer.C:
-		w.options.Log.Error("the audit file does not take its last entries", "file", w.options.File)
+		w.options.Log.Error("the last entries cannot be written to the audit file", "file", w.options.File)
 	}
 }
 
@@ -261,7 +261,7 @@ func missing(count uint64, at time.Time, why string) Entry {
 func (w *Writer) sayDropping(why string) {
 	if !w.dropping {
 		w.dropping = true
-		go w.options.Log.Error("the audit file cannot be written: entries are dropped until it can", "file", w.options.File, "err", why)
+		go w.options.Log.Error("the audit file cannot be written: entries are dropped until it can be", "file", w.options.File, "err", why)
 	}
 }
 
@@ -362,6 +362,6 @@ func (w *Writer) goesOn() {
 	defer w.mu.Unlock()
 	if w.dropping && w.lost.dropped == 0 && len(w.queue.lines) == w.queue.count {
 		w.dropping = false
-		go w.options.Log.Info("the audit file is written again", "file", w.options.File, "dropped", w.dropped.Load())
+		go w.options.Log.Info("the audit file can be written again", "file", w.options.File, "dropped", w.dropped.Load())
 	}
 }

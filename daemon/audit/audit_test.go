@@ -30,7 +30,7 @@ func (s *said) count(text string) int { return strings.Count(s.String(), text) }
 
 const (
 	begins = "entries are dropped until it can"
-	ends   = "is written again"
+	ends   = "can be written again"
 )
 
 // writer returns a Writer to audit.jsonl in dir, which checks the file every millisecond.

@@ -184,7 +184,7 @@ func (f *file) rotate() error {
 	}
 	if err != nil {
 		if f.again.IsZero() {
-			f.options.Log.Error("the audit file cannot be rotated, and grows", "file", f.options.File, "err", err)
+			f.options.Log.Error("the audit file cannot be rotated, so it grows", "file", f.options.File, "err", err)
 		}
 		f.again = now.Add(f.options.Retry)
 		return nil
@@ -193,7 +193,7 @@ func (f *file) rotate() error {
 	f.close()
 	for len(numbers) > f.options.Keep {
 		if err := os.Remove(f.numbered(numbers[0])); err != nil {
-			f.options.Log.Warn("an old audit file stays", "err", err)
+			f.options.Log.Warn("an old audit file cannot be removed", "err", err)
 		}
 		numbers = numbers[1:]
 	}

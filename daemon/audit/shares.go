@@ -148,7 +148,7 @@ func (s *shares) end(now time.Time) []Entry {
 	return entries
 }
 
-const notListed = "these are not listed one by one: they were too many in a minute"
+const notListed = "not listed one by one: too many in one minute"
 
 // leftOut returns the entry for omitted requests of a user, or of several users if uid is nil.
 func leftOut(at time.Time, uid *uint32, result string, count uint64) Entry {

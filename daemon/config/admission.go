@@ -58,7 +58,7 @@ func (a *Admission) Thousandths() uint64 { return uint64(math.Round(a.Overcommit
 func (a *Admission) check(f *faults) {
 	// The form of the condition also rejects NaN.
 	f.unless(a.Overcommit >= 1 && a.Overcommit <= MostOvercommit, "admission.overcommit", a.Overcommit,
-		"1.0 to %d.0 are accepted; to give less than there is, set reserve", MostOvercommit)
+		"1.0 to %d.0 are accepted; to grant less than the device has, set reserve", MostOvercommit)
 }
 
 func checkTenants(tenants map[string]Tenant, f *faults) {

@@ -29,15 +29,15 @@ func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.De
 }
 
 var perDevice = []figure[api.DeviceUse]{
-	{"limit_bytes", "VRAM that the slice may keep on the device; absent if nothing is refused.", prometheus.GaugeValue,
+	{"limit_bytes", "VRAM that the slice may keep on the device; absent in record mode.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Limit }},
-	{"used_bytes", "VRAM that the slice's programs asked for and hold.", prometheus.GaugeValue,
+	{"used_bytes", "VRAM that the slice's programs requested and hold.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Used }},
 	{"overhead_bytes", "VRAM that the driver holds for the slice beyond that: contexts, modules.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Overhead }},
 	{"bypass_bytes", "Of the overhead, VRAM that processes hold past the ledger: hidden from the interceptor.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Bypass }},
-	{"suspended_bytes", "What the slice held on the device and has in host memory, since it is suspended or evicted.", prometheus.GaugeValue,
+	{"suspended_bytes", "VRAM of the suspended or evicted slice that is in host memory.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Suspended }},
 	{"peak_bytes", "The most VRAM that the slice held on the device at one time, overhead included.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Peak }},
@@ -45,12 +45,12 @@ var perDevice = []figure[api.DeviceUse]{
 		func(d api.DeviceUse) uint64 { return d.Allocations }},
 	{"refusals_total", "Allocations that were refused.", prometheus.CounterValue,
 		func(d api.DeviceUse) uint64 { return d.Refusals }},
-	{"recovered_bytes_total", "VRAM that was released for processes that died holding it.", prometheus.CounterValue,
+	{"recovered_bytes_total", "VRAM that was released because its processes had exited.", prometheus.CounterValue,
 		func(d api.DeviceUse) uint64 { return d.Recovered }},
 }
 
 var (
-	slicesDesc     = prometheus.NewDesc("gpuslice_slices", "Slices that there are.", nil, nil)
+	slicesDesc     = prometheus.NewDesc("gpuslice_slices", "Slices on this host.", nil, nil)
 	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state", "name", "pod", "namespace", "image"}, nil)
 	deviceUsedDesc = prometheus.NewDesc("gpuslice_device_used_bytes", "Memory of the device that slices hold, overhead included.", []string{"device"}, nil)
 	processesDesc  = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
@@ -84,7 +84,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	slices, err := c.slices.Slices(ctx)
 	if err != nil {
 		// Fail the whole scrape: missing figures must not look like zeros.
-		c.log.Error("slices cannot be shown to Prometheus", "err", err)
+		c.log.Error("the slices' metrics cannot be collected", "err", err)
 		metrics <- prometheus.NewInvalidMetric(slicesDesc, err)
 		return
 	}
@@ -105,7 +105,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	var pools []api.Pool
 	if all, ok := c.slices.(Pools); ok {
 		if pools, err = all.Pools(ctx); err != nil {
-			c.log.Error("pools cannot be shown to Prometheus", "err", err)
+			c.log.Error("the pools' metrics cannot be collected", "err", err)
 			metrics <- prometheus.NewInvalidMetric(tenantLimitDesc, err)
 			return
 		}

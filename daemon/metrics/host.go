@@ -35,13 +35,13 @@ var (
 	deviceSlicesDesc = describe("device_slices", "Slices with a quota on the device.", "device")
 
 	liveDesc          = describe("live", "1 if the enforcer makes progress, 0 if it hangs.")
-	readyDesc         = describe("ready", "1 if the enforcer can give slices now.")
-	loopAgeDesc       = describe("loop_age_seconds", "Since the last regular check of all slices ended.")
+	readyDesc         = describe("ready", "1 if the enforcer can register slices now.")
+	loopAgeDesc       = describe("loop_age_seconds", "Time since the last regular check of all slices ended.")
 	loopLagDesc       = describe("loop_lag_seconds", "How long after its time the last regular check of all slices ended.")
 	storeWaitDesc     = describe("store_wait_seconds", "How long the oldest change has waited for the disk; 0 if none waits.")
 	storeFailuresDesc = describe("store_failures_total", "Changes, or groups of them, that could not be stored.")
-	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
-	truthFailuresDesc = describe("truth_failures_total", "Times that the driver did not say who holds what on the device.", "device")
+	truthAgeDesc      = describe("truth_age_seconds", "Time since the driver last listed the device's processes and their memory, or reported that the amount in use is unchanged.", "device")
+	truthFailuresDesc = describe("truth_failures_total", "Queries of the device's processes and their memory that failed.", "device")
 
 	hostMemoryDesc = describe("host_cgroup_bytes", "Memory that is charged to host_cgroup; absent without that.")
 
@@ -97,7 +97,7 @@ func (h *host) Collect(metrics chan<- prometheus.Metric) {
 	}
 	devices, err := h.GivenDevices(ctx)
 	if err != nil {
-		h.log.Error("devices cannot be shown to Prometheus", "err", err)
+		h.log.Error("the devices' metrics cannot be collected", "err", err)
 		metrics <- prometheus.NewInvalidMetric(deviceTotalDesc, err)
 		return
 	}

@@ -56,18 +56,18 @@ type Metrics struct {
 func New(slices Slices, log *slog.Logger) *Metrics {
 	m := &Metrics{
 		registry:  prometheus.NewRegistry(),
-		registers: counters("gpuslice_registers_total", "result", "Slices that were asked for, by result: ok, or the error's code."),
+		registers: counters("gpuslice_registers_total", "result", "Requests for a slice, by result: ok, or the error's code."),
 		register: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "gpuslice_register_duration_seconds",
-			Help:    "From the request for a slice to the answer: what a container's start waits for.",
+			Help:    "Time from the request for a slice to the answer, which delays a container's start.",
 			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .02, .03, .05, .075, .1, .2, .5, 1, 2, 5},
 		}),
 		releases: counters("gpuslice_releases_total", "cause", "Slices that were released, by cause."),
-		attaches: counters("gpuslice_attaches_total", "result", "Processes that asked for a place in a ledger, by result."),
+		attaches: counters("gpuslice_attaches_total", "result", "Requests of processes to attach to a ledger, by result."),
 		bypasses: counters("gpuslice_bypass_total", "action",
-			"Processes that were found to hold VRAM past the ledger, and pages that were overwritten, by what was done: log, refuse, or kill."),
+			"Processes found to hold VRAM beyond the ledger, and ledgers found overwritten, by the action: log, refuse, or kill."),
 		joins: counters("gpuslice_session_tokens_total", "result",
-			"Sessions' tokens that were shown, by result: ok for a process that joined, wrong_token, limited where too many were wrong, or refused for another reason."),
+			"Requests to join a session by its token, by result: ok, wrong_token, limited (too many wrong tokens), or refused for another reason."),
 		told: newTold(),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{

@@ -19,7 +19,7 @@ type Pools interface {
 var perPoolDevice = []figure[api.PoolUse]{
 	{"limit_bytes", "VRAM that the pool's members may keep on the device together.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Limit }},
-	{"used_bytes", "VRAM that the members' programs asked for and hold.", prometheus.GaugeValue,
+	{"used_bytes", "VRAM that the members' programs requested and hold.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Used }},
 	{"overhead_bytes", "VRAM that the driver holds for the members beyond that: contexts, modules.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Overhead }},
@@ -27,12 +27,12 @@ var perPoolDevice = []figure[api.PoolUse]{
 		func(d api.PoolUse) uint64 { return d.Peak }},
 	{"refusals_total", "Allocations that were refused by the pool's limit.", prometheus.CounterValue,
 		func(d api.PoolUse) uint64 { return d.Refusals }},
-	{"recovered_bytes_total", "VRAM that was released for members' processes that died holding it.", prometheus.CounterValue,
+	{"recovered_bytes_total", "VRAM that was released because its processes had exited.", prometheus.CounterValue,
 		func(d api.PoolUse) uint64 { return d.Recovered }},
 }
 
 var (
-	poolsDesc         = prometheus.NewDesc("gpuslice_pools", "Pools that there are.", nil, nil)
+	poolsDesc         = prometheus.NewDesc("gpuslice_pools", "Pools on this host.", nil, nil)
 	poolInfoDesc      = prometheus.NewDesc("gpuslice_pool_info", "Always 1; the labels say what the pool is.", []string{"pool", "tenant", "label", "state"}, nil)
 	poolMembersDesc   = prometheus.NewDesc("gpuslice_pool_members", "Slices that are in the pool.", []string{"pool"}, nil)
 	poolProcessesDesc = prometheus.NewDesc("gpuslice_pool_processes", "Processes of the pool's members that have attached.", []string{"pool"}, nil)
@@ -61,7 +61,7 @@ func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
 	defer cancel()
 	pools, err := c.pools.Pools(ctx)
 	if err != nil {
-		c.log.Error("pools cannot be shown to Prometheus", "err", err)
+		c.log.Error("the pools' metrics cannot be collected", "err", err)
 		metrics <- prometheus.NewInvalidMetric(poolsDesc, err)
 		return
 	}

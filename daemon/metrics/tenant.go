@@ -24,11 +24,11 @@ const (
 )
 
 var (
-	unlistedDesc       = describe("slices_unlisted", "Slices that have no series of their own, since there are so many.")
+	unlistedDesc       = describe("slices_unlisted", "Slices without series of their own, because there are too many.")
 	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant, pools' members among them.", "tenant")
-	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration lets the tenant's slices and pools have, all together (max_vram); absent without a bound.", "tenant", "device")
-	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices and pools may keep on the device, all together; what a pool's member may is part of the pool's.", "tenant", "device")
-	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold, in pools, too.", "tenant", "device")
+	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration allows the tenant's slices and pools together (max_vram); absent without a bound.", "tenant", "device")
+	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices and pools may keep on the device together; a member's quota is part of its pool's.", "tenant", "device")
+	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs requested and hold, also in pools.", "tenant", "device")
 	tenantOverheadDesc = describe("tenant_overhead_bytes", "VRAM that the driver holds for the tenant's slices beyond that: contexts, modules.", "tenant", "device")
 
 	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantMaxDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}

@@ -18,18 +18,18 @@ type told struct {
 
 func newTold() told {
 	t := told{
-		events: counters("gpuslice_events_total", "kind", "Events of slices and pools, by kind; one event can be of several refusals."),
+		events: counters("gpuslice_events_total", "kind", "Events of slices and pools, by kind; one event can stand for several refusals."),
 		allocations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_allocations_total",
-			Help: "Allocations that succeeded, of all slices that there were.",
+			Help: "Allocations that succeeded, of all slices since the start.",
 		}),
 		refusals: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_refusals_total",
-			Help: "Allocations that were refused, of all slices that there were.",
+			Help: "Allocations that were refused, of all slices since the start.",
 		}),
 		recovered: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_recovered_bytes_total",
-			Help: "VRAM that was released for processes that died holding it, of all slices that there were.",
+			Help: "VRAM that was released because its processes had exited, of all slices since the start.",
 		}),
 	}
 	for _, kind := range api.EventKinds() {

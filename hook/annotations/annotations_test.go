@@ -156,7 +156,7 @@ func TestWithoutAQuotaTheOperatorDecides(t *testing.T) {
 		{"record", none, Policy{Record: true}, recording, nil},
 		{"record, a tenant", some, Policy{Record: true}, &Request{Mode: api.Record, Tenant: "alice"}, nil},
 		{"a default before record", none, Policy{DefaultVRAM: "2G", Record: true}, &def, nil},
-		{"record, who asks to be refused", map[string]string{"gpuslice.mode": "enforce"}, Policy{Record: true}, nil, ErrMissing},
+		{"record, and the container requests enforcement", map[string]string{"gpuslice.mode": "enforce"}, Policy{Record: true}, nil, ErrMissing},
 		{"a default", none, Policy{DefaultVRAM: "2G"}, &def, nil},
 		{"a default before pass", none, Policy{DefaultVRAM: "2G", Pass: true}, &def, nil},
 		{"ours but no quota", some, Policy{}, nil, ErrMissing},

@@ -110,7 +110,7 @@ func TestOtherWaysToAskTheHookAreKnown(t *testing.T) {
 		want string
 	}{
 		{"an old image", withHook(nvidia, "CUDA_VERSION=8.0"), ""},
-		{"an old image that asks", withHook(nvidia, "CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=1"), "1 minor:9"},
+		{"an old image with a request", withHook(nvidia, "CUDA_VERSION=8.0", "NVIDIA_VISIBLE_DEVICES=1"), "1 minor:9"},
 		{"an image that is not so old", withHook(nvidia, "CUDA_VERSION=8.0", "NVIDIA_REQUIRE_CUDA=cuda>=8"), "minor:9"},
 		{"swarm", withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_GPU=0"), ""},
 		{"a mount", withMount("/dev/null", "/var/run/nvidia-container-devices/2"), "1 2 minor:9"},

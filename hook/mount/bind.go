@@ -34,7 +34,7 @@ const (
 // Mounts are read-only, nosuid and nodev before they are attached.
 func (c *Container) Bind(src Source) error {
 	if len(c.Missing()) > 0 {
-		return errors.New("bind before the places were made")
+		return errors.New("bind before the mount points exist")
 	}
 	if err := c.layPlatforms(filepath.Join(src.Dir, bindName)); err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 const maxLinks = 40
 
 var (
-	errProcess = errors.New("it leads to a process by way of /proc, and so to any place")
+	errProcess = errors.New("it leads through /proc to a process, and so to any place")
 	errVolume  = errors.New("it leads into a volume, where others can make a link to any place")
 )
 

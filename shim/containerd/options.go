@@ -93,7 +93,7 @@ func decode(sent *anypb.Any) (*options.Options, error) {
 			IoUid: create.IoUid, IoGid: create.IoGid, CriuImagePath: create.CriuImagePath, CriuWorkPath: create.CriuWorkPath,
 		}, nil
 	}
-	return nil, fmt.Errorf("the runtime's options are of the type %.256q, which is not understood: give it none, those of runc (%s), or runc's in TOML (%s)",
+	return nil, fmt.Errorf("the runtime's options are of the type %.256q, which is not supported: give no options, those of runc (%s), or runc's in TOML (%s)",
 		sent.GetTypeUrl(), runcType, generalType)
 }
 
@@ -116,7 +116,7 @@ func decodeGeneral(general *runtimeoptions.Options) (*options.Options, error) {
 // checkType checks TypeUrl, the type of the text. runc's options have no type of their own in TOML.
 func checkType(url string) error {
 	if name := typeName(url); name != "" && name != runcType {
-		return fmt.Errorf("the runtime's options name TypeUrl %.256q, which is not understood: leave it out", url)
+		return fmt.Errorf("the runtime's options name TypeUrl %.256q, which is not supported: leave it out", url)
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func startOptions(input []byte, id, namespace string) (*anypb.Any, error) {
 func anyOptions(input []byte) (*anypb.Any, error) {
 	sent := new(anypb.Any)
 	if err := proto.Unmarshal(input, sent); err != nil {
-		return nil, fmt.Errorf("what containerd sends for the runtime's options cannot be read: %w", err)
+		return nil, fmt.Errorf("the runtime's options from containerd cannot be read: %w", err)
 	}
 	return sent, nil
 }

@@ -129,8 +129,8 @@ func TestOptionsThatAreNotUnderstoodAreRefusedInOneSentence(t *testing.T) {
 		sent *anypb.Any
 		want string
 	}{
-		{send(t, "", durationpb.New(1)), `of the type "google.protobuf.Duration", which is not understood`},
-		{&anypb.Any{Value: []byte("x")}, `of the type "", which is not understood`},
+		{send(t, "", durationpb.New(1)), `of the type "google.protobuf.Duration", which is not supported`},
+		{&anypb.Any{Value: []byte("x")}, `of the type "", which is not supported`},
 		{&anypb.Any{TypeUrl: runcType, Value: []byte("garbage")}, "the runtime's options are no containerd.runc.v1.Options: "},
 		{&anypb.Any{TypeUrl: generalType, Value: []byte{0xff}}, "the runtime's options are no runtimeoptions.v1.Options: "},
 		{send(t, "", &options.Options{BinaryName: "runc"}), `name BinaryName "runc", but io.containerd.gpuslice.v1 prepares containers for a quota: leave BinaryName out, and name the low-level runtime by runtimes in the [runtime] section of gpuslice's configuration`},

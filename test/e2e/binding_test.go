@@ -39,7 +39,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 		"the library is masked":                {"maskedPaths", []string{"/.gpuslice/libgpuslice.so"}, `the masked path "/.gpuslice/libgpuslice.so" hides`},
 		"/etc is masked":                       {"maskedPaths", []string{"//etc/../etc/"}, `the masked path "//etc/../etc/" hides`},
 		"the preload file is masked by a link": {"maskedPaths", []string{"/link"}, `the masked path "/link" hides`},
-		"it is masked by way of a process":     {"maskedPaths", []string{"/proc/1/root/etc/ld.so.preload"}, "it leads to a process by way of /proc"},
+		"it is masked by way of a process":     {"maskedPaths", []string{"/proc/1/root/etc/ld.so.preload"}, "it leads through /proc to a process"},
 		"access is denied":                     {"seccomp", profile("access"), "the container's seccomp profile denies the dynamic loader access(2)"},
 		"one mmap is denied": {"seccomp", profile("mmap", specs.LinuxSeccompArg{Index: 2, Value: 3, Op: specs.OpEqualTo},
 			specs.LinuxSeccompArg{Index: 3, Value: 2, Op: specs.OpEqualTo}), "the container's seccomp profile denies the dynamic loader mmap(2)"},

@@ -135,10 +135,10 @@ func TestAHostileImageIsRefused(t *testing.T) {
 		{"MaskedByALinkIntoAProcess", func(t *testing.T, b *bundle) {
 			symlink(t, "proc/self/root/etc", b.rootfs("link"))
 			b.linux(t, "maskedPaths", "/link/ld.so.preload")
-		}, "it leads to a process by way of /proc"},
+		}, "it leads through /proc to a process"},
 		{"MaskedByAProcessOfLater", func(t *testing.T, b *bundle) {
 			b.linux(t, "maskedPaths", "/proc/4000000/root/etc/ld.so.preload")
-		}, "it leads to a process by way of /proc"},
+		}, "it leads through /proc to a process"},
 		{"FilterCannotBeEvaluated", func(t *testing.T, b *bundle) {
 			b.config["annotations"] = map[string]string{"gpuslice.vram": "4G", "run.oci.seccomp_bpf_data": "BgAAAAAA/38="} // allows all
 			b.save(t)

@@ -205,7 +205,7 @@ func TestASandboxThatCanReachAGPUIsAContainer(t *testing.T) {
 					t.Fatalf("%d slices: %v: %s", e.active(), err, out)
 				}
 				c.remove()
-				expect.Equal(t, e.active(), 0, "its slice is left")
+				expect.Equal(t, e.active(), 0, "its slice still exists")
 			})
 		}
 	}
