@@ -33,7 +33,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	}
 	_, section, found := strings.Cut(document, "\n## What shows it\n")
 	if !found {
-		t.Fatal("docs/evidence/security.md has no section that says what shows it")
+		t.Fatal("docs/evidence/security.md has no section \"What shows it\"")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	var titles []string

@@ -66,7 +66,7 @@ func threeInTurns(t *testing.T, turns string) {
 		for _, w := range all {
 			w.goesOn()
 			if n := h.evictions(w.id); n == 0 {
-				t.Errorf("%s was never moved aside", w.id)
+				t.Errorf("%s was never evicted", w.id)
 			}
 		}
 		if out := h.mustRun("ps"); !strings.Contains(out, "evicted") {

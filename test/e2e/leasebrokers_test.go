@@ -131,7 +131,7 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
 	h.start()
 	h.Start()
-	h.Eventually("both are taken up, and the one without a broker gets another", func() bool {
+	h.Eventually("both leases are restored, and the one without a broker gets another", func() bool {
 		all, err := h.List(context.Background())
 		return err == nil && len(all) == 2 && all[0].Restarts+all[1].Restarts == 1
 	})

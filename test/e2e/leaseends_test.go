@@ -24,7 +24,7 @@ func TestALeaseEndsWithItsTimeWhileItsKernelNeverEnds(t *testing.T) {
 	h.Must(module.Launch(ctx, "endless", lease.Shape{}))
 	var refusal *lease.Error
 	if err := s.Sync(ctx); !errors.As(err, &refusal) || refusal.Code != lease.Expired { // waits for the kernel
-		t.Errorf("the end is told as %v", err)
+		t.Errorf("the error at the end: %v", err)
 	}
 	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "it expired" {
 		t.Errorf("%+v", ended)

@@ -60,8 +60,8 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 
 	contains("without a quota", sleep(nil).refused(), "gpuslice.vram")
 	contains("more than half of a device", sleep(of("51%", "research")).refused(), "(max_vram)")
-	contains("more than those have who name no tenant", sleep(map[string]string{"gpuslice.vram": "26%"}).refused(), "slices without a tenant together have")
-	contains("more than a tenant has whom nobody knows", sleep(of("26%", "made-up")).refused(), "tenant made-up has")
+	contains("more than the bound of slices without a tenant", sleep(map[string]string{"gpuslice.vram": "26%"}).refused(), "slices without a tenant together have")
+	contains("more than an unknown tenant has", sleep(of("26%", "made-up")).refused(), "tenant made-up has")
 	contains("longer than a day", sleep(map[string]string{"gpuslice.vram": "4G", "gpuslice.ttl": "25h"}).refused(), "up to 24h")
 	research := sleep(of("50%", "research"))
 	research.run()
@@ -74,15 +74,15 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	other.run()
 	honest := other.hog(gib)
 	hidden := other.hide(16 * gib)
-	h.Eventually("who hides memory is killed", h.dead(hidden))
+	h.Eventually("the process with hidden memory is killed", h.dead(hidden))
 	if h.dead(honest)() || h.dead(hog{pid: other.pid()})() {
-		t.Error("somebody else of the slice was killed, too")
+		t.Error("another process of the slice was killed, too")
 	}
 
 	_, _ = h.session("8G", 2*gib) // as a student
 	contains("more than a student has", fails(t, h, nobody, "1G"), "(max_vram)")
 	contains("more than a researcher has", fails(t, h, somebody, "26%"), "(max_vram)")
-	contains("who is in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
+	contains("a user in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
 
 	h.Eventually("all that was refused is in the audit log", func() bool {
 		text := must.Get(os.ReadFile(h.audit()))(h.T)

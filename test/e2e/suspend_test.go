@@ -99,7 +99,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 			t.Errorf("devices do not show it:\n%s", out)
 		}
 		if g := a.hog(gib); !strings.Contains(g.said, "CUDA_ERROR") {
-			t.Errorf("a process that begins in a suspended slice got memory: %q", g.said)
+			t.Errorf("a process started in a suspended slice got memory: %q", g.said)
 		}
 
 		b.run()

@@ -204,7 +204,7 @@ exec %s "$@"
 				words := strings.Fields(line)
 				at := slices.Index(words, "--root")
 				if at < 0 || words[at+1] != filepath.Join(root, s.containerdNamespace()) || !slices.Contains(words, "--systemd-cgroup") {
-					s.t.Errorf("%q: the low-level runtime was told %q", flags, line)
+					s.t.Errorf("%q: the low-level runtime was called with %q", flags, line)
 				}
 				if verb == "create" && slices.Contains(words, "--no-pivot") != (flags[1] == shimRuntime) {
 					s.t.Errorf("%q: --no-pivot is of the second: %q", flags, line)

@@ -52,7 +52,7 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 	s := &slice{id: w.name(), state: active}
 	s.cgroup = w.newCgroup(s.id)
 	w.add(s)
-	w.say("begin a container that asks for all there is")
+	w.say("begin a container that requests all memory")
 	w.create(s, map[string]string{"gpuslice.vram": memory})
 	if err := w.hook("prestart", s); err == nil && !w.blind {
 		w.fail("a container was given all memory, and %s has %d bytes of it", given.id, given.limit)

@@ -279,7 +279,7 @@ func (l *leased) unanswered(there bool) {
 		g.give()
 	}
 	if want := map[bool]int{true: 1}[there]; found != want {
-		w.fail("%d leases are there that nobody was told of, want %d", found, want)
+		w.fail("%d unreported leases, want %d", found, want)
 	}
 }
 
@@ -292,7 +292,7 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 			g.worksOn()
 			g.give()
 		} else if point == "broker.ready" {
-			w.fail("a lease whose broker died once it served: %v", err)
+			w.fail("a lease with a broker that exited after it served: %v", err)
 		}
 		g := l.another()
 		l.arm(point)

@@ -46,7 +46,7 @@ func operations() []operation {
 		{"show", 3, true, show},
 		{"change a quota", 4, true, changeQuota},
 		{"renew", 1, true, renew},
-		{"begin a container that asks for too much", 1, true, askTooMuch},
+		{"begin a container that requests too much", 1, true, askTooMuch},
 		{"create a pool", 3, true, createPool},
 		{"change a pool", 3, true, changePool},
 		{"delete a pool", 2, true, deletePool},
@@ -300,7 +300,7 @@ func askTotal(w *world, r *rand.Rand) bool {
 	}
 	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the bytes.
 	if sure := w.away == "" && w.doubt == ""; err != nil || left > most || sure && (left != most || total != size) {
-		w.fail("process %d of %s was told %q of device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
+		w.fail("process %d of %s got answer %q for device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
 	}
 	return true
 }

@@ -81,7 +81,7 @@ func (w *world) spawn(parent *worker) *worker {
 	answer := parent.ask("spawn %s %s", in, out)
 	pid, err := strconv.Atoi(strings.TrimPrefix(answer, "ok "))
 	if err != nil {
-		w.fail("a process was asked for another one: %q", answer)
+		w.fail("a process could not start another one: %q", answer)
 	}
 	p.pid = pid
 	p.in, err = os.OpenFile(in, os.O_WRONLY|unix.O_NONBLOCK, 0)
@@ -128,7 +128,7 @@ func joinSession(w *world, r *rand.Rand) bool {
 	}
 	var err error
 	if p.pid, err = strconv.Atoi(strings.TrimPrefix(said, "ready ")); err != nil {
-		w.fail("who joins %s began with %q", s.id, said)
+		w.fail("the process that joins %s began with %q", s.id, said)
 	}
 	s.workers = append(s.workers, p)
 	return true

@@ -193,7 +193,7 @@ func halfAttaches(w *world, r *rand.Rand) string {
 	w.must(err)
 	sockets, err := filepath.Glob(filepath.Join(w.slicesDir(), "*", "bind", api.AttachSocketName))
 	w.must(err)
-	w.say("%d sockets hear half of something, beside that of %s", len(sockets), shown.ID)
+	w.say("%d sockets get half of a message, and that of %s", len(sockets), shown.ID)
 	var open []net.Conn
 	for _, socket := range sockets {
 		for _, n := range []int{0, 1, 63, 64, 65, 4096} {

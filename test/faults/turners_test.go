@@ -71,7 +71,7 @@ func (w *world) turnersGoOn() {
 		for deadline := time.Now().Add(patience); t.step() < last+2; time.Sleep(5 * time.Millisecond) {
 			w.goesOn()
 			if time.Now().After(deadline) || !alive(t.init.pid) {
-				w.fail("%s goes on no more (alive: %v): %s", t.id, alive(t.init.pid), w.shownTurners())
+				w.fail("%s makes no progress (alive: %v): %s", t.id, alive(t.init.pid), w.shownTurners())
 			}
 		}
 	}

@@ -173,7 +173,7 @@ func (w *world) listed() (all [devices]map[int]uint64) {
 		all[device] = make(map[int]uint64)
 		words := strings.Fields(w.looker.ask("list %d", device))
 		if len(words) == 0 || words[0] != "ok" {
-			w.fail("NVML does not tell who looks on: %q", words)
+			w.fail("NVML does not answer the observer: %q", words)
 		}
 		for _, word := range words[1:] {
 			pid, bytes, _ := strings.Cut(word, ":")

@@ -101,7 +101,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.client = client.New(w.socket())
 	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
 	if said := w.looker.hear(); !strings.HasPrefix(said, "ready ") {
-		w.fail("the one who looks on: %q", said)
+		w.fail("the observer: %q", said)
 	}
 	w.looker.ask("list 0") // creates the cards
 	w.start()

@@ -227,7 +227,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t length)
 		attach_process(&process);
 		fake_now += 2 * RETRY_AFTER;
 	}
-	must(process.attached || process.said, "who is refused is told why");
+	must(process.attached || process.said, "a refused process reports why");
 	if (process.attached) {
 		must(ledger_valid(process.ledger, sizeof(struct ledger)), "the ledger is one");
 		must(process.lane > 0 && process.lane < LEDGER_LANES, "the lane is one");

@@ -82,7 +82,7 @@ func (e *enforcer) register(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, quota := range q.Quotas {
 		if quota.Bytes > 80<<30 {
-			answer(w, 409, api.Errorf(api.CodeQuotaExceeded, "device GPU-1 has 80GiB, and %s were asked for", api.FormatSize(quota.Bytes)))
+			answer(w, 409, api.Errorf(api.CodeQuotaExceeded, "device GPU-1 has 80GiB, less than the requested %s", api.FormatSize(quota.Bytes)))
 			return
 		}
 	}

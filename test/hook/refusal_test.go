@@ -152,8 +152,8 @@ func TestAQuotaThatIsNotThereIsRefusedByTheEnforcersSentence(t *testing.T) {
 		if err == nil {
 			t.Fatal("it was created")
 		}
-		checkSentence(t, out, "device GPU-1 has 80GiB, and 81GiB were asked for")
-		checkLog(t, c, "device GPU-1 has 80GiB, and 81GiB were asked for")
+		checkSentence(t, out, "device GPU-1 has 80GiB, less than the requested 81GiB")
+		checkLog(t, c, "device GPU-1 has 80GiB, less than the requested 81GiB")
 	})
 }
 

@@ -169,7 +169,7 @@ func (o *operator) holdsUsers(all []api.Slice) error {
 			continue
 		}
 		if !strings.HasPrefix(s.ID, fmt.Sprintf("u%d-", hostileUser)) {
-			return fmt.Errorf("there is a session %s, whose user may have none", s.ID)
+			return fmt.Errorf("session %s belongs to a user that may have none", s.ID)
 		}
 		sessions++
 		for _, q := range s.Quotas {
@@ -326,7 +326,7 @@ func (f *follower) follow(ctx context.Context, h *host) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ctx.Err() == nil {
-		f.err = errors.Join(errors.New("it is told no more events"), err)
+		f.err = errors.Join(errors.New("no more events arrive"), err)
 	}
 }
 

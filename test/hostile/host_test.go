@@ -287,7 +287,7 @@ func (a *actor) report(h *host) {
 			h.T.Log(o.Note)
 		}
 		if o.Done < o.AtLeast {
-			h.T.Errorf("%s %s %d times, and should at least %d times: this shows nothing. What kept it from it: %s", a.as, o.Name, o.Done, o.AtLeast, o.Why)
+			h.T.Errorf("%s %s %d times, but at least %d are needed to show anything. The last error: %s", a.as, o.Name, o.Done, o.AtLeast, o.Why)
 		}
 		if o.Harm != "" {
 			h.T.Errorf("%s %s: %s", a.as, o.Name, o.Harm)

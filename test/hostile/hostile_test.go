@@ -77,13 +77,13 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	for what, l := range map[string]*latencies{"register": &op.register, "ps": &op.list, "scrape": &op.scrape} {
 		t.Logf("the operator's %s: %v (promised: %v at p99)", what, l, slowest)
 		if len(l.took) < 100 && *duration >= time.Minute {
-			t.Errorf("the operator's %s was asked %d times, which shows nothing", what, len(l.took))
+			t.Errorf("only %d calls of the operator's %s, which shows nothing", what, len(l.took))
 		}
 		if quick := l.at(5); quick > allowedTime {
 			t.Errorf("the operator's %s takes %v or longer 19 times of 20, want at most %v", what, quick, allowedTime)
 		}
 	}
-	t.Logf("the well-behaved container was looked at %d times, and refused %d times", good.looks, good.refusals)
+	t.Logf("the well-behaved container was checked %d times, and refused %d times", good.looks, good.refusals)
 	cpu := 100 * float64(after.cpu-before.cpu) / float64(took)
 	perMinute := float64(lines) / max(took.Minutes(), 1) // a minute has its bound from its beginning
 	t.Logf("the enforcer: %d MiB resident at most, %.1f%% of a core (promised: %d%%), %d lines in the log beside those of the operator's slices", after.peak>>20, cpu, mostCPU, lines)

@@ -260,7 +260,7 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 			t.Parallel()
 			out := must.Output(start(t, c.dir(t)))(t)
 			if n := strings.Count(out, "gpuslice: "); n != 1 || !strings.Contains(out, c.says) {
-				t.Fatalf("%d messages, one that says %q is expected:\n%s", n, c.says, out)
+				t.Fatalf("%d messages, want one with %q:\n%s", n, c.says, out)
 			}
 		})
 	}

@@ -69,7 +69,7 @@ func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
 		if d.Free == nil {
 			t.Fatal("there is no driver truth")
 		}
-		text = append(text, fmt.Sprintf("%d bytes are given to %d slices and %d are free", d.Quotas, d.Slices, *d.Free))
+		text = append(text, fmt.Sprintf("%d bytes are granted to %d slices and %d are free", d.Quotas, d.Slices, *d.Free))
 	}
 	return strings.Join(text, "; ")
 }

@@ -32,7 +32,7 @@ func main() {
 	flag.IntVar(&o.slices, "slices", 10000, "how many are registered")
 	flag.IntVar(&o.clients, "clients", 64, "how many ask at one time")
 	flag.IntVar(&o.active, "active", 100, "slices with an attached process, for the cost of having them")
-	flag.DurationVar(&o.idle, "idle", 20*time.Second, "how long that is looked at")
+	flag.DurationVar(&o.idle, "idle", 20*time.Second, "how long to measure while idle")
 	flag.StringVar(&o.out, "json", "", "write the figures to this file, too")
 	flag.Parse()
 	if err := measure(&o); err != nil {

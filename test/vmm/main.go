@@ -44,7 +44,7 @@ func run(args []string) (err error) {
 		flags.DurationVar(&c.time, "time", time.Minute, "for how long")
 		flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "of what is random")
 		flags.Uint64Var(&c.within, "within", 0, "bytes that the driver's figure may differ by, where no socket is given: it takes memory for tables of its own")
-		flags.StringVar(&c.socket, "socket", "", "of the enforcer whose session this runs in: its ledger is compared, too")
+		flags.StringVar(&c.socket, "socket", "", "of the enforcer of this session: its ledger is compared, too")
 		do = c.run
 	case "speed":
 		quick := flags.Bool("quick", false, "a tenth of it")

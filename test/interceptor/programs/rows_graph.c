@@ -239,7 +239,7 @@ static void trim_beyond(void)
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
 	charged("at the end", 0);
-	saw("%zu MiB that graphs kept are given to who needs them", bytes / MIB);
+	saw("%zu MiB that graphs kept are released for a larger request", bytes / MIB);
 }
 
 /* Captured, and by the functions of per-thread default streams. */

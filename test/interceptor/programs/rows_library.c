@@ -320,13 +320,13 @@ static void captured_beyond(void)
 	library = library_of(module_text(ARRAY, NULL));
 	pointer = fill_but(ARRAY - 32 * MIB);
 	graph = capture_use(stream, library);
-	OUT_OF_MEMORY("what is asked for next", cuMemAlloc_v2(&more, 64 * MIB));
+	OUT_OF_MEMORY("the next allocation", cuMemAlloc_v2(&more, 64 * MIB));
 	OK(cuGraphDestroy(graph));
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	give_room(pointer);
 	OK(cuStreamDestroy_v2(stream));
 	takes("at the end", 0);
-	saw("a capture is not refused, but what is asked for next");
+	saw("a capture is not refused, but the next allocation");
 }
 
 /* Symbols that a library lacks: an H100 answers with these codes and loads nothing. */

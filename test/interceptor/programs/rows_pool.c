@@ -93,7 +93,7 @@ static void waits_beyond(void)
 	OK(cuMemFree_v2(pointer));
 	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none));
 	charged("freed", 0);
-	saw("%zu MiB that a pool kept are given to who needs them", bytes / MIB);
+	saw("%zu MiB that a pool kept are released for a larger request", bytes / MIB);
 }
 
 static void own_within(void)

@@ -325,7 +325,7 @@ void refused_beyond(const struct kind *kind)
 	expect("half of what is left", kind->make(half, &first), CUDA_SUCCESS);
 	if (room - left() < half)
 		failed("half of what is left: only %zu bytes are charged", room - left());
-	OUT_OF_MEMORY("more beside it than fits", kind->make(most, &second));
+	OUT_OF_MEMORY("more than fits now", kind->make(most, &second));
 	expect("to give it back", kind->drop(first), CUDA_SUCCESS);
 	charged("given back after a refusal", 0);
 	expect("what did not fit", kind->make(most, &second), CUDA_SUCCESS);
