@@ -63,7 +63,7 @@ func TestAProcessMovesItsMemoryItself(t *testing.T) {
 				"FAKECUDA_MEMORY=512M", "FAKECUDA_CONTEXT=64M", "FAKECUDA_VMM_FAULT="+filepath.Join(dir, "fault"))
 			out := must.Output(cmd.CombinedOutput())(t)
 			if name == "own-lent" && !strings.Contains(string(out), "memory used by a multicast object stays on the device") {
-				t.Errorf("no message names the memory that stays:\n%s", out)
+				t.Errorf("no message names the multicast object:\n%s", out)
 			}
 		})
 	}
