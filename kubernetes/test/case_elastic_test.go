@@ -80,7 +80,7 @@ func elasticOrNot(n *node) {
 	}
 	n.Must(n.tryTemplate("not", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{elasticRequest("gpu", "1Gi")}, Config: says(false)}))
 	n.create(n.pod("not", []string{"not"}, container("a", sleep, "not")))
-	n.told("not", "a device for elastic claims, and its configuration does not say elastic")
+	n.told("not", "a device for elastic claims, but its configuration is not elastic")
 	n.Must(n.tryTemplate("is", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "1Gi")}, Config: says(true)}))
 	n.create(n.pod("is", []string{"is"}, container("a", sleep, "is")))
 	n.told("is", "is elastic by its configuration, but device gpu-")
