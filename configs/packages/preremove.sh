@@ -28,7 +28,7 @@ if has_systemctl && [ "$1" = 0 ]; then
 	systemctl disable "$leases" "$unit" >/dev/null 2>&1 || true
 fi
 if alive; then
-	say "slices are in use: what runs in them goes on within its quota, and gets no new process onto a GPU"
+	say "slices are in use: their running processes keep the quota, and new ones get no GPU memory"
 fi
 gpuslice_remove "$libdir" >&2
 exit 0
