@@ -141,7 +141,7 @@ func renewCommand() *cli.Command {
 		ArgsUsage: "ID DURATION",
 		Description: `ID may be the beginning of a slice's or a container's id, or a name. DURATION is one such as 90s, 30m, 12h or 7d, or
 never, or 0, for no end.
-A slice whose time is over is not renewed.
+An expired slice is not renewed.
 
    gpuslice renew 3f2a91c0d5e8 1h
    gpuslice renew 3f2a91c0d5e8 never`,

@@ -27,7 +27,7 @@ func eventsCommand() *cli.Command {
 		ArgsUsage: "[SLICE|POOL]",
 		Description: `SLICE may be the beginning of a slice's or a container's id, or a name. POOL is a pool's name: its own events are shown, and
 what its limit refused. Without either all are shown. The enforcer keeps 4096 events since it was
-started; then whoever has most of them loses the oldest for each new one.
+started; then each new one replaces the oldest of the container, user or operator with most events.
 
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8

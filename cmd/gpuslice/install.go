@@ -19,8 +19,8 @@ import (
 
 const installDescription = `The engines are docker, containerd (for Kubernetes), crio and podman; all means those that are
 on this machine. A drop-in is written where the engine has them; else its file is edited, and
-everything that is in it stays. The engine's default runtime lends its settings. Nothing is restarted: what
-is to be is said.
+everything that is in it stays. The engine's default runtime lends its settings. The command restarts no engine,
+but says which to restart.
 
    gpuslice install docker --dry-run
    gpuslice install docker --set-as-default
@@ -30,8 +30,8 @@ is to be is said.
 
 A second time there is nothing to do. An engine's configuration that is not understood stays as it was.`
 
-const uninstallDescription = `What gpuslice install changed is as it was before. If a file was edited since, only the runtime gpuslice is
-taken out of it. An entry that somebody else made stays.
+const uninstallDescription = `Undoes the changes of gpuslice install. If a file was edited since, only the runtime gpuslice is
+taken out of it. Entries that gpuslice did not make stay.
 
    gpuslice uninstall containerd --dry-run
    gpuslice uninstall all`

@@ -27,7 +27,7 @@ func leaseCommand() *cli.Command {
 		Name:  "lease",
 		Usage: "a slice of a GPU for a time, without a GPU device, a driver or CUDA",
 		Description: `A lease is a slice in which a broker works for its clients: they allocate memory, load modules and
-launch kernels over a socket. It ends when it is dropped, or when its time is over; its memory is free then.
+launch kernels over a socket. It ends when it is dropped, or when it expires; its memory is free then.
 
    gpuslice lease acquire --vram 7G --ttl 2h
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h
@@ -36,7 +36,7 @@ launch kernels over a socket. It ends when it is dropped, or when its time is ov
    gpuslice lease --address tls:gpu1.example.org:9837 \
       --certificate me.pem --key me.key --ca ca.pem list
 
-Root is not needed: the operator says who may have how much, as for ` + "`gpuslice run`" + `.`,
+Root is not needed: the operator sets each user's limit, as for ` + "`gpuslice run`" + `.`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "address", EnvVars: []string{"GPUSLICE_LEASE_ADDRESS"}, Usage: "use the lease service of another machine, at tls:HOST:PORT, as the user that the certificate names"},
 			&cli.StringFlag{Name: "certificate", EnvVars: []string{"GPUSLICE_LEASE_CERTIFICATE"}, Usage: "with --address: the client's certificate, a PEM `FILE`", TakesFile: true},
@@ -146,7 +146,7 @@ func leaseRenewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "extend or shorten a lease's time",
 		ArgsUsage: "LEASE DURATION",
-		Description: `DURATION is one such as 90s, 30m, 12h or 7d. A lease whose time is over is not renewed.
+		Description: `DURATION is one such as 90s, 30m, 12h or 7d. An expired lease is not renewed.
 
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h`,
 		Flags:        []cli.Flag{leaseJSONFlag()},

@@ -36,9 +36,8 @@ are listed by UUID in CUDA_VISIBLE_DEVICES. If that is set already, its order is
 index is that of nvidia-smi and ` + "`gpuslice devices`" + `. A command that sets CUDA_VISIBLE_DEVICES itself sees what it
 lists; on a device without a quota it is given nothing.
 
-With --join the command becomes part of a session that runs already and draws on its quota. Who shows the session's
-token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. (A session
-of an enforcer in this process has none: nobody can join it.) A number is that of an open descriptor. The command sees the devices that the
+With --join the command joins a running session and shares its quota. That needs the session's token: GPUSLICE_TOKEN_FILE
+names the file in the session, which only its user can read. (A session of an enforcer in this process has none and cannot be joined.) A number is that of an open descriptor. The command sees the devices that the
 session has quotas on; of those, the ones that its own CUDA_VISIBLE_DEVICES lists, if it is set. The session ends with its own command. Here
 the last line is typed beside the session, in another terminal:
 
@@ -53,8 +52,8 @@ those who wait is not kept.
    gpuslice run --vram 60G --wait 2h -- python train.py
    gpuslice run --vram 60G --wait forever -- python train.py
 
-When its time is over (--ttl) nothing more is given, and its processes are sent SIGTERM, and those that are
-left SIGKILL. ` + "`gpuslice renew`" + ` gives it more.
+When the command expires (--ttl), it gets no more memory, and its processes get SIGTERM, and later SIGKILL.
+` + "`gpuslice renew`" + ` extends the time.
 
 The exit code is the command's, or 128 + n if signal n killed it; 127 if there is no such
 command, 126 if it cannot be run, 125 if gpuslice failed.`

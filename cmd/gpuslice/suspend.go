@@ -16,8 +16,8 @@ import (
 func suspendCommand() *cli.Command {
 	return moveCommand("suspend", (*client.Client).Suspend, "move what a slice holds on its devices to host memory",
 		`ID may be the beginning of a slice's or a container's id, or a name. The memory of all processes of a slice is moved, or,
-with an error, of none. They go on, but their calls of CUDA wait until the slice is resumed. Other slices may use the
-room meanwhile. An elastic slice then stays in host memory. This needs driver 570 or newer, and as much host memory.
+with an error, of none. The processes continue, but their calls of CUDA wait until the slice is resumed. Until then other
+slices may use the room. An elastic slice then stays in host memory. This needs driver 570 or newer, and as much host memory.
 
    gpuslice suspend 3f2a91c0d5e8`)
 }
