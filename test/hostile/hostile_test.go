@@ -77,7 +77,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 	for what, l := range map[string]*latencies{"register": &op.register, "ps": &op.list, "scrape": &op.scrape} {
 		t.Logf("the operator's %s: %v (promised: %v at p99)", what, l, slowest)
 		if len(l.took) < 100 && *duration >= time.Minute {
-			t.Errorf("only %d calls of the operator's %s, which shows nothing", what, len(l.took))
+			t.Errorf("the operator's %s was called only %d times, which shows nothing", what, len(l.took))
 		}
 		if quick := l.at(5); quick > allowedTime {
 			t.Errorf("the operator's %s takes %v or longer 19 times of 20, want at most %v", what, quick, allowedTime)
