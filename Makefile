@@ -170,6 +170,10 @@ test-sanitizers: test-programs ## Race the interceptor under the sanitizers of t
 demo: $(DEMO) ## Run a container with 4 GiB of VRAM and check each promise
 	$(QUIET)RUNC='$(RUNC)' test/demo/demo.sh
 
+.PHONY: playground
+playground: $(DEMO) ## Run gpusliced with two simulated cards and four slices, to try commands on, until Ctrl-C
+	$(QUIET)test/playground/playground.sh
+
 .PHONY: bench
 bench: test-programs ## Measure what the interceptor costs (BENCH_FLAGS=--quick: in a minute)
 	$(QUIET)test/bench/bench.py $(BENCH_FLAGS)

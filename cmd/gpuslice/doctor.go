@@ -57,6 +57,7 @@ skipped for other users, and says so; sudo gpuslice doctor makes them all.
 				Env:            os.Getenv,
 				Config:         configuration,
 				Socket:         asked,
+				Named:          c.IsSet("socket"),
 				Sessions:       forUsers,
 				Enforcer:       client.New(asked),
 				Devices:        nvmlDevices,

@@ -6,6 +6,7 @@
 //	```console cluster    kubernetes/test, in a cluster of one node
 //	```console engines    test/engines, by each engine that it names
 //	```console host       test/e2e, on a host of the simulated driver
+//	```console playground test/e2e, beside `make playground`
 //	```console newcomer   test/newcomer.sh, on a Debian and an Ubuntu of its own
 //	```console unrun: WHY no test runs it
 //
@@ -22,7 +23,7 @@ import (
 )
 
 // Marks are the words allowed after "console".
-var Marks = []string{"bare", "cluster", "engines", "host", "newcomer", "unrun"}
+var Marks = []string{"bare", "cluster", "engines", "host", "newcomer", "playground", "unrun"}
 
 // Block is one fence, or a command outside of one.
 type Block struct {

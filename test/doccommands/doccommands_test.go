@@ -71,7 +71,7 @@ func TestANewcomerTypesEachCommandThatCanRun(t *testing.T) {
 			continue
 		}
 		switch b.Mark {
-		case "cluster", "unrun":
+		case "cluster", "playground", "unrun":
 			want = append(want, b.String()+" why")
 		default:
 			for _, c := range b.Commands {

@@ -28,6 +28,8 @@ function flush() {
 		why = ($0 ~ /: /) ? substr($0, index($0, ": ") + 2) : ""
 		if (kind == "cluster") {
 			why = "it needs a cluster"
+		} else if (kind == "playground") {
+			why = "it needs a playground in another terminal"
 		}
 		if (why != "") {
 			print FILENAME ":" fence "\t" kind "\twhy\t" why

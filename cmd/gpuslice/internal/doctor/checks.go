@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -48,6 +49,13 @@ func (h Host) driver(add adder) {
 	}
 	add("driver", Fail, "libcuda.so.1 is not in the loader's directories",
 		"install the NVIDIA driver, or run `sudo ldconfig` if it is there")
+}
+
+// simulated reports whether the enforcer's devices are those of the simulated driver (test/fakecuda), which says so in their names.
+func (h Host) simulated(ctx context.Context) bool {
+	devices, err := h.Enforcer.Devices(ctx)
+	isReal := func(d api.Device) bool { return !strings.HasSuffix(d.Name, "(simulated)") }
+	return err == nil && len(devices) > 0 && !slices.ContainsFunc(devices, isReal)
 }
 
 // kernelModule returns the version from "NVRM version: NVIDIA UNIX … Kernel Module  580.65.06  …".

@@ -47,6 +47,7 @@ type Host struct {
 	Env      func(name string) string
 	Config   string // configuration file of gpusliced
 	Socket   string
+	Named    bool // the caller names Socket, which may be another enforcer's than Config's
 	Sessions bool // Socket is the users' socket, which shows sessions only
 	Enforcer Enforcer
 	// Devices reads the devices without the enforcer.
@@ -83,8 +84,13 @@ func (h Host) Check(ctx context.Context) []Finding {
 		findings = append(findings, Finding{Check: check, Level: level, Message: message, Do: do})
 	}
 	info, infoErr := h.Enforcer.Info(ctx)
+	playground := h.Named && h.simulated(ctx)
 
-	h.driver(add)
+	if playground {
+		add("driver", OK, "simulated: this is a playground, without a GPU and without containers; runtimes and engines are not checked", "")
+	} else {
+		h.driver(add)
+	}
 	h.config(add)
 	h.enforcer(add, info, infoErr)
 	told := infoErr == nil && !h.Sessions
@@ -96,8 +102,10 @@ func (h Host) Check(ctx context.Context) []Finding {
 		add("enforce", Skip, h.Socket+" is the session socket: only the control socket reports the enforcer's health, what is granted of the devices, and what enforces it", "")
 	}
 	h.cgroup(add)
-	h.runtimes(ctx, add)
-	h.engines(add)
+	if !playground {
+		h.runtimes(ctx, add)
+		h.engines(add)
+	}
 	h.programs(add)
 	h.library(add)
 	h.preload(add)

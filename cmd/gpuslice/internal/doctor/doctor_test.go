@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -26,6 +27,7 @@ type fakeEnforcer struct {
 	info   api.Info
 	health api.Health
 	err    error
+	card   string // "" for an H100
 }
 
 func (f fakeEnforcer) Health(context.Context) (api.Health, error) { return f.health, f.err }
@@ -33,7 +35,7 @@ func (f fakeEnforcer) Health(context.Context) (api.Health, error) { return f.hea
 func (f fakeEnforcer) Info(context.Context) (api.Info, error) { return f.info, f.err }
 func (f fakeEnforcer) Devices(context.Context) ([]api.Device, error) {
 	free := uint64(30 << 30)
-	return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30, Quotas: 50 << 30, Free: &free}}, f.err
+	return []api.Device{{UUID: "GPU-1", Name: cmp.Or(f.card, "H100"), Total: 80 << 30, Quotas: 50 << 30, Free: &free}}, f.err
 }
 
 func unwell(c api.Check) fakeEnforcer {
@@ -105,6 +107,30 @@ func TestHealthyHostHasNothingToDo(t *testing.T) {
 		if f.Level != OK || f.Do != "" {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+func TestAPlaygroundNeedsNeitherADriverNorARuntime(t *testing.T) {
+	h := healthy(t)
+	h.Named, h.Enforcer = true, fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}, card: "H100 (simulated)"}
+	h.LookPath = func(string) (string, error) { return "", exec.ErrNotFound }
+	h.Engines = func() []Engine { return []Engine{{Name: "docker"}} }
+	if err := os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	findings := h.Check(context.Background())
+	driver := find(findings, "driver")
+	if len(driver) != 1 || !strings.Contains(driver[0].Message, "this is a playground") {
+		t.Errorf("%+v", driver)
+	}
+	for _, f := range findings {
+		if f.Level != OK && f.Check != "library" {
+			t.Errorf("%+v", f)
+		}
+	}
+	h.Named = false // a simulated driver in the place of the host's own
+	if !Failed(h.Check(context.Background())) {
+		t.Error("a host without a driver and a runtime is ready")
 	}
 }
 
