@@ -252,6 +252,11 @@ wheel: ## Make the wheel of the client of leases in Python in bin/python/
 	$(QUIET)rm -rf $(BIN)/python
 	$(QUIET)python3 -B lease/python/make_wheel.py $(BIN)/python '$(VERSION)'
 
+# What cannot be made here is listed, and fails only what RELEASE asks for.
+.PHONY: release
+release: build $(if $(findstring dra,$(or $(RELEASE),dra)),kubernetes) ## Make a release in bin/release/ (RELEASE='packages-amd64 chart' for these parts; OUT=DIR)
+	$(QUIET)GO='$(GO)' VERSION='$(VERSION)' DATE='$(DATE)' configs/release/build.sh $(RELEASE)
+
 .PHONY: clean
 clean: ## Remove what build made
 	rm -rf $(BIN)

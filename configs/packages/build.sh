@@ -5,37 +5,16 @@
 # Makefile's; what it builds for this machine is used, and for another is compiled here. Nothing but nfpm is needed,
 # which Go fetches.
 #
-# With OUT the packages go there. With BIN, for one ARCH, the programs and the library are taken from there.
+# With OUT the packages go there, and NFPM is a command to use in the place of nfpm. With BIN, for one ARCH, the programs and the library are taken from there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${VERSION:?}" "${DATE:?}" "${GO:?}"
 . test/versions
-nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@$nfpm
+read -ra nfpm <<<"${NFPM:-$GO run github.com/goreleaser/nfpm/v2/cmd/nfpm@$nfpm}"
 out=${OUT:-bin/packages}
 own=$("$GO" env GOHOSTARCH)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-# compile ARCH: everything that is installed, into .cache/packages/ARCH.
-compile() {
-	local cc
-	case $1 in
-	arm64) cc=aarch64-linux-gnu-gcc ;;
-	amd64) cc=x86_64-linux-gnu-gcc ;;
-	*) echo "packages: $1 is not known: amd64 and arm64 are" >&2 && return 1 ;;
-	esac
-	command -v "$cc" >/dev/null || {
-		echo "packages: no $cc, which packages for $1 need: test/deps.sh --ci" >&2
-		return 1
-	}
-	local to=.cache/packages/$1 program programs=()
-	for program in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
-		programs+=("$to/$program")
-	done
-	# By the Makefile's own rules; none of the flags of a make that this may be a part of.
-	env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL GOARCH="$1" CC="$cc" make --no-print-directory BIN="$to" INTERCEPTOR="$to/libgpuslice.so" \
-		VERSION="$VERSION" GO="$GO" "${programs[@]}" "$to/libgpuslice.so"
-}
 
 # glibc FILE…: the newest glibc that a program asks for.
 glibc() {
@@ -63,7 +42,7 @@ export SOURCE_DATE_EPOCH
 for arch; do
 	bin=${BIN:-bin}
 	if [ -z "${BIN:-}" ] && [ "$arch" != "$own" ]; then
-		compile "$arch"
+		configs/packages/compile.sh "$arch" gpuslice{,d,-leased,-broker,-hook,-runtime} containerd-shim-gpuslice-v1 libgpuslice.so
 		bin=.cache/packages/$arch
 	fi
 	stage=$work/$arch
@@ -78,7 +57,7 @@ for arch; do
 	sed -e "s|@ARCH@|$arch|; s|@VERSION@|$VERSION|; s|@DATE@|$DATE|; s|@GLIBC@|$needs|g; s|@STAGE@|$stage|; s|@SCRIPTS@|$work/scripts|" \
 		configs/packages/nfpm.yaml >"$work/nfpm.yaml"
 	for kind in deb rpm; do
-		"$GO" run "$nfpm" package --config "$work/nfpm.yaml" --packager "$kind" --target "$work/new.$kind" >"$work/said" 2>&1 || {
+		"${nfpm[@]}" package --config "$work/nfpm.yaml" --packager "$kind" --target "$work/new.$kind" >"$work/said" 2>&1 || {
 			cat "$work/said" >&2
 			exit 1
 		}

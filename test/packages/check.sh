@@ -35,12 +35,10 @@ version=$(test/version.sh)
 mkdir "$work/older" "$work/test"
 ln -s "$here"/bin/{gpuslice,gpusliced,gpuslice-hook,gpuslice-runtime,gpuslice-broker,gpuslice-leased,containerd-shim-gpuslice-v1} "$work/older/"
 strip -g -o "$work/older/libgpuslice.so" bin/libgpuslice.so
-pack() { # VERSION BIN
-	VERSION=$1 BIN=$2 DATE=2026-01-01 GO=$go OUT=$work/test configs/packages/build.sh "$arch" >/dev/null
-}
-make --no-print-directory -s share
-pack 0.0.1 "$work/older"
-pack 0.0.2 bin
+VERSION=0.0.1 BIN=$work/older DATE=2026-01-01 GO=$go OUT=$work/test configs/packages/build.sh "$arch" >/dev/null
+release=("packages-amd64" "packages-arm64" "image-gpuslice-dra-$arch" chart wheel sbom)
+make --no-print-directory -s release GO="$go" VERSION="$version" DATE=2026-01-01 OUT="$work/release" RELEASE="${release[*]}" >/dev/null
+ln "$work/release/gpuslice_${version}_$arch".{deb,rpm} "$work/test/"
 cc -o "$work/test/asker" test/e2e/programs/asker.c -ldl
 cp -r bin/fakecuda test/packages/inside.sh test/packages/systemctl "$work/test/"
 
@@ -59,17 +57,17 @@ check() { # NAME COMMAND…
 		failed=$((failed + 1))
 	fi
 }
-deb=$work/test/gpuslice_0.0.2_$arch.deb rpm=$work/test/gpuslice_0.0.2_$arch.rpm
+deb=$work/release/gpuslice_${version}_$arch.deb rpm=$work/release/gpuslice_${version}_$arch.rpm
 
 # The functions are chains of "&&", since `check` uses their result and -e has no effect in them.
 
 # For arm64: compiled, and its programs run.
 for_arm64() {
 	local file said debian redhat
-	VERSION=$version DATE=2026-01-01 GO=$go OUT=$work/arm64 configs/packages/build.sh arm64 &&
-		debian=$(dpkg-deb -f "$work"/arm64/*.deb Architecture) && redhat=$(rpm -qp --qf '%{ARCH}' "$work"/arm64/*.rpm) &&
+	mkdir -p "$work/arm64" &&
+		debian=$(dpkg-deb -f "$work"/release/*_arm64.deb Architecture) && redhat=$(rpm -qp --qf '%{ARCH}' "$work"/release/*_arm64.rpm) &&
 		[ "$debian $redhat" = "arm64 aarch64" ] &&
-		dpkg-deb -x "$work"/arm64/*.deb "$work/arm64/root" || return 1
+		dpkg-deb -x "$work"/release/*_arm64.deb "$work/arm64/root" || return 1
 	for file in "$work"/arm64/root/usr/bin/* "$work"/arm64/root/usr/lib/gpuslice/packaged/libgpuslice.so; do
 		readelf -h "$file" | grep -q 'Machine: *AArch64' || return 1
 	done
@@ -85,7 +83,7 @@ dependencies() {
 	# shellcheck disable=SC2016 # the format is dpkg's
 	needs=$(dpkg-deb -f "$deb" Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p') &&
 		[ -n "$needs" ] && rpm -qp --requires "$rpm" | grep -xF "libc.so.6(GLIBC_$needs)(64bit)" &&
-		said=$(dpkg-deb --show --showformat='${Architecture} ${Version}' "$deb") && [ "$said" = "$arch 0.0.2" ]
+		said=$(dpkg-deb --show --showformat='${Architecture} ${Version}' "$deb") && [ "$said" = "$arch ${version/-/\~}" ]
 }
 config_is_config() {
 	local files
@@ -96,9 +94,29 @@ no_other_prefix() {
 	dpkg-deb -x "$deb" "$work/files" && gunzip -r "$work/files/usr/share/man" && ! grep -rIn /usr/local "$work/files" --exclude=copyright
 }
 reproducible() {
-	VERSION=0.0.2 BIN=bin DATE=2026-01-01 GO=$go OUT=$work/again configs/packages/build.sh "$arch" &&
+	VERSION=$version BIN=bin DATE=2026-01-01 GO=$go OUT=$work/again configs/packages/build.sh "$arch" &&
 		cmp "$deb" "$work/again/${deb##*/}" && cmp "$rpm" "$work/again/${rpm##*/}"
 }
+complete() {
+	(cd "$work/release" && sha256sum --check --quiet SHA256SUMS) && grep -q '^### ' "$work/release/RELEASE-NOTES.md" &&
+		tar -xOf "$work/release/gpuslice-chart-$version.tgz" gpuslice/Chart.yaml | grep -x "version: $version"
+}
+materials() { # each program with all of its modules, and a licence for each
+	local program said
+	for program in gpuslice-hook gpuslice-dra; do
+		"$go" version -m "bin/$program" | awk '$1 == "dep" && $2 !~ "^github.com/gpuslice/" { print "pkg:golang/" $2 "@" $3 }' >"$work/modules" && [ -s "$work/modules" ] || return 1
+		while IFS= read -r module; do grep -qF "\"$module\"" "$work/release/gpuslice_$version.cdx.json" || return 1; done <"$work/modules"
+	done
+	said=$(SOURCE_DATE_EPOCH=0 configs/release/sbom.py "$go" "$version" "$arch="bin/{gpusliced,gpuslice-dra,gpuslice-broker} 2>&1 >/dev/null) && [ -z "$said" ]
+}
+image() { # its layer has the program
+	mkdir "$work/image" && tar -xf "$work/release/gpuslice-dra-image_${version}_$arch.oci.tar" -C "$work/image" &&
+		(cd "$work/image/blobs/sha256" && for blob in *; do echo "$blob  $blob"; done | sha256sum --check --quiet) &&
+		layer=$(find "$work/image/blobs" -size +1M) && tar -xzOf "$layer" gpuslice-dra | cmp - bin/gpuslice-dra
+}
+check "the release is complete" complete
+check "its bill of materials names all modules, with licences" materials
+check "its image has the driver for Kubernetes" image
 check "both have the same files" same_files
 check "what they depend on" dependencies
 check "the configuration is a configuration file" config_is_config
@@ -110,7 +128,7 @@ check "made again they are the same, byte for byte" reproducible
 
 for kind in deb rpm; do
 	echo "== $kind"
-	debian_run "$base" "$work" "$kind" "$arch" "${work##*.}"
+	debian_run "$base" "$work" "$kind" "$arch" "${work##*.}" "$version"
 	passed=$((passed + p)) failed=$((failed + f))
 done
 left() {

@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# inside.sh deb|rpm ARCH TAG: runs as the first process of check.sh's temporary Debian. The last line is "N passed, N failed".
+# inside.sh deb|rpm ARCH TAG SECOND: runs as the first process of check.sh's temporary Debian. The last line is
+# "N passed, N failed".
 # shellcheck disable=SC2317,SC2329 # functions are called by ok
 set -uo pipefail
-kind=$1 arch=$2 container=gpuslice-packages-$3
+kind=$1 arch=$2 container=gpuslice-packages-$3 second=$4
 passed=0 failed=0
 ok() { # NAME COMMAND…
 	local name=$1
@@ -151,7 +152,7 @@ begin_slices || fatal "no slices" /tmp/container.log "$io"/*.out
 ok "a container and a session hold 1 GiB each" until_true in_ps
 echo '# edited' >>/etc/gpuslice/config.toml
 daemon=$(cat /run/gpusliced.pid) || fatal "no daemon"
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not upgraded" /tmp/said
+install_ "$second" >/tmp/said 2>&1 || fatal "not upgraded" /tmp/said
 is_another() {
 	local pid
 	pid=$(cat /run/gpusliced.pid) && [ "$pid" != "$daemon" ]
@@ -159,7 +160,7 @@ is_another() {
 ok "upgraded: the daemon is another" is_another
 ok "upgraded: the slices go on" until_true in_ps
 ok "upgraded: an edited configuration stays" grep -qx '# edited' /etc/gpuslice/config.toml
-ok "upgraded: new ones get the new library" library_is_of 0.0.2
+ok "upgraded: new ones get the new library" library_is_of "$second"
 ok "upgraded: the old library stays for the old ones" test -s "$older"
 go_on
 ok "a process in the container gets what fits, and no more" says container "refused 3"
@@ -167,8 +168,8 @@ ok "so does one in the session, and one that is started later" says session $'re
 later() { runtime exec "$container" /test/asker "$GiB" "$GiB" 5 </dev/null >"$io/later.out" && says later "refused 3"; }
 ok "so does one that is started in the container later" later
 ok "the slices end" end_slices
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed again" /tmp/said
-ok "installed again: the library is there" library_is_of 0.0.2
+install_ "$second" >/tmp/said 2>&1 || fatal "not installed again" /tmp/said
+ok "installed again: the library is there" library_is_of "$second"
 ok "installed again: the old, unused library is gone" test ! -e "$older"
 
 # --- removed while slices are in use ---------------------------------------------------------------------
@@ -208,7 +209,7 @@ runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # its hook is 
 # --- installed again, and purged ---------------------------------------------------------------------------
 
 [ "$kind" = deb ] || mv /etc/gpuslice/config.toml.rpmsave /tmp/
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed after it was removed" /tmp/said
+install_ "$second" >/tmp/said 2>&1 || fatal "not installed after it was removed" /tmp/said
 ok "installed after a removal: the daemon runs" is_served
 ok "no slice is left" until_true no_slices
 case $kind in
