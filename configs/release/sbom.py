@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.parse
 
 OURS = "github.com/gpuslice/gpuslice"
 # Words that only the text of that licence has.
@@ -30,6 +31,10 @@ LICENCES = {
 
 def output(*words):
     return subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+def url(path, version):
+    return f"pkg:golang/{path}@{urllib.parse.quote(version)}"
 
 
 def licences(directory):
@@ -55,7 +60,7 @@ def licensed(component, names):
 def module(cache, path, version, checksum):
     reference = f"pkg:golang/{path}@{version}"
     escaped = re.sub("[A-Z]", lambda upper: "!" + upper[0].lower(), f"{path}@{version}")
-    component = {"type": "library", "bom-ref": reference, "name": path, "version": version, "purl": reference}
+    component = {"type": "library", "bom-ref": reference, "name": path, "version": version, "purl": url(path, version)}
     if checksum.startswith("h1:"):  # the sum that go.sum has: of all files, not of an archive
         component["properties"] = [{"name": "go.sum", "value": checksum}]
     return licensed(component, licences(os.path.join(cache, escaped)))
@@ -71,7 +76,7 @@ def main(go, version, *files):
     modules, programs, depends = {}, [], {}
     for arch, path in sorted({tuple(word.split("=", 1)) for word in files}):
         name = os.path.basename(path)
-        reference = f"pkg:golang/{OURS}@{version}?goarch={arch}#cmd/{name}"
+        reference = f"{url(OURS, version)}?goarch={arch}#cmd/{name}"
         program = {"type": "application", "bom-ref": reference, "name": name, "version": version, "purl": reference,
                    "hashes": digest(path), "properties": [{"name": "GOARCH", "value": arch}]}
         if name.endswith(".so"):  # in C, and of nothing but the C library
@@ -96,7 +101,7 @@ def main(go, version, *files):
             modules[standard["bom-ref"]] = licensed(standard, ["BSD-3-Clause"])
         depends[program["bom-ref"]] = sorted(needs)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
-    whole = f"pkg:golang/{OURS}@{version}"
+    whole = url(OURS, version)
     print(json.dumps({
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
         "metadata": {"timestamp": created, "component": licensed(
