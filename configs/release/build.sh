@@ -29,6 +29,7 @@ if [ -z "${OUT:-}" ] && git rev-parse --git-dir >/dev/null 2>&1; then
 	changes=$(git status --porcelain)
 	[ -z "$changes" ] || fail "the working tree has changes, which no tag would have: commit or stash them"
 fi
+command -v python3 >/dev/null || fail "python3 is not installed: sudo apt-get install python3"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 [ -n "${OUT:-}" ] || rm -rf bin/release
