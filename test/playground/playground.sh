@@ -75,15 +75,15 @@ CONFIG
 FAKECUDA_DEVICES=2 setsid gpusliced --config "$work/config.toml" {lock}<&- 2>"$work/log" &
 daemon=$!
 
-# until_true COMMAND…: try it again, for 30 seconds.
+# until_true COMMAND…: try it again, for two minutes.
 until_true() {
 	local i
-	for ((i = 0; i < 300; i++)); do
+	for ((i = 0; i < 1200; i++)); do
 		! "$@" >/dev/null 2>&1 || return 0
 		kill -0 "$daemon" 2>/dev/null || failed "gpusliced has ended"
 		sleep 0.1
 	done
-	failed "after 30 s this still fails: $*"
+	failed "after two minutes this still fails: $*"
 }
 until_true gpuslice ps
 
