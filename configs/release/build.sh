@@ -114,10 +114,14 @@ for part in "${parts[@]}"; do
 	esac
 done
 
-# The section of this version, or what is not released yet for a version that no tag has.
-section=$VERSION
-[[ $VERSION != *+g* && $VERSION != *-dev ]] || section=Unreleased
-awk -v section="$section" '/^## / { inside = $2 == section || $2 == "[" section "]" } inside' CHANGELOG.md >"$out/RELEASE-NOTES.md"
+# The section of this version, or of what is not released for a version that no tag has. Its links are to the files of that commit.
+case $VERSION in
+*+g*) section=Unreleased ref=${VERSION##*+g} ;;
+*-dev) section=Unreleased ref=main ;;
+*) section=$VERSION ref=v$VERSION ;;
+esac
+awk -v section="$section" '/^## / { inside = $2 == section || $2 == "[" section "]" } inside' CHANGELOG.md |
+	sed -E "s|\]\(([^):]+)\)|](https://github.com/gpuslice/gpuslice/blob/$ref/\1)|g" >"$out/RELEASE-NOTES.md"
 [ -s "$out/RELEASE-NOTES.md" ] || fail "CHANGELOG.md has no section \"## $section\""
 if [ -s "$work/missing" ]; then
 	{ printf '\n## Not among these files\n\n' && cat "$work/missing"; } >>"$out/RELEASE-NOTES.md"

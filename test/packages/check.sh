@@ -99,6 +99,7 @@ reproducible() {
 }
 complete() {
 	(cd "$work/release" && sha256sum --check --quiet SHA256SUMS) && grep -q '^### ' "$work/release/RELEASE-NOTES.md" &&
+		! grep '](docs/' "$work/release/RELEASE-NOTES.md" &&
 		tar -xOf "$work/release/gpuslice-chart-$version.tgz" gpuslice/Chart.yaml | grep -x "version: $version"
 }
 materials() { # each program with all of its modules, and a licence for each
