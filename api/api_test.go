@@ -3,9 +3,11 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -69,9 +71,7 @@ func TestABadRequestIsRefusedWithAReason(t *testing.T) {
 func TestAnErrorIsTheSameOnBothSides(t *testing.T) {
 	sent := fmt.Errorf("register: %w", &Error{Code: CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1})
 	var e *Error
-	if !errors.As(sent, &e) {
-		t.Fatal("not an Error")
-	}
+	must.True(t, errors.As(sent, &e), "not an Error")
 	b := must.Get(json.Marshal(e))(t)
 	var received Error
 	if err := json.Unmarshal(b, &received); err != nil || received != *e {
@@ -137,3 +137,130 @@ func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
 		t.Error("what is no name was accepted")
 	}
 }
+
+func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
+	long := strings.Repeat("é", 400)
+	for given, want := range map[string]string{
+		"train":                     "train",
+		"registry/a:1@x":            "registry/a:1@x",
+		"名":                         "名",
+		"a\x1b[2J\nb":               `a\x1b[2J\nb`,
+		"\u009b31m\u202e\xff":       `\u009b31m\u202e\xff`,
+		`a\b"c'`:                    `a\b"c'`,
+		long:                        long[:252] + "…",
+		strings.Repeat("\x00", 300): strings.Repeat(`\x00`, 63) + `\…`,
+		strings.Repeat("x", 256):    strings.Repeat("x", 256),
+	} {
+		got := Names{Name: given, Pod: given, Namespace: given, Image: given}.Bounded()
+		if got != (Names{want, want, want, want}) || len(got.Name) > MaxName {
+			t.Errorf("%.20q became %q, want %q", given, got.Name, want)
+		}
+		expect.NoError(t, got.checkNames(), got)
+	}
+}
+
+func TestNamesThatCouldNotBeShownAreRefused(t *testing.T) {
+	for _, text := range []string{"a\nb", "\x1b[2J", "\u009b", "\xff", strings.Repeat("x", MaxName+1)} {
+		for _, n := range []Names{{Name: text}, {Pod: text}, {Namespace: text}, {Image: text}} {
+			r := RegisterRequest{ID: "a", PID: 1, Quotas: []Quota{{Device: AllDevices, Bytes: 1}}, Names: n}
+			if err := r.Validate(); err == nil || strings.ContainsAny(err.Error(), "\n\x1b\u009b") {
+				t.Errorf("%q: %v", n, err)
+			}
+		}
+	}
+}
+
+func TestATokenIsNotPrinted(t *testing.T) {
+	secret := strings.Repeat("5a", 32)
+	token := Token(secret)
+	var log bytes.Buffer
+	for _, l := range []*slog.Logger{slog.New(slog.NewTextHandler(&log, nil)), slog.New(slog.NewJSONHandler(&log, nil))} {
+		l.Info("shown", "token", token, "in", []any{token})
+	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
+		fmt.Fprintf(&log, verb, token)
+		fmt.Fprintf(&log, verb, struct{ T Token }{token})
+	}
+	// The JSON of a structure contains the token: programs need it in the request.
+	text := strings.ReplaceAll(log.String(), `"in":["`+secret+`"]`, "")
+	expect.True(t, !strings.Contains(text, secret), "it is in", text)
+	expect.Equal(t, string(must.Get(json.Marshal(token))(t)), `"`+secret+`"`)
+}
+
+func TestATokensFileIsReadAsItWasWritten(t *testing.T) {
+	secret := bytes.Repeat([]byte{0xa5}, 32)
+	text := FormatTokenFile("u1-run", secret)
+	id, token, err := ParseTokenFile(text)
+	if b, ok := token.Bytes(); err != nil || id != "u1-run" || !ok || !bytes.Equal(b, secret) || len(text) > MaxTokenFile {
+		t.Errorf("%q, %v", id, err)
+	}
+	for _, wrong := range []string{"", "\n", "u1-run", "u1-run ", text + "x", "a/b " + string(token), " " + string(token), "u1-run " + string(token[1:]), "u1-run " + string(token) + "00"} {
+		if _, _, err := ParseTokenFile(wrong); err == nil || strings.Contains(err.Error(), string(token[1:])) {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+}
+
+func TestAUsersSessionHasAnIDThatBeginsWithTheUser(t *testing.T) {
+	for _, c := range []struct {
+		uid        uint32
+		name, want string
+	}{
+		{5001, "train", "u5001-train"},
+		{5001, "u5001-train", "u5001-train"},
+		{5001, "u500-train", "u5001-u500-train"}, // of another user
+		{0, "run-1", "u0-run-1"},
+		{1<<32 - 1, "a", "u4294967295-a"},
+	} {
+		expect.Equal(t, UserSessionID(c.uid, c.name), c.want, c.uid, c.name)
+	}
+}
+
+func TestATimeToLiveIsReadAndWritten(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"never": 0, "0": 0, "1s": time.Second, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "876000h": MaxTTL, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "36500d": MaxTTL,
+	} {
+		expect.Equal(t, must.Get(ParseTTL(text))(t), want, text)
+	}
+	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "d", "1d-2h", "-1d", "1.5d", "1dd", "36501d", "soon", "Never"} {
+		if got, err := ParseTTL(text); !errors.Is(err, ErrBadRequest) {
+			t.Errorf("%q is accepted: %v, %v", text, got, err)
+		} else if !strings.Contains(err.Error(), "876000h") || !strings.Contains(err.Error(), `"never" or 0`) {
+			t.Errorf("%q: %v does not say what is accepted", text, err)
+		}
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0s", -time.Hour: "0s", time.Second: "1s", 1499 * time.Millisecond: "1s", 90 * time.Second: "1m30s", time.Hour: "1h",
+		time.Hour + 5*time.Second: "1h5s", 48 * time.Hour: "48h", 2*time.Hour - 1: "2h",
+	} {
+		expect.Equal(t, FormatTTL(d), want, d)
+	}
+}
+
+func TestAChangeOfNothingIsRefused(t *testing.T) {
+	second, hour, tiny := time.Second, time.Hour, time.Millisecond
+	none := time.Duration(0)
+	for what, err := range map[string]error{
+		"nothing":          (&ChangeRequest{}).Validate(),
+		"too short":        (&ChangeRequest{TTL: &tiny}).Validate(),
+		"no bytes":         (&ChangeRequest{Quotas: []Quota{{Device: AllDevices}}, TTL: &hour}).Validate(),
+		"a device twice":   (&ChangeRequest{Quotas: []Quota{{Device: "0", Bytes: 1}, {Device: "0", Bytes: 1}}}).Validate(),
+		"renewed by what?": (&RenewRequest{}).Validate(),
+		"renewed too long": (&RenewRequest{TTL: ptr(MaxTTL + 1)}).Validate(),
+	} {
+		expect.ErrorIs(t, err, ErrBadRequest, what)
+	}
+	for what, err := range map[string]error{
+		"a time":       (&ChangeRequest{TTL: &second}).Validate(),
+		"for ever":     (&ChangeRequest{TTL: &none}).Validate(),
+		"a quota":      (&ChangeRequest{Quotas: []Quota{{Device: AllDevices, Percent: 10}}}).Validate(),
+		"renewed":      (&RenewRequest{TTL: &hour}).Validate(),
+		"without end":  (&RenewRequest{TTL: &none}).Validate(),
+		"the longest":  (&RenewRequest{TTL: ptr(MaxTTL)}).Validate(),
+		"the shortest": (&RenewRequest{TTL: ptr(MinTTL)}).Validate(),
+	} {
+		expect.NoError(t, err, what)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }

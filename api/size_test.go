@@ -88,17 +88,13 @@ func FuzzParseSize(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		n, err := ParseSize(s)
 		if err != nil {
-			if n != 0 {
-				t.Errorf("%q: %d and %v", s, n, err)
-			}
+			expect.Equal(t, n, 0, s, err)
 			return
 		}
 		if n == 0 || n > MaxSize {
 			t.Fatalf("%q: got %d", s, n)
 		}
-		if again, err := ParseSize(strconv.FormatUint(n, 10) + "b"); err != nil || again != n {
-			t.Errorf("%q is %d, which is read as %d, %v", s, n, again, err)
-		}
+		expect.Equal(t, must.Get(ParseSize(strconv.FormatUint(n, 10)+"b"))(t), n, s, "is read as another number")
 		// Docker's parser has no Gi unit, and uses a float64, which is exact below 2^53 only.
 		if docker, err := units.RAMInBytes(strings.TrimRight(s, "iI")); n < 1<<53 && (err != nil || uint64(docker) != n) {
 			t.Errorf("%q is %d, for docker %d, %v", s, n, docker, err)

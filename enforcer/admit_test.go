@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
@@ -25,9 +26,7 @@ import (
 func newOffice(t *testing.T, rules admission.Limits) *host {
 	t.Helper()
 	h := newHost(t, &fakeTruth{})
-	h.stop()
-	h.options.Admission = rules
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Admission = rules })
 	return h
 }
 
@@ -44,14 +43,12 @@ func (h *host) ask(id string, change func(*api.RegisterRequest), quotas ...api.Q
 
 func (h *host) give(id string, quotas ...api.Quota) *proc {
 	h.t.Helper()
-	p := must.Get(h.ask(id, nil, quotas...))(h.t)
-	return p
+	return must.Get(h.ask(id, nil, quotas...))(h.t)
 }
 
 func (h *host) device(uuid string) api.Device {
 	h.t.Helper()
-	devices := must.Get(h.Devices(context.Background()))(h.t)
-	for _, d := range devices {
+	for _, d := range must.Get(h.Devices(context.Background()))(h.t) {
 		if d.UUID == uuid {
 			return d
 		}
@@ -116,9 +113,7 @@ func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	h := newHost(t, nil)
-	h.stop()
-	h.options.Admission = admission.Limits{MaxVRAM: api.Share{Bytes: 4 * gib}}
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Admission = admission.Limits{MaxVRAM: api.Share{Bytes: 4 * gib}} })
 	_, err := h.ask("a", nil, on(gpu0, 4*gib+1))
 	refusal(t, err, "(max_vram)")
 	_, err = h.ask("a", nil, api.Quota{Device: gpu0, Percent: 1})
@@ -137,8 +132,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 	b := start(t, link, "")
 	reply := must.Get(h.sees("b", b, []string{"0"}, on(api.AllDevices, 4*gib)))(t)
 	relink(t, reply, link)
-	attach(b)
-	b.must("device %s %d", hex0, 80*gib)
+	b.uses()
 	index := b.must("device %s %d", hex1, 80*gib)
 	b.must("charge 0 %d", 4*gib)
 	b.expect("refused", "charge %d 1", index)
@@ -166,10 +160,8 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	h := newOffice(t, admission.Limits{Overcommit: 2000})
 	p, _ := h.session("a", on(gpu0, 80*gib))
-	attach(p)
-	p.must("device %s %d", hex0, 80*gib)
-	q, err := h.ask("b", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 60*gib))
-	must.Do(t, err)
+	p.uses()
+	q := must.Get(h.ask("b", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 60*gib)))(t)
 	h.stop()
 	var log testhost.Output
 	h.options.Admission = admission.Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
@@ -177,7 +169,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	h.start()
 	p.must("charge 0 %d", 80*gib)
 	h.given(gpu0, 140*gib, 0)
-	_, err = h.ask("c", nil, on(gpu0, 1))
+	_, err := h.ask("c", nil, on(gpu0, 1))
 	refusal(t, err, "0B are left of the 80GiB")
 	q.kill()
 	eventually(t, "b is gone", func() bool { return h.device(gpu0).Quotas == 80*gib })
@@ -197,16 +189,14 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 	h := newOffice(t, admission.Limits{})
 	link := filepath.Join(t.TempDir(), "link")
 	init := start(t, link, cgroup)
-	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(api.AllDevices, 60*gib)}})
-	must.Do(t, err)
+	reply := must.Get(h.Register(t.Context(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(api.AllDevices, 60*gib)}}))(t)
 	relink(t, reply, link)
-	attach(init)
-	init.must("device %s %d", hex0, 80*gib)
+	init.uses()
 	init.must("charge 0 %d", 10*gib)
 	must.Get(h.Release(t.Context(), "c", 0, true))(t)
 	h.given(gpu0, 10*gib, 70*gib)
 	h.given(gpu1, 0, 80*gib)
-	_, err = h.ask("d", nil, on(gpu0, 71*gib))
+	_, err := h.ask("d", nil, on(gpu0, 71*gib))
 	refusal(t, err, "c has 10GiB")
 	h.restart()
 	h.given(gpu0, 10*gib, 70*gib)
@@ -218,8 +208,7 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	p, _ := h.session("a", on(gpu0, 60*gib))
-	attach(p)
-	p.must("device %s %d", hex0, 80*gib)
+	p.uses()
 	p.must("charge 0 %d", 50*gib)
 	must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
 	h.given(gpu0, 50*gib, 30*gib)
@@ -274,9 +263,7 @@ func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
 				expect.NoError(t, must.Err(h.Release(context.Background(), fmt.Sprint("s", i), 0, true)))
 			}
 		}
-		if winners != 2 {
-			t.Errorf("round %d: %d slices of 30 GiB were given on 80 GiB", round, winners)
-		}
+		expect.Equal(t, winners, 2, "round", round, "slices of 30 GiB on 80 GiB")
 		h.given(gpu0, 0, 80*gib)
 		h.given(gpu1, 0, 80*gib)
 	}
@@ -319,10 +306,65 @@ func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 		h := newHost(t, nil)
 		h.pool("llm", on(api.AllDevices, 40*gib))
 		p := h.member("s", "llm")
-		p.must("attach")
-		p.must("device %s %d", hex0, 80*gib)
+		p.uses()
 		p.must("charge 0 %d", 30*gib)
 		must.Get(h.SetPool(t.Context(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 10*gib)}}))(t)
 		fails(t, h, p)
 	})
+}
+
+// A program's first allocation on a device is a context.
+func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		shows             uint64 // observed size of a first context
+		small, sufficient uint64
+	}{
+		{name: "below what a context costs", shows: 400 * mib, small: 400*mib - 1, sufficient: 400 * mib},
+		{name: "what a process shows counts up to what the operator expects", shows: 3 * gib, small: 512*mib - 1, sufficient: 512 * mib},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := context.Background()
+			h, truth := newTruthHost(t)
+			h.with(func(o *enforcer.Options) { o.ContextBytes = 512 * mib })
+			if _, err := h.CreatePool(ctx, "early", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 100)}}); err != nil {
+				t.Fatalf("what a context costs is not known yet: %v", err)
+			}
+			p, _ := h.session("first", on(gpu0, 4*gib))
+			p.must("attach")
+			asked := p.must("cost 0")
+			p.must("charge 0 %d", asked)
+			p.must("context 0 %d", asked)
+			truth.set(gpu0, p.pid(), c.shows)
+			p.must("truth 0")
+			eventually(t, "it is learned", func() bool { return h.device(gpu0).Context == c.shows })
+			p.kill()
+			eventually(t, "the process has ended", func() bool { _, err := h.Slice(ctx, "first"); return err != nil })
+			h.give("first", on(gpu0, 4*gib))
+			refused := func(what string, err error) {
+				t.Helper()
+				expect.ErrorContains(t, err, "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows), what)
+			}
+			pool := func(do func(context.Context, string, api.PoolRequest) (api.Pool, error), name string, bytes uint64) error {
+				return must.Err(do(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}))
+			}
+			register := func(id string, bytes uint64, mode api.Mode) error {
+				return must.Err(h.ask(id, func(r *api.RegisterRequest) { r.Mode = mode }, on(gpu0, bytes)))
+			}
+			refused("register", register("a", c.small, api.Enforce))
+			_, err := h.set("first", on(gpu0, c.small))
+			refused("set", err)
+			refused("create a pool", pool(h.CreatePool, "p", c.small))
+			expect.NoError(t, must.Err(h.set("first", on(gpu0, c.sufficient))))
+			expect.NoError(t, pool(h.CreatePool, "p", c.sufficient))
+			refused("set a pool", pool(h.SetPool, "p", c.small))
+			expect.NoError(t, register("b", c.sufficient, api.Enforce))
+			expect.NoError(t, register("c", c.small, api.Record), "nothing is refused to a slice that records")
+			h.stop()
+			h.start()
+			if d := h.see("first").Devices; len(d) == 0 || d[0].Limit != c.sufficient {
+				t.Errorf("%+v", d)
+			}
+		})
+	}
 }

@@ -148,9 +148,7 @@ func (d *daemon) alive() bool {
 
 func (l *life) check(point string) {
 	l.t.Helper()
-	if !l.start("") {
-		l.t.Fatalf("after a death at %q it does not start again\n%s", point, l.log())
-	}
+	l.startsAgain(point)
 	s, there := l.ids()[l.id]
 	switch {
 	case l.promised && (!there || s.State != api.Active):

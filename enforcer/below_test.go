@@ -55,8 +55,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	below := filepath.Join(cgroup, "below")
 	must.Do(t, os.Mkdir(below, 0o755))
 	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(below) == nil }) })
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	b := inside(t, cgroup, "sleep", "1000")
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	theirs := inside(t, below, "sleep", "1000")
@@ -80,8 +79,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 	cgroup := newCgroup(t)
 	t.Cleanup(enforcer.HideCgroups()) // runs after the enforcer has stopped
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)
 	b := inside(t, cgroup, "sleep", "1000")
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)
 	own, stranger := enters(t, cgroup, b), inside(t, cgroup, "sleep", "1000")
@@ -97,8 +95,7 @@ func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 // A container that can write to the host's cgroups (a bind of /sys/fs/cgroup, CAP_SYS_ADMIN) can move its processes to any cgroup.
 func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
 	cgroup, anothers, nobodys := newCgroup(t), newCgroup(t), newCgroup(t)
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Log, api.ScopeProcess)
+	h, truth := newPolicyHost(t, api.Log, api.ScopeProcess)
 	b, victim := inside(t, cgroup, "sleep", "1000"), inside(t, anothers, "sleep", "1000")
 	for id, first := range map[string]*exec.Cmd{"b": b, "victim": victim} {
 		must.Get(h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: first.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}))(t)

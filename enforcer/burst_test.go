@@ -58,9 +58,7 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 		}
 		yes := d.burst(round, 100)
 		d.died(point)
-		if !d.start("") {
-			t.Fatalf("after a death at %q it does not start again\n%s", point, d.log())
-		}
+		d.startsAgain(point)
 		there := d.ids()
 		for id, was := range yes {
 			s, is := there[id]

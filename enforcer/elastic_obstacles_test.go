@@ -99,9 +99,7 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 	o := quick
 	o.Patience = time.Nanosecond
 	h, truth, f := elastics(t, o)
-	h.stop()
-	h.options.Grace = time.Second
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Grace = time.Second })
 	a, b, c := h.elastic("a", 40*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 30*gib, 0)
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
@@ -121,13 +119,11 @@ func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
 	a.works(truth, gib/16)
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
-	f.mu.Lock()
-	f.before = func(_ checkpoint.Action, pid int) {
+	f.beforeEach(func(_ checkpoint.Action, pid int) {
 		if pid == a.pid() {
 			<-release
 		}
-	}
-	f.mu.Unlock()
+	})
 	await.That(t, "b returns, once a is ended", func() bool { return b.ask("return") != statusAway })
 	expired := h.told(api.EventExpired)
 	if len(expired) != 1 || !strings.Contains(expired[0].Cause, "its move took longer than") {
@@ -144,14 +140,12 @@ func TestAllThatHaveToGoAreEvictedAtOneTime(t *testing.T) {
 	var both sync.WaitGroup
 	both.Add(2)
 	begins := map[int]func(){a.pid(): sync.OnceFunc(both.Done), b.pid(): sync.OnceFunc(both.Done)}
-	f.mu.Lock()
-	f.before = func(step checkpoint.Action, pid int) {
+	f.beforeEach(func(step checkpoint.Action, pid int) {
 		if begin := begins[pid]; step == checkpoint.Lock && begin != nil {
 			begin()
 			both.Wait()
 		}
-	}
-	f.mu.Unlock()
+	})
 	c.returns()
 }
 
@@ -164,9 +158,7 @@ func TestWhatIsOnTheWayToHostMemoryCounts(t *testing.T) {
 	b.works(truth, 10*gib)
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
-	f.mu.Lock()
-	f.before = func(checkpoint.Action, int) { <-release }
-	f.mu.Unlock()
+	f.beforeEach(func(checkpoint.Action, int) { <-release })
 	c.expect(statusAway, "return")
 	eventually(t, "one stays, since the other is on the way", func() bool {
 		return strings.Contains(h.see("a").Elastic.Obstacle+h.see("b").Elastic.Obstacle, "20GiB would be in host memory, and host_memory is 15GiB")
@@ -226,13 +218,11 @@ func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	said := make(chan error, 1)
 	var once sync.Once
-	f.mu.Lock()
-	f.then = func(done checkpoint.Action) {
+	f.afterEach(func(done checkpoint.Action) {
 		if done == checkpoint.Checkpoint {
 			once.Do(func() { said <- h.suspend("a") })
 		}
-	}
-	f.mu.Unlock()
+	})
 	a.expect(statusAway, "return")
 	h.becomes("b", api.Evicted)
 	must.Do(t, <-said)
@@ -286,9 +276,7 @@ func TestWhoCannotBeElasticIsTold(t *testing.T) {
 	}
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "x", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}, Elastic: true, Priority: 1})
 	refusedWith(t, err, api.CodeBadRequest, "up to 0 is accepted (max_priority in [elastic]")
-	h.stop()
-	h.options.Checkpoint = nil
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Checkpoint = nil })
 	_, err = h.tryElastic("x", gib, 0)
 	refusedWith(t, err, api.CodeBadRequest, "cannot be elastic", "gpusliced can")
 }

@@ -23,12 +23,10 @@ import (
 
 const statusAway = "status 9"
 
-func elastics(t *testing.T, o enforcer.Elastic) (*host, *fakeTruth, *fakeMover) {
+func elastics(t *testing.T, rules enforcer.Elastic) (*host, *fakeTruth, *fakeMover) {
 	t.Helper()
 	h, truth, f := movers(t)
-	h.stop()
-	h.options.Elastic = o
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Elastic = rules })
 	return h, truth, f
 }
 
@@ -36,8 +34,7 @@ var quick = enforcer.Elastic{Remap: true, Overcommit: 4000, MinResident: 100 * t
 
 func (h *host) elastic(id string, quota uint64, priority int) *proc {
 	h.t.Helper()
-	p := must.Get(h.tryElastic(id, quota, priority))(h.t)
-	return p
+	return must.Get(h.tryElastic(id, quota, priority))(h.t)
 }
 
 func (h *host) tryElastic(id string, quota uint64, priority int) (*proc, error) {
@@ -107,9 +104,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	if d := s.Devices[0]; d.Used != 0 || d.Suspended != 40*gib || s.Elastic.Evictions != 1 || h.granted(t) != 45*gib {
 		t.Fatalf("%+v %+v, %d given", s, s.Elastic, h.granted(t))
 	}
-	if f.states()[a.pid()] != checkpoint.Checkpointed {
-		t.Errorf("%v", f.states())
-	}
+	expect.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed)
 	a.expect("away", "enter")
 	c.works(truth, 40*gib)
 	h.becomes("b", api.Evicted)
@@ -170,13 +165,9 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	low.expect(statusAway, "return") // for longer than the quantum
 	must.Equal(t, h.see("a").State, api.Active, "it goes for one of lower priority")
 	b.returns()
-	if took := time.Since(begun); took < o.Quantum {
-		t.Errorf("it went after %s", took)
-	}
+	expect.True(t, time.Since(begun) >= o.Quantum, "it went within its quantum")
 	close(stop)
-	if n := <-done; n == 0 {
-		t.Error("it made no call")
-	}
+	expect.True(t, <-done > 0, "it made no call")
 }
 
 // A program may wait in a call for its kernels, or to stay on the device.
@@ -206,14 +197,12 @@ func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
 	a.expect("ok 1", "enter")
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
-	f.mu.Lock()
-	f.fails = map[checkpoint.Action]map[int]int{checkpoint.Unlock: {a.pid(): 999}, checkpoint.Checkpoint: {a.pid(): 999}}
-	f.mu.Unlock()
+	f.set(func() {
+		f.fails = map[checkpoint.Action]map[int]int{checkpoint.Unlock: {a.pid(): 999}, checkpoint.Checkpoint: {a.pid(): 999}}
+	})
 	h.becomes("a", api.Returning)
 	time.Sleep(1500 * time.Millisecond)
-	f.mu.Lock()
-	f.fails = make(map[checkpoint.Action]map[int]int)
-	f.mu.Unlock()
+	f.set(func() { f.fails = make(map[checkpoint.Action]map[int]int) })
 	h.becomes("a", api.Active)
 }
 
@@ -223,9 +212,7 @@ func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 	a.expect("ok 1", "enter")
 	b := h.elastic("b", 60*gib, 0)
 	b.expect(statusAway, "return")
-	if s := h.see("b"); s.Elastic.Waits == nil {
-		t.Fatalf("%+v", s.Elastic)
-	}
+	must.True(t, h.see("b").Elastic.Waits != nil, "it does not wait")
 	for range 500 { // the process that waited has exited
 		if h.see("b").Elastic.Waits == nil {
 			return
@@ -317,9 +304,7 @@ func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 		time.Sleep(2 * quick.MinResident)
 		refusedWith(t, grows.do(t.Context()), api.CodeBusy, grows.who, "idle elastic slices are being evicted for it: try again")
 		eventually(t, "there is room", func() bool { return grows.do(t.Context()) == nil })
-		if n := evicted(); n != i+1 {
-			t.Errorf("for %s %d are evicted, of which %d were", grows.who, n, i)
-		}
+		expect.Equal(t, evicted(), i+1, "evicted for", grows.who, "and those before it")
 	}
 }
 
@@ -348,9 +333,7 @@ func TestARefusedElasticSessionIsPromisedNothing(t *testing.T) {
 	for i, want := range []error{nil, api.ErrQuotaExceeded} {
 		p := start(t, "/nonexistent", "")
 		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: fmt.Sprint("s", i), Quotas: []api.Quota{on(gpu0, 20*gib)}, Session: true, PID: p.pid(), UID: alice, Elastic: true})
-		if !errors.Is(err, want) {
-			t.Fatalf("session %d: %v, want %v", i, err, want)
-		}
+		must.True(t, errors.Is(err, want), "session", i, err, "want", want)
 		if d := h.device(gpu0); d.Elastic == nil || d.Elastic.Promised != 20*gib {
 			t.Errorf("after session %d: %+v", i, d.Elastic)
 		}

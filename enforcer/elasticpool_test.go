@@ -137,11 +137,9 @@ func TestAnElasticPoolOutlivesTheEnforcer(t *testing.T) {
 		t.Fatalf("%+v, %d given", p, h.granted(t))
 	}
 	// Up to 320 GiB may be promised, and 150 GiB are.
-	_, err := h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
-	must.Do(t, err)
-	_, err = h.CreatePool(context.Background(), "much", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
-	must.Do(t, err)
-	_, err = h.CreatePool(context.Background(), "most", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
+	must.Get(h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true}))(t)
+	must.Get(h.CreatePool(context.Background(), "much", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true}))(t)
+	_, err := h.CreatePool(context.Background(), "most", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
 	refusedWith(t, err, api.CodeQuotaExceeded, "were promised 310GiB")
 	b.returns()
 	a.returns()
@@ -260,8 +258,7 @@ func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
 				expected := func() (sum uint64) {
 					sum = quota["ordinary"]
 					there := make(map[string]bool)
-					all := must.Get(h.Slices(context.Background()))(t)
-					for _, s := range all {
+					for _, s := range must.Get(h.Slices(context.Background()))(t) {
 						name, _, _ := strings.Cut(s.ID, "-")
 						if s.State == api.Active && name != "ordinary" {
 							there[name] = true

@@ -4,12 +4,18 @@ package enforcer_test
 
 import (
 	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func (h *host) health() api.Health {
@@ -143,4 +149,59 @@ func TestADriverIsNotMissedWhileNobodyUsesIt(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.Age(time.Minute)
 	eventually(t, "the devices are sampled", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
+}
+
+// mute is a driver that answers at first, then nothing, not even its version.
+type mute struct {
+	fakeTruth
+	silent atomic.Bool
+	end    chan struct{}
+}
+
+func (m *mute) DriverVersion() string {
+	if m.silent.Load() {
+		<-m.end
+	}
+	return "580"
+}
+
+// Hooks of engines, probes and the metrics query the enforcer: a driver that hangs must not make it look dead.
+func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
+	truth := &mute{end: make(chan struct{})}
+	h := newHost(t, nil)
+	h.with(func(o *enforcer.Options) { o.Truth = truth })
+	h.session("s", on(gpu0, gib))
+	truth.mu.Lock()
+	truth.hang = truth.end
+	truth.mu.Unlock()
+	truth.silent.Store(true)
+	defer close(truth.end)
+	truth.comparisons(t, 1) // the query hangs
+
+	told := make(chan api.Info, 1)
+	go func() {
+		info, err := h.Info(context.Background())
+		expect.NoError(t, err)
+		told <- info
+	}()
+	select {
+	case info := <-told:
+		if info.Truth != "nvml" || info.Driver != "580" {
+			t.Errorf("%+v", info)
+		}
+	case <-time.After(await.Patience):
+		t.Error("the question waits for the driver")
+	}
+}
+
+func TestWithoutDriverTruthTheEnforcerSaysSoAtItsStart(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	var log testhost.Output
+	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.start()
+	if said := log.String(); strings.Count(said, "no driver truth") != 1 || !strings.Contains(said, h.options.NoTruth) {
+		t.Errorf("it says\n%s", said)
+	}
+	expect.Equal(t, must.Get(h.Info(context.Background()))(t).Truth, h.options.NoTruth)
 }

@@ -337,8 +337,15 @@ func (h *host) run(e *enforcer.Enforcer) {
 
 func (h *host) restart() {
 	h.t.Helper()
+	h.with(func(*enforcer.Options) {})
+}
+
+// with restarts it with other options.
+func (h *host) with(change func(o *enforcer.Options)) {
+	h.t.Helper()
 	needs.Root(h.t) // skips before the enforcer is stopped
 	h.stop()
+	change(&h.options)
 	h.start()
 }
 

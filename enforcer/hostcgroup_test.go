@@ -349,9 +349,7 @@ func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
 	}
 	give()
 	asked.Wait()
-	if at := slices.Index(held.grown, b.pid()); at != 1 {
-		t.Errorf("b was answered after %d of a's requests", at)
-	}
+	expect.Equal(t, slices.Index(held.grown, b.pid()), 1, "b's place behind a's requests")
 }
 
 func waitingIn(function string) (n int) {

@@ -33,15 +33,12 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, nil)
 			p, _ := h.session("s", on(gpu0, gib))
-			p.must("attach")
-			p.must("device %s %d", hex0, 80*gib)
+			p.uses()
 			p.must("charge 0 %d", 2) // change 1, in sum[1]
 			p.must("charge 0 %d", 2) // change 2, in sum[0]
 			p.expect("ok", "poke %d %d", c.offset, c.value)
 			eventually(t, "it is noticed", func() bool { return damaged(h, "s") })
-			if s := h.see("s"); s.Reason == "" {
-				t.Fatal("no reason")
-			}
+			must.True(t, h.see("s").Reason != "", "no reason")
 			if name != "magic" && name != "layout" && !strings.HasPrefix(p.ask("charge 0 1"), "refused") {
 				t.Fatal("something more was charged")
 			}
@@ -97,9 +94,7 @@ func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 		}
 		expect.Equal(t, h.seePool("llm").State, api.Damaged, "state")
 		p.expect("status 3", "attach")
-		if n := len(h.told(api.EventBypass)); n != 0 {
-			t.Errorf("%d events more", n)
-		}
+		expect.Equal(t, len(h.told(api.EventBypass)), 0, "it was told again")
 		h.stop()
 	}
 	h.start()

@@ -44,8 +44,7 @@ func (f *fakeTruth) justListed(t *testing.T) {
 // idle registers a slice of two processes. honest is attached and holds memory that the host has seen.
 func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
 	t.Helper()
-	truth = &fakeTruth{}
-	h = newPolicyHost(t, truth, api.Log, "")
+	h, truth = newPolicyHost(t, api.Log, "")
 	honest, other = h.pair(on(gpu0, 12*gib))
 	honest.must("attach")
 	honest.must("charge 0 %d", 2*gib)
@@ -56,9 +55,7 @@ func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
 func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
-	if n := truth.listings(t, 100); n == 0 {
-		t.Error("nobody would see a change of which no sum tells")
-	}
+	expect.True(t, truth.listings(t, 100) != 0, "nobody would see a change of which no sum tells")
 	expect.Equal(t, h.see("s").Devices[0].Overhead, 100*mib, "overhead")
 	honest.must("charge 0 %d", gib)
 	truth.set(gpu0, honest.pid(), 3*gib+200*mib)
@@ -80,9 +77,7 @@ func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 // A busy process released excess. It is charged for it until it is idle, not until the next regular listing.
 func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
 	truth, h, honest, _ := idle(t)
-	h.stop()
-	h.options.SettleTime, h.options.IdleInterval = 20*h.options.Interval, time.Hour
-	h.start()
+	h.with(func(o *enforcer.Options) { o.SettleTime, o.IdleInterval = 20*o.Interval, time.Hour })
 	truth.quiet(t)
 	honest.must("begin 0")
 	for begin := time.Now(); time.Since(begin) < 2*h.options.SettleTime; {

@@ -85,8 +85,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	other := start(t, bind, "")
 	other.expect("status 1", "attach") // not a member
 	must.Do(t, h.join(other, "s", token))
-	other.must("attach")
-	other.must("device %s %d", hex0, 80*gib)
+	other.uses()
 	other.must("charge 0 %d", 3*gib)
 	other.expect("refused", "charge 0 %d", 2*gib)
 	expect.ErrorContains(t, h.join(other, "s", token), "of session s already", "it joins twice")
@@ -256,8 +255,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		id := "s-" + point[len("join."):]
 		link := filepath.Join(d.dir, id)
 		first := start(t, link, "")
-		reply, err := d.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-		must.Do(t, err)
+		reply := must.Get(d.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
 		text := must.Get(os.ReadFile(filepath.Join(reply.Dir, api.TokenName)))(t)
 		_, token, err := api.ParseTokenFile(string(text))
 		must.Do(t, err)
@@ -269,8 +267,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err != nil && !strings.Contains(err.Error(), "already") {
 			t.Errorf("after a death at %s: %v\n%s", point, err, d.log())
 		}
-		attach(other)
-		other.must("device %s %d", hex0, 80*gib)
+		other.uses()
 		other.must("charge 0 %d", gib)
 		other.expect("refused", "charge 0 1")
 		must.Do(t, must.Err(d.Release(context.Background(), id, 0, true)))

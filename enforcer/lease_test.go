@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
@@ -43,9 +44,7 @@ const grace = time.Minute
 func newTimedHost(t *testing.T) (*host, *clock) {
 	t.Helper()
 	h, c := newHost(t, nil), &clock{at: time.Hour}
-	h.stop()
-	h.options.Clock, h.options.Grace = c.now, grace
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Clock, o.Grace = c.now, grace })
 	return h, c
 }
 
@@ -59,8 +58,7 @@ func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 	}
 	reply := must.Get(h.Register(context.Background(), request))(h.t)
 	lead(h.t, link, reply)
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
+	p.uses()
 	return p
 }
 
@@ -172,9 +170,7 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 		t.Skip("requires Linux 5.14")
 	}
 	h, c := newTimedHost(t)
-	h.stop()
-	h.options.Grace = time.Second // long enough for new processes to be asked
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Grace = time.Second }) // long enough for new processes to be asked
 	p := h.lease("s", cgroup, time.Second)
 	p.must("stubborn")
 	t.Cleanup(func() { _ = os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0) })
@@ -305,9 +301,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrExpired)
 	h.stop()
 	c.pass(grace)
-	if n := p.must("terms"); n != 1 {
-		t.Errorf("it received SIGTERM %d times", n)
-	}
+	expect.Equal(t, p.must("terms"), 1, "it was asked to end")
 	h.start()
 	p.ended()
 	h.gone("s")
@@ -335,9 +329,7 @@ func TestWhatIsLeftIsOfTheClockThatNobodySets(t *testing.T) {
 
 func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 	h, _ := newTimedHost(t)
-	h.stop()
-	h.options.MaxTTL = time.Hour
-	h.start()
+	h.with(func(o *enforcer.Options) { o.MaxTTL = time.Hour })
 	h.lease("s", "", 0)
 	if s := h.see("s"); s.TTL != time.Hour || s.Remaining != time.Hour {
 		t.Errorf("without a ttl: %+v", s)
@@ -349,9 +341,7 @@ func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
 	})
 	expect.ErrorIs(t, err, api.ErrBadRequest)
 	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(2*time.Hour))), api.ErrBadRequest)
-	if s, err := h.Renew(context.Background(), "s", renewed(0)); err != nil || s.Remaining != time.Hour {
-		t.Errorf("for ever: %+v, %v", s, err)
-	}
+	expect.Equal(t, must.Get(h.Renew(context.Background(), "s", renewed(0)))(t).Remaining, time.Hour, "for ever")
 }
 
 // An engine can delete the container of an expired slice, and the expiry completes.
@@ -363,9 +353,7 @@ func TestAnExpiredSliceCanBeReleased(t *testing.T) {
 	h.expired("s")
 	p.kill()
 	h.gone("s")
-	if told := h.storyOf("s"); !slices.Contains(told, "released expired") {
-		t.Errorf("told was %q", told)
-	}
+	expect.True(t, slices.Contains(h.storyOf("s"), "released expired"), "told was", h.storyOf("s"))
 	q := h.lease("t", newCgroup(t), time.Hour)
 	q.must("stubborn")
 	c.pass(time.Hour)
@@ -373,4 +361,78 @@ func TestAnExpiredSliceCanBeReleased(t *testing.T) {
 	must.Get(h.Release(context.Background(), "t", 0, true))(t)
 	q.expect("refused", "charge 0 1")
 	q.kill()
+}
+
+func newTimedDaemon(t *testing.T) *daemon {
+	d := newDaemon(t)
+	config := filepath.Join(d.dir, "config.toml")
+	text := must.Get(os.ReadFile(config))(t)
+	must.Do(t, os.WriteFile(config, append(text, "\n[expiry]\ngrace = \"100ms\"\n"...), 0o600))
+	return d
+}
+
+// The enforcer dies at a step of a slice's expiry, and the next one continues from there.
+func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
+	for _, point := range []string{"expire.marked", "expire.closed", "expire.asked", "expire.noted", "expire.killed"} {
+		t.Run(point, func(t *testing.T) {
+			_ = os.Remove(newCgroup(t)) // skips the test before anything is built
+			d := newTimedDaemon(t)
+			d.start(point)
+			c, keep := newContainer(t, d, "c"), newContainer(t, d, "k")
+			must.Do(t, d.register(keep, "keep"))
+			request := c.request("c")
+			request.TTL = time.Second
+			must.Do(t, d.registerAs(c, request))
+			p := c.init
+			p.must("attach")
+			p.must("stubborn")
+			p.must("device %s %d", hex0, 80*gib)
+			d.died(point)
+			if point != "expire.marked" && point != "expire.killed" {
+				p.expect("refused", "charge 0 1")
+			}
+			d.startsAgain(point)
+			p.ended()
+			eventually(t, "the other slice alone is left", func() bool {
+				dirs, _ := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
+				return len(d.ids()) == 1 && len(dirs) == 1
+			})
+			must.Equal(t, d.ids()["keep"].State, api.Active, "keep", d.log())
+		})
+	}
+}
+
+// The enforcer dies while a quota on two devices is changed: then both have the new one, or both the old.
+func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
+	for _, point := range []string{"set.stored", "set.limited", "set.limited:2", "set.done"} {
+		t.Run(point, func(t *testing.T) {
+			_ = os.Remove(newCgroup(t)) // skips the test before anything is built
+			d := newDaemon(t)
+			d.start(point)
+			c := newContainer(t, d, "c")
+			request := c.request("c")
+			request.Quotas = []api.Quota{on(api.AllDevices, 4*gib)}
+			must.Do(t, d.registerAs(c, request))
+			p := c.init
+			p.uses()
+			p.must("device %s %d", hex1, 80*gib)
+			p.must("charge 1 %d", 3*gib)
+			ttl := time.Hour
+			_, err := d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(api.AllDevices, 2*gib)}, TTL: &ttl})
+			must.True(t, err != nil, "it answered, and should be dead")
+			d.died(point)
+			d.startsAgain(point)
+			s := d.ids()["c"]
+			if s.State != api.Active || len(s.Devices) != 2 || s.Devices[0].Limit != 2*gib || s.Devices[1].Limit != 2*gib || s.Devices[1].Used != 3*gib || s.TTL != ttl {
+				t.Fatalf("%+v\n%s", s, d.log())
+			}
+			p.must("charge 0 %d", 2*gib)
+			p.expect("refused", "charge 0 1")
+			p.expect("refused", "charge 1 1")
+			// And a limit that a process overwrote is found.
+			d.kill()
+			d.startsAgain(point)
+			must.Equal(t, d.ids()["c"].State, api.Active, d.log())
+		})
+	}
 }

@@ -22,8 +22,7 @@ import (
 // If a process's mappings cannot be read at a restart, it may have the slice's ledger, and its charges count. The slice gets no other
 // ledger, and is active again once the process is found to have it.
 func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	slow, sibling := h.pair(on(gpu0, 4*gib))
 	slow.uses().must("charge 0 %d", 3*gib)
 	truth.set(gpu0, slow.pid(), 3*gib)
@@ -79,8 +78,7 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 		"who cannot have it": {func(_, sibling *proc) *proc { return sibling }, gib, gib, api.BypassUnattached},
 	} {
 		t.Run(name, func(t *testing.T) {
-			truth := &fakeTruth{}
-			h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+			h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)
 			slow, sibling := h.pair(on(gpu0, 4*gib))
 			slow.uses().must("charge 0 %d", 3*gib)
 			h.lost("s", slow)
@@ -128,8 +126,7 @@ func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			truth := &fakeTruth{}
-			h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+			h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)
 			slow, id := begin(h)
 			truth.set(gpu0, slow.pid(), 4*gib)
 			for range 2 { // the record is written again in between

@@ -59,9 +59,7 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	h.options.Backend = &onlooker{f, t, h}
 	as := func(enforcement api.Enforcement) {
 		t.Helper()
-		h.stop()
-		h.options.Enforcement = enforcement
-		h.start()
+		h.with(func(o *enforcer.Options) { o.Enforcement = enforcement })
 	}
 	as(api.Intercept)
 	cgroups := make(map[string]string)
@@ -210,9 +208,7 @@ func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
 		if a, b := limit(c.cgroup, 0), limit(c.cgroup, 1); a != 3*gib || b != 2*gib {
 			t.Errorf("%s: the driver holds it to %d and %d", point, a, b)
 		}
-		if all, err := d.Devices(context.Background()); err != nil || all[1].Quotas != 2*gib {
-			t.Errorf("%s: %+v, %v", point, all, err)
-		}
+		expect.Equal(t, must.Get(d.Devices(context.Background()))(t)[1].Quotas, 2*gib, point)
 		c.init.must("charge 1 %d", 2*gib)
 		c.init.expect("refused", "charge 1 1")
 		c.init.kill()
@@ -235,7 +231,8 @@ func TestALimitThatTheSimulatedDriverLostIsSetAgain(t *testing.T) {
 	if err := d.registerAs(c, request); err != nil {
 		t.Fatalf("%v\n%s", err, d.log())
 	}
-	nvml := must.Get(driver.Open())(t)
+	nvml, err := driver.Open()
+	must.Do(t, err)
 	defer nvml.Close()
 	must.Do(t, nvml.Unlimit(c.cgroup, devices[0].UUID))
 	eventually(t, "it has it again", func() bool { return limit(c.cgroup, 0) == 3*gib })

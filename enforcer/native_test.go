@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,9 +110,7 @@ func (f *fakeBackend) are(t *testing.T, when, cgroup string, want ...uint64) {
 
 func newNativeHost(t *testing.T, b native.Backend) *host {
 	h := newHost(t, &fakeTruth{})
-	h.stop()
-	h.options.Backend = b
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Backend = b })
 	return h
 }
 
@@ -215,16 +214,12 @@ func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *test
 		return
 	}
 	f.are(t, "native", b.cgroup, 4*gib, driver.NoLimit)
-	h.stop()
-	h.options.Enforcement = api.Intercept
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Enforcement = api.Intercept })
 	f.are(t, "intercept", b.cgroup, driver.NoLimit, driver.NoLimit)
 	if s := h.see("c"); s.Devices[0].Enforcement != api.Intercept || s.Devices[0].Limit != 4*gib {
 		t.Errorf("%+v", s)
 	}
-	h.stop()
-	h.options.Enforcement = api.Native
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Enforcement = api.Native })
 	f.are(t, "native again", b.cgroup, 4*gib, driver.NoLimit)
 }
 
@@ -236,9 +231,7 @@ func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	f := &fakeBackend{}
 	h := newNativeHost(t, f)
 	as := func(enforcement api.Enforcement) {
-		h.stop()
-		h.options.Enforcement = enforcement
-		h.start()
+		h.with(func(o *enforcer.Options) { o.Enforcement = enforcement })
 	}
 	as(api.Intercept)
 	b, _, err := h.newBox("c", on(gpu0, 4*gib))
@@ -264,9 +257,7 @@ func TestWhoHasNoCgroupOrIsRefusedNothingHasNoDriversLimit(t *testing.T) {
 	if err != nil || reply.Slice.Devices[0].Enforcement != api.Intercept {
 		t.Errorf("record mode: %+v, %v", reply.Slice.Devices, err)
 	}
-	if len(f.limits) > 0 {
-		t.Errorf("the driver holds %v", f.limits)
-	}
+	must.Len(t, f.limits, 0, "the driver's limits")
 }
 
 func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
@@ -328,9 +319,7 @@ func expiringLease(t *testing.T, f *fakeBackend) (h *host, c *clock, cgroup stri
 	t.Helper()
 	c = &clock{at: time.Hour}
 	h = newNativeHost(t, f)
-	h.stop()
-	h.options.Clock, h.options.Grace = c.now, grace
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Clock, o.Grace = c.now, grace })
 	cgroup = newCgroup(t)
 	p := h.lease("s", cgroup, time.Hour)
 	must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
@@ -358,9 +347,7 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 	}
 	f, truth := &fakeBackend{}, &fakeTruth{}
 	h := newHost(t, truth)
-	h.stop()
-	h.options.Backend, h.options.Policy = f, enforcer.Policy{Bypass: api.Refuse}
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Backend, o.Policy = f, enforcer.Policy{Bypass: api.Refuse} })
 	b, _, err := h.newBox("c", on(gpu0, 4*gib))
 	must.Do(t, err)
 	truth.set(gpu0, b.init.pid(), 3*gib)
@@ -393,4 +380,69 @@ func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	})
 	h.restart()
 	f.are(t, "after a restart", b.cgroup, 2*gib, driver.NoLimit)
+}
+
+func TestNativeIsInForceWhereItIsProvenToWorkOnly(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	for why, b := range map[string]native.Backend{
+		"there is no NVML":           nil,
+		"R615":                       oldDriver{},
+		"to 18446744073709551615":    &fakeBackend{forget: true},
+		"configuration says so":      &fakeBackend{},
+		"the driver does not answer": &fakeBackend{hang: make(chan struct{})},
+	} {
+		h := newHost(t, &fakeTruth{})
+		h.stop()
+		h.options.Backend = b
+		if strings.HasPrefix(why, "configuration") {
+			h.options.Enforcement = api.Intercept
+		}
+		h.start()
+		devices, err := h.Devices(context.Background())
+		if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, why) {
+			t.Errorf("%s: %+v, %v", why, devices, err)
+		}
+		h.stop()
+		h.options.Enforcement = api.Native
+		if strings.HasPrefix(why, "configuration") {
+			continue
+		}
+		if e, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), why) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: it starts: %v", why, err)
+			if e != nil {
+				e.Close()
+			}
+		}
+		left, err := filepath.Glob("/sys/fs/cgroup/gpuslice-probe-*")
+		if err != nil || len(left) > 0 {
+			t.Errorf("%s: left: %v, %v", why, left, err)
+		}
+	}
+}
+
+// oldDriver has no limits.
+type oldDriver struct{}
+
+var errOld = fmt.Errorf("%w: it is older than R615", driver.ErrNoLimits)
+
+func (oldDriver) Limit(string, string, uint64) error     { return errOld }
+func (oldDriver) Limited(string, string) (uint64, error) { return 0, errOld }
+func (oldDriver) Unlimit(string, string) error           { return errOld }
+
+func TestOnAHostWithBothVersionsOfCgroupsTheInterceptorEnforces(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		return // only version 2, which the tests above cover
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	devices, err := h.Devices(context.Background())
+	want := "version 1"
+	if os.Geteuid() != 0 {
+		want = "sessions"
+	}
+	if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, want) {
+		t.Errorf("%+v, %v", devices, err)
+	}
 }

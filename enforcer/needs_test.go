@@ -17,8 +17,7 @@ import (
 
 func (h *host) history() []api.Run {
 	h.t.Helper()
-	runs := must.Get(h.History(context.Background()))(h.t)
-	return runs
+	return must.Get(h.History(context.Background()))(h.t)
 }
 
 func TestTheLastRefusalSaysWhoHeldWhatAndWhatWouldHaveFitted(t *testing.T) {

@@ -14,18 +14,23 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func newPolicyHost(t *testing.T, truth *fakeTruth, action api.Action, scope api.Scope) *host {
-	t.Helper()
-	h := newHost(t, truth)
-	h.stop()
-	h.options.Policy.Bypass, h.options.Policy.Scope = action, scope
-	h.start()
+// does gives the host a policy of what to do about memory past the ledger.
+func (h *host) does(action api.Action, scope api.Scope) *host {
+	h.t.Helper()
+	h.with(func(o *enforcer.Options) { o.Policy.Bypass, o.Policy.Scope = action, scope })
 	return h
+}
+
+func newPolicyHost(t *testing.T, action api.Action, scope api.Scope) (*host, *fakeTruth) {
+	t.Helper()
+	h, truth := newTruthHost(t)
+	return h.does(action, scope), truth
 }
 
 func (f *fakeTruth) comparisons(t *testing.T, n int) {
@@ -79,8 +84,7 @@ func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
 }
 
 func TestThePolicyKillsTheProcessAndNobodyElse(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)
 	honest, hidden := h.pair(on(gpu0, 4*gib))
 	honest.must("attach")
 	honest.must("charge 0 %d", gib)
@@ -98,8 +102,7 @@ func TestThePolicyKillsTheProcessAndNobodyElse(t *testing.T) {
 }
 
 func TestThePolicyKillsTheSlice(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	honest, hidden := h.pair(on(gpu0, 4*gib))
 	honest.must("attach")
 	truth.set(gpu0, hidden.pid(), 2*gib)
@@ -112,8 +115,7 @@ func TestThePolicyKillsTheSlice(t *testing.T) {
 }
 
 func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Refuse, "")
+	h, truth := newPolicyHost(t, api.Refuse, "")
 	honest, hidden := h.pair(on(gpu0, 8*gib), on(gpu1, 8*gib))
 	honest.must("attach")
 	honest.must("charge 0 %d", 2*gib)
@@ -132,14 +134,10 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 	honest.expect("refused", "charge 0 1")
 
 	h.restart()
-	if !frozen() {
-		t.Fatalf("a restart gives it back: %+v", h.see("s"))
-	}
+	must.True(t, frozen(), "a restart gives it back")
 	eventually(t, "it is found again", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 8)
-	if !frozen() {
-		t.Fatalf("%+v", h.see("s"))
-	}
+	must.True(t, frozen(), "it is not frozen any more")
 
 	hidden.kill()
 	truth.set(gpu0, hidden.pid(), 0)
@@ -155,22 +153,18 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 
 // An enforcer that would freeze nothing unfreezes what its predecessor has frozen.
 func TestAChangedPolicyGivesBackWhatWasFrozen(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Refuse, "")
+	h, truth := newPolicyHost(t, api.Refuse, "")
 	honest, hidden := h.pair(on(gpu0, 8*gib))
 	honest.must("attach")
 	truth.set(gpu0, hidden.pid(), gib)
 	eventually(t, "it is frozen", func() bool { return h.see("s").State == api.Frozen })
-	h.stop()
-	h.options.Policy.Bypass = api.Log
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Policy.Bypass = api.Log })
 	honest.must("charge 0 %d", gib)
 	must.Equal(t, h.see("s").State, api.Active, "state")
 }
 
 func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, "")
+	h, truth := newPolicyHost(t, api.Kill, "")
 	p, _ := h.session("s", on(gpu0, 8*gib))
 	p.must("attach")
 	p.must("charge 0 %d", gib)
@@ -193,8 +187,7 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 
 // Once a sample no longer finds a violation, no action is taken for it, though it is not cleared yet.
 func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, "")
+	h, truth := newPolicyHost(t, api.Kill, "")
 	p, other := h.pair(on(gpu0, 8*gib))
 	p.must("attach")
 	p.must("charge 0 %d", gib)
@@ -206,14 +199,11 @@ func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
 	eventually(t, "the other one is killed", other.dead)
 	truth.set(gpu0, other.pid(), 0)
 	eventually(t, "it is cleared", func() bool { return len(h.told(api.EventCleared)) == 2 })
-	if p.dead() {
-		t.Fatalf("%+v", h.told(api.EventKilled))
-	}
+	must.True(t, !p.dead(), "it is dead")
 }
 
 func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	p := start(t, "/nonexistent", "")
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}))(t)
 	truth.set(gpu0, p.pid(), 3*gib)
@@ -225,8 +215,7 @@ func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
 }
 
 func TestAProcessOfNoSliceIsNoViolation(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	stranger := start(t, "/nonexistent", "")
@@ -240,7 +229,7 @@ func TestAProcessOfNoSliceIsNoViolation(t *testing.T) {
 func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 	for action, dies := range map[api.Action]bool{api.Log: false, api.Refuse: false, api.Kill: true} {
 		t.Run(string(action), func(t *testing.T) {
-			h := newPolicyHost(t, nil, action, api.ScopeProcess) // needs no driver truth
+			h := newHost(t, nil).does(action, api.ScopeProcess) // needs no driver truth
 			vandal, sibling := h.pair(on(gpu0, 4*gib))
 			vandal.must("attach")
 			sibling.must("attach")
@@ -263,8 +252,7 @@ func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 }
 
 func TestADamagedSliceIsStillSampled(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Refuse, "")
+	h, truth := newPolicyHost(t, api.Refuse, "")
 	p, hidden := h.pair(on(gpu0, 4*gib))
 	p.must("attach")
 	p.expect("ok", "poke %d %d", 40, 1)
@@ -291,8 +279,7 @@ func TestADamagedSliceIsStillSampled(t *testing.T) {
 }
 
 func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, "")
+	h, truth := newPolicyHost(t, api.Kill, "")
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	p.tell("hammer 0 %d", uint64(1)<<40)
@@ -314,8 +301,7 @@ func seconds(n int) time.Duration {
 // Honest processes at random: they attach, create contexts of unknown size, charge before they allocate and release after they free, grow by the
 // driver's overhead, call execve, and exit at any moment.
 func TestHonestProcessesAreNoViolation(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	first, _ := h.pair(on(gpu0, 40*gib))
 	link, cgroup := h.options.RunDir+"/to-s", cgroupOf(t, first)
 	seed := rand.Uint64()
@@ -337,9 +323,7 @@ func TestHonestProcessesAreNoViolation(t *testing.T) {
 	for _, kind := range []api.EventKind{api.EventBypass, api.EventKilled} {
 		must.Len(t, h.told(kind), 0, "seed", seed)
 	}
-	if first.dead() {
-		t.Fatal("the slice was killed")
-	}
+	must.True(t, !first.dead(), "the slice was killed")
 	if d := h.see("s").Devices[0]; d.Used != 0 || d.Overhead != 0 || steps.Load() < 100 {
 		t.Fatalf("after %d steps and %d deaths: %+v", steps.Load(), deaths.Load(), d)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
@@ -26,8 +27,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 	set := func(quotas ...api.Quota) api.Pool {
 		t.Helper()
-		p := must.Get(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas}))(t)
-		return p
+		return must.Get(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas}))(t)
 	}
 	if p := set(on("0", 8*gib)); len(p.Quotas) != 2 || p.Devices[0].Limit != 8*gib || p.Devices[1].Limit != 6*gib {
 		t.Fatalf("%+v", p)
@@ -44,8 +44,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}})), api.ErrNotFound)
 	var kinds []api.EventKind
 	var figures []uint64
-	events := must.Get(h.Events(context.Background(), "", 0, false))(t)
-	for _, e := range events {
+	for _, e := range must.Get(h.Events(context.Background(), "", 0, false))(t) {
 		if e.Pool == "llm" && e.Kind != api.EventRefused { // refusals are reported at the next check
 			kinds = append(kinds, e.Kind)
 			if e.Kind == api.EventPoolChanged {
@@ -68,9 +67,7 @@ func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
 	if err != nil || len(p.Devices) != 2 || p.Devices[0].Limit != 6*gib || p.Devices[1].Limit != 2*gib {
 		t.Fatalf("%+v %v", p, err)
 	}
-	if devices, err := h.Devices(context.Background()); err != nil || devices[1].Quotas != 2*gib {
-		t.Fatalf("%+v %v", devices, err)
-	}
+	must.Equal(t, must.Get(h.Devices(context.Background()))(t)[1].Quotas, 2*gib)
 	must.Equal(t, a.must("device %s %d", hex1, 80*gib), 1, "index")
 	a.must("charge 1 %d", 2*gib)
 	a.expect("refused", "charge 1 1")
@@ -218,8 +215,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	needs.Root(t)
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
-	h.options.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}}
-	h.restart()
+	h.with(func(o *enforcer.Options) { o.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}} })
 	claim := func(name string, bytes uint64) error {
 		return must.Err(h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour}))
 	}
@@ -238,12 +234,8 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	if s, err := register("m", func(*api.RegisterRequest) {}); err != nil || s.Tenant != "team" || s.TTL != time.Hour {
 		t.Fatalf("%+v %v", s, err)
 	}
-	if s, err := register("short", func(r *api.RegisterRequest) { r.TTL = time.Minute }); err != nil || s.TTL != time.Minute {
-		t.Fatalf("%+v %v", s, err)
-	}
-	if s, err := register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }); err != nil || s.TTL != time.Hour {
-		t.Fatalf("%+v %v", s, err)
-	}
+	must.Equal(t, must.Get(register("short", func(r *api.RegisterRequest) { r.TTL = time.Minute }))(t).TTL, time.Minute)
+	must.Equal(t, must.Get(register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }))(t).TTL, time.Hour)
 	expect.ErrorSays(t, must.Err(register("others", func(r *api.RegisterRequest) { r.Tenant = "other" })), api.ErrBadRequest, "pool a is tenant team's")
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -34,8 +35,6 @@ func TestWhereTheContainersPreloadFileIs(t *testing.T) {
 		root + at("/etc\\040x/ld.so.preload"):                                                     api.PreloadMoved,
 	} {
 		list := must.Get(mountinfo.GetMountsFromReader(strings.NewReader(mounts), nil))(t)
-		if got := findPreload(list, "77-ab"); got != want {
-			t.Errorf("%s, want %s, of\n%s", got, want, mounts)
-		}
+		expect.Equal(t, findPreload(list, "77-ab"), want, mounts)
 	}
 }

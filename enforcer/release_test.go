@@ -22,8 +22,7 @@ import (
 func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
 	h := newHost(t, nil)
 	p, _ := h.session("s", on(gpu0, gib))
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
+	p.uses()
 	p.must("charge 0 1")
 	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
 	s := must.Get(h.Release(context.Background(), "s", 0, true))(t)
@@ -42,8 +41,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	request := api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
 	reply := must.Get(h.Register(context.Background(), request))(t)
 	lead(t, link, reply)
-	init.must("attach")
-	init.must("device %s %d", hex0, 80*gib)
+	init.uses()
 	init.must("charge 0 1")
 	second := start(t, link, dir)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
@@ -57,9 +55,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	held("after the release")
 	h.restart()
 	held("after a restart")
-	if all, err := h.Slices(context.Background()); err != nil || len(all) != 0 {
-		t.Fatalf("%+v, %v", all, err)
-	}
+	must.Len(t, must.Get(h.Slices(context.Background()))(t), 0)
 
 	// Its id and its cgroup are free: the end of the old slice does not disturb a new one.
 	next := must.Get(h.Register(context.Background(), request))(t)
@@ -125,11 +121,8 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 		t.Fatalf("a second slice of a living id: %v", err)
 	}
 	p.kill()
-	second, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	must.Do(t, err)
-	if second.Slice.Generation == first.Slice.Generation {
-		t.Fatal("one generation for two slices")
-	}
+	second := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
+	must.True(t, second.Slice.Generation != first.Slice.Generation, "one generation for two slices")
 	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", first.Slice.Generation, true)), api.ErrNotFound)
 	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "s", 0, false)), api.ErrRunning)
 	h.see("s")
@@ -141,8 +134,7 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 	h := newHost(t, nil)
 	files := func() map[string]string {
 		all := make(map[string]string)
-		entries := must.Get(os.ReadDir(h.options.StateDir))(t)
-		for _, entry := range entries {
+		for _, entry := range must.Get(os.ReadDir(h.options.StateDir))(t) {
 			text := must.Get(os.ReadFile(filepath.Join(h.options.StateDir, entry.Name())))(t)
 			info := must.Get(entry.Info())(t)
 			all[entry.Name()] = fmt.Sprint(info.ModTime(), info.Size(), string(text))
@@ -155,9 +147,7 @@ func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
 	must.Get(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))(t)
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	after := files()
-	if len(after) != len(before) {
-		t.Errorf("%d files, %d before", len(after), len(before))
-	}
+	expect.Equal(t, len(after), len(before), "files")
 	for name, was := range before {
 		expect.Equal(t, after[name], was, name, "was written")
 	}

@@ -129,9 +129,7 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	h.start()
 	h.session("before", on(gpu0, gib))
-	if health := h.health(); !health.Ready {
-		t.Fatalf("%+v", health)
-	}
+	must.True(t, h.health().Ready, h.health())
 	var fill []string
 	for err := error(nil); err == nil; {
 		fill = append(fill, filepath.Join(dir, fmt.Sprint("fill-", len(fill))))

@@ -37,9 +37,7 @@ func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	truth.comparisons(t, 4)
-	if d := h.see("a").Devices[0]; d.Used+d.Overhead != 600*mib {
-		t.Errorf("it is charged for what it has left: %+v", d)
-	}
+	expect.Equal(t, h.see("a").Devices[0].Used+h.see("a").Devices[0].Overhead, 600*mib, "it is charged for what it has left")
 	truth.set(gpu0, a.pid(), 2*gib)
 	eventually(t, "what is beyond that is charged", func() bool { return h.see("a").Devices[0].Overhead == 2*gib-600*mib })
 	truth.set(gpu0, a.pid(), 600*mib)
@@ -97,9 +95,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
-	f.mu.Lock()
-	f.state[a.pid()] = checkpoint.Locked
-	f.mu.Unlock()
+	f.set(func() { f.state[a.pid()] = checkpoint.Locked })
 	b.expect(statusAway, "return")
 	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by a program outside gpuslice") })
 	if s := h.becomes("a", api.Active); f.states()[a.pid()] != checkpoint.Running && f.states()[a.pid()] != checkpoint.Locked {
@@ -340,9 +336,7 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 			h.becomes("b", api.Evicted)
 			// Now a is on the device and keeps 39.4 GiB of host memory. One of the others fits on the device with it.
 			c.works(truth, 35*gib)
-			if m.wasTold(ledger.Bare) {
-				t.Fatal("it keeps none")
-			}
+			must.True(t, !m.wasTold(ledger.Bare), "it keeps none")
 			if !budget {
 				enforcer.HostHasBy(func() uint64 {
 					if m.isBare() {
@@ -378,8 +372,7 @@ func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
 				close(stopped)
 			}
 			var once sync.Once
-			f.mu.Lock()
-			f.then = func(done checkpoint.Action) {
+			f.afterEach(func(done checkpoint.Action) {
 				if done == ends {
 					once.Do(func() {
 						go func() {
@@ -389,8 +382,7 @@ func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
 						time.Sleep(50 * time.Millisecond)
 					})
 				}
-			}
-			f.mu.Unlock()
+			})
 			goes := func(p *proc) {
 				t.Helper()
 				for range 100 {

@@ -250,9 +250,7 @@ func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 				t.Fatalf("%d are charged, of %d that were when the limit of %d was in force", used, most, low)
 			}
 		}
-		if s, err := h.set("s", on(gpu0, high)); err != nil || s.State != api.Active {
-			t.Fatalf("%+v, %v", s, err)
-		}
+		must.Equal(t, must.Get(h.set("s", on(gpu0, high)))(t).State, api.Active)
 	}
 	t.Logf("%d of %d changes came upon more than the new limit", above, rounds)
 }

@@ -128,9 +128,7 @@ func TestSlicesJoinPoolsWhileTheseAreExtended(t *testing.T) {
 		})
 		all.Go(func() { _, extended = h.SetPool(ctx, "a", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}}) })
 		all.Wait()
-		if (joined == nil) == (extended == nil) {
-			t.Fatalf("round %d: joined %v, extended %v", round, joined, extended)
-		}
+		must.True(t, (joined == nil) != (extended == nil), "round", round, "joined", joined, "extended", extended)
 		p.kill()
 		for _, name := range both {
 			eventually(t, "it is deleted", func() bool {

@@ -52,8 +52,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 4*gib)}})
 	other := more()
 	for _, p := range []*proc{init, other} {
-		p.must("attach")
-		p.must("device %s %d", hex0, 80*gib)
+		p.uses()
 		p.must("charge 0 %d", 2*gib)
 	}
 	init.expect("refused", "charge 0 1")
@@ -105,8 +104,7 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	h := newHost(t, nil)
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, gib)}})
 	other := more()
-	other.must("attach")
-	other.must("device %s %d", hex0, 80*gib)
+	other.uses()
 	init.kill()
 	expect.ErrorIs(t, must.Err(h.Release(context.Background(), "c", 0, false)), api.ErrRunning, "release of a slice with a process alive")
 	h.restart()
@@ -122,8 +120,7 @@ func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
 	a, more, reply := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
 	b := more()
 	for _, p := range []*proc{a, b} {
-		p.must("attach")
-		p.must("device %s %d", hex0, 80*gib)
+		p.uses()
 		p.must("charge 0 %d", gib)
 	}
 	h.stop()
@@ -253,8 +250,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			h := newHost(t, nil)
 			p, _ := h.sessionOf(api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: row.quotas})
-			p.must("attach")
-			p.must("device %s %d", hex0, 80*gib)
+			p.uses()
 			p.must("device %s %d", hex1, 80*gib)
 			p.must("charge 0 %d", 70*gib)
 			p.must("charge 1 %d", 80*gib)
@@ -291,9 +287,7 @@ func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
 		})
 	}
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on("0", gib), on(gpu0, gib)}})
-	if !errors.Is(err, api.ErrBadRequest) {
-		t.Fatalf("an index and the UUID of one device: %v", err)
-	}
+	must.True(t, errors.Is(err, api.ErrBadRequest), "an index and the UUID of one device:", err)
 	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
 		t.Fatalf("something is left behind: %v", left)
 	}
@@ -348,9 +342,7 @@ func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.start()
-	if info, err := os.Stat(slices); err != nil || info.Mode().Perm() != 0o711 {
-		t.Errorf("%v, %v", info.Mode(), err)
-	}
+	expect.Equal(t, must.Get(os.Stat(slices))(t).Mode().Perm(), 0o711)
 	var names []string
 	for range 2 {
 		_, reply := h.session("s", on(gpu0, gib))
@@ -358,16 +350,13 @@ func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 		names = append(names, name)
 		must.Get(h.Release(context.Background(), "s", 0, true))(t)
 	}
-	if names[0] == names[1] {
-		t.Errorf("both slices s have a directory %s", names[0])
-	}
+	expect.True(t, names[0] != names[1], "both slices s have a directory", names[0])
 }
 
 func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 	h := newHost(t, nil)
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 100*mib)}})
-	init.must("attach")
-	init.must("device %s %d", hex0, 80*gib)
+	init.uses()
 	const generations, each = 5, 40
 	for range generations {
 		all := make([]*proc, each)
@@ -398,12 +387,9 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 
 func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 	h := newHost(t, nil)
-	h.stop()
-	h.options.Interval = time.Millisecond // checks often
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Interval = time.Millisecond }) // checks often
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 1000*mib)}})
-	init.must("attach")
-	init.must("device %s %d", hex0, 80*gib)
+	init.uses()
 	init.must("charge 0 %d", mib)
 	for range 10 {
 		all := make([]*proc, 4)
@@ -424,9 +410,7 @@ func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 		}
 		eventually(t, "all came back", func() bool { return h.see("c").Devices[0].Used == mib })
 	}
-	if s := h.see("c"); s.State != api.Active {
-		t.Fatalf("%s: %s", s.State, s.Reason)
-	}
+	must.Equal(t, h.see("c").State, api.Active)
 }
 
 func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
@@ -447,8 +431,7 @@ func TestNamesAndPoolLabelsAreShownAlsoAfterARestart(t *testing.T) {
 	must.Get(h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 4*gib)}, Label: "team/train"}))(t)
 	dir := newCgroup(t)
 	init := start(t, filepath.Join(h.options.RunDir, "bind"), dir)
-	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Pools: api.PoolNames{"claim"}, Names: names})
-	must.Do(t, err)
+	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Pools: api.PoolNames{"claim"}, Names: names}))(t)
 	for _, when := range []string{"at first", "after a restart"} {
 		if s := h.see("c"); s.Names != names || !slices.Equal(s.PoolLabels, []string{"team/train"}) {
 			t.Errorf("%s: %+v", when, s)

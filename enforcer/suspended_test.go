@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -93,9 +94,7 @@ func TestAnEnforcerOfOneSessionSaysWhoCanSuspendIt(t *testing.T) {
 func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	h, truth, _ := movers(t)
 	c := &clock{at: time.Hour}
-	h.stop()
-	h.options.Clock, h.options.Grace = c.now, grace
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Clock, o.Grace = c.now, grace })
 	p := h.lease("a", "", time.Hour)
 	p.must("stubborn")
 	p.takes(truth, gib)
@@ -128,8 +127,7 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	}
 	link := filepath.Join(h.options.RunDir, "to-a")
 	p := start(t, link, "")
-	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 6*gib)}, Session: true, PID: p.pid(), UID: alice})
-	must.Do(t, err)
+	reply := must.Get(u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 6*gib)}, Session: true, PID: p.pid(), UID: alice}))(t)
 	lead(t, link, reply)
 	p.uses().takes(truth, 5*gib)
 	expect.Error(t, move(u.Suspend, bob), "another user suspends it")
@@ -183,9 +181,7 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 	refusedWith(t, h.resume("a"), api.CodeBadRequest, "slice a is damaged")
 	_, err := h.Release(context.Background(), "a", 0, true)
 	refusedWith(t, err, api.CodeRunning, "end its processes")
-	if f.states()[p.pid()] != checkpoint.Checkpointed {
-		t.Errorf("%v", f.states())
-	}
+	expect.Equal(t, f.states()[p.pid()], checkpoint.Checkpointed)
 	p.kill()
 	h.gone("a")
 	expect.Equal(t, h.granted(t), 0, "bytes are given")

@@ -54,11 +54,19 @@ func (f *fakeMover) State(of process.Identity, _ time.Duration) (checkpoint.Stat
 	return f.state[pid], nil
 }
 
-// deafen has the driver stop answering at an action, and answer again with "".
-func (f *fakeMover) deafen(action checkpoint.Action) {
+// set changes what it does.
+func (f *fakeMover) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.deafens, f.deaf = action, false
+	change()
+}
+
+func (f *fakeMover) beforeEach(do func(checkpoint.Action, int)) { f.set(func() { f.before = do }) }
+func (f *fakeMover) afterEach(do func(checkpoint.Action))       { f.set(func() { f.then = do }) }
+
+// deafen has the driver stop answering at an action, and answer again with "".
+func (f *fakeMover) deafen(action checkpoint.Action) {
+	f.set(func() { f.deafens, f.deaf = action, false })
 }
 
 func (f *fakeMover) Do(action checkpoint.Action, to process.Identity, _ time.Duration) error {
@@ -115,9 +123,7 @@ func (f *fakeMover) Do(action checkpoint.Action, to process.Identity, _ time.Dur
 }
 
 func (f *fakeMover) fail(action checkpoint.Action, pid, result int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.fails[action] = map[int]int{pid: result}
+	f.set(func() { f.fails[action] = map[int]int{pid: result} })
 }
 
 func (f *fakeMover) states() map[int]checkpoint.State {
@@ -132,9 +138,7 @@ func movers(t *testing.T) (*host, *fakeTruth, *fakeMover) {
 	t.Cleanup(func() { enforcer.HostHas(0) })
 	h, truth := newTruthHost(t)
 	f := newMover(truth)
-	h.stop()
-	h.options.Checkpoint = f
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Checkpoint = f })
 	return h, truth, f
 }
 
@@ -258,11 +262,11 @@ func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a := h.elastic("a", 50*gib, 0).works(truth, 40*gib)
 	f.fail(checkpoint.Unlock, a.pid(), 999)
-	f.then = func(done checkpoint.Action) {
+	f.afterEach(func(done checkpoint.Action) {
 		if done == checkpoint.Checkpoint {
 			full.Store(true)
 		}
-	}
+	})
 	expect.Error(t, h.suspend("a"), "it is suspended")
 	if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
 		t.Errorf("%+v, %d granted", s, h.granted(t))
@@ -298,13 +302,9 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	untouched("work that does not end")
 	f.fail(checkpoint.Lock, 0, 0)
 
-	f.mu.Lock()
-	f.state[last] = checkpoint.Locked
-	f.mu.Unlock()
+	f.set(func() { f.state[last] = checkpoint.Locked })
 	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "is locked by a program outside gpuslice")
-	f.mu.Lock()
-	f.state[last] = checkpoint.Running
-	f.mu.Unlock()
+	f.set(func() { f.state[last] = checkpoint.Running })
 	untouched("one that is locked")
 	enforcer.HostHas(15 * gib)
 	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "it holds 20GiB, and the host has 15GiB")
@@ -394,8 +394,7 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 	for range 3 {
 		all = append(all, start(t, link, cgroup))
 	}
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
-	must.Do(t, err)
+	reply := must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}}))(t)
 	lead(t, link, reply)
 	for _, p := range all {
 		p.uses().takes(truth, 10*gib)
@@ -488,14 +487,12 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 // held has the driver's restore of a process hang until let is called, and closes begun when it has begun.
 func (f *fakeMover) held(pid int) (begun <-chan struct{}, let func()) {
 	started, release := make(chan struct{}), make(chan struct{})
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.before = func(action checkpoint.Action, of int) {
+	f.beforeEach(func(action checkpoint.Action, of int) {
 		if action == checkpoint.Restore && of == pid {
 			close(started)
 			<-release
 		}
-	}
+	})
 	return started, sync.OnceFunc(func() { close(release) })
 }
 
@@ -551,9 +548,7 @@ func TestReservedRoomIsPromisedToNoOther(t *testing.T) {
 			let()
 			one, other := await.Value(t, "one has ended", results["first"]), await.Value(t, "the other has ended", results["second"])
 			if comes {
-				if one != nil {
-					t.Error(one)
-				}
+				expect.NoError(t, one)
 				refusedWith(t, other, api.CodeQuotaExceeded, "slice second", "14GiB are free")
 			} else if one == nil || other != nil {
 				t.Errorf("%v, %v", one, other)

@@ -5,19 +5,24 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/daemon/metrics"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func overhead(h *host) uint64 { return h.see("s").Devices[0].Overhead }
@@ -120,9 +125,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, truth := newTruthHost(t)
-			h.stop()
-			h.options.ContextBytes = 512 * mib
-			h.start()
+			h.with(func(o *enforcer.Options) { o.ContextBytes = 512 * mib })
 			a, _ := h.session("a", on(gpu0, 4*gib))
 			var b *proc
 			quotas := []api.Quota{on(gpu0, c.b)}
@@ -149,9 +152,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 			}
 			b.must("attach")
 			asked := b.must("cost 0")
-			if asked > 500*mib {
-				t.Fatalf("a first context is to be charged %d bytes", asked)
-			}
+			must.True(t, asked <= 500*mib, "a first context is to be charged", asked)
 			b.must("charge 0 %d", asked)
 			b.must("context 0 %d", asked)
 			truth.set(gpu0, b.pid(), costs)
@@ -166,9 +167,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 			eventually(t, "the least counts, for all", learned)
 			if c.restart {
 				h.restart()
-				if !learned() {
-					t.Fatal("it was forgotten by a restart")
-				}
+				must.True(t, learned(), "it was forgotten by a restart")
 			}
 		})
 	}
@@ -230,8 +229,7 @@ func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
 // Nor does attaching again and again, as a process may after execve.
 func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 	for _, asks := range []bool{false, true} {
-		truth := &fakeTruth{}
-		h := newPolicyHost(t, truth, api.Log, "")
+		h, truth := newPolicyHost(t, api.Log, "")
 		p, _ := h.session("s", on(gpu0, 4*gib))
 		p.must("attach")
 		truth.set(gpu0, p.pid(), 3*gib)
@@ -260,8 +258,7 @@ func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	var answers atomic.Int64
 	for range askers {
 		asker := start(t, filepath.Join(h.options.RunDir, "to-s"), cgroup)
-		asker.must("attach")
-		asker.must("device %s %d", hex0, 80*gib)
+		asker.uses()
 		asking.Go(func() {
 			for {
 				select {
@@ -280,8 +277,7 @@ func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	eventually(t, "all of them ask", func() bool { return answers.Load() > askers })
 
 	other, _ := h.session("other", on(gpu0, 4*gib))
-	other.must("attach")
-	other.must("device %s %d", hex0, 80*gib)
+	other.uses()
 	truth.set(gpu0, other.pid(), gib)
 	for range 10 {
 		other.must("truth 0")
@@ -296,9 +292,7 @@ func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
 	const interval, during = 500 * time.Millisecond, 2 * time.Second
 	slow := func(t *testing.T) (*host, *fakeTruth) {
 		h, truth := newTruthHost(t)
-		h.stop()
-		h.options.Interval = interval
-		h.start()
+		h.with(func(o *enforcer.Options) { o.Interval = interval })
 		return h, truth
 	}
 	holds := func(t *testing.T, truth *fakeTruth, again func()) {
@@ -332,4 +326,102 @@ func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
 			child.kill()
 		})
 	})
+}
+
+func TestWhatIsFoundIsCounted(t *testing.T) {
+	h, truth := newTruthHost(t)
+	m := metrics.New(h, slog.New(slog.DiscardHandler))
+	h.CountWith(m)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	says := func(name string, value float64) func() bool {
+		return func() bool {
+			w := httptest.NewRecorder()
+			m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+			for line := range strings.Lines(w.Body.String()) {
+				if strings.HasPrefix(line, name) && strings.HasSuffix(line, fmt.Sprintf("} %v\n", value)) {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	eventually(t, "nothing is found yet", says(`gpuslice_bypass_total{action="log"`, 0))
+	truth.set(gpu0, p.pid(), 3*gib)
+	eventually(t, "it is counted", says(`gpuslice_bypass_total{action="log"`, 1))
+	eventually(t, "its bytes are shown", says("gpuslice_slice_bypass_bytes{", float64(3*gib)))
+	truth.set(gpu0, p.pid(), 0)
+	eventually(t, "as long as they are there", says("gpuslice_slice_bypass_bytes{", 0))
+	expect.True(t, says(`gpuslice_bypass_total{action="log"`, 1)(), "what was counted is not any more, or twice")
+}
+
+// Some allocations have a size that only the driver knows. The driver holds it before the process can charge it.
+func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
+	h, truth := newTruthHost(t)
+	p, _ := h.session("s", on(gpu0, 4*mib))
+	p.uses()
+	p.must("charge 0 %d", 2*mib)
+	must.Equal(t, p.must("begin 0"), 1, "calls are under way")
+	truth.set(gpu0, p.pid(), 4*mib)
+	truth.comparisons(t, 10)
+	must.Equal(t, overhead(h), 0, "bytes are charged for the process before it can")
+	p.must("charge 0 %d", 2*mib)
+	must.Equal(t, p.must("end 0"), 0, "calls are under way")
+	truth.comparisons(t, 10)
+	must.Equal(t, overhead(h), 0, "bytes are charged twice")
+	truth.set(gpu0, p.pid(), 5*mib)
+	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
+}
+
+// A process that also charges and releases by turns looks like one that makes small allocations. It can hide what is tolerated for those,
+// and no more.
+func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
+	const most = 32 * mib
+	h, truth := newTruthHost(t)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.uses()
+	for range 100 {
+		p.must("begin 0")
+	}
+	truth.set(gpu0, p.pid(), 100*mib)
+	eventually(t, "all but so much is charged", func() bool {
+		p.must("charge 0 %d", most)
+		time.Sleep(5 * time.Millisecond)
+		p.must("release 0 %d", most)
+		time.Sleep(5 * time.Millisecond)
+		return overhead(h) >= 100*mib-most
+	})
+}
+
+// A page that is invalid at a restart may be of another version: it grants nothing more, and no process is killed for it.
+func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
+	h := newHost(t, nil).does(api.Kill, api.ScopeSlice)
+	vandal, sibling := h.pair(on(gpu0, 4*gib))
+	for _, p := range []*proc{vandal, sibling} {
+		p.uses()
+	}
+	h.stop()
+	vandal.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
+	h.start()
+	must.True(t, damaged(h, "s"), "it is not damaged")
+	sibling.expect("refused", "charge 0 1")
+	await.Quiet(t, "a process is killed", 5*h.options.Interval, func() bool {
+		return vandal.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0
+	})
+}
+
+// After a restart the enforcer does not know what a busy process holds beyond its lane. The former enforcer had charged it.
+func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.T) {
+	needs.Root(t)
+	h, truth := newTruthHost(t)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.uses()
+	p.must("charge 0 %d", 100*mib)
+	truth.set(gpu0, p.pid(), 600*mib)
+	eventually(t, "it is charged", func() bool { return overhead(h) == 500*mib })
+	p.must("begin 0") // it may allocate at any time
+	h.restart()
+	truth.comparisons(t, 10)
+	must.Equal(t, overhead(h), 500*mib, "bytes are charged")
+	p.expect("refused", "charge 0 %d", 500*mib)
+	eventually(t, "it is less, if it stays so", func() bool { truth.set(gpu0, p.pid(), 300*mib); return overhead(h) == 200*mib })
 }

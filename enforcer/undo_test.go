@@ -90,9 +90,7 @@ func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
 			if answer := p.ask("attach"); !strings.HasPrefix(answer, "status ") {
 				t.Fatalf("pool %s: %s", full, answer)
 			}
-			if n := h.see("s").ProcessCount + h.seePool("a").ProcessCount + h.seePool("b").ProcessCount; n != 0 {
-				t.Fatalf("pool %s: the process has %d places", full, n)
-			}
+			must.Equal(t, h.see("s").ProcessCount+h.seePool("a").ProcessCount+h.seePool("b").ProcessCount, 0, "pool", full, "places of the process")
 		}
 		h.LeavePlacesInPool(full, 1)
 		p.must("attach")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
@@ -51,9 +52,7 @@ func (machine) Busy(string, time.Time) (map[int]uint32, error) { return nil, nil
 func newMachine(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t, nil)
-	h.stop()
-	h.options.Truth = machine{}
-	h.start()
+	h.with(func(o *enforcer.Options) { o.Truth = machine{} })
 	return h
 }
 
@@ -97,8 +96,7 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 			continue
 		}
 		expect.EqualSlices(t, shown(reply.Slice), c.want, c.names, "counts on")
-		devices := must.Get(h.Devices(t.Context()))(t)
-		for _, d := range devices {
+		for _, d := range must.Get(h.Devices(t.Context()))(t) {
 			expect.Equal(t, d.Quotas == 4*gib, slices.Contains(c.want, d.UUID), c.names, "on", d.UUID, "are quotas of", d.Quotas, "bytes")
 		}
 		must.Get(h.Release(t.Context(), "s", 0, true))(t)

@@ -102,14 +102,12 @@ func near(n, want uint64) bool { return n >= want && n < want+32*mib }
 
 func (k *Keeper) used(t *testing.T) uint64 {
 	t.Helper()
-	n := must.Get(k.Used())(t)
-	return n
+	return must.Get(k.Used())(t)
 }
 
 func (k *Keeper) has(t *testing.T, p Process) uint64 {
 	t.Helper()
-	n := must.Get(k.Bytes(p))(t)
-	return n
+	return must.Get(k.Bytes(p))(t)
 }
 
 func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
@@ -344,9 +342,7 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again := r.encode(); string(again) != string(b) {
-			t.Errorf("%+v is %x, and was %x", r, again, b)
-		}
+		expect.Equal(t, string(r.encode()), string(b), r)
 		if r.of.PID < 0 || r.of.PID > 1<<22 || r.from > r.to || r.to > maxSize || r.size > maxSize || r.op == opGrow && (r.to > r.size || r.of.PID == 0) {
 			t.Errorf("%+v", r)
 		}

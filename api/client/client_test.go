@@ -4,6 +4,7 @@ package client
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -362,9 +363,7 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 			defer conn.Close()
 		}
 	}
-	if !errors.Is(err, syscall.EAGAIN) {
-		t.Fatal(err)
-	}
+	must.True(t, errors.Is(err, syscall.EAGAIN), err)
 	answered := make(chan error, 1)
 	go func() {
 		_, err := New(path).Info(context.Background())
@@ -422,5 +421,81 @@ func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
 	must.Equal(t, reply.Dir, "/d", "dir")
 	if first, second := <-bodies, <-bodies; strings.Replace(first, `,"image":"cuda:13"`, "", 1) != second {
 		t.Errorf("asked with %s, then %s", first, second)
+	}
+}
+
+func TestPoolsAreAskedForByName(t *testing.T) {
+	s := &service{pool: api.Pool{
+		Name: "llm", Quotas: []api.Quota{{Device: "*", Bytes: 1 << 62}}, State: api.Active, Created: time.Now().UTC().Round(0),
+		Devices: []api.PoolUse{{Device: "GPU-1", Index: -1, Limit: 1 << 62}}, Members: []string{"a", "b"}, ProcessCount: 3,
+	}}
+	c, ctx := enforcer(t, s), context.Background()
+	quotas := []api.Quota{{Device: "0", Percent: 50}}
+	for want, ask := range map[string]func() (api.Pool, error){
+		"create llm": func() (api.Pool, error) { return c.CreatePool(ctx, "llm", api.PoolRequest{Quotas: quotas}) },
+		"set llm":    func() (api.Pool, error) { return c.SetPool(ctx, "llm", api.PoolRequest{Quotas: quotas}) },
+		"delete llm": func() (api.Pool, error) { return c.DeletePool(ctx, "llm") },
+	} {
+		p, err := ask()
+		if err != nil || !reflect.DeepEqual(p, s.pool) || s.args[0] != want {
+			t.Errorf("%s: %+v %v, requested: %v", want, p, err, s.args)
+		}
+		if s.args[1] != nil && !reflect.DeepEqual(s.args[1], quotas) {
+			t.Errorf("%s: asked for %v", want, s.args[1])
+		}
+	}
+	expect.True(t, reflect.DeepEqual(must.Get(c.Pool(ctx, "llm"))(t), s.pool), "another pool was shown")
+	expect.True(t, reflect.DeepEqual(must.Get(c.Pools(ctx))(t), []api.Pool{s.pool}), "other pools were listed")
+	for _, name := range []string{"", "../slices", ".x", "a b"} {
+		expect.ErrorIs(t, must.Err(c.Pool(ctx, name)), api.ErrBadRequest, name)
+	}
+	s.err = api.Errorf(api.CodeRunning, "it has members")
+	expect.ErrorIs(t, must.Err(c.DeletePool(ctx, "llm")), api.ErrRunning)
+}
+
+func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
+	room := api.Errorf(api.CodeBusy, "idle elastic slices are being evicted")
+	room.Device = "GPU-1"
+	for name, c := range map[string]struct {
+		err   error
+		asked int
+	}{
+		"room is made":       {room, 3},
+		"as many ask as may": {api.Errorf(api.CodeBusy, "try again later"), 1},
+		"there is none":      {api.Errorf(api.CodeQuotaExceeded, "no"), 1},
+		"nobody answers":     {errors.New("no"), 1},
+	} {
+		asked := 0
+		err := AwaitRoom(t.Context(), func() error {
+			if asked++; asked <= 2 {
+				return c.err
+			}
+			return nil
+		})
+		if asked != c.asked || (err == nil) != (c.asked > 1) {
+			t.Errorf("%s: asked %d times, %v", name, asked, err)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	expect.ErrorIs(t, AwaitRoom(ended, func() error { return room }), room)
+}
+
+func TestATokenIsShownWithEachQuestion(t *testing.T) {
+	token := api.Token(strings.Repeat("ab", 32))
+	s := &service{}
+	c := enforcer(t, s)
+	if _, err := c.Join(api.WithToken(context.Background(), token), "s1", api.JoinRequest{PID: 7}); err != nil || s.token != token || s.joined != 7 {
+		t.Errorf("%v, %q, %d", err, string(s.token), s.joined)
+	}
+	// Invalid tokens are not sent: they could inject headers.
+	for _, wrong := range []api.Token{"", "x\r\nX-Evil: 1", token + "\r\n", token[:10]} {
+		s.token = ""
+		if _, err := c.Join(api.WithToken(context.Background(), wrong), "s1", api.JoinRequest{PID: 7}); err != nil || s.token != "" {
+			t.Errorf("%q: %v, %q", string(wrong), err, string(s.token))
+		}
+		if sent := request(api.WithToken(context.Background(), wrong), "GET", "/", "1.0", nil); bytes.Contains(sent, []byte("Authorization")) {
+			t.Errorf("%q", sent)
+		}
 	}
 }

@@ -243,9 +243,7 @@ func FuzzElements(f *testing.F) {
 		for _, one := range got {
 			ours = ours && json.Valid(one)
 		}
-		if ours != valid {
-			t.Fatalf("%q: valid %v, split into valid ones %v: %q", text, valid, ours, got)
-		}
+		must.Equal(t, ours, valid, text, "is split into valid ones", got)
 		for i := range want {
 			if len(got) != len(want) || !bytes.Equal(bytes.Trim(got[i], space), want[i]) {
 				t.Fatalf("%q: %q, want %q", text, got, want)

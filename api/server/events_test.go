@@ -31,9 +31,7 @@ func withEvents(n, kept int) *fakeService {
 
 func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	t.Helper()
-	if !lines.Scan() {
-		t.Fatalf("there is no further line: %v", lines.Err())
-	}
+	must.True(t, lines.Scan(), "there is no further line", lines.Err())
 	var e api.Event
 	if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 		t.Fatalf("%v: %s", err, lines.Bytes())
@@ -69,9 +67,7 @@ func TestEventsAreOneInEachLine(t *testing.T) {
 				t.Fatalf("%s: %+v, want number %d", target, e, seq)
 			}
 		}
-		if lines.Scan() {
-			t.Errorf("%s: there is more: %s", target, lines.Text())
-		}
+		expect.True(t, !lines.Scan(), target, "there is more", lines.Text())
 	}
 }
 

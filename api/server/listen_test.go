@@ -103,9 +103,7 @@ func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
 			defer conn.Close()
 		}
 	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Fatal(err)
-	}
+	must.True(t, errors.Is(err, unix.EAGAIN), err)
 	expect.ErrorIs(t, must.Err(Listen(path, "")), unix.EAGAIN)
 	expect.NoError(t, RemoveStale(path))
 	expect.NoError(t, must.Err(os.Stat(path)), "it was removed")

@@ -137,9 +137,7 @@ func TestEveryRouteIsDescribedAndEveryDescriptionHasARoute(t *testing.T) {
 				query = append(query, p.Name)
 			}
 		}
-		if !slices.Equal(query, r.query) {
-			t.Errorf("%s: the query is described as %q, and %q is read", name, query, r.query)
-		}
+		expect.EqualSlices(t, query, r.query, name, "the query that is described")
 		types := answers[name]
 		d.checkStatuses(t, name, o, r.status)
 		kind := "application/json"
@@ -164,18 +162,14 @@ func (d document) checkStatuses(t *testing.T, name string, o operation, success 
 	for status, r := range o.Responses {
 		r = d.response(t, r)
 		if status == strconv.Itoa(success) {
-			if len(r.Codes) > 0 {
-				t.Errorf("%s: success is described with codes", name)
-			}
+			expect.Equal(t, len(r.Codes), 0, name, "codes of success")
 			continue
 		}
 		if len(r.Codes) == 0 || r.Content["application/json"].Schema.Ref != "#/components/schemas/Error" {
 			t.Errorf("%s: status %s is not described as an Error with codes", name, status)
 		}
 		for _, c := range r.Codes {
-			if strconv.Itoa(c.Status()) != status {
-				t.Errorf("%s: %s has status %d, described as %s", name, c, c.Status(), status)
-			}
+			expect.Equal(t, strconv.Itoa(c.Status()), status, name, c, "status")
 		}
 	}
 	// Any request can be malformed, fail, or exceed a limit.
@@ -202,9 +196,7 @@ func TestEveryErrorCodeIsDescribed(t *testing.T) {
 	for _, c := range d.Components.Schemas["Error"].Properties["code"].Enum {
 		enum = append(enum, api.Code(c))
 	}
-	if !slices.Equal(enum, api.Codes()) {
-		t.Errorf("the enum is %q, the codes are %q", enum, api.Codes())
-	}
+	expect.EqualSlices(t, enum, api.Codes(), "the enum")
 	if got := slices.Sorted(maps.Keys(described)); !slices.Equal(got, slices.Sorted(slices.Values(api.Codes()))) {
 		t.Errorf("the responses have codes %q, there are %q", got, api.Codes())
 	}
@@ -273,9 +265,7 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 	for name := range properties {
 		t.Errorf("%s.%s is described, and does not exist", g.Name(), name)
 	}
-	if !slices.Equal(s.Required, required) {
-		t.Errorf("%s: required are %q, described as %q", g.Name(), required, s.Required)
-	}
+	expect.EqualSlices(t, s.Required, required, g.Name(), "required")
 }
 
 var enums = map[reflect.Type][]string{

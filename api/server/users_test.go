@@ -54,9 +54,7 @@ func TestTheUsersSocketHasTheVerbsOfSessionsAlone(t *testing.T) {
 		}
 	}
 	for _, name := range userRoutes {
-		if !slices.ContainsFunc(routes, func(r route) bool { return r.method+" "+r.path == name }) {
-			t.Errorf("%s is no route", name)
-		}
+		expect.True(t, slices.ContainsFunc(routes, func(r route) bool { return r.method+" "+r.path == name }), name, "is no route")
 	}
 }
 

@@ -118,9 +118,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"denied","pool":"llm","cause":"why","seq":12,"result":"refused"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"request","slice":"c2","pid":8,"result":"refused","code":"exists","message":"it exists","operation":"POST /v1/slices","uid":0,"quotas":[{"device":"*","bytes":1073741824}]}
 `
-	if string(text) != want {
-		t.Errorf("got\n%swant\n%s", text, want)
-	}
+	expect.Equal(t, string(text), want)
 }
 
 func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
@@ -172,13 +170,9 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 	all.Wait()
 	w.Close()
 	names := files(t, dir)
-	if len(names) < 10 {
-		t.Errorf("there are %d files", len(names))
-	}
+	expect.True(t, len(names) >= 10, "files are there:", len(names))
 	for _, name := range names {
-		if info, err := os.Stat(name); err != nil || info.Size() > most {
-			t.Errorf("%s: %v, %v", name, info.Size(), err)
-		}
+		expect.True(t, must.Get(os.Stat(name))(t).Size() <= most, name, "is too large")
 	}
 	next := make(map[string]int) // entries of each goroutine stay in order
 	there, missing := accounted(read(t, names...))

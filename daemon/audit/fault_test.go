@@ -46,9 +46,7 @@ func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
 	w, log := writer(t, dir, nil)
 	n := 0
 	for ; !w.Dropping() || n < 2000; n++ {
-		if n > 1e6 {
-			t.Fatal("64 KiB take a million entries")
-		}
+		must.True(t, n <= 1e6, "64 KiB take a million entries")
 		w.Put(entry(n))
 		if n%100 == 0 {
 			time.Sleep(time.Millisecond) // keeps the queue short: only the disk is to be full
@@ -160,9 +158,7 @@ func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
 		w.Close()
 		must.Do(t, os.Remove(name))
 	}
-	if text, err := os.ReadFile(victim); err != nil || !bytes.Equal(text, []byte("mine")) {
-		t.Errorf("%q, %v", text, err)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(victim))(t)), "mine")
 }
 
 func TestAFileThatCannotBeRotatedGrows(t *testing.T) {

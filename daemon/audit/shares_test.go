@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // refusal returns the entry of a rejected request of a user without rights.
@@ -87,9 +88,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 		if bytes[who] > 2*limit || listed[who] == 0 || counts[who] != 2 {
 			t.Errorf("%+v: %d entries, %d bytes and %d counts in two minutes", who, listed[who], bytes[who], counts[who])
 		}
-		if n != 2*each {
-			t.Errorf("%+v: %d of %d requests are recorded", who, n, 2*each)
-		}
+		expect.Equal(t, n, 2*each, who, "requests that are recorded")
 	}
 	if len(recorded) < 2+strangersBytes/strangerBytes || all != 2*10*each || strangers > 2*strangersBytes {
 		t.Errorf("%v: %d; %d bytes of strangers", recorded, all, strangers)
@@ -197,9 +196,7 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 		if e.Slice != "users" && e.Kind != KindDropped {
 			there++
 		}
-		if len(e.Message) > maxText {
-			t.Fatalf("a text of %d bytes", len(e.Message))
-		}
+		must.True(t, len(e.Message) <= maxText, "a text has", len(e.Message), "bytes")
 	}
 	expect.Equal(t, there, 1+roots, "entries of others are there")
 }

@@ -134,9 +134,7 @@ func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 			}
 			if at := strings.Index(text, "\n"+key+" ="); at > 0 {
 				lines := strings.Split(text[:at], "\n")
-				if !strings.HasPrefix(lines[len(lines)-1], "#") {
-					t.Errorf("%s.%s is not explained", table, key)
-				}
+				expect.True(t, strings.HasPrefix(lines[len(lines)-1], "#"), table, key, "is not explained")
 			}
 		}
 	}
@@ -254,16 +252,10 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 			continue
 		}
 		for _, part := range append(want, "config.toml") {
-			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%s: the error does not say %q: %v", text, part, err)
-			}
+			expect.ErrorContains(t, err, part, text)
 		}
-		if strings.Contains(err.Error(), "\n") {
-			t.Errorf("the error has several lines: %q", err)
-		}
-		if strings.Contains(err.Error(), ".go") {
-			t.Errorf("the error names a source file: %q", err)
-		}
+		expect.True(t, !strings.Contains(err.Error(), "\n"), "the error has several lines:", err)
+		expect.True(t, !strings.Contains(err.Error(), ".go"), "the error names a source file:", err)
 	}
 }
 
@@ -320,9 +312,7 @@ func TestEachKeyHasAValueThatIsRefused(t *testing.T) {
 		for _, field := range reflect.VisibleFields(fields) {
 			section, key := table.Tag.Get("toml"), field.Tag.Get("toml")
 			set := regexp.MustCompile(`\n\[+` + section + `[^[]*\n` + key + ` =|\n\[\[` + section + `\.` + key + `]]`)
-			if !set.MatchString(texts.String()) {
-				t.Errorf("badconfig has no value for %s.%s", section, key)
-			}
+			expect.True(t, set.MatchString(texts.String()), "badconfig has no value for", section, key)
 		}
 	}
 }

@@ -133,8 +133,7 @@ var mayBeLabels = []string{"image", "namespace", "pod", "label", "slice", "pool"
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 	m := full()
-	problems := must.Get(testutil.GatherAndLint(m.registry))(t)
-	for _, p := range problems {
+	for _, p := range must.Get(testutil.GatherAndLint(m.registry))(t) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	for name, f := range gathered(t, m) {
@@ -180,8 +179,6 @@ func TestWhatWasToldIsCountedThoughItsSliceIsGone(t *testing.T) {
 		`gpuslice_device_free_bytes{device="GPU-1"} 3`, `gpuslice_device_slices{device="GPU-1"} 2`,
 		`gpuslice_device_used_bytes{device="GPU-1"} 1.073742329e+09`,
 	} {
-		if !strings.Contains(text, "\n"+line+"\n") {
-			t.Errorf("there is no %s in\n%s", line, text)
-		}
+		expect.Contains(t, text, "\n"+line+"\n")
 	}
 }

@@ -4,6 +4,7 @@ package metrics
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -56,8 +57,7 @@ func scrape(t *testing.T, m *Metrics) (int, string) {
 }
 
 func TestTheNamesFollowPrometheusRules(t *testing.T) {
-	problems := must.Get(testutil.GatherAndLint(counted(two()).registry))(t)
-	for _, p := range problems {
+	for _, p := range must.Get(testutil.GatherAndLint(counted(two()).registry))(t) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 }
@@ -94,9 +94,7 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 		`gpuslice_attaches_total{result="stranger"} 0`, `gpuslice_bypass_total{action="kill"} 0`, `gpuslice_registers_total{result="busy"} 0`,
 		`gpuslice_build_info{go_version="`,
 	} {
-		if !strings.Contains(text, "\n"+line) {
-			t.Errorf("there is no %s in\n%s", line, text)
-		}
+		expect.Contains(t, text, "\n"+line)
 	}
 	expect.True(t, !strings.Contains(text, `gpuslice_slice_limit_bytes{device="GPU-1",slice="c2"}`), "a slice that nothing is refused to has a limit")
 }
@@ -139,4 +137,76 @@ func TestOnlyMetricsAreServedAndOnlyUntilTheEnd(t *testing.T) {
 	expect.Equal(t, get("/debug/pprof/"), 404, "/debug/pprof/")
 	cancel()
 	expect.NoError(t, <-done)
+}
+
+type pooled struct {
+	fixed
+	pools []api.Pool
+	fails error
+}
+
+func (p *pooled) Pools(context.Context) ([]api.Pool, error) { return p.pools, p.fails }
+
+func TestPoolsAreShown(t *testing.T) {
+	p := &pooled{pools: []api.Pool{{
+		Name: "llm", State: api.Damaged, Members: []string{"a", "b"}, ProcessCount: 5,
+		Devices: []api.PoolUse{{Device: "GPU-1", Limit: 4 << 30, Used: 1 << 30, Overhead: 500, Peak: 2 << 30, Refusals: 3, Recovered: 77}},
+	}}}
+	m := New(p, quiet())
+	status, text := scrape(t, m)
+	must.Equal(t, status, 200, text)
+	for _, line := range []string{
+		`gpuslice_pools 1`,
+		`gpuslice_pool_info{label="",pool="llm",state="damaged",tenant=""} 1`,
+		`gpuslice_pool_members{pool="llm"} 2`,
+		`gpuslice_pool_processes{pool="llm"} 5`,
+		`gpuslice_pool_limit_bytes{device="GPU-1",pool="llm"} 4.294967296e+09`,
+		`gpuslice_pool_used_bytes{device="GPU-1",pool="llm"} 1.073741824e+09`,
+		`gpuslice_pool_overhead_bytes{device="GPU-1",pool="llm"} 500`,
+		`gpuslice_pool_peak_bytes{device="GPU-1",pool="llm"} 2.147483648e+09`,
+		`gpuslice_pool_refusals_total{device="GPU-1",pool="llm"} 3`,
+		`gpuslice_pool_recovered_bytes_total{device="GPU-1",pool="llm"} 77`,
+	} {
+		expect.Contains(t, text, "\n"+line)
+	}
+	p.fails = errors.New("locked")
+	if status, text := scrape(t, m); status != http.StatusInternalServerError || !strings.Contains(text, "locked") {
+		t.Errorf("%d %s", status, text)
+	}
+}
+
+type unwell struct {
+	all
+	check api.Check
+}
+
+func (u unwell) Health(context.Context) (api.Health, error) {
+	h := api.Health{Checks: []api.Check{u.check}}
+	h.Conclude()
+	return h, nil
+}
+
+func TestProbesSayWhetherTheEnforcerLivesAndWhetherItIsReady(t *testing.T) {
+	for _, c := range []struct {
+		check       api.Check
+		live, ready int
+	}{
+		{api.Check{Name: "loop", For: api.ForLive, OK: true}, 200, 200},
+		{api.Check{Name: "truth"}, 200, 200},
+		{api.Check{Name: "socket", For: api.ForReady}, 200, 503},
+		{api.Check{Name: "loop", For: api.ForLive}, 503, 503},
+	} {
+		m := New(two(), quiet())
+		m.Watch(unwell{all{two()}, c.check}, quiet())
+		handler := m.Handler()
+		for path, want := range map[string]int{"/healthz": c.live, "/readyz": c.ready} {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+			var h api.Health
+			if err := json.Unmarshal(w.Body.Bytes(), &h); err != nil || len(h.Checks) != 1 || h.Checks[0] != c.check {
+				t.Errorf("%s: %q, %v", path, w.Body, err)
+			}
+			expect.Equal(t, w.Code, want, path, c.check)
+		}
+	}
 }

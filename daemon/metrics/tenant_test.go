@@ -31,9 +31,7 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 		`gpuslice_pool_info{label="team/\"claim\"",pool="claim",state="",tenant="physics"} 1`,
 		`gpuslice_tenant_max_bytes{device="GPU-1",tenant="physics"} 40`,
 	} {
-		if !strings.Contains(text, "\n"+line+"\n") {
-			t.Errorf("there is no %s in\n%s", line, text)
-		}
+		expect.Contains(t, text, "\n"+line+"\n")
 	}
 	expect.Equal(t, strings.Count(text, "\ngpuslice_tenant_max_bytes{"), 1, "bounds are shown")
 }

@@ -90,9 +90,7 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 			before := book.Granted(gpu0).Bytes
 			left := book.Beside(Ask{Holder: c.who, Bytes: map[string]uint64{gpu0: c.wants * gib}, User: c.limit}, c.goes, c.gone)
 			expect.Equal(t, left[gpu0], max(c.left*gib, margin)-margin)
-			if after := book.Granted(gpu0).Bytes; after != before {
-				t.Errorf("%d are given, %d were", after, before)
-			}
+			expect.Equal(t, book.Granted(gpu0).Bytes, before)
 		})
 	}
 }

@@ -163,9 +163,7 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 	var is atomic.Bool
 	_, dir := serving(t, func(*process.Handle) bool { looked.Add(1); return is.Load() },
 		func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
-			if member != is.Load() {
-				t.Errorf("Member answered %v, the handler got %v", is.Load(), member)
-			}
+			expect.Equal(t, member, is.Load(), "what the handler got of Member")
 			return echo(peer, member, r)
 		})
 	asks := func() {

@@ -65,8 +65,7 @@ func (h *fakeHost) mkdir(path string) string {
 
 func (h *fakeHost) open() *Host {
 	h.t.Helper()
-	host := must.Get(Open(h.proc))(h.t)
-	return host
+	return must.Get(Open(h.proc))(h.t)
 }
 
 var (
@@ -146,9 +145,7 @@ func TestAnEnforcerThatSeesAPartOfTheHierarchyTranslates(t *testing.T) {
 	fake.process("502", 1, "0::/other/c2")
 	fake.mkdir("unified/pod1/c1")
 	host := fake.open()
-	if p, err := of(host, 501); err != nil || p.Rel != "/pod1/c1" {
-		t.Errorf("got %+v, %v", p, err)
-	}
+	expect.Equal(t, must.Get(of(host, 501))(t).Rel, "/pod1/c1")
 	if p, err := of(host, 502); !errors.Is(err, ErrShared) {
 		t.Errorf("a cgroup outside of the mount: got %+v, %v", p, err)
 	}
@@ -175,9 +172,7 @@ func TestMembershipReachesDownAndNotSideways(t *testing.T) {
 		{Mount: pids, Rel: "/docker/c1/init"}:      false,
 		{Mount: "/elsewhere", Rel: "/docker/c1"}:   false,
 	} {
-		if got := m.In(p); got != want {
-			t.Errorf("In(%s) = %v", p, got)
-		}
+		expect.Equal(t, m.In(p), want, p)
 	}
 }
 
@@ -194,9 +189,7 @@ func TestContainsGoesByComponents(t *testing.T) {
 		{p("/a/b"), p("/a"), false},
 		{p("/a"), Path{Mount: "/n", Rel: "/a"}, false},
 	} {
-		if got := Contains(c.parent, c.child); got != c.want {
-			t.Errorf("Contains(%s, %s) = %v", c.parent, c.child, got)
-		}
+		expect.Equal(t, Contains(c.parent, c.child), c.want, c.parent, c.child)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -35,16 +36,12 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 			host := must.Get(Open("/proc"))(t)
 			p := must.Get(of(host, pid))(t)
 			t.Logf("%s", p)
-			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{pid}) {
-				t.Errorf("processes %v, %v, want %d", pids, err, pid)
-			}
+			expect.EqualSlices(t, must.Get(PIDs(p))(t), []int{pid}, "processes")
 			m, err := host.Membership(pid)
 			if err != nil || !m.In(p) {
 				t.Errorf("init is not a member of its own cgroup (%v)", err)
 			}
-			if self, err := host.Membership(os.Getpid()); err != nil || self.In(p) {
-				t.Errorf("the test is a member of the container's cgroup (%v)", err)
-			}
+			expect.True(t, !must.Get(host.Membership(os.Getpid()))(t).In(p), "the test is a member of the container's cgroup")
 			w := newTestWatcher(t)
 			reports := watch(t, w, p)
 			wantSilence(t, reports)
@@ -107,6 +104,5 @@ func container(t *testing.T, runtime, busybox string) int {
 		t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, text)
 	}
 	text := must.Get(os.ReadFile(filepath.Join(bundle, "pid")))(t)
-	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
-	return pid
+	return must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 }

@@ -247,9 +247,7 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 		for name, want := range map[string][]Path{"a": {a}, "ab": {}, "": {a, b}} {
 			got := w.concerned(event(name))
 			slices.SortFunc(got, func(a, b Path) int { return strings.Compare(a.Rel, b.Rel) })
-			if !slices.Equal(got, want) {
-				t.Errorf("event for %q: checks of %v, want %v", name, got, want)
-			}
+			expect.EqualSlices(t, got, want, "checks after the event for", name)
 		}
 	})
 }
@@ -284,8 +282,7 @@ func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 		wantSilence(t, reports)
 		defer stall(t, w, p)()
 		before := unread(t, w) // the end of the watch of "empty"
-		files := must.Get(os.ReadDir(c.Dir()))(t)
-		for _, f := range files {
+		for _, f := range must.Get(os.ReadDir(c.Dir()))(t) {
 			if info, err := f.Info(); err != nil || os.Chmod(filepath.Join(c.Dir(), f.Name()), info.Mode()) != nil {
 				t.Errorf("chmod %s: %v", f.Name(), err)
 			}
@@ -333,8 +330,7 @@ func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 		end(process)
 		w.Recheck(again)
 		wantReport(t, second)
-		entries := must.Get(os.ReadDir("/proc/self/fdinfo"))(t)
-		for _, e := range entries {
+		for _, e := range must.Get(os.ReadDir("/proc/self/fdinfo"))(t) {
 			if text, _ := os.ReadFile(filepath.Join("/proc/self/fdinfo", e.Name())); strings.Contains(string(text), "inotify wd:") {
 				t.Errorf("watches are left: %s", text)
 			}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -18,9 +19,7 @@ func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
 			for name, text := range map[string]string{files.limit: limit, files.current: "4096", "memory.stat": files.reclaimable + " 0"} {
 				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600))
 			}
-			if short, err := files.short(dir, more); err != nil || (short != nil) != want {
-				t.Errorf("%s %s: %+v, %v", files.limit, limit, short, err)
-			}
+			expect.Equal(t, must.Get(files.short(dir, more))(t) != nil, want, files.limit, limit)
 		}
 		if short, err := files.short(t.TempDir(), more); short != nil || err != nil { // like the root
 			t.Errorf("%+v, %v", short, err)

@@ -86,9 +86,7 @@ func TestANumberOfAnEarlierEnforcerMeansAll(t *testing.T) {
 func TestAFollowerOfAnEarlierEnforcerMissesNothing(t *testing.T) {
 	earlier, l := NewLog(16), NewLog(16)
 	appendN(earlier, 5)
-	if l.Instance() == earlier.Instance() {
-		t.Fatalf("two logs are %s", l.Instance())
-	}
+	must.True(t, l.Instance() != earlier.Instance(), "two logs are", l.Instance())
 	ctx, cancel := context.WithTimeout(context.Background(), await.Patience)
 	defer cancel()
 	expect.NoError(t, l.Wait(ctx, earlier.Instance(), 5))
@@ -269,9 +267,7 @@ func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
 			}
 		}
 		want := slices.DeleteFunc(slices.Clone(model), func(h held) bool { return h.seq <= since })
-		if !slices.Equal(got, want) {
-			t.Fatalf("seed %d, since %d: %v, want %v", seed, since, got, want)
-		}
+		must.True(t, slices.Equal(got, want), "seed", seed, "since", since, got, "want", want)
 	}
 }
 
@@ -346,9 +342,7 @@ func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 					seq = e.Seq
 				}
 			}
-			if seen != writers*each {
-				t.Errorf("a reader saw or missed %d of %d events", seen, writers*each)
-			}
+			expect.Equal(t, seen, writers*each, "events that a reader saw or missed")
 		})
 	}
 	all.Wait()

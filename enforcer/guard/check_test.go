@@ -33,14 +33,10 @@ func TestALockIsTakenInTheOrderOfRanks(t *testing.T) {
 func TestNothingWaitsWhileALockIsHeld(t *testing.T) {
 	var m Mutex[Leaf]
 	m.Lock()
-	if !panics(func() { MayWait("the disk") }) {
-		t.Error("it waits with a lock held")
-	}
+	expect.True(t, panics(func() { MayWait("the disk") }), "it waits with a lock held")
 	done := make(chan bool)
 	go func() { done <- panics(func() { MayWait("the disk") }) }()
-	if <-done {
-		t.Error("a goroutine without a lock may not wait, since another one has a lock")
-	}
+	expect.True(t, !<-done, "a goroutine without a lock may not wait, since another one has a lock")
 	m.Unlock()
 	MayWait("the disk")
 }

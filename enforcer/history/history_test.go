@@ -77,9 +77,7 @@ func TestAHistoryThatCannotBeReadIsSetAside(t *testing.T) {
 		l := open(t, dir)
 		l.Put("a", run("a", 1))
 		l.Write()
-		if n := len(open(t, dir).All()); n != 1 {
-			t.Errorf("%s: %d runs", what, n)
-		}
+		expect.Equal(t, len(open(t, dir).All()), 1, what, "runs")
 		expect.Equal(t, string(must.Get(os.ReadFile(path+".damaged"))(t)), text, what)
 	}
 }

@@ -55,8 +55,7 @@ func give(t *testing.T, l *Ledger, lane uint32) *Account {
 	t.Helper()
 	must.Do(t, l.Assign(lane, Owner{PID: 42, Start: 7, NSPID: 2, PIDNS: 3}))
 	l.SetLive(lane)
-	a := must.Get(l.OpenAccount(0, lane))(t)
-	return a
+	return must.Get(l.OpenAccount(0, lane))(t)
 }
 
 func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
@@ -71,8 +70,7 @@ func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 // descriptors returns the number of this process's descriptors of the ledger's memfd.
 func descriptors(t *testing.T, l *Ledger) (count int) {
 	t.Helper()
-	entries := must.Get(os.ReadDir("/proc/self/fd"))(t)
-	for _, entry := range entries {
+	for _, entry := range must.Get(os.ReadDir("/proc/self/fd"))(t) {
 		var st unix.Stat_t
 		if unix.Stat("/proc/self/fd/"+entry.Name(), &st) == nil && st.Dev == l.id.Dev && st.Ino == l.id.Inode {
 			count++
@@ -95,15 +93,11 @@ func handedOut(t *testing.T, l *Ledger) {
 func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
 	needs.Root(t)
 	l := create(t)
-	if l.file != nil {
-		t.Fatal("the ledger keeps its descriptor: /proc/self/map_files cannot be read")
-	}
+	must.True(t, l.file == nil, "the ledger keeps its descriptor: /proc/self/map_files cannot be read")
 	neighbour := create(t) // the kernel maps it next to l, without joining the two
 	handedOut(t, l)
 	handedOut(t, neighbour)
-	if n := descriptors(t, l) + descriptors(t, neighbour); n != 0 {
-		t.Errorf("two ledgers have %d descriptors", n)
-	}
+	expect.Equal(t, descriptors(t, l)+descriptors(t, neighbour), 0, "descriptors of two ledgers")
 }
 
 func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
@@ -112,9 +106,7 @@ func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
 	var none [2]unix.CapUserData
 	must.Do(t, unix.Capset(&header, &none[0]))
 	l := create(t)
-	if n := descriptors(t, l); n != 1 {
-		t.Fatalf("it has %d descriptors", n)
-	}
+	must.Equal(t, descriptors(t, l), 1, "descriptors")
 	handedOut(t, l)
 }
 
@@ -162,12 +154,8 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 		t.Fatalf("%+v", f)
 	}
 	generation := l.Generation(1)
-	if back, err := l.Settle(1, generation); err != nil || back[0] != 600 {
-		t.Fatal(back, err)
-	}
-	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
-		t.Fatal("settled twice", back, err)
-	}
+	must.Equal(t, must.Get(l.Settle(1, generation))(t)[0], 600)
+	must.Equal(t, must.Get(l.Settle(1, generation))(t)[0], 0, "settled twice")
 	must.Equal(t, l.Held(0, 1), 0, "a settled lane holds")
 	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Context != 0 || f.Peak != 900 || f.Recovered != 600 {
 		t.Fatalf("%+v", f)
@@ -179,9 +167,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
 		t.Fatal("the next owner inherits values")
 	}
-	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
-		t.Fatal("a late settlement reached the next owner", back, err)
-	}
+	must.Equal(t, must.Get(l.Settle(1, generation))(t)[0], 0, "a late settlement reached the next owner")
 }
 
 // The owner has its own mapping.
@@ -335,9 +321,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	if first+second != 1 || limit != 1000 { // C evaluates the arguments in any order: one charge fits
 		t.Fatal(first, second, limit)
 	}
-	if held := l.Held(0, 1); held != 700 {
-		t.Fatalf("Go sees %d bytes in the lane", held)
-	}
+	must.Equal(t, l.Held(0, 1), 700, "bytes that Go sees in the lane")
 
 	t.Run("and a restarted enforcer finds the ledger in it", func(t *testing.T) {
 		needs.Root(t)
@@ -412,13 +396,9 @@ func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {
 
 func TestMessagesSurviveTheWire(t *testing.T) {
 	request := Request{Op: OpDevice, Device: 3, UUID: [16]byte{1, 15: 2}, Bytes: 1 << 40}
-	if got, err := DecodeRequest(request.Encode()); err != nil || got != request {
-		t.Fatal(got, err)
-	}
+	must.Equal(t, must.Get(DecodeRequest(request.Encode()))(t), request)
 	host := Request{Op: OpHost, Bytes: 2, Used: 1}
-	if got, err := DecodeRequest(host.Encode()); err != nil || got != host {
-		t.Fatal(got, err)
-	}
+	must.Equal(t, must.Get(DecodeRequest(host.Encode()))(t), host)
 	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLanes: [Pools]uint32{5, uint32(Slots), 15: 7}}
 	expect.Equal(t, must.Get(DecodeReply(reply.Encode()))(t), reply)
 }

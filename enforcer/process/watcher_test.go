@@ -42,9 +42,7 @@ func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
 		t.Fatal("the process was reported dead while a thread runs")
 	case <-time.After(50 * time.Millisecond):
 	}
-	if !h.Alive() {
-		t.Fatal("the process is dead while a thread runs")
-	}
+	must.True(t, h.Alive(), "the process is dead while a thread runs")
 	in.Close()
 	await.Value(t, "the process is reported dead", died)
 }

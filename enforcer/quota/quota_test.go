@@ -216,9 +216,7 @@ func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
 			t.Errorf("limit %d", d.Limit)
 		}
 	})
-	if was, err := resume(); err != nil || !was {
-		t.Errorf("%v, %v", was, err)
-	}
+	expect.True(t, must.Get(resume())(t), "it was not suspended")
 	refused(t, b.Charge(1))
 	o.with(func() { must.Do(t, q.Verify()) })
 }
@@ -356,9 +354,7 @@ func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 	must.Do(t, other.Limit(80*gib)) // as one of its processes might
 	o.with(func() {
 		err := q.Verify()
-		if !errors.Is(err, ledger.ErrDamaged) {
-			t.Fatalf("%v", err)
-		}
+		must.True(t, errors.Is(err, ledger.ErrDamaged), err)
 		q.Damage(err)
 		if q.State != api.Damaged || !q.Overwritten || o.damaged != 1 {
 			t.Errorf("%s, overwritten %v, told %d times", q.State, q.Overwritten, o.damaged)

@@ -83,9 +83,7 @@ func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 		return find(pid, wanted, open)
 	}
 	s.Run()
-	if got := s.HeldBy(theLedger); !slices.Equal(got, []int{3}) {
-		t.Fatalf("%v has it, want 3", got)
-	}
+	must.True(t, slices.Equal(s.HeldBy(theLedger), []int{3}), "it is held by", s.HeldBy(theLedger))
 	for pid, want := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
 		expect.Equal(t, s.MayHold(theLedger, pid), want, "process", pid, "may have it", !want)
 	}
@@ -182,9 +180,7 @@ func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
 	close(wait)
 	for deadline := time.Now().Add(await.Patience); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
-	if mapped, err := ledger.Mapped(os.Getpid(), pages[late].Identity()); err != nil || mapped {
-		t.Errorf("a ledger that came too late stays open: %v", err)
-	}
+	expect.True(t, !must.Get(ledger.Mapped(os.Getpid(), pages[late].Identity()))(t), "a ledger that came too late stays open")
 	_ = pages[gives].Close()
 }
 
@@ -254,9 +250,7 @@ func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
 		return []ledger.Found{{Identity: theLedger, Err: os.ErrNotExist}}, nil
 	}
 	s.Run()
-	if s.Take(theLedger) != nil {
-		t.Fatal("who gave it?")
-	}
+	must.True(t, s.Take(theLedger) == nil, "who gave it?")
 	expect.EqualSlices(t, must.Get(s.MayBeWith(theLedger, admitted()))(t), []int{os.Getppid()}, "it may be with")
 }
 
@@ -265,9 +259,7 @@ func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 	s, _ := newTestScan(t, nil, is(), is())
 	s.all = func() ([]int, error) { return nil, os.ErrPermission }
 	s.Run()
-	if s.Take(theLedger) != nil {
-		t.Fatal("what was found?")
-	}
+	must.True(t, s.Take(theLedger) == nil, "what was found?")
 	expect.ErrorIs(t, must.Err(s.MayBeWith(theLedger, admitted())), os.ErrPermission)
 }
 

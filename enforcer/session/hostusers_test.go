@@ -103,7 +103,5 @@ func TestAnswersAreKeptOfABoundedNumberOfUsers(t *testing.T) {
 	for uid := range uint32(2 * maxRemembered) {
 		_, _ = h.Of(context.Background(), uid)
 	}
-	if len(h.found) > maxRemembered {
-		t.Errorf("%d answers", len(h.found))
-	}
+	expect.True(t, len(h.found) <= maxRemembered, len(h.found), "answers")
 }

@@ -23,9 +23,7 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	now := time.Now()
 	g := WrongTokens()
 	for n := range g.Burst {
-		if g.Wait(now, alice) {
-			t.Fatalf("after %d wrong tokens", n)
-		}
+		must.True(t, !g.Wait(now, alice), "after", n, "wrong tokens")
 		must.Equal(t, g.Did(now, alice), (n == 0), "number", n, "is the first")
 	}
 	if !g.Wait(now, alice) || g.Wait(now, bob) {
@@ -210,9 +208,7 @@ func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
 	}
 	must.Do(t, err)
 	// The mode's group bits are the mask of the named users.
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
-		t.Errorf("%v, %v", info.Mode(), err)
-	}
+	expect.Equal(t, must.Get(os.Stat(path))(t).Mode().Perm(), 0o660)
 	if list := accessList([]uint32{5001}); len(list) != 4+5*8 || list[len(list)-6] != 0 || list[4+2*8+2] != 0 {
 		t.Errorf("others, or the group, have access: %v", list)
 	}

@@ -20,8 +20,7 @@ import (
 
 func aside(t testing.TB, path, kind string) []string {
 	t.Helper()
-	files := must.Get(filepath.Glob(path + "." + kind + "-*"))(t)
-	return files
+	return must.Get(filepath.Glob(path + "." + kind + "-*"))(t)
 }
 
 // keptAside checks that a file was kept unchanged under another name of base, which the log names.
@@ -218,9 +217,7 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 			must.Do(t, s.PutContext("NVIDIA H100", cost["NVIDIA H100"]))
 			heal := fail(s, p)
 			for _, err := range []error{s.PutPool(examplePool("new")), s.DeletePool("p"), s.PutContext("NVIDIA H100", 1)} {
-				if err == nil {
-					t.Fatal("the disk took it")
-				}
+				must.True(t, err != nil, "the disk took it")
 			}
 			if _, failures, err := s.Progress(); failures != 3 || err == nil {
 				t.Error(failures, err)

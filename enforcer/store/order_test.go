@@ -3,7 +3,6 @@
 package store
 
 import (
-	"errors"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -83,9 +82,7 @@ func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
 				count = len(r.Done)
 				continue
 			}
-			if !errors.Is(err, syscall.EIO) {
-				t.Errorf("%s: %s fails: %v", name, r.Done[fails-1], err)
-			}
+			expect.ErrorIs(t, err, syscall.EIO, name, r.Done[fails-1], "fails")
 			if s != nil {
 				must.Do(t, s.Close())
 			}

@@ -78,9 +78,7 @@ func (p *place) record(generation uint64) string {
 func (p *place) open() *Store {
 	p.t.Helper()
 	s := p.openAny()
-	if text := p.log.String(); strings.Contains(text, "level=ERROR") {
-		p.t.Fatalf("an undamaged file was reported: %s", text)
-	}
+	must.True(p.t, !strings.Contains(p.log.String(), "level=ERROR"), "an undamaged file was reported:", p.log.String())
 	return s
 }
 
@@ -94,8 +92,7 @@ func (p *place) openAny() *Store {
 
 func read(t testing.TB, path string) []byte {
 	t.Helper()
-	b := must.Get(os.ReadFile(path))(t)
-	return b
+	return must.Get(os.ReadFile(path))(t)
 }
 
 func write(t testing.TB, path string, data []byte) {
@@ -171,9 +168,7 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	must.Do(t, s.Forget("a", 1))
 	must.Do(t, s.Close())
 	s = p.open()
-	if all := s.Released(); len(all) > 0 {
-		t.Errorf("not forgotten: %+v", all)
-	}
+	must.Len(t, s.Released(), 0, "not forgotten")
 	same(t, s.Slices(), []Slice{second})
 }
 

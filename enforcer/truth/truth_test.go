@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
@@ -220,9 +221,7 @@ func TestAProcessThatNeverStandsStillKeepsItsOverhead(t *testing.T) {
 		driver, _ := block(n)
 		_, after := block(n + 1)
 		s, _ = Next(s, Sample{Begun: at(500 * i), Bytes: 500*mib + own + driver, Before: before, After: after}, rules)
-		if s.Excess != own {
-			t.Fatalf("after %d samples %d bytes are charged", i, s.Excess)
-		}
+		must.Equal(t, s.Excess, own, "charged after", i, "samples")
 	}
 }
 
@@ -239,9 +238,7 @@ func TestAChargeThatIsNotTakenYetLowersNothing(t *testing.T) {
 		}
 		l := Lane{ID: 1, Held: charged, Number: uint64(2 * i)}
 		s, _ = Next(s, Sample{Begun: at(500 * i), Bytes: held + own, Before: l, After: l}, rules)
-		if s.Excess != own {
-			t.Fatalf("after %d samples %d bytes are charged", i, s.Excess)
-		}
+		must.Equal(t, s.Excess, own, "charged after", i, "samples")
 		held = random.Uint64N(8 * gib)
 	}
 }
@@ -256,9 +253,7 @@ func TestAProcessThatGoesUpAndDownByMuchIsNoViolation(t *testing.T) {
 			Begun: at(500 * i), Bytes: random.Uint64N(8 * gib),
 			Before: Lane{ID: 1, Held: random.Uint64N(8 * gib), Number: n}, After: Lane{ID: 1, Held: random.Uint64N(8 * gib), Number: n + 1},
 		}, rules)
-		if res.Violation {
-			t.Fatalf("after %d samples: %+v", i, res)
-		}
+		must.True(t, !res.Violation, "after", i, "samples", res)
 	}
 }
 
@@ -333,4 +328,30 @@ func FuzzNext(f *testing.F) {
 			violating = res.Violation
 		}
 	})
+}
+
+// A list stays valid only while all its conditions hold.
+func TestWhenAListStands(t *testing.T) {
+	const limit = 10 * time.Second
+	now := Totals{Used: 10, Lanes: 1}
+	for _, c := range []struct {
+		what          string
+		before, after Totals // around the list
+		open          bool
+		later         int // milliseconds
+		totals        Totals
+		want          bool
+	}{
+		{"nothing has changed", now, now, false, 1000, now, true},
+		{"more is in use", now, now, false, 1000, Totals{11, 1}, false},
+		{"a lane was written", now, now, false, 1000, Totals{10, 2}, false},
+		{"more bytes were in use before the list", Totals{11, 1}, now, false, 1000, now, false},
+		{"a lane was written during the list", Totals{10, 2}, now, false, 1000, now, false},
+		{"something was open", now, now, true, 1000, now, false},
+		{"the list is just young enough", now, now, false, 9999, now, true},
+		{"it is too old", now, now, false, 10000, now, false},
+	} {
+		expect.Equal(t, Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit), c.want, c.what)
+	}
+	expect.True(t, !(Idle{}).Stands(begin, Totals{}, limit), "the zero value counts as a list")
 }

@@ -32,9 +32,7 @@ func TestOnceFailsOnlyIfEachAttemptIsSlow(t *testing.T) {
 			}
 			return time.Second
 		})
-		if r.failed != c.fails {
-			t.Errorf("%s: failed %t after %d attempts, want %t", name, r.failed, n, c.fails)
-		}
+		expect.Equal(t, r.failed, c.fails, name, "after", n, "attempts")
 	}
 }
 

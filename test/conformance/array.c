@@ -12,27 +12,6 @@ static const struct shape {
 	const char *kind;
 	CUDA_ARRAY3D_DESCRIPTOR array;
 } shapes[] = {
-#define LINE(width, format, channels)                                                              \
-	{                                                                                          \
-		"1d",                                                                              \
-		{                                                                                  \
-			width, 0, 0, format, channels, 0                                           \
-		}                                                                                  \
-	}
-#define PLANE(width, height, format, channels)                                                     \
-	{                                                                                          \
-		"2d",                                                                              \
-		{                                                                                  \
-			width, height, 0, format, channels, 0                                      \
-		}                                                                                  \
-	}
-#define BOX(width, height, depth, format, channels)                                                \
-	{                                                                                          \
-		"3d",                                                                              \
-		{                                                                                  \
-			width, height, depth, format, channels, 0                                  \
-		}                                                                                  \
-	}
 #define WITH(kind, width, height, depth, format, channels, flags)                                  \
 	{                                                                                          \
 		kind,                                                                              \
@@ -40,6 +19,10 @@ static const struct shape {
 			width, height, depth, format, channels, flags                              \
 		}                                                                                  \
 	}
+#define LINE(width, format, channels) WITH("1d", width, 0, 0, format, channels, 0)
+#define PLANE(width, height, format, channels) WITH("2d", width, height, 0, format, channels, 0)
+#define BOX(width, height, depth, format, channels)                                                \
+	WITH("3d", width, height, depth, format, channels, 0)
     LINE(1, U8, 1),
     LINE(1000, F32, 1),
     LINE(4096, F32, 4),

@@ -149,6 +149,18 @@ static void load_nvml(void *library)
 #undef LOAD
 }
 
+/* A key, until the next one is made. */
+__attribute__((format(printf, 1, 2))) static UNUSED const char *keyed(const char *format, ...)
+{
+	static char key[96];
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(key, sizeof(key), format, arguments);
+	va_end(arguments);
+	return key;
+}
+
 static UNUSED const char *name_of(CUresult result)
 {
 	const char *name = "(no name)";

@@ -49,10 +49,7 @@ static void expandable(void)
 	for (size_t i = 0; i < MANY; i++) {
 		handles[i] = put(space + i * PIECE, PIECE);
 		if (i % 16 == 15) {
-			char key[64];
-
-			sprintf(key, "expandable.%zu_pieces", i + 1);
-			say_held(key);
+			say_held(keyed("expandable.%zu_pieces", i + 1));
 		}
 	}
 	MUST(cuMemsetD8_v2(space, 1, MANY * PIECE));
@@ -88,19 +85,15 @@ static void sleep_mode(void)
 	}
 	say_held("sleep.awake");
 	for (int round = 1; round <= 2; round++) {
-		char key[64];
-
 		MUST(cuCtxSynchronize());
 		for (size_t i = 0; i < COUNT(sizes); i++)
 			drop(spaces[i], sizes[i], handles[i]);
-		sprintf(key, "sleep.asleep.%d", round);
-		say_held(key);
+		say_held(keyed("sleep.asleep.%d", round));
 		for (size_t i = 0; i < COUNT(sizes); i++) {
 			handles[i] = put(spaces[i], sizes[i]);
 			MUST(cuMemsetD8_v2(spaces[i], 1, sizes[i]));
 		}
-		sprintf(key, "sleep.awake_again.%d", round);
-		say_held(key);
+		say_held(keyed("sleep.awake_again.%d", round));
 	}
 	MUST(cuCtxSynchronize());
 	for (size_t i = 0; i < COUNT(sizes); i++) {

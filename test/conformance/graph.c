@@ -67,13 +67,12 @@ static void sizes(void)
 	for (size_t i = 0; i < COUNT(list); i++) {
 		struct chain made = chain();
 		CUgraphExec exec;
-		char size[32], key[64];
+		char size[32];
 
 		add_free(&made, add_alloc(&made, list[i]));
 		exec = instantiate(made.graph);
 		launch(exec, first);
-		sprintf(key, "size.%s", size_text(size, list[i]));
-		say(key);
+		say(keyed("size.%s", size_text(size, list[i])));
 		MUST(cuGraphExecDestroy(exec));
 		MUST(cuGraphDestroy(made.graph));
 		MUST(cuDeviceGraphMemTrim(0));
@@ -86,30 +85,24 @@ static void pair(const char *key, size_t size)
 	struct chain made = chain(), other = chain();
 	CUdeviceptr a = add_alloc(&made, size), b = add_alloc(&made, size);
 	CUgraphExec exec, other_exec;
-	char text[64];
 
 	add_free(&made, a);
 	add_free(&made, b);
 	exec = instantiate(made.graph);
 	launch(exec, first);
-	sprintf(text, "%s.both", key);
-	say(text);
+	say(keyed("%s.both", key));
 	add_free(&other, add_alloc(&other, size));
 	other_exec = instantiate(other.graph);
 	launch(other_exec, first);
-	sprintf(text, "%s.other_graph", key);
-	say(text);
+	say(keyed("%s.other_graph", key));
 	MUST(cuGraphLaunch(exec, first));
 	MUST(cuGraphLaunch(other_exec, second));
 	MUST(cuCtxSynchronize());
-	sprintf(text, "%s.two_streams", key);
-	say(text);
+	say(keyed("%s.two_streams", key));
 	MUST(cuGraphExecDestroy(exec));
 	MUST(cuGraphExecDestroy(other_exec));
-	sprintf(text, "%s.destroyed", key);
-	say(text);
-	sprintf(text, "%s.trim", key);
-	trim(text);
+	say(keyed("%s.destroyed", key));
+	trim(keyed("%s.trim", key));
 	MUST(cuGraphDestroy(made.graph));
 	MUST(cuGraphDestroy(other.graph));
 }
@@ -144,7 +137,6 @@ static void many(const char *key, const size_t *size, size_t kinds, int count)
 	struct chain made = chain();
 	CUdeviceptr pointer[200];
 	CUgraphExec exec;
-	char text[64];
 
 	for (int i = 0; i < count; i++)
 		pointer[i] = add_alloc(&made, size[i % kinds]);
@@ -152,13 +144,11 @@ static void many(const char *key, const size_t *size, size_t kinds, int count)
 		add_free(&made, pointer[i]);
 	exec = instantiate(made.graph);
 	launch(exec, first);
-	sprintf(text, "many.%s", key);
-	say(text);
+	say(keyed("many.%s", key));
 	printf("many.%s.windows: %d\n", key, windows(pointer, size, kinds, count));
 	MUST(cuGraphExecDestroy(exec));
 	MUST(cuGraphDestroy(made.graph));
-	sprintf(text, "many.%s.trim", key);
-	trim(text);
+	trim(keyed("many.%s.trim", key));
 }
 
 static void in_turn(void)

@@ -91,7 +91,6 @@ static void heaps(void)
 	static const size_t sizes[] = {16, 64, 512, 2048, 8192};
 	CUmodule module;
 	CUfunction allocates;
-	char key[32];
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
 		MUST(cuDevicePrimaryCtxReset_v2(0));
@@ -101,8 +100,7 @@ static void heaps(void)
 		MUST(cuModuleGetFunction(&allocates, module, "kmalloc"));
 		before = held();
 		launch(allocates);
-		snprintf(key, sizeof(key), "heap.%zuMiB", sizes[i]);
-		say_held(key);
+		say_held(keyed("heap.%zuMiB", sizes[i]));
 	}
 }
 

@@ -70,12 +70,9 @@ static void libraries(const char *name, const void *image)
 	CUmodule module;
 	CUdeviceptr address;
 	size_t size;
-	char key[96];
 	int frame = -1;
 
-#define SAY(what)                                                                                  \
-	snprintf(key, sizeof(key), "library.%s." what, name);                                      \
-	say_key(key)
+#define SAY(what) say_key(keyed("library.%s." what, name))
 	mark();
 	MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
 	SAY("loaded");
@@ -162,15 +159,12 @@ static CUkernel fresh_kernel(CUlibrary *library)
 static void run_graph(const char *prefix, CUgraph graph, CUstream stream)
 {
 	CUgraphExec exec;
-	char key[64];
 
 	MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
-	snprintf(key, sizeof(key), "%s.instantiated", prefix);
-	say_taken(key);
+	say_taken(keyed("%s.instantiated", prefix));
 	MUST(cuGraphLaunch(exec, stream));
 	MUST(cuStreamSynchronize(stream));
-	snprintf(key, sizeof(key), "%s.launched", prefix);
-	say_taken(key);
+	say_taken(keyed("%s.launched", prefix));
 	MUST(cuGraphExecDestroy(exec));
 	MUST(cuGraphDestroy(graph));
 }
@@ -249,11 +243,8 @@ static void sizes(void)
 
 	mark();
 	for (int i = 0; i < 4; i++) {
-		char key[32];
-
 		MUST(cuModuleLoadData(&modules[i], with_array(3 * MiB)));
-		sprintf(key, "size.3MiB.%d", i + 1);
-		say_key(key);
+		say_key(keyed("size.3MiB.%d", i + 1));
 	}
 	for (int i = 0; i < 4; i++)
 		MUST(cuModuleUnload(modules[i]));

@@ -88,7 +88,6 @@ static void await_end(pid_t child)
 static void outlive(const char *what, struct peer *peer)
 {
 	long long empty = held(), alive[2];
-	char key[64];
 	pid_t child;
 
 	give_turn(peer->socket);
@@ -101,13 +100,11 @@ static void outlive(const char *what, struct peer *peer)
 
 	kill(peer->pid, SIGKILL);
 	waitpid(peer->pid, NULL, 0);
-	sprintf(key, "%s.parent_dead", what);
-	say(key, peer, alive, empty);
+	say(keyed("%s.parent_dead", what), peer, alive, empty);
 
 	close(peer->socket);
 	await_end(child);
-	sprintf(key, "%s.child_ended", what);
-	say(key, peer, alive, empty);
+	say(keyed("%s.child_ended", what), peer, alive, empty);
 }
 
 int main(void)

@@ -39,18 +39,15 @@ static void sizes(CUmemoryPool pool, CUstream stream)
 	for (size_t i = 0; i < COUNT(list); i++) {
 		long long before = held();
 		CUdeviceptr pointer;
-		char size[32], key[64];
+		char size[32];
 
 		size_text(size, list[i]);
 		MUST(cuMemAllocAsync(&pointer, list[i], stream));
-		sprintf(key, "one.%s.live", size);
-		say(pool, key, before);
+		say(pool, keyed("one.%s.live", size), before);
 		MUST(cuMemFreeAsync(pointer, stream));
-		sprintf(key, "one.%s.freed", size);
-		say(pool, key, before);
+		say(pool, keyed("one.%s.freed", size), before);
 		MUST(cuStreamSynchronize(stream));
-		sprintf(key, "one.%s.waited", size);
-		say(pool, key, before);
+		say(pool, keyed("one.%s.waited", size), before);
 	}
 }
 
@@ -60,13 +57,10 @@ static void growth(CUmemoryPool pool, CUstream stream)
 	long long before = held();
 
 	for (int i = 0; i < 40; i++) {
-		char key[32];
-
 		MUST(cuMemAllocAsync(&pointers[i], i < 20 ? 3 * MiB : 100 * KiB, stream));
 		if (i % 5 != 4)
 			continue;
-		sprintf(key, "grow.%d", i + 1);
-		say(pool, key, before);
+		say(pool, keyed("grow.%d", i + 1), before);
 	}
 	for (int i = 0; i < 40; i += 2)
 		MUST(cuMemFreeAsync(pointers[i], stream));
@@ -144,19 +138,15 @@ static void two_streams(CUmemoryPool pool, CUstream first, CUstream second)
 
 	set_threshold(pool, keep);
 	for (int allowed = 1; allowed >= 0; allowed--) {
-		char key[64];
-
 		set_reuse(pool, allowed);
 		MUST(cuMemAllocAsync(&a, 32 * MiB, first));
 		MUST(cuMemFreeAsync(a, first));
 		MUST(cuMemAllocAsync(&b, 32 * MiB, second));
-		sprintf(key, "streams.reuse_%d.at_once", allowed);
-		say(pool, key, before);
+		say(pool, keyed("streams.reuse_%d.at_once", allowed), before);
 		MUST(cuMemFreeAsync(b, second));
 		MUST(cuCtxSynchronize());
 		MUST(cuMemAllocAsync(&b, 32 * MiB, second));
-		sprintf(key, "streams.reuse_%d.after_wait", allowed);
-		say(pool, key, before);
+		say(pool, keyed("streams.reuse_%d.after_wait", allowed), before);
 		MUST(cuMemFreeAsync(b, second));
 		MUST(cuCtxSynchronize());
 		MUST(cuMemPoolTrimTo(pool, 0));

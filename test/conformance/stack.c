@@ -43,22 +43,19 @@ static void set(const char *key, size_t limit)
 static void launches(CUmodule module)
 {
 	for (size_t i = 0; i < COUNT(frames); i++) {
-		char name[32], key[64];
+		char name[32];
 		CUfunction function;
 		int frame = -1;
 
 		sprintf(name, "frame%zu", frames[i]);
 		function = function_of(module, name);
-		sprintf(key, "%s.looked_up", name);
-		say_limit(key);
+		say_limit(keyed("%s.looked_up", name));
 		MUST(cuFuncGetAttribute(&frame, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function));
 		printf("%s.attribute: %d\n", name, frame);
 		MUST(launch(function));
-		sprintf(key, "%s.launched", name);
-		say_limit(key);
+		say_limit(keyed("%s.launched", name));
 		MUST(launch_block(function, 1024));
-		sprintf(key, "%s.block_1024", name);
-		say_limit(key);
+		say_limit(keyed("%s.block_1024", name));
 	}
 }
 

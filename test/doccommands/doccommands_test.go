@@ -20,27 +20,19 @@ func TestCommandsAreReadWithWhatTheyPrint(t *testing.T) {
 		{File: "x.md", Line: 11, Commands: []Command{{Text: "d"}}},
 		{File: "x.md", Line: 14, Commands: []Command{{Text: "e"}}},
 	}
-	if got := parse("x.md", text); !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v", got)
-	}
+	expect.True(t, reflect.DeepEqual(parse("x.md", text), want), "it is read as", parse("x.md", text))
 }
 
 func TestEveryCommandOfTheDocumentsSaysWhereItIsRun(t *testing.T) {
 	blocks := must.Get(Read("../.."))(t)
-	if len(blocks) < 20 {
-		t.Errorf("%d fences were found", len(blocks))
-	}
+	expect.True(t, len(blocks) >= 20, len(blocks), "fences were found")
 	for _, b := range blocks {
-		if !slices.Contains(Marks, b.Mark) {
-			t.Errorf("%s: ```console %s: one of %s", b, b.Mark, strings.Join(Marks, ", "))
-		}
+		expect.True(t, slices.Contains(Marks, b.Mark), b, "has none of the marks", Marks)
 		expect.Equal(t, b.Mark == "unrun", b.Why != "", b, "a fence that no test runs, and no other, says why: ```console unrun: WHY")
 		if b.Mark == "unrun" && b.File == "README.md" {
 			t.Errorf("%s: a test runs each command of README.md", b)
 		}
-		if len(b.Commands) == 0 {
-			t.Errorf("%s has no command", b)
-		}
+		expect.True(t, len(b.Commands) > 0, b, "has no command")
 	}
 }
 

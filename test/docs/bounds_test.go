@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -76,8 +77,7 @@ func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
 			}
 		}
 	}
-	dirs := must.Get(packages("api/server", "lease/service", "enforcer", "daemon"))(t)
-	for _, dir := range dirs {
+	for _, dir := range must.Get(packages("api/server", "lease/service", "enforcer", "daemon"))(t) {
 		p := must.Get(code.load(dir))(t)
 		for _, name := range p.limits() {
 			name = dir + "." + name
@@ -134,11 +134,34 @@ func TestEachRowNamesTestsThatExist(t *testing.T) {
 func TestOneUsersProcessesLeaveDescriptorsForOthers(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(root, "configs/gpusliced.service")))(t)
 	line := regexp.MustCompile(`(?m)^LimitNOFILE=(\d+)$`).FindSubmatch(text)
-	if line == nil {
-		t.Fatal("the unit has no LimitNOFILE")
-	}
+	must.True(t, line != nil, "the unit has no LimitNOFILE")
 	limit := must.Get(strconv.Atoi(string(line[1])))(t)
 	if each := config.DefaultMaxSessions * ledger.Slots; limit < 8*each {
 		t.Errorf("the unit lets gpusliced have %d descriptors, of which one user can take %d", limit, each)
 	}
+}
+
+// The unit must allow what docs/operate/bounds.md promises to concurrent clients.
+func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
+	text := must.Get(os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service")))(t)
+	value := func(key string) string {
+		t.Helper()
+		line := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
+		must.True(t, line != nil, "the unit has no", key)
+		return string(line[1])
+	}
+	families := strings.Fields(value("RestrictAddressFamilies"))
+	for _, family := range []string{"AF_UNIX", "AF_INET", "AF_INET6"} {
+		expect.True(t, slices.Contains(families, family), "the unit refuses", family, "no other machine could be served")
+	}
+	for _, key := range []string{"PrivateNetwork", "IPAddressDeny"} {
+		expect.True(t, !regexp.MustCompile(`(?m)^`+key+`=`).Match(text), "with", key, "no other machine is served")
+	}
+	limit := must.Get(strconv.Atoi(value("LimitNOFILE")))(t)
+	const local, handshakes, remote = 1024, 256, 256
+	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
+		t.Errorf("the unit lets gpuslice-leased have %d descriptors, and its clients can take %d by default", limit, most)
+	}
+	// Each connection from another machine buffers 1 MiB in each direction.
+	expect.Equal(t, value("MemoryMax"), "1G", "what other machines can have wait, in MiB:", 2*remote)
 }

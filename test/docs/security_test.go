@@ -32,9 +32,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 		document += string(text)
 	}
 	_, section, found := strings.Cut(document, "\n## What shows it\n")
-	if !found {
-		t.Fatal("docs/evidence/security.md has no section \"What shows it\"")
-	}
+	must.True(t, found, "docs/evidence/security.md has no section \"What shows it\"")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var titles []string
 	rows := 0
@@ -67,9 +65,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 		case "What shows it", "Reporting a vulnerability":
 			continue
 		}
-		if !slices.Contains(titles, heading[1]) {
-			t.Errorf("nothing is said of what shows the section %q", heading[1])
-		}
+		expect.True(t, slices.Contains(titles, heading[1]), "nothing is said of what shows the section", heading[1])
 	}
 	for _, title := range titles {
 		expect.Contains(t, document, "# "+title+"\n", "there is no section", title)
@@ -80,9 +76,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(root, "docs/evidence/attack-trees.md")))(t)
 	lines := strings.Split(string(text), "\n")
-	if len(lines) > 121 {
-		t.Errorf("it has %d lines, more than 120", len(lines)-1)
-	}
+	expect.True(t, len(lines) <= 121, "it has more than 120 lines:", len(lines)-1)
 	leaves := 0
 	for i, line := range lines[:len(lines)-1] {
 		item := strings.TrimLeft(line, " ")
@@ -93,9 +87,7 @@ func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
 		switch {
 		case strings.Contains(item, ": no test: "):
 		case strings.Contains(item, ": not held: "):
-			if !strings.Contains(item, ", see [") {
-				t.Errorf("%q: where is the limit described?", item)
-			}
+			expect.Contains(t, item, ", see [", "where the limit is described")
 		default:
 			for part := range strings.SplitSeq(item, ";") {
 				expect.True(t, look(t, item, part) != 0, part, "names no test")
@@ -128,9 +120,7 @@ func look(t *testing.T, claim, part string) int {
 		text, err := os.ReadFile(filepath.Join(root, file))
 		expect.NoError(t, err, claim)
 		for _, word := range words {
-			if !strings.Contains(string(text), word) {
-				t.Errorf("%q: %s has no %s", claim, file, word)
-			}
+			expect.Contains(t, string(text), word, claim, file)
 		}
 	}
 	if len(tests) == 0 {

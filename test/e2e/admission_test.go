@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -31,9 +32,7 @@ func (h *host) device() api.Device {
 func (c *container) refused() string {
 	c.T.Helper()
 	out, err := c.output(c.runtime("run", "--detach", "--bundle", c.bundle, c.id))
-	if err == nil {
-		c.T.Fatalf("it was created: %s", out)
-	}
+	must.True(c.T, err != nil, "it was created:", out)
 	return out
 }
 
@@ -53,9 +52,7 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 			"gpuslice: ", second.id + " asks for " + api.FormatSize(d.Total/2) + " on device 0 (" + d.UUID + "), where " + left + " are left of the " + api.FormatSize(d.Total-gib),
 			"(" + first.id + " has " + api.FormatSize(d.Total/2) + "): ask for less, or end one of them",
 		} {
-			if !strings.Contains(out, says) {
-				t.Errorf("runc shows\n%s\nwhich does not say %q", out, says)
-			}
+			expect.Contains(t, out, says, "runc shows")
 		}
 		if out := h.newContainer(map[string]string{"gpuslice.vram": "80%"}, "/bin/true").refused(); !strings.Contains(out, "a slice may have "+api.FormatSize(d.Total/4*3)+" of it at most (max_vram)") {
 			t.Error(out)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -63,9 +64,7 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	}
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start("env", "LD_PRELOAD="+strings.Join(preload, ":"), "/demo/cuda_hog", strconv.Itoa(5*gib))
-	if !strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)) {
-		t.Fatalf("it did not get past the interceptor: %q", g.said)
-	}
+	must.True(t, strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)), "it did not get past the interceptor:", g.said)
 	h.found(c.id, g.pid, 5*gib)
 }
 
@@ -106,14 +105,10 @@ func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
 				}
 			}
 			g := container.start("sh", "-c", c.script, "sh", "/demo/cuda_hog", strconv.Itoa(5*gib))
-			if !strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)) {
-				t.Fatalf("it did not get past the interceptor: %q", g.said)
-			}
+			must.True(t, strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)), "it did not get past the interceptor:", g.said)
 			h.found(container.id, g.pid, 5*gib)
 			for _, e := range h.events(container.id, api.EventBypass) {
-				if e.Preload != c.want {
-					t.Errorf("it is said to be %q: %+v", e.Preload, e)
-				}
+				expect.Equal(t, e.Preload, c.want)
 			}
 		})
 	}
@@ -132,9 +127,7 @@ func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
 		t.Errorf("it got past the interceptor: %q", g.said)
 	}
 	h.Must(must.Err(c.output(c.runtime("delete", "--force", c.id))))
-	if left, err := os.ReadDir(filepath.Join(c.bundle, "rootfs", "etc")); err != nil || len(left) != 0 {
-		t.Errorf("left in /etc: %v, %v", left, err)
-	}
+	must.Len(t, must.Get(os.ReadDir(filepath.Join(c.bundle, "rootfs", "etc")))(t), 0, "left in /etc")
 }
 
 // The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.

@@ -52,9 +52,7 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	testhost.BinDir(t)
 	page := must.Get(os.ReadFile("../../docs/operate/operations.md"))(t)
 	script := sh.FindSubmatch(page)
-	if script == nil {
-		t.Fatal("the page has no script for a supervisor")
-	}
+	must.True(t, script != nil, "the page has no script for a supervisor")
 	blocks := must.Get(doccommands.Read("../.."))(t)
 	// Only install.sh needs these files.
 	must.Output(exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput())(t, "make share")
@@ -97,9 +95,7 @@ ended
 			"gpuslice: no gpusliced runs on this host: the quota limits this command only, and other programs may take the memory that it expects (--require-host refuses that)\n",
 			"--require-host: the enforcer does not answer on /run/gpuslice/gpuslice.sock", "Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process ",
 		} {
-			if !strings.Contains(string(out), want) {
-				t.Errorf("%s: it does not say %q", b, want)
-			}
+			expect.Contains(t, string(out), want, b)
 		}
 		if t.Failed() {
 			t.Logf("%s", out)

@@ -70,20 +70,12 @@ func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
 		if !slices.Equal(s.Pools, both) || s.Tenant != "team" || len(s.Devices) != 2 {
 			t.Fatalf("%s: %+v", name, s)
 		}
-		if g := c.hogOn(0, 3*gib); !g.holds(3*gib, 4*gib) {
-			t.Fatalf("said %q: it should see the claim's quota", g.said)
-		}
-		if g := c.hogOn(1, gib); !g.holds(gib, 2*gib) {
-			t.Fatalf("said %q: it should see the other claim's quota", g.said)
-		}
+		must.Equal(t, c.hogOn(0, 3*gib).said, fmt.Sprintf("holds %d of %d", 3*gib, 4*gib), "it should see the claim's quota")
+		must.Equal(t, c.hogOn(1, gib).said, fmt.Sprintf("holds %d of %d", gib, 2*gib), "it should see the other claim's quota")
 		h.Stop(unix.SIGKILL)
 		h.Start()
-		if g := c.hogOn(1, gib); !g.refused() {
-			t.Fatalf("said %q: with its context there is no room", g.said)
-		}
-		if g := c.hogOn(0, gib); !g.refused() {
-			t.Fatalf("said %q: with its context there is no room", g.said)
-		}
+		must.True(t, c.hogOn(1, gib).refused(), "with its context there is room on device 1")
+		must.True(t, c.hogOn(0, gib).refused(), "with its context there is room on device 0")
 		for device, pool := range both {
 			p := must.Get(h.Client.Pool(t.Context(), pool))(h.T)
 			if len(p.Devices) != 1 || p.Devices[0].Device != uuid[device] || p.Devices[0].Used == 0 || p.Devices[0].Refusals == 0 {

@@ -65,13 +65,9 @@ func threeInTurns(t *testing.T, turns string) {
 		}
 		for _, w := range all {
 			w.goesOn()
-			if n := h.evictions(w.id); n == 0 {
-				t.Errorf("%s was never evicted", w.id)
-			}
+			expect.True(t, h.evictions(w.id) != 0, w.id, "was never evicted")
 		}
-		if out := h.mustRun("ps"); !strings.Contains(out, "evicted") {
-			t.Errorf("ps does not show it:\n%s", out)
-		}
+		expect.Contains(t, h.mustRun("ps"), "evicted")
 		if out := h.mustRun("inspect", all[0].id); !strings.Contains(out, "evicted ") || !strings.Contains(out, "priority 0") {
 			t.Errorf("inspect does not show it:\n%s", out)
 		}
@@ -149,9 +145,7 @@ func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
 			p := s.Processes[0].Devices[0]
 			return p.Suspended > 5*gib/2 && p.Driver != nil && *p.Driver > 0 && *p.Driver < stayOnDevice
 		})
-		if out := h.mustRun("inspect", w.id); !strings.Contains(out, "GiB in host memory") {
-			t.Errorf("inspect does not show it:\n%s", out)
-		}
+		expect.Contains(t, h.mustRun("inspect", w.id), "GiB in host memory")
 		must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
 		h.Must(os.Remove(idle))
 		w.goesOn()
@@ -193,9 +187,7 @@ func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 	eachMover(t, func(t *testing.T, turns string) {
 		h := newHostBy(t, api.Intercept, turns, smallCard)
 		out := h.mustRun("pool", "create", "notebooks", "--vram", "5G", "--elastic")
-		if !strings.Contains(out, "evicted") {
-			t.Errorf("nobody is in it:\n%s", out)
-		}
+		expect.Contains(t, out, "evicted")
 		member := func() *container {
 			c := h.runContainer(map[string]string{"gpuslice.pool": "notebooks"}, "/bin/sleep", "600")
 			return c
@@ -212,9 +204,7 @@ func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
 		h.Eventually("the pool's turn comes, with what both hold", func() bool {
 			p := must.Get(h.Client.Pool(t.Context(), "notebooks"))(h.T)
 			held := p.Devices[0]
-			if held.Used+held.Overhead > 5*gib {
-				t.Fatalf("the pool has %+v", held)
-			}
+			must.True(t, held.Used+held.Overhead <= 5*gib, "the pool has", held)
 			return p.State == api.Active && held.Used >= 2*gib
 		})
 	})

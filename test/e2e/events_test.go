@@ -27,9 +27,7 @@ func (h *host) events(id string, kind api.EventKind) []api.Event {
 	for line := range strings.Lines(h.mustRun("events", "--json", id)) {
 		var e api.Event
 		h.Must(json.Unmarshal([]byte(line), &e))
-		if e.Slice != id {
-			h.T.Errorf("events of slice %s: %s", id, line)
-		}
+		expect.Equal(h.T, e.Slice, id, line)
 		if e.Kind == kind {
 			found = append(found, e)
 		}
@@ -64,17 +62,14 @@ var debugLine = regexp.MustCompile(`(?m)^gpuslice: refused (\S+) of (\d+) bytes 
 
 func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	h := newHost(t)
-	h.compile("asker")
+	h.compileLinked("asker", "programs/asker.c")
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.mustHold(gib, quota)
 	out := c.asker(gib, 3*gib, 1, "GPUSLICE_DEBUG=1")
 	said := debugLine.FindStringSubmatch(out)
-	if said == nil {
-		t.Fatalf("the debug line is not in\n%s", out)
-	}
+	must.True(t, said != nil, "the debug line is not in", out)
 	figure := func(i int) uint64 {
-		n := must.Get(strconv.ParseUint(said[i], 10, 64))(h.T)
-		return n
+		return must.Get(strconv.ParseUint(said[i], 10, 64))(h.T)
 	}
 	// The process has exited; its event may arrive later.
 	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
@@ -102,7 +97,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 	for name, crowd := range map[string]bool{"alone": false, "in a crowd": true} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.compile("asker")
+			h.compileLinked("asker", "programs/asker.c")
 			c := h.runContainer(vram(), "/bin/sleep", "600")
 			said, wait := filepath.Join(h.Dir, "said"), filepath.Join(h.Dir, "fake", "wait")
 			out := must.Get(os.Create(said))(h.T)
@@ -132,9 +127,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 func (h *host) crowd() {
 	h.T.Helper()
 	sockets := must.Get(filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind", api.AttachSocketName)))(h.T)
-	if len(sockets) != 1 {
-		h.T.Fatalf("the slice's sockets are %q", sockets)
-	}
+	must.Len(h.T, sockets, 1, "the slice's sockets")
 	for range 10000 {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		h.Must(err)
@@ -170,4 +163,26 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	expect.True(t, has("gpusliced was restarted")(), "the restart is not among the events")
 	h.Must(cmd.Process.Signal(unix.SIGINT))
 	expect.NoError(t, cmd.Wait(), "interrupted")
+}
+
+func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) {
+	h := newHost(t)
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	c.hog(2 * gib)
+	c.mustRefuse(2*gib, "it does not fit beside the first and two contexts")
+	explained := func() string {
+		out := must.Output(h.cli("explain", c.id))(t)
+		return out
+	}
+	running := explained() // names the live process: the refused one may exit before the enforcer learns of it
+	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, of which 3.01GiB was in use: 2GiB requested by programs", "(cuda_hog) 2.51GiB", "gpuslice set " + c.id + " --vram 5184M"} {
+		expect.Contains(t, running, want)
+	}
+	must.Get(c.output(c.runtime("delete", "--force", c.id)))(t)
+	h.Eventually("the slice is gone", h.IsGone(c.id))
+	expect.Contains(t, explained(), "gpuslice.vram=5184M", "after its end")
+	out := h.mustRun("recommend", c.id)
+	if fields := strings.Fields(out); !strings.HasSuffix(strings.Join(fields, " "), "4GiB 3.01GiB 1 5184M") {
+		t.Errorf("\n%s", out)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -72,15 +73,9 @@ func TestProgramThatNeverCallsCUDADoesNothingElseThanWithoutUs(t *testing.T) {
 				rest = slices.DeleteFunc(rest, func(path string) bool { return filepath.Base(path) == part })
 			}
 		}
-		if len(ourOpened) == len(rest) {
-			t.Errorf("%q: the library was not loaded, so nothing was tested: %q", args, ourOpened)
-		}
-		if !slices.Equal(plainOpened, rest) {
-			t.Errorf("%q opens %q, and with us %q", args, plainOpened, rest)
-		}
-		if !slices.Equal(plainCalls, ourCalls) {
-			t.Errorf("%q calls\n%s\nand with us\n%s", args, strings.Join(plainCalls, "\n"), strings.Join(ourCalls, "\n"))
-		}
+		expect.True(t, len(ourOpened) != len(rest), args, "the library was not loaded, so nothing was tested:", ourOpened)
+		expect.EqualSlices(t, rest, plainOpened, args, "opens")
+		expect.EqualSlices(t, ourCalls, plainCalls, args, "calls")
 	}
 }
 

@@ -68,8 +68,7 @@ func (h *holderHost) file(v1, v2 string) string {
 func number(t testing.TB, file string) uint64 {
 	t.Helper()
 	text := must.Get(os.ReadFile(file))(t)
-	n := must.Get(strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64))(t)
-	return n
+	return must.Get(strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64))(t)
 }
 
 func (h *holderHost) charged() uint64 { return number(h.T, h.file("usage_in_bytes", "current")) }
@@ -141,12 +140,8 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 		w.goesOn()
 		other.goesOn()
 	}
-	if h.evictions(c.id) < 2 {
-		t.Fatalf("it was evicted %d times", h.evictions(c.id))
-	}
-	if log := h.Log.String(); strings.Contains(log, "left to the driver") {
-		t.Error("the driver has moved it")
-	}
+	must.True(t, h.evictions(c.id) >= 2, "it was evicted less than twice")
+	expect.True(t, !strings.Contains(h.Log.String(), "left to the driver"), "the driver has moved it")
 	// The holder keeps both reservations for the next turn.
 	if now := h.charged() - before; now < gib+gib/2 || now > gib+gib/2+64*mib {
 		t.Errorf("the holder's cgroup bears %d bytes", now)

@@ -23,6 +23,14 @@ func (h *host) compile(name string) {
 	h.compileAs(name, filepath.Join("programs", name+".c"), "-ldl")
 }
 
+// compileLinked is compile for a program that the simulated driver is linked to.
+func (h *host) compileLinked(name, source string) {
+	h.T.Helper()
+	driver := filepath.Join(h.Bin, "fakecuda")
+	h.compileAs(name, source, "-I../interceptor/programs", "-I../../interceptor", filepath.Join(driver, "libcuda.so.1"),
+		filepath.Join(driver, "libnvidia-ml.so.1"), "-ldl", "-lpthread")
+}
+
 func (h *host) compileAs(name, source string, flags ...string) {
 	h.T.Helper()
 	args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(h.Dir, "fake", name), source}, flags...)
@@ -51,14 +59,12 @@ func (c *container) started(args ...string) string {
 // Every process of a slice can write its ledger. Doing so must damage its own slice only.
 func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 	h := newHost(t)
-	h.compile("vandal")
+	h.compileLinked("vandal", "programs/vandal.c")
 	good := h.runContainer(vram(), "/bin/sleep", "600")
 	good.mustHold(gib, quota)
 	for seed := range 3 {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
-		if said := c.started("/fake/vandal", strconv.Itoa(17+seed)); !strings.HasSuffix(said, "refused") {
-			t.Errorf("the one that overwrote the page said %q", said)
-		}
+		expect.True(t, strings.HasSuffix(c.started("/fake/vandal", strconv.Itoa(17+seed)), "refused"), "the one that overwrote the page got memory")
 		h.Eventually("the slice is named damaged", func() bool {
 			s, err := h.Client.Slice(t.Context(), c.id)
 			return err == nil && s.State == api.Damaged && s.Reason != ""

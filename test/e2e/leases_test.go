@@ -176,16 +176,10 @@ func (h *leaseHost) ended(id string) *lease.Lease {
 // nothingIsLeft checks that no lease has left a slice, a directory, a cgroup or memory on the card.
 func (h *leaseHost) nothingIsLeft() {
 	h.T.Helper()
-	if all := h.Slices(); len(all) != 0 {
-		h.T.Errorf("slices: %+v", all)
-	}
-	if entries, err := os.ReadDir(h.leases()); err != nil || len(entries) != 0 {
-		h.T.Errorf("directories: %v, %v", entries, err)
-	}
+	must.Len(h.T, h.Slices(), 0, "slices")
+	must.Len(h.T, must.Get(os.ReadDir(h.leases()))(h.T), 0, "directories")
 	for _, dir := range h.Cgroups(h.cgroup) {
-		if below, err := filepath.Glob(dir + "/*/cgroup.procs"); err != nil || len(below) != 0 {
-			h.T.Errorf("cgroups: %v, %v", below, err)
-		}
+		must.Len(h.T, must.Get(filepath.Glob(dir+"/*/cgroup.procs"))(h.T), 0, "cgroups")
 	}
 	h.Eventually("the card is nobody's", func() bool {
 		devices, err := h.Client.Devices(context.Background())
@@ -248,8 +242,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 
 func (h *leaseHost) slice(id string) api.Slice {
 	h.T.Helper()
-	s := must.Get(h.Client.Slice(context.Background(), id))(h.T)
-	return s
+	return must.Get(h.Client.Slice(context.Background(), id))(h.T)
 }
 
 // kernels has a kernel that stores a number at any address.
@@ -373,9 +366,7 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 	}
 	s := h.open(l)
 	expect.NoError(t, works(s, gib))
-	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.Charged < gib {
-		t.Errorf("nothing is allocated, and it gave its memory back: %+v, %v", shown, err)
-	}
+	expect.True(t, must.Get(h.Show(context.Background(), l.ID))(t).Charged >= gib, "nothing is allocated, and it gave its memory back")
 	// The slice keeps the memory until the next broker takes it.
 	h.Must(syscall.Kill(h.brokerOf(l.ID), syscall.SIGKILL))
 	if err := works(s, 24); err == nil {

@@ -42,21 +42,15 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 		blind := func(bytes uint64) string {
 			return c.started(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 		}
-		if use := c.Use(c.id); use.Enforcement != by {
-			t.Errorf("%+v: want %s", use, by)
-		}
+		expect.Equal(t, c.Use(c.id).Enforcement, by)
 		beyond := blind(5 * gib)
 		if by == api.Intercept {
 			expect.True(t, strings.HasPrefix(beyond, fmt.Sprintf("holds %d of ", 5*gib)), "said", beyond, "nobody stops it")
 			h.Eventually("driver truth has found it", func() bool { return c.Use(c.id).Overhead > 5*gib })
 		} else {
 			expect.True(t, strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY"), "said", beyond, "5 GiB of 4 do not fit")
-			if within := blind(3 * gib); within != fmt.Sprintf("holds %d of %d", 3*gib, quota) {
-				t.Errorf("said %q: 3 GiB of 4 fit, and the card is shown as large as the quota", within)
-			}
-			if second := blind(gib); !strings.HasSuffix(second, "CUDA_ERROR_OUT_OF_MEMORY") {
-				t.Errorf("said %q: 1 GiB does not fit beside 3 GiB and contexts", second)
-			}
+			expect.Equal(t, blind(3*gib), fmt.Sprintf("holds %d of %d", 3*gib, quota), "3 GiB of 4 fit, and the card is shown as large as the quota")
+			expect.Contains(t, blind(gib), "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB does not fit beside 3 GiB and contexts")
 			h.Eventually("what it holds counts", func() bool { return c.Use(c.id).Overhead > 3*gib })
 		}
 		c.mustRefuse(gib, "an honest process: there is no room")
@@ -70,9 +64,7 @@ func TestWhoEnforcesIsShown(t *testing.T) {
 			api.Intercept: "0: intercept, since the configuration says so",
 			api.Native:    "0: native, since the driver enforces limits of cgroups",
 		}[by]
-		if !strings.Contains(out, want) {
-			t.Errorf("gpuslice doctor does not say %q:\n%s", want, out)
-		}
+		expect.Contains(t, out, want, "gpuslice doctor")
 	})
 }
 

@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,18 +13,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/test/must"
 )
-
-// nvml compiles a program that prints NVML's figures and processes, into a directory that containers see.
-func (h *host) nvml() {
-	h.T.Helper()
-	driver := filepath.Join(h.Bin, "fakecuda")
-	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-		"-o", filepath.Join(h.Dir, "fake", "nvml"), "../interceptor/programs/nvml.c",
-		filepath.Join(driver, "libcuda.so.1"), filepath.Join(driver, "libnvidia-ml.so.1"), "-ldl").CombinedOutput()
-	if err != nil {
-		h.T.Fatalf("%v\n%s", err, out)
-	}
-}
 
 // inside returns a process's pid in its own pid namespace.
 func (h *host) inside(pid int) string {
@@ -62,7 +49,7 @@ func (c *container) shown(env ...string) (figures string, pids []string) {
 
 func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	h := newHost(t)
-	h.nvml()
+	h.compileLinked("nvml", "../interceptor/programs/nvml.c")
 	c, other := h.newContainer(vram(), "/bin/sleep", "600"), h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	other.run()
@@ -85,9 +72,7 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 		h.Eventually("what is shown and what is counted are of one moment", func() bool {
 			before := h.Use(c.id)
 			figures, listed := c.shown(env...)
-			if !slices.Equal(listed, want) {
-				t.Fatalf("%s: the container's processes are %v, listed are %v", how, want, listed)
-			}
+			must.True(t, slices.Equal(listed, want), how, "the container's processes are", want, "listed are", listed)
 			used := before.Used + before.Overhead
 			return before == h.Use(c.id) && figures == fmt.Sprintf(
 				"total %d free %d used %d, v2 total %d reserved 0 free %d used %d", uint64(quota), quota-used, used,

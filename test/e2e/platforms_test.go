@@ -62,9 +62,7 @@ func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
 // says fails the test unless a program in the container prints exactly want and exits with 0.
 func (c *container) says(want string, args ...string) {
 	c.T.Helper()
-	if out, err := c.exec(args...); err != nil || out != want {
-		c.T.Errorf("%q: %v, and it says %q, want %q", args, err, out, want)
-	}
+	expect.Equal(c.T, must.Output(c.exec(args...))(c.T), want, args)
 }
 
 func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {

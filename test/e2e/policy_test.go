@@ -34,9 +34,7 @@ func (h *host) loaderThatReads(other string) string {
 	defer hog.Close()
 	path := must.Get(hog.Section(".interp").Data())(h.T)
 	text := must.Get(os.ReadFile(string(bytes.TrimRight(path, "\x00"))))(h.T)
-	if !bytes.Contains(text, []byte(preload)) {
-		h.T.Fatalf("%s does not name %s", path, preload)
-	}
+	must.True(h.T, bytes.Contains(text, []byte(preload)), "the loader does not name", preload)
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "loader"), bytes.ReplaceAll(text, []byte(preload), []byte(other)), 0o755))
 	return "/fake/loader"
 }
@@ -45,9 +43,7 @@ func (h *host) loaderThatReads(other string) string {
 func (c *container) hide(bytes uint64) hog {
 	c.T.Helper()
 	g := c.start(c.ownLoader(), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
-	if !strings.HasPrefix(g.said, "holds ") {
-		c.T.Fatalf("it did not get past the interceptor: %q", g.said)
-	}
+	must.True(c.T, strings.HasPrefix(g.said, "holds "), "it did not get past the interceptor:", g.said)
 	return g
 }
 

@@ -32,9 +32,7 @@ func (h *host) pool(name string) api.PoolUse {
 	h.T.Helper()
 	var p api.Pool
 	h.Must(json.Unmarshal([]byte(h.mustRun("pool", "show", name)), &p))
-	if p.State != api.Active {
-		h.T.Fatalf("the pool is %s: %s", p.State, p.Reason)
-	}
+	must.Equal(h.T, p.State, api.Active, p.Reason)
 	return p.Devices[0]
 }
 
@@ -56,9 +54,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 
 		own.mustHold(gib, 4*gib, "it should see its own quota")
 		first := elastic.hog(3 * gib)
-		if !first.holds(3*gib, limit) {
-			t.Fatalf("said %q: it should see the pool's quota", first.said)
-		}
+		must.True(t, first.holds(3*gib, limit), "it should see the pool's quota, and said", first.said)
 		use := h.pool("llm")
 		if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
 			t.Fatalf("%+v", use)
@@ -139,13 +135,10 @@ func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	const limit = 1536 * mib
 	card := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT=8M"}
 	h := &host{testhost.New(t, testhost.Options{Env: card}), ""}
-	program := filepath.Join(h.Dir, "race")
-	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-I../../interceptor", "-o", program, "../interceptor/programs/race.c",
-		filepath.Join(h.Bin, "fakecuda", "libcuda.so.1"), "-ldl", "-lpthread").CombinedOutput()
-	must.Do(t, err, out)
+	h.compileLinked("race", "../interceptor/programs/race.c")
 	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit)+"b")
 	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
-		"run", "--pool", "llm", "--quiet", "--", program, "4", "24", "4", strconv.Itoa(limit))
+		"run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Dir, "fake", "race"), "4", "24", "4", strconv.Itoa(limit))
 	race.Env = append(h.Env(), card...)
 	text, err := race.CombinedOutput()
 	if err != nil || strings.Contains(string(text), " 0 refusals") || strings.Contains(string(text), " 0 kills") {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -148,9 +149,7 @@ LaunchFailed LAUNCH_FAILED None None None
 [] ended it was dropped
 the session was closed
 `
-			if out != want {
-				t.Errorf("%s", out)
-			}
+			expect.Equal(t, out, want)
 		})
 	}
 }
@@ -170,9 +169,7 @@ func TestAProgramInPythonDropsItsLeaseHoweverItEnds(t *testing.T) {
 		if (err != nil) != (c.says != "") || !strings.Contains(said.String(), c.says) || strings.Contains(c.program, "fork") && string(out) != "[0.0, 0.0, 0.0, 0.0] 1\n" {
 			t.Errorf("%s: %v\n%s%s", how, err, out, said.String())
 		}
-		if left := must.Get(h.List(context.Background()))(t); len(left) != 0 {
-			t.Errorf("%s: %+v is left", how, left)
-		}
+		must.Len(t, must.Get(h.List(context.Background()))(t), 0, how)
 	}
 	h.nothingIsLeft()
 }
@@ -287,9 +284,7 @@ with gpuslice.open("unix:/mnt/lease/session.sock", "/mnt/lease/token") as gpu:
 		filepath.Dir(l.TokenFile),
 	}, program.Args...)
 	program.Path, program.SysProcAttr = must.Get(exec.LookPath("unshare"))(t), nil
-	if out := must.Get(must.Printed(program))(t); out != "True\nREFUSED\n" {
-		t.Errorf("%s", out)
-	}
+	expect.Equal(t, must.Get(must.Printed(program))(t), "True\nREFUSED\n")
 }
 
 func TestTheDocumentedProgramInPythonRunsAsItIsPrinted(t *testing.T) {

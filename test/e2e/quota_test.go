@@ -23,9 +23,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 
 		first := c.hog(gib)
-		if !first.holds(gib, quota) {
-			t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", first.said)
-		}
+		must.True(t, first.holds(gib, quota), "the first process should hold 1 GiB of a card of the quota's size, and said", first.said)
 		each := gib + h.Use(c.id).Overhead // cost of another process
 		count := uint64(1)
 		for ; count < 8; count++ {
@@ -35,9 +33,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 				t.Fatalf("process %d said %q", count+1, g.said)
 			}
 		}
-		if want := quota / each; count != want {
-			t.Errorf("%d processes of %d bytes had room in %d, want %d", count, each, uint64(quota), want)
-		}
+		expect.Equal(t, count, quota/each, "processes that have room")
 		use := h.Use(c.id)
 		if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
 			t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -25,9 +26,7 @@ func documented(h *leaseHost, language string) string {
 	_, section, _ := strings.Cut(string(text), "\n## From another machine\n")
 	_, block, _ := strings.Cut(section, "```"+language+"\n")
 	block, _, ok := strings.Cut(block, "```")
-	if !ok {
-		h.T.Fatalf("docs/use/leases.md has no %s about other machines", language)
-	}
+	must.True(h.T, ok, "docs/use/leases.md has about other machines no", language)
 	return block
 }
 
@@ -102,9 +101,7 @@ print([l.address for l in gpuslice.list()] == [address])
 `, dir, l.Address, l.Token)
 		program.SysProcAttr = nil // the key is root's
 		program.Env = append(program.Env, env...)
-		if out := must.Get(must.Printed(program))(t); out != "True\n[2.0, 4.0, 6.0]\n[0.0] True 2\nTrue\n" {
-			t.Errorf("%s", out)
-		}
+		expect.Equal(t, must.Get(must.Printed(program))(t), "True\n[2.0, 4.0, 6.0]\n[0.0] True 2\nTrue\n")
 	})
 
 	// A restart of the service closes the connection, but keeps the session.
@@ -114,9 +111,7 @@ print([l.address for l in gpuslice.list()] == [address])
 		s, err := lease.OpenTLS(t.Context(), l.Address, l.Token, lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"})
 		return err == nil && works(s, 1<<20) == nil && s.Close() == nil
 	})
-	if said := run("list"); !strings.Contains(said, l.ID) {
-		t.Errorf("the list is\n%s", said)
-	}
+	expect.Contains(t, run("list"), l.ID)
 	run("drop", l.ID)
 	for _, line := range []string{"lease acquired", "session opened from another machine"} {
 		if !strings.Contains(h.said.String(), line) || !strings.Contains(h.said.String(), "remote=127.0.0.1:") {

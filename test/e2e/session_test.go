@@ -49,9 +49,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	expect.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)
 	for _, want := range []string{"enforcer in this process", "token: .\n", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("%q is not in\n%s", want, out)
-		}
+		expect.Contains(t, string(out), want)
 	}
 	must.Len(t, must.Get(os.ReadDir(runtimeDir))(t), 0, "something is left")
 }

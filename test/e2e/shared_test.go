@@ -42,14 +42,10 @@ func (h *usersHost) audit() string { return filepath.Join(h.Dir, "audit.jsonl") 
 func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	h := sharedHost(t)
 	d := h.device()
-	if d.Reserve != gib {
-		t.Errorf("reserved are %s", api.FormatSize(d.Reserve))
-	}
+	expect.Equal(t, d.Reserve, gib, "reserved")
 	contains := func(what, said, want string) {
 		t.Helper()
-		if !strings.Contains(said, want) {
-			t.Errorf("%s: %s\nwhich does not say %q", what, said, want)
-		}
+		expect.Contains(t, said, want, what)
 	}
 	sleep := func(annotations map[string]string) *container {
 		return h.newContainer(annotations, "/bin/sleep", "600")
@@ -66,9 +62,7 @@ func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
 	research := sleep(of("50%", "research"))
 	research.run()
 	contains("more than the tenant has", sleep(of("26%", "research")).refused(), "tenant research has")
-	if s, err := h.Client.Slice(t.Context(), research.id); err != nil || s.TTL != 24*time.Hour {
-		t.Errorf("it lives for %s, %v", s.TTL, err)
-	}
+	expect.Equal(t, must.Get(h.Client.Slice(t.Context(), research.id))(t).TTL, 24*time.Hour)
 
 	other := sleep(map[string]string{"gpuslice.vram": "8G"})
 	other.run()

@@ -92,15 +92,9 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 		if out := h.mustRun("ps"); !strings.Contains(out, "suspended") || !strings.Contains(out, "SUSPENDED") {
 			t.Errorf("ps does not show it:\n%s", out)
 		}
-		if out := h.mustRun("inspect", a.id); !strings.Contains(out, "in host memory") {
-			t.Errorf("inspect does not show it:\n%s", out)
-		}
-		if out := h.mustRun("devices"); !strings.Contains(out, "SUSPENDED") {
-			t.Errorf("devices do not show it:\n%s", out)
-		}
-		if g := a.hog(gib); !strings.Contains(g.said, "CUDA_ERROR") {
-			t.Errorf("a process started in a suspended slice got memory: %q", g.said)
-		}
+		expect.Contains(t, h.mustRun("inspect", a.id), "in host memory")
+		expect.Contains(t, h.mustRun("devices"), "SUSPENDED")
+		expect.Contains(t, a.hog(gib).said, "CUDA_ERROR", "a process that begins in a suspended slice")
 
 		b.run()
 		others := b.works(4 * gib)
@@ -116,9 +110,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 		if out := h.mustRun("events", "--since", "0"); !strings.Contains(out, "suspended: ") || !strings.Contains(out, "resumed: ") {
 			t.Errorf("events:\n%s", out)
 		}
-		if strings.Contains(h.mustRun("events", "--since", "0"), "bypass") {
-			t.Errorf("a violation was found:\n%s", h.mustRun("events", "--since", "0"))
-		}
+		expect.True(t, !strings.Contains(h.mustRun("events", "--since", "0"), "bypass"), "a violation was found")
 
 		// A slice that is deleted while suspended leaves nothing.
 		must.Output(b.output(b.runtime("delete", "--force", b.id)))(t)
@@ -134,9 +126,7 @@ func (h *host) stays(c *container, reason string, one, other worker) {
 	}
 	one.goesOn()
 	other.goesOn()
-	if h.state(c.id) != api.Active {
-		h.T.Errorf("it is %s", h.state(c.id))
-	}
+	must.Equal(h.T, h.state(c.id), api.Active)
 }
 
 func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
@@ -170,9 +160,7 @@ func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 	if slice := h.slice(l.ID); slice.State != api.Suspended || slice.Devices[0].Used != 0 || slice.Devices[0].Suspended < 32*mib {
 		t.Errorf("%+v", slice)
 	}
-	if now, err := h.Renew(t.Context(), l.ID, time.Hour); err != nil || now.State != lease.Active {
-		t.Errorf("a suspended lease is renewed: %+v, %v", now, err)
-	}
+	expect.Equal(t, must.Get(h.Renew(t.Context(), l.ID, time.Hour))(t).State, lease.Active, "a suspended lease is renewed")
 	_, err = h.Client.Resume(t.Context(), l.ID)
 	h.Must(err)
 	if err := <-read; err != nil || !bytes.Equal(got, want) {
@@ -182,9 +170,7 @@ func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
 
 	_, err = h.Client.Suspend(t.Context(), l.ID)
 	h.Must(err)
-	if ended, err := h.Drop(t.Context(), l.ID); err != nil || ended.State != lease.Ended {
-		t.Errorf("a suspended lease is dropped: %+v, %v", ended, err)
-	}
+	expect.Equal(t, must.Get(h.Drop(t.Context(), l.ID))(t).State, lease.Ended, "a suspended lease is dropped")
 	h.nothingIsLeft()
 }
 
@@ -220,9 +206,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 			if use := h.Use(c.id); use.Used < 2*gib || use.Suspended != 0 {
 				t.Errorf("%+v", use)
 			}
-			if use := h.pool("llm"); use.Used < 2*gib {
-				t.Errorf("the pool has %+v", use)
-			}
+			expect.True(t, h.pool("llm").Used >= 2*gib, "the pool has less than 2 GiB")
 			h.mustRun("suspend", c.id)
 			h.mustRun("resume", c.id)
 			a.goesOn()

@@ -46,7 +46,7 @@ func TestTopCostsLittle(t *testing.T) {
 		window = 5 * time.Second
 	)
 	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}, Enforcer: "[admission]\novercommit = 1000.0\n", Env: []string{"FAKECUDA_CONTEXT=8M"}})}
-	h.compile("changer")
+	h.compileLinked("changer", "programs/changer.c")
 	var changers []int
 	for i := range crowd {
 		command := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "600M", "--name", fmt.Sprintf("top-%d", i),

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -49,9 +50,7 @@ exec ../../configs/install.sh uninstall`)
 			t.Errorf("force %q: %v, the programs are gone: %v\n%s", run.force, err, gone != nil, out)
 		}
 		for _, want := range run.want {
-			if !strings.Contains(out, want) {
-				t.Errorf("force %q: no %q in\n%s", run.force, want, out)
-			}
+			expect.Contains(t, out, want, "force", run.force)
 		}
 	}
 }
@@ -60,9 +59,7 @@ exec ../../configs/install.sh uninstall`)
 func TestAContainerWithoutAnnotationsIsCountedWhereTheOperatorHasItSo(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
 	c := h.runContainer(nil, "sleep", "1000")
-	if g := c.hog(3 * gib); !strings.HasPrefix(g.said, "holds ") {
-		t.Errorf("it is refused memory: %s", g.said)
-	}
+	expect.Contains(t, c.hog(3*gib).said, "holds ")
 	if out, err := h.cli("ps"); err != nil || !strings.Contains(out, "record") || !strings.Contains(out, "3GiB") || !strings.Contains(out, "none") {
 		t.Errorf("%v: %s", err, out)
 	}

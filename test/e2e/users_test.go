@@ -74,16 +74,12 @@ func (h *usersHost) session(vram string, size uint64) (id, token string) {
 	})
 	lines := bufio.NewScanner(out)
 	for range 2 {
-		if !lines.Scan() {
-			h.T.Fatalf("the session said too little: %s", said.String())
-		}
+		must.True(h.T, lines.Scan(), "the session said too little:", said.String())
 		if token == "" {
 			token = lines.Text()
 		}
 	}
-	if !strings.HasPrefix(lines.Text(), fmt.Sprintf("holds %d of ", size)) {
-		h.T.Fatalf("the hog says %q", lines.Text())
-	}
+	must.True(h.T, strings.HasPrefix(lines.Text(), fmt.Sprintf("holds %d of ", size)), "the hog says", lines.Text())
 	text := must.Get(os.ReadFile(token))(h.T)
 	id, _, err := api.ParseTokenFile(string(text))
 	h.Must(err)
@@ -228,9 +224,7 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	if out, code := output(h.as(somebody, "--token", given, "release", "--force", id)); code != 0 {
 		t.Errorf("release: %d %s", code, out)
 	}
-	if log := h.Log.String(); strings.Contains(log, strings.Fields(string(text))[1]) {
-		t.Error("the token is in the enforcer's log")
-	}
+	expect.True(t, !strings.Contains(h.Log.String(), strings.Fields(string(text))[1]), "the token is in the enforcer's log")
 }
 
 // The error names the group with access to the control socket.

@@ -56,9 +56,7 @@ func TestAPoolOfSlicesIsTheLimitOfSharedModels(t *testing.T) {
 	}
 	read := func(lines *bufio.Scanner, format string, into ...any) {
 		t.Helper()
-		if !lines.Scan() {
-			t.Fatal("it said nothing")
-		}
+		must.True(t, lines.Scan(), "it said nothing")
 		if _, err := fmt.Sscanf(lines.Text(), format, into...); err != nil {
 			t.Fatalf("%q: %v", lines.Text(), err)
 		}

@@ -98,9 +98,7 @@ func containerdIsKilledCreating(s *site) {
 		s.daemons["containerd"].stop(unix.SIGKILL)
 	})
 	<-done
-	if !found {
-		s.t.Fatalf("no hook was seen; the engine: %v", err)
-	}
+	must.True(s.t, found, "no hook was seen; the engine:", err)
 	expect.Error(s.t, err, "containerd was killed and the engine says that the container runs")
 	s.launch(s.daemons["containerd"])
 	s.remove(name)
@@ -148,9 +146,7 @@ func attachedRun(s *site) {
 			s.t.Errorf("terminal: %v: the status should be 7: %v", terminal, err)
 		}
 		for _, part := range []string{"holds " + strconv.Itoa(gib) + " of " + strconv.Itoa(quota), "CUDA_ERROR_OUT_OF_MEMORY"} {
-			if !strings.Contains(out, part) {
-				s.t.Errorf("terminal: %v: %q is not in what the user is shown:\n%s", terminal, part, out)
-			}
+			expect.Contains(s.t, out, part, "what the user is shown, with a terminal:", terminal, err)
 		}
 		s.Eventually("there is no slice", func() bool { return len(s.Slices()) == 0 })
 	}
@@ -171,9 +167,7 @@ exec %s "$@"
 	s.Must(os.WriteFile(recorder, []byte(script), 0o755))
 	config := must.Get(os.ReadFile(s.Config()))(s.T)
 	edited := strings.Replace(string(config), strconv.Quote(real), strconv.Quote(recorder), 1)
-	if edited == string(config) {
-		s.t.Fatalf("the configuration does not name %s:\n%s", real, config)
-	}
+	must.True(s.t, edited != string(config), "the configuration does not name", real)
 	s.Must(os.WriteFile(s.Config(), []byte(edited), 0o644))
 	defer func() { s.Must(os.WriteFile(s.Config(), config, 0o644)) }()
 	options := s.in("options.toml")
@@ -197,9 +191,7 @@ exec %s "$@"
 				// Cleaning up after a shim, runc's shim passes only the root.
 				return !slices.Contains(words, verb) || slices.Contains(words, "--force")
 			})
-			if len(lines) == 0 {
-				s.t.Errorf("%q: the low-level runtime was not told to %s:\n%s", flags, verb, text)
-			}
+			expect.True(s.t, len(lines) > 0, flags, "the low-level runtime was not told to", verb, text)
 			for _, line := range lines {
 				words := strings.Fields(line)
 				at := slices.Index(words, "--root")

@@ -82,9 +82,7 @@ func dockerUpdates(s *site) {
 
 func dockerInit(s *site) {
 	name := s.run(container{flags: []string{"--init"}})
-	if comm := s.exec(name, "cat", "/proc/1/comm"); !strings.Contains(comm, "init") {
-		s.t.Fatalf("its first process is %q", comm)
-	}
+	expect.Contains(s.t, s.exec(name, "cat", "/proc/1/comm"), "init", "its first process")
 	s.works(name)
 }
 

@@ -5,28 +5,26 @@
 package engines
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/test/expect"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 // setuidWorks: the loader ignores LD_PRELOAD for a setuid program, and a program without the preload has no quota.
 func setuidWorks(s *site) {
 	name := s.run(container{})
 	// An ordinary user runs the inner su, so it is setuid. A loader error would be the first line.
-	if out := s.exec(name, "su", "nobody", "-s", "/bin/sh", "-c", "su --version"); !strings.HasPrefix(out, "su ") {
-		s.t.Errorf("a setuid program says %q", out)
-	}
+	expect.Contains(s.t, s.exec(name, "su", "nobody", "-s", "/bin/sh", "-c", "su --version"), "su ", "a setuid program")
 	id := s.id(name)
 	hog := func(bytes uint64) hog {
 		return s.hogBy(name, "su nobody -s /bin/sh -c '"+
 			"LD_LIBRARY_PATH=/fakecuda FAKECUDA_STATE=/fake/state exec /demo/cuda_hog "+strconv.FormatUint(bytes, 10)+"'")
 	}
-	if g := hog(gib); !g.holds(gib, quota) {
-		s.t.Fatalf("another user's process said %q", g.said)
-	}
-	if g := hog(3 * gib); !g.refused() {
-		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
-	}
+	must.Equal(s.t, hog(gib).said, fmt.Sprintf("holds %d of %d", gib, quota), "another user's process")
+	expect.Contains(s.t, hog(3*gib).said, ": CUDA_ERROR_OUT_OF_MEMORY", "3 GiB beside 1 GiB")
 	s.killHogs(id)
 }
 
@@ -34,9 +32,7 @@ func setuidWorks(s *site) {
 func imageIsLeftAlone(image string) func(*site) {
 	return func(s *site) {
 		name := s.run(container{image: image})
-		if out := s.exec(name, "/bin/sh", "-c", "echo works"); strings.TrimSpace(out) != "works" {
-			s.t.Errorf("a program says %q", out)
-		}
+		expect.Equal(s.t, strings.TrimSpace(s.exec(name, "/bin/sh", "-c", "echo works")), "works")
 		if use := s.Use(s.id(name)); use.Limit != quota || use.Used != 0 {
 			s.t.Errorf("the slice shows %+v", use)
 		}

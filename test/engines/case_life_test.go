@@ -35,9 +35,7 @@ func restartKeepsTheQuota(s *site) {
 	for range 2 {
 		s.mustHold(name, 3*gib, quota, "what the container held before its restart is gone")
 		must.Output(s.engine.(restarter).restart(name))(s.t, "restart")
-		if got := s.id(name); got != id {
-			s.t.Fatalf("the id was %s and is %s", id, got)
-		}
+		must.Equal(s.t, s.id(name), id, "the id after the restart")
 		s.Eventually("nothing is held", s.Holds(id, 0))
 	}
 	s.works(name)
@@ -81,8 +79,7 @@ func hasShim(e engine) string {
 
 func (s *site) parent(pid int) int {
 	s.t.Helper()
-	parent := must.Get(parentOf(strconv.Itoa(pid)))(s.T)
-	return parent
+	return must.Get(parentOf(strconv.Itoa(pid)))(s.T)
 }
 
 func parentOf(pid string) (int, error) {
@@ -102,9 +99,7 @@ func (s *site) killShim(c container) {
 	id := s.id(name)
 	init := s.init(name)
 	shim := s.parent(init)
-	if shim == 1 {
-		s.t.Fatalf("init %d of the container is nobody's child", init)
-	}
+	must.True(s.t, shim != 1, "nobody's child is the container's init", init)
 	s.mustHold(name, gib, quota)
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	// The engine then ends the container or leaves it running; the quota holds in both cases.
@@ -168,9 +163,7 @@ func runtimeIsKilled(s *site) {
 		})
 	})
 	<-done
-	if !found {
-		s.t.Fatalf("no hook was seen; the engine: %v\n%s", err, out)
-	}
+	must.True(s.t, found, "no hook was seen; the engine:", err, out)
 	expect.Error(s.t, err, "the runtime was killed and the engine says that the container runs")
 	s.remove(name)
 	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup stays

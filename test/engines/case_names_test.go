@@ -34,7 +34,5 @@ func namesAreShown(s *site) {
 	}
 	is.Image = ""
 	expect.Equal(s.t, is.Names, want)
-	if out := s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()); !strings.Contains(out, is.ID) {
-		s.t.Errorf("inspect %s shows %s", want.Path(), out)
-	}
+	expect.Contains(s.t, s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()), is.ID, "inspect", want.Path())
 }

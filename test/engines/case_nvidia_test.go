@@ -73,9 +73,7 @@ func (s *site) gives(c container, seen ...int) {
 	name := s.run(c)
 	id := s.id(name)
 	devices := must.Get(s.Client.Devices(context.Background()))(s.T)
-	if len(devices) != 2 {
-		s.t.Fatalf("the machine has %d GPUs, want 2", len(devices))
-	}
+	must.Len(s.t, devices, 2, "the machine's GPUs")
 	var want []string
 	for _, d := range devices {
 		if seen == nil || slices.Contains(seen, d.Index) {
@@ -91,17 +89,11 @@ func (s *site) gives(c container, seen ...int) {
 	}
 	for _, n := range seen {
 		hog := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d /demo/cuda_hog ", n) // the simulated driver shows all GPUs
-		if g := s.hogBy(name, fmt.Sprint(hog, 3*gib)); !g.holds(3*gib, quota) {
-			s.t.Errorf("%q %q: on GPU %d the first process said %q", c.flags, c.env, n, g.said)
-		}
-		if g := s.hogBy(name, fmt.Sprint(hog, 2*gib)); !g.refused() {
-			s.t.Errorf("%q %q: on GPU %d the second process said %q: 2 GiB do not fit beside 3", c.flags, c.env, n, g.said)
-		}
+		expect.Equal(s.t, s.hogBy(name, fmt.Sprint(hog, 3*gib)).said, fmt.Sprintf("holds %d of %d", 3*gib, quota), c.flags, c.env, "on GPU", n)
+		expect.Contains(s.t, s.hogBy(name, fmt.Sprint(hog, 2*gib)).said, ": CUDA_ERROR_OUT_OF_MEMORY", c.flags, c.env, "2 GiB beside 3 on GPU", n)
 	}
 	if seen == nil {
-		if g := s.hog(name, gib); !strings.HasPrefix(g.said, "dlopen: ") {
-			s.t.Errorf("%q %q: it was given no driver, and a process said %q", c.flags, c.env, g.said)
-		}
+		expect.Contains(s.t, s.hog(name, gib).said, "dlopen: ", c.flags, c.env, "it was given no driver")
 	}
 	s.remove(name)
 	s.Eventually("the slice is gone", s.IsGone(id))
@@ -166,9 +158,7 @@ func (s *site) configured(devices ...string) {
 			got = append(got, strings.ReplaceAll(value, "all", "0,1"))
 		}
 	}
-	if !slices.Equal(got, devices) {
-		s.t.Errorf("nvidia-container-cli was to configure %q, and was called so:\n%s", devices, text)
-	}
+	expect.EqualSlices(s.t, got, devices, "nvidia-container-cli was called so:", text)
 }
 
 // nvidiaInside: gpuslice-runtime calls NVIDIA's runtime, which rewrites config.json afterwards.

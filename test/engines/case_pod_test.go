@@ -53,8 +53,7 @@ func (s *site) tryPod(handler string, c container) (string, container, error) {
 
 func (s *site) inPod(pod string, c container) string {
 	s.t.Helper()
-	id := must.Get(s.engine.(*kube).start(pod, c))(s.T)
-	return id
+	return must.Get(s.engine.(*kube).start(pod, c))(s.T)
 }
 
 func (s *site) ids() (ids []string) {
@@ -100,9 +99,7 @@ func podRestarts(s *site) {
 		return err == nil && r.Status.State == cri.ContainerState_CONTAINER_EXITED && r.Status.ExitCode == 137
 	})
 	second := s.inPod(pod, c)
-	if first == second {
-		s.t.Fatalf("both are %s", first)
-	}
+	must.True(s.t, first != second, "both are", first)
 	s.works(second)
 	s.Eventually("the first one's slice is gone", s.IsGone(first))
 	s.remove(pod)

@@ -34,9 +34,7 @@ func raceForTheLast(s *site) {
 	containers := []string{s.run(container{annotations: vram("60G")}), s.run(container{annotations: vram("60G")})}
 	said := map[string][]string{}
 	for _, name := range containers {
-		if g := s.hog(name, 36*gib); !strings.HasPrefix(g.said, "holds ") {
-			s.t.Fatalf("said %q", g.said)
-		}
+		must.True(s.t, strings.HasPrefix(s.hog(name, 36*gib).said, "holds "), "it got no memory")
 		for i := range racers {
 			file := fmt.Sprintf("racer-%s-%d", name, i)
 			said[name] = append(said[name], file)

@@ -53,9 +53,7 @@ func (s *site) told(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")
 	for _, part := range append([]string{"gpuslice: "}, parts...) {
-		if !strings.Contains(shown, part) {
-			s.t.Errorf("%q is not in what the user is shown:\n%s", part, out)
-		}
+		expect.Contains(s.t, out, part, "what the user is shown")
 	}
 	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // Podman's prefix, after its log
 		shown = after
@@ -66,9 +64,7 @@ func (s *site) told(out string, parts ...string) {
 	if e, ok := s.engine.(interface{ showsRuncToo() bool }); ok && e.showsRuncToo() {
 		shown = shown[max(0, strings.LastIndex(shown, "gpuslice: ")):]
 	}
-	if n := strings.Count(shown, "gpuslice: "); n != 1 {
-		s.t.Errorf("the user is shown %d sentences of ours:\n%s", n, out)
-	}
+	expect.Equal(s.t, strings.Count(shown, "gpuslice: "), 1, "sentences of ours that the user is shown", out)
 	for _, wrapping := range []string{"prestart hook", "stderr:", "exit status"} {
 		expect.True(s.t, !strings.Contains(shown, wrapping), "the user is shown", wrapping, out)
 	}

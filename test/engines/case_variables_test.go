@@ -41,9 +41,7 @@ func dockerVariables(s *site) {
 	if !strings.Contains(ps, name) || !strings.Contains(ps, " 4GiB ") || !strings.Contains(ps, "in 11h") && !strings.Contains(ps, "in 12h") {
 		s.t.Errorf("gpuslice ps shows\n%s", ps)
 	}
-	if is, err := s.Client.Slice(context.Background(), s.id(name)); err != nil || is.TTL != 12*time.Hour {
-		s.t.Errorf("%+v, %v", is, err)
-	}
+	expect.Equal(s.t, must.Get(s.Client.Slice(context.Background(), s.id(name)))(s.t).TTL, 12*time.Hour)
 	s.remove(name)
 	for _, c := range []container{
 		{env: []string{"GPUSLICE_VRAM_0=2G", "GPUSLICE_VRAM=4G"}},
@@ -89,9 +87,7 @@ func dockerIsFoundOld(s *site) {
 	expect.Refused(e.invoke("run", "--annotation", "gpuslice.vram=4G", imageRef("debian"), "true"))(s.t, "unknown flag: --annotation")
 	out := s.must("gpuslice", "install", "docker", "--dry-run", "--config", s.in("none.json"))
 	for _, want := range []string{"docker: warning: Docker 20.10", "has no --annotation", "-e GPUSLICE_VRAM=4G", "allow_env = true"} {
-		if !strings.Contains(out, want) {
-			s.t.Errorf("%q is not in %s", want, out)
-		}
+		expect.Contains(s.t, out, want)
 	}
 }
 

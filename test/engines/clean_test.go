@@ -178,8 +178,7 @@ func lookCgroups(dir string) (found []string) {
 // lookSources returns the files, sizes and times of host directories that containers bind or use as root.
 func (s *site) lookSources() (found []string) {
 	for _, dir := range []string{s.Bin + "/demo", s.Bin + "/fakecuda", tools + "/images/*", tools + "/images/*/etc"} {
-		files := must.Get(filepath.Glob(dir + "/*"))(s.T)
-		for _, file := range files {
+		for _, file := range must.Get(filepath.Glob(dir + "/*"))(s.T) {
 			if info, err := os.Lstat(file); err == nil {
 				found = append(found, fmt.Sprintf("%s %v %d %d", file, info.Mode(), info.Size(), info.ModTime().UnixNano()))
 			}

@@ -70,9 +70,7 @@ func (s *site) hogBy(name, command string) hog {
 func (s *site) killHogs(id string) {
 	s.t.Helper()
 	slice := must.Get(s.Client.Slice(context.Background(), id))(s.T)
-	if len(slice.Processes) == 0 {
-		s.t.Fatalf("slice %s has no process to kill: %+v", id, slice)
-	}
+	must.True(s.t, len(slice.Processes) > 0, "slice", id, "has no process to kill:", slice)
 	for _, p := range slice.Processes {
 		if err := unix.Kill(p.PID, unix.SIGKILL); err != unix.ESRCH { // a refused process may just have ended
 			s.Must(err)

@@ -8,6 +8,8 @@
 
 #include "../../interceptor/cuda_abi.h"
 
+#include "try.h"
+
 #include <assert.h>
 #include <stdint.h>
 

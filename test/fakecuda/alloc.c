@@ -95,7 +95,6 @@ CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t wid
                                      unsigned int element)
 {
 	size_t row, size;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
@@ -103,10 +102,9 @@ CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t wid
 	row = round_up(width, PITCH_STEP);
 	if (row < width || __builtin_mul_overflow(row, height, &size))
 		return CUDA_ERROR_INVALID_VALUE;
-	result = allocate(context, size, out);
-	if (result == CUDA_SUCCESS)
-		*pitch = row;
-	return result;
+	TRY(allocate(context, size, out));
+	*pitch = row;
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
@@ -172,10 +170,8 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 /* The entry points of CUDA 3.1, with 32-bit addresses. Contexts of today's API refuse them. */
 static CUresult refuse_old(void)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_INVALID_CONTEXT) : result;
+	DRIVER_ENTER_CONTEXT(context);
+	return CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUDA_API CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int size)

@@ -79,27 +79,20 @@ static size_t after(const struct capture *capture)
 
 CUresult capture_add(struct capture *capture, int type, CUgraphNode *out)
 {
-	CUresult result = check(capture);
-
-	if (result == CUDA_SUCCESS)
-		result = graph_add(capture->graph, type, &capture->last, after(capture), out);
-	if (result == CUDA_SUCCESS)
-		capture->last = *out;
-	return result;
+	TRY(check(capture));
+	TRY(graph_add(capture->graph, type, &capture->last, after(capture), out));
+	capture->last = *out;
+	return CUDA_SUCCESS;
 }
 
 CUresult capture_alloc(struct capture *capture, const CUmemPoolProps *properties, size_t size,
                        CUdeviceptr *out)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = *properties, .bytesize = size};
-	CUresult result = check(capture);
 	CUgraphNode node;
 
-	if (result == CUDA_SUCCESS)
-		result =
-		    graph_add_alloc(capture->graph, &capture->last, after(capture), &params, &node);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check(capture));
+	TRY(graph_add_alloc(capture->graph, &capture->last, after(capture), &params, &node));
 	capture->last = node;
 	*out = params.dptr;
 	return CUDA_SUCCESS;
@@ -107,15 +100,12 @@ CUresult capture_alloc(struct capture *capture, const CUmemPoolProps *properties
 
 CUresult capture_free(struct capture *capture, CUdeviceptr pointer)
 {
-	CUresult result = check(capture);
 	CUgraphNode node;
 
-	if (result == CUDA_SUCCESS)
-		result =
-		    graph_add_free(capture->graph, &capture->last, after(capture), pointer, &node);
-	if (result == CUDA_SUCCESS)
-		capture->last = node;
-	return result;
+	TRY(check(capture));
+	TRY(graph_add_free(capture->graph, &capture->last, after(capture), pointer, &node));
+	capture->last = node;
+	return CUDA_SUCCESS;
 }
 
 CUresult capture_spoil(struct capture *capture)

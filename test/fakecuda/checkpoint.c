@@ -40,12 +40,9 @@ static void await_running(int pid)
 static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
 {
 	enum machine_phase now;
-	CUresult result = driver_enter_locked();
 
-	if (result == CUDA_SUCCESS)
-		result = driver_leave(answer(machine_phase(pid, &now)));
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter_locked());
+	TRY(driver_leave(answer(machine_phase(pid, &now))));
 	await_running(pid);
 	DRIVER_ENTER_BY(driver_enter_locked());
 	return answer(machine_step(pid, from, to));
@@ -81,15 +78,13 @@ CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 {
 	enum machine_phase phase;
-	CUresult result;
 
 	DRIVER_ENTER_BY(driver_enter_locked());
 	if (!thread)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = answer(machine_phase(pid, &phase));
-	if (result == CUDA_SUCCESS)
-		*thread = pid;
-	return result;
+	TRY(answer(machine_phase(pid, &phase)));
+	*thread = pid;
+	return CUDA_SUCCESS;
 }
 
 /* A call under way continues to its end. */

@@ -184,10 +184,7 @@ CUDA_API CUresult cuCtxDestroy(CUcontext context)
 /* For a current context. Each has one use, since nothing here adds another. */
 CUDA_API CUresult cuCtxDetach(CUcontext context)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	if (!context || context != context_current())
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
 	driver_leave(CUDA_SUCCESS);

@@ -107,18 +107,15 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 {
 	void *target = (void *)(uintptr_t)to;
 	const void *source = (const void *)(uintptr_t)from;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
-	result = work_wait_all(context);
-	if (result != CUDA_SUCCESS || !size)
-		return result;
+	TRY(work_wait_all(context));
+	if (!size)
+		return CUDA_SUCCESS;
 	if (to_device)
-		result = check(context, to, size, true);
-	if (from_device && result == CUDA_SUCCESS)
-		result = check(context, from, size, false);
-	if (result != CUDA_SUCCESS)
-		return result;
+		TRY(check(context, to, size, true));
+	if (from_device)
+		TRY(check(context, from, size, false));
 	if (!target || !source)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (to_device)
@@ -138,12 +135,9 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 /* A copy between host and card has ended when the call returns, with all earlier work. */
 static CUresult wait_after(CUresult result)
 {
-	CUresult entered = result == CUDA_SUCCESS ? driver_enter() : result;
-
-	if (entered != CUDA_SUCCESS)
-		return entered;
+	DRIVER_ENTER_BY(result == CUDA_SUCCESS ? driver_enter() : result);
 	vmm_work_done();
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
@@ -200,16 +194,14 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
 {
 	size_t size;
 	char *target;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
 	if (__builtin_mul_overflow(width, count, &size) || to % width)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = check(context, to, size, true);
-	if (result == CUDA_SUCCESS)
-		result = work_wait_all(context);
-	if (result != CUDA_SUCCESS || !size)
-		return result;
+	TRY(check(context, to, size, true));
+	TRY(work_wait_all(context));
+	if (!size)
+		return CUDA_SUCCESS;
 	touch(to, size);
 	vmm_fill(context, to, size);
 	if (size > REAL_COPY_LIMIT)

@@ -130,10 +130,7 @@ void device_release(struct device *device, uint64_t bytes)
 
 CUresult driver_enter_device(CUdevice ordinal, struct device **device)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	*device = device_at(ordinal);
 	return *device ? CUDA_SUCCESS : driver_leave(CUDA_ERROR_INVALID_DEVICE);
 }

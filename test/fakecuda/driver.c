@@ -58,10 +58,9 @@ void driver_wait(pthread_cond_t *condition)
 
 CUresult driver_enter_context(CUcontext *current)
 {
-	CUresult result = driver_enter(), fault;
+	CUresult fault;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	*current = context_current();
 	if (!*current)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);

@@ -64,10 +64,9 @@ static CUresult import(CUcontext context, CUexternalMemory *out,
 {
 	CUexternalMemory memory;
 	struct physical *physical;
-	CUresult result = physical_import(object_of_file(description->handle.fd), &physical);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(physical_import(object_of_file(description->handle.fd), &physical));
 	memory = calloc(1, sizeof(*memory));
 	if (!memory || !description->size || description->size > physical->size) {
 		physical_release(physical);

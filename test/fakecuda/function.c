@@ -78,18 +78,16 @@ CUDA_API CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *
 
 CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
 {
-	CUresult result = enter_function(function);
-
 	(void)which;
 	(void)value;
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
+	DRIVER_ENTER_BY(enter_function(function));
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuFuncLoad(CUfunction function)
 {
-	CUresult result = enter_function(function);
-
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
+	DRIVER_ENTER_BY(enter_function(function));
+	return CUDA_SUCCESS;
 }
 
 /* Leaves the lock held only on success. */

@@ -106,7 +106,6 @@ CUresult graph_add_alloc(CUgraph graph, const CUgraphNode *after, size_t count,
 {
 	struct device *device;
 	struct graph_slot *slot;
-	CUresult result;
 
 	if (!are_nodes_of(graph, after, count) || !params->bytesize ||
 	    params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
@@ -126,9 +125,7 @@ CUresult graph_add_alloc(CUgraph graph, const CUgraphNode *after, size_t count,
 		slot = graph_slot_create(graph->memory, device, params->bytesize);
 	if (!slot)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = graph_add(graph, CU_GRAPH_NODE_TYPE_MEM_ALLOC, after, count, out);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(graph_add(graph, CU_GRAPH_NODE_TYPE_MEM_ALLOC, after, count, out));
 	slot->taken = true;
 	params->dptr = slot->range.start;
 	graph->allocates = true;
@@ -162,7 +159,6 @@ CUresult graph_add_free(CUgraph graph, const CUgraphNode *after, size_t count, C
 {
 	struct graph_slot *slot = slot_at(graph, pointer);
 	const struct range *range = ranges_at(&allocations, pointer);
-	CUresult result;
 
 	/* Of other graphs' allocations only existing ones can be recognised. */
 	if (!are_nodes_of(graph, after, count))
@@ -170,9 +166,7 @@ CUresult graph_add_free(CUgraph graph, const CUgraphNode *after, size_t count, C
 	if (slot ? !comes_after(after, count, last_alloc(graph, slot))
 	         : !range || range->kind != RANGE_GRAPH || range->start != pointer)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = graph_add(graph, CU_GRAPH_NODE_TYPE_MEM_FREE, after, count, out);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(graph_add(graph, CU_GRAPH_NODE_TYPE_MEM_FREE, after, count, out));
 	graph->allocates = true;
 	(*out)->params.dptr = pointer;
 	(*out)->slot = slot;

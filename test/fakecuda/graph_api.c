@@ -35,10 +35,8 @@ CUDA_API CUresult cuGraphDestroy(CUgraph graph)
 static CUresult add_plain(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
                           int type)
 {
-	CUresult result = enter_graph(graph, out);
-
-	return result == CUDA_SUCCESS ? driver_leave(graph_add(graph, type, after, count, out))
-	                              : result;
+	DRIVER_ENTER_BY(enter_graph(graph, out));
+	return graph_add(graph, type, after, count, out);
 }
 
 CUDA_API CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -95,15 +93,12 @@ static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *a
                            const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
 {
 	CUfunction function;
-	CUresult result;
 
 	DRIVER_ENTER_BY(enter_graph(graph, out));
-	result = graph_kernel(params, second_form, &function);
-	if (result == CUDA_SUCCESS)
-		result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
-	if (result == CUDA_SUCCESS)
-		set_function(*out, function, params, second_form);
-	return result;
+	TRY(graph_kernel(params, second_form, &function));
+	TRY(graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out));
+	set_function(*out, function, params, second_form);
+	return CUDA_SUCCESS;
 }
 
 /* The second form's parameters extend the first one's. */
@@ -123,15 +118,13 @@ static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *para
                            bool second_form)
 {
 	CUfunction function;
-	CUresult result;
 
 	DRIVER_ENTER();
 	if (!node || node->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = graph_kernel(params, second_form, &function);
-	if (result == CUDA_SUCCESS)
-		set_function(node, function, params, second_form);
-	return result;
+	TRY(graph_kernel(params, second_form, &function));
+	set_function(node, function, params, second_form);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
@@ -224,9 +217,8 @@ static CUresult clone_graph(CUgraph graph, CUgraph *out)
 
 CUDA_API CUresult cuGraphClone(CUgraph *out, CUgraph graph)
 {
-	CUresult result = enter_graph(graph, out);
-
-	return result == CUDA_SUCCESS ? driver_leave(clone_graph(graph, out)) : result;
+	DRIVER_ENTER_BY(enter_graph(graph, out));
+	return clone_graph(graph, out);
 }
 
 CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
@@ -236,9 +228,7 @@ CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
 	CUresult result;
 
 	DRIVER_ENTER_BY(enter_graph(graph, out));
-	result = child ? clone_graph(child, &copy) : CUDA_ERROR_INVALID_VALUE;
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(child ? clone_graph(child, &copy) : CUDA_ERROR_INVALID_VALUE);
 	result = graph_add(graph, CU_GRAPH_NODE_TYPE_GRAPH, after, count, out);
 	if (result == CUDA_SUCCESS)
 		(*out)->child = copy;

@@ -122,17 +122,15 @@ static CUresult learn_steps(CUgraphExec exec, CUgraph graph)
 static CUresult hold_nodes(CUgraphExec exec)
 {
 	CUcontext context = NULL;
-	CUresult result;
 
 	for (size_t i = 0; i < exec->count && !context; i++)
 		if (exec->steps[i].function)
 			context = kernel_context(exec->steps[i].function);
 	if (!context)
 		return CUDA_SUCCESS;
-	result = overhead_add_nodes(context, exec->count);
-	if (result == CUDA_SUCCESS)
-		exec->context = context;
-	return result;
+	TRY(overhead_add_nodes(context, exec->count));
+	exec->context = context;
+	return CUDA_SUCCESS;
 }
 
 /* Takes all memory of the card that a launch needs and lacks. */
@@ -374,10 +372,9 @@ static CUresult set_kernel(CUgraphExec exec, CUgraphNode node,
 	CUresult result;
 
 	DRIVER_ENTER();
-	result =
-	    exec && node ? graph_kernel(params, second_form, &function) : CUDA_ERROR_INVALID_VALUE;
-	if (result != CUDA_SUCCESS)
-		return result;
+	if (!exec || !node)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(graph_kernel(params, second_form, &function));
 	for (size_t i = 0; i < exec->count; i++) {
 		struct step *step = &exec->steps[i];
 

@@ -132,10 +132,7 @@ CUDA_API CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc descriptio
 /* Leaves the lock held only on success. */
 static CUresult enter_green(CUgreenCtx green)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	if (!green)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	return green->destroyed ? driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED) : CUDA_SUCCESS;

@@ -98,14 +98,11 @@ static CUresult give_back(void *memory, bool registered, CUresult otherwise)
 {
 	struct host_allocation *allocation;
 	struct range *range;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
 	if (registered && capture_forbids())
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	result = work_wait_all(context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(work_wait_all(context));
 	range = ranges_at(&allocations, (uintptr_t)memory);
 	if (!range || range->kind != RANGE_HOST || range->start != (uintptr_t)memory)
 		return otherwise;

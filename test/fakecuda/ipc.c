@@ -47,7 +47,6 @@ static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int
 {
 	struct ipc_handle handle;
 	struct range *range;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
 	if (!out || flags != LAZY_ENABLE_PEER_ACCESS)
@@ -59,10 +58,9 @@ static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!again && view_is_open(&handle.memory, RANGE_OPENED))
 		return CUDA_ERROR_ALREADY_MAPPED;
-	result = view_open(context, &handle.memory, OBJECT_LINEAR, RANGE_OPENED, &range);
-	if (result == CUDA_SUCCESS)
-		*out = range->start;
-	return result;
+	TRY(view_open(context, &handle.memory, OBJECT_LINEAR, RANGE_OPENED, &range));
+	*out = range->start;
+	return CUDA_SUCCESS;
 }
 
 /* Before CUDA 11 a handle could be opened once. */

@@ -169,9 +169,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 	if (!is_possible(config))
 		return CUDA_ERROR_INVALID_VALUE;
 	context = context_of(stream, context);
-	result = kernel_function(context, handle, &function);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(kernel_function(context, handle, &function));
 	capture = capture_of(stream);
 	if (!capture)
 		return run_now(context, function, config, stream, arguments);

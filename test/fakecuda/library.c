@@ -43,16 +43,13 @@ static CUresult load_into(CUcontext context, CUlibrary library, CUmodule *out)
 {
 	CUcontext holder = context->parent ? context->parent : context;
 	CUmodule module;
-	CUresult result;
 
 	for (module = library->modules; module; module = module->next)
 		if (module->owned.context == holder) {
 			*out = module;
 			return CUDA_SUCCESS;
 		}
-	result = module_create(holder, library->image, &module);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(module_create(holder, library->image, &module));
 	module->library = library;
 	module->next = library->modules;
 	library->modules = module;
@@ -154,10 +151,7 @@ static CUlibrary *link_to(CUlibrary library)
 /* Leaves the lock held only on success. */
 static CUresult enter_library(CUlibrary library, const void *out)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	if (!library || !*link_to(library))
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
 	return out ? CUDA_SUCCESS : driver_leave(CUDA_ERROR_INVALID_VALUE);
@@ -237,10 +231,9 @@ CUDA_API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int count, C
 static CUresult enter_loaded(CUlibrary library, CUmodule *out)
 {
 	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter_context(&context));
 	if (!library || !*link_to(library))
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
 	result = load_into(context, library, out);
@@ -250,10 +243,8 @@ static CUresult enter_loaded(CUlibrary library, CUmodule *out)
 CUDA_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
 {
 	CUmodule module = NULL;
-	CUresult result = out ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(out ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE);
 	*out = module;
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -262,10 +253,8 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
                                      const char *name)
 {
 	CUmodule module = NULL;
-	CUresult result = name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE);
 	return driver_leave(module_array(module, name, address, size));
 }
 
@@ -292,8 +281,7 @@ CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibr
 /* Images have no unified functions. The real driver loads nothing for this answer. */
 CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
 {
-	CUresult result = enter_library(library, name);
-
 	(void)function;
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_INVALID_VALUE) : result;
+	DRIVER_ENTER_BY(enter_library(library, name));
+	return CUDA_ERROR_INVALID_VALUE;
 }

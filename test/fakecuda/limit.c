@@ -49,13 +49,10 @@ void limits_start(CUcontext context)
 /* A possible size, so that rounding it up is safe. */
 static CUresult set_stack(CUcontext context, uint64_t bytes)
 {
-	CUresult result;
-
 	bytes = round_up(bytes, STACK_UNIT);
-	result = overhead_set_stack(context, bytes);
-	if (result == CUDA_SUCCESS)
-		context->limits[CU_LIMIT_STACK_SIZE] = bytes;
-	return result;
+	TRY(overhead_set_stack(context, bytes));
+	context->limits[CU_LIMIT_STACK_SIZE] = bytes;
+	return CUDA_SUCCESS;
 }
 
 CUresult limit_fit_stack(CUcontext context, uint64_t frame)
@@ -110,10 +107,7 @@ CUresult limit_back_fifo(CUcontext context, uint64_t *code)
 /* Leaves the lock held only on success. */
 static CUresult enter_limit(int limit, CUcontext *context)
 {
-	CUresult result = driver_enter_context(context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter_context(context));
 	*context = context_holder(*context);
 	if (limit < 0 || limit >= LIMITS)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);

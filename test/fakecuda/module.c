@@ -170,9 +170,7 @@ static CUresult load(CUmodule *out, const void *text, struct jit_log log)
 	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !text)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = image_read(text, &log, &image);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(image_read(text, &log, &image));
 	result = module_create(context, image, out);
 	image_drop(image);
 	return result;

@@ -50,24 +50,19 @@ static CUresult check(const CUmulticastObjectProp *properties)
 CUDA_API CUresult cuMulticastGetGranularity(size_t *out, const CUmulticastObjectProp *properties,
                                             int option)
 {
-	CUresult result;
-
 	DRIVER_ENTER();
 	if (!out || option < 0 || option > 1)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = check(properties);
-	if (result == CUDA_SUCCESS)
-		*out = VMM_GRANULARITY;
-	return result;
+	TRY(check(properties));
+	*out = VMM_GRANULARITY;
+	return CUDA_SUCCESS;
 }
 
 static CUresult create(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties)
 {
-	CUresult result = check(properties);
 	struct physical *physical;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check(properties));
 	if (!out || !properties->size || properties->size % VMM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
 	physical = physical_create_empty(properties->size);
@@ -86,9 +81,8 @@ static CUresult create(CUmemGenericAllocationHandle *out, const CUmulticastObjec
 CUDA_API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out,
                                     const CUmulticastObjectProp *properties)
 {
-	CUresult result = driver_enter();
-
-	return result == CUDA_SUCCESS ? driver_leave(create(out, properties)) : result;
+	DRIVER_ENTER();
+	return create(out, properties);
 }
 
 static bool has_joined(const struct multicast *multicast, const struct device *device)
@@ -102,10 +96,7 @@ static bool has_joined(const struct multicast *multicast, const struct device *d
 /* Leaves the lock held only on success. */
 static CUresult enter(CUmemGenericAllocationHandle handle, struct physical **object)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(driver_enter());
 	*object = physical_of(handle);
 	if (!*object || !(*object)->multicast)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);

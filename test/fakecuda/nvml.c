@@ -97,10 +97,7 @@ static nvmlReturn_t check_started(void)
 
 nvmlReturn_t nvml_check(nvmlDevice_t device, const void *output)
 {
-	nvmlReturn_t result = check_started();
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(check_started());
 	if (!output || device < handles || device >= handles + machine_device_count())
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return NVML_SUCCESS;
@@ -165,10 +162,7 @@ NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 
 NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
-	nvmlReturn_t result = check_started();
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(check_started());
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*count = machine_device_count();
@@ -182,10 +176,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-	nvmlReturn_t result = check_started();
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(check_started());
 	if (!device || index >= machine_device_count())
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*device = &handles[index];
@@ -199,11 +190,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-	nvmlReturn_t result = check_started();
 	char text[UUID_TEXT_BYTES];
 
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(check_started());
 	if (!uuid || !device)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (unsigned i = 0; i < machine_device_count(); i++) {
@@ -218,11 +207,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *
 
 NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
 {
-	nvmlReturn_t result = nvml_check(device, uuid);
 	char text[UUID_TEXT_BYTES];
 
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, uuid));
 	uuid_format(machine_device(device->machine)->uuid, text);
 	return give_text(text, uuid, size);
 }
@@ -236,20 +223,16 @@ NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigne
 
 NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-	nvmlReturn_t result = nvml_check(device, index);
-
-	if (result == NVML_SUCCESS)
-		*index = device->index;
-	return result;
+	TRY(nvml_check(device, index));
+	*index = device->index;
+	return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
-	nvmlReturn_t result = nvml_check(device, minor);
-
-	if (result == NVML_SUCCESS)
-		*minor = device->machine;
-	return result;
+	TRY(nvml_check(device, minor));
+	*minor = device->machine;
+	return NVML_SUCCESS;
 }
 
 struct pci_info { /* nvmlPciInfo_t */
@@ -260,10 +243,7 @@ struct pci_info { /* nvmlPciInfo_t */
 
 NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_info *pci)
 {
-	nvmlReturn_t result = nvml_check(device, pci);
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, pci));
 	memset(pci, 0, sizeof(*pci));
 	pci->bus = device->machine + 1; /* as in cuDeviceGetPCIBusId */
 	snprintf(pci->busId, sizeof(pci->busId), "00000000:%02X:00.0", pci->bus);
@@ -274,10 +254,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_in
 NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
                                                          int *minor)
 {
-	nvmlReturn_t result = nvml_check(device, major);
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, major));
 	if (!minor)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*major = 9; /* as in cuDeviceGetAttribute */
@@ -288,10 +265,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
                                            unsigned int *pending)
 {
-	nvmlReturn_t result = nvml_check(device, current);
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, current));
 	if (!pending)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*current = 0;

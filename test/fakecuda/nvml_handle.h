@@ -3,6 +3,7 @@
 #define FAKECUDA_NVML_HANDLE_H
 
 #include "../../interceptor/nvml_abi.h"
+#include "try.h"
 
 #define NVML_API __attribute__((visibility("default")))
 

@@ -12,10 +12,7 @@
 
 static nvmlReturn_t check(nvmlDevice_t device, const void *limits, const char *cgroup)
 {
-	nvmlReturn_t result = nvml_check(device, limits);
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, limits));
 	if (!cgroup)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return config_is("FAKECUDA_LIMITS", "1") ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
@@ -38,11 +35,9 @@ static nvmlReturn_t result_of(enum machine_limit_status status)
 NVML_API nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device,
                                                    nvmlSetMemoryLimits_v1_t *limits)
 {
-	nvmlReturn_t result = check(device, limits, limits ? limits->nameSpace : NULL);
 	uint64_t total;
 
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(check(device, limits, limits ? limits->nameSpace : NULL));
 	if (geteuid() != 0)
 		return NVML_ERROR_NO_PERMISSION;
 	total = machine_device(device->machine)->memory;

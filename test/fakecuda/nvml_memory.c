@@ -6,11 +6,9 @@
 /* The first form counts the driver's own memory as used. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-	nvmlReturn_t result = nvml_check(device, memory);
 	const struct machine_device *card;
 
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, memory));
 	card = machine_device(device->machine);
 	memory->total = card->memory;
 	memory->used = machine_used(device->machine) + card->reserved;
@@ -20,11 +18,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t 
 
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-	nvmlReturn_t result = nvml_check(device, memory);
 	const struct machine_device *card;
 
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, memory));
 	if (memory->version != NVML_MEMORY_V2)
 		return NVML_ERROR_FUNCTION_NOT_FOUND;
 	card = machine_device(device->machine);

@@ -129,11 +129,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t devic
 /* There is no graphics and no MPS server: these lists are empty. */
 static nvmlReturn_t nobody(nvmlDevice_t device, unsigned *count)
 {
-	nvmlReturn_t result = nvml_check(device, count);
-
-	if (result == NVML_SUCCESS)
-		*count = 0;
-	return result;
+	TRY(nvml_check(device, count));
+	*count = 0;
+	return NVML_SUCCESS;
 }
 
 #define EMPTY_LIST(name, type)                                                                     \
@@ -153,10 +151,7 @@ EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
                                                             nvmlProcessDetailList_v1_t *list)
 {
-	nvmlReturn_t result = nvml_check(device, list);
-
-	if (result != NVML_SUCCESS)
-		return result;
+	TRY(nvml_check(device, list));
 	if (list->version != NVML_PROCESS_DETAIL_LIST_V1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	/* Observed: NVML_PROCESS_MODE_ALL is not one of its modes. */

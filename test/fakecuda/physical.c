@@ -87,10 +87,8 @@ CUresult physical_create(uint64_t size, const CUmemAllocationProp *properties,
                          struct physical **out)
 {
 	struct device *device;
-	CUresult result = physical_locate(properties, &device);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(physical_locate(properties, &device));
 	*out = physical_create_empty(size);
 	if (!*out)
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -94,11 +94,9 @@ static CUresult check_place(const CUmemLocation *location, int type)
 
 static CUresult find_place(const CUmemLocation *location, int type, struct place *place)
 {
-	CUresult result = check_place(location, type);
 	struct elsewhere *elsewhere;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_place(location, type));
 	if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
 	    type == CU_MEM_ALLOCATION_TYPE_PINNED) {
 		struct device *device = device_at(location->id);

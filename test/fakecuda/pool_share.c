@@ -173,9 +173,8 @@ static CUresult export_pointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
 
 CUDA_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
 {
-	CUresult result = driver_enter();
-
-	return result == CUDA_SUCCESS ? driver_leave(export_pointer(out, pointer)) : result;
+	DRIVER_ENTER();
+	return export_pointer(out, pointer);
 }
 
 CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
@@ -184,7 +183,6 @@ CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
 	struct exported_pointer exported;
 	struct import *import;
 	struct range *range;
-	CUresult result;
 
 	DRIVER_ENTER_CONTEXT(context);
 	import = import_of(pool);
@@ -193,9 +191,7 @@ CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
 	memcpy(&exported, data, sizeof(exported));
 	if (exported.pool != import->object || object_is_own(exported.memory.object))
 		return CUDA_ERROR_INVALID_VALUE;
-	result = view_open(context, &exported.memory, OBJECT_SEGMENT, RANGE_IMPORTED, &range);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(view_open(context, &exported.memory, OBJECT_SEGMENT, RANGE_IMPORTED, &range));
 	if (!hold_segment(import, exported.memory.object)) {
 		view_close(range);
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -24,15 +24,12 @@ void primary_release(struct device *device)
 
 CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 {
-	CUresult result;
-
 	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = primary_retain(device);
-	if (result == CUDA_SUCCESS)
-		*out = &device->primary;
-	return result;
+	TRY(primary_retain(device));
+	*out = &device->primary;
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)

@@ -288,10 +288,7 @@ static CUresult change(struct ptx_run *run, const struct ptx_instruction *in)
 	size_t bytes = in->type->bytes;
 	uint64_t old = 0, new;
 	void *at;
-	CUresult result = find(run, in, bytes, true, &at);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(find(run, in, bytes, true, &at));
 	memcpy(&old, at, bytes);
 	new = joined(in, old, ptx_extend(in->type, value_of(run, after)),
 	             in->join == JOIN_CAS ? value_of(run, after + 1) : 0);

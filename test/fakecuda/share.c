@@ -32,12 +32,8 @@ static CUresult export(int *out, struct physical *physical)
 CUDA_API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                                int type, unsigned long long flags)
 {
-	CUresult result;
-
 	DRIVER_ENTER();
-	result = flags ? CUDA_ERROR_INVALID_VALUE : check_type(type);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(flags ? CUDA_ERROR_INVALID_VALUE : check_type(type));
 	return export(out, physical_of(handle));
 }
 
@@ -45,13 +41,10 @@ CUDA_API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocation
 static CUresult import(CUmemGenericAllocationHandle *out, int fd)
 {
 	struct physical *physical;
-	CUresult result;
 
 	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = physical_import(object_of_file(fd), &physical);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(physical_import(object_of_file(fd), &physical));
 	if (!physical_enlist(physical)) {
 		physical_release(physical);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -63,11 +56,7 @@ static CUresult import(CUmemGenericAllocationHandle *out, int fd)
 CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                                  int type)
 {
-	CUresult result;
-
 	DRIVER_ENTER();
-	result = check_type(type);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_type(type));
 	return import(out, (int)(intptr_t)handle);
 }

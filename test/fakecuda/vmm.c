@@ -30,19 +30,16 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t size,
 {
 	struct device *device;
 	struct physical *physical;
-	CUresult result = physical_locate(properties, &device);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(physical_locate(properties, &device));
 	if (!out || !size || size % VMM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* The cards are not connected. */
 	if (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	result = physical_create(size, properties, &physical);
-	if (result == CUDA_SUCCESS)
-		*out = physical->handle;
-	return result;
+	TRY(physical_create(size, properties, &physical));
+	*out = physical->handle;
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
@@ -350,15 +347,13 @@ CUDA_API CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocati
                                                 int option)
 {
 	struct device *device;
-	CUresult result;
 
 	DRIVER_ENTER();
 	if (!out || option < 0 || option > 1)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = physical_locate(properties, &device);
-	if (result == CUDA_SUCCESS)
-		*out = VMM_GRANULARITY;
-	return result;
+	TRY(physical_locate(properties, &device));
+	*out = VMM_GRANULARITY;
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,

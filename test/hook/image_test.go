@@ -3,6 +3,7 @@
 package hook_test
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -173,9 +174,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 				clean := nothingLeft(t, e, b, id(t))
 				config := read(t, filepath.Join(b.dir, "config.json"))
 				out, err := container.create()
-				if err == nil {
-					t.Fatal("it was created")
-				}
+				must.True(t, err != nil, "it was created")
 				checkSentence(t, out, c.says)
 				container.run("delete", "--force", container.id)
 				write(t, filepath.Join(b.dir, "config.json"), config) // the hooks may remain
@@ -308,9 +307,7 @@ __attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }
 	c := newContainer(t, runc, id(t), b)
 	c.start()
 	// Two programs, the second with an empty environment.
-	if got := c.exec("/usr/bin/env", "-i", "/usr/bin/expr", "1"); strings.Count(got, "loaded ") != 2 {
-		t.Errorf("env and expr printed %q", got)
-	}
+	expect.Equal(t, strings.Count(c.exec("/usr/bin/env", "-i", "/usr/bin/expr", "1"), "loaded "), 2, "env and expr have loaded it")
 	c.remove()
 }
 
@@ -338,4 +335,28 @@ func read(t testing.TB, path string) string {
 	t.Helper()
 	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
+}
+
+// Files of the image must not affect the quota, even at paths that are read elsewhere.
+func TestNoFileOfTheImageSaysAnythingOfTheQuota(t *testing.T) {
+	forEachRuntime(t, func(t *testing.T, r runtime) {
+		e := startEnforcer(t)
+		b := newBundle(t, id(t), fourGiB, nil)
+		config := must.Get(json.Marshal(object{"annotations": object{"gpuslice.vram": "40G", "gpuslice.mode": "record"}}))(t)
+		mkdir(t, b.rootfs("etc", "gpuslice"))
+		mkdir(t, b.rootfs("run", "gpuslice"))
+		write(t, b.rootfs("etc", "gpuslice", "config.toml"), "[runtime]\nmissing = \"pass\"\ndefault_vram = \"40G\"\nallow_env = true\n")
+		for _, name := range []string{b.rootfs("config.json"), b.rootfs("etc", "config.json"), b.rootfs("run", "gpuslice", "config.json")} {
+			write(t, name, string(config))
+		}
+		b.config["process"].(object)["env"] = []string{"PATH=/bin", "GPUSLICE_CONFIG=/etc/gpuslice/config.toml", "GPUSLICE_VRAM=40G", "GPUSLICE_MODE=record"}
+		b.save(t)
+		c := newContainer(t, r, id(t), b)
+		ours(t, e, c)
+		c.start()
+		if len(e.registered) != 1 || len(e.registered[0].Quotas) != 1 || e.registered[0].Quotas[0].Bytes != 4<<30 || e.registered[0].Mode == "record" {
+			t.Errorf("registered %+v", e.registered)
+		}
+		c.remove()
+	})
 }

@@ -60,9 +60,7 @@ func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
 				container := newContainer(t, r, id(t), b)
 				ours(t, e, container)
 				if out, err := container.create(); err != nil {
-					if !c.refused {
-						t.Fatalf("create: %v: %s", err, out)
-					}
+					must.True(t, c.refused, "create:", err, out)
 					checkSentence(t, out, "on what is mounted at")
 					return
 				}
@@ -102,9 +100,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 			checkSentence(t, out, "something is mounted on / in the container")
 		}
 		c.run("delete", "--force", c.id)
-		if d := difference(before, tree(t, filepath.Join(b.dir, "volume"))); d != "" {
-			t.Errorf("the volume has changed:\n%s", d)
-		}
+		expect.Equal(t, difference(before, tree(t, filepath.Join(b.dir, "volume"))), "", "changes of the volume")
 	})
 }
 

@@ -40,9 +40,7 @@ func TestABadAnnotationIsShownInTheLog(t *testing.T) {
 			container := newContainer(t, runc, id(t), b)
 			container.program, container.env = program(t, "gpuslice-runtime"), []string{"GPUSLICE_CONFIG=" + empty}
 			out, err := container.create()
-			if err == nil {
-				t.Fatal("it was created")
-			}
+			must.True(t, err != nil, "it was created")
 			checkSentence(t, out, c.says)
 			checkLog(t, container, c.says)
 			clean()
@@ -124,12 +122,8 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 				config := read(t, filepath.Join(b.dir, "config.json"))
 				start := time.Now()
 				out, err := container.create()
-				if err == nil {
-					t.Fatal("it was created")
-				}
-				if took := time.Since(start); took > await.Patience {
-					t.Errorf("it took %v", took)
-				}
+				must.True(t, err != nil, "it was created")
+				expect.True(t, time.Since(start) <= await.Patience, "it took", time.Since(start))
 				checkSentence(t, out, c.says)
 				if r.name == "crun" {
 					checkLog(t, container, c.says)
@@ -149,9 +143,7 @@ func TestAQuotaThatIsNotThereIsRefusedByTheEnforcersSentence(t *testing.T) {
 		c := newContainer(t, r, id(t), b)
 		ours(t, e, c)
 		out, err := c.create()
-		if err == nil {
-			t.Fatal("it was created")
-		}
+		must.True(t, err != nil, "it was created")
 		checkSentence(t, out, "device GPU-1 has 80GiB, less than the requested 81GiB")
 		checkLog(t, c, "device GPU-1 has 80GiB, less than the requested 81GiB")
 	})
@@ -195,9 +187,7 @@ func TestABadBundleIsRefused(t *testing.T) {
 			container := newContainer(t, runc, id(t), b)
 			container.program = program(t, "gpuslice-runtime")
 			out, err := container.create()
-			if err == nil {
-				t.Fatal("it was created")
-			}
+			must.True(t, err != nil, "it was created")
 			checkSentence(t, out, c.says)
 			expect.Equal(t, strings.Count(out, "\n"), 1, "more than one line", out)
 			clean()
@@ -215,9 +205,7 @@ func TestTwoRuntimesThatWrapEachOtherAreStopped(t *testing.T) {
 	c := newContainer(t, runtime{name: wrapper}, id(t), b)
 	ours(t, e, c)
 	out, err := c.create()
-	if err == nil {
-		t.Fatal("it was created")
-	}
+	must.True(t, err != nil, "it was created")
 	checkSentence(t, out, "two runtimes that wrap each other")
 }
 
@@ -259,9 +247,7 @@ func TestTheHookAloneWithAHostileState(t *testing.T) {
 					expect.NoError(t, err, "poststop failed", out)
 					return
 				}
-				if err == nil {
-					t.Fatal("it succeeded")
-				}
+				must.True(t, err != nil, "it succeeded")
 				checkSentence(t, string(out), c.says)
 				if strings.Count(string(out), "\n") != 1 || strings.Contains(string(out), "\x1b") {
 					t.Errorf("not one clean line: %q", out)

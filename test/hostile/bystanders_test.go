@@ -207,9 +207,7 @@ func (h *host) newTenant() *tenant {
 	b.looker, err = newWorker(looker)
 	h.Must(err)
 	h.T.Cleanup(b.looker.kill)
-	if got := b.worker.ask("context 0"); got != "ok" {
-		h.T.Fatalf("the first context: %s", got)
-	}
+	must.Equal(h.T, b.worker.ask("context 0"), "ok", "the first context")
 	h.Eventually("the enforcer has learned what a context takes", func() bool {
 		all, err := h.Client.Devices(context.Background())
 		return err == nil && len(all) == 1 && all[0].Context == contextBytes

@@ -191,8 +191,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 		t.Errorf("the lease service has %d files open, want at most %d", n, mostFiles)
 	}
 	// After its leases are dropped, nothing of the hostile client is left.
-	all := must.Get(l.List(context.Background()))(h.T)
-	for _, one := range all {
+	for _, one := range must.Get(l.List(context.Background()))(h.T) {
 		if one.ID != good.ID {
 			_, err := l.Drop(context.Background(), one.ID)
 			h.Must(err)

@@ -44,9 +44,7 @@ func TestWhatTheDriverRefusesTheDriverRefuses(t *testing.T) {
 		return c
 	}
 	native := answers(t, command(program))
-	if n := len(native); n < 3000 {
-		t.Fatalf("%d calls: too few", n)
-	}
+	must.True(t, len(native) >= 3000, "too few calls:", len(native))
 	used := map[string]bool{}
 	for call, code := range answers(t, command(filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--", program)) {
 		if code == native[call] {
@@ -58,9 +56,7 @@ func TestWhatTheDriverRefusesTheDriverRefuses(t *testing.T) {
 				excused, used[pattern] = true, true
 			}
 		}
-		if !excused {
-			t.Errorf("%s: %s, and without the interceptor %s", call, code, native[call])
-		}
+		expect.True(t, excused, call, code, "where it is without the interceptor", native[call])
 	}
 	for _, pattern := range quotaFirst {
 		expect.True(t, used[pattern], pattern, "nothing differs any more")

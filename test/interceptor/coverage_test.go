@@ -41,9 +41,7 @@ func theTable(t *testing.T) table {
 		all[f[0]][f[1]] = f[2]
 	}
 	for _, kind := range []string{"hook", "call", "pass", "family", "nvml-hook"} {
-		if len(all[kind]) == 0 {
-			t.Fatalf("the table has no row of kind %q", kind)
-		}
+		must.True(t, len(all[kind]) > 0, "the table has no row of kind", kind)
 	}
 	return all
 }
@@ -138,9 +136,7 @@ func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
 		expect.True(t, matched[pattern], pattern, "matches nothing")
 	}
 	for name := range all["hook"] {
-		if families := passedBy(name); len(families) > 0 {
-			t.Errorf("%s is hooked, and passed by %s", name, families)
-		}
+		expect.Equal(t, len(passedBy(name)), 0, name, "is hooked, and passed by families")
 	}
 	for _, kind := range []string{"hook", "call", "pass"} {
 		for name := range all[kind] {
@@ -180,9 +176,7 @@ func TestCoverageIsOfAllVersionsOfAName(t *testing.T) {
 	}
 	for _, kind := range []string{"call", "pass"} {
 		for name := range all[kind] {
-			if hooked[stem(name)] {
-				t.Errorf("%s is a %s, and another version of it a hook", name, kind)
-			}
+			expect.True(t, !hooked[stem(name)], name, "is a", kind, "and another version of it a hook")
 		}
 	}
 	for _, name := range card(t) {
@@ -203,12 +197,8 @@ func TestTableOfHooksIsWhatTheLibraryExports(t *testing.T) {
 	got := exported(t, "libgpuslice.so")
 	slices.Sort(want)
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("libgpuslice.so exports\n%s\nthe table has\n%s", got, want)
-	}
-	if listed := exportsOf(t, "../../interceptor/exports.txt"); !slices.Equal(listed, want) {
-		t.Errorf("interceptor/exports.txt lists\n%s\nthe table has\n%s", listed, want)
-	}
+	expect.EqualSlices(t, got, want, "libgpuslice.so exports what the table has")
+	expect.EqualSlices(t, exportsOf(t, "../../interceptor/exports.txt"), want, "interceptor/exports.txt lists what the table has")
 }
 
 // A hook missing from the simulated driver is untested, and the list of differences must say so.
@@ -252,9 +242,7 @@ func TestWhatIsNotKnownIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 				}
 				want = "gpuslice: " + c.says + why + " this gpuslice: driver truth alone counts what it allocates\n"
 			}
-			if out != want {
-				t.Errorf("said:\n%s\nwant:\n%s", out, want)
-			}
+			expect.Equal(t, out, want)
 		})
 	}
 }
@@ -283,7 +271,5 @@ func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
 		cc = "cc"
 	}
 	must.Output(exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c").CombinedOutput())(t)
-	if out, err := exec.Command(program).Output(); err != nil || len(out) > 0 {
-		t.Errorf("%v, of these the answer is wrong:\n%s", err, out)
-	}
+	expect.Equal(t, string(must.Output(exec.Command(program).Output())(t)), "", "of these the answer is wrong")
 }

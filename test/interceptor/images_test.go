@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -23,7 +24,5 @@ func TestManagedVariablesAreFoundInEachFormOfAnImage(t *testing.T) {
 		}
 		want.WriteString(form.name + " wrapped in a file:\n")
 	}
-	if string(out) != want.String() {
-		t.Errorf("%s\nis not\n%s", out, want.String())
-	}
+	expect.Equal(t, string(out), want.String())
 }

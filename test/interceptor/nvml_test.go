@@ -71,9 +71,7 @@ func TestAProgramThatAsksNVMLAloneSeesTheSlice(t *testing.T) {
 	if want := fmt.Sprintf(figures, 4*gib, 4*gib, 0, 4*gib, 0, 4*gib, 0); err != nil || inside != want {
 		t.Errorf("%v: in a slice it sees %s, want %s", err, inside, want)
 	}
-	if whole, err := inSlice(t, env, "100%", program, "show"); err != nil || whole != outside {
-		t.Errorf("%v: with the card as its quota it sees %s, on the card %s", err, whole, outside)
-	}
+	expect.Equal(t, must.Output(inSlice(t, env, "100%", program, "show"))(t), outside, "with the card as its quota it sees what it sees on the card")
 	// Such a quota includes the driver's reserved memory, which no process can hold.
 	if near, err := inSlice(t, env, "85420146688b", program, "show"); err != nil ||
 		!strings.Contains(near, "v2 total 85420146688 reserved 402653184 free 85017493504 used 0") {
@@ -89,17 +87,11 @@ func TestNVMLShowsWhoHoldsTheCardInRecordModeOnly(t *testing.T) {
 	program := compileNVML(t)
 	env := environment(t)
 	pid := fmt.Sprintf("processes %d, bytes", stranger(t, env))
-	if out := run(t, env, program, "show"); !strings.Contains(out, pid) {
-		t.Errorf("outside it sees %s, which lacks %s", out, pid)
-	}
-	if out, err := inSlice(t, env, "4G", program, "show"); err != nil || !strings.HasSuffix(out, "processes, bytes\n") {
-		t.Errorf("%v: in a slice it sees %s", err, out)
-	}
+	expect.Contains(t, run(t, env, program, "show"), pid, "outside")
+	expect.True(t, strings.HasSuffix(must.Output(inSlice(t, env, "4G", program, "show"))(t), "processes, bytes\n"), "in a slice it sees processes")
 	out := run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--mode", "record",
 		"--", program, "show")
-	if !strings.Contains(out, pid) {
-		t.Errorf("in record mode it sees %s, which lacks %s", out, pid)
-	}
+	expect.Contains(t, out, pid, "what it sees in record mode")
 }
 
 // If the quota is unknown, NVML shows the card with no free memory, as CUDA does.

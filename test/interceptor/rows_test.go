@@ -29,9 +29,7 @@ func TestEveryRowOfTheTable(t *testing.T) {
 				}
 			}
 			expect.NoError(t, err)
-			if passed := strings.Count("\n"+out, "\nPASS "); passed < 80 {
-				t.Errorf("only %d rows passed", passed)
-			}
+			expect.True(t, strings.Count("\n"+out, "\nPASS ") >= 80, "fewer than 80 rows passed:\n"+out)
 		})
 	}
 }
@@ -86,9 +84,7 @@ func groupsOf(t *testing.T) map[string][]string {
 			}
 		}
 	}
-	if len(groups) < 10 {
-		t.Fatalf("docs/evidence/coverage.md has only the groups %v", groups)
-	}
+	must.True(t, len(groups) >= 10, "docs/evidence/coverage.md has only the groups", groups)
 	return groups
 }
 
@@ -108,9 +104,7 @@ func TestEveryHookIsCalledByARow(t *testing.T) {
 		}
 	}
 	for group, names := range groupsOf(t) {
-		if !slices.ContainsFunc(names, func(name string) bool { return called[name] }) {
-			t.Errorf("%s: no row calls any of %s", group, names)
-		}
+		expect.True(t, slices.ContainsFunc(names, func(name string) bool { return called[name] }), group, "no row calls any of", names)
 	}
 
 	// A row's functions must be imported or looked up by name.

@@ -44,8 +44,7 @@ func shapes(t *testing.T) []shape {
 		if text == "" {
 			return 0
 		}
-		n := must.Get(strconv.ParseUint(text, base, 64))(t)
-		return n
+		return must.Get(strconv.ParseUint(text, base, 64))(t)
 	}
 	var list []shape
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -67,9 +66,7 @@ func shapes(t *testing.T) []shape {
 			m[3], m[4], m[5], number(m[6], 16), m[7], flag, number(m[1], 10), s.count)
 		list = append(list, s)
 	}
-	if len(list) < 80 {
-		t.Fatalf("only %d shapes in h100.txt", len(list))
-	}
+	must.True(t, len(list) >= 80, "shapes in h100.txt:", len(list))
 	return list
 }
 
@@ -83,9 +80,7 @@ func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s sha
 	c.Stdin = strings.NewReader(in.String())
 	out := must.Output(must.Printed(c))(t)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != len(list) {
-		t.Fatalf("%d answers to %d shapes:\n%s", len(lines), len(list), out)
-	}
+	must.Equal(t, len(lines), len(list), "answers", out)
 	for i, s := range list {
 		var one, many uint64
 		if _, err := fmt.Sscan(lines[i], &one, &many); err != nil {

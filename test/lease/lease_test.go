@@ -66,9 +66,7 @@ func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	var text []string
 	for _, d := range must.Get(h.Client.Devices(ctx))(t) {
-		if d.Free == nil {
-			t.Fatal("there is no driver truth")
-		}
+		must.True(t, d.Free != nil, "there is no driver truth")
 		text = append(text, fmt.Sprintf("%d bytes are granted to %d slices and %d are free", d.Quotas, d.Slices, *d.Free))
 	}
 	return strings.Join(text, "; ")
@@ -88,7 +86,5 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	}
 	must.Len(t, must.Get(service.List(ctx))(t), 0, "leases are left")
 	must.Len(t, h.Slices(), 0, "slices are left")
-	if after := given(ctx, t, h); after != before {
-		t.Errorf("%s, and before %s", after, before)
-	}
+	expect.Equal(t, given(ctx, t, h), before)
 }

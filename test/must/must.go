@@ -20,6 +20,14 @@ func Do(t testing.TB, err error, what ...any) {
 	}
 }
 
+// True ends the test if a condition does not hold; `what` says what is wrong.
+func True(t testing.TB, holds bool, what ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatal(strings.TrimSuffix(expect.Prefix(what), ": "))
+	}
+}
+
 // Equal ends the test if `got` is not `want`.
 func Equal[T comparable](t testing.TB, got, want T, what ...any) {
 	t.Helper()

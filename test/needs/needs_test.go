@@ -58,9 +58,7 @@ func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 			for _, suite := range asked.FindAllStringSubmatch(string(text), -1) {
 				suites++
 				for what := range strings.FieldsSeq(suite[2]) {
-					if !strings.Contains(string(list), "\t\""+what+" ") {
-						t.Errorf("%s: %s needs %s, of which test/deps.sh does not know the package", path, suite[1], what)
-					}
+					expect.Contains(t, string(list), "\t\""+what+" ", path, suite[1], "needs", what, "of which test/deps.sh knows the package")
 				}
 			}
 			return err

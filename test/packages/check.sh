@@ -39,7 +39,7 @@ VERSION=0.0.1 BIN=$work/older DATE=2026-01-01 GO=$go OUT=$work/test configs/pack
 release=("packages-amd64" "packages-arm64" "image-gpuslice-dra-$arch" chart wheel sbom)
 make --no-print-directory -s release GO="$go" VERSION="$version" DATE=2026-01-01 OUT="$work/release" RELEASE="${release[*]}" >/dev/null
 ln "$work/release/gpuslice_${version}_$arch".{deb,rpm} "$work/test/"
-cc -o "$work/test/asker" test/e2e/programs/asker.c -ldl
+cc -Iinterceptor -Itest/interceptor/programs -o "$work/test/asker" test/e2e/programs/asker.c bin/fakecuda/libcuda.so.1
 cp -r bin/fakecuda test/packages/inside.sh test/packages/systemctl "$work/test/"
 
 # --- what is in them ---------------------------------------------------------------------------------

@@ -98,9 +98,7 @@ func documented(t *testing.T) map[string][]string {
 			found[name] = append(labels, "instance", "job")
 		}
 	}
-	if len(found) < 30 {
-		t.Fatalf("%s has %d metrics", metricsTable, len(found))
-	}
+	must.True(t, len(found) >= 30, metricsTable, "has metrics:", len(found))
 	return found
 }
 
@@ -156,9 +154,7 @@ var recorded = regexp.MustCompile("(?s)```yaml\n(groups:\n.*?)```")
 func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
 	page := must.Get(os.ReadFile("../../docs/use/coming-from.md"))(t)
 	rules := recorded.FindSubmatch(page)
-	if rules == nil {
-		t.Fatal("the page has no rules")
-	}
+	must.True(t, rules != nil, "the page has no rules")
 	tests := must.Get(os.ReadFile("gslice_test.yml"))(t)
 	dir := t.TempDir()
 	for name, text := range map[string][]byte{"gslice.yml": rules[1], "gslice_test.yml": tests} {
@@ -190,9 +186,7 @@ func TestTheDashboardsPanelsHaveTheirPlaces(t *testing.T) {
 		ids[p.ID] = true
 		refs := make(map[string]bool)
 		for _, target := range p.Targets {
-			if refs[target.RefID] {
-				t.Errorf("%s: two queries are %s", p.Title, target.RefID)
-			}
+			expect.True(t, !refs[target.RefID], p.Title, "two queries are", target.RefID)
 			refs[target.RefID] = true
 		}
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
@@ -257,8 +251,7 @@ func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
 		}
 	}
 	// The scraped metrics must equal the documented ones.
-	names := must.Get(s.query(`count by (__name__) ({job="gpuslice"})`))(h.T)
-	for _, n := range names {
+	for _, n := range must.Get(s.query(`count by (__name__) ({job="gpuslice"})`))(h.T) {
 		name := n.Metric["__name__"]
 		if known[name] == nil && name != "up" && !strings.HasPrefix(name, "scrape_") {
 			t.Errorf("%s is not in %s", name, metricsTable)
@@ -297,9 +290,7 @@ func TestAHostThatIsWellRaisesNoAlertAndOneThatIsDownDoes(t *testing.T) {
 		found, err := s.query("gpuslice_slice_used_bytes")
 		return err == nil && len(found) == 1 && found[0].Value[1] == "1073741824"
 	})
-	if firing, err := s.query(`ALERTS{alertstate="firing"}`); err != nil || len(firing) > 0 {
-		t.Errorf("%v, %v", firing, err)
-	}
+	must.Len(t, must.Get(s.query(`ALERTS{alertstate="firing"}`))(t), 0)
 	h.Stop(unix.SIGKILL)
 	eventually(t, "it is down", func() bool { return up("0")() && s.fires("GpusliceDown") })
 	h.Start()

@@ -20,9 +20,7 @@ func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
 		{0, 100, 0}, {100, 3160, 3000}, {1152, 3160, 2000}, {152, 1152, 1000}, {3152, 3250, 0},
 		{3203, 5253, 2000}, {1152, 5253, 4000}, // stalled since 3253
 	} {
-		if got := s.Between(at(c.begin), at(c.end)); got != time.Duration(c.want)*time.Millisecond {
-			t.Errorf("between %d and %d ms it stood still for %v, want %d ms", c.begin, c.end, got, c.want)
-		}
+		expect.Equal(t, s.Between(at(c.begin), at(c.end)), time.Duration(c.want)*time.Millisecond, c.begin, c.end)
 	}
 	expect.Equal(t, s.Longest(), 3*time.Second, "the longest was")
 }

@@ -4,29 +4,20 @@
  * bytes more, print how many of these were refused ("refused N"), and exit. With FILE, create it
  * once HELD is held, and wait until it is removed.
  */
-#include <dlfcn.h>
+#include "driver.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define OUT_OF_MEMORY 2
-
 int main(int argc, char **argv)
 {
-	void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
-	int (*init)(unsigned), (*retain)(void **, int), (*use)(void *);
-	int (*alloc)(unsigned long long *, size_t);
-	unsigned long long pointer;
+	CUcontext context;
+	CUdeviceptr pointer;
 	long refused = 0;
 
-	if (argc < 4 || !driver)
-		return 1;
-	*(void **)&init = dlsym(driver, "cuInit");
-	*(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
-	*(void **)&use = dlsym(driver, "cuCtxSetCurrent");
-	*(void **)&alloc = dlsym(driver, "cuMemAlloc_v2");
-	if (init(0) || retain(&context, 0) || use(context) ||
-	    alloc(&pointer, strtoull(argv[1], NULL, 10)))
+	if (argc < 4 || cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) ||
+	    cuCtxSetCurrent(context) || cuMemAlloc_v2(&pointer, strtoull(argv[1], NULL, 10)))
 		return 1;
 	if (argc > 4) {
 		FILE *file = fopen(argv[4], "w");
@@ -37,7 +28,8 @@ int main(int argc, char **argv)
 			usleep(1000);
 	}
 	for (long i = atol(argv[3]); i > 0; i--)
-		refused += alloc(&pointer, strtoull(argv[2], NULL, 10)) == OUT_OF_MEMORY;
+		refused += cuMemAlloc_v2(&pointer, strtoull(argv[2], NULL, 10)) ==
+		           CUDA_ERROR_OUT_OF_MEMORY;
 	printf("refused %ld\n", refused);
 	return 0;
 }

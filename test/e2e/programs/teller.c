@@ -4,49 +4,33 @@
  * (cuMemGetInfo). "total": cuDeviceTotalMem's figure. A number of bytes, which it allocates and
  * keeps: "ok" or "refused".
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "driver.h"
 
-#define OUT_OF_MEMORY 2
+#include "charged.h"
+
+#include <string.h>
 
 int main(void)
 {
-	void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
-	int (*init)(unsigned), (*retain)(void **, int), (*use)(void *);
-	int (*alloc)(unsigned long long *, size_t), (*info)(size_t *, size_t *);
-	int (*total_of)(size_t *, int);
 	char line[64];
 
-	if (!driver)
-		return 1;
-	*(void **)&init = dlsym(driver, "cuInit");
-	*(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
-	*(void **)&use = dlsym(driver, "cuCtxSetCurrent");
-	*(void **)&alloc = dlsym(driver, "cuMemAlloc_v2");
-	*(void **)&info = dlsym(driver, "cuMemGetInfo_v2");
-	*(void **)&total_of = dlsym(driver, "cuDeviceTotalMem_v2");
-	if (init(0) || retain(&context, 0) || use(context))
-		return 1;
+	use_primary();
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
-		unsigned long long pointer;
-		size_t left = 0, total = 0;
+		size_t available = 0, total = 0;
+		CUdeviceptr pointer;
 
 		if (strcmp(line, "info\n") == 0) {
-			if (info(&left, &total))
-				return 1;
-			printf("%zu of %zu\n", left, total);
+			MUST(cuMemGetInfo_v2(&available, &total));
+			printf("%zu of %zu\n", available, total);
 		} else if (strcmp(line, "total\n") == 0) {
-			if (total_of(&total, 0))
-				return 1;
+			MUST(cuDeviceTotalMem_v2(&total, 0));
 			printf("%zu\n", total);
 		} else {
-			int result = alloc(&pointer, strtoull(line, NULL, 10));
+			CUresult result = cuMemAlloc_v2(&pointer, strtoull(line, NULL, 10));
 
-			if (result && result != OUT_OF_MEMORY)
-				return 1;
+			if (result != CUDA_ERROR_OUT_OF_MEMORY)
+				must("cuMemAlloc", result);
 			puts(result ? "refused" : "ok");
 		}
 	}

@@ -222,9 +222,7 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 	a.want("create "+strconv.Itoa(1*gib), "0")
 	a.kill()
 	expect.Equal(t, b.free(), empty-6*gib-64*mib, "free after the parent's death")
-	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 6*gib+64*mib {
-		t.Errorf("NVML lists %d bytes for the dead, want %d", bytes, 6*gib+64*mib)
-	}
+	expect.Equal(t, b.processes(0)[a.cmd.Process.Pid], 6*gib+64*mib, "what NVML lists for the dead")
 	b.want("alloc "+strconv.Itoa(2*gib), strconv.Itoa(outOfMemory))
 	end()
 	b.wantFree(empty)
@@ -271,9 +269,7 @@ func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
 	m := newMachine(t)
 	a, b := m.startOnCard(), m.start()
 	a.want("alloc "+strconv.Itoa(1*gib), "0")
-	if bytes := a.processes(0)[a.cmd.Process.Pid]; bytes != 1*gib+64*mib {
-		t.Errorf("the process sees %d bytes of its own, want %d", bytes, 1*gib+64*mib)
-	}
+	expect.Equal(t, a.processes(0)[a.cmd.Process.Pid], 1*gib+64*mib, "what the process sees of its own")
 	a.want("shutdown", "0")
 	expect.Equal(t, b.processes(0)[a.cmd.Process.Pid], 1*gib+64*mib, "after NVML's shutdown another sees")
 }
@@ -285,9 +281,7 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 	a.want("alloc "+strconv.Itoa(1*gib), "0")
 	a.want("second "+strconv.Itoa(2*gib), "0")
 	for _, asker := range []*process{a, b} {
-		if bytes := asker.processes(0)[a.cmd.Process.Pid]; bytes != 3*gib+2*64*mib {
-			t.Errorf("NVML lists %d bytes of both, want %d", bytes, 3*gib+2*64*mib)
-		}
+		expect.Equal(t, asker.processes(0)[a.cmd.Process.Pid], 3*gib+2*64*mib, "what NVML lists of both")
 	}
 	a.kill()
 	expect.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
@@ -309,12 +303,8 @@ func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
 		childOf(t, first):    1*gib + 64*mib,
 		childOf(t, second):   2*gib + 64*mib,
 	}
-	if got := host.processes(0); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("NVML on the host: %v, want %v", got, want)
-	}
-	if got := first.processes(0); fmt.Sprint(got) != fmt.Sprint(map[int]uint64{1: 1*gib + 64*mib}) {
-		t.Errorf("NVML in the container: %v, want pid 1 alone", got)
-	}
+	expect.Equal(t, fmt.Sprint(host.processes(0)), fmt.Sprint(want), "NVML on the host")
+	expect.Equal(t, fmt.Sprint(first.processes(0)), fmt.Sprint(map[int]uint64{1: 1*gib + 64*mib}), "NVML in the container")
 }
 
 func childOf(t *testing.T, p *process) int {
@@ -324,8 +314,7 @@ func childOf(t *testing.T, p *process) int {
 	if err != nil {
 		t.Skipf("requires /proc/PID/task/TID/children: %v", err)
 	}
-	child := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
-	return child
+	return must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 }
 
 func TestSixteenCardsAreApart(t *testing.T) {
@@ -360,9 +349,7 @@ func TestVisibleDevicesHideCardsFromCUDAAlone(t *testing.T) {
 		p.want("uuids", uuids[3]+" "+uuids[1])
 		p.want("use 0", "0")
 		// CUDA's 0 is the machine's 3, which NVML's reversed order calls 0.
-		if list := p.processes(0); len(list) != 1 {
-			t.Errorf("CUDA_VISIBLE_DEVICES=%s: NVML's card 0 has %v, want this process", visible, list)
-		}
+		must.Len(t, p.processes(0), 1, "with CUDA_VISIBLE_DEVICES", visible)
 		p.kill()
 	}
 	m.env = append(m.env, "CUDA_VISIBLE_DEVICES=")
@@ -399,9 +386,7 @@ func TestKillStormLeavesNothing(t *testing.T) {
 			sum += bytes
 		}
 		// The figures are of different times, so their sum may be off by changes in between.
-		if sum > 8*gib+uint64(len(storm))*450*mib {
-			t.Errorf("the card's processes hold %d bytes together, it has %d", sum, 8*gib)
-		}
+		expect.True(t, sum <= 8*gib+uint64(len(storm))*450*mib, "the card has 8 GiB, its processes hold", sum)
 	}
 	for _, p := range storm {
 		p.kill()

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -19,9 +20,7 @@ func (m *machine) run(name string) {
 	must.Output(compile.CombinedOutput())(m.t, "cc", name)
 	cmd := exec.Command(program)
 	cmd.Env = m.env
-	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-		m.t.Errorf("%s: %v\n%s", name, err, out)
-	}
+	expect.Equal(m.t, string(must.Output(cmd.CombinedOutput())(m.t)), "", name)
 }
 
 func TestABindToAMulticastObjectHoldsMemory(t *testing.T) {

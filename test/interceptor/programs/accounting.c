@@ -6,11 +6,6 @@
  */
 #include "driver.h"
 
-#include <stdio.h>
-
-#define MIB (1ull << 20)
-#define GIB (1ull << 30)
-
 #include "charged.h"
 
 static void linear(void)
@@ -70,17 +65,14 @@ static void pools(void)
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
 	charged("async, freed and synchronised", 0);
 
-	expect("threshold",
-	       cuMemPoolSetAttribute(fallback, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep),
-	       CUDA_SUCCESS);
+	OK(cuMemPoolSetAttribute(fallback, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
 	expect("async, per-thread stream", cuMemAllocAsync_ptsz(&p, 100 * MIB, NULL), CUDA_SUCCESS);
 	charged("async 100 MiB", 128 * MIB);
 	expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
 	charged("async, kept by the threshold", 128 * MIB);
 	/* It fits only once the pool releases the memory that it keeps. */
-	expect("alloc that needs the pool's bytes", cuMemAlloc_v2(&p, base - 64 * MIB),
-	       CUDA_SUCCESS);
+	OK(cuMemAlloc_v2(&p, base - 64 * MIB));
 	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
 	charged("after the pool let go", 0);
 	expect("async beyond the quota", cuMemAllocAsync(&p, 5 * GIB, NULL),
@@ -104,8 +96,7 @@ static void pools(void)
 	properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
 	properties.location.id = 0;
 	if (cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS) {
-		expect("from a host pool", cuMemAllocFromPoolAsync(&p, 5 * GIB, pool, NULL),
-		       CUDA_SUCCESS);
+		OK(cuMemAllocFromPoolAsync(&p, 5 * GIB, pool, NULL));
 		charged("from a host pool", 0);
 		expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
 		cuCtxSynchronize();
@@ -120,8 +111,7 @@ static void physical(void)
 	CUmemGenericAllocationHandle a, b, again;
 	CUdeviceptr range;
 
-	expect("reserve 512 GiB of addresses", cuMemAddressReserve(&range, 512 * GIB, 0, 0, 0),
-	       CUDA_SUCCESS);
+	OK(cuMemAddressReserve(&range, 512 * GIB, 0, 0, 0));
 	charged("addresses", 0);
 	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
 	charged("create", 64 * MIB);
@@ -134,8 +124,7 @@ static void physical(void)
 	expect("map", cuMemMap(range, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
 	expect("release while mapped", cuMemRelease(a), CUDA_SUCCESS);
 	charged("mapped without a handle", 64 * MIB);
-	expect("retain", cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(range + 4096)),
-	       CUDA_SUCCESS);
+	OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(range + 4096)));
 	expect("unmap", cuMemUnmap(range, 64 * MIB), CUDA_SUCCESS);
 	charged("retained without a mapping", 64 * MIB);
 	expect("release", cuMemRelease(again), CUDA_SUCCESS);
@@ -271,12 +260,7 @@ static void contexts(void)
 
 int main(void)
 {
-	CUcontext context;
-
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
-		printf("no context\n");
-		return 1;
-	}
+	use_primary();
 	base = left();
 	linear();
 	pools();

@@ -7,17 +7,15 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include "charged.h"
+
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#define MIB (1ull << 20)
 #define ARENA (16ull << 30) /* bytes of addresses */
 #define ALIGNMENT ((size_t)16)
 
@@ -108,15 +106,6 @@ static int find(struct dl_phdr_info *info, size_t size, void *data)
 }
 
 static CUcontext context;
-static int wrong;
-
-static void expect(const char *what, CUresult result)
-{
-	if (result != CUDA_SUCCESS) {
-		printf("%s: CUDA error %d\n", what, result);
-		wrong = 1;
-	}
-}
 
 /* More objects and mappings than the interceptor's tables have room for at first. */
 static void *work(void *argument)
@@ -126,27 +115,26 @@ static void *work(void *argument)
 	CUmemGenericAllocationHandle handles[COUNT], again;
 	CUdeviceptr base = 0;
 
-	expect("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	expect("cuMemAddressReserve", cuMemAddressReserve(&base, COUNT * bytes, 0, 0, 0));
+	OK(cuCtxSetCurrent(context));
+	OK(cuMemAddressReserve(&base, COUNT * bytes, 0, 0, 0));
 	for (unsigned i = 0; i < COUNT; i++) {
-		expect("cuMemCreate", cuMemCreate(&handles[i], bytes, &properties, 0));
-		expect("cuMemMap", cuMemMap(base + i * bytes, bytes, 0, handles[i], 0));
+		OK(cuMemCreate(&handles[i], bytes, &properties, 0));
+		OK(cuMemMap(base + i * bytes, bytes, 0, handles[i], 0));
 	}
 	for (unsigned i = 0; i < COUNT; i++) {
 		int number = -1;
 
 		if (i % 16 == 0) {
-			expect("an export", cuMemExportToShareableHandle(
-			                        &number, handles[i],
-			                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-			expect("an import", cuMemImportFromShareableHandle(
-			                        &again, (void *)(intptr_t)number,
-			                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-			expect("cuMemRelease", cuMemRelease(again));
+			OK(cuMemExportToShareableHandle(
+			    &number, handles[i], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+			OK(cuMemImportFromShareableHandle(
+			    &again, (void *)(intptr_t)number,
+			    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+			OK(cuMemRelease(again));
 			close(number);
 		}
-		expect("cuMemRelease", cuMemRelease(handles[i]));
-		expect("cuMemUnmap", cuMemUnmap(base + i * bytes, bytes));
+		OK(cuMemRelease(handles[i]));
+		OK(cuMemUnmap(base + i * bytes, bytes));
 	}
 	return argument;
 }
@@ -154,11 +142,13 @@ static void *work(void *argument)
 int main(void)
 {
 	pthread_t threads[4];
-	size_t before, after = 0, total;
+	size_t before;
+	bool back;
 
 	alarm(30);
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
-	    cuMemGetInfo_v2(&before, &total) || !dl_iterate_phdr(find, NULL))
+	context = use_primary();
+	before = left();
+	if (!dl_iterate_phdr(find, NULL))
 		return 1;
 	spills = true;
 	work(NULL); /* a thread that hangs now waits for itself */
@@ -167,11 +157,8 @@ int main(void)
 	for (int i = 0; i < 4; i++)
 		pthread_join(threads[i], NULL);
 	spills = false;
-	for (int tries = 0; tries < 500 && after != before; tries++) {
-		cuMemGetInfo_v2(&after, &total);
-		usleep(10000);
-	}
+	back = left_becomes(before);
 	printf("%lu times from inside malloc, %lld bytes charged at the end\n", spilled,
-	       (long long)before - (long long)after);
-	return wrong || after != before;
+	       (long long)before - (long long)left());
+	return wrong || !back;
 }

@@ -9,49 +9,22 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include "charged.h"
+
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#define MIB (1ull << 20)
 #define HELD (2048 * MIB)
 #define MORE (1536 * MIB)
 
-static int wrong;
-
-static void expect(const char *step, unsigned long long got, unsigned long long wanted)
-{
-	if (got == wanted)
-		return;
-	printf("%s: %llu, expected %llu\n", step, got, wanted);
-	wrong = 1;
-}
-
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	expect("cuMemGetInfo", (unsigned int)cuMemGetInfo_v2(&available, &total), 0);
-	return available;
-}
-
-/* Driver truth may count something for a moment, and settles exits with a delay. */
 static void settles_at(const char *step, size_t wanted)
 {
-	for (int tries = 0; tries < 1000 && left() != wanted; tries++)
-		usleep(5000);
-	expect(step, left(), wanted);
-}
-
-static int begin(void)
-{
-	CUcontext context;
-
-	return cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context);
+	if (left_becomes(wanted))
+		return;
+	printf("%s: %zu bytes are free, expected %zu\n", step, left(), wanted);
+	wrong = 1;
 }
 
 static int target(int out, int in)
@@ -60,7 +33,8 @@ static int target(int out, int in)
 	char c = 'x';
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (begin() || cuMemAlloc_v2(&held, HELD) || write(out, &c, 1) != 1)
+	use_primary();
+	if (cuMemAlloc_v2(&held, HELD) || write(out, &c, 1) != 1)
 		return 1;
 	if (read(in, &c, 1) != 1 || cuMemAlloc_v2(&more, 64 * MIB) || cuMemFree_v2(more) ||
 	    write(out, &c, 1) != 1)
@@ -79,7 +53,8 @@ int main(int argc, char **argv)
 
 	if (argc == 4 && strcmp(argv[1], "target") == 0)
 		return target(atoi(argv[2]), atoi(argv[3]));
-	if (begin() || pipe(from) || pipe(to))
+	use_primary();
+	if (pipe(from) || pipe(to))
 		return 1;
 	before = left();
 	pid = fork();
@@ -93,31 +68,28 @@ int main(int argc, char **argv)
 		return 1;
 	usleep(1500000); /* for a sample of both */
 	beside = left();
-	expect("beside it", (unsigned int)cuMemAlloc_v2(&pointer, MORE), CUDA_ERROR_OUT_OF_MEMORY);
+	expect("beside it", cuMemAlloc_v2(&pointer, MORE), CUDA_ERROR_OUT_OF_MEMORY);
 
-	expect("lock", (unsigned int)cuCheckpointProcessLock(pid, NULL), 0);
-	expect("restore of one that is not away",
-	       (unsigned int)cuCheckpointProcessRestore(pid, NULL) != 0, 1);
-	expect("checkpoint", (unsigned int)cuCheckpointProcessCheckpoint(pid, NULL), 0);
+	OK(cuCheckpointProcessLock(pid, NULL));
+	expect("restore of one that is not away", cuCheckpointProcessRestore(pid, NULL) != 0, 1);
+	OK(cuCheckpointProcessCheckpoint(pid, NULL));
 	usleep(1500000); /* for another sample */
 	settles_at("while it is away", beside);
-	expect("in its place", (unsigned int)cuMemAlloc_v2(&pointer, MORE),
-	       CUDA_ERROR_OUT_OF_MEMORY);
-	expect("restore", (unsigned int)cuCheckpointProcessRestore(pid, NULL), 0);
+	expect("in its place", cuMemAlloc_v2(&pointer, MORE), CUDA_ERROR_OUT_OF_MEMORY);
+	OK(cuCheckpointProcessRestore(pid, NULL));
 	settles_at("it is back", beside);
-	expect("beside it again", (unsigned int)cuMemAlloc_v2(&pointer, MORE),
-	       CUDA_ERROR_OUT_OF_MEMORY);
-	expect("unlock", (unsigned int)cuCheckpointProcessUnlock(pid, NULL), 0);
+	expect("beside it again", cuMemAlloc_v2(&pointer, MORE), CUDA_ERROR_OUT_OF_MEMORY);
+	OK(cuCheckpointProcessUnlock(pid, NULL));
 	if (write(to[1], &c, 1) != 1 || read(from[0], &c, 1) != 1)
 		expect("it goes on", 0, 1);
 
-	expect("lock again", (unsigned int)cuCheckpointProcessLock(pid, NULL), 0);
-	expect("checkpoint again", (unsigned int)cuCheckpointProcessCheckpoint(pid, NULL), 0);
+	OK(cuCheckpointProcessLock(pid, NULL));
+	OK(cuCheckpointProcessCheckpoint(pid, NULL));
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 	settles_at("it died away", before);
-	expect("what fits", (unsigned int)cuMemAlloc_v2(&pointer, MORE), 0);
-	expect("free", (unsigned int)cuMemFree_v2(pointer), 0);
+	OK(cuMemAlloc_v2(&pointer, MORE));
+	OK(cuMemFree_v2(pointer));
 	if (!wrong)
 		printf("a checkpointed process stays charged\n");
 	return wrong;

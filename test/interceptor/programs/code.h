@@ -13,12 +13,27 @@
 #define ONE_THREAD                                                                                 \
 	.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1
 
+/* What kernels here are launched with: a number, which is 0. */
+static uint64_t zero;
+static void *parameters[] __attribute__((unused)) = {&zero};
+
 typedef struct CUlinkState_st *CUlinkState;
 
 #define CU_JIT_INPUT_PTX 1
 #define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
+
+/* Threads that the first device can run at a time: it takes local memory for all of them, however
+ * few are started. */
+static inline long long card_threads(void)
+{
+	int processors = 0, threads = 0;
+
+	cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
+	cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0);
+	return (long long)processors * threads;
+}
 
 CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *state);
 CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t bytes, const char *name,

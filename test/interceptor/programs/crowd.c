@@ -7,28 +7,18 @@
  */
 #include "driver.h"
 
+#include "charged.h"
+
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
-#define MIB (1ull << 20)
 #define MOST 64
 
 static CUcontext context;
 static pthread_barrier_t barrier;
-static int graphs, busy, threads, rounds, wrong;
+static int graphs, busy, threads, rounds;
 static size_t bytes;
 static int64_t live;
-
-static void check(const char *what, CUresult result)
-{
-	if (result == CUDA_SUCCESS)
-		return;
-	printf("%s: %d\n", what, result);
-	exit(1);
-}
 
 /* A thread's size in a round. Every other round has equal sizes, so that some threads find freed
  * memory. */
@@ -58,9 +48,9 @@ static CUresult take(struct taken *t, CUstream stream, int round, int thread)
 		return cuMemAllocAsync(&t->pointer, t->size, stream);
 	}
 	node.bytesize = t->size;
-	check("cuGraphCreate", cuGraphCreate(&t->source, 0));
-	check("cuGraphAddMemAllocNode", cuGraphAddMemAllocNode(&added, t->source, NULL, 0, &node));
-	check("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags(&t->graph, t->source, 0));
+	MUST(cuGraphCreate(&t->source, 0));
+	MUST(cuGraphAddMemAllocNode(&added, t->source, NULL, 0, &node));
+	MUST(cuGraphInstantiateWithFlags(&t->graph, t->source, 0));
 	t->pointer = node.dptr;
 	pthread_barrier_wait(&barrier);
 	return cuGraphLaunch(t->graph, stream);
@@ -71,8 +61,8 @@ static void *work(void *argument)
 	int thread = (int)(intptr_t)argument;
 	CUstream stream;
 
-	check("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	check("cuStreamCreate", cuStreamCreate(&stream, 1));
+	MUST(cuCtxSetCurrent(context));
+	MUST(cuStreamCreate(&stream, 1));
 	for (int round = 0; round < rounds; round++) {
 		struct taken t = {0};
 		CUresult result = take(&t, stream, round, thread);
@@ -80,18 +70,18 @@ static void *work(void *argument)
 		if (result == CUDA_SUCCESS)
 			__atomic_fetch_add(&live, (int64_t)t.size, __ATOMIC_RELAXED);
 		else if (result != CUDA_ERROR_OUT_OF_MEMORY)
-			check("a request", result);
+			must("a request", result);
 		pthread_barrier_wait(&barrier); /* main checks */
 		pthread_barrier_wait(&barrier);
 		if (result == CUDA_SUCCESS) {
 			__atomic_fetch_sub(&live, (int64_t)t.size, __ATOMIC_RELAXED);
-			check("cuMemFreeAsync", cuMemFreeAsync(t.pointer, stream));
+			MUST(cuMemFreeAsync(t.pointer, stream));
 		}
 		if (busy && round % 4 == 3)
-			check("cuCtxSynchronize", cuCtxSynchronize());
+			MUST(cuCtxSynchronize());
 		if (graphs) {
-			check("cuGraphExecDestroy", cuGraphExecDestroy(t.graph));
-			check("cuGraphDestroy", cuGraphDestroy(t.source));
+			MUST(cuGraphExecDestroy(t.graph));
+			MUST(cuGraphDestroy(t.source));
 		}
 	}
 	return NULL;
@@ -103,14 +93,12 @@ static uint64_t reserved(void)
 	CUmemoryPool pool;
 
 	if (graphs) {
-		check("cuDeviceGetGraphMemAttribute",
-		      cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
-		                                   &value));
+		MUST(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+		                                  &value));
 		return value;
 	}
-	check("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool(&pool, 0));
-	check("cuMemPoolGetAttribute",
-	      cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value));
+	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+	MUST(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value));
 	return value;
 }
 
@@ -118,19 +106,19 @@ static void trim(void)
 {
 	CUmemoryPool pool;
 
-	check("cuCtxSynchronize", cuCtxSynchronize());
+	MUST(cuCtxSynchronize());
 	if (graphs) {
-		check("cuDeviceGraphMemTrim", cuDeviceGraphMemTrim(0));
+		MUST(cuDeviceGraphMemTrim(0));
 		return;
 	}
-	check("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool(&pool, 0));
-	check("cuMemPoolTrimTo", cuMemPoolTrimTo(pool, 0));
+	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+	MUST(cuMemPoolTrimTo(pool, 0));
 }
 
 int main(int argc, char **argv)
 {
 	pthread_t thread[MOST] = {0};
-	size_t available, total, after = 0;
+	size_t available;
 	uint64_t most_live = 0, most_reserved = 0, granted = 0;
 
 	if (argc != 5)
@@ -142,10 +130,8 @@ int main(int argc, char **argv)
 	bytes = (size_t)atoi(argv[4]) * MIB;
 	if (threads > MOST || pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1))
 		return 2;
-	check("cuInit", cuInit(0));
-	check("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
-	check("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	check("cuMemGetInfo", cuMemGetInfo_v2(&available, &total));
+	context = use_primary();
+	available = left();
 	for (int i = 0; i < threads; i++)
 		pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i);
 	for (int round = 0; round < rounds; round++) {
@@ -169,16 +155,10 @@ int main(int argc, char **argv)
 	for (int i = 0; i < threads; i++)
 		pthread_join(thread[i], NULL);
 	trim();
-	for (int tries = 0; tries < 3000; tries++) {
-		struct timespec nap = {.tv_nsec = 10000000};
-
-		check("cuMemGetInfo", cuMemGetInfo_v2(&after, &total));
-		if (after + 64 * MIB >= available)
-			break;
-		nanosleep(&nap, NULL);
-	}
-	if (after + 64 * MIB < available) {
-		printf("%llu MiB stay charged after all was freed\n", (available - after) / MIB);
+	for (int tries = 0; tries < 3000 && left() + 64 * MIB < available; tries++)
+		usleep(10000);
+	if (left() + 64 * MIB < available) {
+		printf("%llu MiB stay charged after all was freed\n", (available - left()) / MIB);
 		wrong = 1;
 	}
 	printf("%d threads, %d rounds: at most %llu MiB live and %llu MiB reserved, of %llu; %llu "

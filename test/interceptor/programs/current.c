@@ -6,54 +6,35 @@
  */
 #include "driver.h"
 
+#include "charged.h"
+
 #include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#define MIB (1ull << 20)
 
 static pthread_barrier_t barrier;
 static CUcontext context;
 static CUmemoryPool usual, other;
 static int rounds;
 
-static void must(const char *what, CUresult result)
-{
-	if (result != CUDA_SUCCESS) {
-		printf("%s: CUDA error %d\n", what, result);
-		exit(1);
-	}
-}
-
-static size_t left(void)
-{
-	size_t available, total;
-
-	must("cuMemGetInfo", cuMemGetInfo_v2(&available, &total));
-	return available;
-}
-
 static void keep_all(CUmemoryPool pool)
 {
 	uint64_t all = UINT64_MAX;
 
-	must("cuMemPoolSetAttribute",
-	     cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+	MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
 }
 
 static void use(void)
 {
 	CUdeviceptr pointer;
 
-	must("cuMemAllocAsync", cuMemAllocAsync(&pointer, MIB, NULL));
-	must("cuMemFreeAsync", cuMemFreeAsync(pointer, NULL));
+	MUST(cuMemAllocAsync(&pointer, MIB, NULL));
+	MUST(cuMemFreeAsync(pointer, NULL));
 }
 
 static void *allocate(void *argument)
 {
-	must("cuCtxSetCurrent", cuCtxSetCurrent(context));
+	MUST(cuCtxSetCurrent(context));
 	for (int i = 0; i < rounds; i++) {
 		pthread_barrier_wait(&barrier);
 		use();
@@ -67,43 +48,41 @@ int main(int argc, char **argv)
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
 	pthread_t thread;
-	int pools = argc > 2 ? atoi(argv[2]) : 0, wrong = 0;
+	int pools = argc > 2 ? atoi(argv[2]) : 0, uncharged = 0;
 
 	rounds = argc > 1 ? atoi(argv[1]) : 1;
-	must("cuInit", cuInit(0));
-	must("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0));
-	must("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	must("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool(&usual, 0));
+	context = use_primary();
+	MUST(cuDeviceGetDefaultMemPool(&usual, 0));
 	keep_all(usual);
 	use();
-	must("cuCtxSynchronize", cuCtxSynchronize());
+	MUST(cuCtxSynchronize());
 	/* With more pools the interceptor searches longer for the right one. */
 	for (int i = 0; i < pools; i++)
-		must("cuMemPoolCreate", cuMemPoolCreate(&other, &properties));
+		MUST(cuMemPoolCreate(&other, &properties));
 	pthread_barrier_init(&barrier, NULL, 2);
 	pthread_create(&thread, NULL, allocate, NULL);
 	for (int i = 0; i < rounds; i++) {
 		size_t before;
 
-		must("cuMemPoolCreate", cuMemPoolCreate(&other, &properties));
+		MUST(cuMemPoolCreate(&other, &properties));
 		keep_all(other);
-		must("cuDeviceSetMemPool", cuDeviceSetMemPool(0, usual));
+		MUST(cuDeviceSetMemPool(0, usual));
 		before = left();
 		pthread_barrier_wait(&barrier);
 		for (volatile int wait = i % 64 * 32; wait > 0; wait--)
 			;
-		must("cuDeviceSetMemPool", cuDeviceSetMemPool(0, other));
+		MUST(cuDeviceSetMemPool(0, other));
 		pthread_barrier_wait(&barrier);
 		use();
 		if (left() >= before) {
 			printf("round %d: the other pool grew, and nothing was charged\n", i);
-			wrong++;
+			uncharged++;
 		}
-		must("cuDeviceSetMemPool", cuDeviceSetMemPool(0, usual));
-		must("cuCtxSynchronize", cuCtxSynchronize());
-		must("cuMemPoolDestroy", cuMemPoolDestroy(other));
+		MUST(cuDeviceSetMemPool(0, usual));
+		MUST(cuCtxSynchronize());
+		MUST(cuMemPoolDestroy(other));
 	}
 	pthread_join(thread, NULL);
-	printf("%d of %d rounds went uncharged\n", wrong, rounds);
-	return wrong != 0;
+	printf("%d of %d rounds went uncharged\n", uncharged, rounds);
+	return uncharged != 0;
 }

@@ -7,19 +7,17 @@
 #include "code.h"
 #include "driver.h"
 
+#include "charged.h"
+
 #include <stdarg.h>
-#include <stdbool.h>
 
 #define DEVICES 2
-#define MIB (1ull << 20)
 #define ARRAY (256 * MIB)
 #define FRAME 4096
 #define FRESH_STACK 1024
 
 /* For streams, and for the remainders of code's blocks of 2 MiB. */
 #define SLACK (16 * (long long)MIB)
-
-static int wrong;
 
 static struct {
 	CUcontext context;
@@ -40,40 +38,29 @@ __attribute__((format(printf, 1, 2))) static void complain(const char *format, .
 	wrong = 1;
 }
 
-static void expect(const char *step, CUresult result, CUresult wanted)
+static size_t left_on(int device)
 {
-	if (result != wanted)
-		complain("%s answers %d, not %d", step, result, wanted);
-}
-
-#define OK(call) expect(#call, call, CUDA_SUCCESS)
-
-static size_t left(int device)
-{
-	size_t available = 0, total = 0;
-
 	OK(cuCtxSetCurrent(on[device].context));
-	OK(cuMemGetInfo_v2(&available, &total));
-	return available;
+	return left();
 }
 
 static void remember(void)
 {
 	for (int i = 0; i < DEVICES; i++)
-		on[i].before = left(i);
+		on[i].before = left_on(i);
 }
 
 /* Checks the charge since remember() at once, before driver truth could correct it. */
 static void charged_on(int device, const char *step, long long bytes)
 {
-	long long now = (long long)on[device].before - (long long)left(device);
+	long long now = (long long)on[device].before - (long long)left_on(device);
 
 	if (llabs(now - bytes) > SLACK)
 		complain("%s: %lld bytes are charged on device %d, not %lld", step, now, device,
 		         bytes);
 }
 
-static void charged(const char *step, long long bytes)
+static void charged_on_both(const char *step, long long bytes)
 {
 	for (int i = 0; i < DEVICES; i++)
 		charged_on(i, step, bytes);
@@ -81,11 +68,7 @@ static void charged(const char *step, long long bytes)
 
 static long long stacks(void)
 {
-	int processors = 0, threads = 0;
-
-	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
-	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
-	return (long long)(FRAME - FRESH_STACK) * processors * threads;
+	return (FRAME - FRESH_STACK) * card_threads();
 }
 
 static void fresh_stacks(void)
@@ -98,8 +81,6 @@ static void fresh_stacks(void)
 
 static CUresult launch(void)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUDA_LAUNCH_PARAMS list[DEVICES];
 	CUcontext before = NULL, after = NULL;
 	CUresult result;
@@ -129,22 +110,22 @@ static void frames(void)
 	}
 	remember();
 	OK(launch());
-	charged("a frame of 4 KiB", stacks());
+	charged_on_both("a frame of 4 KiB", stacks());
 	OK(launch());
-	charged("the same again", stacks());
+	charged_on_both("the same again", stacks());
 	fresh_stacks();
-	charged("stacks lowered", 0);
+	charged_on_both("stacks lowered", 0);
 
 	/* The last device is the full one. */
 	for (int full = 0; full < DEVICES; full++) {
 		CUdeviceptr pointer = 0;
 		size_t stack = 0;
 
-		room = left(full) - (size_t)stacks() + 64 * MIB;
+		room = left_on(full) - (size_t)stacks() + 64 * MIB;
 		OK(cuMemAlloc_v2(&pointer, room));
 		remember();
 		expect("a launch that does not fit on one", launch(), CUDA_ERROR_OUT_OF_MEMORY);
-		charged("refused before it", 0);
+		charged_on_both("refused before it", 0);
 		for (int i = 0; i < DEVICES; i++) {
 			OK(cuCtxSetCurrent(on[i].context));
 			OK(cuCtxGetLimit(&stack, CU_LIMIT_STACK_SIZE));
@@ -156,7 +137,7 @@ static void frames(void)
 	}
 	remember();
 	OK(launch());
-	charged("granted later", stacks());
+	charged_on_both("granted later", stacks());
 	fresh_stacks();
 }
 
@@ -171,17 +152,15 @@ static void kernels(void)
 		on[i].function = (CUfunction)(void *)kernel;
 	remember();
 	OK(launch());
-	charged("a library's first use", (long long)ARRAY);
+	charged_on_both("a library's first use", (long long)ARRAY);
 	OK(cuLibraryUnload(library));
-	charged("unloaded", 0);
+	charged_on_both("unloaded", 0);
 }
 
 /* Launches in a stream of the device that is not current, and in a graph. */
 static void elsewhere(void)
 {
 	static const size_t wanted[] = {FRAME, 0};
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUlibrary library = NULL;
 	CUkernel kernel = NULL;
 	CUgraphExec executable = NULL;
@@ -198,10 +177,10 @@ static void elsewhere(void)
 	OK(cuCtxSetCurrent(on[1].context));
 	OK(cuLaunchKernel((CUfunction)(void *)kernel, 1, 1, 1, 1, 1, 1, 0, on[0].stream, parameters,
 	                  NULL));
-	charged("launched on both", (long long)ARRAY + stacks());
+	charged_on_both("launched on both", (long long)ARRAY + stacks());
 	OK(cuLibraryUnload(library));
 	fresh_stacks();
-	charged("unloaded", 0);
+	charged_on_both("unloaded", 0);
 
 	OK(cuCtxSetCurrent(on[1].context));
 	OK(cuModuleGetFunction(&on[1].function, on[1].module, "frame4096"));
@@ -214,7 +193,7 @@ static void elsewhere(void)
 	charged_on(1, "a graph's kernel", stacks());
 	OK(cuGraphExecDestroy(executable));
 	fresh_stacks();
-	charged("at the end", 0);
+	charged_on_both("at the end", 0);
 }
 
 int main(void)

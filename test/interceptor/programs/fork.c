@@ -6,17 +6,13 @@
  */
 #include "driver.h"
 
+#include "charged.h"
+
 #include <errno.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#define MIB (1ull << 20)
 
 /* Replaces the C library's. */
 int madvise(void *address, size_t bytes, int advice)
@@ -28,20 +24,11 @@ int madvise(void *address, size_t bytes, int advice)
 	return (int)syscall(SYS_madvise, address, bytes, advice);
 }
 
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	cuMemGetInfo_v2(&available, &total);
-	return available;
-}
-
 int main(int argc, char **argv)
 {
 	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
 	CUmemGenericAllocationHandle handle;
-	CUcontext context;
 	CUdeviceptr mine, small, range, ordered, child_address;
 	size_t before, during, total;
 	int to_parent[2], to_child[2], status;
@@ -49,13 +36,12 @@ int main(int argc, char **argv)
 	pid_t pid;
 
 	if (argc > 1 && strcmp(argv[1], "exec") == 0) {
-		if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) ||
-		    cuCtxSetCurrent(context) || cuMemAlloc_v2(&mine, 500 * MIB))
-			return 1;
+		use_primary();
+		MUST(cuMemAlloc_v2(&mine, 500 * MIB));
 		return write(4, "x", 1) == 1 && read(3, &c, 1) == 1 ? 0 : 1;
 	}
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
-	    cuMemAlloc_v2(&mine, 600 * MIB) || cuMemAlloc_v2(&small, 1) ||
+	use_primary();
+	if (cuMemAlloc_v2(&mine, 600 * MIB) || cuMemAlloc_v2(&small, 1) ||
 	    cuMemAlloc_v2(&small, 1) || cuMemAddressReserve(&range, 4 * MIB, 0, 0, 0) ||
 	    cuMemCreate(&handle, 2 * MIB, &properties, 0) ||
 	    cuMemMap(range, 2 * MIB, 0, handle, 0) || cuMemAllocAsync(&ordered, MIB, NULL))
@@ -110,9 +96,7 @@ int main(int argc, char **argv)
 	}
 	if (write(to_child[1], "x", 1) != 1 || waitpid(pid, &status, 0) != pid || status != 0)
 		return 1;
-	for (int tries = 0; tries < 1000 && left() != before; tries++)
-		usleep(1000);
-	if (left() != before) {
+	if (!left_becomes(before)) {
 		printf("the child's memory did not come back\n");
 		return 1;
 	}

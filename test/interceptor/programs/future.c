@@ -17,20 +17,10 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include "charged.h"
+
 #include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-#define MIB (1ull << 20)
-
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	cuMemGetInfo_v2(&available, &total);
-	return available;
-}
 
 static void *find(const char *way)
 {
@@ -68,7 +58,6 @@ int main(int argc, char **argv)
 {
 	/* The older function uses two of the arguments and ignores the third. */
 	CUresult (*allocate)(CUdeviceptr *, size_t, unsigned long long) = NULL;
-	CUcontext context;
 	CUdeviceptr pointer;
 	size_t before;
 
@@ -81,10 +70,7 @@ int main(int argc, char **argv)
 	}
 	if (!allocate)
 		return 0;
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
-		printf("no context\n");
-		return 1;
-	}
+	use_primary();
 	before = left();
 	if (allocate(&pointer, 256 * MIB, 0)) {
 		printf("refused\n");

@@ -189,8 +189,6 @@ static CUresult load(struct worker *w, struct thing *t)
 {
 	static const size_t frames[] = {512, 0};
 	char *text = module_text(up_to(w, 8 * MIB), frames);
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUfunction function;
 	CUresult result = cuModuleLoadData(&t->module, text);
 

@@ -14,15 +14,12 @@
 #include "clock.h"
 #include "driver.h"
 
+#include "charged.h"
+
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#define MIB (1ull << 20)
 
 static int by_value(const void *a, const void *b)
 {
@@ -31,25 +28,20 @@ static int by_value(const void *a, const void *b)
 	return (*x > *y) - (*x < *y);
 }
 
-static size_t left(void)
+static size_t blocks_left(void)
 {
-	size_t available = 0, total;
-
-	cuMemGetInfo_v2(&available, &total);
-	return available & ~(2 * MIB - 1);
+	return left() & ~(2 * MIB - 1);
 }
 
 /* Allocate `bytes` (0: all that is left), report it, and wait to be killed. */
 static int hold(size_t bytes)
 {
-	CUcontext context;
 	CUdeviceptr p;
 
 	/* The parent may fail. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
-		return 1;
-	if (cuMemAlloc_v2(&p, bytes ? bytes : left()) || write(STDOUT_FILENO, "h", 1) != 1)
+	use_primary();
+	if (cuMemAlloc_v2(&p, bytes ? bytes : blocks_left()) || write(STDOUT_FILENO, "h", 1) != 1)
 		return 1;
 	for (;;)
 		pause();
@@ -106,28 +98,26 @@ int main(int argc, char **argv)
 {
 	static double took[100000];
 	pid_t holders[8];
-	CUcontext context;
 	CUdeviceptr p;
 	int count;
 
 	if (argc > 2 && strcmp(argv[1], "hold") == 0)
 		return hold(strtoull(argv[2], NULL, 10));
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
-		return 1;
+	use_primary();
 	if (argc > 2) {
 		size_t each = 64 * MIB;
 
 		count = 8;
 		for (int i = 0; i < count; i++)
 			holders[i] = start_holder(argv[0], each);
-		if (left() && cuMemAlloc_v2(&p, left()) != CUDA_SUCCESS)
+		if (blocks_left() && cuMemAlloc_v2(&p, blocks_left()) != CUDA_SUCCESS)
 			return 1;
 		printf("ready\n");
 		fflush(stdout);
 		while (access(argv[2], F_OK) != 0)
 			usleep(1000);
 		/* Driver truth may release overhead of the creation of contexts. */
-		while (left() && cuMemAlloc_v2(&p, left()) == CUDA_SUCCESS)
+		while (blocks_left() && cuMemAlloc_v2(&p, blocks_left()) == CUDA_SUCCESS)
 			;
 		for (int i = 0; i < count; i++)
 			took[i] = kill_and_take(holders[i], each, &p);

@@ -12,10 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#define MIB (1ull << 20)
-#define GIB (1ull << 30)
 
 #define FUNCTIONS(X)                                                                               \
 	X(cuInit, (unsigned int))                                                                  \
@@ -84,16 +80,6 @@ static void find_functions(void)
 		}
 }
 
-static void start(void)
-{
-	CUcontext context;
-
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
-		printf("no context\n");
-		exit(1);
-	}
-}
-
 static void linear(void)
 {
 	CUdeviceptr p;
@@ -127,7 +113,7 @@ static void open_in_child(int from, int to)
 
 	if (read(from, &memory, sizeof(memory)) != sizeof(memory))
 		_exit(1);
-	start();
+	use_primary();
 	base = left();
 	expect("open", cuIpcOpenMemHandle_v2(&p, memory, 1), CUDA_SUCCESS);
 	charged("opened", 0);
@@ -152,8 +138,7 @@ static void share(int to, pid_t child)
 	}
 	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
 	/* The enforcer settles the child's context at once, but not within our waitpid(). */
-	for (int tries = 0; tries < 1000 && left() != base; tries++)
-		usleep(10000);
+	left_becomes(base);
 	charged("after sharing", 0);
 }
 
@@ -170,7 +155,7 @@ int main(void)
 	child = fork();
 	if (child == 0)
 		open_in_child(to_child[0], to_parent[1]);
-	start();
+	use_primary();
 	expect("version", cuDriverGetVersion(&version), CUDA_SUCCESS);
 	expect("total", cuDeviceTotalMem_v2(&total, 0), CUDA_SUCCESS);
 	if (version != 11020 || total != 4 * GIB) {

@@ -6,45 +6,26 @@
  */
 #include "driver.h"
 
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "charged.h"
 
-#define MIB (1ull << 20)
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
 #define MOST 64
 
 static pthread_barrier_t barrier;
-static int rounds, wrong;
+static int rounds;
 static long long slack; /* the driver's own memory may vary by this much */
-
-static void expect(const char *what, CUresult result)
-{
-	if (result != CUDA_SUCCESS) {
-		printf("%s: CUDA error %d\n", what, result);
-		__atomic_store_n(&wrong, 1, __ATOMIC_RELAXED);
-	}
-}
-
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	expect("cuMemGetInfo", cuMemGetInfo_v2(&available, &total));
-	return available;
-}
 
 static void use(CUcontext context)
 {
 	CUdeviceptr pointer;
 
-	expect("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	expect("cuMemAlloc", cuMemAlloc_v2(&pointer, 4 * MIB));
-	expect("cuMemFree", cuMemFree_v2(pointer));
-	expect("cuCtxSetCurrent", cuCtxSetCurrent(NULL));
+	OK(cuCtxSetCurrent(context));
+	OK(cuMemAlloc_v2(&pointer, 4 * MIB));
+	OK(cuMemFree_v2(pointer));
+	OK(cuCtxSetCurrent(NULL));
 }
 
 /* All retain an inactive context at the same instant; the last release makes it inactive. */
@@ -54,10 +35,10 @@ static void *retain_against_retain(void *argument)
 
 	for (int i = 0; i < rounds; i++) {
 		pthread_barrier_wait(&barrier);
-		expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+		OK(cuDevicePrimaryCtxRetain(&context, 0));
 		use(context);
 		pthread_barrier_wait(&barrier);
-		expect("release", cuDevicePrimaryCtxRelease_v2(0));
+		OK(cuDevicePrimaryCtxRelease_v2(0));
 	}
 	return argument;
 }
@@ -69,9 +50,9 @@ static void *release_against_retain(void *argument)
 	CUcontext context;
 
 	for (int i = 0; i < 4 * rounds; i++) {
-		expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+		OK(cuDevicePrimaryCtxRetain(&context, 0));
 		use(context);
-		expect("release", cuDevicePrimaryCtxRelease_v2(0));
+		OK(cuDevicePrimaryCtxRelease_v2(0));
 	}
 	return argument;
 }
@@ -85,9 +66,9 @@ static void *reset_against_retain(void *argument)
 
 	for (int i = 0; i < 2 * rounds; i++) {
 		if (resets)
-			expect("reset", cuDevicePrimaryCtxReset_v2(0));
+			OK(cuDevicePrimaryCtxReset_v2(0));
 		else
-			expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+			OK(cuDevicePrimaryCtxRetain(&context, 0));
 	}
 	return NULL;
 }
@@ -103,9 +84,9 @@ static void *create_against_destroy(void *argument)
 
 		if (result == CUDA_ERROR_OUT_OF_MEMORY)
 			continue; /* the others' contexts leave no room */
-		expect("create", result);
-		expect("cuMemAlloc", cuMemAlloc_v2(&pointer, 4 * MIB));
-		expect("destroy", cuCtxDestroy_v2(context));
+		expect("create", result, CUDA_SUCCESS);
+		OK(cuMemAlloc_v2(&pointer, 4 * MIB));
+		expect("destroy", cuCtxDestroy_v2(context), CUDA_SUCCESS);
 	}
 	return argument;
 }
@@ -158,21 +139,22 @@ int main(int argc, char **argv)
 		 * left. */
 		while (cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS)
 			;
-		expect("cuCtxSetCurrent", cuCtxSetCurrent(own));
+		OK(cuCtxSetCurrent(own));
 		if (!is_back(before)) {
 			printf("%s: %lld bytes too many are charged\n", races[race].name,
 			       (long long)before - (long long)left());
 			wrong = 1;
 		}
-		expect(races[race].name, cuMemAlloc_v2(&pointer, left() & ~(2 * MIB - 1)));
+		expect(races[race].name, cuMemAlloc_v2(&pointer, left() & ~(2 * MIB - 1)),
+		       CUDA_SUCCESS);
 		if (cuMemAlloc_v2(&pointer, 2 * MIB) != CUDA_ERROR_OUT_OF_MEMORY) {
 			printf("%s: more than the quota is granted\n", races[race].name);
 			wrong = 1;
 		}
 		if (wrong)
 			break;
-		expect("cuCtxDestroy", cuCtxDestroy_v2(own));
-		expect("cuCtxCreate", cuCtxCreate_v2(&own, 0, 0));
+		OK(cuCtxDestroy_v2(own));
+		OK(cuCtxCreate_v2(&own, 0, 0));
 		if (!is_back(before)) {
 			printf("%s: another context has %lld bytes less\n", races[race].name,
 			       (long long)before - (long long)left());

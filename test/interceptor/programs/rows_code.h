@@ -33,8 +33,6 @@ static inline CUlibrary library_of(const char *text)
 
 static inline CUresult launch(CUfunction function)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUresult result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
 
 	if (result == CUDA_SUCCESS)

@@ -44,6 +44,12 @@ static void run(CUgraphExec graph)
 	OK(cuStreamSynchronize(stream));
 }
 
+static void trim(const char *step, long long bytes)
+{
+	OK(cuDeviceGraphMemTrim(0));
+	charged(step, bytes);
+}
+
 /* Many small pieces share steps; in steps of their own they would not fit. */
 static void many_pieces(void)
 {
@@ -63,8 +69,7 @@ static void many_pieces(void)
 	for (int i = 0; i < 200; i++)
 		OK(cuMemFree_v2(pointer[i]));
 	OK(cuGraphExecDestroy(executable));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 }
 
 static void explicit_within(void)
@@ -78,14 +83,12 @@ static void explicit_within(void)
 	OK(cuGraphLaunch(graph, stream));
 	run(graph);
 	charged("launched twice", 128 * MIB);
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	run(graph);
 	charged("launched after that", 128 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	charged("the graph destroyed", 128 * MIB);
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	many_pieces();
 	saw("100 MiB charge 128 from upload or launch until the trim");
 }
@@ -106,8 +109,7 @@ static void explicit_beyond(void)
 	run(graph);
 	charged("a smaller one", 64 * MIB);
 	OK(cuGraphExecDestroy(graph));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("at the end", 0);
+	trim("at the end", 0);
 	saw("%zu MiB refused at upload and at launch, 64 granted", room / MIB + 64);
 }
 
@@ -121,19 +123,16 @@ static void outside_within(void)
 	usable("a graph's memory", pointer, 64 * MIB);
 	expect("a second launch", cuGraphLaunch(graph, stream), CUDA_ERROR_INVALID_VALUE);
 	charged("after that failed", 64 * MIB);
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed while allocated", 64 * MIB);
+	trim("trimmed while allocated", 64 * MIB);
 	OK(cuMemFreeAsync(pointer, stream));
 	OK(cuStreamSynchronize(stream));
 	charged("freed in the stream", 64 * MIB);
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	run(graph);
 	charged("launched again", 64 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuMemFree_v2(pointer));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("freed after the graph's end, and trimmed", 0);
+	trim("freed after the graph's end, and trimmed", 0);
 	saw("64 MiB stay charged until they are freed and trimmed");
 }
 
@@ -152,8 +151,7 @@ static void outside_beyond(void)
 	run(b);
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("at the end", 0);
+	trim("at the end", 0);
 	saw("%zu MiB left allocated: a graph of that size is refused until they are freed",
 	    bytes / MIB);
 }
@@ -171,8 +169,7 @@ static void shared_within(void)
 	charged("another of 64 in the same memory", 96 * MIB);
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	saw("graphs of 96 and 64 MiB charge 96");
 }
 
@@ -195,8 +192,7 @@ static void shared_beyond(void)
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
 	OK(cuGraphExecDestroy(large));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	saw("two graphs of %zu MiB are granted in the same memory, one of %zu is refused",
 	    bytes / MIB, 2 * bytes / MIB);
 }
@@ -206,18 +202,15 @@ static void trim_within(void)
 	CUdeviceptr pointer;
 	CUgraphExec graph = graph_of(1, true, &pointer);
 
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed before any launch", 0);
+	trim("trimmed before any launch", 0);
 	OK(cuGraphUpload(graph, stream));
 	charged("a byte", 32 * MIB);
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed after the upload", 0);
+	trim("trimmed after the upload", 0);
 	run(graph);
 	charged("launched", 32 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed twice", 0);
+	trim("trimmed twice", 0);
 	saw("a byte charges 32 MiB, and 0 when it is trimmed");
 }
 
@@ -237,8 +230,7 @@ static void trim_beyond(void)
 	OK(cuMemFree_v2(pointer));
 	run(graph);
 	OK(cuGraphExecDestroy(graph));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("at the end", 0);
+	trim("at the end", 0);
 	saw("%zu MiB that graphs kept are released for a larger request", bytes / MIB);
 }
 
@@ -314,8 +306,7 @@ static void captured_within(void)
 	OK(cuStreamSynchronize(stream));
 	charged("launched", 64 * MIB);
 	OK(cuGraphExecDestroy(executable));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("trimmed", 0);
+	trim("trimmed", 0);
 	OK(cuGraphInstantiateWithParams_ptsz(&executable, graph, &parameters));
 	charged("instantiated and uploaded anew", 64 * MIB);
 	OK(cuGraphUpload_ptsz(executable, stream));
@@ -323,8 +314,7 @@ static void captured_within(void)
 	charged("uploaded again", 64 * MIB);
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("at the end", 0);
+	trim("at the end", 0);
 	saw("50 MiB recorded charge 0, uploaded 64");
 }
 
@@ -350,8 +340,7 @@ static void captured_beyond(void)
 	run(executable);
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
-	OK(cuDeviceGraphMemTrim(0));
-	charged("at the end", 0);
+	trim("at the end", 0);
 	saw("%zu MiB recorded are refused at upload and at launch, 64 granted", room / MIB + 64);
 }
 

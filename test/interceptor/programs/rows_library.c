@@ -270,8 +270,6 @@ static void contexts_beyond(void)
 static CUgraph capture_use(CUstream stream, CUlibrary library)
 {
 	CUgraph graph = NULL;
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 
 	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,

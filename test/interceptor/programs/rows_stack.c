@@ -94,8 +94,6 @@ static const struct {
 
 static void frames_within(void)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUmodule module = load(module_text(0, frames));
 
 	for (const size_t *frame = frames; *frame; frame++)
@@ -130,8 +128,6 @@ static void frames_within(void)
 
 static void frames_beyond(void)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUmodule module = load(module_text(0, frames));
 	CUdeviceptr pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 
@@ -225,8 +221,6 @@ static void listed_beyond(void)
 /* On several devices at once, here on one: no driver allows the default stream for it. */
 static CUresult launch_many(CUfunction function)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUDA_LAUNCH_PARAMS one = {.function = function, ONE_THREAD, .kernelParams = parameters};
 	CUresult result;
 
@@ -378,8 +372,6 @@ static bool no_kernels(void)
 
 static void streams_within(void)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	struct elsewhere there = elsewhere();
 
 	takes("nothing launched", there.cost);
@@ -414,8 +406,6 @@ static void streams_within(void)
 
 static void streams_beyond(void)
 {
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUdeviceptr pointer;
 	struct elsewhere there = elsewhere();
 

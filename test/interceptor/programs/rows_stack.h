@@ -7,17 +7,13 @@
 
 #define FRESH_STACK 1024 /* bytes of each thread, in a fresh context */
 
-/* Local memory is allocated for all threads that the card can run at a time, however few are
- * started. */
 static inline long long stacks(size_t frame)
 {
-	int processors = 0, threads = 0;
+	long long threads = card_threads();
 
-	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
-	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
-	if (!processors || !threads)
+	if (!threads)
 		failed("the card does not say how many threads it can run");
-	return ((long long)frame - FRESH_STACK) * processors * threads;
+	return ((long long)frame - FRESH_STACK) * threads;
 }
 
 /* All frames of these rows. The last two fit no quota of 16 GiB or less. */

@@ -17,8 +17,6 @@ static bool no_kernel_nodes(void)
 
 static CUgraph graph_of(CUfunction function, CUgraphNode *node)
 {
-	static uint64_t none;
-	static void *parameters[] = {&none};
 	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function, parameters);
 	CUgraph graph = NULL;
 
@@ -29,8 +27,6 @@ static CUgraph graph_of(CUfunction function, CUgraphNode *node)
 
 static CUresult change(CUgraphExec executable, CUgraphNode node, CUfunction function)
 {
-	static uint64_t none;
-	static void *parameters[] = {&none};
 	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function, parameters);
 
 	return OPTIONAL(cuGraphExecKernelNodeSetParams_v2)(executable, node, &kernel);
@@ -39,8 +35,6 @@ static CUresult change(CUgraphExec executable, CUgraphNode node, CUfunction func
 /* The same by the function for nodes of any type, with a structure that ends in zeros. */
 static CUresult change_any(CUgraphExec executable, CUgraphNode node, CUfunction function)
 {
-	static uint64_t none;
-	static void *parameters[] = {&none};
 	union {
 		unsigned char bytes[256];
 		struct CUgraphNodeParams_st is;
@@ -82,13 +76,8 @@ static void graphs_within(void)
 	no_stacks();
 	OK(cuStreamCreate(&stream, 1));
 	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	{
-		uint64_t none = 0;
-		void *parameters[] = {&none};
-
-		OK(cuLaunchKernel(function_of(module, 2048), 1, 1, 1, 1, 1, 1, 0, stream,
-		                  parameters, NULL));
-	}
+	OK(cuLaunchKernel(function_of(module, 2048), 1, 1, 1, 1, 1, 1, 0, stream, parameters,
+	                  NULL));
 	OK(cuStreamEndCapture(stream, &graph));
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
 	takes("captured and instantiated", stacks(2048));
@@ -221,8 +210,6 @@ static CUresult graph_of_handle(CUmodule module)
 	static CUlibrary library;
 	CUgraphNode node = NULL;
 	CUgraph graph = NULL;
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 
 	(void)module;
 	if (!library)
@@ -238,8 +225,6 @@ static CUresult graph_of_changed_node(CUmodule module)
 {
 	CUgraphNode node = NULL;
 	CUgraph graph = graph_of(function_of(module, 0), &node);
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function_of(module, 4096), parameters);
 
 	OK(OPTIONAL(cuGraphKernelNodeSetParams_v2)(node, &kernel));

@@ -9,58 +9,38 @@
  */
 #include "driver.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "charged.h"
+
 #include <sys/types.h>
-#include <unistd.h>
 
 #define MOST 64
-
-static void must(CUresult result, const char *what)
-{
-	if (result == CUDA_SUCCESS)
-		return;
-	printf("%s: CUDA error %d\n", what, result);
-	exit(1);
-}
-
-static size_t available(void)
-{
-	size_t bytes, total;
-
-	must(cuMemGetInfo_v2(&bytes, &total), "cuMemGetInfo");
-	return bytes;
-}
 
 static void take(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels, int count)
 {
 	CUmipmappedArray mipmapped[MOST];
 	CUarray plain[MOST];
-	size_t before = available(), one = 0;
+	size_t before = left(), one = 0;
 
 	for (int i = 0; i < count; i++) {
 		if (levels)
-			must(cuMipmappedArrayCreate(&mipmapped[i], shape, levels),
-			     "cuMipmappedArrayCreate");
+			MUST(cuMipmappedArrayCreate(&mipmapped[i], shape, levels));
 		else
-			must(cuArray3DCreate_v2(&plain[i], shape), "cuArray3DCreate");
+			MUST(cuArray3DCreate_v2(&plain[i], shape));
 		if (i == 0)
-			one = before - available();
+			one = before - left();
 	}
-	printf("%zu %zu\n", one, before - available());
+	printf("%zu %zu\n", one, before - left());
 	for (int i = 0; i < count; i++) {
 		if (levels)
-			must(cuMipmappedArrayDestroy(mipmapped[i]), "cuMipmappedArrayDestroy");
+			MUST(cuMipmappedArrayDestroy(mipmapped[i]));
 		else
-			must(cuArrayDestroy(plain[i]), "cuArrayDestroy");
+			MUST(cuArrayDestroy(plain[i]));
 	}
 	/* The driver held more for the arrays' shared blocks, which stays charged until the next
 	 * sample. */
-	for (int tries = 0; available() != before && tries < 100; tries++)
-		usleep(100000);
-	if (available() != before) {
+	if (!left_becomes(before)) {
 		printf("%zd bytes stay charged after the last is destroyed\n",
-		       (ssize_t)(before - available()));
+		       (ssize_t)(before - left()));
 		exit(1);
 	}
 }
@@ -69,12 +49,9 @@ int main(void)
 {
 	CUDA_ARRAY3D_DESCRIPTOR shape = {0};
 	unsigned int format, levels;
-	CUcontext context;
 	int count;
 
-	must(cuInit(0), "cuInit");
-	must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-	must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+	use_primary();
 	while (scanf("%zu %zu %zu %u %u %u %u %d", &shape.Width, &shape.Height, &shape.Depth,
 	             &format, &shape.NumChannels, &shape.Flags, &levels, &count) == 8) {
 		shape.Format = (int)format;

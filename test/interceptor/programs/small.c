@@ -6,28 +6,9 @@
  */
 #include "driver.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "charged.h"
+
 #include <time.h>
-#include <unistd.h>
-
-#define MIB (1ull << 20)
-
-static void must(CUresult result)
-{
-	if (result != CUDA_SUCCESS) {
-		printf("CUDA error %d\n", result);
-		exit(1);
-	}
-}
-
-static size_t left(void)
-{
-	size_t available, total;
-
-	must(cuMemGetInfo_v2(&available, &total));
-	return available;
-}
 
 /* The free bytes once they are stable: a context is charged a moment after its creation. */
 static size_t settled(void)
@@ -47,27 +28,23 @@ static size_t settled(void)
 
 int main(int argc, char **argv)
 {
-	unsigned long looks = 0, wrong = 0;
-	CUcontext context;
-	size_t base;
+	unsigned long looks = 0, inexact = 0;
 	time_t end;
 
-	must(cuInit(0));
-	must(cuDevicePrimaryCtxRetain(&context, 0));
-	must(cuCtxSetCurrent(context));
+	use_primary();
 	base = settled();
 	end = time(NULL) + (argc > 1 ? atoi(argv[1]) : 1);
 	while (time(NULL) < end) {
 		CUdeviceptr first, second;
 
-		must(cuMemAlloc_v2(&first, MIB));
-		must(cuMemAlloc_v2(&second, MIB)); /* in the same block */
+		MUST(cuMemAlloc_v2(&first, MIB));
+		MUST(cuMemAlloc_v2(&second, MIB)); /* in the same block */
 		looks++;
 		if (base - left() != 2 * MIB)
-			wrong++;
-		must(cuMemFree_v2(first));
-		must(cuMemFree_v2(second));
+			inexact++;
+		MUST(cuMemFree_v2(first));
+		MUST(cuMemFree_v2(second));
 	}
-	printf("%lu looks, %lu wrong\n", looks, wrong);
-	return looks == 0 || wrong != 0;
+	printf("%lu looks, %lu wrong\n", looks, inexact);
+	return looks == 0 || inexact != 0;
 }

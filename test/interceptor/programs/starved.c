@@ -3,10 +3,6 @@
  * with a quota above the card's free bytes. Exits 0 if so. */
 #include "driver.h"
 
-#include <stdio.h>
-
-#define MIB (1ull << 20)
-
 #include "charged.h"
 
 int main(void)
@@ -16,15 +12,11 @@ int main(void)
 	CUDA_ARRAY_DESCRIPTOR square = {
 	    .Width = 14000, .Height = 14000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
 	CUmemGenericAllocationHandle handle;
-	CUcontext context;
 	CUdeviceptr p;
 	CUarray array;
 	size_t pitch;
 
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
-		printf("no context\n");
-		return 1;
-	}
+	use_primary();
 	/* A leak of 768 MiB shows although the card has less free than the quota. */
 	base = left();
 	expect("alloc", cuMemAlloc_v2(&p, 768 * MIB), CUDA_ERROR_OUT_OF_MEMORY);

@@ -37,8 +37,6 @@ static CUresult load(struct piece *p)
 {
 	static const size_t frames[] = {FRAME, 0};
 	char *text = module_text(p->bytes, frames);
-	uint64_t none = 0;
-	void *parameters[] = {&none};
 	CUfunction function;
 	CUresult result = cuModuleLoadData(&p->module, text);
 
@@ -304,12 +302,8 @@ uint64_t unsure(void)
 
 bool kinds_begin(void)
 {
-	int processors = 0, threads = 0;
-
-	if (cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0) ||
-	    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0))
-		return false;
-	threads_at_a_time = (uint64_t)processors * (uint64_t)threads;
-	return !cuDeviceGetDefaultMemPool(&default_pool, 0) && make_pool(&own_pool) &&
+	threads_at_a_time = (uint64_t)card_threads();
+	return threads_at_a_time && !cuDeviceGetDefaultMemPool(&default_pool, 0) &&
+	       make_pool(&own_pool) &&
 	       !cuMemAddressReserve(&addresses, 16 * MIB * (uint64_t)HELD, 0, 0, 0);
 }

@@ -12,7 +12,6 @@
 #include <semaphore.h>
 #include <string.h>
 
-#define MIB (1ull << 20)
 #define PART (512 * MIB)
 #define STEP (32 * MIB)
 
@@ -33,9 +32,7 @@ static uint64_t reserved(void)
 {
 	uint64_t value = 0;
 
-	expect("cuMemPoolGetAttribute",
-	       cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value),
-	       CUDA_SUCCESS);
+	OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value));
 	return value;
 }
 
@@ -65,8 +62,8 @@ static void *work(void *argument)
 	CUdeviceptr pointer;
 	CUstream stream;
 
-	expect("cuCtxSetCurrent", cuCtxSetCurrent(context), CUDA_SUCCESS);
-	expect("cuStreamCreate", cuStreamCreate(&stream, 1), CUDA_SUCCESS);
+	OK(cuCtxSetCurrent(context));
+	OK(cuStreamCreate(&stream, 1));
 	self = argument;
 	self->result = cuMemAllocAsync(&pointer, PART, stream);
 	return NULL;
@@ -79,21 +76,17 @@ int main(void)
 	int reuse = 0;
 	size_t most;
 
-	expect("cuInit", cuInit(0), CUDA_SUCCESS);
-	expect("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-	expect("cuCtxSetCurrent", cuCtxSetCurrent(context), CUDA_SUCCESS);
-	expect("cuDeviceGetDefaultMemPool", cuDeviceGetDefaultMemPool(&pool, 0), CUDA_SUCCESS);
-	expect("cuMemPoolSetAttribute",
-	       cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), CUDA_SUCCESS);
+	context = use_primary();
+	OK(cuDeviceGetDefaultMemPool(&pool, 0));
+	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
 	/* A thread does not reuse memory freed in another's stream: CU_MEMPOOL_ATTR_REUSE_*. */
 	for (int attribute = 1; attribute <= 3; attribute++)
-		expect("cuMemPoolSetAttribute", cuMemPoolSetAttribute(pool, attribute, &reuse),
-		       CUDA_SUCCESS);
+		OK(cuMemPoolSetAttribute(pool, attribute, &reuse));
 	for (int i = 0; i < 2; i++)
-		expect("cuMemAllocAsync", cuMemAllocAsync(&pointer[i], PART, NULL), CUDA_SUCCESS);
+		OK(cuMemAllocAsync(&pointer[i], PART, NULL));
 	for (int i = 0; i < 2; i++)
-		expect("cuMemFreeAsync", cuMemFreeAsync(pointer[i], NULL), CUDA_SUCCESS);
-	expect("cuCtxSynchronize", cuCtxSynchronize(), CUDA_SUCCESS);
+		OK(cuMemFreeAsync(pointer[i], NULL));
+	OK(cuCtxSynchronize());
 	base = left() + 2 * PART;
 	most = (base - PART / 2) & ~(STEP - 1);
 	for (int i = 0; i < 2; i++) {
@@ -103,7 +96,7 @@ int main(void)
 		sem_wait(&takers[i].in_driver);
 	}
 	/* Less than a piece of the quota is left. */
-	expect("cuMemAllocAsync", cuMemAllocAsync(&pointer[2], most, NULL), CUDA_SUCCESS);
+	OK(cuMemAllocAsync(&pointer[2], most, NULL));
 	sem_post(&takers[0].may_go);
 	for (int i = 0; i < 2; i++) {
 		pthread_join(takers[i].thread, NULL);
