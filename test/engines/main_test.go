@@ -17,7 +17,7 @@ import (
 var tools string
 
 // tableFile is the document for the table, written only if every case of every engine ran.
-var tableFile = flag.String("table", "", "write the table of results into this `file`")
+var tableFile = flag.String("table", "", "write the table of results to this `file`")
 
 func TestMain(m *testing.M) {
 	flag.Parse()

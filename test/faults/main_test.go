@@ -31,11 +31,11 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "do the round of this `seed` alone")
-	firstFlag = flag.Uint64("first", 0, "begin with the round of this `seed`, and count up; 0: a random one")
-	duration  = flag.Duration("duration", 5*time.Minute, "begin new rounds for so `long`")
-	only      = flag.String("only", "", "inject this `fault` alone, again and again; \"of leases\": all that are")
-	tableFile = flag.String("table", "", "write the table of results into this `file`")
+	seedFlag  = flag.Uint64("seed", 0, "run only the round of this `seed`")
+	firstFlag = flag.Uint64("first", 0, "start with the round of this `seed`, and count up; 0: a random one")
+	duration  = flag.Duration("duration", 5*time.Minute, "start new rounds for this `long`")
+	only      = flag.String("only", "", "inject only this `fault`, repeatedly; \"of leases\": all faults of leases")
+	tableFile = flag.String("table", "", "write the table of results to this `file`")
 )
 
 var machine = testhost.Stalls{Nap: 50 * time.Millisecond}

@@ -25,8 +25,8 @@ import (
 )
 
 var (
-	duration = flag.Duration("duration", time.Minute, "be hostile for so `long`")
-	only     = flag.String("only", "", "of those that are hostile, let these alone act: `names` from container,user,stranger,subordinate,neighbour,client, or nobody")
+	duration = flag.Duration("duration", time.Minute, "act for this `long`")
+	only     = flag.String("only", "", "let only these act: `names` from container,user,stranger,subordinate,neighbour,client, or nobody")
 )
 
 var machine = testhost.Stalls{Nap: 5 * time.Millisecond}
