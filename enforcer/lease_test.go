@@ -301,7 +301,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrExpired)
 	h.stop()
 	c.pass(grace)
-	expect.Equal(t, p.must("terms"), 1, "it was asked to end")
+	expect.Equal(t, p.must("terms"), 1, "signals that ask it to end")
 	h.start()
 	p.ended()
 	h.gone("s")

@@ -178,7 +178,7 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	b.reached(c) // no limit is wanted
-	expect.Equal(t, b.By(c, gpu0), api.Intercept, "who enforces without a limit")
+	expect.Equal(t, b.By(c, gpu0), api.Intercept, "what enforces without a limit")
 	b.Want(c, map[string]uint64{gpu0: 4 * mib})
 	b.reached(c)
 	b.are("one device", c, 4*mib, driver.NoLimit)

@@ -94,7 +94,7 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 		}
 		expect.Contains(t, h.mustRun("inspect", a.id), "in host memory")
 		expect.Contains(t, h.mustRun("devices"), "SUSPENDED")
-		expect.Contains(t, a.hog(gib).said, "CUDA_ERROR", "a process that begins in a suspended slice")
+		expect.Contains(t, a.hog(gib).said, "CUDA_ERROR", "a process in a suspended slice allocates")
 
 		b.run()
 		others := b.works(4 * gib)

@@ -13,7 +13,7 @@
 #define ONE_THREAD                                                                                 \
 	.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1
 
-/* What kernels here are launched with: a number, which is 0. */
+/* Kernels here are launched with one parameter, a number: 0. */
 static uint64_t zero;
 static void *parameters[] __attribute__((unused)) = {&zero};
 
