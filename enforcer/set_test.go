@@ -94,18 +94,19 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 		id     string
 		quotas []api.Quota
 		want   error
+		says   string
 	}{
-		"no such slice":          {"none", []api.Quota{on(gpu0, gib)}, api.ErrNotFound},
-		"no such device":         {"s", []api.Quota{on("7", gib)}, api.ErrNoDevice},
-		"a device twice":         {"s", []api.Quota{on("0", gib), on(gpu0, gib)}, api.ErrBadRequest},
-		"which is meant?":        {"s", []api.Quota{on(api.AllDevices, gib)}, api.ErrBadRequest},
-		"more than there is":     {"s", []api.Quota{on(gpu0, 5*gib), on(gpu1, 11*gib)}, api.ErrQuotaExceeded},
-		"of one that records":    {recording.Slice.ID, []api.Quota{on(gpu0, gib)}, api.ErrBadRequest},
-		"an id that cannot be":   {"../s", []api.Quota{on(gpu0, gib)}, api.ErrBadRequest},
-		"quotas that are nought": {"s", []api.Quota{on(gpu0, 0)}, api.ErrBadRequest},
+		"no such slice":          {"none", []api.Quota{on(gpu0, gib)}, api.ErrNotFound, "no slice"},
+		"no such device":         {"s", []api.Quota{on("7", gib)}, api.ErrNoDevice, "there is no device 7"},
+		"a device twice":         {"s", []api.Quota{on("0", gib), on(gpu0, gib)}, api.ErrBadRequest, ""},
+		"which is meant?":        {"s", []api.Quota{on(api.AllDevices, gib)}, api.ErrBadRequest, ""},
+		"more than there is":     {"s", []api.Quota{on(gpu0, 5*gib), on(gpu1, 11*gib)}, api.ErrQuotaExceeded, "other"},
+		"of one that records":    {recording.Slice.ID, []api.Quota{on(gpu0, gib)}, api.ErrBadRequest, "only records"},
+		"an id that cannot be":   {"../s", []api.Quota{on(gpu0, gib)}, api.ErrBadRequest, ""},
+		"quotas that are nought": {"s", []api.Quota{on(gpu0, 0)}, api.ErrBadRequest, ""},
 	} {
 		_, err := h.Change(context.Background(), row.id, api.ChangeRequest{Quotas: row.quotas, TTL: &ttl})
-		expect.ErrorIs(t, err, row.want, what)
+		expect.ErrorSays(t, err, row.want, row.says, what)
 	}
 	expect.ErrorIs(t, must.Err(h.Change(context.Background(), "s", api.ChangeRequest{})), api.ErrBadRequest, "nothing")
 	if s := h.see("s"); s.Expires != nil || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 4*gib {
