@@ -252,7 +252,7 @@ wheel: ## Make the wheel of the client of leases in Python in bin/python/
 	$(QUIET)rm -rf $(BIN)/python
 	$(QUIET)python3 -B lease/python/make_wheel.py $(BIN)/python '$(VERSION)'
 
-# What cannot be made here is listed, and fails only what RELEASE asks for.
+# It lists the parts that this machine cannot make, and fails if RELEASE names one of them.
 .PHONY: release
 release: build $(if $(findstring dra,$(or $(RELEASE),dra)),kubernetes) ## Make a release in bin/release/ (RELEASE='packages-amd64 chart' for these parts; OUT=DIR)
 	$(QUIET)GO='$(GO)' VERSION='$(VERSION)' DATE='$(DATE)' configs/release/build.sh $(RELEASE)

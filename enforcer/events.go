@@ -56,7 +56,7 @@ func (s *slice) notify(e api.Event) {
 	if err == nil {
 		err = errors.Join(json.NewEncoder(file).Encode(e), file.Close())
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it was released meanwhile
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // after its release there is no file
 		s.log.Error("the session's user is not told of an event", "event", e.Kind, "err", err)
 	}
 }

@@ -248,7 +248,7 @@ func (s *slice) firstLives() bool {
 	return true
 }
 
-// running reports whether the slice goes on: whether it has a living process, or is one that stays. Of a session only the first process is checked.
+// running reports whether the slice has a living process, or stays without one. Of a session only the first process is checked.
 func (s *slice) running() bool {
 	switch {
 	case s.init != nil && s.init.Alive():
@@ -266,8 +266,8 @@ func (s *slice) running() bool {
 	return populated
 }
 
-// stays reports whether the slice outlives its processes. One of another user's (api.RegisterRequest.For) ends with its cgroup: the lease service
-// starts another broker in it. One whose processes are being ended goes with them.
+// stays reports whether the slice outlives its processes, as that of a lease does (api.RegisterRequest.For): the lease service starts another broker
+// in the same cgroup. While its processes are being ended, it does not.
 func (s *slice) stays() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -181,7 +181,7 @@ func readRecord(dir string) (r record, err error) {
 	return r, nil
 }
 
-// takeUp adopts a former service's leases whose broker has served, and ends all others.
+// takeUp adopts a former service's leases if their broker has served, and ends all others.
 func (s *Service) takeUp() error {
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {

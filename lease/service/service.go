@@ -3,9 +3,9 @@
 // Package service gives users leases: it registers a slice with the enforcer for each, starts a broker in it, and ends both.
 //
 // The package owns the leases' directories and tokens, and the brokers' cgroups and user ids. The enforcer owns a lease's
-// quota and expiry: at the expiry it ends the broker like any process of a slice, and the service removes the rest. A broker
-// that ends by itself is replaced; the slice stays meanwhile, since it ends with the lease's cgroup. Brokers outlive the service;
-// the next one adopts them by the lease's record.
+// quota and expiry: at the expiry it ends the broker like any process of a slice, and the service removes the rest. After
+// another end it starts the next broker in the same slice, which ends with the lease's cgroup. Brokers outlive the service; the next
+// one adopts them by the lease's record.
 //
 // The package must never touch the driver, nor leave anything of a lease that it failed to acquire.
 package service

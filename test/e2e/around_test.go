@@ -131,7 +131,7 @@ func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
 }
 
 // The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
-// The session's user is told on its standard error.
+// A line on the session's standard error says so.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	h.clearedSession("s1")
@@ -139,7 +139,7 @@ func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h.clearedSession("s2", "--embedded")
 }
 
-// clearedSession runs a session with a process that has lost the environment, and waits until the user is told.
+// clearedSession runs a session with a process that has cleared its environment, and waits for the line that says so.
 func (h *host) clearedSession(id string, args ...string) {
 	h.T.Helper()
 	cmd := h.command(append(append([]string{"run", "--vram", "1G", "--name", id}, args...), "--",
