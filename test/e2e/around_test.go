@@ -139,7 +139,7 @@ func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h.clearedSession("s2", "--embedded")
 }
 
-// clearedSession runs a session with a process that has cleared its environment, and waits for the line that says so.
+// clearedSession runs a session that clears the environment of its process, and waits for the line that reports it.
 func (h *host) clearedSession(id string, args ...string) {
 	h.T.Helper()
 	cmd := h.command(append(append([]string{"run", "--vram", "1G", "--name", id}, args...), "--",
