@@ -78,7 +78,7 @@ func TestASessionSeesTheDevicesItIsForInTheOrderGiven(t *testing.T) {
 	}
 	out, code := output(h.run([]string{"CUDA_VISIBLE_DEVICES=" + uuids[0]}, "--vram", "4G", "--device", "0", "--device", "1", "--", program))
 	expect.Equal(t, code, 125, "a session on a device that CUDA_VISIBLE_DEVICES leaves out")
-	expect.Contains(t, out, fmt.Sprintf("gpuslice: CUDA_VISIBLE_DEVICES=%s leaves out %s, which this session is for: ", uuids[0], uuids[1]))
+	expect.Contains(t, out, fmt.Sprintf("gpuslice: CUDA_VISIBLE_DEVICES=%s leaves out %s, a device of this session: ", uuids[0], uuids[1]))
 	must.Len(t, h.Slices(), 0, "slices are left")
 }
 

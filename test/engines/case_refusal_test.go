@@ -53,7 +53,7 @@ func (s *site) told(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")
 	for _, part := range append([]string{"gpuslice: "}, parts...) {
-		expect.Contains(s.t, out, part, "what the user is shown")
+		expect.Contains(s.t, shown, part, "what the user is shown")
 	}
 	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // Podman's prefix, after its log
 		shown = after
