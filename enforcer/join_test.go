@@ -88,7 +88,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	other.uses()
 	other.must("charge 0 %d", 3*gib)
 	other.expect("refused", "charge 0 %d", 2*gib)
-	expect.ErrorContains(t, h.join(other, "s", token), "of session s already", "it joins twice")
+	expect.ErrorContains(t, h.join(other, "s", token), "in session s already", "it joins twice")
 	if s := h.see("s"); s.ProcessCount != 1 || s.Devices[0].Used != 3*gib {
 		t.Fatalf("%+v", s)
 	}
@@ -178,7 +178,7 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
 	p := start(t, "/nonexistent", cgroup)
 	must.Get(h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}))(t)
-	expect.ErrorSays(t, h.join(p, "s", token), api.ErrBadRequest, "container's")
+	expect.ErrorSays(t, h.join(p, "s", token), api.ErrBadRequest, "in slice c of a container")
 }
 
 func TestAnEnforcerThatOnlyItsOwnProcessAsksMakesNoToken(t *testing.T) {

@@ -275,7 +275,7 @@ func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
 		"unknown uuid":   {on("GPU-ffffffff-0000-0000-0000-0000000000a0", gib), os.Getpid(), api.CodeNoDevice, "nvidia-smi"},
 		"no uuid at all": {on("gpu zero", gib), os.Getpid(), api.CodeBadRequest, "UUID"},
 		"nothing":        {on(gpu0, 0), os.Getpid(), api.CodeBadRequest, "exactly one"},
-		"dead process":   {on(gpu0, gib), 1 << 22, api.CodeBadRequest, "dead"},
+		"dead process":   {on(gpu0, gib), 1 << 22, api.CodeBadRequest, "has exited"},
 		"share of none":  {api.Quota{Device: "7", Percent: 50}, os.Getpid(), api.CodeNoDevice, "NVML shows 2 devices"},
 	} {
 		t.Run(name, func(t *testing.T) {

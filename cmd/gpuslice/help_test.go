@@ -113,7 +113,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"set x", "nothing to change: give"},
 		{"set x --vram 500", `"500" has no unit: 500m was probably meant`},
 		{"set x --vram much", `"much" is not a size`},
-		{"set x --ttl 1h --device 0", "--device says where --vram is for"},
+		{"set x --ttl 1h --device 0", "--device needs --vram"},
 		{"set x --ttl soon", `--ttl: "soon" is not a time to live`},
 		{"renew x 5", "is not a time to live"},
 		{"renew x", "renew takes one ID and one DURATION"},
