@@ -105,9 +105,9 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 		t.Fatalf("%+v %+v, %d given", s, s.Elastic, h.granted(t))
 	}
 	expect.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed)
-	a.expect("away", "enter")
 	c.works(truth, 40*gib)
 	h.becomes("b", api.Evicted)
+	a.expect("away", "enter") // a wish to return, too: c asked before
 	a.returns()
 	if s := h.see("a"); s.Devices[0].Used != 40*gib || s.Elastic.Waited == 0 || s.Elastic.Waits != nil {
 		t.Errorf("%+v %+v", s, s.Elastic)
@@ -350,8 +350,8 @@ func TestAnEvictedSliceOutlivesTheEnforcer(t *testing.T) {
 	if s := h.see("a"); s.State != api.Evicted || s.Devices[0].Suspended != 40*gib || h.granted(t) != 60*gib {
 		t.Fatalf("%+v, %d given", s, h.granted(t))
 	}
+	b.expect("ok 1", "enter") // b stays while a asks
 	a.expect("away", "enter")
-	b.expect("ok 1", "enter")
 	b.must("leave")
 	a.returns()
 	a.expect("ok 1", "enter")
