@@ -175,7 +175,8 @@ else
 	missing "clang-format" "not installed (test/deps.sh --ci)"
 fi
 if have clang-tidy; then
-	[ ${#c_sources[@]} = 0 ] || check "clang-tidy" tidy "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/fakecuda -Itest/conformance
+	[ ${#c_sources[@]} = 0 ] || check "clang-tidy" tidy "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/interceptor/programs \
+		-Itest/fakecuda -Itest/conformance
 else
 	missing "clang-tidy" "not installed (test/deps.sh --ci)"
 fi

@@ -12,7 +12,7 @@
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
 
-static int wrong;   /* set by any thread */
+static int wrong; /* set by any thread */
 static size_t base;
 
 static inline void expect(const char *step, CUresult result, CUresult wanted)
