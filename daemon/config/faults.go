@@ -206,6 +206,9 @@ func (f *faults) value(known *toml.MetaData, key string, value toml.Primitive, i
 			}
 		}
 	default:
+		if _, ok := into.Interface().(time.Duration); ok && !read(new(string)) { // package toml takes a number for nanoseconds
+			return
+		}
 		read(into.Addr().Interface())
 	}
 }

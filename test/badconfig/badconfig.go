@@ -108,6 +108,7 @@ var Files = map[string][]string{
 	"tenants = 1\n":                                               {":1: tenants = 1: a section for each name is accepted"},
 	"[tenants]\na = 1\n":                                          {":2: tenants.a: a section is accepted"},
 	"[enforcer]\ntruth_interval = true\n":                         {":2: enforcer.truth_interval = true: a duration such as"},
+	"[enforcer]\ntruth_interval = 3\n":                            {":2: enforcer.truth_interval = 3: a duration such as"},
 	"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"1G\"\n[[sessions.limits]]\nuser = 7\nmax_vram = \"1G\"\n": {":5: sessions.limits, number 2: user = 7: text in quotes"},
 	"[admission]\novercmmit = 2.0\n": {":2: there is no key admission.overcmmit: did you mean admission.overcommit?"},
 	"[policy]\nabcdefgh = 1\n":       {":2: there is no key policy.abcdefgh: gpuslice.toml(5) has them all"},
