@@ -306,7 +306,7 @@ func newBench(t *testing.T, how string) *bench {
 	b.start()
 	t.Cleanup(func() {
 		for _, l := range b.all() {
-			b.end(l, leasepb.Lease_ENDED, reasonDropped)
+			b.end(l, reasonDropped)
 		}
 		b.stop()
 		b.nothingIsLeft()

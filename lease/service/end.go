@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Reasons for a lease's end.
+// Reasons for which a lease has ended. With any other reason it has failed.
 const (
 	reasonDropped = "it was dropped"
 	reasonExpired = "it expired"
@@ -32,12 +32,12 @@ func (l *lease) due() bool {
 }
 
 // endAside calls end in a goroutine.
-func (s *Service) endAside(l *lease, state leasepb.Lease_State, reason string) {
-	s.ending.Go(func() { s.end(l, state, reason) })
+func (s *Service) endAside(l *lease, reason string) {
+	s.ending.Go(func() { s.end(l, reason) })
 }
 
 // end ends a lease, and returns when nothing of it is left. A second call waits for the first, and returns its result.
-func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *leasepb.Lease {
+func (s *Service) end(l *lease, reason string) *leasepb.Lease {
 	l.mu.Lock()
 	first := !l.ending
 	l.ending = true
@@ -55,7 +55,7 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	}
 	l.quit()
 	l.starting.Lock() // no more restarts
-	s.mark(l, over{state, reason})
+	s.mark(l, reason)
 	stage("recorded")
 	killpoint.Pass("end.marked")
 	s.stop(l)
@@ -76,7 +76,11 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	l.mu.Lock()
 	l.charged = 0
 	l.last = l.shownLocked()
-	l.last.State, l.last.Reason = state, reason
+	cause := causeOfEnd(reason)
+	l.last.State, l.last.Reason = leasepb.Lease_ENDED, reason
+	if cause == causeFailed {
+		l.last.State = leasepb.Lease_FAILED
+	}
 	l.mu.Unlock()
 	s.mu.Lock()
 	delete(s.leases, l.ID)
@@ -86,19 +90,19 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	}
 	s.mu.Unlock()
 	if served {
-		s.counts.over(l, state, reason)
-		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", state, "reason", reason, "took", time.Since(begin), slog.Group("stages", stages...))
+		s.counts.over(l, cause)
+		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", l.last.GetState(), "reason", reason, "took", time.Since(begin), slog.Group("stages", stages...))
 	}
 	close(l.done)
 	return l.last
 }
 
 // mark records the end, so that the next service completes it instead of starting another broker.
-func (s *Service) mark(l *lease, o over) {
+func (s *Service) mark(l *lease, reason string) {
 	if l.PID == 0 || l.Over != nil {
 		return // not adopted, or marked already
 	}
-	l.Over = &o
+	l.Over = &over{reason}
 	if err := l.put(s.dirOf(l.ID)); err != nil {
 		s.Log.Error("recording that a lease ends failed", "lease", l.ID, "err", err)
 	}

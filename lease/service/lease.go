@@ -51,8 +51,7 @@ type record struct {
 }
 
 type over struct {
-	State  leasepb.Lease_State `json:"state"`
-	Reason string              `json:"reason"`
+	Reason string `json:"reason"`
 }
 
 // identity identifies a process, as process.Identity does.
@@ -202,9 +201,9 @@ func (s *Service) takeUp() error {
 		killpoint.Pass("takeup.read")
 		switch {
 		case r.Over != nil:
-			s.end(l, r.Over.State, r.Over.Reason)
+			s.end(l, r.Over.Reason)
 		case !s.adopt(l):
-			s.end(l, leasepb.Lease_FAILED, "its broker had not served when its lease service ended")
+			s.end(l, "its broker had not served when its lease service ended")
 		}
 	}
 	for _, id := range s.cgroups.list() {

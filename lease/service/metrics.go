@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/gpuslice/gpuslice/daemon/metrics"
-	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
 const (
@@ -61,7 +60,7 @@ func newCounts() counts {
 		renewals: counter("renewed_total", "Renewals of leases."),
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_lease_ended_total",
-			Help: "Leases that ended, by cause: dropped, expired, linger (no client was connected for that time), failed (it could not continue), or other.",
+			Help: "Leases that ended, by cause: dropped, expired, linger (no client was connected for that time), failed (it could not continue), or other (its slice was released).",
 		}, []string{"cause"}),
 		brokers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_lease_broker_ends_total",
@@ -117,18 +116,21 @@ func (r *remoteClients) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-func (c *counts) over(l *lease, state leasepb.Lease_State, reason string) {
-	cause := causeOther
-	switch {
-	case state == leasepb.Lease_FAILED:
-		cause = causeFailed
-	case reason == reasonDropped:
-		cause = causeDropped
-	case reason == reasonExpired:
-		cause = causeExpired
-	case reason == reasonLinger:
-		cause = causeLinger
+func causeOfEnd(reason string) string {
+	switch reason {
+	case reasonDropped:
+		return causeDropped
+	case reasonExpired:
+		return causeExpired
+	case reasonLinger:
+		return causeLinger
+	case reasonReleased:
+		return causeOther
 	}
+	return causeFailed
+}
+
+func (c *counts) over(l *lease, cause string) {
 	c.ended.WithLabelValues(cause).Inc()
 	c.granted.end(l)
 }

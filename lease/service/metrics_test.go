@@ -20,13 +20,10 @@ import (
 // counted returns counts with one lease of each end, and an active one of tenant a.
 func counted() counts {
 	c := newCounts()
-	for _, end := range []struct {
-		state  leasepb.Lease_State
-		reason string
-	}{{leasepb.Lease_ENDED, reasonDropped}, {leasepb.Lease_ENDED, reasonExpired}, {leasepb.Lease_ENDED, reasonLinger}, {leasepb.Lease_FAILED, "x"}, {leasepb.Lease_ENDED, "x"}} {
+	for _, reason := range []string{reasonDropped, reasonExpired, reasonLinger, reasonReleased, "x"} {
 		l := &lease{record: record{VRAM: 6, Overhead: 4, Tenant: "b"}, since: time.Now().Add(-time.Hour)}
 		c.begun(l)
-		c.over(l, end.state, end.reason)
+		c.over(l, causeOfEnd(reason))
 	}
 	c.takenUp(&lease{record: record{VRAM: 1, Overhead: 1, Tenant: "a"}, since: time.Now().Add(-time.Minute)})
 	c.renewed()
@@ -119,7 +116,7 @@ func TestTenantsOfLeasesAreBounded(t *testing.T) {
 		all = append(all, l)
 	}
 	for _, l := range slices.Backward(all) {
-		c.over(l, leasepb.Lease_ENDED, reasonDropped)
+		c.over(l, causeDropped)
 	}
 	if n := testutil.CollectAndCount(c.granted, "gpuslice_lease_active"); n != maxTenants+1 {
 		t.Errorf("%d series", n)

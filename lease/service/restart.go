@@ -11,7 +11,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/broker"
-	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
 // Limits of broker restarts. Creating a context keeps the driver busy, and a client that faults in a loop must not slow down
@@ -35,7 +34,7 @@ func (s *Service) mind(l *lease) {
 		case l.live.Err() != nil:
 			return
 		case cause == causeExpired || cause == causeLinger:
-			s.end(l, leasepb.Lease_ENDED, reason)
+			s.end(l, reason)
 			return
 		}
 		killpoint.Pass("restart.found")
@@ -125,14 +124,9 @@ func (s *Service) stillGranted(l *lease) error {
 }
 
 func (s *Service) endIfLive(l *lease, reason string) {
-	if l.live.Err() != nil {
-		return
+	if l.live.Err() == nil {
+		s.end(l, reason)
 	}
-	state := leasepb.Lease_FAILED
-	if reason == reasonExpired {
-		state = leasepb.Lease_ENDED
-	}
-	s.end(l, state, reason)
 }
 
 var errTooOften = fmt.Errorf("its brokers exited unexpectedly %d times, which is the limit", broker.MaxBrokers)

@@ -183,7 +183,7 @@ func TestAnEndThatAServiceBeganIsFinishedByTheNext(t *testing.T) {
 	b.stop()
 	// The service was killed after it had ended the broker.
 	l := b.leases[id]
-	b.mark(l, over{leasepb.Lease_ENDED, reasonDropped})
+	b.mark(l, reasonDropped)
 	b.kill(l.PID)
 	<-l.exited
 	b.start()

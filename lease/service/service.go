@@ -189,7 +189,7 @@ func (s *Service) watch(ctx context.Context) {
 						continue
 					}
 					if e.Kind == api.EventExpired { // the slice may be gone by now
-						s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+						s.endAside(l, reasonExpired)
 					} else {
 						s.check(ctx, l)
 					}
@@ -220,16 +220,16 @@ func (s *Service) check(ctx context.Context, l *lease) {
 	slice, err := s.Enforcer.Slice(ctx, l.ID)
 	switch {
 	case errors.Is(err, api.ErrNotFound) || err == nil && slice.Generation != l.Generation:
-		s.endAside(l, leasepb.Lease_ENDED, l.whyGone())
+		s.endAside(l, l.whyGone())
 		return
 	case err == nil && slice.State == api.Expired:
-		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+		s.endAside(l, reasonExpired)
 		return
 	case err == nil:
 		l.lives(slice)
 	}
 	if l.isOver() { // the enforcer did not report a renewal
-		s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+		s.endAside(l, reasonExpired)
 	}
 }
 
@@ -282,7 +282,7 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	}
 	killpoint.Pass("acquire.entered")
 	if err := s.begin(ctx, l, who, r); err != nil {
-		s.end(l, leasepb.Lease_FAILED, "it could not be acquired: "+err.Error())
+		s.end(l, "it could not be acquired: "+err.Error())
 		return nil, refusal(err)
 	}
 	s.counts.begun(l)
@@ -350,7 +350,7 @@ func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*le
 	if err != nil {
 		return nil, err
 	}
-	return s.end(l, leasepb.Lease_ENDED, reasonDropped), nil // even if the caller has disconnected
+	return s.end(l, reasonDropped), nil // even if the caller has disconnected
 }
 
 // List returns the caller's active leases, or all of them for root.

@@ -277,6 +277,10 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 		"the enforcer ends it":    {"", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()); kill(b, l) }, leasepb.Lease_ENDED, reasonExpired},
 		"its broker is stubborn":  {"stubborn", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()) }, leasepb.Lease_ENDED, reasonExpired},
 		"an operator releases it": {"", func(b *bench, l *leasepb.Lease) { b.enforcer.set(func() { delete(b.enforcer.slices, l.GetId()) }) }, leasepb.Lease_ENDED, reasonReleased},
+		"its slice is released and its broker killed": {"", func(b *bench, l *leasepb.Lease) {
+			b.enforcer.set(func() { b.enforcer.silent = true; delete(b.enforcer.slices, l.GetId()) })
+			kill(b, l)
+		}, leasepb.Lease_ENDED, reasonReleased},
 		"its slice expires": {"", func(b *bench, l *leasepb.Lease) {
 			b.enforcer.set(func() { b.enforcer.expired = l.GetId() })
 		}, leasepb.Lease_ENDED, reasonExpired},
@@ -345,7 +349,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	if b.configOf(keep.GetId()).Token != before.Token {
 		t.Error("another token")
 	}
-	eventually(t, "the lease without one has ended", func() bool { return b.shown(dead.GetId()).GetState() == leasepb.Lease_FAILED })
+	eventually(t, "the lease without one has ended", func() bool { return b.shown(dead.GetId()).GetReason() == reasonReleased })
 	if n := len(b.cgroups.list()); n != 2 {
 		t.Errorf("%d cgroups", n)
 	}
