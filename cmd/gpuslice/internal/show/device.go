@@ -98,7 +98,7 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	head := "\nOutside slices:\nDEVICE\tPID\tUSED\tCOMMAND\n"
 	for _, d := range devices {
-		name := numbered(d.UUID, d.Index, whole)
+		name := Numbered(d.UUID, d.Index, whole)
 		for _, p := range d.Outside {
 			fmt.Fprintf(w, "%s%s\t%d\t%s\t%s\n", head, name, p.PID, size(p.Bytes), Plain(cmp.Or(p.Command, "-")))
 			head = ""

@@ -63,7 +63,7 @@ func Slice(out io.Writer, s api.Slice) error {
 		fmt.Fprintln(w, "\nDEVICE\tUSED\tOVERHEAD\tLIMIT\tPEAK\tALLOCATIONS\tREFUSALS\tRECOVERED\tENFORCEMENT")
 	}
 	for _, d := range s.Devices {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", numbered(d.Device, d.Index, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", Numbered(d.Device, d.Index, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead),
 			limitOf(s, d), api.FormatSize(d.Peak), d.Allocations, d.Refusals, api.FormatSize(d.Recovered), d.Enforcement)
 	}
 	busy := func(string) string { return "" }

@@ -65,7 +65,7 @@ var PoolTable = table.Table[PoolUse]{
 			if u.Use == nil {
 				return ""
 			}
-			return numbered(u.Use.Device, u.Use.Index, false)
+			return Numbered(u.Use.Device, u.Use.Index, false)
 		}},
 		ofPool("USED", "Used", func(d api.PoolUse) uint64 { return d.Used }, api.FormatSize),
 		ofPool("OVERHEAD", "Overhead", func(d api.PoolUse) uint64 { return d.Overhead }, api.FormatSize),

@@ -105,7 +105,7 @@ var SliceTable = table.Table[SliceUse]{
 			if u.Use == nil {
 				return ""
 			}
-			return numbered(u.Use.Device, u.Use.Index, false)
+			return Numbered(u.Use.Device, u.Use.Index, false)
 		}},
 		sized(table.Column[SliceUse]{Head: "USED", Field: "Used"}, func(d api.DeviceUse) uint64 { return d.Used }),
 		sized(table.Column[SliceUse]{Head: "OVERHEAD", Field: "Overhead"}, func(d api.DeviceUse) uint64 { return d.Overhead }),
@@ -217,7 +217,7 @@ func deviceIs(value, uuid string, index int) bool {
 	switch {
 	case value == "" || uuid == "":
 		return value == uuid
-	case index >= 0 && value == strconv.Itoa(index), value == numbered(uuid, index, false):
+	case index >= 0 && value == strconv.Itoa(index), value == Numbered(uuid, index, false):
 		return true
 	}
 	_, err := strconv.Atoi(value) // an index is no prefix
@@ -266,9 +266,9 @@ func device(d api.DeviceUse, whole bool) string {
 // Device returns a UUID as tables show it.
 func Device(uuid string) string { return device(api.DeviceUse{Device: uuid}, false) }
 
-// numbered returns the same with NVML's index before it (0:GPU-1b2c3d4e), as in --device and `gpuslice devices`. The index
+// Numbered returns the same with NVML's index before it (0:GPU-1b2c3d4e), as in --device and `gpuslice devices`. The index
 // distinguishes devices with a common prefix.
-func numbered(uuid string, index int, whole bool) string {
+func Numbered(uuid string, index int, whole bool) string {
 	text := device(api.DeviceUse{Device: uuid}, whole)
 	if whole || index < 0 { // a MIG device has none
 		return text

@@ -127,10 +127,77 @@ func matches(s *api.Slice, text string) bool {
 	return false
 }
 
+// columns says which columns of slices there are, and the widths of two of them.
+type columns struct {
+	name                      int
+	bar                       int // without its brackets; 0: there is none
+	procs, overhead, refusals bool
+}
+
 const (
-	barWidth  = 24
-	nameWidth = 20
+	maxBar, minBar = 24, 6
+	maxName        = 20
+	minName        = 12 // beside a bar
+	deviceWidth    = len("0:GPU-1b2c3d4e")
+	stateWidth     = len("suspending")
 )
+
+// fit returns the columns for a terminal of this width. Bars shrink first. Then a column goes that a bar shows as well or that another
+// command lists, and names are cut last. USED, QUOTA and STATE are always there.
+func fit(width int) columns {
+	c := columns{name: maxName, bar: maxBar, procs: true, overhead: true, refusals: true}
+	if width == 0 { // unknown
+		return c
+	}
+	spare := func() int { return width - c.width() }
+	c.bar = max(minBar, c.bar+min(0, spare()))
+	for _, column := range []*bool{&c.procs, &c.overhead, &c.refusals} {
+		*column = spare() >= 0
+	}
+	c.name = max(minName, c.name+min(0, spare()))
+	if spare() < 0 {
+		c.bar = 0
+		c.name = max(0, min(maxName, c.name+spare()))
+	} else {
+		c.bar = min(maxBar, c.bar+spare())
+	}
+	return c
+}
+
+// width returns the width of a slice's line.
+func (c columns) width() int {
+	return c.beforeFigures() + len(c.figures("", "", "", "", "")) + len("  ") + stateWidth
+}
+
+// beforeFigures returns the width before the column USED.
+func (c columns) beforeFigures() int {
+	width := c.name + len("  ") + deviceWidth + len("  ")
+	if c.bar > 0 {
+		width += c.bar + len("[]  ")
+	}
+	return width
+}
+
+// figures returns the columns from USED to REFUSALS.
+func (c columns) figures(used, overhead, quota, procs, refusals string) string {
+	text := fmt.Sprintf("%9s ", used)
+	if c.overhead {
+		text += fmt.Sprintf("%9s ", overhead)
+	}
+	text += fmt.Sprintf("%9s", quota)
+	if c.procs {
+		text += fmt.Sprintf(" %5s", procs)
+	}
+	if c.refusals {
+		text += fmt.Sprintf(" %8s", refusals)
+	}
+	return text
+}
+
+// mark is before each line of a slice: the selected one has another.
+const mark = "  "
+
+func cut(text string, width int) string { return ansi.Truncate(text, width, "…") }
 
 func frame(s Snapshot, v view) string {
 	var lines []string
@@ -138,14 +205,16 @@ func frame(s Snapshot, v view) string {
 	put := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	put("%s", title(s, v))
 	for _, d := range s.Devices {
-		put("%s", deviceLine(d, bars))
+		put("%s", deviceLine(d, v.width, bars))
 	}
 	if v.outside {
 		lines = append(lines, outsideLines(s)...)
 	}
 	put("")
-	put("%s", strong.Render(fmt.Sprintf("  %-*s  %-12s  %-*s  %9s %9s %9s %5s %8s  %s", nameWidth, "SLICE", "DEVICE", barWidth+2, "", "USED", "OVERHEAD", "QUOTA", "PROCS", "REFUSALS", "STATE")))
-	body, at := bodyLines(s, v, bars)
+	c := fit(v.width - len(mark))
+	heading := fmt.Sprintf("%-*s  DEVICE", c.name, cut("SLICE", c.name))
+	put("%s", strong.Render(fmt.Sprintf("%s%-*s%s  STATE", mark, c.beforeFigures(), heading, c.figures("USED", "OVERHEAD", "QUOTA", "PROCS", "REFUSALS"))))
+	body, at := bodyLines(s, v, c, bars)
 	var last string
 	for _, line := range body[visible(len(body), at, v.height-len(lines)-1):] {
 		if v.height > 0 && len(lines) >= v.height-1 {
@@ -167,7 +236,7 @@ func frame(s Snapshot, v view) string {
 	lines = append(lines, last)
 	for i, l := range lines {
 		if v.width > 0 && len(l) > v.width {
-			lines[i] = ansi.Truncate(l, v.width, "")
+			lines[i] = cut(l, v.width)
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -189,25 +258,27 @@ func title(s Snapshot, v view) string {
 	return strong.Render(text)
 }
 
-func deviceLine(d api.Device, bars brushes) string {
-	name := show.Device(d.UUID)
-	if d.Index >= 0 {
-		name = strconv.Itoa(d.Index) + ":" + name
+func deviceLine(d api.Device, width int, bars brushes) string {
+	name := show.Numbered(d.UUID, d.Index, false)
+	figures := "unknown of " + api.FormatSize(d.Total)
+	var inside, outside uint64
+	if d.Used != nil {
+		figures = api.FormatSize(*d.Used) + " of " + api.FormatSize(d.Total)
+		outside = min(*d.Used, d.OutsideUsed)
+		inside = *d.Used - outside
 	}
-	free := ""
+	figures += "  given " + api.FormatSize(d.Quotas)
 	if d.Free != nil {
-		free = "  free to give " + api.FormatSize(*d.Free)
+		figures += "  free to give " + api.FormatSize(*d.Free)
 	}
-	given := "  given " + api.FormatSize(d.Quotas) + free
-	if d.Used == nil {
-		return fmt.Sprintf("%-14s %s  %s unknown%s", name, bars.bar(0, 0, d.Total, barWidth), api.FormatSize(d.Total), given)
+	if d.Used != nil && d.OutsideCount > 0 {
+		figures += fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
 	}
-	out := ""
-	if d.OutsideCount > 0 {
-		out = fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
+	cells := maxBar
+	if width > 0 {
+		cells = max(minBar, min(maxBar, width-deviceWidth-len(" []  ")-len(figures)))
 	}
-	inside := *d.Used - min(*d.Used, d.OutsideUsed)
-	return fmt.Sprintf("%-14s %s  %s of %s%s%s", name, bars.bar(inside, *d.Used-inside, d.Total, barWidth), api.FormatSize(*d.Used), api.FormatSize(d.Total), given, out)
+	return fmt.Sprintf("%-*s %s  %s", deviceWidth, name, bars.bar(inside, outside, d.Total, cells), figures)
 }
 
 // bar shows first, followed by second, in proportion to total.
@@ -233,7 +304,7 @@ func outsideLines(s Snapshot) []string {
 			if p.Bytes != nil {
 				bytes = api.FormatSize(*p.Bytes)
 			}
-			lines = append(lines, fmt.Sprintf("  outside slices  %-12s %9s  process %d %s", show.Device(d.UUID), bytes, p.PID, show.Plain(p.Command)))
+			lines = append(lines, fmt.Sprintf("  outside slices  %-*s %9s  process %d %s", deviceWidth, show.Numbered(d.UUID, d.Index, false), bytes, p.PID, show.Plain(p.Command)))
 		}
 	}
 	if len(lines) == 0 {
@@ -243,7 +314,7 @@ func outsideLines(s Snapshot) []string {
 }
 
 // bodyLines returns functions that render the lines of slices and processes if shown; at is the line of the selected slice.
-func bodyLines(s Snapshot, v view, bars brushes) (lines []func() string, at int) {
+func bodyLines(s Snapshot, v view, c columns, bars brushes) (lines []func() string, at int) {
 	shown := rows(s, v)
 	for i, r := range shown {
 		selected := r.slice.ID == v.selected
@@ -252,12 +323,12 @@ func bodyLines(s Snapshot, v view, bars brushes) (lines []func() string, at int)
 		}
 		lines = append(lines, func() string {
 			if selected {
-				return chosen.Render("> " + ansi.Strip(sliceLine(r, bars))) // the sign is for terminals without colours
+				return chosen.Render("> " + ansi.Strip(sliceLine(r, c, bars))) // the sign is for terminals without colours
 			}
-			return "  " + sliceLine(r, bars)
+			return mark + sliceLine(r, c, bars)
 		})
 		if v.open[r.slice.ID] {
-			for _, l := range processLines(s.Details[r.slice.ID], r.use.Device) {
+			for _, l := range processLines(s.Details, r, c) {
 				lines = append(lines, func() string { return l })
 			}
 		}
@@ -268,50 +339,63 @@ func bodyLines(s Snapshot, v view, bars brushes) (lines []func() string, at int)
 	return lines, at
 }
 
-func sliceLine(r row, bars brushes) string {
-	name := show.ShortID(r.slice.ID)
-	if len(name) > nameWidth {
-		name = name[:nameWidth]
-	}
+func sliceLine(r row, c columns, bars brushes) string {
 	quota, of := "none", r.use.Limit
 	if of > 0 || r.slice.Mode != api.Record {
 		quota = api.FormatSize(of)
 	}
 	device := "-"
 	if r.use.Device != "" {
-		device = show.Device(r.use.Device)
+		device = show.Numbered(r.use.Device, r.use.Index, false)
 	}
-	return fmt.Sprintf("%-*s  %-12s  %s  %9s %9s %9s %5d %8d  %s", nameWidth, name, device, bars.bar(r.use.Used, r.use.Overhead, max(of, r.held()), barWidth),
-		api.FormatSize(r.use.Used), api.FormatSize(r.use.Overhead), quota, r.slice.ProcessCount, r.use.Refusals, r.slice.State)
+	bar := ""
+	if c.bar > 0 {
+		bar = bars.bar(r.use.Used, r.use.Overhead, max(of, r.held()), c.bar) + "  "
+	}
+	figures := c.figures(api.FormatSize(r.use.Used), api.FormatSize(r.use.Overhead), quota, strconv.Itoa(r.slice.ProcessCount), strconv.FormatUint(r.use.Refusals, 10))
+	return fmt.Sprintf("%-*s  %-*s  %s%s  %s", c.name, cut(show.ShortID(r.slice.ID), c.name), deviceWidth, device, bar, figures, r.slice.State)
 }
 
-func processLines(s api.Slice, device string) []string {
+// processLines returns the lines of a slice's processes on the row's device.
+func processLines(details map[string]api.Slice, r row, c columns) []string {
+	slice, known := details[r.slice.ID]
+	if !known {
+		return []string{dim.Render("    asking for its processes…")}
+	}
 	var lines []string
-	for _, p := range s.Processes {
+	for _, p := range slice.Processes {
 		for _, d := range p.Devices {
-			if d.Device != device {
-				continue
+			if d.Device == r.use.Device {
+				lines = append(lines, processLine(p, d, c))
 			}
-			truth := "unknown"
-			if d.Driver != nil {
-				truth = api.FormatSize(*d.Driver)
-			}
-			note := ""
-			if p.Bypass != "" {
-				note = full.Render("past the ledger: " + p.Bypass)
-			}
-			who, busy := strconv.Itoa(p.PID), ""
-			if p.Command != "" {
-				who += " " + show.Plain(p.Command)
-			}
-			if d.Busy != nil {
-				busy = fmt.Sprintf("  GPU %3d %%", *d.Busy)
-			}
-			lines = append(lines, fmt.Sprintf("    process %-*s %9s %9s  driver says %s%s %s", nameWidth+barWidth+10, who, api.FormatSize(d.Used), api.FormatSize(d.Overhead), truth, busy, note))
 		}
 	}
 	if len(lines) == 0 {
-		lines = append(lines, dim.Render("  no process holds memory there"))
+		lines = append(lines, dim.Render("    no process holds memory there"))
 	}
 	return lines
+}
+
+func processLine(p api.Process, d api.ProcessUse, c columns) string {
+	who := fmt.Sprintf("    process %d", p.PID)
+	if p.Command != "" {
+		who += " " + show.Plain(p.Command)
+	}
+	width := len(mark) + c.beforeFigures() - 1
+	text := fmt.Sprintf("%-*s %9s", width, cut(who, width), api.FormatSize(d.Used))
+	if c.overhead {
+		text += fmt.Sprintf(" %9s", api.FormatSize(d.Overhead))
+	}
+	truth := "unknown"
+	if d.Driver != nil {
+		truth = api.FormatSize(*d.Driver)
+	}
+	text += "  driver says " + truth
+	if d.Busy != nil {
+		text += fmt.Sprintf("  GPU %3d %%", *d.Busy)
+	}
+	if p.Bypass != "" {
+		text += "  " + full.Render("past the ledger: "+p.Bypass)
+	}
+	return text
 }

@@ -46,6 +46,7 @@ func stand() Snapshot {
 			{ID: "serve", State: api.Active, Devices: use(15*gib, 16*gib, 7), ProcessCount: 2},
 			{ID: "train", State: api.Active, Tenant: "physics", Devices: use(5*gib, 40*gib, 0), ProcessCount: 1},
 			{ID: "idle", State: api.Active},
+			{ID: "a-session-with-a-name-that-is-long", State: api.Suspending, Devices: use(gib, 4*gib, 12345), ProcessCount: 321},
 		},
 		Details: map[string]api.Slice{"train": {ID: "train", Processes: []api.Process{
 			{PID: 4711, Command: "python\x1b[2J", Bypass: api.BypassExcess, Devices: []api.ProcessUse{{Device: card, Used: 5 * gib, Overhead: gib / 2, Driver: &truth, Busy: &busy}}},
@@ -79,6 +80,8 @@ func TestFrames(t *testing.T) {
 		"sorted":    {width: 140, height: 10, order: byQuota},
 		"filtered":  {width: 140, height: 10, filter: "physics", typing: true},
 		"narrow":    {width: 60, height: 7, selected: "train"},
+		"80":        {width: 80, height: 14, selected: "train", open: map[string]bool{"train": true}},
+		"120":       {width: 120, height: 14, selected: "serve", open: map[string]bool{"serve": true}},
 		"failing":   {width: 100, height: 10, err: errors.New("no answer\x1b[2J")},
 	} {
 		got := frame(stand(), v)
@@ -90,6 +93,17 @@ func TestFrames(t *testing.T) {
 		for _, l := range lines {
 			if ansi.StringWidth(l) > v.width || strings.ContainsRune(l, '\x1b') {
 				t.Errorf("%s: %q", name, l)
+			}
+		}
+	}
+}
+
+func TestQuotaAndStateAreOnTheScreenAtAnyWidth(t *testing.T) {
+	lipgloss.SetColorProfile(termenv.Ascii)
+	for width := 54; width < 200; width++ {
+		for l := range strings.SplitSeq(frame(stand(), view{width: width, height: 20}), "\n") {
+			if ansi.StringWidth(l) > width || strings.Contains(l, "a-s") && !(strings.Contains(l, " 1GiB ") && strings.Contains(l, " 4GiB ") && strings.Contains(l, "  suspending")) {
+				t.Errorf("in %d columns: %s", width, l)
 			}
 		}
 	}
