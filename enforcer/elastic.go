@@ -24,7 +24,8 @@ import (
 // An elastic slice begins evicted and empty. While it is resident all its quotas count in admission, so the memory on a device never exceeds its
 // capacity. If a returning slice finds no room, others are evicted: lower priorities first, then the longest idle. A slice stays for MinResident after
 // its last call. A slice that is never idle can be evicted after Quantum, if its priority is not higher; a call that does not end then waits
-// in the driver, and counts as a request for the return. One slice at a time returns to each device.
+// in the driver, and counts as a request for the return. One slice at a time returns to each device. Once a waiter has waited for Quantum, none
+// behind it returns to its devices: otherwise smaller slices would take each part of its room when that becomes free.
 
 // Elastic is the configuration of elastic slices.
 type Elastic struct {
@@ -38,10 +39,13 @@ type Elastic struct {
 }
 
 const (
-	// elasticPace is the time between checks for waiting slices. triedLasts is the time between attempts to return a slice for which there was no
-	// room, however often it requests that.
+	// elasticPace is the time between checks for waiting slices. roundLasts is the least time between two rounds on a device. In a round each waiter is
+	// tried once, however often it requests its return.
 	elasticPace = 20 * time.Millisecond
-	triedLasts  = 200 * time.Millisecond
+	roundLasts  = 200 * time.Millisecond
+
+	// restedAfter is a number of quanta. After that time without a call, a slice returns before those of its priority that made calls.
+	restedAfter = 10
 )
 
 // returnPatience limits the wait of one request. It is shorter than the process's timeout, ASK_SECONDS in attach_client.h. Tests shorten it.
@@ -58,6 +62,8 @@ type residency struct {
 	waits    time.Time     // when a process began to wait for the return; zero if none waits
 	asked    time.Time     // when a process last requested it; a waiting process repeats the request
 	waited   time.Duration // sum of earlier waits
+	rested   bool          // it made no call for restedAfter before it began to wait
+	collects bool          // it has waited for a quantum, and the devices are kept for it until there is room
 
 	calls  uint64    // number made by its processes, when last read
 	active time.Time // when it was last seen to make one
@@ -107,9 +113,9 @@ func (s *slice) turnGate() {
 }
 
 // want notes that a process waits.
-func (r *residency) want(now time.Time) {
+func (r *residency) want(now time.Time, quantum time.Duration) {
 	if r.asked = now; r.waits.IsZero() {
-		r.waits = now
+		r.waits, r.rested, r.collects = now, now.Sub(r.active) >= restedAfter*quantum, false
 	}
 }
 
@@ -122,7 +128,7 @@ func (s *slice) awaitReturn() error {
 		return err
 	}
 	back := r.back
-	r.want(time.Now())
+	r.want(time.Now(), s.e.options.Elastic.Quantum)
 	s.mu.Unlock()
 	s.e.gates.Ring()
 	select {
@@ -142,8 +148,10 @@ func (s *slice) attend(gates *ledger.Gates) {
 	}
 }
 
-// returning has the devices to which a slice is being returned.
+// returning has the devices to which a slice is being returned, and when the present round began on each.
 type returning struct {
+	rounds map[string]time.Time
+
 	mu  guard.Mutex[guard.Leaf] // guards has
 	has map[string]bool
 }
@@ -173,7 +181,7 @@ func (r *returning) end(devices map[string]uint64) {
 
 // runElastic moves elastic slices until ctx ends.
 func (e *Enforcer) runElastic(ctx context.Context) {
-	r := &returning{has: make(map[string]bool)}
+	r := &returning{rounds: make(map[string]time.Time), has: make(map[string]bool)}
 	var moves sync.WaitGroup
 	defer moves.Wait()
 	defer context.AfterFunc(ctx, e.gates.Ring)()
@@ -187,12 +195,12 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 			s.attend(&e.gates) // before observe: a request is seen there, or ends the wait
 			s.observe(now)
 		}
-		for _, w := range mayReturn(waiting(all, now), all) {
+		for _, w := range r.round(unclaimed(waiting(all), all), now) {
 			if !r.begin(w.devices) {
 				continue
 			}
 			moves.Go(func() {
-				e.bringBack(ctx, w.slice)
+				e.bringBack(ctx, w)
 				r.end(w.devices)
 				e.gates.Ring() // for the next one
 			})
@@ -214,29 +222,38 @@ func (e *Enforcer) elasticOnes() (all []*slice) {
 // waiter is a slice with a waiting process.
 type waiter struct {
 	*slice
-	since   time.Time
-	tried   bool // for triedLasts
-	devices map[string]uint64
+	since    time.Time
+	tried    time.Time // when there was no room for it last
+	rested   bool
+	collects bool
+	devices  map[string]uint64 // that it needs, or its pools
+	round    time.Time         // when the round in which it is tried began
 }
 
-// waiting returns the waiters by priority, then by waiting time.
-func waiting(all []*slice, now time.Time) (wait []waiter) {
+// waiting returns the waiters by priority, then the rested ones, then by waiting time.
+func waiting(all []*slice) (wait []waiter) {
 	for _, s := range all {
 		s.mu.Lock()
 		r, may := s.residency, s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active
 		if may && r.back != nil && !r.waits.IsZero() {
-			wait = append(wait, waiter{s, r.waits, now.Sub(r.obstructed) < triedLasts, s.quota.Commitment()})
+			w := waiter{slice: s, since: r.waits, tried: r.obstructed, rested: r.rested, collects: r.collects, devices: s.quota.Commitment()}
+			for _, p := range s.pools {
+				p.addNeeds(w.devices)
+			}
+			wait = append(wait, w)
 		}
 		s.mu.Unlock()
 	}
 	slices.SortFunc(wait, func(a, b waiter) int {
-		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), a.since.Compare(b.since))
+		first := map[bool]int{true: -1}
+		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), first[a.rested]-first[b.rested], a.since.Compare(b.since))
 	})
 	return wait
 }
 
-// mayReturn returns the waiters to try. While a slice is ended for others, no later waiter takes the room of its devices before them.
-func mayReturn(wait []waiter, all []*slice) (try []waiter) {
+// unclaimed returns the waiters without those that need a device that is kept for an earlier one. An earlier one keeps its devices if it collects
+// room, or if a slice is being ended for it.
+func unclaimed(wait []waiter, all []*slice) (may []waiter) {
 	ending, claimed := make(map[string]bool), make(map[string]bool)
 	for _, s := range all {
 		s.mu.Lock()
@@ -252,11 +269,40 @@ func mayReturn(wait []waiter, all []*slice) (try []waiter) {
 		for uuid := range w.devices {
 			free = free && !claimed[uuid]
 		}
-		if free && !w.tried {
-			try = append(try, w)
+		if free {
+			may = append(may, w)
 		}
 		for uuid := range w.devices {
-			claimed[uuid] = claimed[uuid] || ending[uuid]
+			claimed[uuid] = claimed[uuid] || ending[uuid] || w.collects
+		}
+	}
+	return may
+}
+
+// round returns the waiters that have not been tried in the present round on one of their devices. The next round begins after roundLasts, once all are
+// tried that waited when this one began. So in each round the first of them has the first choice.
+func (r *returning) round(wait []waiter, now time.Time) (try []waiter) {
+	goesOn := make(map[string]bool)
+	for _, w := range wait {
+		for uuid := range w.devices {
+			began := r.rounds[uuid]
+			goesOn[uuid] = goesOn[uuid] || w.tried.Before(began) && w.since.Before(began)
+		}
+	}
+	for _, w := range wait {
+		if len(w.devices) == 0 && now.Sub(w.tried) >= roundLasts { // other members of its pool are on the devices
+			w.round = now
+		}
+		for uuid := range w.devices {
+			if !goesOn[uuid] && now.Sub(r.rounds[uuid]) >= roundLasts {
+				r.rounds[uuid] = now
+			}
+			if began := r.rounds[uuid]; w.tried.Before(began) && began.After(w.round) {
+				w.round = began
+			}
+		}
+		if !w.round.IsZero() {
+			try = append(try, w)
 		}
 	}
 	return try
@@ -289,15 +335,18 @@ func (s *slice) observe(now time.Time) {
 	case r.back == nil && (made > r.calls || underWay > 0):
 		r.active = now
 	case r.back != nil && (made > r.calls || underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending):
-		r.want(now)
+		r.want(now, s.e.options.Elastic.Quantum)
 	case now.Sub(r.asked) > 3*returnPatience:
 		r.waits = time.Time{}
 	}
 	r.calls = made // less than before if a process has ended
 }
 
-// bringBack returns a slice to its devices for a waiting process, and evicts others if that makes room.
-func (e *Enforcer) bringBack(ctx context.Context, s *slice) {
+// bringBack returns a slice to its devices for a waiting process, and evicts others if that makes room. For all waiters of a round the same slices are
+// idle: those at its beginning.
+func (e *Enforcer) bringBack(ctx context.Context, waiter waiter) {
+	s := waiter.slice
+	s.collects(false)
 	for {
 		err := e.tryReturn(s)
 		var full *api.Error
@@ -306,14 +355,36 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice) {
 			return
 		}
 		w := s.wantBack(full.Device)
-		w.busy, w.device, w.refusal = true, true, full
+		w.at, w.busy, w.device, w.refusal = waiter.round, true, true, full
 		victims, _ := e.choose(w, false)
 		if len(victims) == 0 {
+			s.collects(s.mayCollect(w))
 			s.obstruct(err)
 			return
 		}
 		e.evictAll(victims)
 	}
+}
+
+// mayCollect reports whether the slice has waited for a quantum, and there would be room for it if the quantum of all others were over.
+func (s *slice) mayCollect(w want) bool {
+	rules := s.e.options.Elastic
+	s.mu.Lock()
+	since := s.residency.waits
+	s.mu.Unlock()
+	if since.IsZero() || time.Since(since) < rules.Quantum {
+		return false
+	}
+	rules.Quantum = 0
+	_, enough := s.e.victims(w, s.e.elasticOnes(), rules)
+	return enough
+}
+
+// collects sets whether the room of the slice's devices is kept for it.
+func (s *slice) collects(now bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.residency.collects = now
 }
 
 func (e *Enforcer) tryReturn(s *slice) error {

@@ -59,7 +59,7 @@ func (h *host) tryElasticOf(id, tenant string, quota uint64, priority int) (*pro
 // returns has a process wait at the gate until its slice is back.
 func (p *proc) returns() *proc {
 	p.t.Helper()
-	for range 10 {
+	for begun := time.Now(); time.Since(begun) < await.Patience; {
 		if said := p.ask("return"); said != statusAway {
 			must.Equal(p.t, said, "ok 0", "its return is answered")
 			return p
@@ -220,6 +220,41 @@ func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Errorf("%+v", h.see("b").Elastic)
+}
+
+// Each time one of the small ones has to go, another waits for its room.
+func TestALargeSliceGetsItsTurnBesideSmallOnes(t *testing.T) {
+	o := quick
+	o.Quantum = 300 * time.Millisecond
+	h, truth, _ := elastics(t, o)
+	for _, id := range []string{"s1", "s2", "s3"} {
+		small := h.elastic(id, 40*gib, 0).works(truth, gib)
+		small.expect("ok 1", "enter") // it is never idle, and always wants to return
+	}
+	h.elastic("big", 80*gib, 0).returns()
+}
+
+func TestWaitersReturnByPriorityThenRest(t *testing.T) {
+	for first, priority := range map[string]int{"rested": 0, "higher": 1} {
+		h, truth, _ := elastics(t, quick)
+		a, b, c := h.elastic("a", 60*gib, 0).works(truth, gib), h.elastic("b", 60*gib, 0), h.elastic(first, 60*gib, priority)
+		a.expect("ok 1", "enter")
+		b.expect(statusAway, "return")
+		if first == "rested" {
+			h.HasRested(first)
+		}
+		c.expect(statusAway, "return") // b has waited for longer
+		a.must("leave")
+		c.returns()
+		b.returns()
+		var returned []string
+		for _, e := range h.events() {
+			if e.Kind == api.EventReturned {
+				returned = append(returned, e.Slice)
+			}
+		}
+		must.Equal(t, strings.Join(returned, " "), "a "+first+" b", "order of the returns")
+	}
 }
 
 func TestTheLowestPriorityGoesFirst(t *testing.T) {

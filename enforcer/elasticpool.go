@@ -142,6 +142,15 @@ func (p *pool) needs() map[string]uint64 {
 	return needs
 }
 
+// addNeeds adds what the pool must be granted for a member's return, if it is off its devices. Called with the member's mu held.
+func (p *pool) addNeeds(to map[string]uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isAway() {
+		maps.Copy(to, p.needs())
+	}
+}
+
 // grant has admission count what the pool is about to have on these devices; for a pool off its devices, from its return on. done is called when the
 // pool has it, or will not. Called in the pool's turn.
 func (p *pool) grant(wants map[string]uint64) (done func(), err error) {

@@ -67,21 +67,21 @@ type candidate struct {
 type want struct {
 	admission.Ask
 	priority int
-	busy     bool // slices that are not idle may be evicted, too
+	at       time.Time // when slices have to be idle
+	busy     bool      // slices that are not idle may be evicted, too
 	refusal  *api.Error
 	device   bool // the device may lack room that the book has
 }
 
 // victims returns the candidates to evict. enough is false if evicting all candidates would not make room, as with a user's or tenant's bound to
 // which they do not count. No candidates with enough means that room has appeared since the refusal.
-func (e *Enforcer) victims(w want, all []*slice) (these []*candidate, enough bool) {
+func (e *Enforcer) victims(w want, all []*slice, rules Elastic) (these []*candidate, enough bool) {
 	var may []candidate
-	now := time.Now()
 	for _, u := range units(all) {
 		if u.holder == w.Holder {
 			continue
 		}
-		if c, goes := u.mayGo(now, e.options.Elastic); goes && (!c.busy || w.busy && c.priority <= w.priority) {
+		if c, goes := u.mayGo(w.at, rules); goes && (!c.busy || w.busy && c.priority <= w.priority) {
 			may = append(may, c)
 		}
 	}
@@ -340,6 +340,7 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return refused
 	}
+	w.at = time.Now()
 	these, enough := e.choose(w, true)
 	if !enough {
 		return refused
@@ -390,7 +391,7 @@ func (e *Enforcer) choose(w want, alone bool) (these []*candidate, enough bool) 
 	if alone && e.evictions.concern(w.Bytes) {
 		return nil, true
 	}
-	if these, enough = e.victims(w, e.elasticOnes()); !enough {
+	if these, enough = e.victims(w, e.elasticOnes(), e.options.Elastic); !enough {
 		return nil, false
 	}
 	for _, c := range these {

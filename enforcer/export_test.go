@@ -241,3 +241,11 @@ func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 func (e *Enforcer) EvictFor(id string, refused error) error {
 	return e.evictFor(refused, e.find(id).wantBack(""))
 }
+
+// HasRested has a slice have made no call for so long that it comes before those that had a turn since.
+func (e *Enforcer) HasRested(id string) {
+	s := e.find(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.residency.active = time.Now().Add(-2 * restedAfter * e.options.Elastic.Quantum)
+}

@@ -84,6 +84,7 @@ type holder struct {
 
 	active, returned  time.Duration // when it made a call, and came back
 	waits, asked      time.Duration // since when a process waits, and its last request; 0 if none does
+	rested            bool          // it had made no call for restedAfter quanta then
 	obstructed, stuck time.Duration // when a move failed, and when the move of the rest did
 	overstays         time.Duration // since when its own processes are the reason
 	obstacle          string

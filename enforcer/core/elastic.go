@@ -13,6 +13,9 @@ import (
 // askLasts is how long after its last AskReturn a slice counts as waiting.
 const askLasts = 9 * time.Second
 
+// restedAfter is a number of quanta. After that time without a call, a slice returns before those of its priority that made calls.
+const restedAfter = 10
+
 // askReturn notes that a process of an evicted slice waits for its memory.
 func (c *Core) askReturn(id string) {
 	h := c.slices[id]
@@ -21,7 +24,7 @@ func (c *Core) askReturn(id string) {
 	}
 	h.asked = max(c.now, 1)
 	if h.waits == 0 {
-		h.waits = h.asked
+		h.waits, h.rested = h.asked, c.now-h.active >= restedAfter*c.config.Elastic.Quantum
 		c.waiters = append(c.waiters, h)
 	}
 	c.freed = true
@@ -32,8 +35,8 @@ func (h *holder) mayReturn() bool {
 	return h.evictable() && h.Residence == Away && !h.Manual && h.Trust != Damaged
 }
 
-// serveWaiters brings slices back, the highest priority first, then the longest wait. If a slice does not fit, others are evicted for it, and
-// the later ones of the order get nothing of its devices.
+// serveWaiters brings slices back, the highest priority first, then the rested ones, then the longest wait. If a slice does not fit, others are evicted
+// for it. From then on, or once it has waited for a quantum, the later ones of the order get nothing of its devices.
 func (c *evictions) serveWaiters() {
 	if !c.freed || len(c.waiters) == 0 {
 		return
@@ -47,7 +50,8 @@ func (c *evictions) serveWaiters() {
 		return false
 	})
 	slices.SortFunc(c.waiters, func(a, b *holder) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.waits, b.waits), cmp.Compare(a.Generation, b.Generation))
+		first := map[bool]int{true: -1}
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), first[a.rested]-first[b.rested], cmp.Compare(a.waits, b.waits), cmp.Compare(a.Generation, b.Generation))
 	})
 	claimed := make(map[string]bool)
 	for _, h := range c.waiters {
@@ -71,13 +75,23 @@ func (c *evictions) serve(h *holder, claimed map[string]bool) {
 		return
 	}
 	h.obstacle = err.Error()
-	if w.busy = true; c.makeRoom(w) {
+	if w.busy = true; c.makeRoom(w) || c.collects(h, w) {
 		for _, w := range needs {
 			for uuid := range w.bytes {
 				claimed[uuid] = true
 			}
 		}
 	}
+}
+
+// collects reports whether the room that a waiter wants is kept for it: it has waited for a quantum, and there would be room if the quantum of all others
+// were over.
+func (c *evictions) collects(h *holder, w want) bool {
+	if c.now-h.waits < c.config.Elastic.Quantum {
+		return false
+	}
+	_, enough := c.which(w, c.candidates(w, 0))
+	return enough
 }
 
 // needs returns the grants for a slice's return: to it, or to its pools.
@@ -126,7 +140,7 @@ func (c *evictions) makeRoom(w want) bool {
 	if c.leaving(w) {
 		return true
 	}
-	may := c.candidates(w)
+	may := c.candidates(w, c.config.Elastic.Quantum)
 	which, enough := c.which(w, may)
 	if !enough {
 		return false
@@ -165,12 +179,12 @@ func (h *holder) takes(uuid string) uint64 {
 
 // candidates returns the units that may be evicted for a want, in order: those in host memory lose nothing; then the lowest priority; then the
 // longest idle.
-func (c *evictions) candidates(w want) (may []unit) {
+func (c *evictions) candidates(w want, quantum time.Duration) (may []unit) {
 	for _, h := range c.holders {
 		if h == w.h || !h.Elastic || h.Kind == Slice && len(h.pools) > 0 {
 			continue
 		}
-		if u, goes := c.unitOf(h); goes && (!u.busy || w.busy && h.Priority <= w.priority) {
+		if u, goes := c.unitOf(h, quantum); goes && (!u.busy || w.busy && h.Priority <= w.priority) {
 			may = append(may, u)
 		}
 	}
@@ -182,7 +196,7 @@ func (c *evictions) candidates(w want) (may []unit) {
 }
 
 // unitOf returns a unit, and whether it may be evicted: all of it that is on its devices.
-func (c *evictions) unitOf(h *holder) (u unit, goes bool) {
+func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, goes bool) {
 	u = unit{h: h, away: true, idle: 1<<63 - 1}
 	all := []*holder{h}
 	if h.Kind == Pool {
@@ -198,7 +212,7 @@ func (c *evictions) unitOf(h *holder) (u unit, goes bool) {
 				leave = append(leave, s)
 			}
 		default:
-			idle, busy, may := c.idle(s)
+			idle, busy, may := c.idle(s, quantum)
 			if !may {
 				return u, false
 			}
@@ -213,14 +227,14 @@ func (c *evictions) unitOf(h *holder) (u unit, goes bool) {
 }
 
 // idle returns how long a resident slice has made no call, whether that is too short to be idle, and whether it may be evicted.
-func (c *evictions) idle(h *holder) (idle time.Duration, busy, may bool) {
+func (c *evictions) idle(h *holder, quantum time.Duration) (idle time.Duration, busy, may bool) {
 	o := &c.config.Elastic
 	if h.obstructed != 0 && c.now-h.obstructed < obstacleLasts {
 		return 0, false, false
 	}
 	idle = c.now - h.active
 	busy = min(idle, c.now-h.returned) < o.MinResident
-	return idle, busy, !busy || c.now-h.returned >= o.Quantum
+	return idle, busy, !busy || c.now-h.returned >= quantum
 }
 
 // which returns the units to evict so that a want can be granted. Units at the end of may are left out if possible. It returns false if
