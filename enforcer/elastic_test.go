@@ -92,7 +92,7 @@ func (h *host) becomes(id string, state api.State) api.Slice {
 func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b, c := h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0), h.elastic("c", 45*gib, 0)
-	if s := h.see("a"); s.State != api.Evicted || s.Elastic == nil || h.granted(t) != 0 {
+	if s := h.see("a"); s.State != api.Evicted || s.Elastic == nil || h.granted(t) != 0 || !strings.HasPrefix(s.Reason, "it holds no memory") {
 		t.Fatalf("it begins as %+v, %d bytes given", s, h.granted(t))
 	}
 	a.works(truth, 40*gib)
@@ -101,7 +101,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	}
 	b.works(truth, 40*gib)
 	s := h.becomes("a", api.Evicted)
-	if d := s.Devices[0]; d.Used != 0 || d.Suspended != 40*gib || s.Elastic.Evictions != 1 || h.granted(t) != 45*gib {
+	if d := s.Devices[0]; d.Used != 0 || d.Suspended != 40*gib || s.Elastic.Evictions != 1 || h.granted(t) != 45*gib || !strings.HasPrefix(s.Reason, "its memory is in host memory") {
 		t.Fatalf("%+v %+v, %d given", s, s.Elastic, h.granted(t))
 	}
 	expect.Equal(t, f.states()[a.pid()], checkpoint.Checkpointed)

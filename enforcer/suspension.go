@@ -250,8 +250,21 @@ func (s *slice) showSuspension(shown *api.Slice) {
 		shown.State, until = evicted[shown.State], "until there is room for it: the next call requests that"
 	}
 	if shown.Reason == "" && s.isAway() {
-		shown.Reason = "its memory is in host memory, and its processes' CUDA calls wait, " + until
+		shown.Reason = s.whereItIs() + ", and its processes' CUDA calls wait, " + until
 	}
+}
+
+// whereItIs says where a suspended slice's memory is. Called with mu held.
+func (s *slice) whereItIs() string {
+	for i := range s.quota.Devices {
+		if s.quota.Ledger != nil && s.quota.Away(i) > 0 {
+			return "its memory is in host memory"
+		}
+	}
+	if len(s.left()) > 0 {
+		return "its memory is still on its devices, since nothing has needed the room"
+	}
+	return "it holds no memory"
 }
 
 // left returns what the processes of a suspended slice still hold on each device. Called with mu held, or before the slice is registered.

@@ -90,7 +90,7 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--filter colour=red":     "with the keys id, container, ",
-		"--filter state=sleeping": "of state active, released, damaged, frozen, expired, suspending, suspended, resuming, evicting, evicted and returning are accepted",
+		"--filter state=sleeping": "of state active, released, damaged, frozen, expired, suspending, suspended, resuming, evicting, evicted, waiting and returning are accepted",
 		"--sort colour":           "are accepted",
 		"--json -o yaml":          "--json and --output yaml: one of them is accepted",
 		"--json -q":               "--output and --quiet: one of them is accepted",

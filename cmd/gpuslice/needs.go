@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -41,7 +42,14 @@ has ended.
 			if c.Bool("json") {
 				return show.JSON(c.App.Writer, run)
 			}
-			return show.Explain(c.App.Writer, run)
+			var now api.Slice
+			if run.Ended == nil {
+				now, err = connect(c).Slice(c.Context, run.Slice)
+			}
+			if err != nil && !errors.Is(err, api.ErrNotFound) {
+				return err
+			}
+			return show.Explain(c.App.Writer, run, now)
 		},
 	}
 }

@@ -100,15 +100,19 @@ func Slice(out io.Writer, s api.Slice) error {
 		return err
 	}
 	fmt.Fprintln(out, "\nLast refusal:")
-	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal})
+	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal}, api.Slice{})
 }
 
 func elastic(e api.Elastic) string {
 	said := fmt.Sprintf("priority %d, evicted %d times, waited %s in all", e.Priority, e.Evictions, e.Waited.Round(100*time.Millisecond))
 	if e.Waits != nil {
-		return said + fmt.Sprintf(", waits since %s", e.Waits.Local().Format(time.TimeOnly))
+		return said + ", waits for its memory since " + since(*e.Waits)
 	}
 	return said + fmt.Sprintf(", idle for %s", e.Idle.Round(100*time.Millisecond))
+}
+
+func since(t time.Time) string {
+	return fmt.Sprintf("%s (%s)", t.Local().Format(time.TimeOnly), api.FormatTTL(max(0, time.Since(t)).Truncate(time.Second)))
 }
 
 func suspended(p api.Process) (sum uint64) {

@@ -29,12 +29,17 @@ func QuotaFor(bytes uint64) string {
 	return strconv.FormatUint(mib, 10) + "M"
 }
 
-// Explain prints a few sentences, one per line, about a slice's last rejected request.
-func Explain(out io.Writer, run api.Run) error {
+// Explain prints a few sentences, one per line, about a slice's last rejected request. now is the slice, if it has not ended.
+func Explain(out io.Writer, run api.Run, now api.Slice) error {
 	var b strings.Builder
+	waits := State(&now) == Waiting
+	if waits {
+		fmt.Fprintf(&b, "slice %s waits for its memory since %s: %s.\n", shortID(run.Slice), since(*now.Elastic.Waits),
+			cmp.Or(Plain(now.Elastic.Obstacle), "its turn comes next"))
+	}
 	r := run.Refusal
 	if r == nil {
-		unrefused(&b, run)
+		unrefused(&b, run, waits)
 		_, err := io.WriteString(out, b.String())
 		return err
 	}
@@ -130,7 +135,7 @@ func remedy(b *strings.Builder, run api.Run, r *api.Refusal) {
 	}
 }
 
-func unrefused(b *strings.Builder, run api.Run) {
+func unrefused(b *strings.Builder, run api.Run, waits bool) {
 	fmt.Fprintf(b, "slice %s was refused no memory.\n", shortID(run.Slice))
 	for _, d := range run.Devices {
 		fmt.Fprintf(b, "On %s it held at most %s", device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Peak))
@@ -138,6 +143,10 @@ func unrefused(b *strings.Builder, run api.Run) {
 			fmt.Fprintf(b, ", of a quota of %s", api.FormatSize(d.Limit))
 		}
 		b.WriteString(".\n")
+	}
+	if waits {
+		b.WriteString("Its processes' CUDA calls continue when it is back.\n")
+		return
 	}
 	b.WriteString("If a program still ran out of memory, the device itself was full: `gpuslice devices` shows its use.\n")
 }

@@ -3,6 +3,7 @@
 package show
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -62,7 +63,7 @@ Its quota there was 8GiB; the process did not report the size of the request.
 		run := api.Run{Slice: "train", Ended: c.ended, Refusal: refusal()}
 		c.change(run.Refusal)
 		var out strings.Builder
-		if err := Explain(&out, run); err != nil || out.String() != c.want {
+		if err := Explain(&out, run, api.Slice{}); err != nil || out.String() != c.want {
 			t.Errorf("got\n%s%v\nwant\n%s", out.String(), err, c.want)
 		}
 		if n := strings.Count(out.String(), "\n"); n < 2 || n > 6 {
@@ -70,9 +71,29 @@ Its quota there was 8GiB; the process did not report the size of the request.
 		}
 	}
 	var out strings.Builder
-	err := Explain(&out, api.Run{Slice: "idle", Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}})
+	err := Explain(&out, api.Run{Slice: "idle", Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}}, api.Slice{})
 	if want := "slice idle was refused no memory.\nOn GPU-1b2c3d4e it held at most 3GiB, of a quota of 8GiB.\n"; err != nil || !strings.HasPrefix(out.String(), want) || !strings.Contains(out.String(), "`gpuslice devices`") {
 		t.Errorf("%s, %v", out.String(), err)
+	}
+}
+
+func TestASliceThatWaitsForItsMemoryIsShownSo(t *testing.T) {
+	waits := time.Now().Add(-90 * time.Minute)
+	s := api.Slice{ID: "notebook", State: api.Evicted, Elastic: &api.Elastic{Obstacle: "slice train has 60GiB", Waits: &waits}}
+	said := "since " + waits.Local().Format(time.TimeOnly) + " (1h30m"
+	var explained, inspected, listed strings.Builder
+	if err := errors.Join(Explain(&explained, api.Run{Slice: s.ID}, s), Slice(&inspected, s), Slices(&listed, []api.Slice{s}, false)); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct{ got, want string }{
+		"explain": {explained.String(), "slice notebook waits for its memory " + said},
+		"why":     {explained.String(), ": slice train has 60GiB.\n"},
+		"inspect": {inspected.String(), "waits for its memory " + said},
+		"ps":      {listed.String(), "waiting"},
+	} {
+		if !strings.Contains(c.got, c.want) || strings.Contains(c.got, "the device itself was full") {
+			t.Errorf("%s: %q is not in\n%s", what, c.want, c.got)
+		}
 	}
 }
 

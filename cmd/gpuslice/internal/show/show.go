@@ -177,10 +177,10 @@ var SliceTable = table.Table[SliceUse]{
 			return u.Use != nil && deviceIs(value, u.Use.Device, u.Use.Index) || u.Use == nil && value == ""
 		}},
 		table.OneOf("mode", func(u SliceUse) string { return mode(u.Slice) }, string(api.Enforce), string(api.Record)),
-		table.OneOf("state", func(u SliceUse) string { return string(u.State) },
+		table.OneOf("state", func(u SliceUse) string { return string(State(&u.Slice)) },
 			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
 			string(api.Suspending), string(api.Suspended), string(api.Resuming),
-			string(api.Evicting), string(api.Evicted), string(api.Returning)),
+			string(api.Evicting), string(api.Evicted), string(Waiting), string(api.Returning)),
 		table.If("over", SliceUse.over),
 	},
 }
@@ -240,8 +240,19 @@ func remaining(s api.Slice) string {
 	}
 }
 
+// Waiting is shown in place of api.Evicted if a process waits for the slice's return.
+const Waiting api.State = "waiting"
+
+// State returns the state of a slice as tables show it.
+func State(s *api.Slice) api.State {
+	if s.State == api.Evicted && s.Elastic != nil && s.Elastic.Waits != nil {
+		return Waiting
+	}
+	return s.State
+}
+
 func state(s api.Slice) string {
-	text := string(s.State)
+	text := string(State(&s))
 	if s.Mode == api.Record {
 		text += ", record"
 	}

@@ -353,7 +353,7 @@ func sliceLine(r row, c columns, bars brushes) string {
 		bar = bars.bar(r.use.Used, r.use.Overhead, max(of, r.held()), c.bar) + "  "
 	}
 	figures := c.figures(api.FormatSize(r.use.Used), api.FormatSize(r.use.Overhead), quota, strconv.Itoa(r.slice.ProcessCount), strconv.FormatUint(r.use.Refusals, 10))
-	return fmt.Sprintf("%-*s  %-*s  %s%s  %s", c.name, cut(show.ShortID(r.slice.ID), c.name), deviceWidth, device, bar, figures, r.slice.State)
+	return fmt.Sprintf("%-*s  %-*s  %s%s  %s", c.name, cut(show.ShortID(r.slice.ID), c.name), deviceWidth, device, bar, figures, show.State(r.slice))
 }
 
 // processLines returns the lines of a slice's processes on the row's device.
