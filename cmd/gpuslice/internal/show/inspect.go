@@ -62,8 +62,10 @@ func Slice(out io.Writer, s api.Slice) error {
 	if len(s.Devices) > 0 {
 		fmt.Fprintln(w, "\nDEVICE\tUSED\tOVERHEAD\tLIMIT\tPEAK\tALLOCATIONS\tREFUSALS\tRECOVERED\tENFORCEMENT")
 	}
+	names := make(map[string]string)
 	for _, d := range s.Devices {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", Numbered(d.Device, d.Index, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead),
+		names[d.Device] = Numbered(d.Device, d.Index, false)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", names[d.Device], api.FormatSize(d.Used), api.FormatSize(d.Overhead),
 			limitOf(s, d), api.FormatSize(d.Peak), d.Allocations, d.Refusals, api.FormatSize(d.Recovered), d.Enforcement)
 	}
 	busy := func(string) string { return "" }
@@ -93,7 +95,7 @@ func Slice(out io.Writer, s api.Slice) error {
 			if d.Busy != nil {
 				percent = fmt.Sprintf("%d%%", *d.Busy)
 			}
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s%s\n", p.PID, command, Device(d.Device), api.FormatSize(d.Used), api.FormatSize(d.Overhead), size(d.Driver), busy(percent), cmp.Or(note, "-"))
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s%s\n", p.PID, command, cmp.Or(names[d.Device], Device(d.Device)), api.FormatSize(d.Used), api.FormatSize(d.Overhead), size(d.Driver), busy(percent), cmp.Or(note, "-"))
 		}
 	}
 	if err := w.Flush(); err != nil || s.Refusal == nil {

@@ -172,7 +172,7 @@ func TestASliceIsShownForPeople(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Slice: train", "State: active", "Quota: 50%, 8GiB on " + card, "Began: 2026-03-01 11:00:00, with process 4711",
-		"0:GPU-1b2c3d4e 5GiB 1GiB 8GiB 7GiB 9 1 0B intercept", `4711 python\n GPU-1b2c3d4e 5GiB 1GiB 6GiB 37% -`,
+		"0:GPU-1b2c3d4e 5GiB 1GiB 8GiB 7GiB 9 1 0B intercept", `4711 python\n 0:GPU-1b2c3d4e 5GiB 1GiB 6GiB 37% -`,
 		"4712 - - - - - - holds memory past the ledger: unattached", "Last refusal:\nslice train was refused cuMemAlloc of 2GiB",
 	} {
 		if !strings.Contains(got, want) {
