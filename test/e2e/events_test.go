@@ -170,6 +170,7 @@ func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) 
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.hog(2 * gib)
 	c.mustRefuse(2*gib, "it does not fit beside the first and two contexts")
+	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
 	explained := func() string {
 		out := must.Output(h.cli("explain", c.id))(t)
 		return out

@@ -20,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 
-	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -223,10 +222,12 @@ func (c *container) mustHold(bytes, total uint64, what ...any) {
 	must.Equal(c.T, c.hog(bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
 }
 
-// mustRefuse starts a process that has to be refused the bytes.
+// mustRefuse starts a process that has to be refused the bytes. Its context counts until it has exited.
 func (c *container) mustRefuse(bytes uint64, what ...any) {
 	c.T.Helper()
-	expect.Contains(c.T, c.hog(bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
+	g := c.hog(bytes)
+	must.True(c.T, g.refused(), append(what, g.said)...)
+	c.Eventually("the refused process has exited", c.dead(g))
 }
 
 // hog starts a process that allocates bytes and keeps them.

@@ -100,7 +100,7 @@ func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
 func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
 	h := newHost(t)
 	hog := filepath.Join(h.Bin, "demo", "cuda_hog")
-	script := hog + ` 1073741824 >` + h.Dir + `/a & sleep 0.5; ` + hog + ` 3221225472 >` + h.Dir + `/b; ` +
+	script := hog + ` 1073741824 >` + h.Dir + `/a & until [ -s ` + h.Dir + `/a ]; do sleep 0.01; done; ` + hog + ` 3221225472 >` + h.Dir + `/b; ` +
 		filepath.Join(h.Bin, "gpuslice") + ` ps --json; kill -9 %1 2>/dev/null || kill -9 $!; exit 7`
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
 	cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Socket())

@@ -40,7 +40,11 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 		loader := h.ownLoader()
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 		blind := func(bytes uint64) string {
-			return c.started(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+			g := c.start(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+			if g.refused() { // its context counts until it has exited
+				c.Eventually("it has exited", c.dead(g))
+			}
+			return g.said
 		}
 		expect.Equal(t, c.Use(c.id).Enforcement, by)
 		beyond := blind(5 * gib)

@@ -44,7 +44,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	h.Must(os.Chown(runtimeDir, nobody, nobody))
 	hog := filepath.Join(bin, "demo", "cuda_hog")
 	cmd := h.runAsNobody(bin, "--vram", "4G", "--", "sh", "-c",
-		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
+		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; sh -c 'echo $$; exec `+hog+` 3221225472' | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
 	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
 	out, err := cmd.CombinedOutput()
 	expect.Equal(t, cmd.ProcessState.ExitCode(), 7, "the command's exit code", err)

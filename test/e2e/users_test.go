@@ -205,11 +205,11 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && len(s.Devices) == 1 && s.Devices[0].Used == gib+gib/2 && s.ProcessCount == 2
 	})
+	h.Eventually("it says so, too", func() bool {
+		return strings.Contains(said.String(), strconv.Itoa(somebody)+"\n") && strings.Contains(said.String(), fmt.Sprintf("holds %d of %d\n", gib/2, 3*gib))
+	})
 	in.Close()
 	_ = cmd.Wait()
-	if text := said.String(); !strings.Contains(text, strconv.Itoa(somebody)+"\n") || !strings.Contains(text, fmt.Sprintf("holds %d of %d", gib/2, 3*gib)) {
-		t.Errorf("it said %s", text)
-	}
 	h.Eventually("it is given back", func() bool {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && s.Devices[0].Used == gib
