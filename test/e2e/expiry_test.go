@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -21,23 +22,24 @@ import (
 
 const timed = "[expiry]\ngrace = \"1s\"\nmax_ttl = \"24h\"\n"
 
-// stubborn ignores SIGTERM and keeps forking.
-const stubborn = `trap "" TERM; while :; do sleep 0.02 & sleep 0.01; done`
+// stubborn ignores SIGTERM and keeps forking. Once it ignores the signal, it makes the file $0.
+const stubborn = `trap "" TERM; : >"$0"; while :; do sleep 0.02 & sleep 0.01; done`
 
 func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
 	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
 		annotations := vram()
-		annotations["gpuslice.ttl"] = "5s"
-		c := h.runContainer(annotations, "/bin/sh", "-c", stubborn)
+		annotations["gpuslice.ttl"] = "1h"
+		c := h.runContainer(annotations, "/bin/sh", "-c", stubborn, "/tmp/ignores")
 		c.mustHold(gib, quota)
 		out, err := h.cli("ps")
 		if err != nil || !strings.Contains(out, "EXPIRES") || !strings.Contains(out, "in ") {
 			t.Errorf("%v: %s", err, out)
 		}
 		slice, err := h.Client.Slice(t.Context(), c.id)
-		if err != nil || slice.TTL != 5*time.Second || slice.Expires == nil || slice.Remaining > slice.TTL {
+		if err != nil || slice.TTL != time.Hour || slice.Expires == nil || slice.Remaining > slice.TTL {
 			t.Errorf("%+v, %v", slice, err)
 		}
+		h.mustRun("renew", c.id, "1s")
 		h.Eventually("the slice is gone", h.IsGone(c.id))
 		h.Eventually("and its processes are", func() bool {
 			out, err := c.runtime("state", c.id).Output()
@@ -74,8 +76,9 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			if where[0] == "run" {
 				args, patience = append([]string(nil), where...), testhost.Patience
 			}
+			ignores := filepath.Join(h.Dir, "ignores")
 			args = append(args, "--name", "s", "--vram", "4G", "--ttl", "2s", "--", "sh", "-c",
-				filepath.Join(h.Bin, "demo", "cuda_hog")+" "+strconv.Itoa(gib)+" & "+stubborn)
+				filepath.Join(h.Bin, "demo", "cuda_hog")+" "+strconv.Itoa(gib)+" & "+stubborn, ignores)
 			cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), args...)
 			cmd.Env = h.Env()
 			// To find the remaining processes.
@@ -87,7 +90,11 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			timer := time.AfterFunc(testhost.Patience+patience, func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
 			err := cmd.Wait()
 			timer.Stop()
-			expect.Equal(t, cmd.ProcessState.ExitCode(), 128+9, "its command was killed, and it says", err, said.String())
+			want := unix.SIGKILL
+			if _, missing := os.Stat(ignores); missing != nil { // its time was over before
+				want = unix.SIGTERM
+			}
+			expect.Equal(t, cmd.ProcessState.ExitCode(), 128+int(want), "its command was killed, and it says", err, said.String())
 			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: it has expired\n") {
 				t.Errorf("it said %q", said.String())
 			}
@@ -99,9 +106,10 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 
 // The command receives SIGTERM once and keeps its exit code.
 func TestASessionIsAskedToEndFirst(t *testing.T) {
-	h := newHostBy(t, api.Intercept, timed)
-	out, err := h.cli("run", "--name", "s", "--quiet", "--vram", "1G", "--ttl", "1s", "--", "sh", "-c",
-		`n=0; trap 'n=$((n + 1)); echo asked $n' TERM; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.2; exit $((40 + n))`)
+	h := newHostBy(t, api.Intercept, "[expiry]\ngrace = \"1h\"\n")
+	out, err := h.cli("run", "--name", "s", "--quiet", "--vram", "1G", "--ttl", "1h", "--", "sh", "-c",
+		`n=0; trap 'n=$((n + 1)); echo asked $n' TERM; "$0" --socket "$1" renew s 1s; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.2; exit $((40 + n))`,
+		filepath.Join(h.Bin, "gpuslice"), h.Socket())
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 41 || !strings.Contains(out, "asked 1\n") {
 		t.Errorf("%v: %q", err, out)

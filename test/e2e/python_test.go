@@ -198,7 +198,8 @@ for thread in threading.enumerate():
     if thread.name.startswith("gpuslice"):
         thread.join()
 print("no thread is left", flush=True)
-with gpuslice.lease("64M", ttl="1s", renew=False) as gpu:
+with gpuslice.lease("64M", ttl="1h", renew=False) as gpu:
+    gpuslice.renew(gpu.lease, "1s")
     try:
         while True:
             gpu.sync()
