@@ -22,6 +22,16 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
+// restarted waits until the lease counts so many restarts: a broker works before it is counted.
+func (h *leaseHost) restarted(id string, times uint64) (l *lease.Lease) {
+	h.T.Helper()
+	h.Eventually(fmt.Sprint("the lease has restarted ", times, " times"), func() bool {
+		l = must.Get(h.Show(context.Background(), id))(h.T)
+		return l.Restarts == times
+	})
+	return l
+}
+
 func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	h := newLeaseHost(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
@@ -52,8 +62,8 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 		t.Errorf("a buffer of before: %v", err)
 	}
 	expect.NoError(t, works(s, 64*mib), "the same session, the same lease")
-	if l, err := h.Show(ctx, one.ID); err != nil || l.State != lease.Active || l.Restarts != 1 || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
-		t.Errorf("%+v, %v", l, err)
+	if l := h.restarted(one.ID, 1); l.State != lease.Active || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
+		t.Errorf("%+v", l)
 	}
 	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
 		t.Errorf("%+v, and before %+v", after, before)
@@ -112,9 +122,7 @@ func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
 		}
 	}
 	expect.NoError(t, works(s, 16*mib))
-	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault destroyed its context" {
-		t.Errorf("%+v, %v", l, err)
-	}
+	expect.Equal(t, h.restarted(bad.ID, 4).RestartReason, "a device fault destroyed its context")
 }
 
 func TestABrokerOutlivesBothDaemons(t *testing.T) {

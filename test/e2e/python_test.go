@@ -247,6 +247,8 @@ with gpuslice.lease("64M") as gpu:
     fails(gpu.sync)
     new = gpu.array(b"\x07" * n)
     print(bytes(memoryview(new.get()).cast("B")) == b"\x07" * n, flush=True)
+    while gpuslice.show(gpu.lease).restarts < 1:
+        time.sleep(0.01)
     print(gpuslice.show(gpu.lease).restarts, flush=True)
     # Another client, which frees what it made and leaves the lease alone.
     with gpuslice.open(gpu.lease.address, gpu.lease.token_file) as other:
