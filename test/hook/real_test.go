@@ -8,12 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/api/client"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -37,13 +37,7 @@ func TestHookAloneWithTheRealEnforcer(t *testing.T) {
 			cmd.Wait()
 		})
 		c := client.New(socket)
-		for range 200 {
-			if _, err = c.Info(t.Context()); err == nil {
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		must.Do(t, err)
+		await.That(t, "the enforcer answers", func() bool { return must.Err(c.Info(t.Context())) == nil })
 
 		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "1G", "gpuslice.tenant": "alice"}, hooks(t, e, "prestart"))
 		clean := nothingLeft(t, e, b, id(t))
