@@ -197,6 +197,10 @@ grep -q '^# edited' "$root/etc/gpuslice/config.toml" || wrong "the configuration
 same_library || wrong "the library was replaced"
 LD_PRELOAD=$old sleep 600 &
 session=$!
+until grep -qsF "$old" "/proc/$session/maps"; do
+	kill -0 $session 2>/dev/null || wrong "a process with the library has ended"
+	sleep 0.02
+done
 . configs/library.sh
 for text in second third fourth; do
 	echo "$text" >"$root/$text"
