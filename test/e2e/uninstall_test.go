@@ -32,6 +32,10 @@ exec ../../configs/install.sh uninstall`)
 		return string(out), err
 	}
 	c := h.runContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
+	h.Eventually("its program runs in place of runc", func() bool {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.pid()))
+		return err == nil && string(name) == "sleep\n"
+	})
 	info := must.Get(h.Client.Info(t.Context()))(h.T)
 	for _, run := range []struct {
 		force string

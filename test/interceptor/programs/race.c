@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * race SECONDS PROCESSES KILLS LIMIT [SEED]: processes of one slice compete for its last bytes, on
- * every device, through the driver's API, while some of them are killed at random. Run in a slice
- * of LIMIT bytes per device. Sizes are multiples of 2 MiB, so that requests and charges are equal;
- * test/ledger has single bytes.
+ * every device, through the driver's API, while some of them are killed at random: for SECONDS, and
+ * until one was refused and one killed. Run in a slice of LIMIT bytes per device. Sizes are
+ * multiples of 2 MiB, so that requests and charges are equal; test/ledger has single bytes.
  *
  * Each process keeps books in memory that all share, around every call:
  *
@@ -272,7 +272,7 @@ int main(int argc, char **argv)
 		pids[i] = start(argv, i, seed + (unsigned int)i);
 
 	end = now() + atoi(argv[1]);
-	while (now() < end && !shared->wrong) {
+	while (!shared->wrong && (now() < end || !shared->refusals || (kills && !killed))) {
 		/* The new contexts may not fit beside the others' bytes. */
 		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {
