@@ -84,8 +84,8 @@ static double kill_and_take(pid_t pid, size_t bytes, CUdeviceptr *p)
 	killed = now();
 	kill(pid, SIGKILL);
 	while (cuMemAlloc_v2(p, bytes) != CUDA_SUCCESS) {
-		if (now() - killed > 5) {
-			printf("the bytes of a dead process did not come back in 5 s\n");
+		if (now() - killed > 60) {
+			printf("the bytes of a dead process did not come back in a minute\n");
 			exit(1);
 		}
 	}
