@@ -218,15 +218,12 @@ def ttl(case):
     said = holder.stdout.readline().strip()
     mine = set(case.truth.processes()) & pids_of(case.host, case.name)
     check("a process holds 2 GiB" + (" by PyTorch" if torch else ""), said.startswith("h") and mine, said)
-    renewed = case.gpuslice("renew", case.name, "3s")
     at = time.monotonic()
-    shown = case.slice() or {}
-    time.sleep(1.5)
-    check("it lives until its time is over", mine <= set(case.truth.processes()) and shown.get("expires"), renewed or shown.get("expires"))
+    renewed = case.gpuslice("renew", case.name, "3s")
     gone = eventually(lambda: not mine & set(case.truth.processes()))
     after = time.monotonic() - at
     # 3 s, the grace of 2 s in which Python does not exit, and a moment to be killed.
-    check("then the card is free", gone and 2.9 < after < 3 + 2 + INTERVAL + GRACE + END, f"{after:.2f} s after 3 s were asked for")
+    check("it lives until its time is over, and then the card is free", gone and 3 < after < 3 + 2 + INTERVAL + GRACE + END, f"{after:.2f} s; {renewed}")
     check("and the slice is gone", eventually(lambda: not case.slice()), case.events("expired"))
 
 
