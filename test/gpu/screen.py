@@ -89,19 +89,17 @@ class Screen:
         return "".join("".join(f"\x1b[{s}m{t}\x1b[0m" if s else t for _, t, s in line).rstrip() + "\n" for line in self.runs())
 
 
-def capture(command, columns, rows, keys=(), wait=2.0):
-    """Runs a command on a terminal of this size; types each of the keys after a wait, and takes the screen after the last
-    wait, or when the command has ended."""
+def capture(command, columns, rows, keys, shows):
+    """Runs a command on a terminal of this size; once it shows that text, or after a minute, types each of the keys after a wait, and takes the
+    screen after the last wait, or when the command has ended."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
         os.environ.pop("NO_COLOR", None)
-        time.sleep(0.2)  # until the size is set
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         os.execvp(command[0], command)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    screen, ended = Screen(columns, rows), False
+    screen, ended, until = Screen(columns, rows), False, time.monotonic() + 60
     for key in list(keys) + [None]:
-        until = time.monotonic() + wait
         while not ended and (left := until - time.monotonic()) > 0:
             if select.select([terminal], [], [], left)[0]:
                 try:
@@ -110,6 +108,9 @@ def capture(command, columns, rows, keys=(), wait=2.0):
                     data = b""
                 ended = not data
                 screen.feed(data.decode(errors="replace"))
+            if shows and shows in screen.text():
+                until, shows = time.monotonic() + 2, ""
+        until, shows = time.monotonic() + 2, ""
         if key and not ended:
             os.write(terminal, key.encode())
     if not ended:
