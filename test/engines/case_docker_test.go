@@ -53,14 +53,14 @@ func dockerByShim(s *site) {
 }
 
 func dockerStops(s *site) {
-	for _, c := range []struct{ init, status string }{
-		{"trap 'exit 7' TERM; sleep 600 & wait", "7"},
-		{"trap '' TERM; while :; do sleep 1; done", "137"},
+	for _, c := range []struct{ init, patience, status string }{
+		{"trap 'exit 7' TERM; sleep 600 & wait", "60", "7"},
+		{"trap '' TERM; while :; do sleep 1; done", "1", "137"},
 	} {
 		name := s.run(container{args: []string{"/bin/sh", "-c", c.init}})
 		id := s.id(name)
 		s.mustHold(name, 3*gib, quota)
-		s.docker("stop", "-t", "1", name)
+		s.docker("stop", "-t", c.patience, name)
 		expect.Equal(s.t, s.docker("inspect", "--format", "{{.State.ExitCode}}", name), c.status, "it ended with")
 		s.Eventually("the slice is gone", s.IsGone(id))
 		s.docker("start", name)
