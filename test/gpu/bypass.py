@@ -145,12 +145,20 @@ def named(case):
     check("it is found within an interval and bypass_grace", event and event["pid"] == pid and event["bytes"] >= 2 * GIB and
           event["cause"] == "unattached" and event["action"] == "log" and after < INTERVAL + GRACE + END,
           f"{after:.2f} s after NVML showed it: {event}")
-    text = urllib.request.urlopen(f"http://{case.metrics}/metrics", timeout=10).read().decode()
-    lines = re.findall(r"^(gpuslice_bypass_total\{.*|gpuslice_slice_bypass_bytes\{.*)$", text, re.M)
-    held = next((float(l.split()[-1]) for l in lines if l.startswith("gpuslice_slice_bypass_bytes")), 0)
-    check("metrics count it", 'gpuslice_bypass_total{action="log"} 1' in lines and held >= 2 * GIB, lines)
-    process = next((p for p in case.slice()["processes"] if p["pid"] == pid), {})
-    check("gpuslice inspect names it", process.get("bypass") == "unattached" and not process.get("attached"), process)
+
+    def counted():
+        text = urllib.request.urlopen(f"http://{case.metrics}/metrics", timeout=60).read().decode()
+        held = re.findall(r"^gpuslice_slice_bypass_bytes\{.* (\S+)$", text, re.M)
+        return 'gpuslice_bypass_total{action="log"} 1\n' in text and held and float(held[0]) >= 2 * GIB
+
+    # An event comes before the figures.
+    check("metrics count it", eventually(counted), "")
+
+    def process():
+        return next((p for p in case.slice()["processes"] if p["pid"] == pid and p.get("bypass") == "unattached" and not p.get("attached")), None)
+
+    named_ = eventually(process)
+    check("gpuslice inspect names it", named_, named_)
     line = case.hog(MIB)
     check("a sibling is refused: it counts against the quota", "OUT_OF_MEMORY" in line, line)
     check("nobody is killed", pid in case.truth.processes() and not case.events("killed"), "")
