@@ -55,7 +55,7 @@ func twoPodsShare(n *node) {
 	n.start(n.pod("second", []string{"vram=shared"}, container("a", sleep, "vram")))
 	n.refused("second", "a", 5*gib)
 	n.delete("first") // the claim stays, since it has a pod
-	out, err := n.exec("second", "a", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 5368709120 || true")
+	out, err := n.exec("second", "a", "/bin/sh", "-c", hogOnce(5*gib))
 	if err != nil || !strings.Contains(out, holds(5*gib, 8*gib)) {
 		n.t.Errorf("when the first pod is gone: %q, %v", out, err)
 	}

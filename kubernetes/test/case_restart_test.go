@@ -126,9 +126,9 @@ func (n *node) setHook(script string) {
 // startedAgain: an init container, a sidecar and a container that restarts share the claim's quota.
 func startedAgain(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
-	p := n.pod("again", []string{"vram"}, container("a", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 1"}, "vram"))
+	p := n.pod("again", []string{"vram"}, container("a", []string{"/bin/sh", "-c", hogOnce(gib) + "; exit 1"}, "vram"))
 	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	p.Spec.InitContainers = []corev1.Container{container("i", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 0"}, "vram")}
+	p.Spec.InitContainers = []corev1.Container{container("i", []string{"/bin/sh", "-c", hogOnce(gib)}, "vram")}
 	sidecar := container("s", sleep, "vram")
 	sidecar.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
 	p.Spec.InitContainers = append(p.Spec.InitContainers, sidecar)

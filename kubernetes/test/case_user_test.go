@@ -127,7 +127,7 @@ func fromElsewhere(n *node) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: "NVIDIA_GPU_MEMORY_LIMIT", Value: "2048"})
 	}
 	for name, says := range map[string]func(*corev1.Container){"hami": gpumem, "toolkit": limit} {
-		before, beside, main := container("before", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 0"}), container("beside", sleep), container("main", hog(gib))
+		before, beside, main := container("before", []string{"/bin/sh", "-c", hogOnce(gib)}), container("beside", sleep), container("main", hog(gib))
 		beside.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
 		p := n.pod(name, nil, main)
 		p.Spec.InitContainers = []corev1.Container{before, beside}
@@ -146,7 +146,7 @@ func fromElsewhere(n *node) {
 		n.wrote(name, "before", holds(gib, 2*gib))
 		n.wrote(name, "main", holds(gib, 2*gib))
 		n.refused(name, "main", gib)
-		out, err := n.exec(name, "beside", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824 || true") // each separately
+		out, err := n.exec(name, "beside", "/bin/sh", "-c", hogOnce(gib)) // each separately
 		if err != nil || !strings.Contains(out, holds(gib, 2*gib)) {
 			n.t.Errorf("the sidecar of pod %s: %q, %v", name, out, err)
 		}

@@ -236,6 +236,11 @@ func (n *node) health(pod string, want corev1.ResourceHealthStatus) {
 	})
 }
 
+// hogOnce returns a shell's commands: a process allocates, and is ended when it has said so.
+func hogOnce(bytes int64) string {
+	return fmt.Sprintf("/demo/cuda_hog %d >/tmp/said & until [ -s /tmp/said ]; do sleep 0.05; done; cat /tmp/said; kill $!; wait", bytes)
+}
+
 // holds is hog's output.
 func holds(bytes, quota uint64) string { return fmt.Sprintf("holds %d of %d", bytes, quota) }
 
