@@ -59,14 +59,10 @@ func (h *host) tryElasticOf(id, tenant string, quota uint64, priority int) (*pro
 // returns has a process wait at the gate until its slice is back.
 func (p *proc) returns() *proc {
 	p.t.Helper()
-	for begun := time.Now(); time.Since(begun) < await.Patience; {
-		if said := p.ask("return"); said != statusAway {
-			must.Equal(p.t, said, "ok 0", "its return is answered")
-			return p
-		}
-	}
-	p.t.Fatal("its slice does not return")
-	return nil
+	said := ""
+	await.That(p.t, "its slice returns", func() bool { said = p.ask("return"); return said != statusAway })
+	must.Equal(p.t, said, "ok 0", "its return is answered")
+	return p
 }
 
 func (p *proc) works(truth *fakeTruth, bytes uint64) *proc {
@@ -77,16 +73,18 @@ func (p *proc) works(truth *fakeTruth, bytes uint64) *proc {
 	return p
 }
 
-func (h *host) becomes(id string, state api.State) api.Slice {
+func (h *host) becomes(id string, state api.State) (s api.Slice) {
 	h.t.Helper()
-	for range 500 {
-		if s := h.see(id); s.State == state {
-			return s
-		}
-		time.Sleep(10 * time.Millisecond)
+	eventually(h.t, fmt.Sprintf("%s becomes %s", id, state), func() bool { s = h.see(id); return s.State == state })
+	return s
+}
+
+// idle waits until slices have been idle for long enough to be evicted.
+func (h *host) idle(ids ...string) {
+	h.t.Helper()
+	for _, id := range ids {
+		eventually(h.t, id+" is idle", func() bool { return h.Idle(id) >= quick.MinResident })
 	}
-	h.t.Fatalf("%s does not become %s: %+v", id, state, h.see(id))
-	return api.Slice{}
 }
 
 func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
@@ -132,11 +130,11 @@ func TestNobodyIsEvictedWhoWorks(t *testing.T) {
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, 40*gib)
 	a.expect("ok 1", "enter") // a call that does not return
-	b.expect(statusAway, "return")
-	s := h.see("b")
-	if s.State != api.Evicted || s.Elastic.Waits == nil || !strings.Contains(s.Elastic.Obstacle, "a has 60GiB") {
-		t.Fatalf("%+v %+v", s, s.Elastic)
-	}
+	await.That(t, "the holder of the room is named", func() bool {
+		b.expect(statusAway, "return")
+		s := h.see("b")
+		return s.State == api.Evicted && s.Elastic.Waits != nil && strings.Contains(s.Elastic.Obstacle, "a has 60GiB")
+	})
 	if s := h.see("a"); s.State != api.Active || s.Elastic.Evictions != 0 {
 		t.Fatalf("%+v", s)
 	}
@@ -152,22 +150,20 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	a, b, low := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("low", 60*gib, -1)
 	begun := time.Now()
 	a.works(truth, 40*gib)
-	stop := make(chan struct{})
-	done := make(chan int)
-	go func() { // one call after another until the gate is shut
-		n := 0
-		for ; a.ask("enter") != "away"; n++ {
+	a.expect("ok 1", "enter") // it is busy, also if the test stands still
+	low.expect(statusAway, "return")
+	must.Equal(t, h.see("a").State, api.Active, "it goes for one of lower priority")
+	done := make(chan struct{})
+	go func() { // after the quantum, one call after another until the gate is shut
+		defer close(done)
+		time.Sleep(time.Until(begun.Add(o.Quantum)))
+		for a.ask("leave"); a.ask("enter") != "away"; {
 			a.ask("leave")
 		}
-		<-stop
-		done <- n
 	}()
-	low.expect(statusAway, "return") // for longer than the quantum
-	must.Equal(t, h.see("a").State, api.Active, "it goes for one of lower priority")
 	b.returns()
 	expect.True(t, time.Since(begun) >= o.Quantum, "it went within its quantum")
-	close(stop)
-	expect.True(t, <-done > 0, "it made no call")
+	<-done
 }
 
 // A program may wait in a call for its kernels, or to stay on the device.
@@ -195,14 +191,15 @@ func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, 40*gib)
 	a.expect("ok 1", "enter")
-	b.works(truth, gib)
-	h.becomes("a", api.Evicted)
-	f.set(func() {
-		f.fails = map[checkpoint.Action]map[int]int{checkpoint.Unlock: {a.pid(): 999}, checkpoint.Checkpoint: {a.pid(): 999}}
+	f.afterEach(func(done checkpoint.Action) {
+		if done == checkpoint.Checkpoint { // a is evicted, and returns at once
+			f.fails = map[checkpoint.Action]map[int]int{checkpoint.Unlock: {a.pid(): 999}, checkpoint.Checkpoint: {a.pid(): 999}}
+		}
 	})
+	b.works(truth, gib)
 	h.becomes("a", api.Returning)
 	time.Sleep(1500 * time.Millisecond)
-	f.set(func() { f.fails = make(map[checkpoint.Action]map[int]int) })
+	f.set(func() { f.fails, f.then = make(map[checkpoint.Action]map[int]int), nil })
 	h.becomes("a", api.Active)
 }
 
@@ -211,25 +208,20 @@ func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 	a := h.elastic("a", 60*gib, 0).works(truth, 40*gib)
 	a.expect("ok 1", "enter")
 	b := h.elastic("b", 60*gib, 0)
-	b.expect(statusAway, "return")
-	must.True(t, h.see("b").Elastic.Waits != nil, "it does not wait")
-	for range 500 { // the process that waited has exited
-		if h.see("b").Elastic.Waits == nil {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("%+v", h.see("b").Elastic)
+	await.That(t, "it waits", func() bool { b.expect(statusAway, "return"); return h.see("b").Elastic.Waits != nil })
+	eventually(t, "it waits no more", func() bool { return h.see("b").Elastic.Waits == nil })
 }
 
 // Each time one of the small ones has to go, another waits for its room.
 func TestALargeSliceGetsItsTurnBesideSmallOnes(t *testing.T) {
-	o := quick
-	o.Quantum = 300 * time.Millisecond
-	h, truth, _ := elastics(t, o)
+	h, truth, _ := elastics(t, quick)
+	var small []*proc
 	for _, id := range []string{"s1", "s2", "s3"} {
-		small := h.elastic(id, 40*gib, 0).works(truth, gib)
-		small.expect("ok 1", "enter") // it is never idle, and always wants to return
+		small = append(small, h.elastic(id, 40*gib, 0).works(truth, gib))
+	}
+	h.with(func(o *enforcer.Options) { o.Elastic.Quantum = 300 * time.Millisecond })
+	for _, p := range small { // in a call that does not end it is never idle, and always wants to return
+		await.That(t, "it is in a call", func() bool { return p.ask("enter") == "ok 1" || p.returns().ask("enter") == "ok 1" })
 	}
 	h.elastic("big", 80*gib, 0).returns()
 }
@@ -262,7 +254,7 @@ func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
 	high.works(truth, gib)
 	low.works(truth, gib)
-	time.Sleep(3 * quick.MinResident) // both are idle
+	h.idle("high", "low")
 	h.elastic("third", 30*gib, 0).works(truth, gib)
 	h.becomes("low", api.Evicted)
 	if s := h.see("high"); s.State != api.Active { // although it has been idle for longer
@@ -274,7 +266,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 1000)
 	a.works(truth, 40*gib)
-	time.Sleep(2 * quick.MinResident)
+	h.idle("a")
 	link := filepath.Join(h.options.RunDir, "to-ordinary")
 	p := start(t, link, "")
 	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 50*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
@@ -336,7 +328,7 @@ func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 			return must.Err(h.Change(ctx, "ordinary", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 30*gib)}}))
 		}},
 	} {
-		time.Sleep(2 * quick.MinResident)
+		h.idle("a", "b", "c")
 		refusedWith(t, grows.do(t.Context()), api.CodeBusy, grows.who, "idle elastic slices are being evicted for it: try again")
 		eventually(t, "there is room", func() bool { return grows.do(t.Context()) == nil })
 		expect.Equal(t, evicted(), i+1, "evicted for", grows.who, "and those before it")

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
@@ -94,10 +95,12 @@ func TestAnElasticPoolStaysWhileOneOfItsMembersWorks(t *testing.T) {
 	a.works(truth, 10*gib)
 	b.works(truth, 20*gib)
 	b.expect("ok 1", "enter") // a call that does not return
-	x.expect(statusAway, "return")
-	s := h.see("x")
-	if !strings.Contains(s.Elastic.Obstacle, "pool llm has 60GiB") || h.see("a").State != api.Active || f.states()[a.pid()] != checkpoint.Running {
-		t.Fatalf("%+v, a %+v, %v", s.Elastic, h.see("a"), f.states())
+	await.That(t, "the holder of the room is named", func() bool {
+		x.expect(statusAway, "return")
+		return strings.Contains(h.see("x").Elastic.Obstacle, "pool llm has 60GiB")
+	})
+	if h.see("a").State != api.Active || f.states()[a.pid()] != checkpoint.Running {
+		t.Fatalf("a %+v, %v", h.see("a"), f.states())
 	}
 	b.must("leave")
 	x.returns()
@@ -110,10 +113,10 @@ func TestPriorityIsThePools(t *testing.T) {
 	h.elasticPool("low", -1, on(gpu0, 30*gib))
 	low, mid := h.member("m", "low").works(truth, gib), h.elastic("mid", 30*gib, 0)
 	mid.works(truth, gib)
-	time.Sleep(2 * quick.MinResident)
+	h.idle("mid")
 	low.expect("ok 1", "enter") // mid has been idle for longest
 	low.must("leave")
-	time.Sleep(2 * quick.MinResident)
+	h.idle("m", "mid")
 	h.elastic("x", 30*gib, 0).works(truth, gib)
 	if h.see("m").State != api.Evicted || h.see("mid").State != api.Active || h.see("m").Elastic.Priority != -1 {
 		t.Fatalf("%+v, %+v", h.see("m"), h.see("mid"))

@@ -209,6 +209,15 @@ func ForgetObstacles(e *Enforcer) {
 	}
 }
 
+// Idle returns for how long an elastic slice has been idle, by all calls that its processes have made.
+func (e *Enforcer) Idle(id string) time.Duration {
+	s, now := e.find(id), time.Now()
+	s.observe(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Sub(s.residency.active)
+}
+
 // HoldHosting takes the turn for requests for host memory, and returns the function that gives it back.
 func (e *Enforcer) HoldHosting() (give func()) {
 	e.hosting.Wait()
