@@ -43,8 +43,8 @@ func TestWhatCannotBeMovedStays(t *testing.T) {
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 	enforcer.ForgetObstacles(h.Enforcer)
-	b.expect(statusAway, "return")
 	eventually(t, "a stays, whenever its eviction is tried", func() bool {
+		b.expect(statusAway, "return")
 		s := h.see("a")
 		return s.State == api.Active && strings.Contains(s.Elastic.Obstacle, "managed memory") && f.states()[a.pid()] == checkpoint.Running
 	})
@@ -159,8 +159,8 @@ func TestWhatIsOnTheWayToHostMemoryCounts(t *testing.T) {
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
 	f.beforeEach(func(checkpoint.Action, int) { <-release })
-	c.expect(statusAway, "return")
 	eventually(t, "one stays, since the other is on the way", func() bool {
+		c.expect(statusAway, "return")
 		return strings.Contains(h.see("a").Elastic.Obstacle+h.see("b").Elastic.Obstacle, "20GiB would be in host memory, and host_memory is 15GiB")
 	})
 }
@@ -173,8 +173,8 @@ func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 	a.works(truth, 40*gib)
 	b.works(truth, 40*gib)
 	h.becomes("a", api.Evicted)
-	c.expect(statusAway, "return")
 	eventually(t, "b stays", func() bool {
+		c.expect(statusAway, "return")
 		s := h.see("b")
 		return s.State == api.Active && strings.Contains(s.Elastic.Obstacle, "80GiB would be in host memory, and host_memory is 50GiB")
 	})
@@ -236,16 +236,8 @@ func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
 
 func resumed(t *testing.T, h *host, id string) {
 	t.Helper()
-	var err error
-	for range 100 {
-		if err = h.resume(id); err == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if err != nil || h.see(id).State != api.Active {
-		t.Fatalf("%v: %+v", err, h.see(id))
-	}
+	eventually(t, id+" is resumed", func() bool { return h.resume(id) == nil })
+	must.Equal(t, h.see(id).State, api.Active, "state")
 }
 
 // A slice for which there is no room is evicted when it is resumed.

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -96,8 +97,10 @@ func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
 	f.set(func() { f.state[a.pid()] = checkpoint.Locked })
-	b.expect(statusAway, "return")
-	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by a program outside gpuslice") })
+	eventually(t, "it is said", func() bool {
+		b.expect(statusAway, "return")
+		return strings.Contains(h.see("a").Elastic.Obstacle, "by a program outside gpuslice")
+	})
 	if s := h.becomes("a", api.Active); f.states()[a.pid()] != checkpoint.Running && f.states()[a.pid()] != checkpoint.Locked {
 		t.Errorf("%+v", s)
 	}
@@ -298,27 +301,28 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 	var limited atomic.Bool
 	h, truth, _, a, b, m := ownTurns(t)
 	t.Cleanup(enforcer.LimitMemory(func(pid int) bool { return pid == a.pid() && limited.Load() }))
-	turn := func() (bare bool) {
+	bare := func() bool { return m.wasTold(ledger.Bare) }
+	turn := func() {
 		t.Helper()
 		b.works(truth, mib)
 		h.becomes("a", api.Evicted)
 		a.returns()
-		h.becomes("b", api.Evicted)
-		h.becomes("a", api.Active)
-		time.Sleep(50 * time.Millisecond)
-		return m.wasTold(ledger.Bare)
+		h.HoldTurns("a")() // its return has ended
 	}
-	expect.True(t, !turn(), "it keeps none, though there is plenty")
+	turn()
+	await.Quiet(t, "it keeps none, though there is plenty", 50*time.Millisecond, bare)
 	// The host of 1 TiB has 6 GiB less than an eighth available, so the process gives back 6 GiB.
 	enforcer.HostHas(122 * gib)
-	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
-		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
-	}
+	turn()
+	eventually(t, "it gives that back", bare)
+	expect.Equal(t, atomic.LoadUint64(m.keep), 40*gib-600*mib-6*gib, "it keeps")
 	enforcer.HostHas(gib)
-	expect.True(t, turn(), "it keeps some of a host that has too little")
+	turn()
+	eventually(t, "it keeps nothing of a host that has too little", bare)
 	enforcer.HostHas(1 << 40)
 	limited.Store(true)
-	expect.True(t, turn(), "it keeps some, though its cgroup is limited")
+	turn()
+	eventually(t, "it keeps nothing, since its cgroup is limited", bare)
 }
 
 func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
@@ -439,8 +443,10 @@ func TestWhatCannotLeaveStays(t *testing.T) {
 	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
 	m := h.movesItself(a.works(truth, 40*gib), "a", truth)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
-	b.expect(statusAway, "return")
-	eventually(t, "it is said", func() bool { return strings.Contains(h.see("b").Elastic.Obstacle, "a has 600MiB") })
+	eventually(t, "it is said", func() bool {
+		b.expect(statusAway, "return")
+		return strings.Contains(h.see("b").Elastic.Obstacle, "a has 600MiB")
+	})
 	if s := h.becomes("a", api.Evicted); s.Devices[0].Suspended != 40*gib-600*mib || h.granted(t) != 600*mib {
 		t.Errorf("%+v, %d given", s, h.granted(t))
 	}
