@@ -233,11 +233,11 @@ func (f *fakeTruth) listed(uuid string) int {
 	return f.lists[uuid]
 }
 
-// intervals returns how often the bytes in use of a device were queried: once in each interval, and once more at each listing.
-func (f *fakeTruth) intervals(quiet string) int {
+// queries returns how often the bytes in use of a device were queried: once in each interval, and once more at each listing.
+func (f *fakeTruth) queries(uuid string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.uses[quiet]
+	return f.uses[uuid]
 }
 
 func (f *fakeTruth) set(uuid string, pid int, bytes uint64) {
