@@ -16,11 +16,12 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
-	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
+	lockPatience, answerPatience, mutePatience, ownSlowest = await.Patience, await.Patience, await.Patience, 1<<50
 	moveTimeout = 5 * time.Second
 }
 
@@ -200,6 +201,12 @@ func WaitWithReleases(limit time.Duration) (restore func()) {
 	was := patienceOfRelease
 	patienceOfRelease = limit
 	return func() { patienceOfRelease = was }
+}
+
+// LosePatience shortens the waits for processes that do not move themselves, until restore.
+func LosePatience() (restore func()) {
+	lockPatience, answerPatience, mutePatience = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
+	return func() { lockPatience, answerPatience, mutePatience = await.Patience, await.Patience, await.Patience }
 }
 
 // ForgetObstacles lets the enforcer retry evictions that failed at once.

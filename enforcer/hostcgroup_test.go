@@ -180,6 +180,7 @@ func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
 
 // The process's own cgroup limits neither its move nor what it keeps.
 func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
+	t.Cleanup(enforcer.LosePatience())
 	h, truth, f, a, b, m, held := givenTurns(t)
 	held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == a.pid() })
 	for range 2 {

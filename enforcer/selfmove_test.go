@@ -78,6 +78,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 		"it does not answer when it's done": func(m *selfMover) { m.mute[ledger.Locked], m.mute[ledger.Running] = true, true },
 	} {
 		t.Run(what, func(t *testing.T) {
+			t.Cleanup(enforcer.LosePatience())
 			h, truth, f, a, b, m := ownTurns(t)
 			m.set(does)
 			b.works(truth, gib)
@@ -94,6 +95,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 
 // The driver is to move it, and finds that a program outside gpuslice has locked it.
 func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
+	t.Cleanup(enforcer.LosePatience())
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
 	f.set(func() { f.state[a.pid()] = checkpoint.Locked })
@@ -185,6 +187,7 @@ func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
 
 // Driver truth contradicts the process, and the driver moves it without delay.
 func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T) {
+	t.Cleanup(enforcer.LosePatience())
 	h, truth, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.lies = true })
 	b.works(truth, gib)
