@@ -263,13 +263,13 @@ type host struct {
 	stop func()
 }
 
-func newTruthHost(t *testing.T) (*host, *fakeTruth) {
+func newTruthHost(t *testing.T, with ...func(*enforcer.Options)) (*host, *fakeTruth) {
 	t.Helper()
 	truth := &fakeTruth{}
-	return newHost(t, truth), truth
+	return newHost(t, truth, with...), truth
 }
 
-func newHost(t *testing.T, truth *fakeTruth) *host {
+func newHost(t *testing.T, truth *fakeTruth, with ...func(*enforcer.Options)) *host {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "gs-"))(t) // keeps socket paths short
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -285,6 +285,9 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 	}
 	if os.Geteuid() != 0 {
 		h.options.Unprivileged = true
+	}
+	for _, change := range with {
+		change(&h.options)
 	}
 	h.start()
 	t.Cleanup(func() { h.stop() })

@@ -190,7 +190,7 @@ func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
 // A process learns the cost of its first context once it exists, and then charges it. The comparison may have charged it already; it must not count
 // twice.
 func TestAFirstContextIsNotChargedTwice(t *testing.T) {
-	h, truth := newTruthHost(t)
+	h, truth := newTruthHost(t, func(o *enforcer.Options) { o.SettleTime = time.Hour }) // the process has time to charge
 	const context = 518 * mib
 	for n := range 5 {
 		id := fmt.Sprint("s", n)
@@ -356,7 +356,7 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 
 // Some allocations have a size that only the driver knows. The driver holds it before the process can charge it.
 func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
-	h, truth := newTruthHost(t)
+	h, truth := newTruthHost(t, func(o *enforcer.Options) { o.SettleTime = time.Hour }) // the process has time to charge
 	p, _ := h.session("s", on(gpu0, 4*mib))
 	p.uses()
 	p.must("charge 0 %d", 2*mib)
