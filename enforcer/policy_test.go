@@ -312,7 +312,7 @@ func TestHonestProcessesAreNoViolation(t *testing.T) {
 	for worker := range uint64(4) {
 		storm.Go(func() {
 			r := rand.New(rand.NewPCG(seed, worker))
-			for time.Now().Before(end) {
+			for time.Now().Before(end) || steps.Load() < 100 {
 				honestLife(t, truth, r, link, cgroup, &steps)
 				deaths.Add(1)
 			}
@@ -324,7 +324,7 @@ func TestHonestProcessesAreNoViolation(t *testing.T) {
 		must.Len(t, h.told(kind), 0, "seed", seed)
 	}
 	must.True(t, !first.dead(), "the slice was killed")
-	if d := h.see("s").Devices[0]; d.Used != 0 || d.Overhead != 0 || steps.Load() < 100 {
+	if d := h.see("s").Devices[0]; d.Used != 0 || d.Overhead != 0 {
 		t.Fatalf("after %d steps and %d deaths: %+v", steps.Load(), deaths.Load(), d)
 	}
 	t.Logf("%d steps, %d deaths", steps.Load(), deaths.Load())
