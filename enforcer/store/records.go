@@ -77,16 +77,19 @@ func lock(path string) (*os.File, error) {
 
 // Lock locks a file. It returns ErrLocked if another process holds the lock for lockPatience. The lock ends with the process.
 func Lock(f *os.File) error {
-	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	const pace = 10 * time.Millisecond
+	// Count down by attempts, not by the clock: the other process may have stood still, too.
+	for left := lockPatience; ; left -= pace {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return fmt.Errorf("cannot lock %s: %w", f.Name(), err)
-		case time.Since(began) > lockPatience:
+		case left <= 0:
 			return ErrLocked
 		}
+		time.Sleep(pace)
 	}
 }
 
