@@ -94,6 +94,7 @@ func (m *sampler) run(ctx context.Context) {
 		regular := false
 		select {
 		case <-ctx.Done():
+			m.e.publish(m.g) // what was learned since the last sample
 			return
 		case <-m.g.exits:
 			if at := time.Now().Add(m.rules.ExitGrace); again.IsZero() || at.Before(again) {
