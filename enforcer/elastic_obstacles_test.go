@@ -99,15 +99,22 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 	o := quick
 	o.Patience = time.Nanosecond
 	h, truth, f := elastics(t, o)
-	h.with(func(o *enforcer.Options) { o.Grace = time.Second })
+	clock := &clock{at: time.Hour}
+	h.with(func(o *enforcer.Options) { o.Clock, o.Grace = clock.now, grace })
 	a, b, c := h.elastic("a", 40*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 30*gib, 0)
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // it does not exit at SIGTERM
-	b.expect(statusAway, "return")
-	eventually(t, "a is ended", func() bool { return len(h.told(api.EventExpired)) == 1 })
+	eventually(t, "a is ended", func() bool { b.expect(statusAway, "return"); return len(h.told(api.EventExpired)) == 1 })
+	back := make(chan struct{})
+	go func() { // it asks again and again
+		defer close(back)
+		b.returns()
+	}()
 	c.expect(statusAway, "return")
-	await.That(t, "b returns, once a is killed", func() bool { return b.ask("return") != statusAway })
+	eventually(t, "a is asked to end", func() bool { return h.Asked("a") })
+	clock.pass(grace)
+	await.Value(t, "b returns, once a is killed", back)
 }
 
 // The driver does not report what a process that does not progress is doing.
