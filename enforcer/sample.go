@@ -381,8 +381,9 @@ func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 	if n.sampled.IsZero() {
 		n.sampled = at
 	}
+	n.samples++
 	if d.Inherited > 0 {
-		if f.undecided && at.Sub(n.sampled) < s.e.options.SettleTime {
+		if f.undecided && (at.Sub(n.sampled) < s.e.options.SettleTime || n.samples < truth.Agreeing) { // as rule 3 of package truth
 			total = max(total, d.Inherited)
 		} else {
 			d.Inherited = 0

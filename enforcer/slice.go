@@ -92,6 +92,7 @@ type note struct {
 	allocations uint64       // already added to the host's count
 	exits       map[int]exit // by pid: exited processes, until the driver's bytes for them are known
 	sampled     time.Time    // time of the first sample by this enforcer; zero before
+	samples     int          // number of them
 }
 
 // newQuota gives a new slice a quota without devices.
