@@ -22,7 +22,7 @@ import (
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
 	lockPatience, answerPatience, mutePatience, ownSlowest = await.Patience, await.Patience, await.Patience, 1<<50
-	moveTimeout = 5 * time.Second
+	moveTimeout, tellPatience = 5*time.Second, await.Patience
 }
 
 var (
@@ -201,6 +201,12 @@ func WaitWithReleases(limit time.Duration) (restore func()) {
 	was := patienceOfRelease
 	patienceOfRelease = limit
 	return func() { patienceOfRelease = was }
+}
+
+// TellInTime has the enforcer answer processes in its usual time, until restore.
+func TellInTime() (restore func()) {
+	tellPatience = patienceOfProcess
+	return func() { tellPatience = await.Patience }
 }
 
 // LosePatience shortens the waits for processes that do not move themselves, until restore.

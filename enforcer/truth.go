@@ -23,6 +23,9 @@ const (
 	patienceOfProcess = 700 * time.Millisecond
 )
 
+// tellPatience is patienceOfProcess. Tests use a longer one.
+var tellPatience = patienceOfProcess
+
 // patienceOfRelease is shorter, since all other changes wait for a release. Tests use a longer one.
 var patienceOfRelease = 300 * time.Millisecond
 
@@ -235,7 +238,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	if g == nil {
 		return 0, ledger.StatusUnknown
 	}
-	all, err := s.e.truth.processes(g, patienceOfProcess)
+	all, err := s.e.truth.processes(g, tellPatience)
 	if err != nil {
 		return 0, ledger.StatusUnknown // the sampler logs it, once
 	}

@@ -174,6 +174,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 }
 
 func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
+	t.Cleanup(enforcer.TellInTime())
 	hang := make(chan struct{})
 	defer close(hang)
 	truth := &fakeTruth{hang: hang}
@@ -248,7 +249,8 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 // take twice the timeout.
 func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
 	const takes, askers = 20 * time.Millisecond, 64
-	defer enforcer.WaitWithReleases(500 * time.Millisecond)()
+	t.Cleanup(enforcer.WaitWithReleases(500 * time.Millisecond))
+	t.Cleanup(enforcer.TellInTime())
 	truth := &fakeTruth{takes: takes}
 	h := newHost(t, truth)
 	p, _ := h.pair(on(gpu0, 4*gib))
