@@ -89,7 +89,7 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 		return err
 	}
 	killpoint.Pass("acquire.stored")
-	l.lives(slice.Slice)
+	l.lives(s.question(), slice.Slice)
 	s.mu.Lock()
 	l.serving, l.since = true, time.Now()
 	s.mu.Unlock()

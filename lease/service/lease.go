@@ -83,6 +83,7 @@ type lease struct {
 	restarts uint64
 	why      string         // cause of the last restart
 	last     *leasepb.Lease // set before done is closed
+	answered uint64         // number of the question that the fields below answer
 	expires  *time.Time
 	deadline time.Time // expires, on the monotonic clock
 	charged  uint64
@@ -103,11 +104,14 @@ func (s *Service) newLease(r record) *lease {
 	return l
 }
 
-// lives records the enforcer's answer about the slice.
-func (l *lease) lives(slice api.Slice) {
+// lives records the enforcer's answer about the slice, unless a later question has its answer.
+func (l *lease) lives(question uint64, slice api.Slice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expires, l.charged = slice.Expires, 0
+	if question < l.answered {
+		return
+	}
+	l.answered, l.expires, l.charged = question, slice.Expires, 0
 	if slice.Expires != nil {
 		l.deadline = time.Now().Add(slice.Remaining)
 	}

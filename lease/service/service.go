@@ -99,6 +99,7 @@ type Service struct {
 	users        session.HostUsers
 	changes      *session.Pace
 	calls        *pace.Users
+	questions    atomic.Uint64
 
 	mu       sync.Mutex // guards all below
 	leases   map[string]*lease
@@ -217,6 +218,7 @@ func (s *Service) checkAll(ctx context.Context) {
 func (s *Service) check(ctx context.Context, l *lease) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	question := s.question()
 	slice, err := s.Enforcer.Slice(ctx, l.ID)
 	switch {
 	case errors.Is(err, api.ErrNotFound) || err == nil && slice.Generation != l.Generation:
@@ -226,7 +228,7 @@ func (s *Service) check(ctx context.Context, l *lease) {
 		s.endAside(l, reasonExpired)
 		return
 	case err == nil:
-		l.lives(slice)
+		l.lives(question, slice)
 	}
 	if l.isOver() { // the enforcer did not report a renewal
 		s.endAside(l, reasonExpired)
@@ -339,7 +341,7 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 		return nil, refusal(err)
 	}
 	killpoint.Pass("renew.done")
-	l.lives(renewed)
+	l.lives(s.question(), renewed) // an answer to an earlier question may be from before the renewal
 	s.counts.renewed()
 	return s.show(ctx, l), nil
 }
@@ -359,12 +361,13 @@ func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
 	if len(all) == 0 {
 		return nil
 	}
+	question := s.question()
 	found, err := s.Enforcer.Slices(ctx)
 	var list []*leasepb.Lease
 	for _, l := range all {
 		i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
 		if err == nil && i >= 0 {
-			l.lives(found[i])
+			l.lives(question, found[i])
 		}
 		list = append(list, l.shown())
 	}
@@ -404,11 +407,15 @@ func (s *Service) own(who Peer, id string) (*lease, error) {
 
 // show returns the lease after querying the enforcer.
 func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
+	question := s.question()
 	if slice, err := s.Enforcer.Slice(ctx, l.ID); err == nil && slice.Generation == l.Generation {
-		l.lives(slice)
+		l.lives(question, slice)
 	}
 	return l.shown()
 }
+
+// question numbers a question to the enforcer about leases.
+func (s *Service) question() uint64 { return s.questions.Add(1) }
 
 func (s *Service) dirOf(id string) string { return filepath.Join(s.Dir, id) }
 
