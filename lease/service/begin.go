@@ -90,8 +90,10 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	}
 	killpoint.Pass("acquire.stored")
 	l.lives(s.question(), slice.Slice)
+	l.since = time.Now()
+	s.counts.begun(l) // before anything can end the lease
 	s.mu.Lock()
-	l.serving, l.since = true, time.Now()
+	l.serving = true
 	s.mu.Unlock()
 	s.minding.Go(func() { s.mind(l) })
 	return nil

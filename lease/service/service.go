@@ -287,7 +287,6 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 		s.end(l, "it could not be acquired: "+err.Error())
 		return nil, refusal(err)
 	}
-	s.counts.begun(l)
 	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "remote", who.remote, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
 		"pid", l.PID, "broker_uid", l.BrokerUID)
 	shown := s.show(ctx, l)
