@@ -240,8 +240,12 @@ func (h *remoteHost) raw(of leases.TLS) net.Conn {
 func TestAUserOnOtherMachinesHasAShareOfTheConnections(t *testing.T) {
 	h, _ := withSessions(t)
 	of := h.client(one1)
-	for range maxRemoteOfUser {
-		h.raw(of)
+	for range maxRemoteOfUser { // sessions: a connection without a request is closed after a while
+		s, err := h.open(of, "lease-1", "token")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
 	}
 	eventually(t, "he has all that he may have", func() bool { return h.remote.Load().connections()[one1] == maxRemoteOfUser })
 	if _, err := h.open(of, "lease-1", "token"); err == nil {
