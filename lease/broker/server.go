@@ -51,6 +51,8 @@ type Broker struct {
 	end     sync.Once
 	exit    int
 	why     string
+	// farewell is Farewell; tests wait for all clients.
+	farewell time.Duration
 
 	mutex   sync.Mutex
 	clients int
@@ -75,7 +77,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 		return nil, err
 	}
 	killpoint.Pass("broker.opened")
-	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
+	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{}), farewell: Farewell}
 	b.engine.watch = b.watch
 	b.engine.succeed(config)
 	return b, nil
@@ -118,7 +120,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	go func() { server.GracefulStop(); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(Farewell): // do not wait for clients that read nothing
+	case <-time.After(b.farewell): // do not wait for clients that read nothing
 	}
 	server.Stop()
 	_ = shared.Close()

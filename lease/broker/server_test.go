@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 type serving struct {
@@ -38,6 +39,7 @@ func serve(t *testing.T, config Config) *serving {
 	if s.Broker, err = New(config, func() (Device, error) { return s.device, nil }); err != nil {
 		t.Fatal(err)
 	}
+	s.farewell = await.Patience
 	sessions, err := net.Listen("unix", s.path)
 	if err != nil {
 		t.Fatal(err)
