@@ -110,6 +110,7 @@ type Writer struct {
 	shares   shares
 	dropping bool // entries are being dropped, and this was logged
 	closed   bool
+	said     chan struct{} // closed once the latest line of the log is written; nil before the first
 
 	wake  chan struct{}
 	ended chan struct{}
@@ -256,12 +257,27 @@ func missing(count uint64, at time.Time, why string) Entry {
 	return Entry{Event: api.Event{Kind: KindDropped, Time: at, Count: count, Cause: why}}
 }
 
-// sayDropping logs once that entries are being dropped. mu is held, so another goroutine writes the log, which may be a pipe
+// say writes lines to the log in the order of its calls. mu is held, so another goroutine writes the log, which may be a pipe
 // without a reader.
+func (w *Writer) say(log func()) {
+	before, done := w.said, make(chan struct{})
+	w.said = done
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		log()
+	}()
+}
+
+// sayDropping logs once that entries are being dropped. mu is held.
 func (w *Writer) sayDropping(why string) {
 	if !w.dropping {
 		w.dropping = true
-		go w.options.Log.Error("the audit file cannot be written: entries are dropped until it can be", "file", w.options.File, "err", why)
+		w.say(func() {
+			w.options.Log.Error("the audit file cannot be written: entries are dropped until it can be", "file", w.options.File, "err", why)
+		})
 	}
 }
 
@@ -362,6 +378,9 @@ func (w *Writer) goesOn() {
 	defer w.mu.Unlock()
 	if w.dropping && w.lost.dropped == 0 && len(w.queue.lines) == w.queue.count {
 		w.dropping = false
-		go w.options.Log.Info("the audit file can be written again", "file", w.options.File, "dropped", w.dropped.Load())
+		dropped := w.dropped.Load()
+		w.say(func() {
+			w.options.Log.Info("the audit file can be written again", "file", w.options.File, "dropped", dropped)
+		})
 	}
 }
