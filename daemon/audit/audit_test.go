@@ -94,6 +94,13 @@ func eventually(t *testing.T, what string, is func() bool) {
 	await.That(t, what, is)
 }
 
+// closed closes w and waits for the disk, however slow that is.
+func closed(t *testing.T, w *Writer) {
+	t.Helper()
+	w.Close()
+	await.Value(t, "all entries are written", w.ended)
+}
+
 func (w *Writer) wrote(n uint64) func() bool {
 	return func() bool { written, _ := w.Counts(); return written == n }
 }
@@ -110,7 +117,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	uid := uint32(0)
 	w.Put(Entry{Event: api.Event{Time: at, Kind: KindRequest, Slice: "c2", PID: 8}, UID: &uid, Operation: "POST /v1/slices",
 		Result: Refused, Code: api.CodeExists, Message: "it exists", Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}})
-	w.Close()
+	closed(t, w)
 	text := must.Get(os.ReadFile(filepath.Join(dir, "audit.jsonl")))(t)
 	const want = `{"time":"2026-01-02T03:04:05.000000006Z","kind":"refused","slice":"c1","generation":3,"tenant":"physics","pid":7,"command":"python","device":"GPU-1","count":2,"call":"cuMemAlloc","requested":100,"limit":50,"used":0,"overhead":5,"bytes":100,"seq":9,"result":"refused","code":"quota_exceeded","operation":"cuMemAlloc"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"freed","slice":"c1","device":"GPU-1","bytes":20,"seq":10,"result":"ok"}
@@ -127,7 +134,7 @@ func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
 	dir := t.TempDir()
 	w, _ := writer(t, dir, func(o *Options) { o.GID = 12345 })
 	w.Put(entry(1))
-	w.Close()
+	closed(t, w)
 	info := must.Get(os.Stat(filepath.Join(dir, "audit.jsonl")))(t)
 	if info.Mode() != 0o640 || info.Sys().(*syscall.Stat_t).Gid != 12345 || info.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("%v, %+v", info.Mode(), info.Sys())
@@ -138,14 +145,14 @@ func TestAFileGoesOnWhereAnEarlierEnforcerStopped(t *testing.T) {
 	dir := t.TempDir()
 	w, _ := writer(t, dir, nil)
 	w.Put(entry(1))
-	w.Close()
+	closed(t, w)
 	// As after the death of the machine while it wrote a line.
 	f := must.Get(os.OpenFile(filepath.Join(dir, "audit.jsonl"), os.O_WRONLY|os.O_APPEND, 0))(t)
 	must.Get(f.WriteString(`{"time":"20`))(t)
 	f.Close()
 	w, _ = writer(t, dir, nil)
 	w.Put(entry(2))
-	w.Close()
+	closed(t, w)
 	text := must.Get(os.ReadFile(filepath.Join(dir, "audit.jsonl")))(t)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) != 3 || lines[1] != `{"time":"20` || !strings.Contains(lines[2], `"s2"`) {
@@ -168,7 +175,7 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 		})
 	}
 	all.Wait()
-	w.Close()
+	closed(t, w)
 	names := files(t, dir)
 	expect.True(t, len(names) >= 10, "files are there:", len(names))
 	for _, name := range names {
@@ -201,7 +208,7 @@ func TestOnlySoManyOldFilesAreKeptWhateverTheClockSays(t *testing.T) {
 		w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: i + 1}, Result: OK})
 		eventually(t, "the entry is written", w.wrote(uint64(i+1)))
 	}
-	w.Close()
+	closed(t, w)
 	all := read(t, files(t, dir)...)
 	if len(all) != 4 || all[0].PID != 17 || all[3].PID != 20 {
 		t.Errorf("%+v", all)
@@ -224,7 +231,7 @@ func TestAFileThatIsOldIsRotatedThoughNothingHappens(t *testing.T) {
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 1}})
 	pass(40 * time.Minute)
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 2}})
-	w.Close()
+	closed(t, w)
 	must.Len(t, files(t, dir), 1, "rotated before its time")
 	w = open() // the age counts from the first entry, not from the start
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 3}})
@@ -233,7 +240,7 @@ func TestAFileThatIsOldIsRotatedThoughNothingHappens(t *testing.T) {
 	eventually(t, "the file is rotated", func() bool { return len(files(t, dir)) == 2 })
 	pass(24 * time.Hour) // an empty file has no age
 	w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: 4}})
-	w.Close()
+	closed(t, w)
 	names := files(t, dir)
 	if len(names) != 2 || len(read(t, names[0])) != 3 || len(read(t, names[1])) != 1 {
 		t.Errorf("%q: %+v", names, read(t, names...))
@@ -264,7 +271,7 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Put(entry(4))
-	w.Close()
+	closed(t, w)
 	if all := read(t, name); len(all) != 1 || all[0].Slice != "s4" {
 		t.Errorf("%+v", all)
 	}

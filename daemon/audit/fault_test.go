@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func small(t *testing.T) string {
 func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
 	t.Helper()
 	eventually(t, "the log says that entries are written again", func() bool { return log.count(ends) == 1 })
-	w.Close()
+	closed(t, w)
 	there, missing := accounted(read(t, files(t, dir)...))
 	written, dropped := w.Counts()
 	if there+missing != n || missing == 0 || written != uint64(there) || dropped != uint64(missing) {
@@ -98,7 +99,7 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 	eventually(t, "entries are dropped again", func() bool { _, dropped := w.Counts(); return dropped == 2 })
 	must.Do(t, os.Rename(aside, dir))
 	eventually(t, "the second marker is written", func() bool { return log.count(ends) == 2 })
-	w.Close()
+	closed(t, w)
 	all := read(t, files(t, dir)...)
 	if len(all) != 3 || all[0].Kind != KindDropped || all[1].Slice != "s1" || all[2].Kind != KindDropped || all[2].Count != 1 || all[2].Cause == "" {
 		t.Errorf("%+v", all)
@@ -109,17 +110,25 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 func hanging(t *testing.T, dir string) (w *Writer, log *said, goesOn func()) {
 	t.Helper()
 	var hang sync.Mutex
+	var hangs atomic.Bool
 	w, log = writer(t, dir, func(o *Options) {
 		o.MaxAge = time.Hour
 		// Entries have a time already, so only the writing goroutine calls Now.
-		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
+		o.Now = func() time.Time {
+			if !hang.TryLock() {
+				hangs.Store(true)
+				hang.Lock()
+			}
+			defer hang.Unlock()
+			return time.Unix(1e9, 0)
+		}
 	})
 	w.Put(entry(0))
 	eventually(t, "the first is written", w.wrote(1))
 	hang.Lock()
 	goesOn = sync.OnceFunc(hang.Unlock)
 	t.Cleanup(goesOn) // before the writer is closed, which would hang, too
-	time.Sleep(10 * time.Millisecond)
+	eventually(t, "the disk hangs", hangs.Load)
 	return w, log, goesOn
 }
 
@@ -155,7 +164,7 @@ func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
 		w, log := writer(t, dir, nil)
 		w.Put(entry(1))
 		eventually(t, what+" is refused", func() bool { return log.count(begins) == 1 })
-		w.Close()
+		closed(t, w)
 		must.Do(t, os.Remove(name))
 	}
 	expect.Equal(t, string(must.Get(os.ReadFile(victim))(t)), "mine")
@@ -181,7 +190,7 @@ func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 	unmount()
 	time.Sleep(2 * time.Millisecond)
 	w.Put(entry(20))
-	w.Close()
+	closed(t, w)
 	if names := files(t, dir); len(names) != 2 || len(read(t, names[0])) != 20 || len(read(t, names[1])) != 1 {
 		t.Errorf("%q", names)
 	}

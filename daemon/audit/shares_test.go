@@ -47,7 +47,7 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 		return len(w.shares.of) == 0
 	})
 	minute()
-	w.Close() // writes the counts of the current minute
+	closed(t, w) // writes the counts of the current minute
 	listed, bytes, recorded, counts, roots := map[asker]int{}, map[asker]int{}, map[asker]int{}, map[asker]int{}, 0
 	others := asker{uid: 100, result: Refused}
 	for _, e := range read(t, w.options.File) {
@@ -112,7 +112,7 @@ func TestNoSlicesEventsFillTheFile(t *testing.T) {
 			happens("", "", api.EventPoolChanged, 0)
 		}
 	}
-	w.Close()
+	closed(t, w)
 	type key struct{ of, result string }
 	listed, bytes, counted := map[key]int{}, map[key]int{}, map[key]int{}
 	for _, e := range read(t, w.options.File) {
