@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -125,7 +126,7 @@ func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
 	listener := must.Get(ListenForUsers(path))(t)
 	defer listener.Close()
 	l := limit(listener, userLimits).(*limited)
-	l.users.Subuid = file
+	l.users.Subuid, l.lookUp = file, await.Patience
 	for i, uid := range []uint32{unknownUID, nobody, unknownUID + 1} {
 		child := asNobody(t, crowd+"="+path, crowd+"_COUNT=1", crowd+"_OPEN=1")
 		child.SysProcAttr.Credential.Uid = uid

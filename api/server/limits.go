@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,7 @@ type limits struct {
 	read   time.Duration // to receive all of it
 	write  time.Duration // to write the answer, or each batch of a stream of events
 	idle   time.Duration // between two requests
+	lookUp time.Duration // of a connection's user in the host's database; 0: placePatience
 
 	pace float64 // KiB of requests per second of each user but root and the enforcer's own; 0: unlimited
 }
@@ -56,6 +58,7 @@ func privileged(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 type limited struct {
 	net.Listener
 	connections
+	lookUp time.Duration
 	free   chan struct{}
 	closed chan struct{}
 	once   sync.Once
@@ -79,7 +82,7 @@ const (
 
 func limit(l net.Listener, s limits) net.Listener {
 	limited := &limited{
-		Listener: l, connections: s.connections, paces: connectionPaces(s), free: make(chan struct{}, s.all), closed: make(chan struct{}), by: make(map[uint32]int),
+		Listener: l, connections: s.connections, lookUp: cmp.Or(s.lookUp, placePatience), paces: connectionPaces(s), free: make(chan struct{}, s.all), closed: make(chan struct{}), by: make(map[uint32]int),
 	}
 	limited.rest = func() {
 		select {
@@ -128,7 +131,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	}
 	counts = session.NoUser
 	if known {
-		ctx, cancel := context.WithTimeout(context.Background(), placePatience)
+		ctx, cancel := context.WithTimeout(context.Background(), l.lookUp)
 		defer cancel()
 		counts, _ = l.users.Of(ctx, p.UID) // an unknown uid has a place until its request is refused
 	}

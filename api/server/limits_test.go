@@ -97,7 +97,7 @@ func serveWith(t *testing.T, s Service, l limits) (path string) {
 
 func serveHandler(t *testing.T, h http.Handler, l limits) (path string) {
 	t.Helper()
-	path = socketPath(t)
+	path, l.lookUp = socketPath(t), await.Patience
 	must.Do(t, os.Chmod(filepath.Dir(path), 0o755))
 	listener := must.Get(ListenForUsers(path))(t)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -290,7 +290,7 @@ func paceOne(t *testing.T) (l *limited, path string, rests *int) {
 	t.Cleanup(func() { inner.Close() })
 	must.Do(t, inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)))
 	l, rests = limit(inner, userLimits).(*limited), new(int)
-	l.paces = &pace.Users{Burst: 1}
+	l.paces, l.lookUp = &pace.Users{Burst: 1}, await.Patience
 	l.rest = func() { *rests++ }
 	return l, path, rests
 }
