@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,12 +16,18 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
+// deadlines records those that a handler sets.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	read, write []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(at time.Time) error  { d.read = append(d.read, at); return nil }
+func (d *deadlines) SetWriteDeadline(at time.Time) error { d.write = append(d.write, at); return nil }
+
 func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
-	f := &fakeService{takes: 400 * time.Millisecond}
-	s := httptest.NewUnstartedServer(Handler(f, slog.New(slog.DiscardHandler)))
-	s.Config.ReadTimeout, s.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
-	s.Start()
-	defer s.Close()
+	f := &fakeService{}
+	handler := Handler(f, slog.New(slog.DiscardHandler))
 	for _, row := range []struct {
 		path, want string
 		status     int
@@ -31,11 +38,19 @@ func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
 		{"/v1/slices/c1/suspend?force=true", "", 400},
 	} {
 		f.moved = nil
-		answer, err := s.Client().Post(s.URL+row.path, "", nil)
-		must.Do(t, err, row.path)
-		answer.Body.Close()
-		if got := strings.Join(f.moved, ", "); answer.StatusCode != row.status || got != row.want {
-			t.Errorf("%s: %d, requested: %q", row.path, answer.StatusCode, got)
+		w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+		none := []time.Time{{}}
+		f.moving = func() {
+			if !slices.Equal(w.read, none) || !slices.Equal(w.write, none) {
+				t.Errorf("%s: during the move its deadlines are %v and %v", row.path, w.read, w.write)
+			}
+		}
+		handler.ServeHTTP(w, httptest.NewRequest("POST", row.path, nil))
+		if got := strings.Join(f.moved, ", "); w.Code != row.status || got != row.want {
+			t.Errorf("%s: %d, requested: %q", row.path, w.Code, got)
+		}
+		if row.want != "" && (len(w.write) != 2 || w.write[1].IsZero()) {
+			t.Errorf("%s: the answer has no deadline: %v", row.path, w.write)
 		}
 	}
 }

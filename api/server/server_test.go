@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,8 +41,9 @@ type fakeService struct {
 	pid        int
 	moved      []string
 	who        *api.User
-	takes      time.Duration
+	moving     func()     // called during a move, if not nil
 	log        *event.Log // nil: there are no events
+	followers  atomic.Int32
 }
 
 func (f *fakeService) Info(ctx context.Context) (api.Info, error) {
@@ -75,14 +77,20 @@ func (f *fakeService) Join(ctx context.Context, id string, r api.JoinRequest) (a
 	return api.RegisterReply{Slice: api.Slice{ID: id}}, f.err
 }
 
+func (f *fakeService) move(what string) {
+	if f.moving != nil {
+		f.moving()
+	}
+	f.moved = append(f.moved, what)
+}
+
 func (f *fakeService) Suspend(_ context.Context, id string) (api.Slice, error) {
-	time.Sleep(f.takes)
-	f.moved = append(f.moved, "suspend "+id)
+	f.move("suspend " + id)
 	return api.Slice{ID: id, State: api.Suspended}, f.err
 }
 
 func (f *fakeService) Resume(_ context.Context, id string) (api.Slice, error) {
-	f.moved = append(f.moved, "resume "+id)
+	f.move("resume " + id)
 	return api.Slice{ID: id, State: api.Active}, f.err
 }
 
@@ -126,10 +134,10 @@ func (f *fakeService) Events(ctx context.Context, instance string, since uint64,
 	if f.log == nil {
 		return nil, f.err
 	}
-	if wait {
-		if err := f.log.Wait(ctx, instance, since); err != nil {
-			return nil, err
-		}
+	if !wait {
+		f.followers.Add(1)
+	} else if err := f.log.Wait(ctx, instance, since); err != nil {
+		return nil, err
 	}
 	return f.log.Since(instance, since, 16), f.err
 }
