@@ -10,9 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -32,6 +35,8 @@ type fake struct {
 	force    bool
 
 	slice api.Slice
+
+	mu sync.Mutex // guards what Release sets, which a hook that was given up may still do
 }
 
 func (f *fake) Slice(context.Context, string) (api.Slice, error) { return f.slice, nil }
@@ -52,7 +57,9 @@ func (f *fake) Register(ctx context.Context, _ api.RegisterRequest) (api.Registe
 }
 
 func (f *fake) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
+	f.mu.Lock()
 	f.released, f.gen, f.force = append(f.released, id), generation, force
+	f.mu.Unlock()
 	if f.hang {
 		<-ctx.Done()
 		return api.Slice{}, ctx.Err()
@@ -76,12 +83,20 @@ func setUp(t *testing.T, annotations map[string]string) (state []byte, bundle st
 	return state, bundle
 }
 
-var quick = Deadlines{Prestart: 50 * time.Millisecond, Poststop: 50 * time.Millisecond}
+var (
+	quick = Deadlines{Prestart: 50 * time.Millisecond, Poststop: 50 * time.Millisecond}
+	slow  = Deadlines{Prestart: await.Patience, Poststop: await.Patience}
+)
 
 func runStage(t *testing.T, stage string, state []byte, h *Hook) (status int, said string) {
 	t.Helper()
+	return runWithin(t, slow, stage, state, h)
+}
+
+func runWithin(t *testing.T, deadlines Deadlines, stage string, state []byte, h *Hook) (status int, said string) {
+	t.Helper()
 	var stderr bytes.Buffer
-	status = Run(stage, bytes.NewReader(state), &stderr, quick, func() (*Hook, error) { return h, nil })
+	status = Run(stage, bytes.NewReader(state), &stderr, deadlines, func() (*Hook, error) { return h, nil })
 	return status, stderr.String()
 }
 
@@ -93,29 +108,33 @@ func TestTheEnforcerIsAskedAgainWhileItIsReplacedOrMakesRoom(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		err   error
-		asked int // minimum, or exactly 1
+		asked int // at 0 ms, 20 ms, and so on until 200 ms
 	}{
-		"it is being replaced":   {away(t.TempDir()), 2},
-		"it makes room":          {api.Errorf(api.CodeBusy, "room is being made"), 2},
+		"it is being replaced":   {away(t.TempDir()), 11},
+		"it makes room":          {api.Errorf(api.CodeBusy, "room is being made"), 11},
 		"it never was":           {away(filepath.Join(t.TempDir(), "none")), 1},
 		"it refuses":             {api.Errorf(api.CodeQuotaExceeded, "no"), 1},
 		"it died as it answered": {api.ErrUnreachable, 1},
 	} {
-		waited := 0
-		h := &Hook{deadlines: Deadlines{Replaced: 200 * time.Millisecond, Busy: 200 * time.Millisecond}, wait: func() { waited++; time.Sleep(20 * time.Millisecond) }}
-		f := &fake{err: c.err}
-		h.Enforcer = f
-		if _, err := h.register(t.Context(), api.RegisterRequest{}); !errors.Is(err, c.err) || f.asked < c.asked || c.asked == 1 && f.asked != 1 || waited != f.asked-1 {
-			t.Errorf("%s: asked %d times, waited %d times, %v", name, f.asked, waited, err)
-		}
-		if c.asked == 1 {
-			continue
-		}
-		f = &fake{err: c.err, refuses: 3}
-		h.Enforcer = f
-		if reply, err := h.register(t.Context(), api.RegisterRequest{}); err != nil || reply.Dir != "/given" || f.asked != 3 {
-			t.Errorf("%s: %v, %v after %d", name, reply, err, f.asked)
-		}
+		synctest.Test(t, func(t *testing.T) { askedAgain(t, name, c.err, c.asked) })
+	}
+}
+
+func askedAgain(t *testing.T, name string, answer error, asked int) {
+	waited := 0
+	h := &Hook{deadlines: Deadlines{Replaced: 200 * time.Millisecond, Busy: 200 * time.Millisecond}, wait: func() { waited++; time.Sleep(20 * time.Millisecond) }}
+	f := &fake{err: answer}
+	h.Enforcer = f
+	if _, err := h.register(t.Context(), api.RegisterRequest{}); !errors.Is(err, answer) || f.asked != asked || waited != asked-1 {
+		t.Errorf("%s: asked %d times, waited %d times, %v", name, f.asked, waited, err)
+	}
+	if asked == 1 {
+		return
+	}
+	f = &fake{err: answer, refuses: 3}
+	h.Enforcer = f
+	if reply, err := h.register(t.Context(), api.RegisterRequest{}); err != nil || reply.Dir != "/given" || f.asked != 3 {
+		t.Errorf("%s: %v, %v after %d", name, reply, err, f.asked)
 	}
 }
 
@@ -128,10 +147,19 @@ func TestPoststopNeverFails(t *testing.T) {
 		"hung":        {hang: true},
 	} {
 		state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
-		status, said := runStage(t, "poststop", state, &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")})
-		if status != 0 || len(f.released) != 1 {
-			t.Errorf("%s: status %d, released %v", name, status, f.released)
+		deadlines := slow
+		if f.hang {
+			deadlines = quick
 		}
+		status, said := runWithin(t, deadlines, "poststop", state, &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")})
+		if status != 0 {
+			t.Errorf("%s: status %d", name, status)
+		}
+		await.That(t, name+": it is released once", func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return len(f.released) == 1
+		})
 		if strings.Count(said, "\n") > 1 {
 			t.Errorf("%s: said %q", name, said)
 		}
@@ -180,13 +208,15 @@ func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
 }
 
 func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
-	state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
+	_, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 	f := &fake{}
 	h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
 	defer lock(t, h, bundle).Close()
-	status, said := runStage(t, "poststop", state, h)
-	if status != 0 || !strings.Contains(said, "another hook holds it") || len(f.released) != 1 {
-		t.Errorf("status %d, said %q, released %v", status, said, f.released)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := h.Poststop(ctx, specs.State{ID: "c", Bundle: bundle})
+	if err == nil || !strings.Contains(err.Error(), "another hook holds it") || len(f.released) != 1 {
+		t.Errorf("%v, released %v", err, f.released)
 	}
 }
 
