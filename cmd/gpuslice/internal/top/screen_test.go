@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,8 @@ import (
 	"github.com/creack/pty"
 	"github.com/muesli/termenv"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func TestOnlyLinesThatChangedAreDrawn(t *testing.T) {
@@ -89,32 +92,29 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 		}
 		return s, nil
 	}
-	terminal, _, s, done := onTerminal(t, t.Context(), ask, 5*time.Millisecond)
-	wait := func() {
+	terminal, tty, s, done := onTerminal(t, t.Context(), ask, 5*time.Millisecond)
+	drawn := func() string { // by the next refreshes: all that the terminal has before a mark
 		t.Helper()
 		n := asked.Load()
-		for end := time.Now().Add(time.Minute); asked.Load() < n+20; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("it is not refreshed")
-			}
+		await.That(t, "it is refreshed", func() bool { return asked.Load() >= n+20 })
+		mark := fmt.Sprintf("<%d>", n)
+		if _, err := tty.WriteString(mark); err != nil {
+			t.Fatal(err)
 		}
+		return s.until(t, mark)
 	}
 	s.shows(t, "q quit")
-	wait()
-	s.take() // discards the rest of the previous frame
-	wait()
-	if got := s.take(); got != "" {
+	drawn() // the rest of the previous frame
+	if got := drawn(); got != "" {
 		t.Errorf("drawn is %q though nothing has changed", got)
 	}
 	version.Store(2)
 	s.shows(t, "1 slices")
-	wait()
-	s.take()
+	drawn()
 	if _, err := terminal.WriteString("k"); err != nil { // there is no row above
 		t.Fatal(err)
 	}
-	wait()
-	if got := s.take(); got != "" {
+	if got := drawn(); got != "" {
 		t.Errorf("drawn is %q though the key changed nothing", got)
 	}
 	if err := pty.Setsize(terminal, &pty.Winsize{Rows: 5, Cols: 60}); err != nil {

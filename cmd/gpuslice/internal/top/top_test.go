@@ -23,6 +23,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 var update = flag.Bool("update", false, "write the golden frames anew")
@@ -162,16 +163,24 @@ func (s *received) read(f *os.File) {
 	}
 }
 
-// take returns the output since the last call.
-func (s *received) take() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	got := s.sent.String()
-	s.sent.Reset()
-	return got
+// until waits for text, and returns the output before it.
+func (s *received) until(t *testing.T, text string) (before string) {
+	t.Helper()
+	await.That(t, text, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		got, rest, found := strings.Cut(s.sent.String(), text)
+		if found {
+			before = got
+			s.sent.Reset()
+			s.sent.WriteString(rest)
+		}
+		return found
+	})
+	return before
 }
 
-// all returns the same without consuming it.
+// all returns the output that no call has consumed.
 func (s *received) all() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
