@@ -124,14 +124,10 @@ func TestThereIsAWatchdogOnlyIfSystemdAskedForOne(t *testing.T) {
 }
 
 func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n[audit]\nfile = \"DIR/audit.jsonl\"\n")
-	stop := d.begin("--metrics", address)
+	stop := d.begin("--metrics", "127.0.0.1:0")
+	_, address, _ := strings.Cut(d.log.String(), `msg="metrics are served" address=`)
+	address, _, _ = strings.Cut(address, "\n")
 	c, ctx := d.client(), context.Background()
 	request := api.RegisterRequest{ID: "s1", PID: os.Getpid(), Session: true, Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}}
 	if _, err := c.Register(ctx, request); err != nil {

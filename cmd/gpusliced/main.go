@@ -253,6 +253,7 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 		tasks = append(tasks, func() error { return users(ctx) })
 	}
 	if scraped != nil {
+		log.Info("metrics are served", "address", scraped.Addr())
 		tasks = append(tasks, func() error { return count.Serve(ctx, scraped) })
 	}
 	failed := make(chan error, len(tasks))
