@@ -5,6 +5,7 @@ package service
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/must"
 )
 
 type logged struct {
@@ -148,4 +150,12 @@ func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
 	if n, most := strings.Count(text, "a broker wrote"), brokers*await.Paced(began, 5, 10*time.Second); n == 0 || n > most {
 		t.Errorf("%d brokers wrote %d lines, want at most %d", brokers, n, most)
 	}
+}
+
+func TestTheLastWordsAreReadThoughAnotherProcessHasTheOutputOpen(t *testing.T) {
+	o, w, err := newOutput("l", slog.New(slog.DiscardHandler))
+	must.Do(t, err)
+	defer w.Close()
+	must.Get(w.WriteString("first\nlast"))(t)
+	must.Equal(t, o.words(), "first\nlast")
 }

@@ -34,7 +34,7 @@ var noBound = map[string]string{
 		enforcer.obstacleLasts enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
 		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
-	"sizes that are estimated or rounded": `api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.slowest
+	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.slowest
 		enforcer.residue enforcer.spare enforcer.mayLeave enforcer.hostPlenty enforcer/native.rounding`,
 	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askLasts
 		enforcer/core.stayMargin enforcer/core.triedLasts enforcer/core.restedAfter enforcer/core.obstacleLasts enforcer/core.maxQueue`,
