@@ -112,7 +112,7 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 		b.returns()
 	}()
 	c.expect(statusAway, "return")
-	eventually(t, "a is asked to end", func() bool { return h.Asked("a") })
+	eventually(t, "a has had its SIGTERM", func() bool { return h.Asked("a") })
 	clock.pass(grace)
 	await.Value(t, "b returns, once a is killed", back)
 }

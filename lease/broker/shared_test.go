@@ -56,7 +56,7 @@ func TestSharedMemoryThatFailsIsNotCounted(t *testing.T) {
 		t.Errorf("%d bytes are counted", s.sharedBytes)
 	}
 	s.mutex.Unlock()
-	if now := mapped(t); now > before { // a former test's may go meanwhile
+	if now := mapped(t); now > before { // those of a former test may go at any time
 		t.Errorf("%d mappings, and %d before", now, before)
 	}
 	s.do(func() { delete(s.device.fails, "Pin") })
