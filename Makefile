@@ -204,8 +204,12 @@ generate: .cache/table ## Write again what is generated from other files
 .PHONY: docs
 docs: ## Write the site of the documents into bin/site/ and check its links (needs hugo)
 	$(QUIET)command -v hugo >/dev/null || { echo "make docs: hugo is not installed: sudo apt-get install hugo" >&2; exit 1; }
-	$(QUIET)rm -rf bin/site
-	$(QUIET)hugo --source docs/site --destination '$(CURDIR)/bin/site' --quiet
+	$(QUIET)rm -rf bin/site bin/godoc
+	$(QUIET)mkdir -p bin/godoc
+	$(QUIET)for package in api api/client lease vmm; do \
+		{ printf '# Go package %s\n\n```go\n' $$package && $(GO) doc -all ./$$package && printf '```\n'; } >bin/godoc/go-$${package##*/}.md || exit; \
+	done
+	$(QUIET)HUGO_PARAMS_VERSION='$(VERSION)' hugo --source docs/site --destination '$(CURDIR)/bin/site' --quiet
 	$(QUIET)$(GO) run ./test/docs/deadlinks bin/site
 
 # --- install -------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ files+=(
 	"0644 @docs/man/gpuslice-hook.8 $share/man/man8/gpuslice-hook.8"
 	"0644 @docs/man/gpuslice-runtime.8 $share/man/man8/gpuslice-runtime.8"
 	"0644 configs/shared.toml $share/gpuslice/shared.toml"
+	"0644 api/openapi.yaml $share/gpuslice/openapi.yaml"
 	"0644 bin/share/gpuslice.bash $share/bash-completion/completions/gpuslice"
 	"0644 bin/share/gpuslice.zsh ${ZSHDIR:-$share/zsh/site-functions}/_gpuslice"
 	"0644 bin/share/gpuslice.fish $share/fish/vendor_completions.d/gpuslice.fish"

@@ -1,5 +1,5 @@
 {{- $pages := slice -}}
 {{- range site.RegularPages -}}
-  {{- $pages = $pages | append (dict "title" (partial "title.html" .) "at" (strings.TrimPrefix "/" .RelPermalink) "text" (.Plain | htmlUnescape)) -}}
+  {{- $pages = $pages | append (dict "title" (partial "title.html" . | plainify | htmlUnescape) "at" (strings.TrimPrefix "/" .RelPermalink) "text" (.Plain | htmlUnescape)) -}}
 {{- end -}}
 const pages = {{ $pages | jsonify }}
