@@ -55,7 +55,7 @@ func (n *Names) all() []*string { return []*string{&n.Name, &n.Pod, &n.Namespace
 func (n Names) checkNames() error {
 	for _, text := range n.all() {
 		if len(*text) > MaxName || Plain(*text) != *text {
-			return Errorf(CodeBadRequest, "name %.64q is not accepted: up to %d printable bytes are", *text, MaxName)
+			return Errorf(CodeBadRequest, "name %.64q is not accepted: at most %d printable bytes are", *text, MaxName)
 		}
 	}
 	return nil

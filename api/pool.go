@@ -108,7 +108,7 @@ func (r *PoolRequest) Validate() error {
 		return err
 	}
 	if len(r.Label) > maxLabel || !utf8.ValidString(r.Label) || strings.ContainsFunc(r.Label, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		return Errorf(CodeBadRequest, "label %.64q is not accepted: up to %d printable bytes are", r.Label, maxLabel)
+		return Errorf(CodeBadRequest, "label %.64q is not accepted: at most %d printable bytes are", r.Label, maxLabel)
 	}
 	if err := checkPriority(r.Elastic, r.Priority); err != nil {
 		return err

@@ -85,7 +85,7 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 	default:
 		return p.show(), nil
 	}
-	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists, and was created with another %s: `gpuslice pool set` changes its quotas, and nothing else can be changed", p.name, what)
+	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists already, and its %s differs from the request: `gpuslice pool set` changes quotas; nothing else can be changed", p.name, what)
 }
 
 // makePool makes and stores a new pool.
@@ -226,7 +226,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	if len(merged) > len(p.quotas) {
 		for s := range p.members {
 			if len(s.pools) > 1 { // which may have, or now get, a quota there
-				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): a quota on another device can be added once that has ended", p.name, s.holder.Name)
+				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): end that member before you add a quota on another device", p.name, s.holder.Name)
 			}
 		}
 	}

@@ -28,7 +28,8 @@ type staging struct {
 	no     bool         // unavailable: the lease has no room, or the session is closed
 }
 
-// use reports whether there is memory. If so, the caller must call done.
+// use makes the memory if there is none, and keeps it until done is called. It is false if there is no room for it, or if it is being made or dropped: messages
+// are then faster than waiting. After false, done must not be called.
 func (st *staging) use(ctx context.Context, s *Session) bool {
 	if s.directory == "" {
 		return false
@@ -39,7 +40,7 @@ func (st *staging) use(ctx context.Context, s *Session) bool {
 		}
 		st.using.Unlock()
 	}
-	if !st.using.TryRLock() { // messages are faster than waiting
+	if !st.using.TryRLock() {
 		return false
 	}
 	if st.shared == nil {
@@ -63,7 +64,7 @@ func (st *staging) make(ctx context.Context, s *Session) {
 	}
 }
 
-// drop frees the memory. The lease has its room again on return.
+// drop frees the memory, unless a transfer uses it. If it does, the lease has the room again on return.
 func (st *staging) drop(ctx context.Context) {
 	if !st.using.TryLock() {
 		return // in use
@@ -169,8 +170,8 @@ func (st *staging) take(ctx context.Context, wait bool) (uint64, bool) {
 	}
 }
 
-// writeStaged and readStaged transfer what they can through shared memory, and return the bytes done. Messages carry the
-// rest, if there is no such memory or the broker no longer knows it.
+// writeStaged and readStaged transfer what they can through shared memory, and return the bytes done. The caller sends the rest in messages: all of it if
+// there is no such memory, or what is left if the broker has dropped it.
 func (b *Buffer) writeStaged(ctx context.Context, offset uint64, data []byte) (int, error) {
 	return b.staged(ctx, len(data), func(from int, memory *leasepb.Range) *leasepb.Request {
 		return &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
@@ -195,7 +196,7 @@ func (b *Buffer) staged(ctx context.Context, size int, request func(int, *leasep
 	done, err := st.transfer(ctx, b.session, size, request, before, after)
 	st.done()
 	var refused *Error
-	if errors.As(err, &refused) && refused.Code == InvalidHandle { // the buffer's or the memory's
+	if errors.As(err, &refused) && refused.Code == InvalidHandle { // the broker does not know the buffer or the memory; messages report it if it is the buffer
 		st.drop(ctx)
 		err = nil
 	}

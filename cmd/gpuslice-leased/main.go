@@ -91,7 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Enforcer.LogLevel)); err != nil {
-		return err
+		return fmt.Errorf("enforcer.log_level = %q: %w", c.Enforcer.LogLevel, err)
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	if *broker == "" {
@@ -115,8 +115,8 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-// limits returns a function that reads the limits of the file again after a change, as gpusliced may have been restarted with others. If
-// the file cannot be read, the last limits stay in force.
+// limits returns a function that returns the limits of users' sessions in the configuration file. It reads the file again after a change, since gpusliced
+// may have been started again with the new ones. If the file cannot be read, the last limits stay in force.
 func limits(file string, c config.Config) func() []session.Limit {
 	var mu sync.Mutex
 	var read service.Stamp
@@ -136,11 +136,11 @@ func limits(file string, c config.Config) func() []session.Limit {
 
 func serve(ctx context.Context, c config.Config, limits func() []session.Limit, broker string, log *slog.Logger) error {
 	l := c.Leases
-	var scraped net.Listener // first, as the address may be in use
+	var scraped net.Listener // early: the address may be in use
 	if l.MetricsAddress != "" {
 		var err error
 		if scraped, err = net.Listen("tcp", l.MetricsAddress); err != nil {
-			return fmt.Errorf("serve metrics on %q: %w", l.MetricsAddress, err)
+			return fmt.Errorf("serve metrics on leases.metrics_address = %q: %w", l.MetricsAddress, err)
 		}
 		defer scraped.Close()
 	}
@@ -154,7 +154,7 @@ func serve(ctx context.Context, c config.Config, limits func() []session.Limit, 
 		defer remote.Close()
 		files = &service.TLSFiles{Certificate: l.TLSCertificate, Key: l.TLSKey, ClientCA: l.TLSClientCA}
 	}
-	// First, so that no other process can serve the leases. Clients wait until the leases are restored.
+	// Before the leases are restored, so that no second gpuslice-leased can serve them. Clients wait until they are.
 	if err := os.MkdirAll(filepath.Dir(l.Socket), 0o755); err != nil {
 		return err
 	}

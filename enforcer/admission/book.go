@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission keeps the book of the bytes of each device that slices and pools were granted, for any number of goroutines. Package core
-// decides. A granted quota is kept, so a request that does not fit is refused at once, in a sentence that names the holders of the rest.
+// Package admission records how many bytes of each device slices and pools were granted. It is core.Grants, which decides, behind a lock. A granted quota
+// is kept, so a request that does not fit is refused at once, in a sentence that names the holders of the rest.
 package admission
 
 import (
@@ -35,8 +35,8 @@ type Book struct {
 	grants *core.Grants
 }
 
-// New returns a Book in which nothing is granted. Without driver truth devices is nil: their sizes are unknown, and nothing is refused for what
-// others have. overcommit is in thousandths of a device.
+// New returns a Book in which nothing is granted. Without NVML devices is nil: their sizes are unknown, and nothing is refused because of what others were
+// granted. overcommit is in thousandths of a device.
 func New(limits Limits, devices []Device, overcommit uint64) *Book {
 	b := &Book{limits: limits, overcommit: overcommit}
 	b.grants = core.NewGrants(core.Config{Limits: limits, Devices: devices, Elastic: core.Elastic{Overcommit: overcommit}})
@@ -49,7 +49,8 @@ func New(limits Limits, devices []Device, overcommit uint64) *Book {
 	return b
 }
 
-// Begin is Admit for a holder that the book does not know, or within the limit of its user.
+// Begin grants a request of a holder that is new or comes back, within the limit of its user, and counts its quotas for that user. Nothing undoes it but
+// Set or Drop.
 func (b *Book) Begin(a Ask) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,8 +61,8 @@ func (b *Book) Begin(a Ask) error {
 	return nil
 }
 
-// Admit grants a holder the bytes that it wants, on all devices, or on none and returns why: an *api.Error. The holder keeps what it has beyond
-// that: Set lowers it once a lower quota is in force. undo puts back what the holder had on these devices.
+// Admit grants a holder the bytes in wants on all devices. Otherwise it grants nothing and returns an *api.Error. It lowers no grant: Set does, once a lower
+// quota is in force. undo restores what the holder had on these devices.
 func (b *Book) Admit(h *Holder, wants map[string]uint64) (undo func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -80,7 +81,7 @@ func (b *Book) Admit(h *Holder, wants map[string]uint64) (undo func(), err error
 	}, nil
 }
 
-// admit returns what the holder had before. Called with mu held.
+// admit checks and makes a grant, and returns what the holder had before. Called with mu held.
 func (b *Book) admit(a Ask) (had map[string]uint64, err error) {
 	if err := b.grants.Check(a); err != nil {
 		return nil, err
@@ -94,7 +95,7 @@ func (b *Book) admit(a Ask) (had map[string]uint64, err error) {
 	return had, nil
 }
 
-// Note notes what a holder asks for: without driver truth, that counts for its user.
+// Note records the quotas that a holder asks for. They count against its user's limit while the sizes of devices are unknown.
 func (b *Book) Note(h *Holder, quotas []api.Quota) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -127,7 +128,7 @@ func (b *Book) Promise(a Ask) error {
 	return nil
 }
 
-// NotePromise notes what a holder was promised before.
+// NotePromise records a promise from before a restart, without a check.
 func (b *Book) NotePromise(h *Holder, wants map[string]uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -201,7 +202,8 @@ func (b *Book) Granted(uuid string, among ...*Holder) Granted {
 	return shown
 }
 
-// Left returns what a user may have, and what is left of it, by device; none without driver truth. limit is nil if the user has none.
+// Left returns the number of a user's sessions, and by device the user's limit, what is granted and what is left; no devices without NVML. limit is nil if
+// the user has none.
 func (b *Book) Left(uid uint32, limit *User) (sessions int, devices map[string]api.DeviceLimit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -214,15 +216,15 @@ func (b *Book) Left(uid uint32, limit *User) (sessions int, devices map[string]a
 	return b.grants.Sessions(uid), devices
 }
 
-// Which returns the holders that have to be evicted for a request, by their places in may. The last ones of may are left out if possible. It returns
-// false if all of them are not enough.
+// Which returns the indexes in may of the holders to evict for a request. It prefers those at the beginning of may. enough is false if evicting all of
+// them would not do.
 func (b *Book) Which(a Ask, may []*Holder) (which []int, enough bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.grants.Which(a, may)
 }
 
-// Beside returns the bytes that a holder may keep on its devices with the request of another granted and all of gone evicted.
+// Beside returns the bytes, by device, that the holder goes may keep there if the request is granted and the holders in gone are evicted.
 func (b *Book) Beside(a Ask, goes *Holder, gone []*Holder) map[string]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -240,7 +242,7 @@ func (b *Book) TenantBounds(tenant string) map[string]uint64 {
 	return bounds
 }
 
-// CheckSize returns why a slice may not ask for so much without driver truth, when its devices are not known before they are used.
+// CheckSize checks a slice's quotas while the sizes of devices are unknown, before it is known which devices the slice will use.
 func (b *Book) CheckSize(name string, quotas []api.Quota) error {
 	if b.devices != nil {
 		return nil

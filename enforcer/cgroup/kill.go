@@ -16,8 +16,8 @@ import (
 var ErrNoKill = errors.New("the kernel cannot kill a cgroup as a whole: cgroup v2 and Linux 5.14 are needed")
 
 // Kill sends SIGKILL to all processes in p and below it, including those being forked. It does nothing if the cgroup is gone or its path
-// was reused. With processes that fork all the time, one was once seen to remain (Linux 6.18): a caller that needs the cgroup empty checks,
-// and kills again.
+// was reused. On Linux 6.18 one process once remained in a cgroup in which processes forked all the time: a caller that needs an empty cgroup has
+// to check, and to call Kill again.
 func Kill(p Path) error {
 	guard.MayWait("a cgroup's file")
 	// Open cgroup.kill below the same directory as the check of the inode.

@@ -22,7 +22,7 @@ var ErrWatched = errors.New("the cgroup is watched already")
 const retryInterval = time.Second
 
 // Watcher reports when cgroups become empty or are removed. On v2 the kernel has events for both (cgroup.events, and the parent directory
-// for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck.
+// for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck once the container's first process has ended.
 //
 // An event only triggers a check, and the state of the cgroup decides. So lost, merged and duplicate events do no harm.
 //
@@ -64,7 +64,7 @@ func NewWatcher() (*Watcher, error) {
 // time. empty may call Watch and Unwatch, and must not block for long.
 func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, not(Populated), empty) }
 
-// WatchDir calls gone once, when p is gone, as Watch does. Without processes p may stay.
+// WatchDir calls gone once, when p is gone, as Watch does. An empty cgroup that still exists is not gone.
 func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, not(exists), gone) }
 
 func not(is func(Path) (bool, error)) func(Path) (bool, error) {

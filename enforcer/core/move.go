@@ -24,7 +24,7 @@ func (c *Core) suspend(cmd Suspend) error {
 	return nil
 }
 
-// resume moves it back, or notes that it may return.
+// resume moves a suspended slice's memory back. Without room an elastic one is evicted from then on: it returns when one of its processes asks.
 func (c *Core) resume(cmd Resume) error {
 	h, err := c.live(cmd.ID)
 	switch {
@@ -42,11 +42,12 @@ func (c *Core) resume(cmd Resume) error {
 		return err
 	}
 	if full := api.From(err); full.Code == api.CodeQuotaExceeded {
-		said := *full
-		said.Message += "; it comes back when there is room and one of its processes asks"
-		if err = &said; c.makeRoom(w) {
-			said.Code = api.CodeBusy
+		refusal := *full
+		refusal.Message += "; it comes back when there is room and one of its processes asks"
+		if c.makeRoom(w) {
+			refusal.Code = api.CodeBusy // the client repeats the request
 		}
+		err = &refusal
 	}
 	if !h.Manual {
 		return err
@@ -57,7 +58,7 @@ func (c *Core) resume(cmd Resume) error {
 	return nil
 }
 
-// leave begins to move a slice's memory to the host, except for stay. If the slice is Away, it moves the rest.
+// leave begins to move a slice's memory to the host; stay is what may remain on each device. If the slice is Away, what remained there is moved.
 func (c *operations) leave(h *holder, stay Bytes, manual bool, client uint64) {
 	next := h.Record
 	next.Manual = manual
@@ -75,7 +76,7 @@ func (c *operations) comeBack(h *holder, client uint64) {
 	c.begin(h, next, client).move = true
 }
 
-// move requests a move that is stored.
+// move puts a stored Leaving or Returning record in force, and requests the move.
 func (c *operations) move(h *holder) {
 	p := h.pending
 	p.move = false
@@ -93,12 +94,12 @@ func (c *operations) move(h *holder) {
 	}
 }
 
-// moved takes the answer to a move. It must be stored before others get the room.
+// moved takes the answer to a move. The record that follows from it is stored before others are granted the room.
 func (c *operations) moved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
-	h.page, h.used, p.err = op, nil, f.Err
+	h.page, h.used, p.err = op, nil, f.Err // figures are valid that were read after a move, also after one that failed
 	switch h.Residence {
-	case Away: // it was to leave less
+	case Away: // what it had left on devices was to be moved; a failure is no client's error, and is retried after obstacleLasts
 		if f.Err == nil {
 			next.Left = least(h.Left, f.Left)
 		} else {
@@ -124,7 +125,8 @@ func (c *operations) moved(h *holder, op uint64, f Moved) {
 	c.store(h)
 }
 
-// leftOf returns the bytes that a slice has left on devices, at most those that it counted for.
+// leftOf returns the bytes that a slice has left on devices; never nil. They are at most those that it counted for. A member of a pool counts in its pools
+// only, so that bound does not apply to it.
 func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 	if len(h.pools) > 0 {
 		return left.without0()
@@ -155,14 +157,14 @@ func (c *operations) obstruct(h *holder, f Moved) {
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
 		h.overstays = 0
-	case h.overstays == 0 || now-before > 3*obstacleLasts: // no slice waited in between
+	case h.overstays == 0 || now-before > 3*obstacleLasts: // while a slice waits, a move is tried each obstacleLasts: none waited in between
 		h.overstays = now
 	case patience > 0 && now-h.overstays >= patience:
 		h.overstayed = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)
 	}
 }
 
-// movedKind returns the event of a slice that has another residence.
+// movedKind returns the kind of event for a change of residence. A return that failed is EventDenied.
 func movedKind(h *holder, was *Record) api.EventKind {
 	byHand := !h.Elastic || h.Manual || was.Manual
 	switch {

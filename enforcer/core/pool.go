@@ -60,7 +60,7 @@ func (c *Core) createdAgain(p *holder, cmd *CreatePool) error {
 		c.answer(cmd.Client, nil)
 		return nil
 	}
-	return api.Errorf(api.CodeExists, "pool %s exists, and was created with another %s: `gpuslice pool set` changes its quotas, and nothing else can be changed", p.ID, what)
+	return api.Errorf(api.CodeExists, "pool %s exists already, and its %s differs from the request: `gpuslice pool set` changes quotas; nothing else can be changed", p.ID, what)
 }
 
 // changePool gives a pool other limits.
@@ -75,7 +75,7 @@ func (c *Core) changePool(cmd ChangePool) error {
 	if len(cmd.Quotas) > len(p.Quotas) {
 		for _, m := range p.members {
 			if len(m.pools) > 1 {
-				return api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): a quota on another device can be added once that has ended", p.ID, m.who.Name)
+				return api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): end that member before you add a quota on another device", p.ID, m.who.Name)
 			}
 		}
 	}
@@ -98,11 +98,11 @@ func (c *Core) deletePool(cmd DeletePool) error {
 		return api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", p.ID, n, some(p.members))
 	}
 	c.forget(p, cmd.Client, nil)
-	p.pending.must = false
+	p.pending.must = false // nothing has happened yet: if the store fails, the pool stays, and the client gets the error
 	return nil
 }
 
-// some names a few of many.
+// some returns the names of a few members, for a message.
 func some(members []*holder) string {
 	var names []string
 	for _, m := range members {

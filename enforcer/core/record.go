@@ -10,10 +10,10 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Bytes are sizes by the UUID of a device. A missing device has 0.
+// Bytes maps UUIDs of devices to sizes in bytes. A device without a key has 0.
 type Bytes map[string]uint64
 
-// NoLimit in Record.Limits is the limit of a pool's member that has no quota of its own there: the pool's limit holds.
+// NoLimit in Record.Limits means that the slice has no quota of its own on a device: only its pool's limit applies.
 const NoLimit = ^uint64(0)
 
 // Kind tells slices and pools apart.
@@ -53,7 +53,7 @@ type Trust uint8
 // The degrees of trust.
 const (
 	Sound   Trust = iota
-	Frozen        // a process holds memory past the ledger: nothing more is granted until that ends
+	Frozen        // a process holds memory that the ledger does not show: nothing more is granted until that ends
 	Damaged       // a process overwrote the ledger, or it is lost: nothing more is granted ever
 )
 
@@ -70,9 +70,9 @@ type Record struct {
 
 	Quotas []api.Quota // as asked for; Limits are what they come to
 	Limits Bytes       // by device: the bytes that it may hold there; 0 if none could be granted
-	Kept   Bytes       // bytes that its processes may still hold where a limit was lowered below that; it only falls
+	Kept   Bytes       // by device: bytes that were held when the limit was lowered below them. They count until they are freed. It never grows
 
-	Unlimited bool // it records only: nothing is refused to it, and it counts for nothing
+	Unlimited bool // record mode: it is never refused memory, and takes nothing from others
 	Elastic   bool // its memory may be evicted while it is idle
 	Priority  int  // of an elastic one: lower is evicted first
 	Native    bool // the driver limits its cgroup, too
@@ -91,7 +91,7 @@ type Record struct {
 	Asked    time.Duration // since boot: its processes were asked to end; 0 if they were not
 }
 
-// counts returns the bytes of devices that a slice with this record takes from others. A member's count in its pools only.
+// counts returns the bytes of devices that a slice with this record takes from others. The bytes of a pool's member count in its pools only.
 func (c *grants) counts(r *Record) Bytes {
 	has := make(Bytes)
 	switch {
@@ -119,7 +119,7 @@ func (c *grants) present(r *Record) Bytes {
 // closed reports whether the ledger is closed: no charge takes effect any more.
 func (r *Record) closed() bool { return r.Phase >= Expiring || r.Trust == Damaged }
 
-// page returns the limits that the ledger is to have.
+// page returns the limits to write to the ledger: 0 while the slice is Frozen.
 func (r *Record) page() Bytes {
 	if r.Trust != Frozen {
 		return r.Limits
@@ -134,7 +134,7 @@ func (r *Record) page() Bytes {
 // moving reports whether the record says that memory is being moved.
 func (r *Record) moving() bool { return r.Residence == Leaving || r.Residence == Returning }
 
-// raise has each device count for the larger of two sizes.
+// raise sets each size to that of other, if that is larger.
 func (b Bytes) raise(other Bytes) {
 	for uuid, n := range other {
 		b[uuid] = max(b[uuid], n)

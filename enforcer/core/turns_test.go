@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Slices of any sizes that never stop working take turns. Each waits for the turns of those that waited before it, and for at most two more: one until the
-// room is kept for it, and one of those that returned until then.
+// Slices of any sizes that never stop working take turns. Each waits for the turns of those that waited before it, and two more at most: a quantum until
+// room is kept for it, and the quantum of the slices that returned in that time.
 func TestASliceWaitsForTheTurnsOfThoseBeforeIt(t *testing.T) {
 	const quantum, move, pace = 20 * time.Second, 2 * time.Second, time.Second
 	for seed := range uint64(20) {

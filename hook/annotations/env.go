@@ -51,7 +51,7 @@ func (p Policy) complete(r *Request, annotated map[string]string, env []string) 
 			if _, given := annotated[e.key]; given {
 				continue
 			}
-			if err := p.takeAway(r, e, most); err != nil {
+			if err := p.applyVariable(r, e, most); err != nil {
 				return err
 			}
 		}
@@ -62,7 +62,8 @@ func (p Policy) complete(r *Request, annotated map[string]string, env []string) 
 	return nil
 }
 
-// ourVariables returns the variables that replace annotations, and misspelt quotas. Others may share the prefix, such as those of
+// ourVariables returns the variables that replace annotations, and all that begin with GPUSLICE_VRAM in any case: a misspelt one is rejected, not ignored.
+// Others may share the prefix, such as those of
 // a Kubernetes service named gpuslice. The last of several entries counts, as in runc.
 func ourVariables(env []string) map[string]string {
 	found := map[string]string{}
@@ -99,26 +100,26 @@ func (p Policy) variable(name, value string, most api.Quota) (entry, error) {
 	return e, nil
 }
 
-// takeAway applies a variable unless it would raise what the container gets.
-func (p Policy) takeAway(r *Request, e entry, most api.Quota) error {
-	more := func(accepted string) error {
-		return fmt.Errorf("%v=%s is not accepted: %s is, since an image can set a variable, which may therefore only ask for less", e, shown(e.value), accepted)
+// applyVariable applies a variable unless it asks for more than the container has without it.
+func (p Policy) applyVariable(r *Request, e entry, most api.Quota) error {
+	more := func(why string) error {
+		return fmt.Errorf("%v=%s is not accepted: %s, since an image can set a variable", e, shown(e.value), why)
 	}
 	if e.key == Pool || e.key == Tenant {
-		return more("no value")
+		return more("no variable can name a pool or a tenant")
 	}
 	if err := r.set(e); err != nil {
 		return err
 	}
 	switch {
 	case e.key == Mode && r.Mode != api.Enforce:
-		return more(`"enforce"`)
+		return more(`only "enforce" is`)
 	case e.key == Elastic && r.Elastic:
-		return more(`"false"`)
+		return more(`only "false" is`)
 	case e.key == Priority && r.Priority > 0:
-		return more(fmt.Sprintf("a number from %d to 0", api.MinPriority))
+		return more(fmt.Sprintf("only a number from %d to 0 is", api.MinPriority))
 	case strings.HasPrefix(e.key, VRAM):
-		return p.within(r.Quotas[len(r.Quotas)-1], e, most)
+		return p.within(r.Quotas[len(r.Quotas)-1], e, most) // set has just appended it
 	}
 	return nil
 }

@@ -98,9 +98,9 @@ func TestEachAnnotationHasAVariableThatOnlyAsksForLess(t *testing.T) {
 		name, value string
 		says        []string
 	}{
-		{"GPUSLICE_POOL", "llm", []string{image, "no value"}},
+		{"GPUSLICE_POOL", "llm", []string{image, "no variable"}},
 		{"GPUSLICE_POOL", "a b", []string{image}},
-		{"GPUSLICE_TENANT", "physics", []string{image, "no value"}},
+		{"GPUSLICE_TENANT", "physics", []string{image, "no variable"}},
 		{"GPUSLICE_MODE", "record", []string{image, `"enforce"`}},
 		{"GPUSLICE_MODE", "off", []string{`"enforce" and "record"`}},
 		{"GPUSLICE_ELASTIC", "true", []string{image, `"false"`}},

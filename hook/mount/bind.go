@@ -34,7 +34,7 @@ const (
 // Mounts are read-only, nosuid and nodev before they are attached.
 func (c *Container) Bind(src Source) error {
 	if len(c.Missing()) > 0 {
-		return errors.New("bind before the mount points exist")
+		return errors.New("bind: not all mount points are made: Make has to be called first")
 	}
 	if err := c.layPlatforms(filepath.Join(src.Dir, bindName)); err != nil {
 		return err
@@ -46,7 +46,10 @@ func (c *Container) Bind(src Source) error {
 	defer unix.Close(dir)
 	library, err := clone(src.Library, unix.S_IFREG, readOnly)
 	if err != nil {
-		return fmt.Errorf("%w: install gpuslice again, or correct the library's path in the configuration", err)
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w: install gpuslice again, or correct the library's path in the configuration", err)
+		}
+		return err
 	}
 	defer unix.Close(library)
 	var preloads []int
@@ -83,7 +86,7 @@ func (c *Container) Bind(src Source) error {
 	})
 }
 
-// clone returns a detached copy of a mount on the host. The kernel copies only mounts of the caller's namespace.
+// clone returns a detached bind mount of a path on the host. It has to be called in the host's mount namespace: the kernel clones no mounts of another.
 func clone(path string, kind uint32, attrs uint64) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -99,22 +102,23 @@ func clone(path string, kind uint32, attrs uint64) (int, error) {
 	return fd, nil
 }
 
-// check rejects files that some user of the container could not load, since the loader would continue without them.
+// check rejects files that some user of the container could not load. The loader ignores a preload that it cannot load, so that user's processes would
+// have no quota.
 func check(fd int, kind uint32, attrs uint64) error {
 	var stat unix.Stat_t
 	var fs unix.Statfs_t
 	if err := errors.Join(unix.Fstat(fd, &stat), unix.Fstatfs(fd, &fs)); err != nil {
 		return err
 	}
-	needs := uint32(0o444)
+	needs, what := uint32(0o444), "regular file"
 	if kind == unix.S_IFDIR {
-		needs = 0o111
+		needs, what = 0o111, "directory"
 	}
 	switch {
 	case stat.Mode&unix.S_IFMT != kind:
-		return errors.New("it is neither a regular file nor a directory as it should be")
+		return fmt.Errorf("it is not a %s", what)
 	case stat.Mode&needs != needs:
-		return fmt.Errorf("its mode %#o keeps some users of the container from it (chmod a+rX lets them)", stat.Mode&0o7777)
+		return fmt.Errorf("its mode is %#o, so some users of the container cannot read it: run chmod a+rX", stat.Mode&0o7777)
 	case attrs&unix.MOUNT_ATTR_NOEXEC == 0 && fs.Flags&unix.ST_NOEXEC != 0:
 		return errors.New("its file system is mounted noexec, so that no process can load it")
 	}
@@ -149,7 +153,7 @@ func attach(tree, onto int) error {
 func attachLibrary(library, dir int) error {
 	place, err := openObject(dir, api.LibraryName, unix.O_NOFOLLOW, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_XDEV)
 	if err != nil {
-		return fmt.Errorf("the place of %s in the slice's directory: %w", api.LibraryName, err)
+		return fmt.Errorf("open the placeholder of %s in the slice's directory: %w", api.LibraryName, err)
 	}
 	defer place.close()
 	if err := attach(library, place.fd); err != nil {
@@ -158,14 +162,14 @@ func attachLibrary(library, dir int) error {
 	return nil
 }
 
-// detach unmounts a tree in the container. umount2(2) takes only paths, so it uses that of the descriptor, relative to the
-// thread's working directory.
+// detach unmounts a tree in the container. umount2(2) takes only paths, so the tree is named by its entry in this process's /proc/self/fd, which becomes
+// the thread's working directory.
 func (c *Container) detach(tree int) error {
 	if err := unix.Fchdir(c.procfds); err != nil {
-		return fmt.Errorf("undo: %w", err)
+		return fmt.Errorf("unmount what was bound already: enter /proc/self/fd: %w", err)
 	}
 	if err := unix.Unmount(strconv.Itoa(tree), unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("undo: %w", err)
+		return fmt.Errorf("unmount what was bound already: %w", err)
 	}
 	return nil
 }

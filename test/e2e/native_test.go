@@ -65,8 +65,8 @@ func TestWhoEnforcesIsShown(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
 		out, _ := h.cli("doctor")
 		want := map[api.Enforcement]string{
-			api.Intercept: "0: intercept, since the configuration says so",
-			api.Native:    "0: native, since the driver enforces limits of cgroups",
+			api.Intercept: "0: intercept, because the configuration says so",
+			api.Native:    "0: native, because the driver enforces limits of cgroups",
 		}[by]
 		expect.Contains(t, out, want, "gpuslice doctor")
 	})

@@ -128,7 +128,7 @@ func (h Host) config(add adder) {
 		add("config", OK, h.Config, "")
 	case add.denied("config", "you may not read "+h.Config, err):
 	default:
-		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then "+advice.Restart("gpusliced")+" (running containers continue)")
+		add("config", Fail, err.Error(), "correct it, then "+advice.Restart("gpusliced")+" (running containers continue); until then gpuslice-runtime refuses new containers, and gpusliced would not start again")
 	}
 }
 
@@ -186,11 +186,11 @@ func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) 
 			name = d.UUID
 		}
 		if told { // else the enforcement is unknown
-			add("enforce", OK, fmt.Sprintf("%s: %s, since %s", name, d.Enforcement, d.EnforcementReason), "")
+			add("enforce", OK, fmt.Sprintf("%s: %s, because %s", name, d.Enforcement, d.EnforcementReason), "")
 		}
 	}
 	if told && info.Truth != "nvml" {
-		add("devices", Warn, "there is no driver truth: "+info.Truth,
+		add("devices", Warn, "NVML is not available: "+info.Truth,
 			"make libnvidia-ml.so.1 loadable for the enforcer: without it memory that a process hides is not found, and quotas may add up to more than there is")
 	}
 }
@@ -229,7 +229,7 @@ func (h Host) runtimes(ctx context.Context, add adder) {
 		add("runtime", OK, path+", "+version, "")
 	}
 	if !found {
-		add("runtime", Fail, "neither runc nor crun is in PATH", "install runc, or name another in the configuration")
+		add("runtime", Fail, "no OCI runtime that works is in PATH: neither runc nor crun", "install runc, or name another by runtimes in [runtime] of the configuration")
 	}
 }
 
@@ -292,7 +292,7 @@ func (h Host) library(add adder) {
 	}
 	if newer(newest, newestGlibc) {
 		add("library", Fail, fmt.Sprintf("%s needs glibc %s", path, newest),
-			"build it again: images with a glibc older than that would not run")
+			"install the library that `make build` makes: programs in images with an older glibc cannot load this one")
 		return
 	}
 	add("library", OK, fmt.Sprintf("%s, glibc %s or newer", path, newest), "")
@@ -315,7 +315,7 @@ func newer(a, b string) bool {
 	return false
 }
 
-// preload checks the host's ld.so.preload. It must not name the interceptor, which belongs into containers only: every process of
+// preload checks the host's ld.so.preload. It must not name the interceptor, which belongs only in containers: every process of
 // the host would load it, and print an error if the file were missing.
 func (h Host) preload(add adder) {
 	text, err := os.ReadFile(h.path("/etc/ld.so.preload"))
