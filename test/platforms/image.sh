@@ -61,7 +61,7 @@ fetch_oldest() {
 	pinned "$dir/sys" l/linux/linux-libc-dev_4.4.0-21.37_amd64.deb b79bb61ae018a452185253073301f3a8a8945aca329a29938068e05560089347
 	# libdl.so and similar links name the libraries as if the system were installed at /.
 	find "$dir/sys" -type l -lname '/*' -printf '%l\t%p\n' | while IFS=$'\t' read -r target link; do
-		ln -sfn "$dir/sys$target" "$link"
+		ln -sfrn "$dir/sys$target" "$link"
 	done
 	hello
 }
