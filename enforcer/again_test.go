@@ -230,7 +230,7 @@ func (w *witness) run(program string, env []string) {
 		default:
 		}
 		cmd := exec.Command("/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, w.c.cgroup,
-			program, "3", "5", "2", fmt.Sprint(witnessed), "512")
+			program, "3", "5", "2", fmt.Sprint(witnessed), "0", "512")
 		cmd.Env = append(os.Environ(), env...)
 		out, err := cmd.CombinedOutput()
 		switch {

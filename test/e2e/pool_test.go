@@ -138,7 +138,7 @@ func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	h.compileLinked("race", "../interceptor/programs/race.c")
 	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit)+"b")
 	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
-		"run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Dir, "fake", "race"), "4", "24", "4", strconv.Itoa(limit))
+		"run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Dir, "fake", "race"), "4", "24", "4", strconv.Itoa(limit), "1")
 	race.Env = append(h.Env(), card...)
 	t.Logf("%s", must.Output(race.CombinedOutput())(t))
 	h.Eventually("nothing is left", func() bool {

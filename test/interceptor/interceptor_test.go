@@ -133,7 +133,7 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT="+c.context, "FAKECUDA_NVML="+c.nvml)
-			out := must.Output(inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), fmt.Sprint(seconds), processes, "4", fmt.Sprint(c.limit*mib)))(t)
+			out := must.Output(inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), fmt.Sprint(seconds), processes, "4", fmt.Sprint(c.limit*mib), "1"))(t)
 			t.Log(out)
 		})
 	}

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * race SECONDS PROCESSES KILLS LIMIT [SEED]: processes of one slice compete for its last bytes, on
- * every device, through the driver's API, while some of them are killed at random: for SECONDS, and
- * until one was refused and one killed. Run in a slice of LIMIT bytes per device. Sizes are
- * multiples of 2 MiB, so that requests and charges are equal; test/ledger has single bytes.
+ * race SECONDS PROCESSES KILLS LIMIT [REFUSALS [SEED]]: processes of one slice compete for its last
+ * bytes, on every device, through the driver's API, while some of them are killed at random: for
+ * SECONDS, and until there were REFUSALS (0 unless given). Run in a slice of LIMIT bytes per
+ * device. Sizes are multiples of 2 MiB, so that requests and charges are equal; test/ledger has
+ * single bytes.
  *
  * Each process keeps books in memory that all share, around every call:
  *
@@ -234,6 +235,7 @@ int main(int argc, char **argv)
 	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
 	unsigned int seed;
 	CUcontext context[DEVICES];
+	unsigned long long least;
 	double end;
 	int f;
 
@@ -245,7 +247,8 @@ int main(int argc, char **argv)
 		return shared == MAP_FAILED ? 1 : child(atoi(argv[2]), (unsigned int)atoi(argv[4]));
 	}
 	kills = atoi(argv[3]);
-	seed = argc > 5 ? (unsigned int)atoi(argv[5]) : (unsigned int)time(NULL);
+	least = argc > 5 ? strtoull(argv[5], NULL, 10) : 0;
+	seed = argc > 6 ? (unsigned int)atoi(argv[6]) : (unsigned int)time(NULL);
 	printf("seed %u\n", seed);
 	f = memfd_create("race", 0);
 	if (f < 0 || dup2(f, 42) != 42 || ftruncate(42, sizeof(*shared)))
@@ -272,7 +275,7 @@ int main(int argc, char **argv)
 		pids[i] = start(argv, i, seed + (unsigned int)i);
 
 	end = now() + atoi(argv[1]);
-	while (!shared->wrong && (now() < end || !shared->refusals || (kills && !killed))) {
+	while (!shared->wrong && (now() < end || shared->refusals < least)) {
 		/* The new contexts may not fit beside the others' bytes. */
 		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {
