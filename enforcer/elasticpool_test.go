@@ -219,7 +219,7 @@ func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
 	_, err := h.CreatePool(context.Background(), "x", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}, Priority: 1})
 	refusedWith(t, err, api.CodeBadRequest, "priority 1 is given for a slice or pool that is not elastic")
 	_, err = h.CreatePool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true, Priority: 4})
-	refusedWith(t, err, api.CodeExists, "another priority")
+	refusedWith(t, err, api.CodeExists, "differs in priority")
 	_, err = h.SetPool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
 	refusedWith(t, err, api.CodeBadRequest, "nothing else about it")
 }

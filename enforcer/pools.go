@@ -85,7 +85,7 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 	default:
 		return p.show(), nil
 	}
-	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists already, and its %s differs from the request: `gpuslice pool set` changes quotas; nothing else can be changed", p.name, what)
+	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists already, and the request differs in %s: `gpuslice pool set` changes quotas; nothing else can be changed", p.name, what)
 }
 
 // makePool makes and stores a new pool.

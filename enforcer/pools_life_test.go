@@ -197,7 +197,7 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 	} {
 		other := r
 		change(&other)
-		expect.ErrorSays(t, must.Err(h.CreatePool(ctx, "llm", other)), api.ErrExists, "another "+what+":", what)
+		expect.ErrorSays(t, must.Err(h.CreatePool(ctx, "llm", other)), api.ErrExists, "differs in "+what+":", what)
 	}
 	expect.ErrorSays(t, must.Err(h.SetPool(ctx, "llm", r)), api.ErrBadRequest, "nothing else about it")
 	const many = 20

@@ -60,7 +60,7 @@ func (c *Core) createdAgain(p *holder, cmd *CreatePool) error {
 		c.answer(cmd.Client, nil)
 		return nil
 	}
-	return api.Errorf(api.CodeExists, "pool %s exists already, and its %s differs from the request: `gpuslice pool set` changes quotas; nothing else can be changed", p.ID, what)
+	return api.Errorf(api.CodeExists, "pool %s exists already, and the request differs in %s: `gpuslice pool set` changes quotas; nothing else can be changed", p.ID, what)
 }
 
 // changePool gives a pool other limits.
