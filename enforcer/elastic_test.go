@@ -212,7 +212,6 @@ func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 	eventually(t, "it waits no more", func() bool { return h.see("b").Elastic.Waits == nil })
 }
 
-// Each time one of the small ones has to go, another waits for its room.
 func TestALargeSliceGetsItsTurnBesideSmallOnes(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	var small []*proc
@@ -220,7 +219,7 @@ func TestALargeSliceGetsItsTurnBesideSmallOnes(t *testing.T) {
 		small = append(small, h.elastic(id, 40*gib, 0).works(truth, gib))
 	}
 	h.with(func(o *enforcer.Options) { o.Elastic.Quantum = 300 * time.Millisecond })
-	for _, p := range small { // in a call that does not end it is never idle, and always wants to return
+	for _, p := range small { // in a call that does not end it is never idle, and always wants to return: another waits for its room
 		await.That(t, "it is in a call", func() bool { return p.ask("enter") == "ok 1" || p.returns().ask("enter") == "ok 1" })
 	}
 	h.elastic("big", 80*gib, 0).returns()
@@ -240,10 +239,8 @@ func TestWaitersReturnByPriorityThenRest(t *testing.T) {
 		c.returns()
 		b.returns()
 		var returned []string
-		for _, e := range h.events() {
-			if e.Kind == api.EventReturned {
-				returned = append(returned, e.Slice)
-			}
+		for _, e := range h.told(api.EventReturned) {
+			returned = append(returned, e.Slice)
 		}
 		must.Equal(t, strings.Join(returned, " "), "a "+first+" b", "order of the returns")
 	}

@@ -8,10 +8,8 @@
  *
  * Each process keeps books in memory that all share, around every call:
  *
- *   certain   bytes that it surely holds: added after a successful allocation, subtracted
- *             before the free
- *   possible  bytes that it may hold: added before the call, subtracted after it failed or
- *             after the free succeeded
+ *   certain   that it surely holds: from after an allocation until before its free
+ *   possible  that it may hold: from before the call until after it failed, or its free succeeded
  *
  * Never over: the sum of all `certain` never exceeds the limit. Never refused wrongly: a request is
  * refused only if the sum of all `possible` exceeded it at some time during the call. At pauses
