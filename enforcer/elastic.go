@@ -244,8 +244,8 @@ func waiting(all []*slice) (wait []waiter) {
 		}
 		s.mu.Unlock()
 	}
+	first := map[bool]int{true: -1}
 	slices.SortFunc(wait, func(a, b waiter) int {
-		first := map[bool]int{true: -1}
 		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), first[a.rested]-first[b.rested], a.since.Compare(b.since))
 	})
 	return wait

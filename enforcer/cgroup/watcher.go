@@ -22,7 +22,8 @@ var ErrWatched = errors.New("the cgroup is watched already")
 const retryInterval = time.Second
 
 // Watcher reports when cgroups become empty or are removed. On v2 the kernel has events for both (cgroup.events, and the parent directory
-// for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck once the container's first process has ended.
+// for the removal, which the directory itself does not report). On v1 it has an event for the removal only: call Recheck once the container's
+// first process has ended.
 //
 // An event only triggers a check, and the state of the cgroup decides. So lost, merged and duplicate events do no harm.
 //

@@ -49,8 +49,8 @@ func (c *evictions) serveWaiters() {
 		}
 		return false
 	})
+	first := map[bool]int{true: -1}
 	slices.SortFunc(c.waiters, func(a, b *holder) int {
-		first := map[bool]int{true: -1}
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), first[a.rested]-first[b.rested], cmp.Compare(a.waits, b.waits), cmp.Compare(a.Generation, b.Generation))
 	})
 	claimed := make(map[string]bool)

@@ -146,9 +146,6 @@ const (
 // command lists, and names are cut last. USED, QUOTA and STATE are always there.
 func fit(width int) columns {
 	c := columns{name: maxName, bar: maxBar, procs: true, overhead: true, refusals: true}
-	if width == 0 { // unknown
-		return c
-	}
 	spare := func() int { return width - c.width() }
 	c.bar = max(minBar, c.bar+min(0, spare()))
 	for _, column := range []*bool{&c.procs, &c.overhead, &c.refusals} {
@@ -274,10 +271,7 @@ func deviceLine(d api.Device, width int, bars brushes) string {
 	if d.Used != nil && d.OutsideCount > 0 {
 		figures += fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
 	}
-	cells := maxBar
-	if width > 0 {
-		cells = max(minBar, min(maxBar, width-deviceWidth-len(" []  ")-len(figures)))
-	}
+	cells := max(minBar, min(maxBar, width-deviceWidth-len(" []  ")-len(figures)))
 	return fmt.Sprintf("%-*s %s  %s", deviceWidth, name, bars.bar(inside, outside, d.Total, cells), figures)
 }
 
