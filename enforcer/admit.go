@@ -8,10 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -47,13 +49,17 @@ func (t *driverTruth) bookDevices() []admission.Device {
 	return devices
 }
 
-// showGranted fills in what is granted of a device, and how much of it idle holders have.
-func (e *Enforcer) showGranted(d *api.Device, idle []*admission.Holder) {
-	g := e.book.Granted(d.UUID, idle...)
+// idleAfter is api.IdleAfter. Tests use a shorter time.
+var idleAfter = func() time.Duration { return api.IdleAfter }
+
+// showGranted fills in what is granted of a device.
+func (e *Enforcer) showGranted(d *api.Device) {
+	g := e.book.Granted(d.UUID)
 	d.Quotas, d.Slices, d.Pools, d.Reserve, d.Free = g.Bytes, g.Holders, g.Pools, g.Reserve, g.Free
 	if e.movesElastic() && e.gpuOf(d.UUID) != nil {
 		promised := e.book.Promised(d.UUID)
-		promised.Idle, d.Elastic = g.Among, &promised
+		e.book.Do(func(a *core.Accounts) { promised.Idle = a.Idle(d.UUID, idleAfter()) })
+		d.Elastic = &promised
 	}
 }
 
@@ -81,40 +87,41 @@ func (e *Enforcer) gpuOf(uuid string) *gpu {
 	return nil
 }
 
-// commitment returns what the slice is granted of each device: its quota, or the whole device if that is less (a quota on all devices may exceed
-// one). Use and checkpoints do not change it. A suspended slice is granted only what it left there. Called with mu held, or before the slice is
-// registered.
-func (s *slice) commitment() map[string]uint64 {
-	switch {
-	case !s.counts():
-		return make(map[string]uint64)
-	case s.isAway():
-		return s.left()
+// account returns the slice's record for admission. Called with mu held, or before the slice is registered.
+func (s *slice) account() core.Record {
+	r := core.Record{
+		ID: s.id(), Tenant: s.request.Tenant, Pools: s.request.Pools, Quotas: s.quotas, Limits: s.quota.Commitment(), Unlimited: s.record(),
+		Elastic: s.request.Elastic, Priority: s.request.Priority, Phase: core.Live,
 	}
-	return s.quota.Commitment()
+	if s.isAway() {
+		r.Residence, r.Left = core.Away, s.left()
+	}
+	return r
 }
 
-// recommit sets the slice's grant in the book to its quotas in force. Bytes used beyond a lowered quota, or left on a device by a suspended slice,
-// stay granted, since others would find the device full; the regular check lowers the grant as they are released. Called with mu held.
+// recommit has admission count the slice as it is now. Bytes used beyond a lowered quota, or left on a device by a suspended slice, stay granted,
+// since others would find the device full, until the regular check finds them released. Called with mu held.
 func (s *slice) recommit() {
-	has := s.commitment()
-	left := s.isAway() && len(s.left()) > 0
-	s.lowered = s.quota.AtLeastUsed(has, s.e.book.Has(s.holder)) || left
-	s.e.book.Set(s.holder, has)
-	for _, p := range s.pools {
-		p.follow(s)
-	}
+	s.lowered = s.e.book.Set(s.holder, s.account(), s.quota.InUse())
 }
 
 // counts reports whether the slice has a grant of its own. In record mode nothing is promised, and a member's quotas are part of the pool's.
 func (s *slice) counts() bool { return !s.record() && len(s.pools) == 0 }
 
-// admitDevice grants the slice a device that it was not known to use. undo withdraws that. Called with mu held.
-func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) {
-	if !s.counts() || s.isAway() {
-		return func() {}, nil
+func (s *slice) poolHolders() (pools []*admission.Holder) {
+	for _, p := range s.pools {
+		pools = append(pools, p.holder)
 	}
-	return s.e.book.Admit(s.holder, map[string]uint64{uuid: bytes})
+	return pools
+}
+
+// linger has admission count a released slice's remainder.
+func (s *slice) linger(left map[string]uint64) {
+	s.mu.Lock()
+	r := s.account()
+	s.mu.Unlock()
+	r.Phase, r.Left = core.Lingering, left
+	s.e.book.Set(s.holder, r, nil)
 }
 
 // remainder returns the bytes still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
@@ -124,16 +131,13 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 func (s *slice) remainder(was api.State) map[string]uint64 {
 	ask := s.counts() && s.e.truth != nil && s.lingers()
 	s.mu.Lock()
-	has, devices := s.commitment(), s.quota.Devices
+	has, devices := s.e.book.Has(s.holder, false), s.quota.Devices
 	used := make([]uint64, len(devices))
 	for i := range devices {
 		used[i] = s.quota.Used(i)
 	}
 	none := s.quota.Ledger == nil && (!ask || s.request.Session)
 	s.mu.Unlock()
-	for uuid, bytes := range s.e.book.Has(s.holder) {
-		has[uuid] = max(has[uuid], bytes)
-	}
 	switch {
 	case was == api.Damaged, none:
 		return has
@@ -247,13 +251,10 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
 	}
-	if s.request.Elastic && s.counts() {
-		if err := s.promise(limit); err != nil {
-			return err
-		}
+	if err := s.mayBeElastic(); err != nil {
+		return err
 	}
-	ask := admission.Ask{Holder: s.holder, Bytes: s.commitment(), Quotas: s.quotas, User: limit}
-	if e.book.Begin(ask) == nil {
+	if _, err := e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...); err == nil {
 		return nil
 	}
 	for _, other := range e.all() {
@@ -267,12 +268,11 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	err := e.book.Begin(ask)
+	lacks, err := e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...)
 	if err != nil {
-		err = e.evictFor(err, want{Ask: ask})
-		e.book.Drop(s.holder)
+		return e.evictFor(err, lacks, false)
 	}
-	return err
+	return nil
 }
 
 // roomForContexts rejects a quota too small for a context. Called before the slice is registered, or in its turn.

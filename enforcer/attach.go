@@ -272,7 +272,11 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		}
 	}
 	asked := min(limit, total)
-	undo, denied := s.admitDevice(uuid.String(), asked)
+	s.mu.Lock()
+	next := s.account()
+	s.mu.Unlock()
+	next.Limits[uuid.String()] = asked
+	_, denied := s.e.book.Begin(s.holder, next, nil)
 	if denied != nil {
 		limit = 0
 	}
@@ -281,9 +285,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	record.Limits = append(record.Limits, s.storedLimit(d))
 	// Stored first: a page with a device that the store lacks would look damaged after a restart.
 	if err := s.e.store.PutSlice(record); err != nil {
-		if denied == nil {
-			undo()
-		}
+		s.e.book.Undo(s.holder)
 		return 0, err
 	}
 	killpoint.Pass("device.stored")
@@ -296,6 +298,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		err = s.quota.Add(d)
 	}
 	index = len(s.quota.Devices) - 1
+	s.recommit()
 	s.mu.Unlock()
 	if err != nil {
 		return 0, err

@@ -6,13 +6,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
@@ -237,9 +238,7 @@ func waiting(all []*slice) (wait []waiter) {
 		r, may := s.residency, s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active
 		if may && r.back != nil && !r.waits.IsZero() {
 			w := waiter{slice: s, since: r.waits, tried: r.obstructed, rested: r.rested, collects: r.collects, devices: s.quota.Commitment()}
-			for _, p := range s.pools {
-				p.addNeeds(w.devices)
-			}
+			s.e.book.Do(func(a *core.Accounts) { maps.Copy(w.devices, a.Needs(s.holder)) })
 			wait = append(wait, w)
 		}
 		s.mu.Unlock()
@@ -354,8 +353,8 @@ func (e *Enforcer) bringBack(ctx context.Context, waiter waiter) {
 			s.obstruct(err)
 			return
 		}
-		w := s.wantBack(full.Device)
-		w.at, w.busy, w.device, w.refusal = waiter.round, true, true, full
+		w := want{Want: s.wantOn(full.Device), at: waiter.round, refusal: full, device: true}
+		w.Busy = true
 		victims, _ := e.choose(w, false)
 		if len(victims) == 0 {
 			s.collects(s.mayCollect(w))
@@ -368,15 +367,13 @@ func (e *Enforcer) bringBack(ctx context.Context, waiter waiter) {
 
 // mayCollect reports whether the slice has waited for a quantum, and there would be room for it if the quantum of all others were over.
 func (s *slice) mayCollect(w want) bool {
-	rules := s.e.options.Elastic
 	s.mu.Lock()
 	since := s.residency.waits
 	s.mu.Unlock()
-	if since.IsZero() || time.Since(since) < rules.Quantum {
+	if since.IsZero() || time.Since(since) < s.e.options.Elastic.Quantum {
 		return false
 	}
-	rules.Quantum = 0
-	_, enough := s.e.victims(w, s.e.elasticOnes(), rules)
+	_, enough := s.e.victims(w, 0)
 	return enough
 }
 
@@ -419,15 +416,24 @@ func (s *slice) obstruct(err error) {
 
 func (e *Enforcer) movesElastic() bool { return e.options.Checkpoint != nil && e.truth != nil }
 
-// promise notes the most that an elastic slice can be granted, or returns why that is too much. Called in its turn, before it is registered.
-func (s *slice) promise(limit *admission.User) error {
+// mayBeElastic returns why the slice cannot be elastic, if it is to be.
+func (s *slice) mayBeElastic() error {
 	switch {
+	case !s.request.Elastic || !s.counts():
+		return nil
 	case s.e.options.Checkpoint == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: this enforcer serves its own sessions only, gpusliced can", s.id())
 	case s.e.truth == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
 	}
-	return s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: s.quota.Commitment(), User: limit})
+	return nil
+}
+
+// wantOn returns the request for room with which the slice can return, after a refusal on a device.
+func (s *slice) wantOn(device string) (w *core.Want) {
+	limit := s.userLimit()
+	s.e.book.Do(func(a *core.Accounts) { w = a.WantOn(s.holder, device, limit) })
+	return w
 }
 
 // showElastic fills in the elastic part of a slice. Called with mu held.

@@ -30,6 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/event"
@@ -227,7 +228,11 @@ func (e *Enforcer) open() error {
 	if err := e.openTruth(); err != nil {
 		return err
 	}
-	e.book = admission.New(e.options.Admission, e.truth.bookDevices(), e.options.Elastic.Overcommit)
+	elastic := &e.options.Elastic
+	e.book = admission.New(core.Config{
+		Limits: e.options.Admission, Devices: e.truth.bookDevices(),
+		Elastic: core.Elastic{Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum},
+	})
 	if err := e.openNative(); err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"syscall"
@@ -15,164 +14,77 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
 // This file chooses the elastic slices to evict for a holder that needs room, and evicts them, by the rules in elastic.go.
 
-const (
-	drainPace = time.Millisecond
-	// obstacleLasts is the time before another attempt to evict a slice that could not be moved.
-	obstacleLasts = 10 * time.Second
-)
+const drainPace = time.Millisecond
 
 // drainPatience limits the wait for calls under way when the gate is shut. A call may depend on another thread that the gate stops. Tests shorten it.
 var drainPatience = 5 * time.Second
 
-// unit is evicted as one: a slice, or all members of an elastic pool.
-type unit struct {
-	holder   *admission.Holder
-	priority int
-	slices   []*slice
-}
-
-func units(all []*slice) (each []unit) {
-	pools := make(map[*pool]bool)
-	for _, s := range all {
-		if len(s.pools) == 0 {
-			each = append(each, unit{s.holder, s.request.Priority, []*slice{s}})
-		}
-		for _, p := range s.pools {
-			if !pools[p] {
-				pools[p] = true
-				each = append(each, unit{p.holder, p.asked.Priority, p.allMembers()})
-			}
-		}
-	}
-	return each
-}
-
-// candidate is a unit that may be evicted, or an evicted one that may have to leave nothing on its devices.
+// candidate is a slice to evict, or the members of an elastic pool; or evicted ones that have to leave nothing on their devices.
 type candidate struct {
-	unit    // with the slices to act on
+	slices  []*slice
 	away    bool
+	busy    bool              // not idle, but its time on the devices is over
 	stay    map[string]uint64 // bytes of each device that they may leave there together
 	devices []string          // with their memory
-	idle    time.Duration
-	busy    bool // not idle, but its time on the devices is over
 }
 
 // want is a refused request for room.
 type want struct {
-	admission.Ask
-	priority int
-	at       time.Time // when slices have to be idle
-	busy     bool      // slices that are not idle may be evicted, too
-	refusal  *api.Error
-	device   bool // the device may lack room that the book has
+	*core.Want
+	at      time.Time // when slices have to be idle
+	refusal *api.Error
+	device  bool // the device may lack room that admission has: a process holds memory that was not granted to it
 }
 
 // victims returns the candidates to evict. enough is false if evicting all candidates would not make room, as with a user's or tenant's bound to
 // which they do not count. No candidates with enough means that room has appeared since the refusal.
-func (e *Enforcer) victims(w want, all []*slice, rules Elastic) (these []*candidate, enough bool) {
-	var may []candidate
-	for _, u := range units(all) {
-		if u.holder == w.Holder {
-			continue
+func (e *Enforcer) victims(w want, quantum time.Duration) (these []*candidate, enough bool) {
+	var lacks uint64
+	if r := w.refusal; w.device {
+		lacks = r.Requested - min(r.Requested, r.Limit-min(r.Limit, r.Current))
+	}
+	of := e.observeAll(w.at)
+	var found []core.Victim
+	e.book.Do(func(a *core.Accounts) { found, enough = a.Victims(w.Want, quantum, w.refusal.Device, lacks) })
+	for _, v := range found {
+		c := &candidate{away: v.Away, busy: v.Busy, stay: v.Stay}
+		for _, who := range v.Slices {
+			c.slices = append(c.slices, of[who])
 		}
-		if c, goes := u.mayGo(w.at, rules); goes && (!c.busy || w.busy && c.priority <= w.priority) {
-			may = append(may, c)
-		}
+		these = append(these, c)
 	}
-	early := map[bool]int{true: -1} // evicted ones lose nothing
-	slices.SortFunc(may, func(a, b candidate) int {
-		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.priority, b.priority), cmp.Compare(b.idle, a.idle))
-	})
-	holders := make([]*admission.Holder, len(may))
-	for i := range may {
-		holders[i] = may[i].holder
-	}
-	which, enough := e.book.Which(w.Ask, holders)
-	if !enough || len(which) == 0 && !w.device {
-		return nil, enough
-	}
-	var gone []*admission.Holder
-	for _, i := range which {
-		if len(these) == len(which)-1 {
-			may[i].stay = e.book.Beside(w.Ask, may[i].holder, gone)
-		}
-		these, gone = append(these, &may[i]), append(gone, may[i].holder)
-	}
-	if len(these) > 0 {
-		return these, true
-	}
-	// The book has room and the device has not: a process holds memory that was not granted to it.
-	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
-	for i := range may {
-		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 && lacks > 0 {
-			these = append(these, &may[i])
-			lacks -= min(lacks, bytes)
-		}
-	}
-	return these, lacks == 0 && len(these) > 0
+	return these, enough
 }
 
-// mayGo reports whether all resident slices of the unit may be evicted; if none is resident, whether some may have to leave nothing.
-func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
-	c = candidate{unit: u, away: true, stay: make(map[string]uint64), idle: math.MaxInt64}
-	c.slices = nil
-	var leave []*slice
-	for _, s := range u.slices {
-		place, idle, busy := s.place(now, o)
-		switch place {
-		case staysPut:
-			return c, false
-		case canGo:
-			c.slices, c.away = append(c.slices, s), false
-			c.idle, c.busy = min(c.idle, idle), c.busy || busy
-		case canLeave:
-			leave = append(leave, s)
+// observeAll has admission know what elastic slices have done until now, and returns the slices.
+func (e *Enforcer) observeAll(now time.Time) map[*admission.Holder]*slice {
+	of, all := make(map[*admission.Holder]*slice), make(map[*admission.Holder]core.Activity)
+	began, boot := time.Now(), e.now()
+	since := func(t time.Time) time.Duration {
+		if t.IsZero() {
+			return 0
 		}
+		return boot + t.Sub(began)
 	}
-	if c.away {
-		c.slices = leave
+	for _, s := range e.elasticOnes() {
+		s.observe(now)
+		s.mu.Lock()
+		r := s.residency
+		of[s.holder], all[s.holder] = s, core.Activity{
+			Active: since(r.active), Returned: since(r.returned), Obstructed: since(r.obstructed), Stuck: since(r.stuck),
+			Fixed: s.quota.State != api.Active || s.suspension != nil && !s.isAway(),
+		}
+		s.mu.Unlock()
 	}
-	return c, len(c.slices) > 0
-}
-
-// place is where a slice's memory is, and whether it may be moved.
-type place int
-
-const (
-	staysPut place = iota // not to be moved for now
-	canGo                 // resident, and may be evicted
-	hasGone               // off its devices, with all its memory
-	canLeave              // off its devices, but for memory that can be moved, too
-)
-
-// place also returns how long the slice has been idle, and whether it is busy.
-func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, busy bool) {
-	s.observe(now)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.residency
-	switch {
-	case s.quota.State != api.Active:
-		return staysPut, 0, false
-	case s.isAway() && len(s.left()) > 0 && now.Sub(r.stuck) >= obstacleLasts:
-		return canLeave, 0, false
-	case s.isAway():
-		return hasGone, 0, false
-	case s.suspension != nil, !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts:
-		return staysPut, 0, false
-	}
-	idle = now.Sub(r.active)
-	busy = min(idle, now.Sub(r.returned)) < o.MinResident
-	if busy && now.Sub(r.returned) < o.Quantum {
-		return staysPut, idle, busy
-	}
-	return canGo, idle, busy
+	e.book.Do(func(a *core.Accounts) { a.Observe(since(now), all) })
+	return of
 }
 
 // evictAll evicts all candidates at one time, so that one that cannot be moved delays the others no further.
@@ -250,7 +162,7 @@ func (s *slice) overstay(err error, began time.Time) {
 	s.mu.Lock()
 	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
 	if errors.As(err, new(unmovable)) {
-		if r.overstays.IsZero() || !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*obstacleLasts { // nothing waited in between
+		if r.overstays.IsZero() || !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*core.ObstacleLasts { // nothing waited in between
 			r.overstays = began
 		}
 		ends = patience > 0 && time.Since(r.overstays) >= patience
@@ -335,12 +247,12 @@ func (s *slice) inCall() (pid int) {
 }
 
 // evictFor evicts idle slices if that makes room for a refused request, and returns a busy error, so that the caller tries again. Otherwise it
-// returns the refusal.
-func (e *Enforcer) evictFor(refused error, w want) error {
-	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
+// returns the refusal. device is set if the device may lack room that admission has.
+func (e *Enforcer) evictFor(refused error, lacks *core.Want, device bool) error {
+	w := want{Want: lacks, at: time.Now(), device: device}
+	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || lacks == nil || !e.movesElastic() {
 		return refused
 	}
-	w.at = time.Now()
 	these, enough := e.choose(w, true)
 	if !enough {
 		return refused
@@ -391,13 +303,13 @@ func (e *Enforcer) choose(w want, alone bool) (these []*candidate, enough bool) 
 	if alone && e.evictions.concern(w.Bytes) {
 		return nil, true
 	}
-	if these, enough = e.victims(w, e.elasticOnes(), e.options.Elastic); !enough {
+	if these, enough = e.victims(w, e.options.Elastic.Quantum); !enough {
 		return nil, false
 	}
 	for _, c := range these {
 		on := make(map[string]bool)
 		for _, s := range c.slices {
-			for uuid := range s.has() {
+			for uuid := range e.book.Has(s.holder, true) {
 				on[uuid] = true
 			}
 		}

@@ -261,7 +261,7 @@ func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 }
 
 func (e *Enforcer) EvictFor(id string, refused error) error {
-	return e.evictFor(refused, e.find(id).wantBack(""))
+	return e.evictFor(refused, e.find(id).wantOn(""), false)
 }
 
 // HasRested has a slice have made no call for so long that it comes before those that had a turn since.

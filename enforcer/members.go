@@ -163,9 +163,6 @@ func (p *pool) join(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.members[s] = struct{}{}
-	if p.asked.Elastic {
-		p.note(s)
-	}
 }
 
 func (p *pool) part(s *slice) {
@@ -175,8 +172,6 @@ func (p *pool) part(s *slice) {
 		return
 	}
 	delete(p.members, s)
-	delete(p.gone, s)
-	defer p.recount()
 	for i, d := range p.quota.Devices {
 		of := p.sharesOn(d)
 		_, unheard := of.unheard[s]

@@ -78,18 +78,13 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 		}
 		said := *full
 		said.Message += "; it comes back when there is room and one of its processes asks"
-		w := s.wantBack(full.Device)
-		w.device = true
-		return e.evictFor(&said, w)
+		return e.evictFor(&said, s.wantOn(full.Device), true)
 	})
 }
 
 // resumeWithin resumes the slice within its user's limit. Called in the slice's turn.
 func (s *slice) resumeWithin() error {
-	limit := s.userLimit() // before the book is used under the slice's lock: this reads files
-	return s.resumeAll(func(wants map[string]uint64) error {
-		return s.e.book.Begin(admission.Ask{Holder: s.holder, Bytes: wants, Quotas: s.quotas, User: limit})
-	})
+	return s.resumeAll(s.userLimit())
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
@@ -105,12 +100,6 @@ func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error)
 		return api.Slice{}, err
 	}
 	return s.show(false), nil
-}
-
-// admit has admission grant the slice its quotas again.
-func (s *slice) admit(wants map[string]uint64) error {
-	_, err := s.e.book.Admit(s.holder, wants)
-	return err
 }
 
 // suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave the bytes in stay. Called
@@ -355,8 +344,8 @@ func (s *slice) free(uuid string) (uint64, error) {
 	return g.Total - min(g.Total, used), err
 }
 
-// resumeAll brings the slice's memory back, if admit grants it its quotas. Called in the slice's turn.
-func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
+// resumeAll brings the slice's memory back, if it is granted its quotas within the user's limit; nil is none. Called in the slice's turn.
+func (s *slice) resumeAll(limit *admission.User) error {
 	s.mu.Lock()
 	was, err := s.suspension, s.unchangeable(false)
 	s.mu.Unlock()
@@ -375,7 +364,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	if err != nil {
 		return err
 	}
-	undo, err := s.takeBack(was.Processes, admit)
+	undo, err := s.takeBack(was.Processes, limit)
 	if err == nil {
 		if _, err = s.hasRoom(away, was.Spare); err == nil {
 			err = s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: was.Processes, Spare: was.Spare})

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -41,8 +42,6 @@ type pool struct {
 
 	mu      guard.Mutex[guard.Pool] // taken after a slice's
 	members map[*slice]struct{}     // until they are cleared away
-	gone    map[*slice]gone         // of an elastic pool: members off their devices
-	coming  map[string]uint64       // bytes of devices about to be added
 	quotas  []api.Quota
 	quota   *quota.Quota
 	shares  map[*quota.Device]*shares
@@ -61,7 +60,7 @@ func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest
 	p := &pool{
 		e: e, log: lines.Bound(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant, Private: asked.ByGrant},
-		members: make(map[*slice]struct{}), gone: make(map[*slice]gone), shares: make(map[*quota.Device]*shares),
+		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
 	return p
@@ -75,11 +74,32 @@ func (p *pool) sharesOn(d *quota.Device) *shares {
 	return p.shares[d]
 }
 
-// recommit sets the pool's grant in admission to its quotas. Bytes used beyond a lowered quota stay granted. Called with mu held.
-func (p *pool) recommit() {
-	has := p.commitment()
-	p.lowered = !p.isAway() && p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
-	p.e.book.Set(p.holder, has)
+// account returns the pool's record for admission. Called with mu held, or before the pool is registered.
+func (p *pool) account() core.Record {
+	return core.Record{
+		Kind: core.Pool, ID: p.name, Tenant: p.asked.Tenant, Private: p.asked.ByGrant, Quotas: p.quotas, Limits: p.quota.Commitment(),
+		Elastic: p.asked.Elastic, Priority: p.asked.Priority, Phase: core.Live,
+	}
+}
+
+// begin has admission grant the pool other limits, until settled. Called in the pool's turn.
+func (p *pool) begin(quotas []api.Quota, wants map[string]uint64) error {
+	p.mu.Lock()
+	next := p.account()
+	p.mu.Unlock()
+	next.Quotas = quotas
+	maps.Copy(next.Limits, wants)
+	if lacks, err := p.e.book.Begin(p.holder, next, nil); err != nil {
+		return p.e.evictFor(err, lacks, false)
+	}
+	return nil
+}
+
+// settled has admission count the pool's quotas in force. Bytes used beyond a lowered quota stay granted. Called in the pool's turn.
+func (p *pool) settled() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lowered = p.e.book.Set(p.holder, p.account(), p.quota.InUse())
 }
 
 // lasting returns the pool's permanent record, with these quotas.
@@ -167,14 +187,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 		return err
 	}
 	var denied *api.Event
-	wants := map[string]uint64{uuid.String(): min(limit, total)}
-	done := func() {}
-	defer p.keepPromise()
-	if err = p.promise(wants); err == nil {
-		done, err = p.grant(wants)
-	}
-	if err != nil {
-		done = func() {}
+	if err = p.begin(p.quotas, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
 		p.log.Warn("member uses a device on which the pool has no quota", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
@@ -183,7 +196,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	record := p.stored()
 	p.mu.Unlock()
 	record.Limits = append(record.Limits, storedLimit(d, limit, 0))
-	defer func() { done() }()
+	defer p.settled()
 	if err := p.e.store.PutPoolState(p.name, record); err != nil { // stored first, as for a slice
 		return err
 	}
@@ -253,8 +266,8 @@ func (p *pool) check() {
 		p.quota.Damage(err)
 		return
 	}
-	if p.lowered || p.asked.Elastic {
-		p.recommit()
+	if p.lowered {
+		p.lowered = p.e.book.Lower(p.holder, nil, p.quota.InUse())
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -98,14 +98,10 @@ func (e *Enforcer) makePool(p *pool) error {
 	if p.asked.Elastic && !e.movesElastic() {
 		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: without NVML free device memory is unknown (%s)", p.name, e.options.NoTruth)
 	}
-	if err := p.promise(wants); err != nil {
+	if err := p.begin(p.quotas, wants); err != nil {
 		return err
 	}
-	done, err := p.grant(wants)
-	if err != nil {
-		return e.evictFor(err, want{Ask: admission.Ask{Holder: p.holder, Bytes: wants, Quotas: p.quotas}})
-	}
-	err = p.quota.Begin()
+	err := p.quota.Begin()
 	killpoint.Pass("pool.ledger")
 	if err == nil {
 		err = e.store.PutPoolState(p.name, p.stored())
@@ -118,7 +114,7 @@ func (e *Enforcer) makePool(p *pool) error {
 		p.leave()
 		return err
 	}
-	done()
+	p.settled()
 	killpoint.Pass("pool.stored")
 	return nil
 }
@@ -170,15 +166,10 @@ func (p *pool) set(quotas []api.Quota) error {
 	if err := p.e.roomForContexts("pool "+p.name, wants); err != nil {
 		return err
 	}
-	if err := p.promise(wants); err != nil {
+	if err := p.begin(merged, wants); err != nil {
 		return err
 	}
-	defer p.keepPromise()
-	done, err := p.grant(wants)
-	if err != nil {
-		return p.e.evictFor(err, want{Ask: admission.Ask{Holder: p.holder, Bytes: wants, Quotas: merged}})
-	}
-	defer done()
+	defer p.settled()
 	// Stored first: the highest limits, then the quotas, from which a restart writes the page.
 	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
@@ -400,8 +391,12 @@ func (p *pool) show() api.Pool {
 	if p.quota.State == quota.Left {
 		shown.State = api.Active
 	}
-	if shown.State == api.Active && p.isAway() {
-		shown.State = api.Evicted
+	if shown.State == api.Active {
+		p.e.book.Do(func(a *core.Accounts) {
+			if a.IsAway(p.holder) {
+				shown.State = api.Evicted
+			}
+		})
 	}
 	if p.quota.Ledger == nil {
 		return shown

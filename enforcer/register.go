@@ -95,6 +95,9 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) 
 		s.setLimited(false) // the driver is given no limits that the store does not know
 		return errors.Join(err, e.release(s, causeFailed))
 	}
+	s.mu.Lock()
+	s.recommit()
+	s.mu.Unlock()
 	e.enter(s)
 	return nil
 }

@@ -77,7 +77,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	}
 	s.mu.Unlock()
 	s.denyNative()
-	e.book.Set(s.holder, s.remainder(was))
+	s.linger(s.remainder(was))
 	killpoint.Pass("release.closed")
 	s.mu.Lock()
 	s.let()

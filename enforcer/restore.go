@@ -87,11 +87,7 @@ func (e *Enforcer) restore() error {
 	e.sweep(keep)
 	// All slices are registered before any is opened, since all are needed to find the slice of a process.
 	for s := range alive {
-		e.book.Set(s.holder, s.commitment())
-		e.book.Note(s.holder, s.quotas)
-		if s.request.Elastic && s.counts() {
-			e.book.NotePromise(s.holder, s.quota.Commitment())
-		}
+		e.book.Enter(s.holder, s.account(), s.poolHolders()...)
 		e.enter(s)
 	}
 	e.reopenPools(pools, released)
@@ -111,11 +107,6 @@ func (e *Enforcer) restore() error {
 			e.deaf[s] = struct{}{}
 		}
 		s.turn.Give()
-	}
-	for _, p := range pools {
-		p.mu.Lock()
-		p.recount() // the place of each member's memory is known now
-		p.mu.Unlock()
 	}
 	for _, r := range released {
 		if err := e.finish(r); err != nil {
@@ -211,10 +202,12 @@ func (e *Enforcer) finish(r store.Slice) error {
 	taken := e.used(s.cgroup) // by a slice registered since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
-	e.book.Note(s.holder, s.quotas)
+	e.book.Enter(s.holder, s.account(), s.poolHolders()...)
+	var left map[string]uint64
 	if found || s.remaining.Alive() || s.e.truth != nil && s.lingers() {
-		e.book.Set(s.holder, s.remainder(api.Active))
+		left = s.remainder(api.Active)
 	}
+	s.linger(left)
 	if !taken {
 		s.storeNative(r, func() error { return e.store.Retire(s.storedNow()) })
 		s.denyNative()
@@ -244,7 +237,9 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	}
 	if len(s.quota.Devices) == 0 { // it began without driver truth, and its quotas were granted all the same
 		s.quota.Devices = s.foresee()
-		e.book.Set(s.holder, s.commitment())
+		s.mu.Lock()
+		s.recommit()
+		s.mu.Unlock()
 	}
 	if s.quota.Stored {
 		if err := s.lost(); err != nil {

@@ -38,6 +38,7 @@ func (e *Enforcer) loadPools() []*pool {
 		})
 		loaded = append(loaded, p)
 		e.pools[r.Name] = p
+		e.book.Enter(p.holder, p.account())
 	}
 	return loaded
 }
@@ -48,8 +49,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 		if err := p.reopen(released); err != nil {
 			p.untaken(err)
 		}
-		e.book.Set(p.holder, p.quota.Commitment())
-		p.keepPromise()
+		p.settled()
 		killpoint.Pass("restore.pool")
 	}
 }

@@ -234,7 +234,7 @@ func (s *slice) usesAll(quotas []api.Quota) bool {
 
 // apply stores a change and puts it in force. After a restart between the two the page is set from the store. Added devices that no process uses yet
 // are granted at once, as at registration. Called in the slice's turn.
-func (s *slice) apply(c change) (err error) {
+func (s *slice) apply(c change) error {
 	wants := quota.Commitment(c.added)
 	for d, limit := range c.limits {
 		wants[d.Name] = min(limit, d.Total)
@@ -244,33 +244,23 @@ func (s *slice) apply(c change) (err error) {
 			return err
 		}
 	}
-	if s.request.Elastic && s.counts() {
-		s.mu.Lock()
-		promised := s.quota.Commitment()
-		s.mu.Unlock()
-		raised := maps.Clone(promised)
-		maps.Copy(raised, wants)
-		if err := s.e.book.Promise(admission.Ask{Holder: s.holder, Bytes: raised, User: s.userLimit()}); err != nil {
-			return err
-		}
-		defer func() {
-			if err != nil {
-				s.e.book.NotePromise(s.holder, promised)
-			}
-		}()
+	var limit *admission.User // of what an elastic slice may be promised
+	if s.request.Elastic {
+		limit = s.userLimit()
 	}
-	undo := func() {}
-	if s.counts() {
-		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
-			return s.e.evictFor(err, want{Ask: admission.Ask{Holder: s.holder, Bytes: wants, Quotas: c.quotas}})
-		}
+	s.mu.Lock()
+	next := s.account()
+	s.mu.Unlock()
+	next.Quotas = c.quotas
+	maps.Copy(next.Limits, wants)
+	if lacks, err := s.e.book.Begin(s.holder, next, limit); err != nil {
+		return s.e.evictFor(err, lacks, false)
 	}
 	if err := s.e.store.PutSlice(c.record); err != nil {
-		undo()
+		s.e.book.Undo(s.holder)
 		return err
 	}
 	killpoint.Pass("set.stored")
-	s.e.book.Note(s.holder, c.quotas)
 	before, err := s.putInForce(c)
 	if err != nil {
 		return err
@@ -294,6 +284,7 @@ func (s *slice) apply(c change) (err error) {
 func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.recommit()
 	if s.quota.Ledger == nil {
 		return nil, ErrClosed
 	}
@@ -316,9 +307,6 @@ func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 		s.log.Info("slice's quota changed", "device", d.Name, "bytes", limit, "before", old[d])
 		u := s.showDevice(i, d)
 		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.Name, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
-	}
-	if len(c.limits)+len(c.added) > 0 {
-		s.recommit()
 	}
 	return before, nil
 }

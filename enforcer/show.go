@@ -90,7 +90,7 @@ func (s *slice) showRemainder() api.Slice {
 	for _, pid := range pids {
 		shown.Processes = append(shown.Processes, api.Process{PID: pid, Devices: []api.ProcessUse{}})
 	}
-	has := s.e.book.Has(s.holder)
+	has := s.e.book.Has(s.holder, false)
 	for _, uuid := range slices.Sorted(maps.Keys(has)) {
 		use := api.DeviceUse{Device: uuid, Index: -1, Used: has[uuid], Limit: has[uuid], Peak: has[uuid], Enforcement: s.enforcementOn(uuid)}
 		if g := s.e.gpuOf(uuid); g != nil {
@@ -123,7 +123,8 @@ func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
 
 // GivenDevices is Devices without the memory in use. It never waits.
 func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
-	shown, idle := []api.Device{}, e.idleHolders()
+	shown := []api.Device{}
+	e.observeAll(time.Now())
 	index := make(map[[16]byte]int)
 	if e.truth != nil {
 		for _, g := range e.truth.devices {
@@ -132,7 +133,7 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 			if g.Minor >= 0 {
 				d.Minor = &g.Minor
 			}
-			e.showGranted(&d, idle)
+			e.showGranted(&d)
 			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)
 		}
@@ -150,7 +151,7 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 			}
 			index[d.UUID] = len(shown)
 			named := api.Device{UUID: d.Name, Index: -1, Total: d.Total, Suspended: away}
-			e.showGranted(&named, idle)
+			e.showGranted(&named)
 			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.Name)
 			shown = append(shown, named)
 		}

@@ -228,9 +228,12 @@ func (s *slice) check() {
 	default:
 		return
 	}
-	if s.lowered && s.turn.TryTake() { // else a change of quotas is under way, and recommits itself
-		s.recommit()
-		s.turn.Give()
+	if s.lowered {
+		var left map[string]uint64
+		if s.isAway() {
+			left = s.left()
+		}
+		s.lowered = s.e.book.Lower(s.holder, left, s.quota.InUse())
 	}
 	s.reportCounts()
 	s.checkNeeds()

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -129,37 +131,34 @@ func (s *slice) markAway(processes []store.Moved) {
 
 // takeBack counts again what the slice is about to hold: its quotas on all devices, and its processes' charges in its pools; all of it or nothing.
 // If the slice is not Suspended these count already. Called in the slice's turn.
-func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) error) (undo func(), err error) {
+func (s *slice) takeBack(processes []store.Moved, limit *admission.User) (undo func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.counts() {
-		if err := admit(s.quota.Commitment()); err != nil {
-			return nil, err
-		}
-	} else if err := s.admitInPools(); err != nil {
+	next := s.account()
+	next.Residence, next.Left = core.Resident, nil
+	if _, err := s.e.book.Begin(s.holder, next, limit); err != nil {
 		return nil, err
 	}
 	var back []store.Moved
-	undo = func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+	revert := func() {
 		if s.isAway() {
 			s.markAway(back)
-			s.recommit()
 		}
+		s.e.book.Undo(s.holder)
 	}
 	for _, p := range processes {
 		if err := resumeIn(s.pools, p.PID); err != nil {
-			if s.isAway() {
-				s.markAway(back)
-				s.recommit()
-			}
+			revert()
 			return nil, api.Errorf(api.CodeQuotaExceeded, "slice %s needs the part of pool %s's quota that it held, which other members now use: resume it when they use less (`gpuslice ps --filter pool=%s`)",
 				s.id(), s.request.Pools, s.pools[0].name)
 		}
 		back = append(back, p)
 	}
-	return undo, nil
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		revert()
+	}, nil
 }
 
 // resumeIn counts a suspended process's charges again in all of these pools, or in none. No two pools' locks are held at a time.
@@ -231,7 +230,7 @@ func (e *Enforcer) bringBackLeft(s *slice) {
 		return
 	}
 	defer s.turn.Give()
-	err := s.resumeAll(s.admit)
+	err := s.resumeAll(nil)
 	if err != nil {
 		s.log.Error("memory not returned after an interrupted move", "err", err)
 		return

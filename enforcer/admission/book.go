@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission records how many bytes of each device slices and pools were granted. It is core.Grants, which decides, behind a lock. A granted quota
+// Package admission records how many bytes of each device slices and pools were granted. It is core.Accounts, which decides, behind a lock. A granted quota
 // is kept, so a request that does not fit is refused at once, in a sentence that names the holders of the rest.
 package admission
 
@@ -22,117 +22,68 @@ type (
 	User   = refusal.User
 )
 
-// Ask is what a holder asks for.
-type Ask = core.Ask
-
 // Book is what is granted, on all devices.
 type Book struct {
-	limits     Limits
-	overcommit uint64            // thousandths of a device that elastic holders may be promised together
-	devices    map[string]Device // nil without driver truth
+	config  core.Config
+	devices map[string]Device // nil without driver truth
 
-	mu     guard.Mutex[guard.Book] // guards grants
-	grants *core.Grants
+	mu       guard.Mutex[guard.Book] // guards accounts
+	accounts *core.Accounts
 }
 
-// New returns a Book in which nothing is granted. Without NVML devices is nil: their sizes are unknown, and nothing is refused because of what others were
-// granted. overcommit is in thousandths of a device.
-func New(limits Limits, devices []Device, overcommit uint64) *Book {
-	b := &Book{limits: limits, overcommit: overcommit}
-	b.grants = core.NewGrants(core.Config{Limits: limits, Devices: devices, Elastic: core.Elastic{Overcommit: overcommit}})
-	if devices != nil {
+// New returns a Book in which nothing is granted. Without NVML config has no devices: their sizes are unknown, and nothing is refused because of what
+// others were granted.
+func New(config core.Config) *Book {
+	b := &Book{config: config, accounts: core.NewAccounts(config)}
+	if config.Devices != nil {
 		b.devices = make(map[string]Device)
-		for _, d := range devices {
+		for _, d := range config.Devices {
 			b.devices[d.UUID] = d
 		}
 	}
 	return b
 }
 
-// Begin grants a request of a holder that is new or comes back, within the limit of its user, and counts its quotas for that user. Nothing undoes it but
-// Set or Drop.
-func (b *Book) Begin(a Ask) error {
+// Do calls f with the accounts.
+func (b *Book) Do(f func(*core.Accounts)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, err := b.admit(a); err != nil {
-		return err
-	}
-	b.grants.Note(a.Holder, a.Quotas)
-	return nil
+	f(b.accounts)
 }
 
-// Admit grants a holder the bytes in wants on all devices. Otherwise it grants nothing and returns an *api.Error. It lowers no grant: Set does, once a lower
-// quota is in force. undo restores what the holder had on these devices.
-func (b *Book) Admit(h *Holder, wants map[string]uint64) (undo func(), err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	had, err := b.admit(Ask{Holder: h, Bytes: wants})
-	if err != nil {
-		return nil, err
-	}
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		has := b.grants.Has(h)
-		for uuid := range wants {
-			has[uuid] = had[uuid]
-		}
-		b.grants.Set(h, has)
-	}, nil
+// Enter notes a holder from before a restart.
+func (b *Book) Enter(h *Holder, r core.Record, pools ...*Holder) {
+	b.Do(func(a *core.Accounts) { a.Enter(h, r, pools...) })
 }
 
-// admit checks and makes a grant, and returns what the holder had before. Called with mu held.
-func (b *Book) admit(a Ask) (had map[string]uint64, err error) {
-	if err := b.grants.Check(a); err != nil {
-		return nil, err
-	}
-	had = b.grants.Has(a.Holder)
-	has := maps.Clone(had)
-	for uuid, bytes := range a.Bytes {
-		has[uuid] = max(has[uuid], bytes)
-	}
-	b.grants.Set(a.Holder, has)
-	return had, nil
+// Begin grants a holder its next record; Set follows once it is in force, Undo if it will not be.
+func (b *Book) Begin(h *Holder, next core.Record, user *User, pools ...*Holder) (lacks *core.Want, err error) {
+	b.Do(func(a *core.Accounts) { lacks, err = a.Begin(h, next, user, pools...) })
+	return lacks, err
 }
 
-// Note records the quotas that a holder asks for. They count against its user's limit while the sizes of devices are unknown.
-func (b *Book) Note(h *Holder, quotas []api.Quota) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.grants.Note(h, quotas)
+// Undo ends an operation that has changed nothing.
+func (b *Book) Undo(h *Holder) { b.Do(func(a *core.Accounts) { a.Undo(h) }) }
+
+// Set notes the record in force and the bytes in use, and reports whether some of them are beyond its limits.
+func (b *Book) Set(h *Holder, r core.Record, used core.Bytes) (more bool) {
+	b.Do(func(a *core.Accounts) { more = a.Set(h, r, used) })
+	return more
 }
 
-// Set notes the bytes that a holder has from now on, and none on other devices. It refuses nothing.
-func (b *Book) Set(h *Holder, has map[string]uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.grants.Set(h, has)
+// Lower notes the bytes left on devices and in use, and reports whether the holder still counts for more than its limits.
+func (b *Book) Lower(h *Holder, left, used core.Bytes) (more bool) {
+	b.Do(func(a *core.Accounts) { more = a.Lower(h, left, used) })
+	return more
 }
 
 // Drop forgets a holder. A session counts for its user until then, even if nothing is granted to it any more.
-func (b *Book) Drop(h *Holder) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.grants.Drop(h)
-}
+func (b *Book) Drop(h *Holder) { b.Do(func(a *core.Accounts) { a.Drop(h) }) }
 
-// Promise notes that an elastic holder may be granted these bytes later, or returns why it never can: alone on the host, or beside the
-// other promises.
-func (b *Book) Promise(a Ask) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.grants.CheckPromise(a); err != nil {
-		return err
-	}
-	b.grants.Promise(a.Holder, a.Bytes)
-	return nil
-}
-
-// NotePromise records a promise from before a restart, without a check.
-func (b *Book) NotePromise(h *Holder, wants map[string]uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.grants.Promise(h, wants)
+// Has returns the bytes that a holder counts for, by device; with pools, those of a slice's pools, too.
+func (b *Book) Has(h *Holder, pools bool) (has core.Bytes) {
+	b.Do(func(a *core.Accounts) { has = a.Has(h, pools) })
+	return has
 }
 
 // Promised returns what was promised of a device to elastic holders, at one moment.
@@ -143,10 +94,10 @@ func (b *Book) Promised(uuid string) (shown api.ElasticDevice) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	shown.Promised, shown.Most = b.grants.On(uuid).Promised, b.limits.Capacity(d.Total)
-	capacity := refusal.Promisable(d.Total, b.overcommit)
+	shown.Promised, shown.Most = b.accounts.On(uuid).Promised, b.config.Limits.Capacity(d.Total)
+	capacity := refusal.Promisable(d.Total, b.config.Elastic.Overcommit)
 	shown.Free = capacity - min(capacity, shown.Promised)
-	b.grants.Holders(uuid, func(h *Holder, _, promised uint64) { note(&shown.Pools, h, promised) })
+	b.accounts.Holders(uuid, func(h *Holder, _, promised uint64) { note(&shown.Pools, h, promised) })
 	return shown
 }
 
@@ -161,29 +112,21 @@ func note(pools *map[string]uint64, h *Holder, bytes uint64) {
 	(*pools)[h.Pool] = bytes
 }
 
-// Has returns what a holder was granted, by device.
-func (b *Book) Has(h *Holder) map[string]uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.grants.Has(h)
-}
-
 // Granted is what was granted of a device, at one moment.
 type Granted struct {
 	Bytes   uint64 // of all holders
 	Holders int
 	Pools   map[string]uint64 // bytes of the pools that are not elastic, by name
-	Among   uint64            // bytes of the holders that the caller named
 	Reserve uint64
 	Free    *uint64 // nil if the size of the device is unknown
 }
 
-// Granted returns what was granted of a device, and among these holders.
-func (b *Book) Granted(uuid string, among ...*Holder) Granted {
+// Granted returns what was granted of a device.
+func (b *Book) Granted(uuid string) Granted {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	shown := Granted{Bytes: b.grants.On(uuid).Granted}
-	b.grants.Holders(uuid, func(h *Holder, has, promised uint64) {
+	shown := Granted{Bytes: b.accounts.On(uuid).Granted}
+	b.accounts.Holders(uuid, func(h *Holder, has, promised uint64) {
 		if has > 0 {
 			shown.Holders++
 		}
@@ -191,13 +134,10 @@ func (b *Book) Granted(uuid string, among ...*Holder) Granted {
 			note(&shown.Pools, h, has)
 		}
 	})
-	for _, h := range among {
-		shown.Among += b.grants.Has(h)[uuid]
-	}
 	if d, known := b.devices[uuid]; known {
-		capacity := b.limits.Capacity(d.Total)
+		capacity := b.config.Limits.Capacity(d.Total)
 		free := capacity - min(capacity, shown.Bytes)
-		shown.Reserve, shown.Free = min(b.limits.Reserve, d.Total), &free
+		shown.Reserve, shown.Free = min(b.config.Limits.Reserve, d.Total), &free
 	}
 	return shown
 }
@@ -210,32 +150,17 @@ func (b *Book) Left(uid uint32, limit *User) (sessions int, devices map[string]a
 	devices = make(map[string]api.DeviceLimit)
 	for uuid := range b.devices {
 		d := api.DeviceLimit{Device: uuid}
-		d.Limit, d.Given, d.Left = b.grants.Left(uid, limit, uuid)
+		d.Limit, d.Given, d.Left = b.accounts.Left(uid, limit, uuid)
 		devices[uuid] = d
 	}
-	return b.grants.Sessions(uid), devices
-}
-
-// Which returns the indexes in may of the holders to evict for a request. It prefers those at the beginning of may. enough is false if evicting all of
-// them would not do.
-func (b *Book) Which(a Ask, may []*Holder) (which []int, enough bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.grants.Which(a, may)
-}
-
-// Beside returns the bytes, by device, that the holder goes may keep there if the request is granted and the holders in gone are evicted.
-func (b *Book) Beside(a Ask, goes *Holder, gone []*Holder) map[string]uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.grants.Beside(a, goes, gone)
+	return b.accounts.Sessions(uid), devices
 }
 
 // TenantBounds returns the bytes that all slices of a tenant may be granted together, by device; none without a bound, nor without driver truth.
 func (b *Book) TenantBounds(tenant string) map[string]uint64 {
 	bounds := make(map[string]uint64)
 	for uuid, d := range b.devices {
-		if bound, known := refusal.BoundOn(b.limits.Tenant(tenant), &d); known {
+		if bound, known := refusal.BoundOn(b.config.Limits.Tenant(tenant), &d); known {
 			bounds[uuid] = bound
 		}
 	}
@@ -247,7 +172,7 @@ func (b *Book) CheckSize(name string, quotas []api.Quota) error {
 	if b.devices != nil {
 		return nil
 	}
-	return b.limits.CheckSize(name, quotas)
+	return b.config.Limits.CheckSize(name, quotas)
 }
 
 // Over is a grant above a bound, after a change of the configuration or of a device. The holders keep it.
@@ -263,12 +188,12 @@ func (b *Book) Overcommitted() (all []Over) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, uuid := range slices.Sorted(maps.Keys(b.devices)) {
-		d, on := b.devices[uuid], b.grants.On(uuid)
-		if capacity := b.limits.Capacity(d.Total); on.Granted > capacity {
+		d, on := b.devices[uuid], b.accounts.On(uuid)
+		if capacity := b.config.Limits.Capacity(d.Total); on.Granted > capacity {
 			all = append(all, Over{Device: uuid, Granted: on.Granted, Limit: capacity})
 		}
 		for _, name := range slices.Sorted(maps.Keys(on.Tenants)) {
-			if bound, known := refusal.BoundOn(b.limits.Tenant(name), &d); known && on.Tenants[name] > bound {
+			if bound, known := refusal.BoundOn(b.config.Limits.Tenant(name), &d); known && on.Tenants[name] > bound {
 				all = append(all, Over{Device: uuid, Tenant: &name, Granted: on.Tenants[name], Limit: bound})
 			}
 		}

@@ -4,7 +4,6 @@ package admission
 
 import (
 	"errors"
-	"maps"
 	"runtime"
 	"strconv"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -22,13 +22,41 @@ const (
 )
 
 func newBook(l Limits) *Book {
-	return New(l, []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, 1000)
+	return New(core.Config{Limits: l, Devices: []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, Elastic: core.Elastic{Overcommit: 1000}})
 }
 
-func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) (undo func()) {
-	t.Helper()
-	return must.Get(b.Admit(h, map[string]uint64{uuid: bytes}))(t)
+// record returns a record of a live slice, or pool, with these limits.
+func record(h *Holder, limits core.Bytes) core.Record {
+	r := core.Record{ID: h.Name, Tenant: h.Tenant, Limits: limits, Phase: core.Live}
+	if h.Pool != "" {
+		r.Kind = core.Pool
+	}
+	return r
 }
+
+// ask is Begin for a slice or pool with these limits.
+func (b *Book) ask(h *Holder, limits core.Bytes, user *User, quotas ...api.Quota) error {
+	r := record(h, limits)
+	r.Quotas = quotas
+	_, err := b.Begin(h, r, user)
+	return err
+}
+
+// promise is Begin for an elastic slice that is not on its devices.
+func (b *Book) promise(h *Holder, limits core.Bytes) error {
+	r := record(h, limits)
+	r.Elastic, r.Residence = true, core.Away
+	_, err := b.Begin(h, r, nil)
+	return err
+}
+
+func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) {
+	t.Helper()
+	must.Do(t, b.ask(h, core.Bytes{uuid: bytes}, nil))
+}
+
+// has has a holder have these limits, whatever others have.
+func (b *Book) has(h *Holder, limits core.Bytes) { b.Enter(h, record(h, limits)) }
 
 func (b *Book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
 	t.Helper()
@@ -54,12 +82,12 @@ func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
 	for i := range 7 {
 		b.give(t, &Holder{Name: "s" + strconv.Itoa(i)}, gpu0, uint64(8+i)*gib)
 	}
-	_, err := b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 4 * gib})
+	err := b.ask(&Holder{Name: "late"}, core.Bytes{gpu0: 4 * gib}, nil)
 	e := refused(t, err, "late asks for 4GiB on device 0 (GPU-0)", "3GiB are left of the 80GiB", "(s6 has 14GiB, s5 has 13GiB, s4 has 12GiB, and 4 others 38GiB)")
 	if e.Device != gpu0 || e.Requested != 4*gib || e.Limit != 80*gib || e.Current != 77*gib {
 		t.Errorf("%+v", e)
 	}
-	_, err = b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 3*gib + 1})
+	err = b.ask(&Holder{Name: "late"}, core.Bytes{gpu0: 3*gib + 1}, nil)
 	refused(t, err, "asks for 3221225473B", "3221225472B are left") // rounded sizes would look the same
 }
 
@@ -79,7 +107,7 @@ func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
 		{&root, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
 		{nil, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
 	} {
-		_, err := b.Admit(&Holder{Name: "late", UID: c.uid}, map[string]uint64{gpu0: gib})
+		err := b.ask(&Holder{Name: "late", UID: c.uid}, core.Bytes{gpu0: gib}, nil)
 		refused(t, err, c.says)
 	}
 }
@@ -88,9 +116,9 @@ func TestAPrivateHolderIsNeitherNamedNorToldOfOthers(t *testing.T) {
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "claim", Private: true}, gpu0, 50*gib)
 	b.give(t, &Holder{Name: "container"}, gpu0, 20*gib)
-	_, err := b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 40 * gib})
+	err := b.ask(&Holder{Name: "late"}, core.Bytes{gpu0: 40 * gib}, nil)
 	refused(t, err, "(container has 20GiB, others 50GiB)")
-	_, err = b.Admit(&Holder{Name: "late", Private: true}, map[string]uint64{gpu0: 40 * gib})
+	err = b.ask(&Holder{Name: "late", Private: true}, core.Bytes{gpu0: 40 * gib}, nil)
 	refused(t, err, "(others 70GiB): ask for less")
 }
 
@@ -98,57 +126,35 @@ func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)
 	h := &Holder{Name: "b"}
-	_, err := b.Admit(h, map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib})
+	err := b.ask(h, core.Bytes{gpu0: 2 * gib, gpu1: 2 * gib}, nil)
 	refused(t, err, "device 1 (GPU-1)")
 	b.given(t, gpu0, 0, 80*gib, 0)
-	must.Len(t, b.Has(h), 0, "it")
+	must.Len(t, b.Has(h, false), 0, "it")
 }
 
 func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
 	b := newBook(Limits{})
 	h := &Holder{Name: "a"}
 	b.give(t, h, gpu0, 40*gib)
+	b.Set(h, record(h, core.Bytes{gpu0: 40 * gib}), nil)
 	b.give(t, h, gpu0, 10*gib) // the lower limit is not in force yet
 	b.given(t, gpu0, 40*gib, 40*gib, 1)
-	b.Set(h, map[string]uint64{gpu0: 30 * gib, gpu1: gib}) // 10 GiB, and 30 are used
-	undo := b.give(t, h, gpu0, 50*gib)
-	b.give(t, h, gpu1, 2*gib)
-	undo()
-	if has := b.Has(h); !maps.Equal(has, map[string]uint64{gpu0: 30 * gib, gpu1: 2 * gib}) {
-		t.Errorf("after an undo it has %v", has)
-	}
-	b.Set(h, map[string]uint64{gpu1: gib})
-	b.given(t, gpu0, 0, 80*gib, 0)
+	lower := record(h, core.Bytes{gpu0: 10 * gib, gpu1: gib})
+	expect.True(t, b.Set(h, lower, core.Bytes{gpu0: 30 * gib, gpu1: 5 * gib}), "30 GiB in use are not beyond 10")
+	b.given(t, gpu0, 30*gib, 50*gib, 1)
+	b.given(t, gpu1, gib, 79*gib, 1) // what it never had does not count
+	must.Do(t, b.ask(h, core.Bytes{gpu0: 50 * gib, gpu1: 2 * gib}, nil))
+	b.given(t, gpu0, 50*gib, 30*gib, 1)
+	b.Undo(h)
+	b.given(t, gpu0, 30*gib, 50*gib, 1)
+	b.given(t, gpu1, gib, 79*gib, 1)
+	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 20 * gib}), "20 GiB in use are not beyond 10")
+	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 25 * gib}), "what counts grew")
+	b.given(t, gpu0, 20*gib, 60*gib, 1)
+	expect.True(t, !b.Lower(h, nil, core.Bytes{gpu0: 9 * gib}), "9 GiB in use are beyond 10")
+	b.given(t, gpu0, 10*gib, 70*gib, 1)
 	b.Drop(h)
 	b.given(t, gpu1, 0, 80*gib, 0)
-}
-
-// Undo restores the book, for devices that the holder had and for new ones.
-func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
-	for name, had := range map[string]map[string]uint64{
-		"it had nothing":    {},
-		"it had one device": {gpu0: 5 * gib},
-		"it had both":       {gpu0: 5 * gib, gpu1: gib},
-		"it had more":       {gpu0: 50 * gib},
-	} {
-		for kind, h := range map[string]*Holder{"a slice": {Name: "a", Tenant: "physics"}, "a pool": {Name: "p", Pool: "p"}, "of no tenant": {Name: "n"}} {
-			b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 60 * gib}}})
-			b.Set(h, had)
-			undo := must.Get(b.Admit(h, map[string]uint64{gpu0: 10 * gib, gpu1: 20 * gib}))(t)
-			undo()
-			if has := b.Has(h); !maps.Equal(has, had) {
-				t.Errorf("%s, %s: it has %v after the undo, %v before", kind, name, has, had)
-			}
-			holders := 0
-			if had[gpu1] > 0 {
-				holders = 1
-			}
-			b.given(t, gpu1, had[gpu1], 80*gib-had[gpu1], holders)
-			b.Drop(h)
-			b.give(t, &Holder{Name: "other", Tenant: "physics"}, gpu0, 60*gib) // all of the tenant's bound
-			b.give(t, &Holder{Name: "last"}, gpu1, 80*gib)
-		}
-	}
 }
 
 // A refusal on the last device takes nothing on those before it.
@@ -156,19 +162,20 @@ func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
 	uid := uint32(5001)
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)
-	wants := map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib}
+	wants := core.Bytes{gpu0: 2 * gib, gpu1: 2 * gib}
 	h := &Holder{Name: "b", UID: &uid}
 	limit := &User{UID: uid, MaxVRAM: api.Share{Percent: 100}, MaxSessions: 1}
 	for range 2 { // a refused session does not count for its user
-		refused(t, b.Begin(Ask{Holder: h, Bytes: wants, User: limit}), "device 1 (GPU-1)")
+		refused(t, b.ask(h, wants, limit), "device 1 (GPU-1)")
 		h = &Holder{Name: "c", UID: &uid}
 	}
-	refused(t, b.Promise(Ask{Holder: h, Bytes: map[string]uint64{gpu0: gib, gpu1: 81 * gib}}), "device 1 (GPU-1)")
+	must.Do(t, b.promise(&Holder{Name: "p"}, core.Bytes{gpu1: 79 * gib}))
+	refused(t, b.promise(h, core.Bytes{gpu0: gib, gpu1: 2 * gib}), "device 1 (GPU-1)")
 	if d := b.Promised(gpu0); d.Promised != 0 || d.Free != 80*gib {
 		t.Errorf("%+v", d)
 	}
 	b.given(t, gpu0, 0, 80*gib, 0)
-	expect.NoError(t, b.Begin(Ask{Holder: h, Bytes: map[string]uint64{gpu0: 2 * gib}, User: limit}))
+	expect.NoError(t, b.ask(h, core.Bytes{gpu0: 2 * gib}, limit))
 }
 
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
@@ -180,7 +187,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		most   uint64
 		says   string
 	}{
-		"the device":   {Limits{}, none, 80 * gib, "85899345920B are left of the 85899345920B that may be given: ask for less"},
+		"the device":   {Limits{}, none, 80 * gib, "64424509440B are left of the 85899345920B that may be given (n has"},
 		"reserve":      {Limits{Reserve: 2 * gib}, none, 78 * gib, "are left of"},
 		"overcommit":   {Limits{Reserve: 2 * gib, Overcommit: 1500}, none, 117 * gib, "are left of"},
 		"max_vram":     {Limits{MaxVRAM: api.Share{Percent: 25}}, none, 20 * gib, "at most (max_vram)"},
@@ -192,19 +199,21 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"huge":         {Limits{Overcommit: ^uint64(0)}, none, ^uint64(0), ""},
 		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},
 	} {
-		b := newBook(c.limits)
-		expect.NoError(t, must.Err(b.Admit(c.h, map[string]uint64{gpu0: c.most})), name)
+		b, others := newBook(c.limits), *c.h
+		rest := min(c.most, 60*gib)
+		b.has(&others, core.Bytes{gpu0: c.most - rest})
+		expect.NoError(t, b.ask(c.h, core.Bytes{gpu0: rest}, nil), name)
 		if c.says == "" {
 			continue
 		}
 		b.Drop(c.h)
-		_, err := b.Admit(c.h, map[string]uint64{gpu0: c.most + 1})
+		err := b.ask(c.h, core.Bytes{gpu0: rest + 1}, nil)
 		refused(t, err, c.says)
 	}
 	b := newBook(Limits{Tenants: tenants})
 	b.give(t, pool, gpu0, 10*gib)
 	b.give(t, physics, gpu0, 20*gib)
-	_, err := b.Admit(&Holder{Name: "q", Tenant: "physics"}, map[string]uint64{gpu0: 11 * gib})
+	err := b.ask(&Holder{Name: "q", Tenant: "physics"}, core.Bytes{gpu0: 11 * gib}, nil)
 	refused(t, err, "tenant physics has 10GiB left of 30GiB (p has 20GiB)")
 	for tenant, want := range map[string]uint64{"physics": 30 * gib, "": 20 * gib, "free": 0} {
 		if bounds := b.TenantBounds(tenant); bounds[gpu1] != want || want == 0 && len(bounds) > 0 {
@@ -219,9 +228,9 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
 	b := newBook(Limits{})
 	begin := func(h *Holder, bytes uint64) error {
-		return b.Begin(Ask{Holder: h, Bytes: map[string]uint64{gpu0: bytes}, Quotas: []api.Quota{{Device: gpu0, Bytes: bytes}}, User: limit})
+		return b.ask(h, core.Bytes{gpu0: bytes}, limit, api.Quota{Device: gpu0, Bytes: bytes})
 	}
-	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container does not count among its user's sessions
+	b.has(&Holder{Name: "before"}, core.Bytes{gpu0: gib}) // a container does not count among its user's sessions
 	a := session("a")
 	must.Do(t, begin(a, 6*gib))
 	e := refused(t, begin(session("b"), 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB")
@@ -237,7 +246,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	b.given(t, gpu0, 11*gib, 69*gib, 3)
 	must.Do(t, begin(session("d"), 0))
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
-	b.Set(a, nil) // released, with a process still alive
+	b.Set(a, core.Record{Phase: core.Lingering}, nil) // released, with a process still alive
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
 	b.Drop(a)
 	expect.NoError(t, begin(session("e"), 6*gib))
@@ -265,26 +274,25 @@ func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
 		b := newBook(c.limits)
 		for i := range c.sessions {
 			h := &Holder{Name: strconv.Itoa(i), UID: &alice}
-			b.Note(h, nil)
-			if i == 0 {
-				b.Set(h, map[string]uint64{gpu0: c.hers * gib})
+			if b.has(h, nil); i == 0 {
+				b.Set(h, record(h, core.Bytes{gpu0: c.hers * gib}), nil)
 			}
 		}
-		b.Set(&Holder{Name: "others", UID: &bob}, map[string]uint64{gpu0: c.others * gib})
+		b.has(&Holder{Name: "others", UID: &bob}, core.Bytes{gpu0: c.others * gib})
 		sessions, devices := b.Left(alice, c.limit)
 		want := api.DeviceLimit{Device: gpu0, Limit: c.most * gib, Given: c.has * gib, Left: c.leave * gib}
 		if sessions != c.sessions || len(devices) != 2 || devices[gpu0] != want {
 			t.Errorf("%s: %d, %+v, want %+v", name, sessions, devices, want)
 		}
 		ask := func(bytes uint64) error {
-			return b.Begin(Ask{Holder: &Holder{Name: "new", UID: &alice}, Bytes: map[string]uint64{gpu0: bytes}, User: c.limit})
+			return b.ask(&Holder{Name: "new", UID: &alice}, core.Bytes{gpu0: bytes}, c.limit)
 		}
 		expect.Error(t, ask(want.Left+1), name)
 		if want.Left > 0 {
 			expect.NoError(t, ask(want.Left), name)
 		}
 	}
-	sessions, devices := New(Limits{}, nil, 1000).Left(alice, limit)
+	sessions, devices := New(core.Config{}).Left(alice, limit)
 	if sessions != 0 || len(devices) != 0 {
 		t.Errorf("without driver truth: %d, %+v", sessions, devices)
 	}
@@ -293,20 +301,20 @@ func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	uid := uint32(5001)
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
-	b := New(Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}, nil, 1000)
+	b := New(core.Config{Limits: Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}})
 	first := &Holder{Name: "a", UID: &uid}
-	must.Do(t, b.Begin(Ask{Holder: first, Quotas: []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, User: limit}))
+	must.Do(t, b.ask(first, nil, limit, api.Quota{Device: gpu0, Bytes: 6 * gib}, api.Quota{Device: gpu1, Bytes: 2 * gib}))
 	asks := func(q api.Quota) error {
-		return b.Begin(Ask{Holder: &Holder{Name: "b", UID: &uid}, Quotas: []api.Quota{q}, User: limit})
+		return b.ask(&Holder{Name: "b", UID: &uid}, nil, limit, q)
 	}
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
 	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "as sizes")
-	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
+	b.Set(first, core.Record{Quotas: []api.Quota{{Device: gpu0, Bytes: 5 * gib}}, Phase: core.Live}, nil)
 	expect.NoError(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
 	for i := range 30 { // without a size nothing is refused
 		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
 	}
-	_, err := b.Admit(&Holder{Name: "c"}, map[string]uint64{gpu0: 8*gib + 1})
+	err := b.ask(&Holder{Name: "c"}, core.Bytes{gpu0: 8*gib + 1}, nil)
 	refused(t, err, "(max_vram)")
 	if b.Granted(gpu0).Free != nil || len(b.Overcommitted()) != 0 {
 		t.Errorf("%+v, %v", b.Granted(gpu0), b.Overcommitted())
@@ -318,8 +326,8 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 
 func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 	b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}})
-	b.Set(&Holder{Name: "a"}, map[string]uint64{gpu0: 80 * gib})
-	b.Set(&Holder{Name: "b", Tenant: "physics"}, map[string]uint64{gpu0: 60 * gib})
+	b.has(&Holder{Name: "a"}, core.Bytes{gpu0: 80 * gib})
+	b.has(&Holder{Name: "b", Tenant: "physics"}, core.Bytes{gpu0: 60 * gib})
 	all := b.Overcommitted()
 	if len(all) != 2 || all[0] != (Over{Device: gpu0, Granted: 140 * gib, Limit: 80 * gib}) ||
 		all[1].Tenant == nil || *all[1].Tenant != "physics" || all[1].Granted != 60*gib || all[1].Limit != gib {
@@ -330,17 +338,22 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 
 // Promised bytes stay promised until their holder is dropped, also those that a former enforcer promised.
 func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
-	wants := map[string]uint64{gpu0: 50 * gib}
+	wants := core.Bytes{gpu0: 50 * gib}
 	for name, promise := range map[string]func(b *Book, h *Holder) error{
-		"by this enforcer":     func(b *Book, h *Holder) error { return b.Promise(Ask{Holder: h, Bytes: wants}) },
-		"by a former enforcer": func(b *Book, h *Holder) error { b.NotePromise(h, wants); return nil },
+		"by this enforcer": func(b *Book, h *Holder) error { return b.promise(h, wants) },
+		"by a former enforcer": func(b *Book, h *Holder) error {
+			r := record(h, wants)
+			r.Elastic, r.Residence = true, core.Away
+			b.Enter(h, r)
+			return nil
+		},
 	} {
 		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
 		must.Do(t, promise(b, h))
-		refused(t, b.Promise(Ask{Holder: other, Bytes: wants}), "may be promised 80GiB together", "were promised 50GiB")
-		expect.NoError(t, b.Promise(Ask{Holder: h, Bytes: map[string]uint64{gpu0: 80 * gib}}), name, "its own promise is in its way")
+		refused(t, b.promise(other, wants), "may be promised 80GiB together", "were promised 50GiB")
+		expect.NoError(t, b.promise(h, core.Bytes{gpu0: 80 * gib}), name, "its own promise is in its way")
 		b.Drop(h)
-		expect.NoError(t, b.Promise(Ask{Holder: other, Bytes: wants}), name)
+		expect.NoError(t, b.promise(other, wants), name)
 		if d := b.Promised(gpu0); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
 		}
@@ -350,23 +363,26 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 	b := newBook(Limits{})
 	pool, elastic := &Holder{Name: "pool x", Pool: "x"}, &Holder{Name: "pool y", Pool: "y"}
-	must.Do(t, b.Promise(Ask{Holder: elastic, Bytes: map[string]uint64{gpu0: 20 * gib}}))
-	b.give(t, elastic, gpu0, 20*gib)
+	r := record(elastic, core.Bytes{gpu0: 20 * gib})
+	r.Elastic = true
+	member := core.Record{ID: "m", Elastic: true, Phase: core.Live}
+	b.Enter(elastic, r)
+	b.Enter(&Holder{Name: "m"}, member, elastic)
 	b.give(t, &Holder{Name: "a"}, gpu0, 10*gib)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for range 1000 {
-			expect.NoError(t, must.Err(b.Admit(pool, map[string]uint64{gpu0: 30 * gib})))
+			expect.NoError(t, b.ask(pool, core.Bytes{gpu0: 30 * gib}, nil))
 			runtime.Gosched()
 			b.Drop(pool)
 			runtime.Gosched()
 		}
 	}()
 	for {
-		g := b.Granted(gpu0, elastic)
+		g := b.Granted(gpu0)
 		has := g.Pools["x"]
-		if *g.Free+has != 50*gib || g.Among != 20*gib || len(g.Pools) > 1 {
+		if *g.Free+has != 50*gib || len(g.Pools) > 1 {
 			t.Fatalf("%+v: free and the pool's are not 50 GiB together", g)
 		}
 		select {

@@ -4,11 +4,12 @@ package admission
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
@@ -41,18 +42,36 @@ func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {
 	} {
 		b := newBook(Limits{Tenants: tenants})
 		for h, bytes := range c.has {
-			b.Set(h, map[string]uint64{gpu0: bytes * gib, gpu1: gib})
-			b.Note(h, nil)
+			b.elastic(h, core.Bytes{gpu0: bytes * gib, gpu1: gib}, slices.Index(c.may, h))
 		}
-		before := fmt.Sprint(b.Granted(gpu0).Bytes, b.Granted(gpu1).Bytes, maps.Clone(b.Has(large)))
-		which, enough := b.Which(Ask{Holder: c.h, Bytes: map[string]uint64{gpu0: c.bytes * gib}, User: c.limit}, c.may)
+		before := fmt.Sprint(b.Granted(gpu0).Bytes, b.Granted(gpu1).Bytes, b.Has(large, false))
+		these, enough := b.victims(&core.Want{Holder: c.h, Bytes: core.Bytes{gpu0: c.bytes * gib}, User: c.limit})
+		var which []int
+		for _, v := range these {
+			which = append(which, slices.Index(c.may, v.Slices[0]))
+		}
 		if !slices.Equal(which, c.which) || enough != c.enough {
 			t.Errorf("%s: %v, %v", name, which, enough)
 		}
-		if after := fmt.Sprint(b.Granted(gpu0).Bytes, b.Granted(gpu1).Bytes, maps.Clone(b.Has(large))); after != before {
+		if after := fmt.Sprint(b.Granted(gpu0).Bytes, b.Granted(gpu1).Bytes, b.Has(large, false)); after != before {
 			t.Errorf("%s: it was %s and is %s", name, before, after)
 		}
 	}
+}
+
+// elastic enters a slice, which is elastic and has been idle unless idle is negative: for longer if idle is less.
+func (b *Book) elastic(h *Holder, limits core.Bytes, idle int) {
+	r := record(h, limits)
+	r.Elastic = idle >= 0
+	b.Enter(h, r)
+	b.Do(func(a *core.Accounts) {
+		a.Observe(time.Hour, map[*Holder]core.Activity{h: {Active: time.Duration(1 + idle), Returned: 1}})
+	})
+}
+
+func (b *Book) victims(w *core.Want) (these []core.Victim, enough bool) {
+	b.Do(func(a *core.Accounts) { these, enough = a.Victims(w, 0, "", 0) })
+	return these, enough
 }
 
 // margin is how much less may stay on a device than there is room for.
@@ -69,27 +88,26 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 		who         *Holder
 		wants, left uint64
 		limit       *User
-		goes        *Holder
-		gone        []*Holder
+		goes        []*Holder // the last one may leave some
 	}{
-		{"two", map[*Holder]uint64{a: 45}, b, 45, 35, nil, a, nil},
-		{"beside an ordinary one", map[*Holder]uint64{a: 45, s: 20}, b, 45, 15, nil, a, nil},
-		{"not more than it has", map[*Holder]uint64{a: 45, s: 20}, b, 10, 45, nil, a, nil},
-		{"others have to go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 0, nil, a, nil},
-		{"others go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 20, nil, a, []*Holder{s}},
-		{"it had some", map[*Holder]uint64{a: 45, b: 20}, b, 45, 35, nil, a, nil},
-		{"the tenant's bound is full", map[*Holder]uint64{t1: 20}, bounded, 20, 0, nil, t1, nil},
-		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, s, nil},
+		{"two", map[*Holder]uint64{a: 45}, b, 45, 35, nil, []*Holder{a}},
+		{"beside an ordinary one", map[*Holder]uint64{a: 45, s: 20}, b, 45, 15, nil, []*Holder{a}},
+		{"others go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 20, nil, []*Holder{s, a}},
+		{"it had some", map[*Holder]uint64{a: 45, b: 20}, b, 45, 35, nil, []*Holder{a}},
+		{"the tenant's bound is full", map[*Holder]uint64{t1: 20}, bounded, 20, 0, nil, []*Holder{t1}},
+		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, []*Holder{s}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			book := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 30 * gib}}})
 			for h, bytes := range c.has {
-				book.Set(h, map[string]uint64{gpu0: bytes * gib})
-				book.Note(h, nil)
+				book.elastic(h, core.Bytes{gpu0: bytes * gib}, slices.Index(c.goes, h))
 			}
 			before := book.Granted(gpu0).Bytes
-			left := book.Beside(Ask{Holder: c.who, Bytes: map[string]uint64{gpu0: c.wants * gib}, User: c.limit}, c.goes, c.gone)
-			expect.Equal(t, left[gpu0], max(c.left*gib, margin)-margin)
+			these, enough := book.victims(&core.Want{Holder: c.who, Bytes: core.Bytes{gpu0: c.wants * gib}, User: c.limit})
+			if !enough || len(these) != len(c.goes) {
+				t.Fatalf("%+v, %v", these, enough)
+			}
+			expect.Equal(t, these[len(these)-1].Stay[gpu0], max(c.left*gib, margin)-margin)
 			expect.Equal(t, book.Granted(gpu0).Bytes, before)
 		})
 	}

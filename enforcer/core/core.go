@@ -86,6 +86,7 @@ type holder struct {
 	waits, asked      time.Duration // since when a process waits, and its last request; 0 if none does
 	rested            bool          // it had made no call for restedAfter quanta then
 	obstructed, stuck time.Duration // when a move failed, and when the move of the rest did
+	fixed             bool          // it cannot be moved now, by Activity
 	overstays         time.Duration // since when its own processes are the reason
 	obstacle          string
 }

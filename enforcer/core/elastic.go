@@ -205,10 +205,10 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, goes bool)
 	var leave []*holder
 	for _, s := range all {
 		switch {
-		case !s.evictable() || s.pending != nil || s.Trust == Damaged:
+		case !s.evictable() || s.pending != nil || s.Trust == Damaged || s.fixed:
 			return u, false
 		case s.Residence == Away:
-			if len(s.Left) > 0 && (s.stuck == 0 || c.now-s.stuck >= obstacleLasts) {
+			if len(s.Left) > 0 && (s.stuck == 0 || c.now-s.stuck >= ObstacleLasts) {
 				leave = append(leave, s)
 			}
 		default:
@@ -229,7 +229,7 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, goes bool)
 // idle returns how long a resident slice has made no call, whether that is too short to be idle, and whether it may be evicted.
 func (c *evictions) idle(h *holder, quantum time.Duration) (idle time.Duration, busy, may bool) {
 	o := &c.config.Elastic
-	if h.obstructed != 0 && c.now-h.obstructed < obstacleLasts {
+	if h.obstructed != 0 && c.now-h.obstructed < ObstacleLasts {
 		return 0, false, false
 	}
 	idle = c.now - h.active

@@ -99,7 +99,7 @@ func (c *operations) moved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
 	h.page, h.used, p.err = op, nil, f.Err // figures are valid that were read after a move, also after one that failed
 	switch h.Residence {
-	case Away: // what it had left on devices was to be moved; a failure is no client's error, and is retried after obstacleLasts
+	case Away: // what it had left on devices was to be moved; a failure is no client's error, and is retried after ObstacleLasts
 		if f.Err == nil {
 			next.Left = least(h.Left, f.Left)
 		} else {
@@ -138,11 +138,11 @@ func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 	return some
 }
 
-// triedLasts is the pause after a failed return of a slice; obstacleLasts that after a failed eviction.
-const (
-	triedLasts    = 200 * time.Millisecond
-	obstacleLasts = 10 * time.Second
-)
+// triedLasts is the pause after a failed return of a slice.
+const triedLasts = 200 * time.Millisecond
+
+// ObstacleLasts is the time before another attempt to evict a slice that could not be moved.
+const ObstacleLasts = 10 * time.Second
 
 // obstruct notes why a move failed, or that it succeeded. If a slice's own processes keep it on its devices while others wait, it expires
 // after Elastic.Patience.
@@ -157,7 +157,7 @@ func (c *operations) obstruct(h *holder, f Moved) {
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
 		h.overstays = 0
-	case h.overstays == 0 || now-before > 3*obstacleLasts: // while a slice waits, a move is tried each obstacleLasts: none waited in between
+	case h.overstays == 0 || now-before > 3*ObstacleLasts: // while a slice waits, a move is tried each ObstacleLasts: none waited in between
 		h.overstays = now
 	case patience > 0 && now-h.overstays >= patience:
 		h.overstayed = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)

@@ -236,15 +236,13 @@ func Commitment(devices []*Device) map[string]uint64 {
 	return has
 }
 
-// AtLeastUsed raises a commitment to the bytes in use on each device, at most to the former commitment, and reports whether it raised any.
-// After a quota was lowered, the bytes held beyond it cannot be promised to another.
-func (q *Quota) AtLeastUsed(has, had map[string]uint64) (more bool) {
+// InUse returns Used of each device, in bytes by UUID.
+func (q *Quota) InUse() map[string]uint64 {
+	used := make(map[string]uint64)
 	for i, d := range q.Devices {
-		if bytes := min(q.Used(i), had[d.Name]); bytes > has[d.Name] {
-			has[d.Name], more = bytes, true
-		}
+		used[d.Name] = q.Used(i)
 	}
-	return more
+	return used
 }
 
 // SetExcess makes lane 0 hold the bytes that processes hold beyond their lanes on a device. It charges unverified bytes up to the limit.

@@ -259,38 +259,20 @@ func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
 	}
 }
 
-func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
+func TestAQuotaThatWasLoweredIsOverItsLimit(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
 	must.Do(t, a.Charge(3*gib))
 	o.with(func() {
-		d, had := q.Devices[0], q.Commitment()
+		d := q.Devices[0]
 		d.SetLimit(2*gib, d.HighestLimit())
 		must.Do(t, q.Write(0))
-		has := q.Commitment()
-		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
-			t.Errorf("%v, highest %d", has, d.HighestLimit())
+		if has, used := q.Commitment(), q.InUse(); has[d.Name] != 2*gib || used[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
+			t.Errorf("%v of %v, highest %d", used, has, d.HighestLimit())
 		}
 		expect.True(t, q.OverLimit(0), "the quota is not over its limit")
 	})
 	refused(t, a.Charge(1))
-}
-
-// Bytes in use raise a commitment up to the former commitment.
-func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
-	q, o := begun(t, 4*gib)
-	_, a := attach(q, o, start(t).Process.Pid)
-	must.Do(t, a.Charge(3*gib))
-	o.with(func() {
-		name := q.Devices[0].Name
-		has := map[string]uint64{name: gib}
-		if !q.AtLeastUsed(has, map[string]uint64{name: 2 * gib}) || has[name] != 2*gib {
-			t.Errorf("%v", has)
-		}
-		if q.AtLeastUsed(has, map[string]uint64{}) || has[name] != 2*gib {
-			t.Errorf("committed %v without an earlier commitment", has)
-		}
-	})
 }
 
 func TestAQuotaCountsForNoMoreThanItsDevice(t *testing.T) {

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"maps"
+	"math"
+	"time"
+
+	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
+)
+
+// Accounts decides what holders are granted and which slices are evicted, for a caller that carries out its own operations. The caller asks before an
+// operation (Begin), and notes the record that is in force after it (Set). Accounts is not safe for use by several goroutines.
+type Accounts struct {
+	evictions
+	of map[*refusal.Holder]*holder
+}
+
+// NewAccounts returns Accounts without holders.
+func NewAccounts(config Config) *Accounts {
+	a := &Accounts{of: make(map[*refusal.Holder]*holder)}
+	a.grants = newGrants(config)
+	return a
+}
+
+// Want is a grant that a holder lacks, on all devices.
+type Want struct {
+	Holder   *refusal.Holder
+	Bytes    Bytes
+	Quotas   []api.Quota   // of a session, where the devices are unknown
+	User     *refusal.User // with the limit that applies; nil if there is none
+	Priority int
+	Busy     bool // slices that are not idle may be evicted for it, too
+}
+
+func (w *want) exported() *Want {
+	return &Want{Holder: w.h.who, Bytes: w.bytes, Quotas: w.quotas, User: w.user, Priority: w.priority, Busy: w.busy}
+}
+
+func (a *Accounts) want(w *Want) want {
+	return want{h: a.find(w.Holder), bytes: w.Bytes, quotas: w.Quotas, user: w.User, priority: w.Priority, busy: w.Busy}
+}
+
+// find returns a holder, which may be unknown.
+func (a *Accounts) find(who *refusal.Holder) *holder {
+	if h := a.of[who]; h != nil {
+		return h
+	}
+	return &holder{who: who}
+}
+
+// Enter makes a holder known, with a record in force. It refuses nothing. All of the holder's pools are known.
+func (a *Accounts) Enter(who *refusal.Holder, r Record, pools ...*refusal.Holder) {
+	h := a.newHolder(who, r, pools)
+	a.of[who] = h
+	a.enter(h)
+}
+
+func (a *Accounts) newHolder(who *refusal.Holder, r Record, pools []*refusal.Holder) *holder {
+	r.Generation, r.UID = a.nextGeneration(), who.UID
+	h := &holder{Record: r, who: who}
+	for _, p := range pools {
+		h.pools = append(h.pools, a.of[p])
+	}
+	return h
+}
+
+// Begin asks for the next record of a holder. Until Set, Undo or Drop the holder counts for the larger of its records. A refusal is an *api.Error, and
+// comes with the grant for which evictions could make room; nil if none could. user is the user with a limit; nil if there is none. A new holder gives
+// its pools.
+func (a *Accounts) Begin(who *refusal.Holder, next Record, user *refusal.User, pools ...*refusal.Holder) (*Want, error) {
+	h, known := a.of[who]
+	if !known {
+		h = a.newHolder(who, next, pools)
+		h.Phase = Admitted
+	}
+	next.Generation, next.UID, next.Kept = h.Generation, h.UID, h.Kept
+	if err := a.checkNewPromise(h, &next, user); err != nil {
+		return nil, err
+	}
+	for _, w := range a.lacks(h, &next, user) {
+		if err := a.check(w, nil); err != nil {
+			return w.exported(), err
+		}
+	}
+	if h.pending = (&operation{next: next}); !known {
+		a.of[who] = h
+		a.enter(h)
+	}
+	a.count(h)
+	return nil, nil
+}
+
+// checkNewPromise returns why an elastic holder cannot be promised more than it is.
+func (a *Accounts) checkNewPromise(h *holder, next *Record, user *refusal.User) error {
+	if !next.Elastic || next.Unlimited || len(next.Pools) > 0 {
+		return nil
+	}
+	promised := a.promisedBy(next)
+	for uuid, n := range promised {
+		if n > h.promised[uuid] {
+			return a.checkPromise(h, promised, user)
+		}
+	}
+	return nil
+}
+
+// lacks returns the grants for a holder's next record. The user's limit applies to a new slice, and to one that returns.
+func (a *Accounts) lacks(h *holder, next *Record, user *refusal.User) []want {
+	w := want{h: h, bytes: a.counts(next), quotas: next.Quotas, priority: next.Priority}
+	if h.Phase == Admitted || h.Residence == Away {
+		w.user = user
+	}
+	switch {
+	case h.Kind == Pool && a.isAway(h):
+		return nil
+	case h.Kind == Pool:
+		w.bytes = a.present(next)
+	case len(h.pools) > 0 && next.Residence != Away:
+		return append(a.needs(h), w)
+	}
+	return []want{w}
+}
+
+// Undo ends an operation that has changed nothing.
+func (a *Accounts) Undo(who *refusal.Holder) {
+	if h := a.of[who]; h != nil {
+		h.pending = nil
+		a.count(h)
+	}
+}
+
+// Set notes the record in force, and ends the holder's operation. used has the bytes that its processes hold. Those beyond its limits count until Lower
+// finds them released. It reports whether there are any.
+func (a *Accounts) Set(who *refusal.Holder, r Record, used Bytes) (more bool) {
+	h := a.of[who]
+	if h == nil {
+		return false
+	}
+	had := a.had(h)
+	r.Generation, r.UID, r.Kept = h.Generation, h.UID, h.Kept
+	h.Record, h.pending = r, nil
+	if h.Phase == Lingering && a.slices[h.ID] == h {
+		delete(a.slices, h.ID)
+	}
+	return a.hold(h, r.Left, had, used)
+}
+
+// Lower notes the bytes that a slice has left on devices, and those that a holder's processes hold. It reports whether the holder still counts for more
+// than its limits.
+func (a *Accounts) Lower(who *refusal.Holder, left, used Bytes) (more bool) {
+	if h := a.of[who]; h != nil && h.Phase != Lingering {
+		return a.hold(h, left, a.had(h), used)
+	}
+	return false
+}
+
+// had returns what a holder counts for, or a pool once a member is on its devices.
+func (a *Accounts) had(h *holder) Bytes {
+	if h.Kind == Pool {
+		return a.poolPresent(h)
+	}
+	return h.counted
+}
+
+// hold has a holder count for the bytes in use, of those that it had.
+func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
+	held := least(had, used)
+	switch {
+	case h.Phase == Lingering:
+	case h.Residence == Away:
+		h.Left = maps.Clone(left)
+		if h.Left == nil {
+			h.Left = make(Bytes)
+		}
+		h.Left.raise(held)
+		more = len(h.Left) > 0
+	default:
+		maps.DeleteFunc(held, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], a.total(uuid)) })
+		h.Kept, more = held, len(held) > 0
+	}
+	a.count(h)
+	return more
+}
+
+// Drop forgets a holder.
+func (a *Accounts) Drop(who *refusal.Holder) {
+	if h := a.of[who]; h != nil {
+		a.remove(h)
+		delete(a.of, who)
+	}
+}
+
+// Has returns the bytes that a holder counts for; with pools, those of a slice's pools, too.
+func (a *Accounts) Has(who *refusal.Holder, pools bool) Bytes {
+	h, has := a.find(who), make(Bytes)
+	maps.Copy(has, h.counted)
+	if pools {
+		for _, p := range h.pools {
+			maps.Copy(has, p.counted)
+		}
+	}
+	return has
+}
+
+// Needs returns the bytes that a slice's return takes from others, or its pools' if none of their members is on its devices.
+func (a *Accounts) Needs(who *refusal.Holder) Bytes {
+	needs := make(Bytes)
+	for _, w := range a.needs(a.find(who)) {
+		maps.Copy(needs, w.bytes)
+	}
+	return needs
+}
+
+// WantOn returns the grant for a slice's return that lacks room on a device.
+func (a *Accounts) WantOn(who *refusal.Holder, uuid string, user *refusal.User) *Want {
+	h := a.find(who)
+	w := want{h: h, bytes: a.present(&h.Record), quotas: h.Quotas, user: user, priority: h.Priority}
+	if p := h.poolOn(uuid); p != nil {
+		w = want{h: p, bytes: a.poolPresent(p), quotas: p.Quotas, priority: h.Priority}
+	}
+	return w.exported()
+}
+
+// IsAway reports whether all members of an elastic pool are off their devices.
+func (a *Accounts) IsAway(who *refusal.Holder) bool { return a.isAway(a.find(who)) }
+
+// Activity is what is known of an elastic slice's calls and moves: times since boot, 0 is never.
+type Activity struct {
+	Active, Returned  time.Duration // when it made a call, and came back
+	Obstructed, Stuck time.Duration // when a move failed, and when the move of the rest did
+	Fixed             bool          // it is being moved, or its state forbids that
+}
+
+// Observe notes the time since boot, and the activity of slices.
+func (a *Accounts) Observe(now time.Duration, all map[*refusal.Holder]Activity) {
+	a.now = now
+	for who, act := range all {
+		if h := a.of[who]; h != nil {
+			h.active, h.returned, h.obstructed, h.stuck, h.fixed = act.Active, act.Returned, act.Obstructed, act.Stuck, act.Fixed
+		}
+	}
+}
+
+// Victim is a slice to evict, or the members of an elastic pool.
+type Victim struct {
+	Slices []*refusal.Holder
+	Away   bool  // they are in host memory, and move what they left on devices
+	Busy   bool  // they are not idle
+	Stay   Bytes // that they may leave on devices
+}
+
+// Victims returns the slices to evict for a want, and whether evicting is enough. No victims and enough means that there is room for it. lacks are
+// bytes of a device that it lacks though they are granted to nobody.
+func (a *Accounts) Victims(of *Want, quantum time.Duration, device string, lacks uint64) (these []Victim, enough bool) {
+	w := a.want(of)
+	may := a.candidates(w, quantum)
+	which, enough := a.which(w, may)
+	if !enough {
+		return nil, false
+	}
+	for i, u := range which {
+		stay := Bytes{}
+		if i == len(which)-1 {
+			stay = a.beside(w, u.h, which[:i])
+		}
+		these = append(these, u.victim(stay))
+	}
+	if len(these) > 0 || lacks == 0 {
+		return these, true
+	}
+	for _, u := range may {
+		if n := u.h.counted[device]; n > 0 && lacks > 0 {
+			these, lacks = append(these, u.victim(Bytes{})), lacks-min(lacks, n)
+		}
+	}
+	return these, lacks == 0
+}
+
+func (u *unit) victim(stay Bytes) Victim {
+	v := Victim{Away: u.away, Busy: u.busy, Stay: stay}
+	for _, h := range u.slices {
+		v.Slices = append(v.Slices, h.who)
+	}
+	return v
+}
+
+// Idle returns the bytes of a device that resident elastic slices and pools count for which made no call for a time.
+func (a *Accounts) Idle(uuid string, after time.Duration) (bytes uint64) {
+	for _, u := range a.candidates(want{busy: true, priority: math.MaxInt}, a.config.Elastic.Quantum) {
+		if !u.away && u.idle >= after {
+			bytes += u.h.counted[uuid]
+		}
+	}
+	return bytes
+}
+
+// Sessions returns the number of a user's sessions.
+func (a *Accounts) Sessions(uid uint32) int { return len(a.users[uid]) }
+
+// Left returns the most bytes of a device that a user's sessions could be granted, the bytes that they have, and the most that one more
+// would be granted. limit is nil if the user has none.
+func (a *Accounts) Left(uid uint32, limit *refusal.User, uuid string) (most, has, left uint64) {
+	ask := a.ask(&holder{who: &refusal.Holder{UID: &uid}}, uuid, 0, nil)
+	most, left = a.config.Limits.Left(ask)
+	for _, h := range a.users[uid] {
+		has += h.counted[uuid]
+	}
+	if limit == nil {
+		return most, has, left
+	}
+	bound := limit.MaxVRAM.Of(ask.Device.Total)
+	most, left = min(most, bound), min(left, bound-min(bound, has))
+	if limit.CheckSessions(len(a.users[uid])) != nil {
+		left = 0
+	}
+	return most, has, left
+}
+
+// Sum is what is granted of a device.
+type Sum struct {
+	Granted  uint64            // to all holders, in bytes
+	Promised uint64            // to elastic holders
+	Tenants  map[string]uint64 // to the holders that the bound of a tenant counts, by tenant
+}
+
+// On returns what is granted of a device.
+func (a *Accounts) On(uuid string) Sum {
+	s := a.on(uuid)
+	return Sum{s.all, s.promised, maps.Clone(s.tenants)}
+}
+
+// Holders calls f with each holder that has bytes of a device or is promised some.
+func (a *Accounts) Holders(uuid string, f func(who *refusal.Holder, has, promised uint64)) {
+	for _, h := range a.holders {
+		if has, promised := h.counted[uuid], h.promised[uuid]; has > 0 || promised > 0 {
+			f(h.who, has, promised)
+		}
+	}
+}
