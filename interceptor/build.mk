@@ -13,11 +13,12 @@ INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -f
 # Else gcc links a constructor of its own there, which looks at the CPU. Expanded in the recipe, since deps.sh installs the compiler.
 INTERCEPTOR_ATOMICS = $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),-mno-outline-atomics)
 INTERCEPTOR_LDFLAGS := -shared -nostartfiles -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro \
-	-Wl,-z,noexecstack -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,--build-id=sha1
+	-Wl,-z,noexecstack -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,--build-id=sha1 \
+	-Wl,--version-script=interceptor/upcall.map
 
 INTERCEPTOR := bin/libgpuslice.so
 
-$(INTERCEPTOR): $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk
+$(INTERCEPTOR): $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk interceptor/upcall.map
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)$(CC) $(INTERCEPTOR_CFLAGS) $(INTERCEPTOR_ATOMICS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)

@@ -2,10 +2,7 @@
 #include "gate.h"
 
 #include "attach_client.h"
-#include "entry.h"
 #include "ledger.h"
-#include "mover.h"
-#include "piece.h"
 #include "process.h"
 #include "quiet.h"
 
@@ -142,68 +139,17 @@ static void await_return(struct ledger *ledger)
 	syscall(SYS_futex, &ledger->away, FUTEX_WAIT, 1, &patience, NULL, 0);
 }
 
-/* Set while the process exits with its memory on the host. The calls below, and those that their
- * hooks make, do not need it back. */
+/* Set while the process exits with its memory on the host. */
 static uint32_t leaving;
-
-static const char *const passing_names[] = {
-    "cuMemFree_v2",
-    "cuMemFree",
-    "cuMemFreeAsync",
-    "cuMemFreeHost",
-    "cuMemHostUnregister",
-    "cuModuleUnload",
-    "cuLibraryUnload",
-    "cuEventDestroy_v2",
-    "cuStreamDestroy_v2",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuArrayDestroy",
-    "cuMipmappedArrayDestroy",
-    "cuCtxSynchronize",
-    "cuStreamSynchronize",
-    "cuStreamIsCapturing",
-    "cuCtxGetCurrent",
-    "cuCtxGetDevice",
-    "cuCtxSetCurrent",
-    "cuCtxPushCurrent_v2",
-    "cuCtxPopCurrent_v2",
-    "cuDeviceGetCount",
-    "cuDevicePrimaryCtxGetState",
-    "cuMemPoolGetAttribute",
-};
-#define PASSING (sizeof(passing_names) / sizeof(*passing_names))
-
-static const void *passing[PASSING];
-
-/* Called once, at exit. A function missing from the list brings the memory back: that only costs
- * time. */
-static void exit_evicted(void)
-{
-	struct elf_object object;
-
-	mover_stop(true);
-	if (library_find(&library_cuda, &object)) {
-		for (size_t i = 0; i < PASSING; i++)
-			passing[i] = elf_find_symbol(&object, passing_names[i]);
-	}
-	__atomic_store_n(&leaving, 1, __ATOMIC_RELEASE);
-}
 
 bool gate_is_leaving(void)
 {
 	return __atomic_load_n(&leaving, __ATOMIC_ACQUIRE);
 }
 
-static bool passes(const void *function)
+static const struct gate_mover *mover(void)
 {
-	if (!gate_is_leaving())
-		return false;
-	for (size_t i = 0; i < PASSING; i++) {
-		if (passing[i] == function)
-			return true;
-	}
-	return piece_is_free(function);
+	return __atomic_load_n(&process_seen()->gate.moves, __ATOMIC_ACQUIRE);
 }
 
 /* Called by the stubs, for a call that they counted while the slice is evicted. On return it is
@@ -218,20 +164,20 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 
 	if (!ledger)
 		return; /* a child that a signal handler has just forked */
-	if (passes(function)) {
+	if (mover() && gate_is_leaving() && mover()->passes(function)) {
 		count(calls, -(uint64_t)CALL_MADE); /* it requests no return */
 		return;
 	}
 	quiet = quiet_begin();
-	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL))
-		mover_stop(false);
+	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL) && mover())
+		mover()->resume();
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
 		gone = __atomic_load_n(&ledger->flags, __ATOMIC_ACQUIRE) & LEDGER_CLOSED;
-		if (gone)
-			mover_return();
-		else
+		if (!gone)
 			await_return(ledger);
+		else if (mover())
+			mover()->bring_back();
 		count(calls, GATE_CALL);
 	} while (!gone && is_away(away));
 	quiet_end(quiet);
@@ -255,9 +201,11 @@ static void exit_begins(void *unused)
 	if (!calls)
 		return;
 	count(calls, GATE_CALL);
-	if (is_away(gate->away) && gate->moves && mover_is_aside())
-		exit_evicted();
-	else if (is_away(gate->away))
+	if (!is_away(gate->away))
+		return;
+	if (mover() && mover()->stay())
+		__atomic_store_n(&leaving, 1, __ATOMIC_RELEASE);
+	else
 		gate_wait(calls, gate->away, NULL);
 }
 

@@ -32,12 +32,24 @@
 struct ledger_lane;
 struct ledger;
 
-/* The words that the stubs count in and read. NULL until the process is attached, and if it does
- * not count its calls. */
+/* What the gate asks of a process that moves its memory itself (mover.h). */
+struct gate_mover {
+	/* The process exits. Returns whether its memory is on the host, and stays there until
+	 * resume(). */
+	bool (*stay)(void);
+	void (*resume)(void);
+	/* Reports whether a function needs no memory back meanwhile. */
+	bool (*passes)(const void *function);
+	/* Brings the memory back, without the enforcer. */
+	void (*bring_back)(void);
+};
+
+/* `calls` and `away` are the words that the stubs count in and read. NULL until the process is
+ * attached, and if it does not count its calls. */
 struct gate {
 	uint64_t *calls;
 	const uint64_t *away;
-	bool moves; /* the process moves its memory itself: mover.h */
+	const struct gate_mover *moves; /* NULL: the process does not move its memory itself */
 };
 
 /* Return whether the slice is elastic. Read at the first call, then cached. */

@@ -469,45 +469,86 @@ static void *run(void *unused)
 	return NULL;
 }
 
-bool mover_is_aside(void)
-{
-	return __atomic_load_n(&mover_of()->is, __ATOMIC_SEQ_CST) == LEDGER_ASIDE;
-}
+/* --- what the gate asks --------------------------------------------------------------------- */
 
-void mover_stop(bool stop)
+static void set_stopped(bool stopped)
 {
 	struct mover *m = mover_of();
 
 	lock_take(&m->lock);
-	m->stopped = stop;
+	m->stopped = stopped;
 	lock_give(&m->lock);
 	syscall(SYS_futex, &m->stopped, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-void mover_begin(struct ledger_lane *lane)
-{
-	struct mover *m = mover_of();
-	struct ledger_move *none = NULL;
-	pthread_t thread;
+/* At exit these calls, and those that their hooks make, do not need the memory back. A function
+ * missing from the list brings it back: that only costs time. */
+static const char *const passing_names[] = {
+    "cuMemFree_v2",
+    "cuMemFree",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemHostUnregister",
+    "cuModuleUnload",
+    "cuLibraryUnload",
+    "cuEventDestroy_v2",
+    "cuStreamDestroy_v2",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuArrayDestroy",
+    "cuMipmappedArrayDestroy",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuStreamIsCapturing",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuDeviceGetCount",
+    "cuDevicePrimaryCtxGetState",
+    "cuMemPoolGetAttribute",
+};
+#define PASSING (sizeof(passing_names) / sizeof(*passing_names))
 
-	/* A driver of another namespace has another C library, without data for this thread. */
-	if (!lane->move.want || library_cuda.namespace || !process_seen()->gate.calls ||
-	    !__atomic_compare_exchange_n(&m->move, &none, &lane->move, false, __ATOMIC_ACQ_REL,
-	                                 __ATOMIC_RELAXED))
-		return;
-	if (!threads_begin(&thread, run, NULL))
-		return;
-	__atomic_store_n(&process_seen()->gate.moves, true, __ATOMIC_RELEASE);
+static const void *passing[PASSING];
+
+static bool stay(void)
+{
+	struct elf_object object;
+
+	/* All is on the host, and no move is under way. */
+	if (__atomic_load_n(&mover_of()->is, __ATOMIC_SEQ_CST) != LEDGER_ASIDE)
+		return false;
+	set_stopped(true);
+	if (library_find(&library_cuda, &object)) {
+		for (size_t i = 0; i < PASSING; i++)
+			passing[i] = elf_find_symbol(&object, passing_names[i]);
+	}
+	return true;
 }
 
-void mover_return(void)
+static void resume(void)
+{
+	set_stopped(false);
+}
+
+static bool passes(const void *function)
+{
+	for (size_t i = 0; i < PASSING; i++) {
+		if (passing[i] == function)
+			return true;
+	}
+	return piece_is_free(function);
+}
+
+/* Waits until this process has brought its memory back, without the enforcer. */
+static void bring_back(void)
 {
 	struct timespec pace = {.tv_nsec = RETURN_PACE};
 	struct mover *m = mover_of();
 	struct ledger_move *move = m->move;
 
-	if (!process_seen()->gate.moves)
-		return;
 	for (;;) {
 		uint8_t answered = __atomic_load_n(&move->answered, __ATOMIC_SEQ_CST);
 		uint8_t want = wanted(m), next;
@@ -525,3 +566,26 @@ void mover_return(void)
 		nanosleep(&pace, NULL);
 	}
 }
+
+static const struct gate_mover moves = {
+    .stay = stay, .resume = resume, .passes = passes, .bring_back = bring_back};
+
+/* Starts the thread if the enforcer requested so in this process's lane. */
+static void begin(void)
+{
+	struct process *process = process_seen();
+	struct ledger_lane *lane = &process->ledger->lane[process->lane];
+	struct mover *m = mover_of();
+	struct ledger_move *none = NULL;
+	pthread_t thread;
+
+	/* A driver of another namespace has another C library, without data for this thread. */
+	if (!lane->move.want || library_cuda.namespace || !process->gate.calls ||
+	    !__atomic_compare_exchange_n(&m->move, &none, &lane->move, false, __ATOMIC_ACQ_REL,
+	                                 __ATOMIC_RELAXED))
+		return;
+	if (!threads_begin(&thread, run, NULL))
+		return;
+	__atomic_store_n(&process->gate.moves, &moves, __ATOMIC_RELEASE);
+}
+UPCALL(process_begun, begin);

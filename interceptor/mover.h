@@ -34,14 +34,4 @@ struct mover {
 	uint64_t pinned; /* bytes of those that are pinned */
 };
 
-/* Starts it if the enforcer requested so in this lane. Called once attached, with no lock held. */
-void mover_begin(struct ledger_lane *lane);
-
-/* Reports whether all movable memory is on the host, and no move is under way. */
-bool mover_is_aside(void);
-void mover_stop(bool stop);
-
-/* Waits until this process has brought its memory back, without the enforcer. */
-void mover_return(void);
-
 #endif

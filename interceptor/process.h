@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "ledger.h"
 #include "lock.h"
+#include "upcall.h"
 
 #define PROCESS_ORDINALS 64 /* CUDA devices of one process */
 
@@ -84,7 +85,7 @@ extern struct at_hand at_hand;
 /* All state of this process: zero before the first relevant call, and in a forked child.
  * process_begin() does not attach. */
 extern struct state state; /* its first member is struct process */
-void process_begin(void);
+void process_begin(void);  /* state.c has all three */
 
 /* The same without the check for a fork, to test whether there is work. */
 static inline struct process *process_seen(void)
@@ -109,6 +110,10 @@ static inline struct process *process_attached(void)
 	           ? process
 	           : process_attach();
 }
+
+/* Called once the process has attached, with no lock held. */
+typedef void process_begun_upcall(void);
+UPCALLS(process_begun);
 
 /* In attach.c; called with attach_lock held. attach_device() returns the ledger device with the
  * UUID, or -1, for a device with `bytes` of memory. A failed request is not sent again for a

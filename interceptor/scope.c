@@ -4,6 +4,7 @@
 #include "gate.h"
 #include "keys.h"
 #include "loader.h"
+#include "process.h"
 #include "slot.h"
 #include "text.h"
 
@@ -303,7 +304,8 @@ static struct link_map *map_of(const void *address)
 	return map;
 }
 
-void scope_hold_for_gate(void)
+/* The same of the base, in an elastic slice. */
+static void hold_for_gate(void)
 {
 	struct pass pass = {.namespace = 0};
 	int saved = errno;
@@ -316,6 +318,7 @@ void scope_hold_for_gate(void)
 		treat(&pass);
 	errno = saved;
 }
+UPCALL(process_begun, hold_for_gate);
 
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace)
 {

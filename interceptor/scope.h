@@ -40,9 +40,6 @@ static inline void scope_see(uint32_t what)
 /* Rewrites the slots of the handle's namespace, and returns its number. */
 unsigned int scope_hold(void *handle);
 
-/* The same of the base, in an elastic slice. */
-void scope_hold_for_gate(void);
-
 /* Finds the object that contains an address, in any namespace. */
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace);
 
