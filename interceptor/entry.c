@@ -7,16 +7,13 @@
 #include <stddef.h>
 #include <string.h>
 
-/* In the order of enum entry_point and of the bindings of trampoline.S. */
-static const struct {
-	const char *name;
-	void *hook; /* NULL: called, not hooked */
-} table[ENTRY_POINTS] = {
-#define HOOK(name, arguments, charged, released) [ID_##name] = {#name, (void *)name},
-#define CALL(name, arguments) [ID_##name] = {#name, NULL},
+/* In the order of enum entry_point and of the bindings of entry.S. */
+const char *const entry_name[ENTRY_POINTS] = {
+#define HOOK(name, arguments, charged, released) [ID_##name] = #name,
+#define CALL(name, arguments) [ID_##name] = #name,
 #include "driver.def"
-#define HOOK(name, arguments, shown, released) [ID_##name] = {#name, (void *)name},
-#define CALL(name, arguments) [ID_##name] = {#name, NULL},
+#define HOOK(name, arguments, shown, released) [ID_##name] = #name,
+#define CALL(name, arguments) [ID_##name] = #name,
 #include "nvml.def"
 };
 
@@ -69,10 +66,10 @@ bool library_find(struct library *library, struct elf_object *object)
 		return true;
 	/* Several threads may do this at once: they store the same values. */
 	for (enum entry_point entry = library->first; entry < library->last; entry++) {
-		void *function = elf_find_symbol(&found, table[entry].name);
+		void *function = elf_find_symbol(&found, entry_name[entry]);
 
 		if (function)
-			function = library_gate(library, table[entry].name, function);
+			function = library_gate(library, entry_name[entry], function);
 		__atomic_store_n(&entry_function[entry], function ? function : library->absent,
 		                 __ATOMIC_RELEASE);
 	}
@@ -118,40 +115,4 @@ void *entry_bind(enum entry_point entry)
 	if (!library_find(library, NULL))
 		return library->absent;
 	return __atomic_load_n(&entry_function[entry], __ATOMIC_ACQUIRE);
-}
-
-void *library_hook(const struct library *library, const void *function, bool *known)
-{
-	const void *stub = gate_made(function);
-
-	for (enum entry_point entry = library->first; entry < library->last; entry++) {
-		if (entry_function[entry] == function || (stub && entry_function[entry] == stub)) {
-			*known = true;
-			return table[entry].hook;
-		}
-	}
-	*known = false;
-	return NULL;
-}
-
-void *library_answer(const struct library *library, const struct elf_object *object,
-                     const char *name)
-{
-	void *function = elf_find_symbol(object, name);
-	bool known;
-	void *hook = function ? library_hook(library, function, &known) : NULL;
-
-	if (hook || !function)
-		return hook;
-	return library_gate(library, name, function);
-}
-
-bool library_hook_of_stem(const struct library *library, const char *name, size_t length)
-{
-	for (enum entry_point entry = library->first; entry < library->last; entry++) {
-		if (table[entry].hook && strncmp(table[entry].name, name, length) == 0 &&
-		    (table[entry].name[length] == '_' || !table[entry].name[length]))
-			return true;
-	}
-	return false;
 }

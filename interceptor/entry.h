@@ -25,6 +25,8 @@ struct library {
 
 extern struct library library_cuda, library_nvml;
 
+extern const char *const entry_name[ENTRY_POINTS];
+
 /* Return the library that would export `name`, or NULL: cublas, cudnn, cuda… belong to others. */
 static inline struct library *library_of(const char *name)
 {
@@ -48,15 +50,5 @@ void library_adopt(struct library *library, const struct elf_object *object,
 /* Return what programs get for a function without a hook: its stub in an elastic slice, or
  * itself. */
 void *library_gate(const struct library *library, const char *name, void *function);
-
-/* Return a function's hook, or NULL. *known is whether the table has the function. */
-void *library_hook(const struct library *library, const void *function, bool *known);
-
-/* Return what a program gets for `name`: the hook, the function or its stub, or NULL. */
-void *library_answer(const struct library *library, const struct elf_object *object,
-                     const char *name);
-
-/* Return whether the first `length` letters of `name` are a hook's name, in any version. */
-bool library_hook_of_stem(const struct library *library, const char *name, size_t length);
 
 #endif

@@ -8,11 +8,6 @@
 void *loader_dlsym[LOADER_NAMESPACES], *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen[2],
     *loader_dlmopen;
 
-/* Of trampoline.S, for each namespace. */
-extern __attribute__((visibility("hidden"))) void *const trampoline_dlsym[LOADER_NAMESPACES],
-    *const trampoline_dlvsym[LOADER_NAMESPACES];
-extern __attribute__((visibility("hidden"))) void *dlopen_of_libc(const char *file, int mode);
-
 #if defined(__x86_64__)
 #define GLIBC_LOADER "ld-linux-x86-64.so.2"
 #elif defined(__aarch64__)
@@ -48,24 +43,6 @@ void loader_find_dlopen(void)
 bool loader_is_loader(const struct elf_object *object)
 {
 	return text_equal(object->name, GLIBC_LOADER);
-}
-
-void *loader_stand_in(const char *name, unsigned int namespace)
-{
-	if (name[0] != 'd' || name[1] != 'l')
-		return NULL;
-	if (text_equal(name, "dlsym"))
-		return trampoline_dlsym[namespace];
-	if (text_equal(name, "dlvsym"))
-		return trampoline_dlvsym[namespace];
-	/* dlmopen only records that there are other namespaces. */
-	return namespace == 0 && text_equal(name, "dlmopen") ? (void *)dlmopen : NULL;
-}
-
-void *loader_stand_in_of_libc(const char *name, unsigned int namespace)
-{
-	return namespace == 0 && text_equal(name, "dlopen") ? (void *)dlopen_of_libc
-	                                                    : loader_stand_in(name, namespace);
 }
 
 void *loader_look_up(unsigned int namespace, void *handle, const char *name, const char *version)

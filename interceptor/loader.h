@@ -39,11 +39,6 @@ void loader_find_dlopen(void);
 
 bool loader_is_loader(const struct elf_object *object);
 
-/* Returns our replacement of the C library's function in a namespace, or NULL. */
-void *loader_stand_in(const char *name, unsigned int namespace);
-/* The same for one that a look-up found: also dlopen, which then calls no tool's. */
-void *loader_stand_in_of_libc(const char *name, unsigned int namespace);
-
 /* Looks up by the namespace's C library. version may be NULL. */
 void *loader_look_up(unsigned int namespace, void *handle, const char *name, const char *version);
 

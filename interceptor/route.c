@@ -11,15 +11,12 @@
  *   - objects that bypass our symbols: scope.h.
  *
  * With RTLD_DEFAULT and RTLD_NEXT the result depends on the caller. Names outside the driver are
- * passed on by a jump (trampoline.S), which keeps the caller; for the driver's, this module finds
+ * passed on by a jump (route.S), which keeps the caller; for the driver's, this module finds
  * the object that the look-up would use.
  */
-#include "entry.h"
-#include "gate.h"
-#include "listed.h"
+#include "answer.h"
 #include "loader.h"
 #include "process.h"
-#include "say.h"
 #include "scope.h"
 #include "text.h"
 
@@ -27,93 +24,38 @@
 #include <string.h>
 
 #define JUMP NULL                  /* jump to the real function */
-#define ROUTE_NOTHING ((void *)-1) /* return NULL; trampoline.S knows this value */
+#define ROUTE_NOTHING ((void *)-1) /* return NULL; route.S knows this value */
 
-/* Reports whether another version has a hook: of cuMemAlloc for cuMemAlloc_v2_ptsz. */
-static bool other_version_is_hooked(const char *name)
+/* Of route.S, for each namespace. */
+extern __attribute__((visibility("hidden"))) void *const trampoline_dlsym[LOADER_NAMESPACES],
+    *const trampoline_dlvsym[LOADER_NAMESPACES];
+extern __attribute__((visibility("hidden"))) void *dlopen_of_libc(const char *file, int mode);
+
+/* Returns our replacement of the C library's function in a namespace, or NULL. */
+static void *stand_in_for(const char *name, unsigned int namespace)
 {
-	size_t length = strcspn(name, "_");
-
-	return library_hook_of_stem(&library_cuda, name, length);
+	if (name[0] != 'd' || name[1] != 'l')
+		return NULL;
+	if (text_equal(name, "dlsym"))
+		return trampoline_dlsym[namespace];
+	if (text_equal(name, "dlvsym"))
+		return trampoline_dlvsym[namespace];
+	/* dlmopen only records that there are other namespaces. */
+	return namespace == 0 && text_equal(name, "dlmopen") ? (void *)dlmopen : NULL;
 }
 
-/* Reports whether the function only reads. Excludes memory and code, which the driver may load for
- * a query. */
-static bool only_reads(const char *name)
+/* The same for one that a look-up found: also dlopen, which then calls no tool's. */
+static void *stand_in_of_libc(const char *name, unsigned int namespace)
 {
-	static const char *const others[] = {"Mem", "Library", "Module", "Function"};
-	const char *verb = strstr(name, "Get");
-
-	if (!verb || verb == name + 2)
-		return false;
-	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
-		if (strstr(name, others[i]))
-			return false;
-	}
-	return true;
+	return namespace == 0 && text_equal(name, "dlopen") ? (void *)dlopen_of_libc
+	                                                    : stand_in_for(name, namespace);
 }
 
-/* Warns of a function without a row in the table: only driver truth counts its memory. `cuda` is
- * the requested CUDA version, as 13010; 0 if the name has it. */
-static void warn_of_unknown(const char *name, int cuda)
+static void begin(void)
 {
-	struct process *process;
-
-	if (listed(name, cuda != 0) || only_reads(name))
-		return;
-	process = process_get();
-	if (!other_version_is_hooked(name))
-		say_once(
-		    process, ONCE_UNLISTED,
-		    "%s is not known to this gpuslice: driver truth alone counts what it allocates",
-		    name);
-	else if (cuda)
-		say_once(process, ONCE_UNKNOWN_VERSION,
-		         "%s of CUDA %d.%d is newer than this gpuslice: driver truth alone counts "
-		         "what it allocates",
-		         name, cuda / 1000, cuda % 1000 / 10);
-	else
-		say_once(process, ONCE_UNKNOWN_VERSION,
-		         "%s is newer than this gpuslice: driver truth alone counts what it "
-		         "allocates",
-		         name);
+	scope_hold_for_gate(stand_in_for);
 }
-
-/* Returns the function to return instead of the library's; `cuda` as in warn_of_unknown(). */
-static void *exchange(struct library *library, void *found, const char *name, int cuda)
-{
-	struct elf_object object;
-	bool known;
-	void *hook = library_hook(library, found, &known);
-
-	if (!known && library == &library_cuda)
-		warn_of_unknown(name, cuda);
-	if (hook || !gate_is_elastic())
-		return hook ? hook : found;
-	/* dlsym may have found a variable. */
-	if (!cuda && !(library_find(library, &object) && elf_find_symbol(&object, name)))
-		return found;
-	return library_gate(library, name, found);
-}
-
-CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
-	CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-
-	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(&library_cuda, *function, name, version);
-	return result;
-}
-
-CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
-                             int *status)
-{
-	CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-
-	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(&library_cuda, *function, name, version);
-	return result;
-}
+UPCALL(process_begun, begin);
 
 struct lookup {
 	void *handle;
@@ -140,7 +82,7 @@ static void *find_in_own_driver(const struct lookup *lookup, struct library *lib
 	scope_use_library(library, namespace);
 	handle = scope_library(library);
 	found = handle ? look_up(lookup, handle) : NULL;
-	return found ? exchange(library, found, lookup->name, 0) : ROUTE_NOTHING;
+	return found ? answer(library, found, lookup->name, 0) : ROUTE_NOTHING;
 }
 
 /* Returns the result for a found symbol with the library's prefix. */
@@ -150,7 +92,7 @@ static void *result_of(const struct lookup *lookup, struct library *library, voi
 	unsigned int namespace;
 
 	if (library_find(library, &object) && elf_contains(&object, found))
-		return exchange(library, found, lookup->name, 0);
+		return answer(library, found, lookup->name, 0);
 	if (!scope_find(found, &object, &namespace) || !text_equal(object.name, library->soname))
 		return found;
 	return find_in_own_driver(lookup, library, &object, namespace);
@@ -170,7 +112,7 @@ static void *result_by_caller(const struct lookup *lookup, struct library *libra
 	/* A look-up with a version skips our functions, which have none. */
 	if (!library)
 		stand_in = elf_is_libc(&object) || elf_contains(&object, &scope_seen)
-		               ? loader_stand_in_of_libc(lookup->name, lookup->namespace)
+		               ? stand_in_of_libc(lookup->name, lookup->namespace)
 		               : NULL;
 	else if (text_equal(object.name, library->soname))
 		stand_in = find_in_own_driver(lookup, library, &object, lookup->namespace);
@@ -211,13 +153,13 @@ static void *route(const struct lookup *lookup)
 	void *stand_in, *found;
 
 	if (must_rewrite(lookup->handle))
-	namespace = scope_hold(lookup->handle);
+	namespace = scope_hold(lookup->handle, stand_in_for);
 	if (!may_be_hooked(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);
 	if (library && is_of_driver(lookup->caller))
 		return JUMP;
-	stand_in = library ? NULL : loader_stand_in_of_libc(lookup->name, namespace);
+	stand_in = library ? NULL : stand_in_of_libc(lookup->name, namespace);
 	if (!library && !stand_in)
 		return JUMP;
 	if (lookup->handle == RTLD_NEXT || (!by_handle && lookup->namespace))
@@ -232,7 +174,7 @@ static void *route(const struct lookup *lookup)
 		struct elf_object object;
 
 		return scope_find(found, &object, &namespace) && elf_is_libc(&object)
-		           ? loader_stand_in_of_libc(lookup->name, namespace)
+		           ? stand_in_of_libc(lookup->name, namespace)
 		           : found;
 	}
 }

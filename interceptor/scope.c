@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scope.h"
 
+#include "answer.h"
 #include "gate.h"
 #include "keys.h"
 #include "loader.h"
-#include "process.h"
 #include "slot.h"
 #include "text.h"
 
@@ -52,6 +52,7 @@ struct pass {
 	const struct link_map *map; /* any object of it */
 	unsigned long long adds, subs;
 	bool last; /* made even if another object is being loaded */
+	scope_stand_in *stand_in;
 	/* The process's own, found once per pass. */
 	struct elf_object cuda, nvml;
 	bool has_cuda, has_nvml;
@@ -90,10 +91,10 @@ static void *wanted(const struct pass *pass, const char *name, struct library **
 {
 	*library = library_of(name);
 	if (!*library)
-		return loader_stand_in(name, pass->namespace);
+		return pass->stand_in(name, pass->namespace);
 	if (*library == &library_cuda)
-		return pass->has_cuda ? library_answer(*library, &pass->cuda, name) : NULL;
-	return pass->has_nvml ? library_answer(*library, &pass->nvml, name) : NULL;
+		return pass->has_cuda ? answer_name(*library, &pass->cuda, name) : NULL;
+	return pass->has_nvml ? answer_name(*library, &pass->nvml, name) : NULL;
 }
 
 /* Reports whether the slot leads to the library, or the C library, and not to a tool before it. An
@@ -269,10 +270,10 @@ static void treat(struct pass *pass)
 		scope_use_library(&library_nvml, pass->namespace);
 }
 
-unsigned int scope_hold(void *handle)
+unsigned int scope_hold(void *handle, scope_stand_in *stand_in)
 {
 	__typeof__(&dlinfo) about = LOADER(dlinfo);
-	struct pass pass;
+	struct pass pass = {.stand_in = stand_in};
 	Lmid_t namespace = LM_ID_BASE;
 	int saved = errno;
 	void *map;
@@ -285,8 +286,6 @@ unsigned int scope_hold(void *handle)
 		return 0;
 	pass.namespace = (unsigned int)namespace;
 	pass.map = map;
-	pass.last = pass.uses_cuda = pass.uses_nvml = false;
-	pass.hit = (struct mapped){0};
 	treat(&pass);
 	errno = saved;
 	return pass.namespace;
@@ -304,10 +303,9 @@ static struct link_map *map_of(const void *address)
 	return map;
 }
 
-/* The same of the base, in an elastic slice. */
-static void hold_for_gate(void)
+void scope_hold_for_gate(scope_stand_in *stand_in)
 {
-	struct pass pass = {.namespace = 0};
+	struct pass pass = {.stand_in = stand_in};
 	int saved = errno;
 
 	if (!gate_is_elastic())
@@ -318,7 +316,6 @@ static void hold_for_gate(void)
 		treat(&pass);
 	errno = saved;
 }
-UPCALL(process_begun, hold_for_gate);
 
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace)
 {

@@ -37,8 +37,14 @@ static inline void scope_see(uint32_t what)
 		__atomic_fetch_or(&scope_seen, what, __ATOMIC_RELAXED);
 }
 
+/* Returns our replacement of a function of the loader in a namespace, or NULL. */
+typedef void *scope_stand_in(const char *name, unsigned int namespace);
+
 /* Rewrites the slots of the handle's namespace, and returns its number. */
-unsigned int scope_hold(void *handle);
+unsigned int scope_hold(void *handle, scope_stand_in *stand_in);
+
+/* The same of the base, in an elastic slice. */
+void scope_hold_for_gate(scope_stand_in *stand_in);
 
 /* Finds the object that contains an address, in any namespace. */
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace);

@@ -33,7 +33,7 @@ enum entry_point {
 	ENTRY_POINTS
 };
 
-/* The libraries' own functions. An entry is first a binding (trampoline.S) that finds the library
+/* The libraries' own functions. An entry is first a binding (entry.S) that finds the library
  * and jumps to its function. If the library lacks it, the call returns the error of an
  * uninitialised library. */
 extern void *entry_function[ENTRY_POINTS];

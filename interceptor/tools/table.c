@@ -40,7 +40,7 @@ static const struct row rows[] = {
 
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 
-/* Defined in trampoline.S: the table does not know their arguments. */
+/* Defined in route.S: the table does not know their arguments. */
 static const char *const trampolines[] = {"dlmopen", "dlopen", "dlsym", "dlvsym"};
 
 #define TRAMPOLINES (sizeof(trampolines) / sizeof(trampolines[0]))

@@ -19,7 +19,7 @@ fixed=()
 ! setarch -R true 2>/dev/null || fixed=(setarch -R)
 
 warnings=(-Wall -Wextra -Werror)
-early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S interceptor/gate.S)
+early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/route.S interceptor/entry.S interceptor/gate.S)
 late=()
 for file in interceptor/*.c; do
 	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")
