@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "grant.h"
 
-#include "handover.h"
-#include "overhead.h"
-#include "pool.h"
 #include "quiet.h"
 #include "refusal.h"
 #include "say.h"
@@ -52,11 +49,11 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 	struct quiet quiet = quiet_begin();
 
 	while (result == LEDGER_REFUSED) {
-		bool more = pool_give_back(process, request->ordinal);
+		bool more = false;
 
-		handover_look();
-		if (settle_dead(process, device))
-			more = true;
+		UPCALL_EACH(call, grant_room)
+		more |= (*call)(process, request->ordinal);
+		more |= settle_dead(process, device);
 		/* Retry even if nothing was released: another process may have settled the same
 		 * sibling. */
 		result = process_charge(process, device, request->bytes, request->kind, &by_pool);
@@ -71,6 +68,17 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 		refuse(process, device, request->bytes, by_pool, request->call);
 	quiet_end(quiet);
 	return result == LEDGER_OK ? GRANTED : REFUSED;
+}
+
+static bool is_open(const struct process *process, int device)
+{
+	return __atomic_load_n(&process->open, __ATOMIC_RELAXED) & 1u << device;
+}
+
+static void settle(struct process *process, CUdevice ordinal, int device)
+{
+	UPCALL_EACH(call, grant_settle)
+	(*call)(process, ordinal, device);
 }
 
 static enum grant_result fulfil(const struct request *request)
@@ -88,9 +96,9 @@ static enum grant_result fulfil(const struct request *request)
 	if (!request->bytes)
 		return GRANTED;
 	/* Driver truth cannot tell a small allocation under way from overhead: settle after it. */
-	if (__builtin_expect(overhead_is_open(process, device), 0) &&
-	    request->kind != KIND_OVERHEAD && request->call != LEDGER_CALL_BLOCK)
-		overhead_close(process, request->ordinal, device);
+	if (__builtin_expect(is_open(process, device), 0) && request->kind != KIND_OVERHEAD &&
+	    request->call != LEDGER_CALL_BLOCK)
+		settle(process, request->ordinal, device);
 	result = process_charge(process, device, request->bytes, request->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
 		return make_room(process, device, request, result, by_pool);
@@ -174,13 +182,13 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 	ledger_end_uncharged(account, first);
 }
 
-void grant_settle(CUdevice ordinal)
+void grant_settle_after(CUdevice ordinal)
 {
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
 
-	if (device >= 0 && overhead_is_open(process, device))
-		overhead_close(process, ordinal, device);
+	if (device >= 0 && is_open(process, device))
+		settle(process, ordinal, device);
 }
 
 void grant_retire_allocations(uint32_t *full)

@@ -5,12 +5,22 @@
 #define GPUSLICE_GRANT_H
 
 #include "process.h"
+#include "upcall.h"
 
 enum grant_result {
 	GRANTED,
 	REFUSED,   /* it does not fit */
 	UNATTACHED /* no ledger: the quota is unknown, so nothing is granted (fail closed) */
 };
+
+/* Called before a grant on a device with open overhead. */
+typedef void grant_settle_upcall(struct process *process, CUdevice ordinal, int device);
+UPCALLS(grant_settle);
+
+/* Called if a request does not fit: releases what this process need not hold. Returns whether there
+ * was any. */
+typedef bool grant_room_upcall(struct process *process, CUdevice ordinal);
+UPCALLS(grant_room);
 
 /* Charge `bytes` on a device. A refusal is counted, and reported as `call`. */
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum ledger_call call);
@@ -37,7 +47,7 @@ const struct ledger_account *grant_begin_uncharged(CUdevice ordinal);
 void grant_end_uncharged(const struct ledger_account *account, bool succeeded);
 
 /* Afterwards, settle the overhead that other calls left open. */
-void grant_settle(CUdevice ordinal);
+void grant_settle_after(CUdevice ordinal);
 
 /* The same in the usual case: the first thread of an attached process that sees one device. In
  * other cases, or if the case is not known yet, return false and change nothing. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "handover.h"
 
+#include "grant.h"
 #include "import.h"
 #include "lender.h"
 #include "object.h"
@@ -253,3 +254,12 @@ void handover_look_now(void)
 	lock_give(&h->lock);
 	quiet_end(quiet);
 }
+
+static bool make_room(struct process *process, CUdevice ordinal)
+{
+	(void)process;
+	(void)ordinal;
+	handover_look();
+	return false;
+}
+UPCALL(grant_room, make_room);

@@ -80,7 +80,7 @@ static CUresult allocate_small(struct request r, CUdevice ordinal)
 	if (result == CUDA_SUCCESS && block_took_small(address(r), ordinal) != GRANTED)
 		result = free_again(r);
 	grant_end_uncharged(account, result == CUDA_SUCCESS);
-	grant_settle(ordinal);
+	grant_settle_after(ordinal);
 	return result;
 }
 
@@ -145,7 +145,7 @@ static __attribute__((noinline)) CUresult end_small(CUdeviceptr *pointer, CUresu
 		result =
 		    free_again((struct request){.entry = ID_cuMemAlloc_v2, .pointer = pointer});
 	grant_end_at_once(result == CUDA_SUCCESS);
-	grant_settle(0);
+	grant_settle_after(0);
 	return result;
 }
 

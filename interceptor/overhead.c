@@ -67,7 +67,7 @@ static struct instant read_lane(struct process *process, int device)
 
 static void leave_open(struct process *process, int device)
 {
-	__atomic_fetch_or(&overheads_of(process)->open, 1u << device, __ATOMIC_RELAXED);
+	__atomic_fetch_or(&process->open, 1u << device, __ATOMIC_RELAXED);
 }
 
 #define CHANGE_BEGUN ((1ull << 32) + 1)
@@ -129,11 +129,6 @@ void overhead_leave_open(CUdevice ordinal)
 
 	if (device >= 0)
 		leave_open(process, device);
-}
-
-bool overhead_is_open(struct process *process, int device)
-{
-	return __atomic_load_n(&overheads_of(process)->open, __ATOMIC_RELAXED) & 1u << device;
 }
 
 static uint64_t charged(struct process *process, int device)
@@ -243,16 +238,16 @@ void overhead_settle_loose(CUdevice ordinal)
 		overhead_settle(ordinal);
 }
 
-void overhead_close(struct process *process, CUdevice ordinal, int device)
+/* Settles an open device, except less than PAUSE after a failed request. */
+static void close_device(struct process *process, CUdevice ordinal, int device)
 {
-	struct overheads *overheads = overheads_of(process);
-
-	if (milliseconds() < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
+	if (milliseconds() < __atomic_load_n(&overheads_of(process)->not_before, __ATOMIC_RELAXED))
 		return;
 	/* First: a device left open from here on stays so. */
-	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_ACQ_REL);
+	__atomic_fetch_and(&process->open, ~(1u << device), __ATOMIC_ACQ_REL);
 	settle(process, ordinal, device);
 }
+UPCALL(grant_settle, close_device);
 
 void overhead_change_begin(CUdevice ordinal)
 {
@@ -301,8 +296,8 @@ struct watch watch_begin(void)
 	device = process ? process_device(process, watch.ordinal) : -1;
 	if (device >= 0) {
 		/* Earlier overhead is not this call's. */
-		if (overhead_is_open(process, device))
-			overhead_close(process, watch.ordinal, device);
+		if (__atomic_load_n(&process->open, __ATOMIC_RELAXED) & 1u << device)
+			close_device(process, watch.ordinal, device);
 		watch.account = &process->held[device].account.slice;
 		ledger_begin_load(watch.account);
 		watch.loads = overhead_loads(process, device);

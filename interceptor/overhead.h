@@ -18,7 +18,6 @@ struct overheads {
 	/* Changes (overhead_change_begin()) under way, plus those begun << 32. */
 	uint64_t changes[LEDGER_DEVICES];
 	struct lock lock; /* guards `loose`; held while measured bytes are charged */
-	uint32_t open;    /* bit per ledger device that is left open */
 	/* Per ledger device: charged bytes that no caller will release. */
 	uint64_t loose[LEDGER_DEVICES];
 	/* The part of `loose` estimated from the card's free memory: whole blocks. */
@@ -47,15 +46,11 @@ struct ledger_uncharged overhead_loads(struct process *process, int device);
 
 void overhead_leave_open(CUdevice ordinal);
 
-bool overhead_is_open(struct process *process, int device);
-
 /* Charge overhead that no call charged, and release what the driver has freed. No limit is checked,
- * since the driver has taken it already. overhead_close() does nothing less than PAUSE after a
- * failed request. */
+ * since the driver has taken it already. */
 void overhead_settle(CUdevice ordinal);
 /* Settles if any loose overhead is charged. */
 void overhead_settle_loose(CUdevice ordinal);
-void overhead_close(struct process *process, CUdevice ordinal, int device);
 
 /* overhead_loosen() adds bytes that may exceed the driver's, so the next request settles.
  * overhead_tighten() releases up to `bytes` of them. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
 
+#include "grant.h"
 #include "handover.h"
 #include "state.h"
 #include "stream.h"
@@ -428,7 +429,8 @@ void pool_set_threshold(struct pool *pool, uint64_t bytes)
 	note_if_it_may_shrink(pool);
 }
 
-bool pool_give_back(struct process *process, CUdevice ordinal)
+/* Trims the pools on this device, and releases the charges that they no longer need. */
+static bool give_back(struct process *process, CUdevice ordinal)
 {
 	bool any = false;
 
@@ -453,6 +455,7 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 	}
 	return any;
 }
+UPCALL(grant_room, give_back);
 
 static bool update_all(struct process *process, CUdevice ordinal, bool charge)
 {

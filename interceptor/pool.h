@@ -11,7 +11,7 @@
  * uploaded or launched, and shrinks only by cuDeviceGraphMemTrim.
  *
  * A pool destroyed by the program while its memory is in use would end with the last of it, without
- * notice. It is retired instead, and destroyed once it is empty, as pool_give_back() and
+ * notice. It is retired instead, and destroyed once it is empty, as refusals and
  * synchronisations check. Its handle is not reused before that. Only this module accesses the
  * list's nodes.
  */
@@ -167,10 +167,6 @@ static inline void pool_synchronised(void)
 }
 
 void pool_set_threshold(struct pool *pool, uint64_t bytes);
-
-/* Trims the pools on this device, and releases the charges that they no longer need. Returns
- * whether any bytes were released. */
-bool pool_give_back(struct process *process, CUdevice ordinal);
 
 /* Updates all pools on this device, between calls that grow them. Returns whether one is over. */
 bool pool_look_all(struct process *process, CUdevice ordinal);

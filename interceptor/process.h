@@ -44,6 +44,7 @@ struct common {
 struct process {
 	/* Read by every charge. */
 	uint32_t attached; /* 1 once `ledger`, `lane` and the pools are set */
+	uint32_t open;     /* bit per ledger device with overhead left open (overhead.h) */
 	struct at_once at_once;
 	struct gate gate; /* gate.S depends on this offset */
 	/* Ledger device of each CUDA ordinal, plus one; 0 if unknown. */
