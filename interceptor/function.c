@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "function.h"
 
-#include "library.h"
+#include "hold.h"
 #include "state.h"
 #include "table.h"
 
@@ -57,6 +57,24 @@ static void raise_care(struct functions *functions, const void *function, uint32
 		__atomic_store_n(care, now - now % FUNCTION_NEW + units, __ATOMIC_RELAXED);
 }
 
+/* A library has an entry for each context it is loaded in. */
+static uint64_t key_of_library(uint64_t library, uint64_t context)
+{
+	uint64_t hash = (library ^ context << 1) * 0x9e3779b97f4a7c15ull;
+
+	return (hash ^ hash >> 29) | 1;
+}
+
+bool function_library_is_in(uint64_t context, uint64_t library)
+{
+	return hold_known(key_of_library(library, context));
+}
+
+static bool is_everywhere(uint64_t library)
+{
+	return context_all(function_library_is_in, library);
+}
+
 void function_note(const void *function, uint64_t source, uint32_t frame, bool kernel)
 {
 	struct functions *functions;
@@ -69,7 +87,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 	functions = take_functions();
 	known = map_put(&functions->known, key_of(function), NULL);
 	if (known) {
-		set_new(functions, function, known, kernel && !library_is_everywhere(source));
+		set_new(functions, function, known, kernel && !is_everywhere(source));
 		known->frame = frame;
 		known->source = source;
 		known->kernel = kernel;
@@ -112,15 +130,22 @@ static void look_again(uint64_t library)
 			continue;
 		if (at->source != source) {
 			source = at->source;
-			everywhere = library_is_everywhere(source);
+			everywhere = is_everywhere(source);
 		}
 		set_new(functions, (const void *)(uintptr_t)map_key(at), at, !everywhere);
 	}
 	lock_give(&functions->lock);
 }
 
-void function_library_loaded(uint64_t library)
+void function_library_took(uint64_t library, CUdevice ordinal, uint64_t bytes)
 {
+	uint64_t context = context_current();
+
+	hold_part(key_of_library(library, context), &(struct holding){.bytes = bytes,
+	                                                              .owner = context,
+	                                                              .source = library,
+	                                                              .ordinal = ordinal,
+	                                                              .kind = KIND_OVERHEAD});
 	look_again(library);
 }
 
@@ -129,7 +154,7 @@ void function_contexts_changed(void)
 	look_again(0);
 }
 
-static bool find(const void *function, struct function *found)
+bool function_find(const void *function, struct function *found)
 {
 	struct functions *functions = take_functions();
 	struct function *known;
@@ -140,27 +165,6 @@ static bool find(const void *function, struct function *found)
 		*found = *known;
 	lock_give(&functions->lock);
 	return known;
-}
-
-uint32_t function_frame(const void *function)
-{
-	struct function found;
-
-	return find(function, &found) ? found.frame : 0;
-}
-
-uint64_t function_source(const void *function)
-{
-	struct function found;
-
-	return find(function, &found) ? found.source : 0;
-}
-
-uint64_t function_context(const void *function)
-{
-	struct function found;
-
-	return find(function, &found) ? found.context : 0;
 }
 
 uint32_t function_frame_of(CUfunction function, CUkernel kernel)
@@ -189,53 +193,4 @@ bool function_is_plain(const void *function)
 
 	return __atomic_load_n(care_of(functions_of(process), function), __ATOMIC_RELAXED) <=
 	       __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
-}
-
-static bool load(const void *kernel, uint64_t library)
-{
-	CUfunction function;
-	struct use use;
-
-	if (!DRIVER_HAS(cuKernelGetFunction))
-		return true;
-	if (!library_use_begin(&use, library))
-		return false;
-	if (!use.first)
-		return true;
-	return library_use_end(&use, DRIVER(cuKernelGetFunction)(&function, (CUkernel)kernel)) !=
-	       CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-bool launch_may_take(const void *function, CUcontext context)
-{
-	struct function found;
-
-	if (!find(function, &found))
-		return false;
-	return found.frame > STACK_DEFAULT ||
-	       (found.is_new &&
-	        !library_is_in(context ? context_owner(context) : context_current(), found.source));
-}
-
-bool launch_begin(struct launch *launch, const void *function, bool recorded)
-{
-	struct function found;
-
-	*launch = (struct launch){0};
-	if (!find(function, &found))
-		return true;
-	if (recorded) {
-		launch->loads = found.is_new && !library_is_here(found.source);
-		return true;
-	}
-	if (found.is_new && !load(function, found.source))
-		return false;
-	return found.frame <= STACK_DEFAULT || stack_begin(&launch->raise, found.frame);
-}
-
-void launch_end(const struct launch *launch)
-{
-	stack_end(&launch->raise);
-	if (launch->loads)
-		overhead_leave_open(process_current_ordinal());
 }

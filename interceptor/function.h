@@ -8,7 +8,6 @@
 #include "context.h"
 #include "lock.h"
 #include "map.h"
-#include "stack.h"
 
 #define FUNCTION_PLACES 4096
 
@@ -35,16 +34,15 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 
 void function_source_gone(uint64_t source);
 
-/* Update a library's kernels after it was loaded into a context. */
-void function_library_loaded(uint64_t library);
+/* A library was loaded into the current context, where it took `bytes`. */
+void function_library_took(uint64_t library, CUdevice ordinal, uint64_t bytes);
+bool function_library_is_in(uint64_t context, uint64_t library);
 
 /* Update all kernels after a context was created, in which no library is loaded, or destroyed. */
 void function_contexts_changed(void);
 
-/* Return the properties of a noted function; 0 for any other. */
-uint32_t function_frame(const void *function);
-uint64_t function_source(const void *function);
-uint64_t function_context(const void *function);
+/* Get what is noted of a function; false, and all zero, if it is unknown. */
+bool function_find(const void *function, struct function *found);
 
 /* Return the driver's value for a function or, if that is NULL, a kernel; 0 if it has none. */
 uint32_t function_frame_of(CUfunction function, CUkernel kernel);
@@ -54,23 +52,5 @@ bool function_any_large(void);
 
 /* Return true if a launch certainly takes no memory: one comparison. */
 bool function_is_plain(const void *function);
-
-/* A launch that may take memory. */
-struct launch {
-	bool loads; /* recorded: the driver may load its library for that */
-	struct raise raise;
-};
-
-/* Return whether a launch may take memory in a context (NULL: the current one). Mostly false: the
- * kernel's library is missing only in another context. */
-bool launch_may_take(const void *function, CUcontext context);
-
-/* Called before a launch, in its context. Charge the raise of the stack, and load the library;
- * neither if the launch is only recorded. If this does not fit, return false: the launch is then
- * not made. */
-bool launch_begin(struct launch *launch, const void *function, bool recorded);
-
-/* Called after the launch, or in its place. A library loaded for it stays, like a used one. */
-void launch_end(const struct launch *launch);
 
 #endif

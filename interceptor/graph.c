@@ -66,6 +66,7 @@ static void add_stack(struct graph_needs *needs, uint64_t context, uint32_t fram
 void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_library,
                           struct graph_needs *needs)
 {
+	struct function function;
 	struct context known;
 	uint64_t context;
 	uint32_t frame;
@@ -76,7 +77,8 @@ void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_lib
 	frame = function_frame_of(parameters->func, of_library ? parameters->kern : NULL);
 	if (frame <= STACK_DEFAULT)
 		return;
-	context = function_context(parameters->func);
+	(void)function_find(parameters->func, &function);
+	context = function.context;
 	if (context && !context_get(context, &known))
 		context = 0; /* a reused handle: its former function ended with this context */
 	if (!context && of_library && parameters->ctx)

@@ -2,23 +2,57 @@
 /* Launches of kernels. Nearly all pass after one comparison; function.h has those that may take
  * memory. */
 #include "function.h"
+#include "library.h"
+#include "stack.h"
 #include "stream.h"
 #include "table.h"
 
-/* A kernel runs in its stream's context, whichever is current. */
+/* A launch that may take memory. */
+struct launch {
+	bool loads; /* recorded: the driver may load its library for that */
+	struct raise raise;
+};
 
+static bool load(const void *kernel, uint64_t library)
+{
+	CUfunction function;
+	struct use use;
+
+	if (!DRIVER_HAS(cuKernelGetFunction))
+		return true;
+	if (!library_use_begin(&use, library))
+		return false;
+	if (!use.first)
+		return true;
+	return library_use_end(&use, DRIVER(cuKernelGetFunction)(&function, (CUkernel)kernel)) !=
+	       CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* A kernel runs in its stream's context, whichever is current. Charge the raise of the stack, and
+ * load the library; neither if the launch is only recorded. False if this does not fit: the launch
+ * is then not made. */
 static __attribute__((noinline)) bool begin(struct launch *careful, const void *function,
                                             CUstream stream, bool per_thread)
 {
 	CUcontext context = stream_context(stream);
-	bool recorded, pushed, fits;
+	struct function found;
+	bool missing, pushed, fits;
 
 	*careful = (struct launch){0};
-	if (!launch_may_take(function, context))
+	(void)function_find(function, &found);
+	missing = found.is_new &&
+	          !function_library_is_in(context ? context_owner(context) : context_current(),
+	                                  found.source);
+	/* Mostly so: the kernel's library is missing only in another context. */
+	if (!missing && found.frame <= STACK_DEFAULT)
 		return true;
-	recorded = stream_records(stream, per_thread);
+	if (stream_records(stream, per_thread)) {
+		careful->loads = missing;
+		return true;
+	}
 	pushed = context_push(context);
-	fits = launch_begin(careful, function, recorded);
+	fits = (!missing || load(function, found.source)) &&
+	       (found.frame <= STACK_DEFAULT || stack_begin(&careful->raise, found.frame));
 	context_pop(pushed);
 	return fits;
 }
@@ -30,7 +64,10 @@ static __attribute__((noinline)) void end(const struct launch *careful, CUstream
 	if (!careful->loads && !careful->raise.context)
 		return;
 	pushed = context_push(stream_context(stream));
-	launch_end(careful);
+	stack_end(&careful->raise);
+	/* A library loaded for it stays, like a used one. */
+	if (careful->loads)
+		overhead_leave_open(process_current_ordinal());
 	context_pop(pushed);
 }
 

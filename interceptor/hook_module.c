@@ -152,7 +152,7 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 	managed_keep(key_of(*library), names_in(image, file));
 	fits = watch_end(watch, LEDGER_CALL_CODE, &bytes);
 	if (fits && bytes)
-		library_took(watch, key_of(*library), bytes);
+		function_library_took(key_of(*library), watch->ordinal, bytes);
 	/* (A lazy one was not watched, and has taken nothing yet.) */
 	if (!fits || (watch->ordinal >= 0 && !managed_use(key_of(*library)))) {
 		(void)cuLibraryUnload(*library);
@@ -271,15 +271,16 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
-	uint64_t library = function_source(kernel);
+	struct function known;
 	struct use use;
 	CUresult result;
 
-	if (!library_use_begin(&use, library))
+	(void)function_find(kernel, &known);
+	if (!library_use_begin(&use, known.source))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = library_use_end(&use, DRIVER(cuKernelGetFunction)(function, kernel));
-	if (result == CUDA_SUCCESS && function_frame(kernel) > STACK_DEFAULT)
-		function_note(*function, library, function_frame(kernel), false);
+	if (result == CUDA_SUCCESS && known.frame > STACK_DEFAULT)
+		function_note(*function, known.source, known.frame, false);
 	return result;
 }
 
