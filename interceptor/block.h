@@ -86,7 +86,7 @@ size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t ro
 /* Return false if a pointer is certainly not linear memory. Reads one word, for cuMemFreeAsync. */
 bool block_maybe(CUdeviceptr pointer);
 
-/* Give an owner's blocks to another, or release them: see context_leave(). */
+/* Give an owner's blocks to another, or release them: see leaving.h. */
 void block_set_owner(struct process *process, uint64_t from, uint64_t to);
 void block_owner_gone(struct process *process, uint64_t owner);
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "context.h"
 
-#include "piece.h"
-#include "recording.h"
 #include "state.h"
 #include "table.h"
 
@@ -60,20 +58,17 @@ void context_note(uint64_t handle, const struct context *context)
 	lock_give(&contexts->lock);
 }
 
-bool context_is_first(CUdevice ordinal)
+bool context_any(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	struct contexts *contexts = contexts_of(process_get());
 	struct context *at = NULL;
 	bool any = false;
 
-	if (device < 0)
-		return true;
-	lock_take(&contexts_of(process)->lock);
-	while ((at = map_next(&contexts_of(process)->known, at)))
-		any = any || at->ordinal == ordinal;
-	lock_give(&contexts_of(process)->lock);
-	return !any && !overhead_others_change(process, device);
+	lock_take(&contexts->lock);
+	while (!any && (at = map_next(&contexts->known, at)))
+		any = at->ordinal == ordinal;
+	lock_give(&contexts->lock);
+	return any;
 }
 
 bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument)
@@ -140,60 +135,6 @@ bool context_get(uint64_t handle, struct context *context)
 bool context_take(uint64_t handle, struct context *context)
 {
 	return look(handle, context, true);
-}
-
-static void set_owner(uint64_t from, uint64_t to)
-{
-	struct process *process = process_get();
-
-	if (!from)
-		return;
-	hold_set_owner(process, from, to);
-	block_set_owner(process, from, to);
-}
-
-/* Return an owner that no context has: handles are even. */
-static uint64_t apart(uint64_t handle)
-{
-	return handle | 1;
-}
-
-struct leaving context_leave(uint64_t handle)
-{
-	struct leaving leaving = {.handle = handle};
-
-	leaving.known = context_take(handle, &leaving.context);
-	set_owner(handle, apart(handle));
-	return leaving;
-}
-
-CUresult context_left(const struct leaving *leaving, CUresult result)
-{
-	struct process *process = process_get();
-	const struct context *context = &leaving->context;
-
-	if (!leaving->handle)
-		return result;
-	if (result != CUDA_SUCCESS) {
-		set_owner(apart(leaving->handle), leaving->handle);
-		if (leaving->known) {
-			context_note(leaving->handle, context);
-			function_contexts_changed();
-		}
-		return result;
-	}
-	recording_context_gone(leaving->handle);
-	hold_owner_gone(process, apart(leaving->handle));
-	piece_owner_gone(apart(leaving->handle));
-	block_owner_gone(process, apart(leaving->handle));
-	if (!leaving->known)
-		return result;
-	function_contexts_changed();
-	pool_settle_all(process, context->ordinal);
-	overhead_tighten(process, context->ordinal, context_stream_bytes(context->most_streams));
-	process_release(context->ordinal, context->heap, KIND_MEMORY);
-	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
-	return result;
 }
 
 /* Called with the lock held. Return the context, noted if it was unknown. */
@@ -320,7 +261,7 @@ void context_pop(bool pushed)
 		(void)DRIVER(cuCtxPopCurrent_v2)(&context);
 }
 
-bool primary_active(CUdevice device)
+bool context_primary_active(CUdevice device)
 {
 	unsigned int flags;
 	int active = 0;
@@ -330,18 +271,9 @@ bool primary_active(CUdevice device)
 	       active;
 }
 
-CUresult primary_left(CUresult result, CUdevice device)
+struct primary *context_primary(CUdevice device)
 {
-	struct process *process = process_get();
-	struct leaving leaving;
-	uint64_t *primary;
-
-	if (result != CUDA_SUCCESS || device < 0 || device >= PROCESS_ORDINALS)
-		return result;
-	primary = &contexts_of(process)->primary[device];
-	if (!*primary || primary_active(device))
-		return result;
-	leaving = context_leave(*primary);
-	*primary = 0;
-	return context_left(&leaving, result);
+	return device >= 0 && device < PROCESS_ORDINALS
+	           ? &contexts_of(process_get())->primary[device]
+	           : NULL;
 }

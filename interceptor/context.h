@@ -49,8 +49,10 @@ struct contexts {
 	/* The smallest raise of all contexts, in STACK_UNITs: a function that needs no more takes
 	 * no memory at its launch. */
 	uint32_t raised;
-	struct lock primary_lock[PROCESS_ORDINALS]; /* held to create or end a primary context */
-	uint64_t primary[PROCESS_ORDINALS];         /* the handle of the active one */
+	struct primary {
+		struct lock lock; /* held to create or end it */
+		uint64_t handle;  /* 0: inactive */
+	} primary[PROCESS_ORDINALS];
 };
 
 /* Return the owner of memory in a context: for a green one, its primary context. */
@@ -67,8 +69,8 @@ void context_pop(bool pushed);
 /* Note a context, in place of any that was noted under its handle. */
 void context_note(uint64_t handle, const struct context *context);
 
-/* Return whether the process has no context on the device, and makes none. */
-bool context_is_first(CUdevice ordinal);
+/* Return whether the process has a context on the device. */
+bool context_any(CUdevice ordinal);
 
 /* Return whether there are contexts, and `has` is true of each. Green ones are skipped: their
  * contents are in their primary context. */
@@ -81,19 +83,6 @@ size_t context_list(uint64_t *handles, size_t room);
  * forgets it. */
 bool context_get(uint64_t handle, struct context *context);
 bool context_take(uint64_t handle, struct context *context);
-
-/*
- * Enclose the destruction of a context, in the order that block.h explains. context_leave() gives
- * its memory another owner before the driver's call: another context may get the handle as soon as
- * that returns. context_left() releases the memory, or restores the owner if the driver failed.
- */
-struct leaving {
-	uint64_t handle;
-	bool known;
-	struct context context;
-};
-struct leaving context_leave(uint64_t handle);
-CUresult context_left(const struct leaving *leaving, CUresult result);
 
 /* The calls with an `ordinal` note a context that is unknown. This one returns the former bytes of
  * its heap. */
@@ -115,10 +104,9 @@ void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more);
 bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
                        uint64_t *after);
 
-bool primary_active(CUdevice device);
-
-/* Called with primary_lock held, after a call that may have ended the primary context and returned
- * `result`. If the context is inactive, release all that was in it. Returns `result`. */
-CUresult primary_left(CUresult result, CUdevice device);
+/* Return a device's primary context; NULL if there is no such device. */
+struct primary *context_primary(CUdevice device);
+/* Return whether the driver has it active. */
+bool context_primary_active(CUdevice device);
 
 #endif

@@ -59,7 +59,7 @@ bool hold_close(uint64_t key, struct holding *holding);
 void hold_source_leave(uint64_t source);
 CUresult hold_source_left(CUresult result, uint64_t source);
 
-/* Give an owner's holdings to another, or release them: see context_leave(). */
+/* Give an owner's holdings to another, or release them: see leaving.h. */
 void hold_set_owner(struct process *process, uint64_t from, uint64_t to);
 void hold_owner_gone(struct process *process, uint64_t owner);
 

@@ -9,13 +9,12 @@
  * together hold at most the quota and one context. The others wait until the first ones show the
  * cost.
  */
-#include "context.h"
 #include "function.h"
 #include "grant.h"
+#include "leaving.h"
 #include "overhead.h"
 #include "quiet.h"
 #include "sibling.h"
-#include "state.h"
 #include "table.h"
 #include "view.h"
 
@@ -157,9 +156,18 @@ static void destroy_again(const struct request *r)
 	*r->context = NULL;
 }
 
+/* Return whether the process has no context on the device, and makes none. */
+static bool is_first(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	return device < 0 || (!context_any(ordinal) && !overhead_others_change(process, device));
+}
+
 static CUresult make(const struct request *r)
 {
-	bool first = context_is_first(r->device);
+	bool first = is_first(r->device);
 	struct charge charge;
 	CUresult result;
 
@@ -237,82 +245,48 @@ CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devic
 	    .entry = ID_cuGLCtxCreate_v2, .context = context, .flags = flags, .device = device});
 }
 
-static CUresult destroy(CUresult (*call)(CUcontext context), CUcontext context)
-{
-	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
-	CUdevice device = leaving.known ? leaving.context.ordinal : -1;
-	CUresult result;
-
-	overhead_change_begin(device);
-	result = context_left(&leaving, call(context));
-	overhead_change_end(device);
-	overhead_settle_loose(device);
-	return result;
-}
-
 CUresult cuCtxDestroy(CUcontext context)
 {
-	return destroy(DRIVER(cuCtxDestroy), context);
+	return leaving_context(DRIVER(cuCtxDestroy), context);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-	return destroy(DRIVER(cuCtxDestroy_v2), context);
+	return leaving_context(DRIVER(cuCtxDestroy_v2), context);
 }
 
 /* Destroys the context if this was its last use, which the driver does not report. A context of
  * cuCtxCreate has one use unless cuCtxAttach (deprecated since CUDA 4) made more. */
 CUresult cuCtxDetach(CUcontext context)
 {
-	return destroy(DRIVER(cuCtxDetach), context);
+	return leaving_context(DRIVER(cuCtxDetach), context);
 }
 
 /* --- primary contexts ------------------------------------------------------------------------ */
-
-/* Lock the start and end of a device's primary context. Return NULL if there is no such device. */
-static struct lock *take_primary(CUdevice device)
-{
-	struct process *process = process_get();
-	struct lock *lock;
-
-	if (device < 0 || device >= PROCESS_ORDINALS)
-		return NULL;
-	lock = &state_of(process)->contexts.primary_lock[device];
-	lock_take(lock);
-	return lock;
-}
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
 	struct request r = {
 	    .entry = ID_cuDevicePrimaryCtxRetain, .context = context, .device = device};
-	struct lock *lock = take_primary(device);
+	struct primary *primary = context_primary(device);
 	CUresult result;
 
-	if (!lock || !context || primary_active(device))
+	if (!primary)
+		return call_driver(&r);
+	lock_take(&primary->lock);
+	if (!context || context_primary_active(device))
 		result = call_driver(&r);
 	else if ((result = create(&r)) == CUDA_SUCCESS)
-		state_of(process_seen())->contexts.primary[device] = (uint64_t)(uintptr_t)*context;
-	if (lock)
-		lock_give(lock);
+		primary->handle = (uint64_t)(uintptr_t)*context;
+	lock_give(&primary->lock);
 	return result;
 }
 
-/* Make a call that may end the last use of the primary context. */
 static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device)
 {
-	struct lock *lock = take_primary(device);
-	CUresult result;
+	struct primary *primary = leaving_primary(device);
 
-	if (!lock)
-		return call(device);
-	overhead_change_begin(device);
-	result = primary_left(call(device), device);
-	overhead_change_end(device);
-	lock_give(lock);
-	if (!primary_active(device))
-		overhead_settle_loose(device);
-	return result;
+	return primary ? left_primary(primary, device, call(device)) : call(device);
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)

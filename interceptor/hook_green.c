@@ -8,8 +8,7 @@
  * A green context is noted under its handle, and under that of the context made from it, both with
  * their primary context.
  */
-#include "context.h"
-#include "state.h"
+#include "leaving.h"
 #include "table.h"
 
 static uint64_t key_of(const void *handle)
@@ -43,10 +42,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
-	struct process *process = process_get();
 	struct context known, made;
 	CUcontext context = NULL;
-	struct lock *lock;
+	struct primary *primary;
 	CUresult result;
 
 	if (!context_take(key_of(green), &known))
@@ -54,14 +52,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	if (DRIVER_HAS(cuCtxFromGreenCtx) &&
 	    DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
 		(void)context_take(key_of(context), &made);
-	lock = &state_of(process)->contexts.primary_lock[known.ordinal];
-	lock_take(lock);
-	overhead_change_begin(known.ordinal);
-	result = primary_left(DRIVER(cuGreenCtxDestroy)(green), known.ordinal);
-	overhead_change_end(known.ordinal);
-	lock_give(lock);
-	if (!primary_active(known.ordinal))
-		overhead_settle_loose(known.ordinal);
+	primary = leaving_primary(known.ordinal);
+	result = left_primary(primary, known.ordinal, DRIVER(cuGreenCtxDestroy)(green));
 	if (result != CUDA_SUCCESS) {
 		context_note(key_of(green), &known);
 		if (context)
