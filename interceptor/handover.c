@@ -2,75 +2,18 @@
 #include "handover.h"
 
 #include "grant.h"
-#include "import.h"
 #include "lender.h"
-#include "object.h"
 #include "quiet.h"
+#include "recheck.h"
 #include "state.h"
 #include "stream.h"
 #include "table.h"
-#include "threads.h"
 
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define PACE 1 /* seconds between two checks by the thread */
-
-struct handover_seen handover_seen;
+bool handover_lends;
 
 static struct handovers *handovers(void)
 {
 	return &state_of(process_get())->handovers;
-}
-
-/* --- the thread ------------------------------------------------------------------------------- */
-
-static void *run(void *unused)
-{
-	struct timespec pace = {.tv_sec = PACE};
-	struct handovers *h = handovers();
-
-	(void)unused;
-	(void)prctl(PR_SET_NAME, "gpuslice");
-	for (;;) {
-		while (!__atomic_load_n(&h->work, __ATOMIC_ACQUIRE))
-			syscall(SYS_futex, &h->work, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
-		nanosleep(&pace, NULL);
-		__atomic_store_n(&h->work, 0, __ATOMIC_SEQ_CST);
-		handover_look();
-		if (import_watch() || __atomic_load_n(&handover_seen.waits, __ATOMIC_SEQ_CST))
-			__atomic_store_n(&h->work, 1, __ATOMIC_RELEASE);
-	}
-	return NULL;
-}
-
-/* Called with no lock held: to start a thread, the C library may call the program's malloc(). */
-void handover_begin(void)
-{
-	struct handovers *h = handovers();
-	struct quiet quiet;
-	pthread_t thread;
-
-	if (__atomic_exchange_n(&h->begun, 1, __ATOMIC_ACQ_REL))
-		return;
-	quiet = quiet_begin();
-	(void)threads_begin(&thread, run, NULL);
-	quiet_end(quiet);
-}
-
-void handover_wake(void)
-{
-	struct handovers *h = handovers();
-
-	if (!__atomic_exchange_n(&h->work, 1, __ATOMIC_SEQ_CST))
-		syscall(SYS_futex, &h->work, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
-void handover_waits(void)
-{
-	__atomic_store_n(&handover_seen.waits, true, __ATOMIC_SEQ_CST);
-	handover_wake();
 }
 
 /* --- exports ---------------------------------------------------------------------------------- */
@@ -82,7 +25,7 @@ static void export(CUmemGenericAllocationHandle handle, int descriptor, uint64_t
 	struct object *object;
 	struct exported *export;
 
-	handover_begin();
+	recheck_begin();
 	lock_take(&h->lock);
 	object = object_export(handle);
 	export = object ? map_put(&h->exports, ++h->serial, NULL) : NULL;
@@ -112,13 +55,13 @@ void handover_lent(const void *name, const struct lent *lent)
 	struct handovers *h = handovers();
 	struct lent *known;
 
-	handover_begin();
+	recheck_begin();
 	lender_note(lender_name(name), LENDER_LENDS);
 	lock_take(&h->lock);
 	known = map_put(&h->lent, lender_name(name), NULL);
 	if (known)
 		*known = *lent;
-	__atomic_store_n(&handover_seen.lends, true, __ATOMIC_RELAXED);
+	__atomic_store_n(&handover_lends, true, __ATOMIC_RELAXED);
 	lock_give(&h->lock);
 }
 
@@ -141,7 +84,7 @@ static struct object *keep(struct handovers *h, struct object *object, uint64_t 
 	export = object ? map_put(&h->exports, ++h->serial, NULL) : NULL;
 	if (export)
 		*export = (struct exported){.object = object, .name = name};
-	handover_waits();
+	objects_set_waiting();
 	return object;
 }
 
@@ -191,7 +134,7 @@ uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
 	struct lent *at = NULL;
 	uint64_t kept = 0, part;
 
-	if (!__atomic_load_n(&handover_seen.lends, __ATOMIC_RELAXED))
+	if (!__atomic_load_n(&handover_lends, __ATOMIC_RELAXED))
 		return 0;
 	quiet = quiet_begin();
 	lock_take(&h->lock);
@@ -231,7 +174,7 @@ void handover_look_now(void)
 
 	lock_take(&h->lock);
 	/* Clear it before the check, so that a release during the check sets it again. */
-	__atomic_store_n(&handover_seen.waits, false, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&objects_waiting, false, __ATOMIC_SEQ_CST);
 	h->look++;
 	known = fileset_look(&h->files, see, h);
 	while ((at = map_next(&h->exports, at))) {
@@ -250,10 +193,17 @@ void handover_look_now(void)
 		object_unexport(object);
 	}
 	if (again)
-		handover_waits();
+		objects_set_waiting();
 	lock_give(&h->lock);
 	quiet_end(quiet);
 }
+
+static bool recheck(void)
+{
+	handover_look();
+	return __atomic_load_n(&objects_waiting, __ATOMIC_SEQ_CST);
+}
+UPCALL(recheck, recheck);
 
 static bool make_room(struct process *process, CUdevice ordinal)
 {

@@ -23,8 +23,7 @@
 #include "fileset.h"
 #include "lock.h"
 #include "map.h"
-
-struct object;
+#include "object.h"
 
 struct exported {
 	struct object *object;
@@ -48,23 +47,16 @@ struct handovers {
 	MAP(struct lent) lent; /* by name */
 
 	struct fileset files;
-	uint32_t begun; /* the thread runs */
-	uint32_t work;  /* the thread has work; a futex */
 };
 
-/* Read by frees, refusals and queries. A stale value in a forked child is harmless. */
-extern struct handover_seen {
-	bool waits; /* some memory is charged for other processes alone */
-	bool lends; /* a name was exported for memory that is no object */
-} handover_seen;
+/* A name was exported for memory that is no object. Read by frees; a stale value in a forked child
+ * is harmless. */
+extern bool handover_lends;
 
 void handover_file(CUmemGenericAllocationHandle handle, int descriptor);
 void handover_name(CUmemGenericAllocationHandle handle, const void *name);
 /* Note that memory other than an object was exported by a name. */
 void handover_lent(const void *name, const struct lent *lent);
-
-/* Some memory is charged for other processes alone. May be called with any lock held. */
-void handover_waits(void);
 
 /* Return the bytes of freed memory, at an address or of the driver pools, that stay charged because
  * other processes have it. */
@@ -72,7 +64,7 @@ uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
 uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal);
 static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
 {
-	return __atomic_load_n(&handover_seen.lends, __ATOMIC_RELAXED)
+	return __atomic_load_n(&handover_lends, __ATOMIC_RELAXED)
 	           ? handover_kept_at(address, bytes, ordinal)
 	           : 0;
 }
@@ -81,12 +73,8 @@ static inline uint64_t handover_kept(CUdeviceptr address, uint64_t bytes, CUdevi
 void handover_look_now(void);
 static inline void handover_look(void)
 {
-	if (__builtin_expect(__atomic_load_n(&handover_seen.waits, __ATOMIC_RELAXED), 0))
+	if (__builtin_expect(__atomic_load_n(&objects_waiting, __ATOMIC_RELAXED), 0))
 		handover_look_now();
 }
-
-/* Start the thread, with no lock held. handover_wake() makes it check each second. */
-void handover_begin(void);
-void handover_wake(void);
 
 #endif

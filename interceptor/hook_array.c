@@ -17,8 +17,8 @@
  */
 #include "block.h"
 #include "grant.h"
+#include "handover.h"
 #include "hold.h"
-#include "object.h"
 #include "overhead.h"
 #include "table.h"
 
@@ -307,6 +307,7 @@ static CUresult end_destroying(const struct destroying *d, CUresult result)
 	/* A destroyed sparse array releases the memory that was mapped in its tiles. */
 	if (result == CUDA_SUCCESS)
 		objects_unbind(d->key, -1, 0, UINT64_MAX);
+	handover_look();
 	if (!d->known)
 		return result;
 	if (d->holding.kind == KIND_OVERHEAD)

@@ -2,8 +2,8 @@
 /* Bindings of physical memory beside mappings: tiles of sparse arrays, and multicast objects. A
  * binding holds the memory as a mapping does, even when all its handles are released (driver
  * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects). */
+#include "handover.h"
 #include "movable.h"
-#include "object.h"
 #include "table.h"
 
 #include <string.h>
@@ -85,6 +85,7 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
 		else
 			object_unbind(part_of(info, -1));
 	}
+	handover_look();
 	return result;
 }
 
@@ -190,5 +191,6 @@ CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice devi
 
 	if (result == CUDA_SUCCESS)
 		objects_unbind(multicast, device, offset, bytes);
+	handover_look();
 	return result;
 }

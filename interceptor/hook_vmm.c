@@ -4,8 +4,8 @@
  * and all its mappings are gone (driver observation). Reserved addresses cost nothing.
  */
 #include "grant.h"
+#include "handover.h"
 #include "movable.h"
-#include "object.h"
 #include "piece.h"
 #include "table.h"
 
@@ -41,6 +41,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	object_release(&releasing, handle);
 	result = movable_is(handle) ? movable_release(handle) : DRIVER(cuMemRelease)(handle);
 	object_released(&releasing, handle, result);
+	handover_look();
 	return result;
 }
 
@@ -89,6 +90,7 @@ static __attribute__((noinline)) CUresult unmap(CUdeviceptr address, size_t byte
 	object_unmap(&unmapping, address, bytes);
 	result = movable_unmap(address, bytes);
 	object_unmapped(&unmapping, result);
+	handover_look();
 	return result;
 }
 
@@ -96,6 +98,7 @@ static __attribute__((noinline)) CUresult failed_to_unmap(struct unmapping *unma
                                                           CUdeviceptr address, CUresult result)
 {
 	object_not_unmapped(unmapping, address, result);
+	handover_look();
 	return result;
 }
 

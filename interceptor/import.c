@@ -65,7 +65,7 @@ struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, c
 	int kept = 0;
 
 	if (lender)
-		handover_begin();
+		recheck_begin();
 	if (lender && descriptor >= 0 && !name)
 		kept = fileset_keep(&state_of(process_get())->handovers.files, descriptor);
 	lock_take(&all->lock);
@@ -82,7 +82,7 @@ struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, c
 	}
 	lock_give(&all->lock);
 	if (import && import->lender)
-		handover_wake();
+		recheck_wake();
 	quiet_end(quiet);
 	return import;
 }
@@ -176,7 +176,8 @@ void import_end(struct import *import)
 	quiet_end(quiet);
 }
 
-bool import_watch(void)
+/* Charges this process for memory of dead lenders. Returns whether any lender is alive. */
+static bool watch_lenders(void)
 {
 	struct imports *all = imports();
 	struct process *process = process_attached();
@@ -196,3 +197,4 @@ bool import_watch(void)
 	lock_give(&all->lock);
 	return any;
 }
+UPCALL(recheck, watch_lenders);

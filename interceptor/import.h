@@ -43,7 +43,4 @@ void import_shrinks(struct import *import, uint64_t bytes);
 void import_refer(struct import *import);
 void import_end(struct import *import);
 
-/* Charges this process for memory of dead lenders. Returns whether any lender is alive. */
-bool import_watch(void);
-
 #endif

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "object.h"
 
-#include "handover.h"
+#include "recheck.h"
 #include "state.h"
 
 #include <sys/mman.h>
 
 #define CHUNK ((size_t)64 * 1024) /* bytes of objects mapped at a time */
+
+bool objects_waiting;
+
+void objects_set_waiting(void)
+{
+	__atomic_store_n(&objects_waiting, true, __ATOMIC_SEQ_CST);
+	recheck_wake();
+}
 
 static struct objects *objects(void)
 {
@@ -57,7 +65,7 @@ static void drop_memory(struct objects *all, struct object *object)
 	if (--object->references > object->exports)
 		return;
 	if (object->exports) {
-		handover_waits();
+		objects_set_waiting();
 		return;
 	}
 	if (object->ordinal >= 0)
@@ -196,7 +204,6 @@ void object_released(const struct releasing *releasing, CUmemGenericAllocationHa
 		add_handle(all, releasing->object, handle);
 	drop(all, releasing->object);
 	lock_give(&all->lock);
-	handover_look();
 }
 
 /* --- exports -------------------------------------------------------------------------------- */
@@ -483,7 +490,6 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 	while (unmapping->any_several && (at = map_next(&unmapping->several, at)))
 		end_mapping(all, map_key(at), at, result);
 	lock_give(&all->lock);
-	handover_look();
 	if (unmapping->any_several)
 		map_end(&unmapping->several);
 }
@@ -551,7 +557,6 @@ void object_unbind(uint64_t part)
 	lock_take(&all->lock);
 	unbind(all, part);
 	lock_give(&all->lock);
-	handover_look();
 }
 
 void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes)
@@ -563,5 +568,4 @@ void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t 
 	lock_take(&all->lock);
 	unbind_all(all, holder, device, offset, bytes);
 	lock_give(&all->lock);
-	handover_look();
 }

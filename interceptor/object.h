@@ -106,6 +106,11 @@ void object_unmapped(struct unmapping *unmapping, CUresult result);
 bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
 void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result);
 
+/* Some memory is charged for other processes alone. A stale value in a forked child is harmless.
+ * May be set with any lock held. */
+extern bool objects_waiting;
+void objects_set_waiting(void);
+
 /* Exports (handover.h). object_export() adds one to a handle's object; NULL if there is none. An
  * object waits if only exports keep it: object_keep() makes such a one, or adds an export to
  * `object`. */

@@ -18,6 +18,7 @@
 #include "overhead.h"
 #include "pool.h"
 #include "process.h"
+#include "recheck.h"
 #include "recording.h"
 
 /* The kernel's largest page: memory cleared at fork needs its own pages. */
@@ -44,6 +45,7 @@ struct state {
 	struct recordings recordings;
 	struct handovers handovers;
 	struct imports imports;
+	struct recheck recheck;
 };
 
 static inline struct state *state_of(struct process *process)
