@@ -3,11 +3,13 @@
 package docs
 
 import (
+	"debug/elf"
 	"encoding/xml"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -57,6 +59,47 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 	for name := range rows {
 		expect.True(t, seen[name], picture, "names", name, "which is no package")
+	}
+}
+
+// The picture names every file of the interceptor, and a file calls only files of lower rows, or those that its lists collect (upcall.h).
+func TestInterceptorCallsGoDownOnly(t *testing.T) {
+	const picture = "docs/pictures/interceptor.svg"
+	rows, defined, used := packagesIn(t, filepath.Join(root, picture)), make(map[string]string), make(map[string][]string)
+	for _, kind := range []string{"c", "S"} {
+		dir := t.TempDir()
+		files := must.Get(filepath.Glob(filepath.Join(must.Get(filepath.Abs(root))(t), "interceptor", "*."+kind)))(t)
+		cc := exec.Command("cc", append([]string{"-std=c11", "-D_GNU_SOURCE", "-fPIC", "-c"}, files...)...)
+		cc.Dir = dir
+		must.Output(cc.CombinedOutput())(t)
+		for _, object := range must.Get(filepath.Glob(dir + "/*.o"))(t) {
+			of := strings.TrimSuffix(filepath.Base(object), ".o")
+			used[of] = []string{}
+			for _, s := range must.Get(must.Get(elf.Open(object))(t).Symbols())(t) {
+				if s.Section == elf.SHN_UNDEF {
+					used[of] = append(used[of], s.Name)
+				} else if elf.ST_BIND(s.Info) == elf.STB_GLOBAL {
+					defined[s.Name] = of
+				}
+			}
+		}
+	}
+	row := func(of string) int {
+		if row, ok := rows[of]; ok || !strings.HasPrefix(of, "hook_") {
+			return row
+		}
+		return rows["hook_*"]
+	}
+	for name := range rows {
+		expect.True(t, used[name] != nil || name == "hook_*", picture, "names", name, "which is no file")
+	}
+	for of, names := range used {
+		expect.True(t, row(of) != 0, picture, "names", of)
+		for _, name := range names {
+			if to := defined[name]; to != "" && to != of && row(to) <= row(of) {
+				t.Errorf("interceptor/%s uses %s of %s, which is in no lower row of %s", of, name, to, picture)
+			}
+		}
 	}
 }
 
