@@ -26,8 +26,6 @@ static uint32_t pid_at(const unsigned char *at)
 
 /* An entry begins with pid, padding, bytes held. The rest differs. */
 #define PID_AT 0
-#define ENTRY_MOST 64 /* bytes; more than any driver's entry has */
-#define UNWRITTEN 0xa5
 #define LIST_TRIES 8 /* with more room each: the list may grow meanwhile */
 
 struct list {
@@ -35,7 +33,7 @@ struct list {
 	void *function;             /* takes a count and an array; NULL: the detail list */
 	unsigned int version, mode; /* of the detail list */
 	bool compute;               /* includes compute processes */
-	size_t stride;              /* bytes of an entry, by NVML's reference */
+	size_t stride;              /* bytes of an entry */
 };
 
 static nvmlReturn_t call_nvml(const struct list *list, unsigned int *count, void *infos)
@@ -52,18 +50,6 @@ static nvmlReturn_t call_nvml(const struct list *list, unsigned int *count, void
 	result = NVML(nvmlDeviceGetRunningProcessDetailList)(list->device, &detail);
 	*count = detail.numProcArrayEntries;
 	return result;
-}
-
-/* Returns the size of an entry. Drivers differ under one name (the first of R535 wrote 32 bytes,
- * those before and after 24), and their callers expect it. */
-static size_t stride_of(const unsigned char *entries, size_t size, unsigned int count,
-                        size_t expected)
-{
-	while (size && entries[size - 1] == UNWRITTEN)
-		size--;
-	if (count && size % count == 0 && size / count >= sizeof(nvmlProcessInfo_v1_t))
-		return size / count;
-	return expected;
 }
 
 /* The caller's array, which may be too small. */
@@ -108,7 +94,6 @@ static void gather_others(const struct who *who, const struct listed *listed, si
 		const struct ledger_lane *lane = &who->process->ledger->lane[i];
 		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
 		                                .computeInstanceId = NVML_NO_INSTANCE};
-		unsigned char bytes[ENTRY_MOST] = {0};
 
 		if (listed->bits[i / 64] >> i % 64 & 1 ||
 		    __atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE)
@@ -117,8 +102,7 @@ static void gather_others(const struct who *who, const struct listed *listed, si
 		if (!entry.usedGpuMemory || who_is_dead(who, i))
 			continue;
 		entry.pid = who_pid(who, lane);
-		memcpy(bytes, &entry, sizeof(entry));
-		gather(to, bytes, stride);
+		gather(to, &entry, stride);
 	}
 }
 
@@ -126,7 +110,7 @@ static void gather_others(const struct who *who, const struct listed *listed, si
 static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsigned int *count,
                                   struct gathered *to)
 {
-	size_t size = (size_t)*count * ENTRY_MOST, stride;
+	size_t size = (size_t)*count * sizeof(nvmlProcessDetail_v1_t); /* the largest */
 	struct listed listed = {0};
 	unsigned int room = *count;
 	nvmlReturn_t result;
@@ -136,15 +120,13 @@ static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsi
 
 	if (entries == MAP_FAILED)
 		return NVML_ERROR_MEMORY;
-	memset(entries, UNWRITTEN, size);
 	result = call_nvml(list, count, entries);
 	if (result == NVML_SUCCESS) {
 		*count = *count < room ? *count : room;
-		stride = stride_of(entries, size, *count, list->stride);
-		who_see_kind(who, entries, stride, *count);
-		gather_listed(who, entries, *count, stride, &listed, to);
+		who_see_kind(who, entries, list->stride, *count);
+		gather_listed(who, entries, *count, list->stride, &listed, to);
 		if (list->compute && who->device >= 0)
-			gather_others(who, &listed, stride, to);
+			gather_others(who, &listed, list->stride, to);
 	}
 	munmap(entries, size);
 	return result;

@@ -116,13 +116,10 @@ static nvmlReturn_t details(nvmlDevice_t device, unsigned *count, nvmlProcessDet
 	return result;
 }
 
-/* The first drivers of R535 wrote entries of the detail list's size. */
 NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                               unsigned int *count,
                                                               nvmlProcessInfo_v2_t *infos)
 {
-	if (config_is("FAKECUDA_NVML_LISTS", "wide"))
-		return details(device, count, (nvmlProcessDetail_v1_t *)(void *)infos);
 	return nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
 }
 

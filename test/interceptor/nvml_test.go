@@ -48,7 +48,7 @@ func run(t *testing.T, env []string, command ...string) string {
 
 func TestNVMLAgreesWithCUDAAndListsTheSlicesProcessesOnly(t *testing.T) {
 	program := compileNVML(t)
-	for _, lists := range []string{"", "none", "wide"} {
+	for _, lists := range []string{"", "none"} {
 		t.Run("lists="+lists, func(t *testing.T) {
 			env := environment(t)
 			if lists != "" {

@@ -115,26 +115,15 @@ static const struct list {
     LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, v2, 0),
 };
 
-static size_t stride_of(const struct list *list)
-{
-	const char *kind = getenv("FAKECUDA_NVML_LISTS");
-
-	if (kind && strcmp(kind, "wide") == 0 &&
-	    list->function == (list_function *)nvmlDeviceGetComputeRunningProcesses_v3)
-		return sizeof(nvmlProcessDetail_v1_t);
-	return list->stride;
-}
-
 static unsigned int read_list(const struct list *list, struct entry *entries)
 {
 	static unsigned char space[MANY * ENTRY_MOST];
-	size_t stride = stride_of(list);
 	unsigned int count = MANY;
 
 	expect(list->name, (unsigned int)list->function(device, &count, space), NVML_SUCCESS);
 	for (unsigned int i = 0; i < count; i++) {
-		memcpy(&entries[i].pid, space + i * stride, sizeof(entries[i].pid));
-		memcpy(&entries[i].bytes, space + i * stride + 8, sizeof(entries[i].bytes));
+		memcpy(&entries[i].pid, space + i * list->stride, sizeof(entries[i].pid));
+		memcpy(&entries[i].bytes, space + i * list->stride + 8, sizeof(entries[i].bytes));
 	}
 	return count;
 }
@@ -171,13 +160,13 @@ static void protocol(const struct list *list, unsigned int members)
 		expect(list->name, (unsigned int)list->function(device, &count, space),
 		       NVML_ERROR_INSUFFICIENT_SIZE);
 		expect(list->name, count, number);
-		expect(list->name, space[(number - 1) * stride_of(list)], 0x77);
+		expect(list->name, space[(number - 1) * list->stride], 0x77);
 	}
 	count = number;
 	memset(space, 0x77, sizeof(space));
 	expect(list->name, (unsigned int)list->function(device, &count, space), NVML_SUCCESS);
 	expect(list->name, count, number);
-	expect(list->name, space[number * stride_of(list)], 0x77);
+	expect(list->name, space[number * list->stride], 0x77);
 	if (list->compute) { /* the simulation ignores the arrays of an empty list */
 		count = MANY;
 		expect(list->name, (unsigned int)list->function(device, &count, NULL),
