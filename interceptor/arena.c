@@ -2,7 +2,8 @@
 #include "arena.h"
 
 #include "attach_client.h"
-#include "piece.h"
+#include "process.h"
+#include "table.h"
 #include "threads.h"
 
 #include <sys/mman.h>

@@ -405,14 +405,11 @@ void block_owner_gone(struct process *process, uint64_t owner)
 	}
 	lock_take(&blocks->lock);
 	while ((at = map_next(&blocks->large, at))) {
-		struct block *gone = at;
-
 		if (at->owner != owner)
 			continue;
 		bytes[at->ordinal] += left_of((map_key(at) - 1) * BLOCK_BYTES, at);
 		count_present(blocks, map_key(at) - 1, UINT32_MAX);
-		at = map_before(&blocks->large, at);
-		map_remove(&blocks->large, gone);
+		at = map_remove_at(&blocks->large, at);
 	}
 	lock_give(&blocks->lock);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {

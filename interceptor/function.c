@@ -105,13 +105,10 @@ void function_source_gone(uint64_t source)
 	struct function *at = NULL;
 
 	while ((at = map_next(&functions->known, at))) {
-		struct function *gone = at;
-
 		if (at->source != source)
 			continue;
 		set_new(functions, (const void *)(uintptr_t)map_key(at), at, false);
-		at = map_before(&functions->known, at);
-		map_remove(&functions->known, gone);
+		at = map_remove_at(&functions->known, at);
 	}
 	lock_give(&functions->lock);
 }

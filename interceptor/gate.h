@@ -65,6 +65,10 @@ void *gate_made(const void *function);
 /* Return the function behind a stub. Return any other function as it is. */
 void *gate_behind(void *function);
 
+/* The driver's function without the gate; a function of ours run as one call behind it. */
+#define BEHIND(name) ((__typeof__(&name))gate_behind((void *)DRIVER(name)))
+#define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
+
 /* Start to count calls, once attached. Call gate_begun() afterwards, with no lock held: it may call
  * the program's malloc(), which may be its caller. */
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane);

@@ -98,16 +98,13 @@ uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
 
 	lock_take(&h->lock);
 	while ((at = map_next(&h->lent, at))) {
-		struct lent *gone = at;
-
 		if (at->of_pool || at->address - address >= bytes)
 			continue;
 		if (is_open(map_key(at))) {
 			object = keep(h, object, map_key(at), ordinal, bytes);
 			kept = bytes;
 		}
-		at = map_before(&h->lent, at);
-		map_remove(&h->lent, gone);
+		at = map_remove_at(&h->lent, at);
 	}
 	lock_give(&h->lock);
 	quiet_end(quiet);
@@ -139,8 +136,6 @@ uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
 	quiet = quiet_begin();
 	lock_take(&h->lock);
 	while (kept < bytes && (at = map_next(&h->lent, at))) {
-		struct lent *gone = at;
-
 		if (!at->of_pool || at->ordinal != ordinal || is_allocated(at->address))
 			continue;
 		if (is_open(map_key(at))) {
@@ -148,8 +143,7 @@ uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
 			(void)keep(h, NULL, map_key(at), ordinal, part);
 			kept += part;
 		}
-		at = map_before(&h->lent, at);
-		map_remove(&h->lent, gone);
+		at = map_remove_at(&h->lent, at);
 	}
 	lock_give(&h->lock);
 	quiet_end(quiet);
@@ -178,7 +172,6 @@ void handover_look_now(void)
 	h->look++;
 	known = fileset_look(&h->files, see, h);
 	while ((at = map_next(&h->exports, at))) {
-		struct exported *gone = at;
 		struct object *object = at->object;
 		bool waits = object_waits(object);
 
@@ -188,8 +181,7 @@ void handover_look_now(void)
 			again |= waits;
 			continue;
 		}
-		at = map_before(&h->exports, at);
-		map_remove(&h->exports, gone);
+		at = map_remove_at(&h->exports, at);
 		object_unexport(object);
 	}
 	if (again)

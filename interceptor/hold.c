@@ -163,14 +163,11 @@ static void give_back(struct process *process, uint64_t owner, uint64_t source)
 
 	lock_take(&holds_of(process)->lock);
 	while ((at = map_next(&holds_of(process)->by_key, at))) {
-		struct holding *gone = at;
-
 		if ((!owner || at->owner != owner) && (!source || at->source != source))
 			continue;
 		bytes[at->ordinal][at->kind] += at->bytes;
 		import_end(at->import);
-		at = map_before(&holds_of(process)->by_key, at);
-		map_remove(&holds_of(process)->by_key, gone);
+		at = map_remove_at(&holds_of(process)->by_key, at);
 	}
 	lock_give(&holds_of(process)->lock);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {

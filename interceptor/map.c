@@ -122,6 +122,14 @@ void *map_before_(const struct map *map, const void *at, size_t size)
 	return before < map->entries ? NULL : (void *)(uintptr_t)before;
 }
 
+void *map_remove_at_(struct map *map, void *at, size_t size)
+{
+	void *before = map_before_(map, at, size);
+
+	map_remove_(map, at, size);
+	return before;
+}
+
 void map_end_(struct map *map, size_t size)
 {
 	if (map->entries)

@@ -47,10 +47,13 @@ struct map {
 /* Removes what map_find() or map_put() returned. */
 #define map_remove(m, found) map_remove_(&(m)->map, found, sizeof(*(m)->value))
 
-/* Iterates over all values, in no order: `for (at = NULL; (at = map_next(m, at));)`. After removing
- * the current one, continue from map_before(m, at), since another may take its place. */
+/* Iterates over all values, in no order: `for (at = NULL; (at = map_next(m, at));)`. Another may
+ * take the place of a removed one: `at = map_remove_at(m, at)`, or continue from map_before(m, at).
+ */
 #define map_next(m, at) ((__typeof__((m)->value))map_next_(&(m)->map, at, sizeof(*(m)->value)))
 #define map_before(m, at) ((__typeof__((m)->value))map_before_(&(m)->map, at, sizeof(*(m)->value)))
+#define map_remove_at(m, at)                                                                       \
+	((__typeof__((m)->value))map_remove_at_(&(m)->map, at, sizeof(*(m)->value)))
 
 /* Frees the memory; the map is empty then. */
 #define map_end(m) map_end_(&(m)->map, sizeof(*(m)->value))
@@ -66,6 +69,7 @@ void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh);
 void map_close_gap_(struct map *map, uint64_t *entry, size_t size);
 void *map_next_(const struct map *map, const void *at, size_t size);
 void *map_before_(const struct map *map, const void *at, size_t size);
+void *map_remove_at_(struct map *map, void *at, size_t size);
 void map_end_(struct map *map, size_t size);
 
 static inline size_t map_stride(size_t size)

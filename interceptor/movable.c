@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "movable.h"
 
-#include "piece.h"
 #include "say.h"
 #include "state.h"
 

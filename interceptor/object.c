@@ -365,8 +365,6 @@ static __attribute__((noinline)) void take_several(struct objects *all, struct u
 	struct mapping *at = NULL, *kept;
 
 	while ((at = map_next(&all->mapped, at))) {
-		struct mapping *gone = at;
-
 		if (map_key(at) < address || map_key(at) - address >= bytes)
 			continue;
 		if (!unmapping->any_several)
@@ -376,8 +374,7 @@ static __attribute__((noinline)) void take_several(struct objects *all, struct u
 		if (!kept)
 			continue; /* it stays recorded and charged */
 		*kept = *at;
-		at = map_before(&all->mapped, at);
-		map_remove(&all->mapped, gone);
+		at = map_remove_at(&all->mapped, at);
 	}
 }
 
@@ -515,14 +512,12 @@ static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, ui
 	struct binding *at = NULL;
 
 	while ((at = map_next(&all->bound, at))) {
-		struct binding *gone = at;
 		struct object *object = at->object;
 
 		if (at->holder != holder || at->offset < offset || at->offset >= end ||
 		    (device >= 0 && object->ordinal != device))
 			continue;
-		at = map_before(&all->bound, at);
-		map_remove(&all->bound, gone);
+		at = map_remove_at(&all->bound, at);
 		drop_memory(all, object); /* no multicast object is bound to another */
 	}
 }

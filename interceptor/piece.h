@@ -17,10 +17,6 @@
 /* The minimum: smaller memory shares a block. */
 #define PIECE_LEAST BLOCK_BYTES
 
-/* The driver's function without the gate; a function of ours run as one call behind it. */
-#define BEHIND(name) ((__typeof__(&name))gate_behind((void *)DRIVER(name)))
-#define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
-
 /* Reports whether this process allocates that size as a piece. */
 bool piece_suits(CUdevice ordinal, uint64_t bytes);
 

@@ -2,7 +2,6 @@
 #include "recording.h"
 
 #include "context.h"
-#include "piece.h"
 #include "state.h"
 #include "stream.h"
 
@@ -88,12 +87,8 @@ void recording_context_gone(uint64_t context)
 	struct recording *at = NULL;
 
 	while ((at = map_next(&recordings->known, at))) {
-		struct recording *gone = at;
-
-		if (at->context != context)
-			continue;
-		at = map_before(&recordings->known, at);
-		map_remove(&recordings->known, gone);
+		if (at->context == context)
+			at = map_remove_at(&recordings->known, at);
 	}
 	lock_give(&recordings->lock);
 }
@@ -132,13 +127,9 @@ bool recording_any(void)
 	bool any = false;
 
 	while (!any && (at = map_next(&recordings->known, at))) {
-		struct recording *ended = at;
-
 		any = records(map_key(at), at);
-		if (any)
-			break;
-		at = map_before(&recordings->known, at);
-		map_remove(&recordings->known, ended);
+		if (!any)
+			at = map_remove_at(&recordings->known, at);
 	}
 	lock_give(&recordings->lock);
 	return any;

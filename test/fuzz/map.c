@@ -129,22 +129,14 @@ static void go_through(unsigned modulus)
 	size_t left = 0;
 
 	while ((s = map_next(&small, s))) {
-		struct small *gone = s;
-
-		if (!pass(map_key(s), s->tag, modulus))
-			continue;
-		s = map_before(&small, s);
-		map_remove(&small, gone);
+		if (pass(map_key(s), s->tag, modulus))
+			s = map_remove_at(&small, s);
 	}
 	all_passed();
 	while ((l = map_next(&large, l))) {
-		struct large *gone = l;
-
 		must(l->mark == ~map_key(l) && l->again == map_key(l), "it has its value");
-		if (!pass(map_key(l), (uint8_t)l->tag, modulus))
-			continue;
-		l = map_before(&large, l);
-		map_remove(&large, gone);
+		if (pass(map_key(l), (uint8_t)l->tag, modulus))
+			l = map_remove_at(&large, l);
 	}
 	all_passed();
 	for (size_t i = 0; i < count; i++) {
