@@ -116,46 +116,6 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 	return true;
 }
 
-/* The parameters of every entry point. */
-struct request {
-	enum entry_point entry;
-	CUcontext *context;
-	void *parameters;
-	int count;
-	unsigned int flags;
-	CUdevice device;
-};
-
-static CUresult call_driver(const struct request *r)
-{
-	switch (r->entry) {
-	case ID_cuCtxCreate:
-		return DRIVER(cuCtxCreate)(r->context, r->flags, r->device);
-	case ID_cuCtxCreate_v2:
-		return DRIVER(cuCtxCreate_v2)(r->context, r->flags, r->device);
-	case ID_cuCtxCreate_v3:
-		return DRIVER(cuCtxCreate_v3)(r->context, r->parameters, r->count, r->flags,
-		                              r->device);
-	case ID_cuCtxCreate_v4:
-		return DRIVER(cuCtxCreate_v4)(r->context, r->parameters, r->flags, r->device);
-	case ID_cuGLCtxCreate:
-		return DRIVER(cuGLCtxCreate)(r->context, r->flags, r->device);
-	case ID_cuGLCtxCreate_v2:
-		return DRIVER(cuGLCtxCreate_v2)(r->context, r->flags, r->device);
-	default:
-		return DRIVER(cuDevicePrimaryCtxRetain)(r->context, r->device);
-	}
-}
-
-static void destroy_again(const struct request *r)
-{
-	if (r->entry == ID_cuDevicePrimaryCtxRetain && DRIVER_HAS(cuDevicePrimaryCtxRelease_v2))
-		(void)DRIVER(cuDevicePrimaryCtxRelease_v2)(r->device);
-	else if (r->entry != ID_cuDevicePrimaryCtxRetain && DRIVER_HAS(cuCtxDestroy_v2))
-		(void)DRIVER(cuCtxDestroy_v2)(*r->context);
-	*r->context = NULL;
-}
-
 /* Return whether the process has no context on the device, and makes none. */
 static bool is_first(CUdevice ordinal)
 {
@@ -165,84 +125,92 @@ static bool is_first(CUdevice ordinal)
 	return device < 0 || (!context_any(ordinal) && !overhead_others_change(process, device));
 }
 
-static CUresult make(const struct request *r)
-{
-	bool first = is_first(r->device);
+/* A context that is being made. */
+struct making {
 	struct charge charge;
-	CUresult result;
+	bool first;
+};
 
-	if (charge_before(r->device, &charge) != GRANTED)
-		return grant_error_on(r->device);
-	result = call_driver(r);
-	if (result == CUDA_SUCCESS && !settle(r->device, first, &charge)) {
-		destroy_again(r);
+static CUresult begin(struct making *making, CUdevice device)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	overhead_change_begin(device);
+	making->first = is_first(device);
+	if (charge_before(device, &making->charge) != GRANTED) {
+		result = grant_error_on(device);
+		overhead_change_end(device);
+	}
+	return result;
+}
+
+static CUresult end(struct making *making, CUresult result, CUcontext *context, CUdevice device,
+                    bool primary)
+{
+	if (result == CUDA_SUCCESS && !settle(device, making->first, &making->charge)) {
+		if (primary && DRIVER_HAS(cuDevicePrimaryCtxRelease_v2))
+			(void)DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+		else if (!primary && DRIVER_HAS(cuCtxDestroy_v2))
+			(void)DRIVER(cuCtxDestroy_v2)(*context);
+		*context = NULL;
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	end_guess(&charge);
-	if (result != CUDA_SUCCESS) {
-		process_release(r->device, charge.bytes, KIND_OVERHEAD);
-		return result;
+	end_guess(&making->charge);
+	if (result == CUDA_SUCCESS) {
+		context_note((uint64_t)(uintptr_t)*context,
+		             &(struct context){.ordinal = device, .bytes = making->charge.bytes});
+		function_contexts_changed();
+	} else {
+		process_release(device, making->charge.bytes, KIND_OVERHEAD);
 	}
-	context_note((uint64_t)(uintptr_t)*r->context,
-	             &(struct context){.ordinal = r->device, .bytes = charge.bytes});
-	function_contexts_changed();
+	overhead_change_end(device);
 	return result;
 }
 
-static CUresult create(const struct request *r)
-{
-	CUresult result;
-
-	if (!r->context)
-		return call_driver(r);
-	overhead_change_begin(r->device);
-	result = make(r);
-	overhead_change_end(r->device);
-	return result;
-}
+/* Charge the context that `call` makes. One that does not fit is destroyed. */
+#define MAKING(context, device, primary, call)                                                     \
+	do {                                                                                       \
+		struct making making;                                                              \
+		CUresult result;                                                                   \
+                                                                                                   \
+		if (!(context))                                                                    \
+			return call;                                                               \
+		result = begin(&making, device);                                                   \
+		if (result != CUDA_SUCCESS)                                                        \
+			return result;                                                             \
+		return end(&making, call, context, device, primary);                               \
+	} while (0)
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	return create(&(struct request){
-	    .entry = ID_cuCtxCreate, .context = context, .flags = flags, .device = device});
+	MAKING(context, device, false, DRIVER(cuCtxCreate)(context, flags, device));
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	return create(&(struct request){
-	    .entry = ID_cuCtxCreate_v2, .context = context, .flags = flags, .device = device});
+	MAKING(context, device, false, DRIVER(cuCtxCreate_v2)(context, flags, device));
 }
 
 CUresult cuCtxCreate_v3(CUcontext *context, void *parameters, int count, unsigned int flags,
                         CUdevice device)
 {
-	return create(&(struct request){.entry = ID_cuCtxCreate_v3,
-	                                .context = context,
-	                                .parameters = parameters,
-	                                .count = count,
-	                                .flags = flags,
-	                                .device = device});
+	MAKING(context, device, false,
+	       DRIVER(cuCtxCreate_v3)(context, parameters, count, flags, device));
 }
 
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
 {
-	return create(&(struct request){.entry = ID_cuCtxCreate_v4,
-	                                .context = context,
-	                                .parameters = parameters,
-	                                .flags = flags,
-	                                .device = device});
+	MAKING(context, device, false, DRIVER(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
 CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	return create(&(struct request){
-	    .entry = ID_cuGLCtxCreate, .context = context, .flags = flags, .device = device});
+	MAKING(context, device, false, DRIVER(cuGLCtxCreate)(context, flags, device));
 }
 
 CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	return create(&(struct request){
-	    .entry = ID_cuGLCtxCreate_v2, .context = context, .flags = flags, .device = device});
+	MAKING(context, device, false, DRIVER(cuGLCtxCreate_v2)(context, flags, device));
 }
 
 CUresult cuCtxDestroy(CUcontext context)
@@ -264,19 +232,22 @@ CUresult cuCtxDetach(CUcontext context)
 
 /* --- primary contexts ------------------------------------------------------------------------ */
 
+static CUresult make_primary(CUcontext *context, CUdevice device)
+{
+	MAKING(context, device, true, DRIVER(cuDevicePrimaryCtxRetain)(context, device));
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-	struct request r = {
-	    .entry = ID_cuDevicePrimaryCtxRetain, .context = context, .device = device};
 	struct primary *primary = context_primary(device);
 	CUresult result;
 
 	if (!primary)
-		return call_driver(&r);
+		return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
 	lock_take(&primary->lock);
 	if (!context || context_primary_active(device))
-		result = call_driver(&r);
-	else if ((result = create(&r)) == CUDA_SUCCESS)
+		result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+	else if ((result = make_primary(context, device)) == CUDA_SUCCESS)
 		primary->handle = (uint64_t)(uintptr_t)*context;
 	lock_give(&primary->lock);
 	return result;

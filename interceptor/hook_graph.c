@@ -237,63 +237,57 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 	return result;
 }
 
+#define MAKING(graph, source, call)                                                                \
+	do {                                                                                       \
+		struct making making;                                                              \
+		CUresult result;                                                                   \
+                                                                                                   \
+		if (!making_begin(&making, source))                                                \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
+		result = call;                                                                     \
+		return making_end(&making, result, result ? NULL : *(graph));                      \
+	} while (0)
+
 CUresult cuGraphInstantiate(CUgraphExec *graph, CUgraph source, CUgraphNode *error, char *log,
                             size_t bytes)
 {
-	struct making making;
-	CUresult result;
-
-	if (!making_begin(&making, source))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuGraphInstantiate)(graph, source, error, log, bytes);
-	return making_end(&making, result, result ? NULL : *graph);
+	MAKING(graph, source, DRIVER(cuGraphInstantiate)(graph, source, error, log, bytes));
 }
 
 CUresult cuGraphInstantiate_v2(CUgraphExec *graph, CUgraph source, CUgraphNode *error, char *log,
                                size_t bytes)
 {
-	struct making making;
-	CUresult result;
-
-	if (!making_begin(&making, source))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuGraphInstantiate_v2)(graph, source, error, log, bytes);
-	return making_end(&making, result, result ? NULL : *graph);
+	MAKING(graph, source, DRIVER(cuGraphInstantiate_v2)(graph, source, error, log, bytes));
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *graph, CUgraph source, unsigned long long flags)
 {
-	struct making making;
-	CUresult result;
-
-	if (!making_begin(&making, source))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuGraphInstantiateWithFlags)(graph, source, flags);
-	return making_end(&making, result, result ? NULL : *graph);
+	MAKING(graph, source, DRIVER(cuGraphInstantiateWithFlags)(graph, source, flags));
 }
 
 /* The only instantiation that may upload: a call of our own does it, which is charged. */
 typedef CUresult (*instantiate_function)(CUgraphExec *graph, CUgraph source,
                                          CUDA_GRAPH_INSTANTIATE_PARAMS *parameters);
 
+static CUresult make(instantiate_function call, CUgraphExec *graph, CUgraph source,
+                     CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+{
+	MAKING(graph, source, call(graph, source, parameters));
+}
+
 static CUresult instantiate(instantiate_function call,
                             CUresult (*upload)(CUgraphExec graph, CUstream stream),
                             CUgraphExec *graph, CUgraph source,
                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-	bool uploads = parameters && (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
-	struct making making;
 	CUresult result;
 
-	if (!making_begin(&making, source))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (uploads)
-		parameters->flags &= ~(uint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-	result = call(graph, source, parameters);
-	if (uploads)
-		parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-	result = making_end(&making, result, result ? NULL : *graph);
-	if (result != CUDA_SUCCESS || !uploads)
+	if (!parameters || !(parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
+		return make(call, graph, source, parameters);
+	parameters->flags &= ~(uint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+	result = make(call, graph, source, parameters);
+	parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+	if (result != CUDA_SUCCESS)
 		return result;
 	result = upload(*graph, parameters->hUploadStream);
 	if (result != CUDA_SUCCESS) {
