@@ -33,9 +33,13 @@ static CUdevice ordinal_in(uint64_t word)
 	return (CUdevice)(word >> USES_BITS & ((1u << ORDINAL_BITS) - 1));
 }
 
-static struct blocks *blocks_of(struct process *process)
+/* Return the blocks, with their lock taken. */
+static struct blocks *take_blocks(void)
 {
-	return &state_of(process)->blocks;
+	struct blocks *blocks = &state_get()->blocks;
+
+	lock_take(&blocks->lock);
+	return blocks;
 }
 
 static uint64_t *small_of(struct blocks *blocks, uint64_t number)
@@ -164,7 +168,7 @@ enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
 
 void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = &state_get()->blocks;
 	struct block block = {
 	    .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .uses = 1};
 	struct block stale;
@@ -227,10 +231,9 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 
 bool block_took_piece(CUdeviceptr pointer, const struct block *piece)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = take_blocks();
 	struct block *known;
 
-	lock_take(&blocks->lock);
 	known = map_put(&blocks->large, key_of(pointer), NULL);
 	if (known)
 		*known = *piece;
@@ -250,10 +253,9 @@ static struct block *piece_at(struct blocks *blocks, CUdeviceptr pointer)
 
 bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = take_blocks();
 	const struct block *known;
 
-	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
 	if (known && known->freed)
 		known = NULL;
@@ -265,11 +267,10 @@ bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 
 bool block_free_piece(CUdeviceptr pointer)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = take_blocks();
 	struct block *known;
 	bool marked;
 
-	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
 	marked = known && !known->freed;
 	if (marked) {
@@ -282,10 +283,9 @@ bool block_free_piece(CUdeviceptr pointer)
 
 bool block_leave_piece(CUdeviceptr pointer)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = take_blocks();
 	struct block *known;
 
-	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
 	if (known) {
 		blocks->freed -= known->freed;
@@ -299,11 +299,10 @@ bool block_leave_piece(CUdeviceptr pointer)
 
 size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = take_blocks();
 	struct block *at = NULL;
 	size_t count = 0;
 
-	lock_take(&blocks->lock);
 	while ((!freed || blocks->freed) && (at = map_next(&blocks->large, at))) {
 		if (!at->piece || (owner && at->owner != owner) || (freed && !at->freed))
 			continue;
@@ -319,16 +318,13 @@ size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t ro
 
 bool block_leave(CUdeviceptr pointer, struct block *block)
 {
-	struct process *process = process_seen();
-
-	if (__builtin_expect(leave_small(blocks_of(process), number_of(pointer), block), 1))
-		return true;
-	return leave_large(blocks_of(process), pointer, block);
+	return __builtin_expect(leave_small(&state.blocks, number_of(pointer), block), 1) ||
+	       leave_large(&state.blocks, pointer, block);
 }
 
 static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block block)
 {
-	struct blocks *blocks = blocks_of(process_get());
+	struct blocks *blocks = &state_get()->blocks;
 
 	/* If the block is in use, its charge is shared. If its other allocations were freed in the
 	 * meantime, its charge was released. */
@@ -362,13 +358,12 @@ void block_left(CUdeviceptr pointer, const struct block *block, CUresult result)
 
 bool block_maybe(CUdeviceptr pointer)
 {
-	return __atomic_load_n(present(blocks_of(process_seen()), number_of(pointer)),
-	                       __ATOMIC_RELAXED) != 0;
+	return __atomic_load_n(present(&state.blocks, number_of(pointer)), __ATOMIC_RELAXED) != 0;
 }
 
-void block_set_owner(struct process *process, uint64_t from, uint64_t to)
+void block_set_owner(uint64_t from, uint64_t to)
 {
-	struct blocks *blocks = blocks_of(process);
+	struct blocks *blocks = &state_get()->blocks;
 	struct block *at = NULL;
 
 	for (unsigned i = 0; i < BLOCK_PLACES; i++) {
@@ -384,9 +379,9 @@ void block_set_owner(struct process *process, uint64_t from, uint64_t to)
 	lock_give(&blocks->lock);
 }
 
-void block_owner_gone(struct process *process, uint64_t owner)
+void block_owner_gone(uint64_t owner)
 {
-	struct blocks *blocks = blocks_of(process);
+	struct blocks *blocks = &state_get()->blocks;
 	uint64_t bytes[PROCESS_ORDINALS] = {0};
 	struct block *at = NULL;
 

@@ -87,7 +87,7 @@ size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t ro
 bool block_maybe(CUdeviceptr pointer);
 
 /* Give an owner's blocks to another, or release them: see leaving.h. */
-void block_set_owner(struct process *process, uint64_t from, uint64_t to);
-void block_owner_gone(struct process *process, uint64_t owner);
+void block_set_owner(uint64_t from, uint64_t to);
+void block_owner_gone(uint64_t owner);
 
 #endif

@@ -4,16 +4,20 @@
 #include "state.h"
 #include "table.h"
 
-static struct contexts *contexts_of(struct process *process)
+/* Return the contexts, with their lock taken. */
+static struct contexts *take_contexts(void)
 {
-	return &state_of(process)->contexts;
+	struct contexts *contexts = &state_get()->contexts;
+
+	lock_take(&contexts->lock);
+	return contexts;
 }
 
 uint64_t context_owner(CUcontext context)
 {
 	struct context known;
 
-	if (__atomic_load_n(&contexts_of(process_seen())->green, __ATOMIC_RELAXED) &&
+	if (__atomic_load_n(&state.contexts.green, __ATOMIC_RELAXED) &&
 	    context_get((uint64_t)(uintptr_t)context, &known) && known.primary)
 		return known.primary;
 	return (uint64_t)(uintptr_t)context;
@@ -43,13 +47,9 @@ static void find_least_stack(struct contexts *contexts)
 
 void context_note(uint64_t handle, const struct context *context)
 {
-	struct process *process = process_get();
-	struct contexts *contexts;
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = map_put(&contexts->known, handle, NULL);
 
-	contexts = contexts_of(process);
-	lock_take(&contexts->lock);
-	known = map_put(&contexts->known, handle, NULL);
 	if (known)
 		*known = *context;
 	if (context->primary)
@@ -60,11 +60,10 @@ void context_note(uint64_t handle, const struct context *context)
 
 bool context_any(CUdevice ordinal)
 {
-	struct contexts *contexts = contexts_of(process_get());
+	struct contexts *contexts = take_contexts();
 	struct context *at = NULL;
 	bool any = false;
 
-	lock_take(&contexts->lock);
 	while (!any && (at = map_next(&contexts->known, at)))
 		any = at->ordinal == ordinal;
 	lock_give(&contexts->lock);
@@ -73,28 +72,26 @@ bool context_any(CUdevice ordinal)
 
 bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument)
 {
-	struct process *process = process_get();
+	struct contexts *contexts = take_contexts();
 	struct context *at = NULL;
 	bool any = false, all = true;
 
-	lock_take(&contexts_of(process)->lock);
-	while (all && (at = map_next(&contexts_of(process)->known, at))) {
+	while (all && (at = map_next(&contexts->known, at))) {
 		if (at->primary)
 			continue;
 		any = true;
 		all = has(map_key(at), argument);
 	}
-	lock_give(&contexts_of(process)->lock);
+	lock_give(&contexts->lock);
 	return any && all;
 }
 
 size_t context_list(uint64_t *handles, size_t room)
 {
-	struct contexts *contexts = contexts_of(process_get());
+	struct contexts *contexts = take_contexts();
 	struct context *at = NULL;
 	size_t count = 0;
 
-	lock_take(&contexts->lock);
 	while ((at = map_next(&contexts->known, at))) {
 		if (at->primary)
 			continue;
@@ -108,14 +105,10 @@ size_t context_list(uint64_t *handles, size_t room)
 
 static bool look(uint64_t handle, struct context *context, bool take)
 {
-	struct process *process = process_get();
-	struct contexts *contexts;
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = map_find(&contexts->known, handle);
 
 	*context = (struct context){0};
-	contexts = contexts_of(process);
-	lock_take(&contexts->lock);
-	known = map_find(&contexts->known, handle);
 	if (known) {
 		*context = *known;
 		if (take) {
@@ -150,11 +143,10 @@ static struct context *known_of(struct contexts *contexts, uint64_t handle, CUde
 
 uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 {
-	struct contexts *contexts = contexts_of(process_get());
+	struct contexts *contexts = take_contexts();
 	struct context *known;
 	uint64_t before = 0;
 
-	lock_take(&contexts->lock);
 	known = known_of(contexts, handle, ordinal);
 	if (known) {
 		before = known->heap;
@@ -166,12 +158,10 @@ uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 
 struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 {
-	struct contexts *contexts = contexts_of(process_get());
+	struct contexts *contexts = take_contexts();
 	struct streams streams = {0};
-	struct context *known;
+	struct context *known = known_of(contexts, handle, ordinal);
 
-	lock_take(&contexts->lock);
-	known = known_of(contexts, handle, ordinal);
 	if (known) {
 		streams.before = known->most_streams;
 		if (++known->streams > known->most_streams)
@@ -184,11 +174,9 @@ struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 
 void context_drop_stream(uint64_t handle, bool charged)
 {
-	struct contexts *contexts = contexts_of(process_get());
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = map_find(&contexts->known, handle);
 
-	lock_take(&contexts->lock);
-	known = map_find(&contexts->known, handle);
 	if (known && known->streams)
 		known->streams--;
 	if (known && !charged && known->most_streams > known->streams)
@@ -198,11 +186,9 @@ void context_drop_stream(uint64_t handle, bool charged)
 
 void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
 {
-	struct contexts *contexts = contexts_of(process_get());
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = known_of(contexts, handle, ordinal);
 
-	lock_take(&contexts->lock);
-	known = known_of(contexts, handle, ordinal);
 	if (known && known->stack != stack) {
 		known->stack = stack;
 		find_least_stack(contexts);
@@ -212,11 +198,9 @@ void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
 
 void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
 {
-	struct contexts *contexts = contexts_of(process_get());
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = known_of(contexts, handle, ordinal);
 
-	lock_take(&contexts->lock);
-	known = known_of(contexts, handle, ordinal);
 	if (known) {
 		known->raises++;
 		known->stack_bytes += more;
@@ -227,11 +211,9 @@ void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
 bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
                        uint64_t *after)
 {
-	struct contexts *contexts = contexts_of(process_get());
-	struct context *known;
+	struct contexts *contexts = take_contexts();
+	struct context *known = map_find(&contexts->known, handle);
 
-	lock_take(&contexts->lock);
-	known = map_find(&contexts->known, handle);
 	if (known) {
 		if (known->raises)
 			known->raises--;
@@ -273,7 +255,6 @@ bool context_primary_active(CUdevice device)
 
 struct primary *context_primary(CUdevice device)
 {
-	return device >= 0 && device < PROCESS_ORDINALS
-	           ? &contexts_of(process_get())->primary[device]
-	           : NULL;
+	return device >= 0 && device < PROCESS_ORDINALS ? &state_get()->contexts.primary[device]
+	                                                : NULL;
 }

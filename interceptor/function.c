@@ -7,18 +7,13 @@
 
 enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
 
-static struct functions *functions_of(struct process *process)
-{
-	return &state_of(process)->functions;
-}
-
 /* Return the functions, with their lock taken. */
 static struct functions *take_functions(void)
 {
-	struct process *process = process_get();
+	struct functions *functions = &state_get()->functions;
 
-	lock_take(&functions_of(process)->lock);
-	return functions_of(process);
+	lock_take(&functions->lock);
+	return functions;
 }
 
 static uint64_t key_of(const void *function)
@@ -154,10 +149,9 @@ void function_contexts_changed(void)
 bool function_find(const void *function, struct function *found)
 {
 	struct functions *functions = take_functions();
-	struct function *known;
+	struct function *known = map_find(&functions->known, key_of(function));
 
 	*found = (struct function){0};
-	known = map_find(&functions->known, key_of(function));
 	if (known)
 		*found = *known;
 	lock_give(&functions->lock);
@@ -181,13 +175,11 @@ uint32_t function_frame_of(CUfunction function, CUkernel kernel)
 
 bool function_any_large(void)
 {
-	return __atomic_load_n(&functions_of(process_seen())->large, __ATOMIC_RELAXED);
+	return __atomic_load_n(&state.functions.large, __ATOMIC_RELAXED);
 }
 
 bool function_is_plain(const void *function)
 {
-	struct process *process = process_seen();
-
-	return __atomic_load_n(care_of(functions_of(process), function), __ATOMIC_RELAXED) <=
-	       __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
+	return __atomic_load_n(care_of(&state.functions, function), __ATOMIC_RELAXED) <=
+	       __atomic_load_n(&state.contexts.raised, __ATOMIC_RELAXED);
 }

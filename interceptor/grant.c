@@ -52,7 +52,7 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 		bool more = false;
 
 		UPCALL_EACH(call, grant_room)
-		more |= (*call)(process, request->ordinal);
+		more |= (*call)(request->ordinal);
 		more |= settle_dead(process, device);
 		/* Retry even if nothing was released: another process may have settled the same
 		 * sibling. */
@@ -70,15 +70,15 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 	return result == LEDGER_OK ? GRANTED : REFUSED;
 }
 
-static bool is_open(const struct process *process, int device)
+static bool is_open(int device)
 {
-	return __atomic_load_n(&process->open, __ATOMIC_RELAXED) & 1u << device;
+	return __atomic_load_n(&process_seen()->open, __ATOMIC_RELAXED) & 1u << device;
 }
 
-static void settle(struct process *process, CUdevice ordinal, int device)
+static void settle(CUdevice ordinal, int device)
 {
 	UPCALL_EACH(call, grant_settle)
-	(*call)(process, ordinal, device);
+	(*call)(ordinal, device);
 }
 
 static enum grant_result fulfil(const struct request *request)
@@ -96,9 +96,9 @@ static enum grant_result fulfil(const struct request *request)
 	if (!request->bytes)
 		return GRANTED;
 	/* Driver truth cannot tell a small allocation under way from overhead: settle after it. */
-	if (__builtin_expect(is_open(process, device), 0) && request->kind != KIND_OVERHEAD &&
+	if (__builtin_expect(is_open(device), 0) && request->kind != KIND_OVERHEAD &&
 	    request->call != LEDGER_CALL_BLOCK)
-		settle(process, request->ordinal, device);
+		settle(request->ordinal, device);
 	result = process_charge(process, device, request->bytes, request->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
 		return make_room(process, device, request, result, by_pool);
@@ -157,16 +157,15 @@ static void note_at_once(struct process *process, const struct ledger_account *a
 
 const struct ledger_account *grant_begin_uncharged(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 	const struct ledger_account *account;
 
 	if (device < 0)
 		return NULL;
-	account = &process->held[device].account.slice;
+	account = &process_seen()->held[device].account.slice;
 	ledger_begin_uncharged(account, process_is_first_thread());
 	if (process_has_one_device() && at_hand.wiped)
-		note_at_once(process, account);
+		note_at_once(process_seen(), account);
 	return account;
 }
 
@@ -184,11 +183,10 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 
 void grant_settle_after(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
-	if (device >= 0 && is_open(process, device))
-		settle(process, ordinal, device);
+	if (device >= 0 && is_open(device))
+		settle(ordinal, device);
 }
 
 void grant_retire_allocations(uint32_t *full)

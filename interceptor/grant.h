@@ -14,12 +14,12 @@ enum grant_result {
 };
 
 /* Called before a grant on a device with open overhead. */
-typedef void grant_settle_upcall(struct process *process, CUdevice ordinal, int device);
+typedef void grant_settle_upcall(CUdevice ordinal, int device);
 UPCALLS(grant_settle);
 
 /* Called if a request does not fit: releases what this process need not hold. Returns whether there
  * was any. */
-typedef bool grant_room_upcall(struct process *process, CUdevice ordinal);
+typedef bool grant_room_upcall(CUdevice ordinal);
 UPCALLS(grant_room);
 
 /* Charge `bytes` on a device. A refusal is counted, and reported as `call`. */

@@ -9,31 +9,31 @@
 
 #include <stdlib.h>
 
-struct piece {
+struct allocation {
 	CUdeviceptr pointer;
 	uint64_t bytes;
 	CUdevice ordinal;
 };
 
-static void add_piece(struct graph_needs *needs, const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+static void add_allocation(struct graph_needs *needs, const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
 	if (parameters->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return;
 	if (needs->count == needs->room) {
 		size_t room = needs->room ? 2 * needs->room : 16;
-		struct piece *more = realloc(needs->pieces, room * sizeof(*more));
+		struct allocation *more = realloc(needs->allocations, room * sizeof(*more));
 
 		if (!more) {
 			needs->incomplete = true;
 			return;
 		}
-		needs->pieces = more;
+		needs->allocations = more;
 		needs->room = room;
 	}
-	needs->pieces[needs->count++] =
-	    (struct piece){.pointer = parameters->dptr,
-	                   .bytes = parameters->bytesize,
-	                   .ordinal = parameters->poolProps.location.id};
+	needs->allocations[needs->count++] =
+	    (struct allocation){.pointer = parameters->dptr,
+	                        .bytes = parameters->bytesize,
+	                        .ordinal = parameters->poolProps.location.id};
 }
 
 #define GRAPHS_WITHIN 64 /* graphs that wait to be searched */
@@ -115,7 +115,7 @@ static void look_at(CUgraphNode node, struct graph_needs *needs, struct todo *to
 		look_at_node(node, needs);
 	else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
 	         DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS)
-		add_piece(needs, &parameters);
+		add_allocation(needs, &parameters);
 	else if (type == CU_GRAPH_NODE_TYPE_GRAPH && todo->count < GRAPHS_WITHIN &&
 	         DRIVER(cuGraphChildGraphNodeGetGraph)(node, &within) == CUDA_SUCCESS)
 		todo->graph[todo->count++] = within;
@@ -152,14 +152,18 @@ void graph_look(CUgraph source, struct graph_needs *needs)
 
 void graph_needs_end(struct graph_needs *needs)
 {
-	free(needs->pieces);
+	free(needs->allocations);
 }
 
 /* --- executable graphs ------------------------------------------------------------------------ */
 
-static struct graphs *graphs_of(struct process *process)
+/* Return the graphs, with their lock taken. */
+static struct graphs *take_graphs(void)
 {
-	return &state_of(process)->graphs;
+	struct graphs *graphs = &state_get()->graphs;
+
+	lock_take(&graphs->lock);
+	return graphs;
 }
 
 static uint64_t key_of(CUgraphExec graph, unsigned place)
@@ -176,32 +180,28 @@ static uint32_t *present(struct graphs *graphs, CUgraphExec graph)
 
 bool graph_maybe(CUgraphExec graph)
 {
-	return __atomic_load_n(present(graphs_of(process_seen()), graph), __ATOMIC_ACQUIRE) != 0;
+	return __atomic_load_n(present(&state.graphs, graph), __ATOMIC_ACQUIRE) != 0;
 }
 
 bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
 {
-	struct process *process = process_get();
-	struct graph_use *known;
+	struct graphs *graphs = take_graphs();
+	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
-	lock_take(&graphs_of(process)->lock);
-	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
 	if (known)
 		*use = *known;
-	lock_give(&graphs_of(process)->lock);
+	lock_give(&graphs->lock);
 	return known;
 }
 
 void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
 {
-	struct process *process = process_get();
-	struct graph_use *known;
+	struct graphs *graphs = take_graphs();
+	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
-	lock_take(&graphs_of(process)->lock);
-	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
 	if (known)
 		*known = *use;
-	lock_give(&graphs_of(process)->lock);
+	lock_give(&graphs->lock);
 }
 
 /* Called with the lock held. */
@@ -220,11 +220,10 @@ static void forget(struct graphs *graphs, CUgraphExec graph)
 
 void graph_forget(CUgraphExec graph)
 {
-	struct process *process = process_get();
+	struct graphs *graphs = take_graphs();
 
-	lock_take(&graphs_of(process)->lock);
-	forget(graphs_of(process), graph);
-	lock_give(&graphs_of(process)->lock);
+	forget(graphs, graph);
+	lock_give(&graphs->lock);
 }
 
 static void remember(struct graphs *graphs, CUgraphExec graph, unsigned place,
@@ -241,7 +240,7 @@ static void remember(struct graphs *graphs, CUgraphExec graph, unsigned place,
 
 static int by_pointer(const void *a, const void *b)
 {
-	const struct piece *x = a, *y = b;
+	const struct allocation *x = a, *y = b;
 
 	if (x->ordinal != y->ordinal)
 		return x->ordinal < y->ordinal ? -1 : 1;
@@ -251,18 +250,19 @@ static int by_pointer(const void *a, const void *b)
 }
 
 /*
- * Return the most by which the pieces of one device, sorted by address, can grow its graph memory.
- * A step backs each 32 MiB of addresses that they touch. So small pieces share steps, and pieces
- * allocated one after the other at the same address share memory. Where a piece lacks steps, the
- * driver adds as many as its whole size takes (driver observation, H100, 580.159.04).
+ * Return the most by which the allocations of one device, sorted by address, can grow its graph
+ * memory. A step backs each 32 MiB of addresses that they touch. So small allocations share steps,
+ * and allocations allocated one after the other at the same address share memory. Where a piece
+ * lacks steps, the driver adds as many as its whole size takes (driver observation, H100,
+ * 580.159.04).
  */
-static uint64_t most_of(const struct piece *piece, size_t count)
+static uint64_t most_of(const struct allocation *at, size_t count)
 {
 	uint64_t used = 0, most = 0, done = 0;
 
 	for (size_t i = 0; i < count; i++) {
-		uint64_t first = piece[i].pointer / POOL_STEP;
-		uint64_t end = (piece[i].pointer + piece[i].bytes - 1) / POOL_STEP + 1;
+		uint64_t first = at[i].pointer / POOL_STEP;
+		uint64_t end = (at[i].pointer + at[i].bytes - 1) / POOL_STEP + 1;
 
 		if (first < done)
 			first = done;
@@ -271,33 +271,33 @@ static uint64_t most_of(const struct piece *piece, size_t count)
 		done = end;
 		used += (end - first) * POOL_STEP;
 		if (used > most)
-			most += (piece[i].bytes + POOL_STEP - 1) & ~(POOL_STEP - 1);
+			most += (at[i].bytes + POOL_STEP - 1) & ~(POOL_STEP - 1);
 	}
 	return most;
 }
 
 void graph_learn(CUgraphExec graph, struct graph_needs *needs)
 {
-	struct process *process = process_get();
-	const struct piece *piece = needs->pieces;
+	const struct allocation *at = needs->allocations;
+	struct graphs *graphs;
 	unsigned place = 0;
 
 	if (!needs->count && !needs->incomplete)
 		return;
 	if (needs->count)
-		qsort(needs->pieces, needs->count, sizeof(*piece), by_pointer);
-	lock_take(&graphs_of(process)->lock);
-	forget(graphs_of(process), graph); /* a graph whose destruction was not seen */
+		qsort(needs->allocations, needs->count, sizeof(*at), by_pointer);
+	graphs = take_graphs();
+	forget(graphs, graph); /* a graph whose destruction was not seen */
 	for (size_t i = 0, end = 0; i < needs->count && place < GRAPH_PLACES; i = end, place++) {
-		struct graph_use use = {.ordinal = piece[i].ordinal};
+		struct graph_use use = {.ordinal = at[i].ordinal};
 
-		while (end < needs->count && piece[end].ordinal == use.ordinal)
+		while (end < needs->count && at[end].ordinal == use.ordinal)
 			end++;
-		use.bytes = most_of(&piece[i], end - i);
-		remember(graphs_of(process), graph, place, &use);
+		use.bytes = most_of(&at[i], end - i);
+		remember(graphs, graph, place, &use);
 	}
 	if (place == 0 && process_current_ordinal() >= 0)
-		remember(graphs_of(process), graph, 0,
+		remember(graphs, graph, 0,
 		         &(struct graph_use){.ordinal = process_current_ordinal()});
-	lock_give(&graphs_of(process)->lock);
+	lock_give(&graphs->lock);
 }

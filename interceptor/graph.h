@@ -36,7 +36,7 @@ void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use);
 
 /* The needs of a graph that is not executable yet. */
 struct graph_needs {
-	struct piece *pieces; /* its allocations */
+	struct allocation *allocations;
 	size_t count, room;
 	size_t nodes;
 	bool incomplete; /* some allocations cannot be seen */

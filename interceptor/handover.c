@@ -13,7 +13,7 @@ bool handover_lends;
 
 static struct handovers *handovers(void)
 {
-	return &state_of(process_get())->handovers;
+	return &state_get()->handovers;
 }
 
 /* --- exports ---------------------------------------------------------------------------------- */
@@ -197,9 +197,8 @@ static bool recheck(void)
 }
 UPCALL(recheck, recheck);
 
-static bool make_room(struct process *process, CUdevice ordinal)
+static bool make_room(CUdevice ordinal)
 {
-	(void)process;
 	(void)ordinal;
 	handover_look();
 	return false;

@@ -5,26 +5,20 @@
 #include "grant.h"
 #include "state.h"
 
-static struct holds *holds_of(struct process *process)
-{
-	return &state_of(process)->holds;
-}
-
 /* Return the holdings, with their lock taken. */
 static struct holds *take_holds(void)
 {
-	struct process *process = process_get();
+	struct holds *holds = &state_get()->holds;
 
-	lock_take(&holds_of(process)->lock);
-	return holds_of(process);
+	lock_take(&holds->lock);
+	return holds;
 }
 
 void hold(uint64_t key, const struct holding *holding)
 {
 	struct holds *holds = take_holds();
-	struct holding *held;
+	struct holding *held = map_put(&holds->by_key, key, NULL);
 
-	held = map_put(&holds->by_key, key, NULL);
 	holds->any_source |= holding->source != 0;
 	if (held)
 		*held = *holding;
@@ -34,10 +28,9 @@ void hold(uint64_t key, const struct holding *holding)
 void hold_part(uint64_t key, const struct holding *part)
 {
 	struct holds *holds = take_holds();
-	struct holding *held;
 	bool fresh = false;
+	struct holding *held = map_put(&holds->by_key, key, &fresh);
 
-	held = map_put(&holds->by_key, key, &fresh);
 	holds->any_source |= part->source != 0;
 	if (fresh)
 		*held = *part;
@@ -49,9 +42,8 @@ void hold_part(uint64_t key, const struct holding *part)
 bool hold_known(uint64_t key)
 {
 	struct holds *holds = take_holds();
-	bool known;
+	bool known = map_find(&holds->by_key, key);
 
-	known = map_find(&holds->by_key, key);
 	lock_give(&holds->lock);
 	return known;
 }
@@ -96,9 +88,8 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 static bool take_out(uint64_t key, struct holding *holding, bool whole)
 {
 	struct holds *holds = take_holds();
-	struct holding *held;
+	struct holding *held = map_find(&holds->by_key, key);
 
-	held = map_find(&holds->by_key, key);
 	if (held) {
 		*holding = *held;
 		if (held->opens > 1 && !whole)
@@ -141,9 +132,8 @@ struct import *hold_import(uint64_t key)
 bool hold_open(uint64_t key)
 {
 	struct holds *holds = take_holds();
-	struct holding *held;
+	struct holding *held = map_find(&holds->by_key, key);
 
-	held = map_find(&holds->by_key, key);
 	if (held)
 		held->opens++;
 	lock_give(&holds->lock);
@@ -156,20 +146,20 @@ bool hold_close(uint64_t key, struct holding *holding)
 }
 
 /* Release all holdings of an owner or of a source; 0 is none. */
-static void give_back(struct process *process, uint64_t owner, uint64_t source)
+static void give_back(uint64_t owner, uint64_t source)
 {
 	uint64_t bytes[PROCESS_ORDINALS][KIND_OVERHEAD + 1] = {0};
+	struct holds *holds = take_holds();
 	struct holding *at = NULL;
 
-	lock_take(&holds_of(process)->lock);
-	while ((at = map_next(&holds_of(process)->by_key, at))) {
+	while ((at = map_next(&holds->by_key, at))) {
 		if ((!owner || at->owner != owner) && (!source || at->source != source))
 			continue;
 		bytes[at->ordinal][at->kind] += at->bytes;
 		import_end(at->import);
-		at = map_remove_at(&holds_of(process)->by_key, at);
+		at = map_remove_at(&holds->by_key, at);
 	}
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
 		for (enum kind kind = KIND_MEMORY; kind <= KIND_OVERHEAD; kind++) {
 			if (bytes[ordinal][kind])
@@ -206,24 +196,24 @@ CUresult hold_source_left(CUresult result, uint64_t source)
 {
 	if (source && result != CUDA_SUCCESS)
 		set_source(apart(source), source);
-	else if (source && holds_of(process_get())->any_source)
-		give_back(process_get(), 0, apart(source));
+	else if (source && state_get()->holds.any_source)
+		give_back(0, apart(source));
 	return result;
 }
 
-void hold_owner_gone(struct process *process, uint64_t owner)
+void hold_owner_gone(uint64_t owner)
 {
-	give_back(process, owner, 0);
+	give_back(owner, 0);
 }
 
-void hold_set_owner(struct process *process, uint64_t from, uint64_t to)
+void hold_set_owner(uint64_t from, uint64_t to)
 {
+	struct holds *holds = take_holds();
 	struct holding *at = NULL;
 
-	lock_take(&holds_of(process)->lock);
-	while ((at = map_next(&holds_of(process)->by_key, at))) {
+	while ((at = map_next(&holds->by_key, at))) {
 		if (at->owner == from)
 			at->owner = to;
 	}
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 }

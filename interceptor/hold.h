@@ -60,7 +60,7 @@ void hold_source_leave(uint64_t source);
 CUresult hold_source_left(CUresult result, uint64_t source);
 
 /* Give an owner's holdings to another, or release them: see leaving.h. */
-void hold_set_owner(struct process *process, uint64_t from, uint64_t to);
-void hold_owner_gone(struct process *process, uint64_t owner);
+void hold_set_owner(uint64_t from, uint64_t to);
+void hold_owner_gone(uint64_t owner);
 
 #endif

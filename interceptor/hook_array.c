@@ -152,136 +152,101 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 	return sum <= BLOCK_SMALL ? sum : block_round(sum);
 }
 
-/* The parameters of every entry point. */
-struct request {
-	enum entry_point entry;
-	void *array;       /* receives the handle, a pointer in all of them */
-	const void *shape; /* as the program gave it */
-	CUDA_ARRAY3D_DESCRIPTOR full;
-	unsigned int levels;
+/* An array that is created. A small one shares a block, may need a new one, and holds no bytes of
+ * its own. */
+struct creating {
+	CUdevice ordinal;
+	uint64_t bytes;
+	bool small;
+	struct watch watch;
 };
 
-static CUresult call_driver(const struct request *r)
+static CUresult begin(struct creating *c, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
-	switch (r->entry) {
-	case ID_cuArrayCreate:
-		return DRIVER(cuArrayCreate)(r->array, r->shape);
-	case ID_cuArrayCreate_v2:
-		return DRIVER(cuArrayCreate_v2)(r->array, r->shape);
-	case ID_cuArray3DCreate:
-		return DRIVER(cuArray3DCreate)(r->array, r->shape);
-	case ID_cuArray3DCreate_v2:
-		return DRIVER(cuArray3DCreate_v2)(r->array, r->shape);
-	default:
-		return DRIVER(cuMipmappedArrayCreate)(r->array, r->shape, r->levels);
-	}
-}
-
-static CUresult destroy_driver(const struct request *r)
-{
-	if (r->entry == ID_cuMipmappedArrayCreate)
-		return DRIVER(cuMipmappedArrayDestroy)(*(CUmipmappedArray *)r->array);
-	return DRIVER(cuArrayDestroy)(*(CUarray *)r->array);
-}
-
-/* Create an array that shares a block, and may need a new one. It holds no bytes of its own. */
-static CUresult create_small(const struct request *r, CUdevice ordinal)
-{
-	struct watch watch;
-	CUresult result;
-
-	if (!process_ready(ordinal))
+	c->bytes = array_bytes(shape, levels);
+	c->small = c->bytes && c->bytes <= BLOCK_SMALL;
+	if (c->small ? process_device_attached(c->ordinal) < 0
+	             : grant(c->ordinal, c->bytes, KIND_MEMORY, LEDGER_CALL_ARRAY) != GRANTED)
 		return grant_error();
-	watch = watch_begin();
-	result = call_driver(r);
+	if (c->small)
+		c->watch = watch_begin();
+	return CUDA_SUCCESS;
+}
+
+/* `array` has received the handle, a pointer in all entry points. */
+static CUresult end(const struct creating *c, CUresult result, void *array, bool mipmapped)
+{
+	uint64_t key = result == CUDA_SUCCESS ? *(uintptr_t *)array : 0;
+
+	if (!c->small)
+		return hold_or_release(result, key, c->ordinal, c->bytes, KIND_MEMORY);
 	if (result != CUDA_SUCCESS) {
-		watch_drop(&watch);
+		watch_drop(&c->watch);
 		return result;
 	}
-	if (watch_end_block(&watch, LEDGER_CALL_ARRAY))
-		return hold_or_release(result, *(uintptr_t *)r->array, ordinal, 0, KIND_OVERHEAD);
-	(void)destroy_driver(r);
-	memset(r->array, 0, sizeof(CUarray));
+	if (watch_end_block(&c->watch, LEDGER_CALL_ARRAY))
+		return hold_or_release(result, key, c->ordinal, 0, KIND_OVERHEAD);
+	if (mipmapped)
+		(void)DRIVER(cuMipmappedArrayDestroy)((CUmipmappedArray)key);
+	else
+		(void)DRIVER(cuArrayDestroy)((CUarray)key);
+	memset(array, 0, sizeof(CUarray));
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult create(const struct request *r)
-{
-	CUdevice ordinal = process_current_ordinal();
-	uint64_t bytes;
-	CUresult result;
+/* Charge the array that `call` creates, of the program's shape in full. */
+#define CREATING(array, shape, full, levels, mipmapped, call)                                      \
+	do {                                                                                       \
+		struct creating creating = {.ordinal = process_current_ordinal()};                 \
+		CUresult result;                                                                   \
+                                                                                                   \
+		if (creating.ordinal < 0 || !(array) || !(shape))                                  \
+			return call;                                                               \
+		result = begin(&creating, full, levels);                                           \
+		if (result != CUDA_SUCCESS)                                                        \
+			return result;                                                             \
+		return end(&creating, call, array, mipmapped);                                     \
+	} while (0)
 
-	if (ordinal < 0 || !r->array || !r->shape)
-		return call_driver(r);
-	bytes = array_bytes(&r->full, r->levels);
-	if (bytes && bytes <= BLOCK_SMALL)
-		return create_small(r, ordinal);
-	if (grant(ordinal, bytes, KIND_MEMORY, LEDGER_CALL_ARRAY) != GRANTED)
-		return grant_error();
-	result = call_driver(r);
-	return hold_or_release(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes,
-	                       KIND_MEMORY);
-}
+#define FLAT(shape)                                                                                \
+	(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = (shape)->Width,                                       \
+	                            .Height = (shape)->Height,                                     \
+	                            .Format = (shape)->Format,                                     \
+	                            .NumChannels = (shape)->NumChannels})
+
+#define SOLID(shape)                                                                               \
+	(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = (shape)->Width,                                       \
+	                            .Height = (shape)->Height,                                     \
+	                            .Depth = (shape)->Depth,                                       \
+	                            .Format = (shape)->Format,                                     \
+	                            .NumChannels = (shape)->NumChannels,                           \
+	                            .Flags = (shape)->Flags})
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
 {
-	struct request r = {
-	    .entry = ID_cuArrayCreate_v2, .array = array, .shape = shape, .levels = 1};
-
-	if (shape)
-		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-		                                   .Height = shape->Height,
-		                                   .Format = shape->Format,
-		                                   .NumChannels = shape->NumChannels};
-	return create(&r);
+	CREATING(array, shape, FLAT(shape), 1, false, DRIVER(cuArrayCreate_v2)(array, shape));
 }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
 {
-	struct request r = {.entry = ID_cuArrayCreate, .array = array, .shape = shape, .levels = 1};
-
-	if (shape)
-		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-		                                   .Height = shape->Height,
-		                                   .Format = shape->Format,
-		                                   .NumChannels = shape->NumChannels};
-	return create(&r);
+	CREATING(array, shape, FLAT(shape), 1, false, DRIVER(cuArrayCreate)(array, shape));
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-	struct request r = {
-	    .entry = ID_cuArray3DCreate_v2, .array = array, .shape = shape, .levels = 1};
-
-	if (shape)
-		r.full = *shape;
-	return create(&r);
+	CREATING(array, shape, shape, 1, false, DRIVER(cuArray3DCreate_v2)(array, shape));
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
 {
-	struct request r = {
-	    .entry = ID_cuArray3DCreate, .array = array, .shape = shape, .levels = 1};
-
-	if (shape)
-		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-		                                   .Height = shape->Height,
-		                                   .Depth = shape->Depth,
-		                                   .Format = shape->Format,
-		                                   .NumChannels = shape->NumChannels,
-		                                   .Flags = shape->Flags};
-	return create(&r);
+	CREATING(array, shape, SOLID(shape), 1, false, DRIVER(cuArray3DCreate)(array, shape));
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape,
                                 unsigned int levels)
 {
-	struct request r = {
-	    .entry = ID_cuMipmappedArrayCreate, .array = array, .shape = shape, .levels = levels};
-
-	if (shape)
-		r.full = *shape;
-	return create(&r);
+	CREATING(array, shape, shape, levels, true,
+	         DRIVER(cuMipmappedArrayCreate)(array, shape, levels));
 }
 
 /* State across the driver's call: a small array's end may end its block. */

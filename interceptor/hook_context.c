@@ -35,19 +35,18 @@ struct charge {
 /* Return the known cost, or a guess, which the lane shows until it is settled. */
 static struct charge charge_of(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 	struct charge charge = {0};
 	uint64_t left;
 
 	if (device >= 0)
-		charge.bytes = __atomic_load_n(&process->ledger->device[device].context_bytes,
-		                               __ATOMIC_RELAXED);
+		charge.bytes = __atomic_load_n(
+		    &process_seen()->ledger->device[device].context_bytes, __ATOMIC_RELAXED);
 	if (device < 0 || charge.bytes)
 		return charge;
-	charge.guess = &process->held[device].account.slice;
+	charge.guess = &process_seen()->held[device].account.slice;
 	ledger_begin_load(charge.guess);
-	left = view_of(process, device).left;
+	left = view_of(device).left;
 	charge.bytes = left && left < CONTEXT_MOST ? left : CONTEXT_MOST;
 	return charge;
 }
@@ -92,14 +91,13 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 	bool guess_stays = false; /* the next request can settle it */
 	struct measured all;
 
-	if (device >= 0 && (first || charge->guess) &&
-	    overhead_measure(process, device, true, &all)) {
+	if (device >= 0 && (first || charge->guess) && overhead_measure(device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= charge->bytes < other ? charge->bytes : other;
 		real = all.bytes > other ? all.bytes - other : 0;
 	} else if (charge->guess) {
 		real = CONTEXT_MOST; /* unknown */
-		guess_stays = device >= 0 && overhead_others_change(process, device);
+		guess_stays = device >= 0 && overhead_others_change(device);
 	}
 	if (!first)
 		overhead_leave_open(ordinal);
@@ -110,7 +108,7 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 		process_release(ordinal, charge->bytes - real, KIND_OVERHEAD);
 	charge->bytes = real;
 	if (guess_stays) {
-		overhead_loosen(process, device, real);
+		overhead_loosen(device, real);
 		charge->bytes = 0;
 	}
 	return true;
@@ -119,10 +117,9 @@ static bool settle(CUdevice ordinal, bool first, struct charge *charge)
 /* Return whether the process has no context on the device, and makes none. */
 static bool is_first(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
-	return device < 0 || (!context_any(ordinal) && !overhead_others_change(process, device));
+	return device < 0 || (!context_any(ordinal) && !overhead_others_change(device));
 }
 
 /* A context that is being made. */

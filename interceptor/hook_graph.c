@@ -79,7 +79,6 @@ static CUresult prepare(struct pool *pool, const struct graph_launch *l, uint64_
 
 static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 {
-	struct process *process = process_get();
 	struct pool *pools[GRAPH_PLACES];
 	struct graph_use uses[GRAPH_PLACES];
 	uint64_t charged[GRAPH_PLACES] = {0};
@@ -88,8 +87,8 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 	CUresult result = CUDA_SUCCESS;
 
 	while (count < GRAPH_PLACES && graph_use(l->graph, count, &uses[count])) {
-		pools[count] = pool_of_graphs(process, uses[count].ordinal);
-		if (!pools[count] || !process_ready(uses[count].ordinal))
+		pools[count] = pool_of_graphs(uses[count].ordinal);
+		if (!pools[count] || process_device_attached(uses[count].ordinal) < 0)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		count++;
 	}
@@ -401,9 +400,8 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, CUgraphExecUpda
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
-	struct process *process = process_get();
 	CUresult result = DRIVER(cuDeviceGraphMemTrim)(device);
-	struct pool *pool = pool_of_graphs_known(process, device);
+	struct pool *pool = pool_of_graphs_known(device);
 
 	if (pool)
 		pool_shrunk(pool);

@@ -3,13 +3,6 @@
 #include "table.h"
 #include "view.h"
 
-static struct view look(CUdevice ordinal)
-{
-	struct process *process = process_attached();
-
-	return view_of(process, process ? process_device(process, ordinal) : -1);
-}
-
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	CUdevice ordinal;
@@ -20,7 +13,7 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	result = DRIVER(cuMemGetInfo_v2)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
 		return result;
-	view = look(ordinal);
+	view = view_of(process_device_attached(ordinal));
 	*total = least(*total, view.total);
 	*available = least(*available, view.left);
 	return result;
@@ -36,7 +29,7 @@ CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
 	result = DRIVER(cuMemGetInfo)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
 		return result;
-	view = look(ordinal);
+	view = view_of(process_device_attached(ordinal));
 	*total = (unsigned int)least(*total, view.total);
 	*available = (unsigned int)least(*available, view.left);
 	return result;
@@ -48,7 +41,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 	result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
-		*bytes = least(*bytes, look(device).total);
+		*bytes = least(*bytes, view_of(process_device_attached(device)).total);
 	return result;
 }
 
@@ -58,6 +51,7 @@ CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 
 	result = DRIVER(cuDeviceTotalMem)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
-		*bytes = (unsigned int)least(*bytes, look(device).total);
+		*bytes =
+		    (unsigned int)least(*bytes, view_of(process_device_attached(device)).total);
 	return result;
 }

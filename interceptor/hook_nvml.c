@@ -12,12 +12,11 @@
 /* Returns false if the device is shown unchanged. */
 static bool look(nvmlDevice_t device, struct view *view)
 {
-	struct process *process = process_attached();
-	int index = nvml_ledger_device(process, device);
+	int index = nvml_ledger_device(process_attached(), device);
 
 	if (index == NVML_UNNAMED)
 		return false;
-	*view = view_of(process, index);
+	*view = view_of(index);
 	return true;
 }
 

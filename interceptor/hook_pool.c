@@ -317,26 +317,25 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 
 static inline struct pool *current_at_hand(CUdevice ordinal)
 {
-	return __atomic_load_n(&state_of(process_seen())->pools.current[ordinal], __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&state.pools.current[ordinal], __ATOMIC_ACQUIRE);
 }
 
 /* Another pool became current during the call, and either may have grown: updates all, and undoes
  * the call if one is over. */
 static __attribute__((noinline)) CUresult check_all_pools(const struct request *r)
 {
-	struct process *process = process_get();
 	bool over = false;
 
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++) {
-		(void)pool_current(process, ordinal);
-		over |= pool_look_all(process, ordinal);
+		(void)pool_current(ordinal);
+		over |= pool_look_all(ordinal);
 	}
 	if (!over)
 		return CUDA_SUCCESS;
 	call_free(r);
 	*r->pointer = 0;
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++)
-		pool_settle_all(process, ordinal);
+		pool_settle_all(ordinal);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -352,7 +351,7 @@ static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer,
 
 	if (ordinal < 0)
 		return call_driver(&r);
-	pool = process ? pool_current(process, ordinal) : NULL;
+	pool = process ? pool_current(ordinal) : NULL;
 	result = allocate(process, pool, &r);
 	if (result == CUDA_SUCCESS && process && ordinal < PROCESS_ORDINALS &&
 	    current_at_hand(ordinal) != pool)
@@ -414,9 +413,9 @@ static CUresult allocate_from(struct request *r)
 
 	if (!r->handle)
 		return call_driver(r);
-	if (process && pool_is_retired(process, r->handle))
+	if (process && pool_is_retired(r->handle))
 		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(process, process ? pool_of(process, r->handle) : NULL, r);
+	return allocate(process, process ? pool_of(r->handle) : NULL, r);
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
@@ -452,12 +451,9 @@ static CUdevice ordinal_at(const CUmemLocation *location, int type)
 static struct pool *note(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
                          int type)
 {
-	struct process *process = process_get();
-
 	if (result != CUDA_SUCCESS || !location)
 		return NULL;
-	return pool_note(process, *pool, ordinal_at(location, type),
-	                 type == CU_MEM_ALLOCATION_TYPE_MANAGED);
+	return pool_note(*pool, ordinal_at(location, type), type == CU_MEM_ALLOCATION_TYPE_MANAGED);
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
@@ -478,8 +474,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 	uint64_t source = (uint64_t)(uintptr_t)handle;
 
 	hold_source_leave(source);
-	return hold_source_left(handle ? pool_destroy(process_get(), handle)
-	                               : DRIVER(cuMemPoolDestroy)(handle),
+	return hold_source_left(handle ? pool_destroy(handle) : DRIVER(cuMemPoolDestroy)(handle),
 	                        source);
 }
 
@@ -501,8 +496,7 @@ CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
 
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
-	struct process *process = process_get();
-	struct pool *pool = handle ? pool_find(process, handle) : NULL;
+	struct pool *pool = handle ? pool_find(handle) : NULL;
 	CUresult result = DRIVER(cuMemPoolTrimTo)(handle, keep);
 
 	if (pool)
@@ -512,12 +506,11 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 {
-	struct process *process = process_get();
 	CUresult result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
 	struct pool *pool;
 
 	if (result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-		pool = pool_of(process, handle);
+		pool = pool_of(handle);
 		if (pool)
 			pool_set_threshold(pool, *(const uint64_t *)value);
 	}
@@ -526,7 +519,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 
 static CUresult current_changed(CUresult result)
 {
-	pool_forget_current(process_get());
+	pool_forget_current();
 	return result;
 }
 

@@ -172,12 +172,11 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
                                             unsigned long long flags)
 {
-	struct process *process = process_get();
 	CUresult result;
 
 	result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
 	if (result == CUDA_SUCCESS)
-		pool_note(process, *pool, POOL_ELSEWHERE, false);
+		pool_note(*pool, POOL_ELSEWHERE, false);
 	return result;
 }
 

@@ -26,7 +26,7 @@ static bool charge(CUdevice ordinal, uint64_t bytes)
 	process = process_get();
 	device = process_device(process, ordinal);
 	if (device >= 0)
-		overhead_loosen(process, device, bytes);
+		overhead_loosen(device, bytes);
 	return true;
 }
 

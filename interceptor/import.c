@@ -10,7 +10,7 @@
 
 static struct imports *imports(void)
 {
-	return &state_of(process_get())->imports;
+	return &state_get()->imports;
 }
 
 /* Called with the lock held. */
@@ -67,7 +67,7 @@ struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, c
 	if (lender)
 		recheck_begin();
 	if (lender && descriptor >= 0 && !name)
-		kept = fileset_keep(&state_of(process_get())->handovers.files, descriptor);
+		kept = fileset_keep(&state_get()->handovers.files, descriptor);
 	lock_take(&all->lock);
 	import = new_import(all);
 	if (import) {

@@ -17,12 +17,10 @@ struct leaving {
 
 static void set_owner(uint64_t from, uint64_t to)
 {
-	struct process *process = process_get();
-
 	if (!from)
 		return;
-	hold_set_owner(process, from, to);
-	block_set_owner(process, from, to);
+	hold_set_owner(from, to);
+	block_set_owner(from, to);
 }
 
 /* Return an owner that no context has: handles are even. */
@@ -42,7 +40,6 @@ static struct leaving leave(uint64_t handle)
 
 static CUresult left(const struct leaving *leaving, CUresult result)
 {
-	struct process *process = process_get();
 	const struct context *context = &leaving->context;
 
 	if (!leaving->handle)
@@ -56,14 +53,14 @@ static CUresult left(const struct leaving *leaving, CUresult result)
 		return result;
 	}
 	recording_context_gone(leaving->handle);
-	hold_owner_gone(process, apart(leaving->handle));
+	hold_owner_gone(apart(leaving->handle));
 	piece_owner_gone(apart(leaving->handle));
-	block_owner_gone(process, apart(leaving->handle));
+	block_owner_gone(apart(leaving->handle));
 	if (!leaving->known)
 		return result;
 	function_contexts_changed();
-	pool_settle_all(process, context->ordinal);
-	overhead_tighten(process, context->ordinal, context_stream_bytes(context->most_streams));
+	pool_settle_all(context->ordinal);
+	overhead_tighten(context->ordinal, context_stream_bytes(context->most_streams));
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
 	return result;

@@ -108,11 +108,6 @@ void managed_drop(struct names names)
 
 /* --- variables ------------------------------------------------------------------------------ */
 
-static struct manageds *manageds_of(struct process *process)
-{
-	return &state_of(process)->manageds;
-}
-
 struct variable {
 	CUdeviceptr address;
 	size_t bytes;
@@ -141,7 +136,7 @@ static bool charge(const struct variable *v, bool anyway)
 
 	if (ordinal < 0 || !v->bytes || !is_managed(v->address))
 		return true;
-	manageds = manageds_of(process_get());
+	manageds = &state_get()->manageds;
 	lock_take(&manageds->lock);
 	known = hold_bytes(key);
 	more = bytes > known ? bytes - known : 0;
@@ -200,7 +195,7 @@ bool managed_load(CUmodule module, struct names names)
 
 void managed_keep(uint64_t library, struct names names)
 {
-	struct manageds *manageds = manageds_of(process_get());
+	struct manageds *manageds = &state_get()->manageds;
 	struct names *known;
 
 	if (!names.text)
@@ -216,7 +211,7 @@ void managed_keep(uint64_t library, struct names names)
 
 void managed_forget(uint64_t library)
 {
-	struct manageds *manageds = manageds_of(process_get());
+	struct manageds *manageds = &state_get()->manageds;
 	struct names *known, names = {0};
 
 	lock_take(&manageds->lock);
@@ -231,7 +226,7 @@ void managed_forget(uint64_t library)
 
 bool managed_use(uint64_t library)
 {
-	struct manageds *manageds = manageds_of(process_get());
+	struct manageds *manageds = &state_get()->manageds;
 	const struct names *known;
 	struct names names = {0};
 	bool fits = true;

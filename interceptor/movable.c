@@ -11,7 +11,7 @@
 
 static struct movables *movables(void)
 {
-	return &state_of(process_seen())->movables;
+	return &state.movables;
 }
 
 static bool moves_itself(void)

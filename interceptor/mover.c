@@ -29,7 +29,7 @@
 
 static struct mover *mover_of(void)
 {
-	return &state_of(process_seen())->mover;
+	return &state.mover;
 }
 
 /* --- pieces --------------------------------------------------------------------------------- */
@@ -319,8 +319,7 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	struct process *process = process_seen();
 	uint64_t seen;
 
-	if (!__atomic_load_n(process->gate.away, __ATOMIC_SEQ_CST) ||
-	    state_of(process)->contexts.green)
+	if (!__atomic_load_n(process->gate.away, __ATOMIC_SEQ_CST) || state.contexts.green)
 		return LEDGER_MOVE_DRIVER;
 	do {
 		while ((uint16_t)(seen = calls()) && wanted(m) == want)

@@ -125,7 +125,7 @@ static int find_ledger_device(struct process *process, nvmlDevice_t device)
 int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 {
 	uint32_t age = current_age(); /* before the look-up: NVML may be shut down during it */
-	struct nvml_cache *cache = process ? &state_of(process)->nvml : NULL;
+	struct nvml_cache *cache = process ? &state.nvml : NULL;
 	int index = cache && device ? recall(cache, device, age) : -1;
 
 	if (index >= 0)

@@ -18,7 +18,7 @@ void objects_set_waiting(void)
 
 static struct objects *objects(void)
 {
-	return &state_of(process_get())->objects;
+	return &state_get()->objects;
 }
 
 /* --- objects, with the lock held ------------------------------------------------------------ */

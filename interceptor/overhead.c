@@ -20,11 +20,6 @@
 #define NAPS_OF_LOAD 2500
 #define NAPS_OF_CHANGE 25
 
-static struct overheads *overheads_of(struct process *process)
-{
-	return &state_of(process)->overheads;
-}
-
 static void sleep_briefly(void)
 {
 	struct timespec t = {.tv_nsec = NAP};
@@ -48,92 +43,90 @@ struct instant {
 	struct ledger_uncharged calls;
 };
 
-static struct instant read_lane(struct process *process, int device)
+static struct instant read_lane(int device)
 {
-	const struct held *held = &process->held[device];
+	const struct held *held = &process_seen()->held[device];
 	const struct ledger_account *account = &held->account.slice;
 	struct instant now;
 	uint64_t other;
 
-	lock_take(&process->account_lock);
+	lock_take(&process_seen()->account_lock);
 	other = held->overhead + held->unlisted;
 	now = (struct instant){
 	    .number = account->number,
 	    .asked = account->held > other ? account->held - other : 0,
 	    .calls = ledger_uncharged(account->ledger, account->device, account->lane)};
-	lock_give(&process->account_lock);
+	lock_give(&process_seen()->account_lock);
 	return now;
 }
 
-static void leave_open(struct process *process, int device)
+static void leave_open(int device)
 {
-	__atomic_fetch_or(&process->open, 1u << device, __ATOMIC_RELAXED);
+	__atomic_fetch_or(&process_seen()->open, 1u << device, __ATOMIC_RELAXED);
 }
 
 #define CHANGE_BEGUN ((1ull << 32) + 1)
 
-static uint64_t changes(struct process *process, int device)
+static uint64_t changes(int device)
 {
-	return __atomic_load_n(&overheads_of(process)->changes[device], __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&state.overheads.changes[device], __ATOMIC_ACQUIRE);
 }
 
-static bool others_change(struct process *process, int device, bool own)
+static bool others_change(int device, bool own)
 {
-	return (uint32_t)changes(process, device) > (uint32_t)own;
+	return (uint32_t)changes(device) > (uint32_t)own;
 }
 
-bool overhead_others_change(struct process *process, int device)
+bool overhead_others_change(int device)
 {
-	return others_change(process, device, true);
+	return others_change(device, true);
 }
 
-static void defer_requests(struct process *process)
+static void defer_requests(void)
 {
-	__atomic_store_n(&overheads_of(process)->not_before, milliseconds() + PAUSE,
-	                 __ATOMIC_RELAXED);
+	__atomic_store_n(&state.overheads.not_before, milliseconds() + PAUSE, __ATOMIC_RELAXED);
 }
 
-bool overhead_measure(struct process *process, int device, bool own, struct measured *measured)
+bool overhead_measure(int device, bool own, struct measured *measured)
 {
-	for (int tries = 0; tries < TRIES && !others_change(process, device, own); tries++) {
-		uint64_t begun = changes(process, device), truth;
-		struct instant before = read_lane(process, device), after;
+	for (int tries = 0; tries < TRIES && !others_change(device, own); tries++) {
+		uint64_t begun = changes(device), truth;
+		struct instant before = read_lane(device), after;
 
 		if (!process_truth(device, &truth))
 			break;
-		after = read_lane(process, device);
+		after = read_lane(device);
 		if (before.number != after.number || after.calls.under_way ||
-		    before.calls.ended != after.calls.ended || begun != changes(process, device) ||
+		    before.calls.ended != after.calls.ended || begun != changes(device) ||
 		    (uint32_t)begun > (uint32_t)own)
 			continue;
 		*measured = (struct measured){truth > after.asked ? truth - after.asked : 0, begun};
 		return true;
 	}
-	leave_open(process, device);
-	if (!others_change(process, device, own))
-		defer_requests(process);
+	leave_open(device);
+	if (!others_change(device, own))
+		defer_requests();
 	return false;
 }
 
-struct ledger_uncharged overhead_loads(struct process *process, int device)
+struct ledger_uncharged overhead_loads(int device)
 {
-	const struct ledger_account *account = &process->held[device].account.slice;
+	const struct ledger_account *account = &process_seen()->held[device].account.slice;
 
 	return ledger_loads(account->ledger, account->lane);
 }
 
 void overhead_leave_open(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
 	if (device >= 0)
-		leave_open(process, device);
+		leave_open(device);
 }
 
-static uint64_t charged(struct process *process, int device)
+static uint64_t charged(int device)
 {
-	return __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
+	return __atomic_load_n(&process_seen()->held[device].overhead, __ATOMIC_RELAXED);
 }
 
 /* Called with overheads.lock held. */
@@ -142,20 +135,20 @@ static void set_loose(struct overheads *overheads, unsigned device, uint64_t byt
 	__atomic_store_n(&overheads->loose[device], bytes, __ATOMIC_RELAXED);
 }
 
-void overhead_loosen(struct process *process, int device, uint64_t bytes)
+void overhead_loosen(int device, uint64_t bytes)
 {
-	struct overheads *overheads = overheads_of(process);
+	struct overheads *overheads = &state.overheads;
 
 	lock_take(&overheads->lock);
 	set_loose(overheads, (unsigned)device, overheads->loose[device] + bytes);
 	lock_give(&overheads->lock);
-	leave_open(process, device);
+	leave_open(device);
 }
 
-void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes)
+void overhead_tighten(CUdevice ordinal, uint64_t bytes)
 {
-	struct overheads *overheads = overheads_of(process);
-	int device = process_device(process, ordinal);
+	struct overheads *overheads = &state.overheads;
+	int device = process_device_attached(ordinal);
 	uint64_t less;
 
 	if (device < 0)
@@ -168,9 +161,9 @@ void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes)
 }
 
 /* Without driver truth: there are at most as many shared blocks as objects in them. */
-static void release_guessed(struct process *process, CUdevice ordinal, int device)
+static void release_guessed(CUdevice ordinal, int device)
 {
-	struct overheads *overheads = overheads_of(process);
+	struct overheads *overheads = &state.overheads;
 	uint64_t most = hold_count_sharing(ordinal) * BLOCK_BYTES, less = 0;
 
 	lock_take(&overheads->lock);
@@ -184,29 +177,28 @@ static void release_guessed(struct process *process, CUdevice ordinal, int devic
 }
 
 /* Adjusts the loose charge to driver truth. */
-static void settle(struct process *process, CUdevice ordinal, int device)
+static void settle(CUdevice ordinal, int device)
 {
-	struct overheads *overheads = overheads_of(process);
-	struct ledger_uncharged loads = overhead_loads(process, device), then = loads;
+	struct overheads *overheads = &state.overheads;
+	struct ledger_uncharged loads = overhead_loads(device), then = loads;
 	struct measured all;
 	uint64_t now, loose, less;
 
 	/* A load under way charges its own overhead. */
 	if (loads.under_way) {
-		leave_open(process, device);
+		leave_open(device);
 		return;
 	}
-	if (!overhead_measure(process, device, false, &all)) {
-		release_guessed(process, ordinal, device);
+	if (!overhead_measure(device, false, &all)) {
+		release_guessed(ordinal, device);
 		return;
 	}
 	lock_take(&overheads->lock);
 	overheads->guessed[device] = 0;
-	now = charged(process, device);
-	loads = overhead_loads(process, device);
-	if (loads.under_way || loads.ended != then.ended ||
-	    changes(process, device) != all.changes) {
-		leave_open(process, device); /* stale */
+	now = charged(device);
+	loads = overhead_loads(device);
+	if (loads.under_way || loads.ended != then.ended || changes(device) != all.changes) {
+		leave_open(device); /* stale */
 	} else if (all.bytes > now) {
 		loose = overheads->loose[device] + all.bytes - now;
 		set_loose(overheads, (unsigned)device, loose);
@@ -222,55 +214,51 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 
 void overhead_settle(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
 	if (device >= 0)
-		settle(process, ordinal, device);
+		settle(ordinal, device);
 }
 
 void overhead_settle_loose(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
-	if (device >= 0 && __atomic_load_n(&overheads_of(process)->loose[device], __ATOMIC_RELAXED))
+	if (device >= 0 && __atomic_load_n(&state.overheads.loose[device], __ATOMIC_RELAXED))
 		overhead_settle(ordinal);
 }
 
 /* Settles an open device, except less than PAUSE after a failed request. */
-static void close_device(struct process *process, CUdevice ordinal, int device)
+static void close_device(CUdevice ordinal, int device)
 {
-	if (milliseconds() < __atomic_load_n(&overheads_of(process)->not_before, __ATOMIC_RELAXED))
+	if (milliseconds() < __atomic_load_n(&state.overheads.not_before, __ATOMIC_RELAXED))
 		return;
 	/* First: a device left open from here on stays so. */
-	__atomic_fetch_and(&process->open, ~(1u << device), __ATOMIC_ACQ_REL);
-	settle(process, ordinal, device);
+	__atomic_fetch_and(&process_seen()->open, ~(1u << device), __ATOMIC_ACQ_REL);
+	settle(ordinal, device);
 }
 UPCALL(grant_settle, close_device);
 
 void overhead_change_begin(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
 	if (device < 0)
 		return;
 	/* A waiting load goes first: a tenth of a millisecond. */
-	for (int naps = 0; naps < NAPS_OF_CHANGE &&
-	                   __atomic_load_n(&overheads_of(process)->measuring, __ATOMIC_ACQUIRE);
+	for (int naps = 0;
+	     naps < NAPS_OF_CHANGE && __atomic_load_n(&state.overheads.measuring, __ATOMIC_ACQUIRE);
 	     naps++)
 		sleep_briefly();
-	__atomic_fetch_add(&overheads_of(process)->changes[device], CHANGE_BEGUN, __ATOMIC_ACQ_REL);
+	__atomic_fetch_add(&state.overheads.changes[device], CHANGE_BEGUN, __ATOMIC_ACQ_REL);
 }
 
 void overhead_change_end(CUdevice ordinal)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	int device = process_device_attached(ordinal);
 
 	if (device >= 0)
-		__atomic_fetch_sub(&overheads_of(process)->changes[device], 1, __ATOMIC_ACQ_REL);
+		__atomic_fetch_sub(&state.overheads.changes[device], 1, __ATOMIC_ACQ_REL);
 }
 
 static uint64_t bytes_left(void)
@@ -286,21 +274,19 @@ static uint64_t bytes_left(void)
 struct watch watch_begin(void)
 {
 	struct watch watch = {.ordinal = -1};
-	struct process *process;
 	int device;
 
 	if (!context_current())
 		return watch;
 	watch.ordinal = process_current_ordinal();
-	process = process_attached();
-	device = process ? process_device(process, watch.ordinal) : -1;
+	device = process_device_attached(watch.ordinal);
 	if (device >= 0) {
 		/* Earlier overhead is not this call's. */
-		if (__atomic_load_n(&process->open, __ATOMIC_RELAXED) & 1u << device)
-			close_device(process, watch.ordinal, device);
-		watch.account = &process->held[device].account.slice;
+		if (__atomic_load_n(&process_seen()->open, __ATOMIC_RELAXED) & 1u << device)
+			close_device(watch.ordinal, device);
+		watch.account = &process_seen()->held[device].account.slice;
 		ledger_begin_load(watch.account);
-		watch.loads = overhead_loads(process, device);
+		watch.loads = overhead_loads(device);
 		watch.left = bytes_left();
 	}
 	return watch;
@@ -313,16 +299,15 @@ static bool took_nothing(const struct watch *watch)
 
 static bool measure_load(const struct watch *watch, struct measured *all)
 {
-	struct process *process = process_get();
-	struct overheads *overheads = overheads_of(process);
+	struct overheads *overheads = &state.overheads;
 	int device = (int)watch->account->device;
 	bool known;
 
 	/* A context takes a fraction of a second to make or destroy. */
 	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
-	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)
+	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(device, false); naps++)
 		sleep_briefly();
-	known = overhead_measure(process, device, false, all);
+	known = overhead_measure(device, false, all);
 	__atomic_fetch_sub(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	return known;
 }
@@ -342,16 +327,15 @@ static bool ran_alone(const struct watch *watch)
 static bool charge_load(const struct watch *watch, enum ledger_call call,
                         const struct measured *all, uint64_t *bytes)
 {
-	struct process *process = process_get();
-	struct overheads *overheads = overheads_of(process);
+	struct overheads *overheads = &state.overheads;
 	unsigned device = watch->account->device;
 	bool fits = true;
 	uint64_t now;
 
 	lock_take(&overheads->lock);
-	now = charged(process, (int)device);
-	if (changes(process, (int)device) != all->changes) {
-		leave_open(process, (int)device); /* stale */
+	now = charged((int)device);
+	if (changes((int)device) != all->changes) {
+		leave_open((int)device); /* stale */
 	} else if (all->bytes > now) {
 		*bytes = all->bytes - now;
 		fits = grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
@@ -382,7 +366,7 @@ bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes
 bool watch_end_block(const struct watch *watch, enum ledger_call call)
 {
 	struct measured all;
-	struct overheads *overheads = overheads_of(process_get());
+	struct overheads *overheads = &state_get()->overheads;
 	uint64_t bytes = 0, guessed = 0;
 	bool fits = true;
 	unsigned device;

@@ -33,16 +33,16 @@ struct measured {
 /* Measures the overhead by driver truth. Returns false, and leaves the device open, if that is
  * unavailable or other threads changed the charge during the request. `own` is true between the two
  * calls below. */
-bool overhead_measure(struct process *process, int device, bool own, struct measured *measured);
+bool overhead_measure(int device, bool own, struct measured *measured);
 
 /* Enclose a call with overhead charged before it, or released after it: a measurement by another
  * thread in between would be wrong. */
 void overhead_change_begin(CUdevice ordinal);
 void overhead_change_end(CUdevice ordinal);
 /* Reports whether other changes are under way, between the two calls above. */
-bool overhead_others_change(struct process *process, int device);
+bool overhead_others_change(int device);
 
-struct ledger_uncharged overhead_loads(struct process *process, int device);
+struct ledger_uncharged overhead_loads(int device);
 
 void overhead_leave_open(CUdevice ordinal);
 
@@ -54,8 +54,8 @@ void overhead_settle_loose(CUdevice ordinal);
 
 /* overhead_loosen() adds bytes that may exceed the driver's, so the next request settles.
  * overhead_tighten() releases up to `bytes` of them. */
-void overhead_loosen(struct process *process, int device, uint64_t bytes);
-void overhead_tighten(struct process *process, CUdevice ordinal, uint64_t bytes);
+void overhead_loosen(int device, uint64_t bytes);
+void overhead_tighten(CUdevice ordinal, uint64_t bytes);
 
 /* A call of the driver that may take overhead on the current device. */
 struct watch {

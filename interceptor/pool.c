@@ -9,9 +9,9 @@
 
 #include <sys/mman.h>
 
-static struct pools *pools_of(struct process *process)
+static struct pools *pools(void)
 {
-	return &state_of(process)->pools;
+	return &state_get()->pools;
 }
 
 uint64_t pool_attribute(const struct pool *pool, int which)
@@ -53,33 +53,33 @@ void pool_trim(const struct pool *pool, uint64_t keep)
 
 /* --- the list ------------------------------------------------------------------------------- */
 
-static struct pool *find(struct process *process, CUmemoryPool handle)
+static struct pool *find(CUmemoryPool handle)
 {
-	struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE);
+	struct pool *pool = __atomic_load_n(&pools()->list, __ATOMIC_ACQUIRE);
 
 	while (pool && __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) != handle)
 		pool = pool->next;
 	return pool;
 }
 
-struct pool *pool_find(struct process *process, CUmemoryPool handle)
+struct pool *pool_find(CUmemoryPool handle)
 {
-	struct pool *pool = find(process, handle);
+	struct pool *pool = find(handle);
 
 	return pool && !__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ? pool : NULL;
 }
 
-bool pool_is_retired(struct process *process, CUmemoryPool handle)
+bool pool_is_retired(CUmemoryPool handle)
 {
-	struct pool *pool = find(process, handle);
+	struct pool *pool = find(handle);
 
 	return pool && __atomic_load_n(&pool->retired, __ATOMIC_RELAXED);
 }
 
 /* Called with the list's lock held. Returns a node without a handle. */
-static struct pool *free_node(struct process *process)
+static struct pool *free_node(void)
 {
-	struct pool *pool = find(process, NULL);
+	struct pool *pool = find(NULL);
 
 	if (pool)
 		return pool;
@@ -87,8 +87,8 @@ static struct pool *free_node(struct process *process)
 	    mmap(NULL, sizeof(*pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (pool == MAP_FAILED)
 		return NULL;
-	pool->next = pools_of(process)->list;
-	__atomic_store_n(&pools_of(process)->list, pool, __ATOMIC_RELEASE);
+	pool->next = pools()->list;
+	__atomic_store_n(&pools()->list, pool, __ATOMIC_RELEASE);
 	return pool;
 }
 
@@ -96,10 +96,9 @@ static struct pool *free_node(struct process *process)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 /* Called with the list's lock held. */
-static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice ordinal,
-                          enum kind kind)
+static struct pool *begin(CUmemoryPool handle, CUdevice ordinal, enum kind kind)
 {
-	struct pool *pool = free_node(process);
+	struct pool *pool = free_node();
 
 	if (!pool)
 		return NULL;
@@ -144,87 +143,87 @@ static CUdevice ordinal_of_unseen(CUmemoryPool handle)
 	return process_current_ordinal();
 }
 
-struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal, bool managed)
+struct pool *pool_note(CUmemoryPool handle, CUdevice ordinal, bool managed)
 {
 	struct pool *pool;
 
 	if (!handle)
 		return NULL;
-	lock_take(&pools_of(process)->lock);
-	pool = find(process, handle);
+	lock_take(&pools()->lock);
+	pool = find(handle);
 	if (!pool) {
 		if (ordinal == POOL_UNSEEN)
 			ordinal = ordinal_of_unseen(handle);
-		pool = begin(process, handle, ordinal, managed ? KIND_UNLISTED : KIND_MEMORY);
+		pool = begin(handle, ordinal, managed ? KIND_UNLISTED : KIND_MEMORY);
 	}
-	lock_give(&pools_of(process)->lock);
+	lock_give(&pools()->lock);
 	return pool;
 }
 
-struct pool *pool_of(struct process *process, CUmemoryPool handle)
+struct pool *pool_of(CUmemoryPool handle)
 {
-	struct pool *pool = pool_find(process, handle);
+	struct pool *pool = pool_find(handle);
 
-	return pool ? pool : pool_note(process, handle, POOL_UNSEEN, false);
+	return pool ? pool : pool_note(handle, POOL_UNSEEN, false);
 }
 
-struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal)
+struct pool *pool_of_graphs_known(CUdevice ordinal)
 {
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return NULL;
-	return __atomic_load_n(&pools_of(process)->graphs[ordinal], __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&pools()->graphs[ordinal], __ATOMIC_ACQUIRE);
 }
 
-struct pool *pool_of_graphs(struct process *process, CUdevice ordinal)
+struct pool *pool_of_graphs(CUdevice ordinal)
 {
-	struct pool *pool = pool_of_graphs_known(process, ordinal);
+	struct pool *pool = pool_of_graphs_known(ordinal);
 
 	if (pool || ordinal < 0 || ordinal >= PROCESS_ORDINALS ||
 	    !DRIVER_HAS(cuDeviceGetGraphMemAttribute))
 		return pool;
-	lock_take(&pools_of(process)->lock);
-	pool = pools_of(process)->graphs[ordinal];
+	lock_take(&pools()->lock);
+	pool = pools()->graphs[ordinal];
 	if (!pool) {
-		pool = begin(process, NULL, ordinal, KIND_MEMORY);
-		__atomic_store_n(&pools_of(process)->graphs[ordinal], pool, __ATOMIC_RELEASE);
+		pool = begin(NULL, ordinal, KIND_MEMORY);
+		__atomic_store_n(&pools()->graphs[ordinal], pool, __ATOMIC_RELEASE);
 	}
-	lock_give(&pools_of(process)->lock);
+	lock_give(&pools()->lock);
 	return pool;
 }
 
-struct pool *pool_current(struct process *process, CUdevice ordinal)
+struct pool *pool_current(CUdevice ordinal)
 {
-	struct pools *pools = pools_of(process);
+	struct pools *all = pools();
 	struct pool *pool;
 	CUmemoryPool handle;
 	uint64_t forgotten;
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return NULL;
-	pool = __atomic_load_n(&pools->current[ordinal], __ATOMIC_ACQUIRE);
+	pool = __atomic_load_n(&all->current[ordinal], __ATOMIC_ACQUIRE);
 	if (__builtin_expect(pool != NULL, 1))
 		return pool;
-	forgotten = __atomic_load_n(&pools->forgotten, __ATOMIC_ACQUIRE);
+	forgotten = __atomic_load_n(&all->forgotten, __ATOMIC_ACQUIRE);
 	if (!DRIVER_HAS(cuDeviceGetMemPool) ||
 	    DRIVER(cuDeviceGetMemPool)(&handle, ordinal) != CUDA_SUCCESS)
 		return NULL;
-	pool = pool_of(process, handle);
-	lock_take(&pools->lock);
-	if (pools->forgotten == forgotten)
-		__atomic_store_n(&pools->current[ordinal], pool, __ATOMIC_RELEASE);
-	lock_give(&pools->lock);
+	pool = pool_of(handle);
+	lock_take(&all->lock);
+	if (all->forgotten == forgotten)
+		__atomic_store_n(&all->current[ordinal], pool, __ATOMIC_RELEASE);
+	lock_give(&all->lock);
 	return pool;
 }
 
-void pool_forget_current(struct process *process)
+void pool_forget_current(void)
 {
-	struct pools *pools = pools_of(process);
+	struct pools *all = pools();
 
-	lock_take(&pools->lock);
-	__atomic_store_n(&pools->forgotten, pools->forgotten + 1, __ATOMIC_RELEASE);
+	lock_take(&all->lock);
+	__atomic_store_n(&all->forgotten, all->forgotten + 1, __ATOMIC_RELEASE);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++)
-		__atomic_store_n(&pools->current[ordinal], NULL, __ATOMIC_RELEASE);
-	lock_give(&pools->lock);
+		__atomic_store_n(&all->current[ordinal], NULL, __ATOMIC_RELEASE);
+	lock_give(&all->lock);
 }
 
 /* --- charges -------------------------------------------------------------------------------- */
@@ -279,8 +278,7 @@ uint64_t pool_look(struct pool *pool)
 {
 	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 	uint64_t charged = pool->charged;
-	struct process *process = process_attached();
-	int device = process ? process_device(process, pool->ordinal) : -1;
+	int device = process_device_attached(pool->ordinal);
 	bool by_pool;
 
 	if (reserved + pool->pending < charged) {
@@ -294,8 +292,8 @@ uint64_t pool_look(struct pool *pool)
 		charged -= back;
 		SET(pool->forced, pool->forced > back ? pool->forced - back : 0);
 	} else if (reserved > charged && device >= 0 &&
-	           process_charge(process, device, reserved - charged, pool->kind, &by_pool) ==
-	               LEDGER_OK) {
+	           process_charge(process_seen(), device, reserved - charged, pool->kind,
+	                          &by_pool) == LEDGER_OK) {
 		charged = reserved;
 	}
 	SET(pool->charged, charged);
@@ -409,11 +407,9 @@ void pool_shrunk(struct pool *pool)
 
 void pool_shrunk_any(void)
 {
-	struct process *process = process_seen();
-
 	/* Set again for each pool that may still shrink. */
 	__atomic_store_n(&at_hand.may_shrink, false, __ATOMIC_RELAXED);
-	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
+	for (struct pool *pool = __atomic_load_n(&pools()->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		if (!may_shrink(pool))
 			continue;
@@ -430,11 +426,11 @@ void pool_set_threshold(struct pool *pool, uint64_t bytes)
 }
 
 /* Trims the pools on this device, and releases the charges that they no longer need. */
-static bool give_back(struct process *process, CUdevice ordinal)
+static bool give_back(CUdevice ordinal)
 {
 	bool any = false;
 
-	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
+	for (struct pool *pool = __atomic_load_n(&pools()->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		uint64_t before;
 
@@ -457,11 +453,11 @@ static bool give_back(struct process *process, CUdevice ordinal)
 }
 UPCALL(grant_room, give_back);
 
-static bool update_all(struct process *process, CUdevice ordinal, bool charge)
+static bool update_all(CUdevice ordinal, bool charge)
 {
 	bool over = false;
 
-	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
+	for (struct pool *pool = __atomic_load_n(&pools()->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal ||
 		    !is_charged(pool))
@@ -478,14 +474,14 @@ static bool update_all(struct process *process, CUdevice ordinal, bool charge)
 	return over;
 }
 
-bool pool_look_all(struct process *process, CUdevice ordinal)
+bool pool_look_all(CUdevice ordinal)
 {
-	return update_all(process, ordinal, false);
+	return update_all(ordinal, false);
 }
 
-void pool_settle_all(struct process *process, CUdevice ordinal)
+void pool_settle_all(CUdevice ordinal)
 {
-	(void)update_all(process, ordinal, true);
+	(void)update_all(ordinal, true);
 }
 
 /* --- destruction ---------------------------------------------------------------------------- */
@@ -528,9 +524,9 @@ static void retire(struct pool *pool)
 	note_if_it_may_shrink(pool);
 }
 
-CUresult pool_destroy(struct process *process, CUmemoryPool handle)
+CUresult pool_destroy(CUmemoryPool handle)
 {
-	struct pool *pool = pool_find(process, handle);
+	struct pool *pool = pool_find(handle);
 	CUresult result = CUDA_SUCCESS;
 
 	if (!pool)
@@ -545,6 +541,6 @@ CUresult pool_destroy(struct process *process, CUmemoryPool handle)
 	else if ((result = DRIVER(cuMemPoolDestroy)(handle)) == CUDA_SUCCESS)
 		__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
 	lock_give(&pool->lock);
-	pool_forget_current(process);
+	pool_forget_current();
 	return result;
 }

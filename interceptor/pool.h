@@ -75,27 +75,26 @@ struct pools {
 };
 
 /* Return the pool, unless it is retired; NULL if there is none. pool_of() adds an unknown one. */
-struct pool *pool_find(struct process *process, CUmemoryPool handle);
-struct pool *pool_of(struct process *process, CUmemoryPool handle);
+struct pool *pool_find(CUmemoryPool handle);
+struct pool *pool_of(CUmemoryPool handle);
 
-bool pool_is_retired(struct process *process, CUmemoryPool handle);
+bool pool_is_retired(CUmemoryPool handle);
 
 /* Adds a pool. `ordinal` may be one of the two values above. */
-struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal,
-                       bool managed);
+struct pool *pool_note(CUmemoryPool handle, CUdevice ordinal, bool managed);
 
 /* Destroys or retires a pool of the program. */
-CUresult pool_destroy(struct process *process, CUmemoryPool handle);
+CUresult pool_destroy(CUmemoryPool handle);
 
 /* Returns the pool that cuMemAllocAsync uses on this device. */
-struct pool *pool_current(struct process *process, CUdevice ordinal);
-void pool_forget_current(struct process *process);
+struct pool *pool_current(CUdevice ordinal);
+void pool_forget_current(void);
 
 /* Returns the pool of the device's graph memory. NULL if the driver has no figure for it, or no
  * memory. */
-struct pool *pool_of_graphs(struct process *process, CUdevice ordinal);
+struct pool *pool_of_graphs(CUdevice ordinal);
 /* The same, if used before. */
-struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal);
+struct pool *pool_of_graphs_known(CUdevice ordinal);
 
 /* Reads an attribute: one of CU_MEMPOOL_ATTR_*. */
 uint64_t pool_attribute(const struct pool *pool, int which);
@@ -169,8 +168,8 @@ static inline void pool_synchronised(void)
 void pool_set_threshold(struct pool *pool, uint64_t bytes);
 
 /* Updates all pools on this device, between calls that grow them. Returns whether one is over. */
-bool pool_look_all(struct process *process, CUdevice ordinal);
+bool pool_look_all(CUdevice ordinal);
 /* The same, and charges what no call can undo. */
-void pool_settle_all(struct process *process, CUdevice ordinal);
+void pool_settle_all(CUdevice ordinal);
 
 #endif

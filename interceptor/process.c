@@ -123,13 +123,6 @@ int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint
 	return device;
 }
 
-bool process_ready(CUdevice ordinal)
-{
-	struct process *process = process_attached();
-
-	return process && process_device(process, ordinal) >= 0;
-}
-
 CUdevice process_current_ordinal(void)
 {
 	CUresult result;
@@ -180,8 +173,8 @@ enum ledger_result process_charge(struct process *process, int device, uint64_t 
 
 static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, enum kind kind)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
+	struct process *process = process_seen();
+	int device = process_device_attached(ordinal);
 
 	if (device < 0)
 		return;

@@ -143,7 +143,13 @@ static inline int process_device(struct process *process, CUdevice ordinal)
 /* The same by UUID, for a device known from NVML alone. No bytes are charged there. */
 int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
 
-bool process_ready(CUdevice ordinal);
+/* The same of the attached process; -1 also if it cannot attach. */
+static inline int process_device_attached(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+
+	return process ? process_device(process, ordinal) : -1;
+}
 
 static inline bool process_has_one_device(void)
 {

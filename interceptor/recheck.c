@@ -13,7 +13,7 @@
 
 static struct recheck *rechecks(void)
 {
-	return &state_of(process_get())->recheck;
+	return &state_get()->recheck;
 }
 
 static void *run(void *unused)

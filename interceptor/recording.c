@@ -13,7 +13,7 @@
 
 static struct recordings *take_recordings(void)
 {
-	struct recordings *recordings = &state_of(process_get())->recordings;
+	struct recordings *recordings = &state_get()->recordings;
 
 	lock_take(&recordings->lock);
 	return recordings;

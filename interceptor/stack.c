@@ -70,7 +70,7 @@ static bool charge(struct raise *raise, uint64_t context, uint64_t bytes)
 
 static bool begin(struct raise *raise, uint64_t bytes, bool set)
 {
-	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
+	struct lock *lock = &state_get()->contexts.stack_lock;
 	uint64_t before, context;
 	struct quiet quiet;
 	bool fits = true;
@@ -107,7 +107,7 @@ bool stack_begin_set(struct raise *raise, uint64_t bytes)
 
 void stack_end(const struct raise *raise)
 {
-	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
+	struct lock *lock = &state_get()->contexts.stack_lock;
 	uint64_t now, before, after;
 	struct quiet quiet;
 

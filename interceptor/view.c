@@ -21,13 +21,14 @@ static struct view with_pool(const struct process *process, const uint8_t *uuid,
 	return view;
 }
 
-struct view view_of(const struct process *process, int device)
+struct view view_of(int device)
 {
+	const struct process *process = process_seen();
 	struct view view = {.total = UINT64_MAX, .left = 0};
 	const struct ledger_device *d;
 	uint64_t limit, used;
 
-	if (!process || device < 0)
+	if (device < 0)
 		return view;
 	handover_look();
 	d = &process->ledger->device[device];

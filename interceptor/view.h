@@ -12,9 +12,9 @@ struct view {
 	uint64_t left;  /* bytes that could still be charged: at most these are shown free */
 };
 
-/* The view of the ledger device that `process` is attached to the slice of. Without a slice
- * (`process` is NULL) or a quota on the device (-1) the card's total is shown, and nothing free. */
-struct view view_of(const struct process *process, int device);
+/* The view of a ledger device. Without a slice, or a quota on the device (-1), the card's total is
+ * shown, and nothing free. */
+struct view view_of(int device);
 
 static inline uint64_t least(uint64_t a, uint64_t b)
 {
