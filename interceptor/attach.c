@@ -194,11 +194,6 @@ void attach_process(struct process *process)
 	}
 }
 
-int attach_known_device(const struct process *process, const uint8_t uuid[16])
-{
-	return account_find_device(process->ledger, uuid);
-}
-
 /* Return the device's place in process->refused, or that of the oldest refusal. */
 static size_t place_of(const struct process *process, const uint8_t uuid[16])
 {
@@ -217,7 +212,7 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 {
 	struct attach_request request = {.op = ATTACH_OP_DEVICE, .bytes = bytes};
 	struct attach_reply reply = {0};
-	int device = attach_known_device(process, uuid);
+	int device = account_find_device(process->ledger, uuid);
 	enum ask_result result;
 	size_t place;
 

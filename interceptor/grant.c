@@ -7,18 +7,6 @@
 #include "sibling.h"
 #include "table.h"
 
-static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
-                   enum ledger_call call)
-{
-	struct refusal refusal;
-
-	lock_take(&process->account_lock);
-	refusal = refusal_count(process, (uint32_t)device, bytes, by_pool, call);
-	lock_give(&process->account_lock);
-	if (say_wants_debug())
-		refusal_say(process, &refusal);
-}
-
 /* Settle exited siblings that this process can see: of its slice, and of the pool's other slices in
  * its pid namespace. Return whether any bytes were released. */
 static bool settle_dead(struct process *process, int device)
@@ -65,7 +53,7 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 		         "the %s's ledger was overwritten: no more GPU memory is granted",
 		         by_pool ? "pool" : "slice");
 	if (result != LEDGER_OK && !request->quietly)
-		refuse(process, device, request->bytes, by_pool, request->call);
+		refusal_report(process, (uint32_t)device, request->bytes, by_pool, request->call);
 	quiet_end(quiet);
 	return result == LEDGER_OK ? GRANTED : REFUSED;
 }

@@ -114,7 +114,7 @@ static int find_ledger_device(struct process *process, nvmlDevice_t device)
 		return NVML_UNNAMED;
 	if (!process)
 		return NVML_NO_QUOTA;
-	known = attach_known_device(process, uuid);
+	known = account_find_device(process->ledger, uuid);
 	if (known >= 0)
 		return known;
 	if (NVML_HAS(nvmlDeviceGetMemoryInfo))

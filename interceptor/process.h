@@ -123,9 +123,6 @@ void attach_process(struct process *process);
 int attach_device(struct process *process, const uint8_t uuid[16], uint64_t bytes,
                   CUdevice ordinal);
 
-/* Returns the ledger device that already has the UUID, or -1. Needs no enforcer and no lock. */
-int attach_known_device(const struct process *process, const uint8_t uuid[16]);
-
 CUresult process_device_uuid(CUdevice ordinal, CUuuid *uuid);
 
 /* Returns the ledger device of a CUDA device, or -1 if the slice has no quota there. */
@@ -140,9 +137,6 @@ static inline int process_device(struct process *process, CUdevice ordinal)
 	                                        : process_find_device(process, ordinal);
 }
 
-/* The same by UUID, for a device known from NVML alone. No bytes are charged there. */
-int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
-
 /* The same of the attached process; -1 also if it cannot attach. */
 static inline int process_device_attached(CUdevice ordinal)
 {
@@ -150,6 +144,10 @@ static inline int process_device_attached(CUdevice ordinal)
 
 	return process ? process_device(process, ordinal) : -1;
 }
+
+/* Returns the ledger device with a UUID, for a device known from NVML alone. No bytes are charged
+ * there. */
+int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
 
 static inline bool process_has_one_device(void)
 {

@@ -9,6 +9,17 @@
 /* The most sums of the lanes, if the device's word changes each time. */
 #define LOOKS 8
 
+/*
+ * A refusal in bytes, as of one instant. own + siblings + overhead is the device's `used`. As in
+ * `gpuslice ps`, overhead is what the enforcer charged in its lane, and the contexts of all
+ * processes; own and siblings are the rest. These and the limit exclude the charges of checkpointed
+ * processes.
+ */
+struct refusal {
+	uint64_t limit, own, siblings;
+	struct ledger_refusal described;
+};
+
 static uint64_t least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
@@ -76,20 +87,6 @@ static struct refusal look(const struct process *process, uint32_t device, bool 
 	};
 }
 
-struct refusal refusal_count(struct process *process, uint32_t device, uint64_t bytes, bool by_pool,
-                             enum ledger_call call)
-{
-	struct refusal refusal = look(process, device, by_pool);
-
-	refusal.described.bytes = bytes;
-	refusal.described.device = device;
-	refusal.described.call = call;
-	refusal.described.by_pool = by_pool;
-	ledger_describe_refusal(process->ledger, process->lane, &refusal.described);
-	account_count_refusal(&process->held[device].account, by_pool);
-	return refusal;
-}
-
 /* A number of bytes, as in "3221225472 bytes (3.0 GiB)". */
 struct figure {
 	char text[48];
@@ -143,7 +140,7 @@ static struct pool_name pool_name(const struct ledger *pool)
 	return name;
 }
 
-void refusal_say(const struct process *process, const struct refusal *refusal)
+static void say(const struct process *process, const struct refusal *refusal)
 {
 	const struct ledger_refusal *r = &refusal->described;
 	const uint8_t *u = process->ledger->device[r->device].uuid;
@@ -157,4 +154,23 @@ void refusal_say(const struct process *process, const struct refusal *refusal)
 	          u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15],
 	          pool_name(pool).text, figure(refusal->limit).text, figure(refusal->own).text,
 	          figure(refusal->siblings).text, figure(r->overhead).text);
+}
+
+void refusal_report(struct process *process, uint32_t device, uint64_t bytes, bool by_pool,
+                    enum ledger_call call)
+{
+	struct refusal refusal;
+
+	/* The process charges nothing between the look and the description. */
+	lock_take(&process->account_lock);
+	refusal = look(process, device, by_pool);
+	refusal.described.bytes = bytes;
+	refusal.described.device = device;
+	refusal.described.call = call;
+	refusal.described.by_pool = by_pool;
+	ledger_describe_refusal(process->ledger, process->lane, &refusal.described);
+	account_count_refusal(&process->held[device].account, by_pool);
+	lock_give(&process->account_lock);
+	if (say_wants_debug())
+		say(process, &refusal);
 }

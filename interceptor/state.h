@@ -13,7 +13,7 @@
 #include "managed.h"
 #include "movable.h"
 #include "mover.h"
-#include "nvml_cache.h"
+#include "nvml.h"
 #include "object.h"
 #include "overhead.h"
 #include "pool.h"
