@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of kernels. Nearly all pass after one comparison; function.h has those that may take
- * memory. */
+/* Launches of kernels. Nearly all pass after one comparison (function.h). */
 #include "function.h"
 #include "library.h"
 #include "stack.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory of each library of code in each context. The driver loads it there at the first use,
- * which cannot be undone: a use is refused if no quota is left, or fails afterwards, with its
- * memory charged.
+ * The driver loads a library of code into a context at its first use there, which cannot be undone:
+ * a use is refused if no quota is left, or fails afterwards, with its memory charged.
  */
 #ifndef GPUSLICE_LIBRARY_H
 #define GPUSLICE_LIBRARY_H
