@@ -232,9 +232,8 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 bool block_took_piece(CUdeviceptr pointer, const struct block *piece)
 {
 	struct blocks *blocks = take_blocks();
-	struct block *known;
+	struct block *known = map_put(&blocks->large, key_of(pointer), NULL);
 
-	known = map_put(&blocks->large, key_of(pointer), NULL);
 	if (known)
 		*known = *piece;
 	lock_give(&blocks->lock);
@@ -254,9 +253,8 @@ static struct block *piece_at(struct blocks *blocks, CUdeviceptr pointer)
 bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 {
 	struct blocks *blocks = take_blocks();
-	const struct block *known;
+	const struct block *known = piece_at(blocks, pointer);
 
-	known = piece_at(blocks, pointer);
 	if (known && known->freed)
 		known = NULL;
 	if (known)
@@ -268,11 +266,9 @@ bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 bool block_free_piece(CUdeviceptr pointer)
 {
 	struct blocks *blocks = take_blocks();
-	struct block *known;
-	bool marked;
+	struct block *known = piece_at(blocks, pointer);
+	bool marked = known && !known->freed;
 
-	known = piece_at(blocks, pointer);
-	marked = known && !known->freed;
 	if (marked) {
 		known->freed = true;
 		blocks->freed++;
@@ -284,9 +280,8 @@ bool block_free_piece(CUdeviceptr pointer)
 bool block_leave_piece(CUdeviceptr pointer)
 {
 	struct blocks *blocks = take_blocks();
-	struct block *known;
+	struct block *known = piece_at(blocks, pointer);
 
-	known = piece_at(blocks, pointer);
 	if (known) {
 		blocks->freed -= known->freed;
 		map_remove(&blocks->large, known);

@@ -144,10 +144,9 @@ static struct context *known_of(struct contexts *contexts, uint64_t handle, CUde
 uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 {
 	struct contexts *contexts = take_contexts();
-	struct context *known;
 	uint64_t before = 0;
+	struct context *known = known_of(contexts, handle, ordinal);
 
-	known = known_of(contexts, handle, ordinal);
 	if (known) {
 		before = known->heap;
 		known->heap = bytes;

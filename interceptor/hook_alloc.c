@@ -202,10 +202,9 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
 	uint64_t charged = block_round(bytes);
-	CUdevice ordinal;
 	CUresult result;
+	CUdevice ordinal = process_current_ordinal();
 
-	ordinal = process_current_ordinal();
 	if (ordinal < 0 || !pointer || !bytes)
 		return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
 	if (grant(ordinal, charged, KIND_UNLISTED, LEDGER_CALL_MANAGED) != GRANTED)

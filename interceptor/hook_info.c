@@ -5,12 +5,10 @@
 
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
-	CUdevice ordinal;
 	struct view view;
-	CUresult result;
+	CUdevice ordinal = process_current_ordinal();
+	CUresult result = DRIVER(cuMemGetInfo_v2)(available, total);
 
-	ordinal = process_current_ordinal();
-	result = DRIVER(cuMemGetInfo_v2)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
 		return result;
 	view = view_of(process_device_attached(ordinal));
@@ -21,12 +19,10 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 
 CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
 {
-	CUdevice ordinal;
 	struct view view;
-	CUresult result;
+	CUdevice ordinal = process_current_ordinal();
+	CUresult result = DRIVER(cuMemGetInfo)(available, total);
 
-	ordinal = process_current_ordinal();
-	result = DRIVER(cuMemGetInfo)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
 		return result;
 	view = view_of(process_device_attached(ordinal));
@@ -37,9 +33,8 @@ CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-	CUresult result;
+	CUresult result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
 
-	result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
 		*bytes = least(*bytes, view_of(process_device_attached(device)).total);
 	return result;
@@ -47,9 +42,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
-	CUresult result;
+	CUresult result = DRIVER(cuDeviceTotalMem)(bytes, device);
 
-	result = DRIVER(cuDeviceTotalMem)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
 		*bytes =
 		    (unsigned int)least(*bytes, view_of(process_device_attached(device)).total);

@@ -23,9 +23,8 @@ static bool look(nvmlDevice_t device, struct view *view)
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
 	struct view view;
-	nvmlReturn_t result;
+	nvmlReturn_t result = NVML(nvmlDeviceGetMemoryInfo)(device, memory);
 
-	result = NVML(nvmlDeviceGetMemoryInfo)(device, memory);
 	if (result != NVML_SUCCESS || !memory || !look(device, &view))
 		return result;
 	memory->total = least(memory->total, view.total);
@@ -38,9 +37,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 {
 	unsigned long long granted;
 	struct view view;
-	nvmlReturn_t result;
+	nvmlReturn_t result = NVML(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 
-	result = NVML(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 	if (result != NVML_SUCCESS || !memory || !look(device, &view))
 		return result;
 	/* The card's memory available to programs: CUDA's total. */

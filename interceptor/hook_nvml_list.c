@@ -335,9 +335,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *count, unsigned long long since)
 {
-	nvmlReturn_t result;
+	nvmlReturn_t result = NVML(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
 
-	result = NVML(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
 	if (result != NVML_SUCCESS || !samples || !count || !*count)
 		return result;
 	*count = keep_own_samples(device, (unsigned char *)samples, *count, sizeof(*samples),
@@ -348,9 +347,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
                                                    nvmlProcessesUtilizationInfo_v1_t *info)
 {
-	nvmlReturn_t result;
+	nvmlReturn_t result = NVML(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
 
-	result = NVML(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
 	if (result != NVML_SUCCESS || !info || !info->procUtilArray || !info->processSamplesCount ||
 	    info->version != NVML_PROCESSES_UTILIZATION_INFO_V1)
 		return result;

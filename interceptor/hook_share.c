@@ -172,9 +172,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type,
                                             unsigned long long flags)
 {
-	CUresult result;
+	CUresult result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
 
-	result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
 	if (result == CUDA_SUCCESS)
 		pool_note(*pool, POOL_ELSEWHERE, false);
 	return result;
