@@ -5,6 +5,7 @@
 #include "ledger.h"
 #include "process.h"
 #include "quiet.h"
+#include "say.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -19,6 +20,11 @@
 
 /* Seconds between two requests for the slice's return: the enforcer may have been restarted. */
 #define REQUEST_SECONDS 1
+
+/* Seconds of a wait before the process says so, and between two such lines: a program that takes
+ * turns with others waits often. */
+#define SAY_AFTER 2
+#define SAY_AGAIN 60
 
 static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS,
               "gate.S");
@@ -139,6 +145,32 @@ static void await_return(struct ledger *ledger)
 	syscall(SYS_futex, &ledger->away, FUTEX_WAIT, 1, &patience, NULL, 0);
 }
 
+static uint64_t seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec;
+}
+
+/* Says that calls have waited since `begun`, if they have for long. One of several threads does. */
+static bool say_waits(uint64_t begun)
+{
+	static uint64_t said; /* when it was said last */
+	uint64_t now = seconds(), before = __atomic_load_n(&said, __ATOMIC_RELAXED);
+
+	if (now - begun < SAY_AFTER || (before && now - before < SAY_AGAIN) ||
+	    !__atomic_compare_exchange_n(&said, &before, now, false, __ATOMIC_RELAXED,
+	                                 __ATOMIC_RELAXED))
+		return false;
+	say_line(
+	    "CUDA calls of process %d wait until the card has room for its slice's memory, which "
+	    "is "
+	    "in host memory: `gpuslice ps` names the slice, `gpuslice explain` what it waits for",
+	    (int)getpid());
+	return true;
+}
+
 /* Set while the process exits with its memory on the host. */
 static uint32_t leaving;
 
@@ -159,8 +191,9 @@ __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint
 void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 {
 	struct ledger *ledger = process_seen()->ledger;
+	uint64_t begun = seconds();
 	struct quiet quiet;
-	bool gone;
+	bool gone, told = false;
 
 	if (!ledger)
 		return; /* a child that a signal handler has just forked */
@@ -179,7 +212,13 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 		else if (mover())
 			mover()->bring_back();
 		count(calls, GATE_CALL);
+		told = told || say_waits(begun);
 	} while (!gone && is_away(away));
+	if (told)
+		say_line(
+		    "the memory of process %d is back on the card after %u s, and its CUDA calls "
+		    "go on",
+		    (int)getpid(), (unsigned)(seconds() - begun));
 	quiet_end(quiet);
 }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static void say(const char *format, va_list arguments)
+static void say_with(const char *format, va_list arguments)
 {
 	static const char prefix[] = "gpuslice: ";
 	char line[512];
@@ -39,7 +39,16 @@ void say_once(struct process *process, enum once once, const char *format, ...)
 	if (__atomic_fetch_or(&process->said, once, __ATOMIC_RELAXED) & once)
 		return;
 	va_start(arguments, format);
-	say(format, arguments);
+	say_with(format, arguments);
+	va_end(arguments);
+}
+
+void say_line(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	say_with(format, arguments);
 	va_end(arguments);
 }
 
@@ -67,6 +76,6 @@ void say_debug(const char *format, ...)
 	if (!say_wants_debug())
 		return;
 	va_start(arguments, format);
-	say(format, arguments);
+	say_with(format, arguments);
 	va_end(arguments);
 }

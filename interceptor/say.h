@@ -29,6 +29,9 @@ enum once {
 void say_once(struct process *process, enum once once, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The same each time. */
+void say_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* Reads the environment, at the first attach. */
 void say_begin(void);
 

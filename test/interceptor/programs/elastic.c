@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -221,11 +222,32 @@ static void end_all(pthread_t threads[ROUTES])
 	EXPECT(under_way() == 0);
 }
 
+/* Reads standard error, which is a pipe, until it has the text. */
+static bool says(int from, const char *text)
+{
+	struct pollfd readable = {.fd = from, .events = POLLIN};
+	char lines[4096] = "";
+	size_t length = 0;
+
+	while (!strstr(lines, text)) {
+		ssize_t n = poll(&readable, 1, 60000) == 1
+		                ? read(from, lines + length, sizeof(lines) - 1 - length)
+		                : 0;
+
+		if (n <= 0)
+			return false;
+		length += (size_t)n;
+	}
+	return true;
+}
+
 static void wait_away(void)
 {
 	struct sigaction action = {.sa_handler = handle};
 	pthread_t threads[ROUTES];
+	int ends[2];
 
+	EXPECT(pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) >= 0);
 	attach();
 	sigaction(SIGUSR1, &action, NULL);
 	set_away(1);
@@ -237,9 +259,11 @@ static void wait_away(void)
 	WAIT_UNTIL(get(&handled) == (int)ROUTES);
 	pause_ms(50);
 	EXPECT(get(&driver_entered) == 0);
+	EXPECT(says(ends[0], "wait until the card has room"));
 	set_away(0);
 	end_all(threads);
 	EXPECT(get(&driver_entered) == (int)ROUTES);
+	EXPECT(says(ends[0], "back on the card after "));
 
 	set(&control->brings_back, 1);
 	set_away(1);
