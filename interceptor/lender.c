@@ -70,7 +70,7 @@ uint64_t lender_who(const struct process *process, uint64_t name, enum lender_no
 		uint64_t owner = owner_of(process->ledger, lane);
 
 		if (owner && ledger_lent(process->ledger, note_of(name, owner, note)) &&
-		    !lender_is_dead(process, owner))
+		    (note == LENDER_LENDS || !lender_is_dead(process, owner)))
 			return owner;
 	}
 	return 0;
