@@ -96,6 +96,8 @@ static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
 /* CUpointer_attribute */
 enum {
+	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+	CU_POINTER_ATTRIBUTE_SYNC_MEMOPS = 6,
 	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
 };
 

@@ -6,7 +6,7 @@
 
 CONFORMANCE          := test/conformance
 CONFORMANCE_BIN      := bin/conformance
-CONFORMANCE_PROGRAMS := $(addprefix $(CONFORMANCE_BIN)/,alloc pool vmm elastic share ipc outlive external array \
+CONFORMANCE_PROGRAMS := $(addprefix $(CONFORMANCE_BIN)/,alloc pool pointer vmm elastic share ipc outlive external array \
                           tile context graph graph_full capture limit module kernel arithmetic stack many places green checkpoint \
                           procaddr info nvml fault link)
 CONFORMANCE_HEADERS  := $(CONFORMANCE)/conformance.h $(CONFORMANCE)/peer.h $(CONFORMANCE)/graphs.h $(CONFORMANCE)/code.h interceptor/cuda_abi.h interceptor/nvml_abi.h \

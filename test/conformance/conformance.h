@@ -49,6 +49,8 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr))                         \
 	X(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *))         \
 	X(cuArrayGetSparseProperties, (CUDA_ARRAY_SPARSE_PROPERTIES *, CUarray))                   \
+	X(cuPointerGetAttributes, (unsigned int, int *, void **, CUdeviceptr))                     \
+	X(cuPointerSetAttribute, (const void *, int, CUdeviceptr))                                 \
 	X(cuExternalMemoryGetMappedBuffer,                                                         \
 	  (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *))             \
 	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                         \

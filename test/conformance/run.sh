@@ -11,7 +11,7 @@ fi
 
 dir=$1 status=0
 shift
-[ $# -gt 0 ] || set -- info alloc pool vmm elastic share ipc outlive external array tile context graph graph_full capture limit module kernel arithmetic stack many places green checkpoint procaddr nvml fault link
+[ $# -gt 0 ] || set -- info alloc pool pointer vmm elastic share ipc outlive external array tile context graph graph_full capture limit module kernel arithmetic stack many places green checkpoint procaddr nvml fault link
 for program; do
 	echo "[$program]"
 	"$dir/$program" || {

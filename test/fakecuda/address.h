@@ -43,6 +43,8 @@ struct range {
 	CUdeviceptr start;
 	size_t size;
 	enum range_kind kind;
+	CUcontext context; /* of its creation; NULL: it has none */
+	bool sync_changed; /* SYNC_MEMOPS is not as it was at first */
 };
 
 /* Ranges that do not overlap, found by any address inside them. */

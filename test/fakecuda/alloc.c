@@ -66,6 +66,7 @@ static CUresult allocate(CUcontext context, size_t size, CUdeviceptr *out)
 		goto no_memory;
 	allocation->range.kind = RANGE_DEVICE;
 	allocation->range.size = size;
+	allocation->range.context = context;
 	allocation->range.start = vram_address(vram);
 	if (!allocation->range.start)
 		allocation->range.start = address_reserve(vram->bytes, ADDRESS_STEP);
@@ -227,18 +228,6 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 		*available = room;
 	if (total)
 		*total = capacity;
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
-{
-	const struct range *range;
-
-	DRIVER_ENTER();
-	range = ranges_at(&allocations, pointer);
-	if (!data || !range || attribute != CU_POINTER_ATTRIBUTE_IS_MANAGED)
-		return CUDA_ERROR_INVALID_VALUE;
-	*(unsigned int *)data = range->kind == RANGE_MANAGED;
 	return CUDA_SUCCESS;
 }
 

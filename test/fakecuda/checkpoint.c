@@ -28,23 +28,23 @@ static CUresult answer(enum machine_step step)
 	return CUDA_ERROR_UNKNOWN;
 }
 
-/* A thread of the target takes the step, so a stopped one takes none, whatever the time limit. */
-static void await_running(int pid)
+/* A thread of the target takes the step, or answers, so a stopped one does not, whatever the time
+ * limit. */
+static CUresult enter_running(int pid)
 {
 	const struct timespec pace = {.tv_nsec = 10000000};
-
-	while (machine_is_stopped(pid))
-		nanosleep(&pace, NULL);
-}
-
-static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
-{
 	enum machine_phase now;
 
 	TRY(driver_enter_locked());
 	TRY(driver_leave(answer(machine_phase(pid, &now))));
-	await_running(pid);
-	DRIVER_ENTER_BY(driver_enter_locked());
+	while (machine_is_stopped(pid))
+		nanosleep(&pace, NULL);
+	return driver_enter_locked();
+}
+
+static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
+{
+	DRIVER_ENTER_BY(enter_running(pid));
 	return answer(machine_step(pid, from, to));
 }
 
@@ -53,9 +53,9 @@ CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 	enum machine_phase phase = MACHINE_RUNNING;
 	CUresult result;
 
-	DRIVER_ENTER_BY(driver_enter_locked());
 	if (!state)
 		return CUDA_ERROR_INVALID_VALUE;
+	DRIVER_ENTER_BY(enter_running(pid));
 	result = answer(machine_phase(pid, &phase));
 	switch (phase) {
 	case MACHINE_RUNNING:

@@ -25,14 +25,14 @@
 /* An address unknown to the driver is host memory. */
 static bool is_known(CUdeviceptr address)
 {
-	return ranges_at(&allocations, address) || vmm_is_reserved(address);
+	return ranges_at(&allocations, address) || vmm_reservation(address);
 }
 
 static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool write)
 {
 	const struct range *range;
 
-	if (vmm_is_reserved(start))
+	if (vmm_reservation(start))
 		return vmm_may_touch(context, start, size, write) ? CUDA_SUCCESS
 		                                                  : CUDA_ERROR_INVALID_VALUE;
 	range = ranges_at(&allocations, start);

@@ -30,8 +30,8 @@ static CUresult allocate_host(CUcontext context, void **out, size_t size)
 
 	if (!allocation || !memory)
 		goto no_memory;
-	allocation->range =
-	    (struct range){.start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST};
+	allocation->range = (struct range){
+	    .start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST, .context = context};
 	if (!ranges_add(&allocations, &allocation->range))
 		goto no_memory;
 	context_own(context, &allocation->owned, free_host);
@@ -78,8 +78,8 @@ CUDA_API CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned int f
 	if (!allocation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	allocation->registered = true;
-	allocation->range =
-	    (struct range){.start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST};
+	allocation->range = (struct range){
+	    .start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST, .context = context};
 	if (!ranges_add(&allocations, &allocation->range)) {
 		free(allocation);
 		return CUDA_ERROR_OUT_OF_MEMORY;

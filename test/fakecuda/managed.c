@@ -73,6 +73,7 @@ CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 	managed->chunks = chunks;
 	managed->range.kind = RANGE_MANAGED;
 	managed->range.size = size;
+	managed->range.context = context;
 	managed->range.start = address_reserve(chunks * MANAGED_CHUNK, ADDRESS_STEP);
 	if (!managed->range.start)
 		goto no_address;

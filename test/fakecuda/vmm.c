@@ -202,9 +202,14 @@ static bool cuts_a_mapping(CUdeviceptr start, size_t size)
 	return (first && first->start < start) || (last && last->start + last->size > start + size);
 }
 
-bool vmm_is_reserved(CUdeviceptr address)
+int vmm_access(const struct range *range, const struct device *device)
 {
-	return ranges_at(&reservations, address) != NULL;
+	return mapping_of((struct range *)range)->access[device->ordinal];
+}
+
+const struct range *vmm_reservation(CUdeviceptr address)
+{
+	return ranges_at(&reservations, address);
 }
 
 /* The next of the adjacent mappings that cover [*start, ...); NULL at a gap. */

@@ -2,6 +2,7 @@
 #ifndef FAKECUDA_VMM_H
 #define FAKECUDA_VMM_H
 
+#include "address.h"
 #include "driver.h"
 
 /* Of physical memory, of mappings and of reserved addresses; 2 MiB, observed. */
@@ -10,8 +11,11 @@
 /* The memory mapped at the address, and the start of its mapping; NULL if there is none. */
 struct physical *vmm_physical_at(CUdeviceptr address, CUdeviceptr *start);
 
-/* True for addresses of cuMemAddressReserve, mapped or not. */
-bool vmm_is_reserved(CUdeviceptr address);
+/* The access that a device has to a mapping. */
+int vmm_access(const struct range *range, const struct device *device);
+
+/* The range of cuMemAddressReserve, mapped or not; NULL if it is none. */
+const struct range *vmm_reservation(CUdeviceptr address);
 /* True if all of it is mapped, and the context's card may read it, or write to it. */
 bool vmm_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool write);
 /*

@@ -5,5 +5,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: 315cf2aba1e9780d3b6587a70bb3d1e8b223b97e5397089cfe0ece54214dfe9b
+ * SHA-256: e7d4bf1eb3fadca338e1f8224f2448339c35a5954695ea59f2a252c5e9df97f5
  */
