@@ -166,7 +166,7 @@ void piece_owner_gone(uint64_t owner)
 		(void)THROUGH(end_all_of)(owner);
 }
 
-bool piece_has(CUdeviceptr address, const char *lent)
+CUcontext piece_context(CUdeviceptr address)
 {
 	CUdeviceptr base = 0;
 	struct block block;
@@ -175,6 +175,13 @@ bool piece_has(CUdeviceptr address, const char *lent)
 	if (!process_seen()->gate.moves ||
 	    DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) != CUDA_SUCCESS ||
 	    !block_find_piece(base, &block))
+		return NULL;
+	return (CUcontext)(uintptr_t)block.owner;
+}
+
+bool piece_has(CUdeviceptr address, const char *lent)
+{
+	if (!piece_context(address))
 		return false;
 	if (lent)
 		say_once(process_get(), ONCE_LENT,

@@ -32,6 +32,9 @@ bool piece_is_free(const void *function);
 /* Ends a gone context's pieces, since the driver does not. Before block_owner_gone(). */
 void piece_owner_gone(uint64_t owner);
 
+/* Returns the context of the piece that the address is in; NULL if it is in none. */
+CUcontext piece_context(CUdeviceptr address);
+
 /* Reports whether the address is in a piece. `lent` names a call that would share it, for a
  * warning: others would not find the memory. */
 bool piece_has(CUdeviceptr address, const char *lent);

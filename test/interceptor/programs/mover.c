@@ -527,12 +527,22 @@ static void lend(void)
 {
 	CUipcMemHandle handle;
 	CUdeviceptr piece, plain;
+	CUcontext of[2] = {NULL};
+	void *second = &of[1];
+	int number = CU_POINTER_ATTRIBUTE_CONTEXT, on = 1;
 
 	attach();
 	EXPECT(cuMemAlloc_v2(&piece, 4 * MIB) == CUDA_SUCCESS);
 	EXPECT(cuMemAlloc_v2(&plain, MIB) == CUDA_SUCCESS);
 	EXPECT(cuIpcGetMemHandle(&handle, piece + 4096) == CUDA_ERROR_NOT_SUPPORTED);
 	EXPECT(cuIpcGetMemHandle(&handle, plain) == CUDA_SUCCESS);
+	for (CUdeviceptr at = piece; at <= piece + 4096; at += 4096) {
+		EXPECT(cuPointerGetAttribute(&of[0], number, at) == CUDA_SUCCESS);
+		EXPECT(cuPointerGetAttributes(1, &number, &second, at) == CUDA_SUCCESS);
+		EXPECT(of[0] == context && of[1] == context);
+		EXPECT(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at) ==
+		       CUDA_SUCCESS);
+	}
 }
 
 static void free_at_once(void)

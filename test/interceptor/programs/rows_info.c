@@ -66,6 +66,21 @@ static void agree(size_t expected)
 		failed("NVML shows %llu bytes free, CUDA %zu", memory.free, available);
 }
 
+static void knows_its_context(CUdeviceptr pointer)
+{
+	int attribute = CU_POINTER_ATTRIBUTE_CONTEXT, on = 1;
+	CUcontext current = NULL, told = NULL, listed = NULL;
+	void *list = &listed;
+
+	OK(cuCtxGetCurrent(&current));
+	OK(cuPointerGetAttribute(&told, attribute, pointer));
+	OK(cuPointerGetAttributes(1, &attribute, &list, pointer));
+	if (!current || told != current || listed != current)
+		failed("memory has the contexts %p and %p, not %p", (void *)told, (void *)listed,
+		       (void *)current);
+	OK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pointer));
+}
+
 static void info_within(void)
 {
 	CUdeviceptr pointer = 0;
@@ -81,6 +96,7 @@ static void info_within(void)
 		failed("cuDeviceTotalMem tells %u bytes", old);
 	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
 	charged("64 MiB", 64 * MIB);
+	knows_its_context(pointer);
 	agree(bytes);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
@@ -202,7 +218,9 @@ static void processes_beyond(void)
 }
 
 const struct row info_rows[] = {
-    {"info", "cuMemGetInfo_v2 cuDeviceTotalMem cuDeviceTotalMem_v2 nvmlDeviceGetMemoryInfo",
+    {"info",
+     "cuMemGetInfo_v2 cuDeviceTotalMem cuDeviceTotalMem_v2 nvmlDeviceGetMemoryInfo "
+     "cuPointerGetAttribute cuPointerGetAttributes cuPointerSetAttribute",
      info_within, .beyond = info_beyond},
     {"routes", "cuGetProcAddress cuGetProcAddress_v2", routes_within, .kind = {make, drop}},
     {"processes", "nvmlDeviceGetComputeRunningProcesses_v3", processes_within,
