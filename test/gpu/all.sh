@@ -232,7 +232,7 @@ part generated $((120 + ${GPUSLICE_GENERATED:-100})) "$here/generated.py" "${gen
 	"${generated:---programs 10 --threads 1 --processes 1} --out @"
 part bypass 200 "$here/bypass.py" "--out @" "--out @"
 part elastic 90 "$here/elastic.py" "--size 20 --small 4 --seconds 12 --only notebook turns --out @" \
-	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"
+	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns woken --out @"
 part rows 120 "$here/rows.py" "--out @" "--out @ --jobs 2"
 part leases 120 "$here/leases.py" "--out @" "--out @ --small 4"
 part lease 90 "$here/lease.py" "--quick" "--quick"
@@ -258,7 +258,7 @@ else
 fi
 part checkpoint 180 "$here/elastic.py" "--checkpoint --size 10 --seconds 12 --only turns --out @" \
 	"--checkpoint --size 1 --seconds 4 --only turns --out @"
-part moved 240 "$here/elastic.py" "--small 4 --times 4 --rounds 1 --only swap hundred --out @" \
+part moved 240 "$here/elastic.py" "--size 20 --small 4 --times 4 --rounds 1 --only swap hundred --out @" \
 	"FAKECUDA_MEMORY=4G FAKECUDA_CONTEXT=128M --small 0.75 --seconds 4 --times 2 --rounds 1 --models 3 --model 1 --only swap hundred models --out @"
 part bench 90 "test/bench/bench.py" "--quick --out @" "--quick --rounds 1 --only cuMemAlloc,cuLaunchKernel --out @"
 [ -z "$simulated" ] || part pack 120 "$here/pack.sh" "" "XZ_OPT=-1 $OUT/card.tar.xz"

@@ -8,6 +8,7 @@ Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host 
     RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 4] [--times 100]
     RUNC=/path/to/runc test/gpu/elastic.py --only swap [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
+    RUNC=/path/to/runc test/gpu/elastic.py --only woken [--size 20] [--small 4] [--seconds 100] [--host-cgroup /NAME]
 
 Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
 program for the simulated driver takes its place, so that the script can be tried there: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE not
@@ -185,11 +186,11 @@ def have(module):
 class Case:
     """An enforcer with these turns, and the containers of one part."""
 
-    remap = True
+    remap, more = True, ""
 
     def __init__(self, out, turns):
         self.out, self.workers, self.other = out, [], None
-        self.host = Host(out, f"\n[elastic]\nremap = {'true' if Case.remap else 'false'}\n" + turns)
+        self.host = Host(out, f"\n[elastic]\nremap = {'true' if Case.remap else 'false'}\n" + Case.more + turns)
         self.total = self.host.devices()[0]["total"]
         self.simulated = not have("torch")
         if self.simulated:
@@ -326,6 +327,35 @@ def turns(out, gib, quota, seconds):
     check("their memory was moved", sums["evicted"] and sums["returned"], f"{sums['evicted'] / GIB:.1f} GiB went and {sums['returned'] / GIB:.1f} GiB came back")
     check("no violation was found", not bypass, len(bypass))
     print(f"      in {took:.0f} s", flush=True)
+
+
+def woken(out, gib, small, quota, seconds):
+    """Some that are idle want the card beside two that work without pause, one at a time: how long the first call waits."""
+    chosen, quantum, n = random.Random(7), *((4.0, 6) if have("torch") else (0.5, 2))
+    with Case(out, f'min_resident = "{quantum * 250:.0f}ms"\nquantum = "{quantum * 1000:.0f}ms"\n') as case:
+        gib, quota = case.sizes(gib, quota)
+        idle = []
+        for i in range(n):
+            idle.append(case.begin(f"idle{i}", "torch", small, quota))
+            idle[-1].reaches(1)
+            idle[-1].idle(True)
+        busy = [case.begin(f"busy{i}", "torch", gib, quota) for i in range(2)]
+        ready, rested = [w.reaches(3) for w in busy], [time.monotonic()] * n
+        for kind, some, rest, lasts in (("more than ten quanta", n, 10.5, 1), ("a quantum or two", 1, 0, 0.5)):  # elastic-reference.md, Return
+            begun, seen = time.monotonic(), []
+            while not seen or time.monotonic() < begun + seconds * lasts:
+                i = len(seen) % some
+                time.sleep(max(chosen.uniform(1, 2) * quantum, rested[i] + rest * quantum - time.monotonic()))
+                seen.append(idle[i].wakes())
+                rested[i] = time.monotonic()
+                if None in (*ready, *seen[-1]):
+                    break
+            waited = sorted(w for w, _ in seen)
+            check(f"one that was idle for {kind} is woken beside two that work", None not in (*ready, *seen[-1]),
+                  f"{len(seen)} times, waited {waited[len(waited) // 2]:.2f} s (median), {waited[-1]:.2f} s (most), with a quantum of {quantum} s: "
+                  + " ".join(f"{w:.2f}" for w in waited))
+        steps = [w.step() for w in busy]
+        check("and these work on", all(w.reaches(n + 2) is not None for w, n in zip(busy, steps)), ", ".join(f"{n} steps" for n in steps))
 
 
 def notebook(out, gib, quota):
@@ -553,14 +583,16 @@ def main():
     parser.add_argument("--seconds", type=int, default=100, help="how long they work")
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
     parser.add_argument("--checkpoint", action="store_true", help="the driver moves all of their memory, and they none themselves")
+    parser.add_argument("--host-cgroup", help="host_cgroup: a limit of this program's own cgroup would have each move pin its memory anew")
     parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
     parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
     parser.add_argument("--times", type=int, default=100, help="how often each kind of program is moved")
     parser.add_argument("--rounds", type=int, default=4, help="how often each of three is woken")
-    parts = ["cost", "notebook", "frameworks", "turns", "models", "swap", "hundred"]
+    parts = ["cost", "notebook", "frameworks", "turns", "models", "swap", "hundred", "woken"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts[:4], help="which parts")
     args = parser.parse_args()
     Case.remap = not args.checkpoint
+    Case.more = f'host_cgroup = "{args.host_cgroup}"\n' if args.host_cgroup else ""
     out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
     os.makedirs(out, exist_ok=True)
     print(f"logs in {out}", flush=True)
@@ -569,6 +601,7 @@ def main():
         "notebook": lambda: notebook(out, args.small, args.quota),
         "frameworks": lambda: frameworks(out, args.small / 5, args.quota, args.seconds * 2 // 3),
         "turns": lambda: turns(out, args.size, args.quota, args.seconds),
+        "woken": lambda: woken(out, args.size, args.small, args.quota, args.seconds),
         "hundred": lambda: hundred(out, args.small, args.times),
         "swap": lambda: swap(out, args.size, args.quota, args.rounds),
         "models": lambda: models(out, args.models, args.model, args.seconds),
