@@ -149,11 +149,9 @@ void function_contexts_changed(void)
 bool function_find(const void *function, struct function *found)
 {
 	struct functions *functions = take_functions();
-	struct function *known = map_find(&functions->known, key_of(function));
+	const struct function *known = map_find(&functions->known, key_of(function));
 
-	*found = (struct function){0};
-	if (known)
-		*found = *known;
+	*found = known ? *known : (struct function){0};
 	lock_give(&functions->lock);
 	return known;
 }
