@@ -102,20 +102,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t devic
 	return result;
 }
 
-static nvmlReturn_t details(nvmlDevice_t device, unsigned *count, nvmlProcessDetail_v1_t *infos)
-{
-	struct machine_process *list;
-	nvmlReturn_t result = look(device, count, infos, &list);
-
-	for (unsigned i = 0; result == NVML_SUCCESS && i < *count; i++)
-		infos[i] = (nvmlProcessDetail_v1_t){.pid = (unsigned)list[i].pid,
-		                                    .usedGpuMemory = list[i].bytes,
-		                                    .gpuInstanceId = NVML_NO_INSTANCE,
-		                                    .computeInstanceId = NVML_NO_INSTANCE};
-	free(list);
-	return result;
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                               unsigned int *count,
                                                               nvmlProcessInfo_v2_t *infos)
@@ -148,6 +134,9 @@ EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
                                                             nvmlProcessDetailList_v1_t *list)
 {
+	struct machine_process *found;
+	nvmlReturn_t result;
+
 	TRY(nvml_check(device, list));
 	if (list->version != NVML_PROCESS_DETAIL_LIST_V1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -156,7 +145,15 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (list->mode == NVML_PROCESS_MODE_GRAPHICS || list->mode == NVML_PROCESS_MODE_MPS)
 		return nobody(device, &list->numProcArrayEntries);
-	return details(device, &list->numProcArrayEntries, list->procArray);
+	result = look(device, &list->numProcArrayEntries, list->procArray, &found);
+	for (unsigned i = 0; result == NVML_SUCCESS && i < list->numProcArrayEntries; i++)
+		list->procArray[i] =
+		    (nvmlProcessDetail_v1_t){.pid = (unsigned)found[i].pid,
+		                             .usedGpuMemory = found[i].bytes,
+		                             .gpuInstanceId = NVML_NO_INSTANCE,
+		                             .computeInstanceId = NVML_NO_INSTANCE};
+	free(found);
+	return result;
 }
 
 static unsigned long long now(void)

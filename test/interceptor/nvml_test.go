@@ -50,12 +50,8 @@ func TestNVMLAgreesWithCUDAAndListsTheSlicesProcessesOnly(t *testing.T) {
 	program := compileNVML(t)
 	for _, lists := range []string{"", "none"} {
 		t.Run("lists="+lists, func(t *testing.T) {
-			env := environment(t)
-			if lists != "" {
-				env = append(env, "FAKECUDA_NVML_LISTS="+lists)
-			}
-			pid := stranger(t, env)
-			must.Output(inSlice(t, env, "4G", program, "agree", fmt.Sprint(pid)))(t)
+			env := environment(t, "FAKECUDA_NVML_LISTS="+lists)
+			must.Output(inSlice(t, env, "4G", program, "agree", fmt.Sprint(stranger(t, env))))(t)
 		})
 	}
 }

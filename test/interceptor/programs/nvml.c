@@ -25,7 +25,6 @@
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
 #define MANY 64
-#define ENTRY_MOST 64 /* bytes */
 
 typedef nvmlReturn_t list_function(nvmlDevice_t, unsigned int *, void *);
 
@@ -117,7 +116,7 @@ static const struct list {
 
 static unsigned int read_list(const struct list *list, struct entry *entries)
 {
-	static unsigned char space[MANY * ENTRY_MOST];
+	static unsigned char space[MANY * sizeof(nvmlProcessDetail_v1_t)];
 	unsigned int count = MANY;
 
 	expect(list->name, (unsigned int)list->function(device, &count, space), NVML_SUCCESS);
@@ -147,12 +146,11 @@ static void holds(const char *what, const struct entry *entries, unsigned int co
 
 static void protocol(const struct list *list, unsigned int members)
 {
-	unsigned char space[MANY * ENTRY_MOST];
+	unsigned char space[MANY * sizeof(nvmlProcessDetail_v1_t)];
 	unsigned int count = 0, number = list->compute ? members : 0;
-	nvmlReturn_t too_small = number ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 
 	expect(list->name, (unsigned int)list->function(device, &count, NULL),
-	       (unsigned int)too_small);
+	       number ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS);
 	expect(list->name, count, number);
 	if (number) {
 		count = number - 1;
