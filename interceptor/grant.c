@@ -39,8 +39,8 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 	while (result == LEDGER_REFUSED) {
 		bool more = false;
 
-		UPCALL_EACH(call, grant_room)
-		more |= (*call)(request->ordinal);
+		for (UPCALL_EACH(call, grant_room))
+			more |= (*call)(request->ordinal);
 		more |= settle_dead(process, device);
 		/* Retry even if nothing was released: another process may have settled the same
 		 * sibling. */
@@ -65,8 +65,8 @@ static bool is_open(int device)
 
 static void settle(CUdevice ordinal, int device)
 {
-	UPCALL_EACH(call, grant_settle)
-	(*call)(ordinal, device);
+	for (UPCALL_EACH(call, grant_settle))
+		(*call)(ordinal, device);
 }
 
 static enum grant_result fulfil(const struct request *request)

@@ -21,8 +21,8 @@ struct process *process_attach(void)
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
 		gate_begun();
-		UPCALL_EACH(call, process_begun)
-		(*call)();
+		for (UPCALL_EACH(call, process_begun))
+			(*call)();
 	}
 	return process;
 }

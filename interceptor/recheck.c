@@ -30,8 +30,8 @@ static void *run(void *unused)
 			syscall(SYS_futex, &r->work, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
 		nanosleep(&pace, NULL);
 		__atomic_store_n(&r->work, 0, __ATOMIC_SEQ_CST);
-		UPCALL_EACH(call, recheck)
-		again |= (*call)();
+		for (UPCALL_EACH(call, recheck))
+			again |= (*call)();
 		if (again)
 			__atomic_store_n(&r->work, 1, __ATOMIC_RELEASE);
 	}

@@ -18,7 +18,10 @@
 	extern __attribute__((visibility("hidden")))                                               \
 	list##_upcall *const list##_end[] __asm__("__stop_upcall_" #list)
 
+/* Of a `for`: each function of a list. */
 #define UPCALL_EACH(call, list)                                                                    \
-	for (list##_upcall *const *call = list##_first; call < list##_end; call++)
+	list##_upcall *const *call = list##_first;                                                 \
+	call < list##_end;                                                                         \
+	call++
 
 #endif
