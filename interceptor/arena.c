@@ -24,8 +24,7 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + STEP - 1) & ~(STEP - 1);
 }
 
-/* Reserve addresses for all memory of the device. */
-static bool reserve(struct mover *m, CUdevice ordinal)
+bool arena_reserve(struct mover *m, CUdevice ordinal)
 {
 	size_t bytes = 0;
 	void *memory;
@@ -150,7 +149,7 @@ bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes)
 	/* The need of the whole move, if it is known to be more. */
 	uint64_t whole = round_up(bytes > m->bytes ? bytes : m->bytes);
 
-	if (!reserve(m, ordinal) || bytes > m->arena_bytes)
+	if (!arena_reserve(m, ordinal) || bytes > m->arena_bytes)
 		return false;
 	if (whole > m->arena_bytes)
 		whole = m->arena_bytes;

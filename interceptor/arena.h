@@ -13,6 +13,9 @@
 
 #include "mover.h"
 
+/* Reserve addresses, if there are none yet. */
+bool arena_reserve(struct mover *m, CUdevice ordinal);
+
 /* Called in a context. Map and pin the first `bytes`. False if the host, a limit or the enforcer
  * does not grant them. */
 bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes);

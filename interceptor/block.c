@@ -234,8 +234,10 @@ bool block_took_piece(CUdeviceptr pointer, const struct block *piece)
 	struct blocks *blocks = take_blocks();
 	struct block *known = map_put(&blocks->large, key_of(pointer), NULL);
 
-	if (known)
+	if (known) {
 		*known = *piece;
+		known->serial = ++blocks->serial;
+	}
 	lock_give(&blocks->lock);
 	if (known)
 		count_present(blocks, number_of(pointer), 1);

@@ -32,8 +32,9 @@ struct block {
 	uint64_t bytes, owner;
 	CUdevice ordinal;
 	uint32_t uses;
-	bool piece; /* mapped by piece.h */
-	bool freed; /* a piece that the program freed, not destroyed yet */
+	bool piece;      /* mapped by piece.h */
+	bool freed;      /* a piece that the program freed, not destroyed yet */
+	uint32_t serial; /* of a piece: later ones have higher numbers */
 };
 
 struct blocks {
@@ -41,6 +42,7 @@ struct blocks {
 	uint64_t owner[BLOCK_PLACES]; /* contexts that own the blocks */
 	struct lock lock;             /* guards `large` */
 	MAP(struct block) large;
+	uint32_t serial;                 /* of the last piece */
 	uint32_t freed;                  /* number of pieces with `freed` */
 	uint32_t present[BLOCK_PRESENT]; /* the filter: blocks that hash here */
 };

@@ -403,7 +403,8 @@ size_t movable_list(struct block_at *list, size_t room, uint64_t owner)
 			                                {.bytes = movable->bytes,
 			                                 .owner = owner,
 			                                 .ordinal = movable->properties.location.id,
-			                                 .uses = 1}};
+			                                 .uses = 1,
+			                                 .serial = (uint32_t)map_key(movable)}};
 		count += whole != 0;
 	}
 	lock_give(&all->lock);

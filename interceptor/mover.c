@@ -46,11 +46,11 @@ static void set_place(struct mover *m, enum ledger_place place)
 	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_SEQ_CST);
 }
 
-/* The largest first, so that fewer have to move; then by address. */
+/* The oldest first. */
 static bool moves_later(const struct block_at *a, const struct block_at *b)
 {
-	return a->block.bytes != b->block.bytes ? a->block.bytes < b->block.bytes
-	                                        : a->pointer > b->pointer;
+	return a->block.piece != b->block.piece ? b->block.piece
+	                                        : a->block.serial > b->block.serial;
 }
 
 /* (qsort may allocate.) */
@@ -178,6 +178,67 @@ static CUresult free_memory(const struct block_at *at)
 	                       : movable_take(at->pointer);
 }
 
+/* Begins the digests of a piece, in a context of its device: another may have no access. */
+static bool digest_piece(const struct mover *m, const struct block_at *at, uint64_t offset)
+{
+	CUdevice device;
+
+	return BEHIND(cuCtxGetDevice)(&device) == CUDA_SUCCESS &&
+	       (device != at->block.ordinal ||
+	        digest_begin(&m->digests, at->pointer, offset / BLOCK_BYTES,
+	                     at->block.bytes / BLOCK_BYTES));
+}
+
+/* Computes the digests of all pieces on the device. */
+static void digest_all(struct mover *m)
+{
+	uint64_t offset = 0, owner = 0, first;
+	bool well;
+
+	digest_forget(&m->digests);
+	if (!m->count || !arena_reserve(m, m->list[0].block.ordinal) || !context_list(&first, 1) ||
+	    !push_context(first))
+		return;
+	well = digest_open(&m->digests, m->bytes / BLOCK_BYTES, m->arena_bytes / BLOCK_BYTES);
+	pop_context();
+	if (!well)
+		return;
+	for (size_t i = 0; i < m->count && well; i++) {
+		const struct block_at *at = &m->list[i];
+
+		if (!m->aside[i] && owner != at->block.owner) {
+			if (owner) {
+				well = BEHIND(cuStreamSynchronize)(PER_THREAD) == CUDA_SUCCESS;
+				pop_context();
+			}
+			owner = push_context(at->block.owner) ? at->block.owner : 0;
+		}
+		if (!m->aside[i])
+			well = well && owner && digest_piece(m, at, offset);
+		offset += at->block.bytes;
+	}
+	if (owner) {
+		well = BEHIND(cuStreamSynchronize)(PER_THREAD) == CUDA_SUCCESS && well;
+		pop_context();
+	}
+	if (push_context(first)) {
+		digest_close(&m->digests, well);
+		pop_context();
+	}
+}
+
+/* Returns the bytes from `offset` of the arena on, up to `most`, that are to be copied out, or are
+ * there already. */
+static uint64_t part_of(const struct mover *m, uint64_t offset, uint64_t most, bool *same)
+{
+	uint64_t bytes = BLOCK_BYTES;
+
+	*same = digest_same(&m->digests, offset / BLOCK_BYTES);
+	while (bytes < most && digest_same(&m->digests, (offset + bytes) / BLOCK_BYTES) == *same)
+		bytes += BLOCK_BYTES;
+	return bytes;
+}
+
 /* Copies a piece, in its context, from or to `offset` of the arena. */
 static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t offset, bool out)
 {
@@ -186,10 +247,18 @@ static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t 
 	for (uint64_t done = 0, part; done < at->block.bytes && result == CUDA_SUCCESS;
 	     done += part) {
 		unsigned char *host = m->arena + offset + done;
+		bool same = false;
 
 		part = COPY - (offset + done) % COPY;
 		if (part > at->block.bytes - done)
 			part = at->block.bytes - done;
+		if (out && m->digests.room) {
+			part = part_of(m, offset + done, part, &same);
+			if (same)
+				continue;
+			memset(&m->digests.kept[(offset + done) / BLOCK_BYTES], 0,
+			       part / BLOCK_BYTES * sizeof(struct digest));
+		}
 		result =
 		    out ? BEHIND(cuMemcpyDtoHAsync_v2)(host, at->pointer + done, part, PER_THREAD)
 		        : BEHIND(cuMemcpyHtoDAsync_v2)(at->pointer + done, host, part, PER_THREAD);
@@ -243,9 +312,11 @@ static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end
 static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE, last;
-	uint64_t offset = 0, batch = 0, owner = 0, stay = out ? may_stay(m) : 0;
+	uint64_t offset = 0, from = 0, batch = 0, owner = 0, stay = out ? may_stay(m) : 0;
 	size_t first = 0, i;
 
+	if (out)
+		digest_all(m);
 	for (i = 0; i < m->count && failure == LEDGER_MOVE_DONE && wanted(m) == want; i++) {
 		const struct block_at *at = &m->list[i];
 
@@ -254,7 +325,11 @@ static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out
 		if (m->aside[i] != out) {
 			if (owner && (owner != at->block.owner || batch >= BATCH)) {
 				failure = finish(m, first, i, out);
+				if (failure == LEDGER_MOVE_DONE && out)
+					digest_keep(&m->digests, from / BLOCK_BYTES,
+					            offset / BLOCK_BYTES);
 				first = i;
+				from = offset;
 				batch = 0;
 			}
 			if (owner != at->block.owner) {
@@ -273,6 +348,8 @@ static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out
 	if (!owner)
 		return failure;
 	last = finish(m, first, i, out);
+	if (last == LEDGER_MOVE_DONE && out)
+		digest_keep(&m->digests, from / BLOCK_BYTES, offset / BLOCK_BYTES);
 	pop_context();
 	return failure != LEDGER_MOVE_DONE ? failure : last;
 }
@@ -343,18 +420,21 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	return LEDGER_MOVE_DONE;
 }
 
-/* Frees host memory beyond what is used or may be kept. Unpinning needs a context. */
+/* Frees host memory beyond what is used or may be kept. Unpinning needs a context. Without one the
+ * enforcer takes the memory back all the same. */
 static void trim(struct mover *m, uint64_t used)
 {
-	uint64_t context, keep = 0;
+	uint64_t context, most = 0;
 
 	if (m->device >= 0)
-		keep = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
+		most = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
 		                       __ATOMIC_RELAXED);
-	if (m->pinned <= (used > keep ? used : keep) || !context_list(&context, 1) ||
-	    !push_context(context))
+	if (used > most)
+		most = used;
+	digest_lose(&m->digests, (most + BLOCK_BYTES - 1) / BLOCK_BYTES);
+	if (m->pinned <= most || !context_list(&context, 1) || !push_context(context))
 		return;
-	arena_trim(m, used > keep ? used : keep);
+	arena_trim(m, most);
 	pop_context();
 }
 

@@ -9,11 +9,15 @@
  * failure. Each piece is wholly on the device or the host at every moment.
  *
  * Host memory is kept for the next time: pinning takes several times as long as copying (arena.h).
+ * So memory that has not changed since it was moved last is not copied (digest.h). The list is by
+ * age: the memory that a program made first, such as a model's weights, has the same place each
+ * time.
  */
 #ifndef GPUSLICE_MOVER_H
 #define GPUSLICE_MOVER_H
 
 #include "block.h"
+#include "digest.h"
 #include "ledger.h"
 
 struct mover {
@@ -30,8 +34,9 @@ struct mover {
 	uint64_t bytes;       /* of the list */
 	unsigned char *arena; /* addresses for host memory */
 	uint64_t arena_bytes;
-	uint64_t mapped; /* bytes of it that are backed, from its start */
-	uint64_t pinned; /* bytes of those that are pinned */
+	uint64_t mapped;        /* bytes of it that are backed, from its start */
+	uint64_t pinned;        /* bytes of those that are pinned */
+	struct digests digests; /* of the blocks of the arena, and of what goes there */
 };
 
 #endif

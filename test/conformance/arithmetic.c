@@ -4,6 +4,7 @@
  * kernel has its operands as 32 bits in %r1 to %r3, as 64 in %rd1 to %rd3, as floats in %f1 to %f3
  * and as doubles in %fd1 to %fd3, and leaves the result in the fourth register of its kind.
  */
+#include "../../interceptor/digest_ptx.h"
 #include "code.h"
 
 #define TRIPLES 1024
@@ -157,6 +158,33 @@ static void fill(struct triple *triples)
 			triples[i].values[j] = mixed(3 * i + j + 1) | 0x10;
 }
 
+/* The interceptor's kernel, which the simulated driver computes without carrying out its text. */
+static void print_digests(void)
+{
+	static uint64_t data[2 * DIGEST_BYTES / 8 + 4], digests[4];
+	CUdeviceptr at, to;
+	CUmodule module;
+	CUfunction function;
+	void *parameters[] = {&at, &to};
+
+	MUST(cuModuleLoadData(&module, digest_ptx));
+	MUST(cuModuleGetFunction(&function, module, DIGEST_KERNEL));
+	MUST(cuMemAlloc_v2(&at, sizeof(data)));
+	to = at + 2 * DIGEST_BYTES;
+	for (int round = 0; round < 4; round++) {
+		for (size_t i = 0; i < COUNT(data) && round == 1; i++)
+			data[i] = mixed(i);
+		data[COUNT(data) / 2] ^= round > 1 ? 1ull << 63 : 0;
+		MUST(cuMemcpyHtoD_v2(at, data, sizeof(data)));
+		MUST(cuLaunchKernel(function, 2, 1, 1, DIGEST_THREADS, 1, 1, 0, NULL, parameters,
+		                    NULL));
+		MUST(cuMemcpyDtoH_v2(digests, to, sizeof(digests)));
+		printf("digest%d: %016llx %016llx, %016llx %016llx\n", round,
+		       (unsigned long long)digests[0], (unsigned long long)digests[1],
+		       (unsigned long long)digests[2], (unsigned long long)digests[3]);
+	}
+}
+
 int main(void)
 {
 	static struct triple triples[TRIPLES];
@@ -182,5 +210,6 @@ int main(void)
 			sum = mixed(sum ^ triples[j].result);
 		printf("%s: %016llx\n", instructions[i].name, (unsigned long long)sum);
 	}
+	print_digests();
 	return 0;
 }

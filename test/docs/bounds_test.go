@@ -31,13 +31,13 @@ var noBound = map[string]string{
 	"how often and how long the daemons do their own work": `api/server.drainTimeout daemon/audit.closeTimeout lease/service.drainTimeout lease/service.interval lease/service.askTimeout
 		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer.termQuiet
 		enforcer.minKillInterval enforcer.maxKillInterval enforcer.firstExit enforcer.killTimeout enforcer.drainPace
-		enforcer.obstacleLasts enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
+		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
 		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
 	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.slowest
 		enforcer.residue enforcer.spare enforcer.mayLeave enforcer.hostPlenty enforcer/native.rounding`,
 	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askLasts
-		enforcer/core.stayMargin enforcer/core.triedLasts enforcer/core.restedAfter enforcer/core.obstacleLasts enforcer/core.maxQueue`,
+		enforcer/core.stayMargin enforcer/core.triedLasts enforcer/core.restedAfter enforcer/core.ObstacleLasts enforcer/core.maxQueue`,
 	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
 	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
 		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady

@@ -171,6 +171,8 @@ CUDA_API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, 
 
 	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
 		return result;
+	if (vmm_fails("cuMemcpyDtoHAsync"))
+		return CUDA_ERROR_UNKNOWN;
 	return move((uintptr_t)to, false, from, true, size);
 }
 

@@ -145,6 +145,10 @@ struct ptx_kernel {
 	bool uses_arrays;
 };
 
+/* ptx_digest.c: whether it is the interceptor's kernel of digests, and the digest of its data. */
+bool ptx_is_digest(const struct ptx_kernel *kernel);
+void ptx_digest(const char *data, uint64_t to[2]);
+
 /* The initial content of an array. */
 struct ptx_values {
 	uint64_t offset;

@@ -4,6 +4,7 @@
  * waits at a barrier, or its turn is over.
  */
 #define _GNU_SOURCE
+#include "../../interceptor/digest_ptx.h"
 #include "address.h"
 #include "copy.h"
 #include "managed.h"
@@ -428,9 +429,28 @@ static bool next_block(struct ptx_run *run)
 	return false;
 }
 
+static CUresult digest(struct ptx_run *run)
+{
+	CUdeviceptr of[2];
+
+	memcpy(of, run->parameters, sizeof(of));
+	for (unsigned i = 0; i < run->grid[0]; i++) {
+		char *data = memory_at(run, of[0] + i * DIGEST_BYTES, DIGEST_BYTES, false);
+		void *to =
+		    memory_at(run, of[1] + i * 2 * sizeof(uint64_t), 2 * sizeof(uint64_t), true);
+
+		if (!data || !to)
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		ptx_digest(data, to);
+	}
+	return CUDA_SUCCESS;
+}
+
 CUresult ptx_step(struct ptx_run *run, uint64_t instructions)
 {
 	memset(run->windows, 0, sizeof(run->windows));
+	if (ptx_is_digest(run->kernel))
+		return digest(run);
 	while (instructions) {
 		struct thread *thread = &run->threads[run->thread];
 

@@ -258,11 +258,10 @@ void vmm_work_done(void)
 	waits++;
 }
 
-/* True if that call is to fail for a card with read access only: README.md. */
-static bool fails(const char *call, int access)
+bool vmm_fails(const char *call)
 {
 	const char *path = getenv("FAKECUDA_VMM_FAULT");
-	FILE *file = path && access == CU_MEM_ACCESS_FLAGS_PROT_READ ? fopen(path, "r") : NULL;
+	FILE *file = path ? fopen(path, "r") : NULL;
 	char text[32] = "";
 	bool is = file && fgets(text, sizeof(text), file) && strcmp(text, call) == 0;
 
@@ -283,7 +282,7 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 	while ((range = ranges_overlapping(&allocations, start, size))) {
 		struct mapping *mapping = mapping_of(range);
 
-		if (fails("cuMemUnmap", mapping->access[0]))
+		if (mapping->access[0] == CU_MEM_ACCESS_FLAGS_PROT_READ && vmm_fails("cuMemUnmap"))
 			return CUDA_ERROR_UNKNOWN;
 		if (mapping->filler && mapping->filled_after == waits)
 			context_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -300,7 +299,7 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 	DRIVER_ENTER();
 	if (!size || !list || !count || !is_whole_mappings(start, size))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (fails("cuMemSetAccess", list->flags))
+	if (list->flags == CU_MEM_ACCESS_FLAGS_PROT_READ && vmm_fails("cuMemSetAccess"))
 		return CUDA_ERROR_UNKNOWN;
 	while (size) {
 		struct mapping *mapping = walk(&start, &size);

@@ -24,5 +24,7 @@ bool vmm_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool write
  */
 void vmm_fill(CUcontext context, CUdeviceptr start, size_t size);
 void vmm_work_done(void);
+/* True if that call is to fail: FAKECUDA_VMM_FAULT in README.md. */
+bool vmm_fails(const char *call);
 
 #endif

@@ -6,7 +6,7 @@ Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host 
 
     RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 42] [--seconds 100] [--small 10] [--checkpoint] [--only PART…]
     RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 4] [--times 100]
-    RUNC=/path/to/runc test/gpu/elastic.py --only swap [--size 45] [--quota 47] [--rounds 4]
+    RUNC=/path/to/runc test/gpu/elastic.py --only swap [--weights] [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
     RUNC=/path/to/runc test/gpu/elastic.py --only woken [--size 20] [--small 4] [--seconds 100] [--host-cgroup /NAME]
 
@@ -58,6 +58,16 @@ def step():
         assert int(least) == n and int(most) == n, (n, int(least), int(most))
         part.add_(1)
     again = torch.empty(1 << 22, device="cuda")
+    torch.cuda.synchronize()
+""", wake="torch.cuda.synchronize()", step="step()")
+# A model that answers requests: its weights do not change.
+WEIGHTS = COMMON.format(begin="""
+import torch
+parts = [torch.full((1 << 26,), i, dtype=torch.int32, device="cuda") for i in range(int(gib * 4))]
+def step():
+    for i, part in enumerate(parts):
+        least, most = part.aminmax()
+        assert int(least) == i and int(most) == i, (i, int(least), int(most))
     torch.cuda.synchronize()
 """, wake="torch.cuda.synchronize()", step="step()")
 GRAPH = COMMON.format(begin="""
@@ -175,7 +185,7 @@ while True:
         f.write(str(n))
     os.rename("/out/new", "/out/step")
 '''
-PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX, "compile": COMPILE, "cublas": CUBLAS, "pinned": PINNED, "nccl": NCCL,
+PROGRAMS = {"torch": TORCH, "weights": WEIGHTS, "graph": GRAPH, "cupy": CUPY, "jax": JAX, "compile": COMPILE, "cublas": CUBLAS, "pinned": PINNED, "nccl": NCCL,
             "segments": ALLOCATOR % "expandable_segments:True", "async": ALLOCATOR % "backend:cudaMallocAsync", "multi": MULTI}
 
 
@@ -401,7 +411,7 @@ print(rate(device, host), rate(host, device))
 """
 
 
-def swap(out, gib, quota, rounds):
+def swap(out, program, gib, quota, rounds):
     """Three programs, of which one works at a time: how long its first call waits, beside what the bytes that move would take."""
     back, away = 20e9, 20e9
     if have("torch"):
@@ -411,7 +421,7 @@ def swap(out, gib, quota, rounds):
         gib, quota = case.sizes(gib, quota)
         all_ = []
         for i in range(3):
-            all_.append(case.begin(f"swap{i}", "torch", gib, quota))
+            all_.append(case.begin(f"swap{i}", program, gib, quota))
             if all_[-1].reaches(1) is None:
                 check("three programs begin", False, f"swap{i} does not")
                 return
@@ -533,7 +543,7 @@ def models(out, n, gib, seconds):
 
         def elastic(i):
             while len(there) <= i:
-                w = case.begin(f"model{len(there)}", "torch", gib, quota)
+                w = case.begin(f"model{len(there)}", "weights", gib, quota)
                 if w.reaches(1) is None:
                     return None
                 w.idle(True)
@@ -550,7 +560,7 @@ def models(out, n, gib, seconds):
             if w is None:
                 if len(loaded) >= fit:
                     case.end(loaded.pop(next(iter(loaded))))
-                w = case.begin(f"model{i}-{time.monotonic_ns()}", "torch", gib, quota, elastic=False)
+                w = case.begin(f"model{i}-{time.monotonic_ns()}", "weights", gib, quota, elastic=False)
                 if w.reaches(1) is None:
                     return None
                 w.idle(True)
@@ -584,6 +594,7 @@ def main():
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
     parser.add_argument("--checkpoint", action="store_true", help="the driver moves all of their memory, and they none themselves")
     parser.add_argument("--host-cgroup", help="host_cgroup: a limit of this program's own cgroup would have each move pin its memory anew")
+    parser.add_argument("--weights", action="store_true", help="the programs that are woken in turn change nothing of their memory")
     parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
     parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
     parser.add_argument("--times", type=int, default=100, help="how often each kind of program is moved")
@@ -603,7 +614,7 @@ def main():
         "turns": lambda: turns(out, args.size, args.quota, args.seconds),
         "woken": lambda: woken(out, args.size, args.small, args.quota, args.seconds),
         "hundred": lambda: hundred(out, args.small, args.times),
-        "swap": lambda: swap(out, args.size, args.quota, args.rounds),
+        "swap": lambda: swap(out, "weights" if args.weights else "torch", args.size, args.quota, args.rounds),
         "models": lambda: models(out, args.models, args.model, args.seconds),
     }
     for part in args.only:

@@ -53,6 +53,9 @@ void keep_and_check(void);
 void go_on_alone(void);
 void use_all(void);
 void attach(void);
+/* Has the simulated driver fail that call from now on; "" ends it. */
+void fail_with(const char *call);
+
 void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes);
 bool has_marks(size_t piece, CUdeviceptr pointer, size_t bytes);
 uint64_t charged(void);
