@@ -6,6 +6,7 @@
 #include "movable.h"
 #include "piece.h"
 #include "recording.h"
+#include "say.h"
 #include "state.h"
 #include "threads.h"
 
@@ -189,6 +190,20 @@ static bool digest_piece(const struct mover *m, const struct block_at *at, uint6
 	                     at->block.bytes / BLOCK_BYTES));
 }
 
+/* Says how much of what moves has changed since the last move. */
+static void say_digests(const struct mover *m, bool known)
+{
+	uint64_t same = 0;
+
+	if (!say_wants_debug())
+		return;
+	for (size_t i = 0; known && i < m->bytes / BLOCK_BYTES; i++)
+		same += digest_same(&m->digests, i);
+	say_debug("%llu MiB can move, of which %llu MiB are in host memory as they are%s",
+	          (unsigned long long)(m->bytes >> 20),
+	          (unsigned long long)(same * BLOCK_BYTES >> 20), known ? "" : ": no digests");
+}
+
 /* Computes the digests of all pieces on the device. */
 static void digest_all(struct mover *m)
 {
@@ -201,8 +216,10 @@ static void digest_all(struct mover *m)
 		return;
 	well = digest_open(&m->digests, m->bytes / BLOCK_BYTES, m->arena_bytes / BLOCK_BYTES);
 	pop_context();
-	if (!well)
+	if (!well) {
+		say_digests(m, false);
 		return;
+	}
 	for (size_t i = 0; i < m->count && well; i++) {
 		const struct block_at *at = &m->list[i];
 
@@ -225,6 +242,7 @@ static void digest_all(struct mover *m)
 		digest_close(&m->digests, well);
 		pop_context();
 	}
+	say_digests(m, well);
 }
 
 /* Returns the bytes from `offset` of the arena on, up to `most`, that are to be copied out, or are
@@ -431,7 +449,7 @@ static void trim(struct mover *m, uint64_t used)
 		                       __ATOMIC_RELAXED);
 	if (used > most)
 		most = used;
-	digest_lose(&m->digests, (most + BLOCK_BYTES - 1) / BLOCK_BYTES);
+	digest_lose(&m->digests, most / BLOCK_BYTES);
 	if (m->pinned <= most || !context_list(&context, 1) || !push_context(context))
 		return;
 	arena_trim(m, most);
