@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver says of pointers: a line for each attribute, with how many bytes are written. The
- * lines "together" are of cuPointerGetAttributes, and have what differs there. */
+/* What the driver says of pointers: a line for each attribute, with how many bytes are written, and
+ * what differs "together", by cuPointerGetAttributes. */
 #include "conformance.h"
 
-/* By CUDA's numbers. */
 static const char *const attributes[] = {
     "none",         "context",      "memory_type",  "device_pointer", "host_pointer", "p2p_tokens",
     "sync_memops",  "buffer_id",    "is_managed",   "device_ordinal", "legacy_ipc",   "range_start",
@@ -78,14 +77,12 @@ static void make_memories(void)
 	add("map.file", mapped(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1));
 	add("reserved", add("map.closed", mapped(0, 0)) + 2 * MiB);
 	add("own_variable", (uintptr_t)&count);
-	add("unknown", 0x1000);
 	add("freed", plain(4 * MiB));
 	MUST(cuMemFree_v2(memories[count - 1].at));
 }
 
-static void say_words(const char *key)
+static void say_words(void)
 {
-	printf("%s:", key);
 	for (size_t i = 0; i < count; i++) {
 		const char *word = memories[i].word;
 
@@ -129,10 +126,10 @@ static int ask(char word[64], int attribute, CUdeviceptr at, bool together)
 static void say_attribute(int attribute)
 {
 	char single[64];
+	int wrote, bytes = 0;
 
+	printf("%s:", attributes[attribute]);
 	for (int together = 0; together < 2; together++) {
-		int wrote, bytes = 0;
-
 		for (size_t i = 0; i < count; i++) {
 			ask(single, attribute, memories[i].at, false);
 			wrote = ask(memories[i].word, attribute, memories[i].at, together);
@@ -140,9 +137,11 @@ static void say_attribute(int attribute)
 			if (together && strcmp(memories[i].word, single) == 0)
 				memories[i].word[0] = '\0';
 		}
-		say_words(keyed("%s%s", together ? "together." : "", attributes[attribute]));
-		printf(" %d bytes\n", bytes);
+		if (together)
+			printf(" %d bytes; together:", bytes);
+		say_words();
 	}
+	printf("\n");
 }
 
 static void say_set(const char *key, unsigned value)
@@ -158,7 +157,8 @@ static void say_set(const char *key, unsigned value)
 		sprintf(memories[i].word, known ? "%s, %.9s to %.9s" : "%s", name_of(result), was,
 		        is);
 	}
-	say_words(key);
+	printf("%s:", key);
+	say_words();
 	printf("\n");
 }
 

@@ -347,7 +347,7 @@ def woken(out, gib, small, quota, seconds):
         gib, quota = case.sizes(gib, quota)
         idle = []
         for i in range(n):
-            idle.append(case.begin(f"idle{i}", "torch", small, quota))
+            idle.append(case.begin(f"idle{i}", "torch", min(small, gib), quota))
             idle[-1].reaches(1)
             idle[-1].idle(True)
         busy = [case.begin(f"busy{i}", "torch", gib, quota) for i in range(2)]
@@ -360,9 +360,10 @@ def woken(out, gib, small, quota, seconds):
                 seen.append(idle[i].wakes())
                 rested[i] = time.monotonic()
                 if None in (*ready, *seen[-1]):
-                    break
+                    check("two work, and a third is woken", False, "not so")
+                    return
             waited = sorted(w for w, _ in seen)
-            check(f"one that was idle for {kind} is woken beside two that work", None not in (*ready, *seen[-1]),
+            check(f"one that was idle for {kind} is woken beside two that work", True,
                   f"{len(seen)} times, waited {waited[len(waited) // 2]:.2f} s (median), {waited[-1]:.2f} s (most), with a quantum of {quantum} s: "
                   + " ".join(f"{w:.2f}" for w in waited))
         steps = [w.step() for w in busy]
