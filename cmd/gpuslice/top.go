@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
 const minEvery = 100 * time.Millisecond
@@ -27,10 +28,11 @@ func topCommand() *cli.Command {
 		Usage:     "show live which slice holds how much of each device",
 		ArgsUsage: " ",
 		Description: `Bars show what is used (#) and the overhead (+) of each quota; of a device, what slices hold (#)
-and what others do (+). Keys: up and down select a slice, enter shows its processes, a those
-of all slices (GPU is how much of the last second each kept the GPU busy, where NVML says it), o processes outside slices; s sorts by used, quota, refusals or name; / filters
-by id, container, tenant or pool; q quits. NO_COLOR=1 turns colours off. Where the output is no
-terminal, it is printed once, as tables.
+and what others do (+), then how busy it is, its temperature and its power, as far as NVML says it.
+Keys: up and down select a slice, enter shows its processes, a those of all slices (GPU is how much
+of the last second each kept the GPU busy, where NVML says it), o processes outside slices; s sorts
+by used, quota, refusals or name; / filters by id, container, tenant or pool; q quits. NO_COLOR=1
+turns colours off. Where the output is no terminal, it is printed once, as tables.
 
    gpuslice top
    gpuslice top --every 5s
@@ -48,8 +50,10 @@ terminal, it is printed once, as tables.
 			if every < minEvery {
 				return misuse("--every %s: at least %s is accepted", every, minEvery)
 			}
-			enforcer := connect(c).Watch()
-			ask := func(ctx context.Context, open []string) (top.Snapshot, error) { return snapshot(ctx, enforcer, open) }
+			enforcer, host := connect(c).Watch(), &sensors{slot: driver.NewSlot()}
+			ask := func(ctx context.Context, open []string) (top.Snapshot, error) {
+				return snapshot(ctx, enforcer, host, open)
+			}
 			if c.Bool("once") || !isTerminal(c.App.Writer) {
 				return printOnce(c, ask)
 			}
@@ -63,10 +67,19 @@ terminal, it is printed once, as tables.
 	}
 }
 
-// snapshot returns the enforcer's state. An unprivileged user sees no devices.
-func snapshot(ctx context.Context, enforcer *client.Watcher, open []string) (top.Snapshot, error) {
+// snapshot returns the enforcer's state, and what the driver says of the devices. The enforcer does not show an unprivileged user
+// its devices; then they are as the driver shows them.
+func snapshot(ctx context.Context, enforcer *client.Watcher, host *sensors, open []string) (top.Snapshot, error) {
 	s, err := enforcer.Look(ctx, open...)
-	return top.Snapshot{Devices: s.Devices, Slices: s.Slices, Details: s.Details, Version: s.Version}, err
+	if err != nil {
+		return top.Snapshot{}, err
+	}
+	devices, read := host.read()
+	shown := top.Snapshot{Devices: s.Devices, Sensors: read, Slices: s.Slices, Details: s.Details, Version: s.Version}
+	if s.Devices == nil {
+		shown.Devices, shown.Partial, shown.Version = devices, true, 0
+	}
+	return shown, nil
 }
 
 func printOnce(c *cli.Context, ask top.Ask) error {
@@ -74,8 +87,8 @@ func printOnce(c *cli.Context, ask top.Ask) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Devices) > 0 {
-		if err := show.Devices(c.App.Writer, s.Devices, false); err != nil {
+	if len(s.Devices) > 0 && !s.Partial {
+		if err := show.WithSensors(s.Sensors).Print(c.App.Writer, s.Devices, false); err != nil {
 			return err
 		}
 		fmt.Fprintln(c.App.Writer)

@@ -49,6 +49,14 @@ func (f *fakeDevice) GetProcessUtilization(uint64) ([]nvml.ProcessUtilizationSam
 	return f.busy, f.busyRet
 }
 
+func (f *fakeDevice) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
+	return nvml.Utilization{}, nvml.ERROR_NOT_SUPPORTED
+}
+func (f *fakeDevice) GetPowerUsage() (uint32, nvml.Return) { return 1, nvml.ERROR_NOT_SUPPORTED }
+func (f *fakeDevice) GetEnforcedPowerLimit() (uint32, nvml.Return) {
+	return 1, nvml.ERROR_NOT_SUPPORTED
+}
+
 func (f *fakeDevice) GetUUID() (string, nvml.Return) { return f.uuid, nvml.SUCCESS }
 func (f *fakeDevice) GetMinorNumber() (int, nvml.Return) {
 	if f.minor < 0 {

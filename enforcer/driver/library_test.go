@@ -172,7 +172,7 @@ func TestHowBusyProcessesAreIsKnownOrNot(t *testing.T) {
 	}
 }
 
-func TestTheSimulatedDriverSaysHowBusyAProcessIs(t *testing.T) {
+func TestTheSimulatedDriverSaysHowBusyAProcessAndADeviceAre(t *testing.T) {
 	libraries, hog := simulated(t)
 	state := filepath.Join(t.TempDir(), "machine")
 	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2") {
@@ -186,5 +186,9 @@ func TestTheSimulatedDriverSaysHowBusyAProcessIs(t *testing.T) {
 		if got, err := n.Busy(devices[i].UUID, time.Now().Add(-time.Second)); err != nil || !maps.Equal(got, want) || got == nil {
 			t.Errorf("device %d: %v, %v", i, got, err)
 		}
+		expect.Equal(t, n.Sensors(devices[i].UUID), Sensors{Reading{uint32(len(want)), true}, Reading{32, true}, Reading{71500, true}, Reading{700000, true}})
 	}
+	n.has = func(symbol string) bool { return symbol != "nvmlDeviceGetTemperature" }
+	n.handles[uuid0] = &fakeDevice{}
+	expect.Equal(t, n.Sensors(uuid0), Sensors{}, "a device that supports none")
 }

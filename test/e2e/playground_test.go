@@ -74,7 +74,7 @@ func TestThePlaygroundRunsEachCommandAndLeavesNothing(t *testing.T) {
 	}
 	for _, c := range [][2]string{
 		{"gpuslice ps", "pool llm"},
-		{"gpuslice top", "chat"},
+		{"gpuslice top", "32 °C  72 W of 700 W"},
 		{"gpuslice inspect chat", "Elastic:"},
 		{"gpuslice explain greedy", "was refused cuMemAlloc of 5GiB"},
 		{"gpuslice recommend", "greedy"},

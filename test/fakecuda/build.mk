@@ -13,7 +13,7 @@ FAKECUDA_LDFLAGS := -shared -pthread -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -
 
 # Both libraries' knowledge of the machine; each has its own copy.
 FAKECUDA_SHARED := machine machine_limit hold config uuid
-FAKECUDA_NVML   := nvml nvml_fault nvml_limit nvml_memory nvml_process
+FAKECUDA_NVML   := nvml nvml_fault nvml_limit nvml_memory nvml_process nvml_sensors
 FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
                      $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))
 FAKECUDA_OBJ    := .cache/fakecuda

@@ -6,12 +6,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
 // DeviceTable lists devices, and then the processes of no slice that hold memory of them.
@@ -88,10 +90,32 @@ func known(bytes *uint64) uint64 {
 	return *bytes
 }
 
-// Devices prints a row for each device, and then one for each process of no slice that holds memory. It shortens UUIDs unless
-// whole is set.
-func Devices(out io.Writer, devices []api.Device, whole bool) error {
-	return DeviceTable.Print(out, devices, whole)
+// WithSensors returns DeviceTable with the sensors of each device by UUID, if any is known.
+func WithSensors(of map[string]driver.Sensors) *table.Table[api.Device] {
+	t := DeviceTable
+	t.Columns = append(slices.Clip(t.Columns), table.Column[api.Device]{
+		Head: "SENSORS", Optional: true, Text: func(d api.Device) string { return Sensors(of[d.UUID]) },
+	})
+	return &t
+}
+
+// Sensors returns what is known of how busy a device is, how warm, and how much power it draws.
+func Sensors(s driver.Sensors) string {
+	var known []string
+	add := func(r driver.Reading, format string, value uint32) {
+		if r.Known {
+			known = append(known, fmt.Sprintf(format, value))
+		}
+	}
+	watts := func(r driver.Reading) uint32 { return (r.Value + 500) / 1000 }
+	add(s.Busy, "GPU %d %%", s.Busy.Value)
+	add(s.Temperature, "%d °C", s.Temperature.Value)
+	add(s.Power, "%d W", watts(s.Power))
+	text := strings.Join(known, "  ")
+	if s.Power.Known && s.Limit.Known {
+		text += fmt.Sprintf(" of %d W", watts(s.Limit))
+	}
+	return text
 }
 
 func outside(out io.Writer, devices []api.Device, whole bool) error {

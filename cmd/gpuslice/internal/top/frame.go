@@ -16,14 +16,17 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
 // Snapshot is the state at one time.
 type Snapshot struct {
-	Devices []api.Device // nil if the caller may not see them
+	Devices []api.Device
+	Partial bool                      // Devices lack what is granted, which the caller may not see
+	Sensors map[string]driver.Sensors // by device
 	Slices  []api.Slice
 	Details map[string]api.Slice // by id: the slices with processes requested
-	Version uint64               // unchanged if nothing else has changed; 0 if unknown
+	Version uint64               // unchanged if nothing but Sensors has changed; 0 if unknown
 }
 
 type order int
@@ -202,7 +205,11 @@ func frame(s Snapshot, v view) string {
 	put := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	put("%s", title(s, v))
 	for _, d := range s.Devices {
-		put("%s", deviceLine(d, v.width, bars))
+		line, sensors := deviceLine(d, !s.Partial, show.Sensors(s.Sensors[d.UUID]), v.width, bars)
+		put("%s", line)
+		if sensors != "" && len(s.Devices) <= v.height/4 { // half of the screen is for slices
+			put("%*s %s", deviceWidth, "", sensors)
+		}
 	}
 	if v.outside {
 		lines = append(lines, outsideLines(s)...)
@@ -255,7 +262,8 @@ func title(s Snapshot, v view) string {
 	return strong.Render(text)
 }
 
-func deviceLine(d api.Device, width int, bars brushes) string {
+// deviceLine returns a device's line, and the sensors for which it has no room.
+func deviceLine(d api.Device, granted bool, sensors string, width int, bars brushes) (line, below string) {
 	name := show.Numbered(d.UUID, d.Index, false)
 	figures := "unknown of " + api.FormatSize(d.Total)
 	var inside, outside uint64
@@ -264,15 +272,21 @@ func deviceLine(d api.Device, width int, bars brushes) string {
 		outside = min(*d.Used, d.OutsideUsed)
 		inside = *d.Used - outside
 	}
-	figures += "  given " + api.FormatSize(d.Quotas)
+	if granted {
+		figures += "  given " + api.FormatSize(d.Quotas)
+	}
 	if d.Free != nil {
 		figures += "  free to give " + api.FormatSize(*d.Free)
 	}
 	if d.Used != nil && d.OutsideCount > 0 {
 		figures += fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
 	}
-	cells := max(minBar, min(maxBar, width-deviceWidth-len(" []  ")-len(figures)))
-	return fmt.Sprintf("%-*s %s  %s", deviceWidth, name, bars.bar(inside, outside, d.Total, cells), figures)
+	spare := func(figures string) int { return width - deviceWidth - len(" []  ") - ansi.StringWidth(figures) }
+	if with := figures + "  " + sensors; sensors != "" && spare(with) >= minBar {
+		figures, sensors = with, ""
+	}
+	bar := bars.bar(inside, outside, d.Total, max(minBar, min(maxBar, spare(figures))))
+	return fmt.Sprintf("%-*s %s  %s", deviceWidth, name, bar, figures), sensors
 }
 
 // bar shows first, followed by second, in proportion to total.

@@ -20,6 +20,7 @@ import (
 	"github.com/muesli/termenv"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
@@ -177,13 +178,16 @@ func TestTheTerminalIsGivenBack(t *testing.T) {
 
 func TestAFailureIsShownOnceItIsThereAndUntilItIsOver(t *testing.T) {
 	lipgloss.SetColorProfile(termenv.Ascii)
-	var failing atomic.Bool
+	var failing, warm atomic.Bool
 	ask := func(context.Context, []string) (Snapshot, error) {
 		if failing.Load() {
 			return Snapshot{}, errors.New("gone for a moment")
 		}
 		s := stand()
 		s.Version = 7 // same before and after
+		if warm.Load() {
+			s.Sensors[card] = driver.Sensors{Temperature: driver.Reading{Value: 64, Known: true}}
+		}
 		return s, nil
 	}
 	terminal, _, s, done := onTerminal(t, t.Context(), ask, 5*time.Millisecond)
@@ -192,6 +196,8 @@ func TestAFailureIsShownOnceItIsThereAndUntilItIsOver(t *testing.T) {
 	s.shows(t, "gone for a moment")
 	failing.Store(false)
 	s.shows(t, "q quit")
+	warm.Store(true)
+	s.shows(t, "64 °C")
 	if _, err := terminal.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}

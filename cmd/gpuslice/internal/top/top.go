@@ -115,7 +115,7 @@ func (m *model) take(message tea.Msg) tea.Cmd {
 }
 
 func (m *model) answered(a answer) {
-	if a.err == nil && m.view.err == nil && a.snapshot.Version != 0 && a.snapshot.Version == m.snapshot.Version {
+	if a.err == nil && m.view.err == nil && a.snapshot.Version != 0 && a.snapshot.Version == m.snapshot.Version && maps.Equal(a.snapshot.Sensors, m.snapshot.Sensors) {
 		return
 	}
 	m.drawn = false

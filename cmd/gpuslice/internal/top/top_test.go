@@ -23,6 +23,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
@@ -43,6 +44,7 @@ func stand() Snapshot {
 			UUID: card, Index: 0, Total: 80 * gib, Quotas: 60 * gib, Free: &free, Used: &usedBytes, OutsideUsed: 9 * gib, OutsideCount: 1,
 			Outside: []api.OutsideProcess{{PID: 12, Command: "Xorg\x1b[31m", Bytes: &x}},
 		}},
+		Sensors: map[string]driver.Sensors{card: {Busy: driver.Reading{Value: 97, Known: true}, Power: driver.Reading{Value: 310499, Known: true}}},
 		Slices: []api.Slice{
 			{ID: "serve", State: api.Active, Devices: use(15*gib, 16*gib, 7), ProcessCount: 2},
 			{ID: "train", State: api.Active, Tenant: "physics", Devices: use(5*gib, 40*gib, 0), ProcessCount: 1},
