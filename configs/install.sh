@@ -71,7 +71,7 @@ install)
 			systemctl daemon-reload
 			echo "Next: systemctl enable --now gpusliced && gpuslice doctor"
 		else
-			echo "Next: have your supervisor run $PREFIX/bin/gpusliced (docs/operate/operations.md, \"Hosts without systemd\"), then gpuslice doctor"
+			echo "Next: have your supervisor run $PREFIX/bin/gpusliced (docs/operate/daemon.md, \"Hosts without systemd\"), then gpuslice doctor"
 		fi
 	fi
 	;;

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# newcomer.sh [--record] [SUITE…]: type the commands of README.md, docs/use and docs/operate/install.md on a new system (bookworm and resolute, or
-# SUITE), as a user with sudo, with the Docker and Podman of that system. A block that cannot be typed gives the reason in its mark
+# newcomer.sh [--record] [SUITE…]: type the commands of README.md, docs/use, and engines.md and install.md of docs/operate on a new system (bookworm and
+# resolute, or SUITE), as a user with sudo, with the Docker and Podman of that system. A block that cannot be typed gives the reason in its mark
 # (test/doccommands). Stand-ins: the cloned repository is this clone, `systemctl` is a script, the driver is the simulated one, the image has the
 # files of the system, and `python train.py` and `nvidia-smi` print the size of the card.
 # A line with the prefix "point" is a promise of the first hour; --record writes these into docs/evidence/newcomer.md. The last line is
@@ -43,7 +43,7 @@ mapfile -t use < <({ sed -n '/^## Documentation/,$p' README.md | grep -o 'docs/u
 awk -F'\t' '$2 == "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/0"
 awk -F'\t' '$2 != "newcomer"' <(awk -f test/newcomer/lines.awk README.md) >"$work/test/pages/1"
 awk -f test/newcomer/lines.awk "${use[@]}" >"$work/test/pages/2"
-awk -f test/newcomer/lines.awk docs/operate/install.md >"$work/test/pages/3"
+awk -f test/newcomer/lines.awk docs/operate/engines.md docs/operate/install.md >"$work/test/pages/3"
 
 passed=0 failed=0 skipped=0
 for suite; do

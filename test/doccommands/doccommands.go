@@ -10,7 +10,7 @@
 //	```console newcomer   test/newcomer.sh, on a Debian and an Ubuntu of its own
 //	```console unrun: WHY no test runs it
 //
-// test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use and docs/operate/install.md. A
+// test/newcomer.sh also types the blocks "engines" and "host" of README.md, docs/use, and engines.md and install.md of docs/operate. A
 // line with the prefix "$ ", or "# " for root, is a command; its output follows.
 package doccommands
 

@@ -50,7 +50,7 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	t.Parallel()
 	needs.Root(t)
 	testhost.BinDir(t)
-	page := must.Get(os.ReadFile("../../docs/operate/operations.md"))(t)
+	page := must.Get(os.ReadFile("../../docs/operate/daemon.md"))(t)
 	script := sh.FindSubmatch(page)
 	must.True(t, script != nil, "the page has no script for a supervisor")
 	blocks := must.Get(doccommands.Read("../.."))(t)

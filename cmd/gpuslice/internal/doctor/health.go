@@ -25,6 +25,6 @@ func (h Host) health(ctx context.Context, add adder) {
 		if c.Device != "" {
 			message = c.Device + ": " + message
 		}
-		add("health", level, message, "see "+advice.Log("gpusliced")+"; and docs/operate/operations.md")
+		add("health", level, message, "see "+advice.Log("gpusliced")+"; and docs/operate/daemon.md")
 	}
 }
