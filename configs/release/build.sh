@@ -3,8 +3,8 @@
 #
 # build.sh [PART…]: make bin/release/, or OUT: packages-ARCH, image-gpuslice-dra-ARCH and image-gpuslice-ARCH for amd64 and arm64, chart, wheel and sbom, with
 # RELEASE-NOTES.md and SHA256SUMS. Without PART it makes all that can be made here, and lists the rest; with PART, it fails if one cannot be made.
-# VERSION, DATE and GO are the Makefile's, and so is what it has compiled for this machine. BASES is a directory with the base of the image gpuslice:
-# OCI archives amd64.tar and arm64.tar. With OUT the working tree may have changes.
+# VERSION, DATE and GO are the Makefile's, and so is what it has compiled for this machine. BASES is a directory with the base of the image gpuslice,
+# amd64.tar and arm64.tar: OCI archives, or archives of a root directory. With OUT the working tree may have changes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${VERSION:?}" "${DATE:?}" "${GO:?}"
@@ -83,7 +83,7 @@ image() { # NAME ARCH
 	if [ "$1" = gpuslice ]; then
 		names=(gpuslice{,d,-hook} libgpuslice.so) base=("${BASES:-}/$2.tar")
 		if [ ! -e "${base[0]}" ]; then
-			missing "its base is not here: skopeo copy --override-arch $2 docker://debian:bookworm-slim oci-archive:DIR/$2.tar, then BASES=DIR"
+			missing "its base is not here: mmdebstrap --variant=essential --skip=output/dev --architectures=$2 bookworm DIR/$2.tar, then BASES=DIR"
 			return
 		fi
 	fi

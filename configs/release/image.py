@@ -4,8 +4,8 @@
 
     image.py TARGET ARCH VERSION BIN FILE [BASE]
 
-BIN has the programs that the Containerfile copies from bin/. BASE is an OCI archive of the image that its FROM names, unless that is scratch. The time
-of everything is SOURCE_DATE_EPOCH.
+BIN has the programs that the Containerfile copies from bin/. BASE is an OCI archive of the image that its FROM names, unless that is scratch, or a tar
+archive of such a root directory. The time of everything is SOURCE_DATE_EPOCH.
 """
 import gzip
 import hashlib
@@ -84,12 +84,29 @@ class Blobs(dict):
         return self.add(kind, json.dumps(value, sort_keys=True).encode())
 
 
+def empty(arch):
+    """The configuration of an image without layers."""
+    return {"architecture": arch, "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
+
+
+def extended(config, layers, files, blobs):
+    """The layers with one more, a tar archive, which the configuration gets, too."""
+    config["rootfs"]["diff_ids"].append("sha256:" + hashlib.sha256(files).hexdigest())
+    return layers + [blobs.add("layer.v1.tar+gzip", gzip.compress(files, 6, mtime=0))]
+
+
 def opened(base, arch, blobs):
     """The configuration and the layers of the base, whose blobs are added."""
     with tarfile.open(base) as archive:
+        names = set(archive.getnames())
+        if not names & {"index.json", "./index.json"}:
+            config = empty(arch)
+            with open(base, "rb") as file:
+                return config, extended(config, [], file.read(), blobs)
+
         def read(name):
             for path in (name, "./" + name):
-                if path in archive.getnames():
+                if path in names:
                     return archive.extractfile(path).read()
             sys.exit(f"image.py: {base} is no OCI archive: it has no {name}")
 
@@ -113,15 +130,13 @@ def main(target, arch, version, programs, to, base=None):
     origin, copies, entrypoint = stage(target)
     blobs = Blobs()
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
-    config, layers = {"architecture": arch, "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}, []
+    config, layers = empty(arch), []
     if origin != "scratch":
         if base is None:
-            sys.exit(f"image.py: {target} is made from {origin}: give an OCI archive of that for {arch}")
+            sys.exit(f"image.py: {target} is made from {origin}: give an archive of that for {arch}")
         config, layers = opened(base, arch, blobs)
-    files = layer(copies, programs)
-    layers = layers + [blobs.add("layer.v1.tar+gzip", gzip.compress(files, 6, mtime=0))]
+    layers = extended(config, layers, layer(copies, programs), blobs)
     config["created"] = created
-    config["rootfs"]["diff_ids"].append("sha256:" + hashlib.sha256(files).hexdigest())
     config["config"].update(Entrypoint=entrypoint, Labels={
         "org.opencontainers.image.version": version, "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.source": "https://github.com/gpuslice/gpuslice"})

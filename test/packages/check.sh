@@ -36,8 +36,9 @@ mkdir "$work/older" "$work/test"
 ln -s "$here"/bin/{gpuslice,gpusliced,gpuslice-hook,gpuslice-runtime,gpuslice-broker,gpuslice-leased,containerd-shim-gpuslice-v1} "$work/older/"
 strip -g -o "$work/older/libgpuslice.so" bin/libgpuslice.so
 VERSION=0.0.1 BIN=$work/older DATE=2026-01-01 GO=$go OUT=$work/test configs/packages/build.sh "$arch" >/dev/null
-release=("packages-amd64" "packages-arm64" "image-gpuslice-dra-$arch" chart wheel sbom)
-make --no-print-directory -s release GO="$go" VERSION="$version" DATE=2026-01-01 OUT="$work/release" RELEASE="${release[*]}" >/dev/null
+tar -C "$here" -cf "$work/test/$arch.tar" VERSION # a base with one file
+release=("packages-amd64" "packages-arm64" "image-gpuslice-"{dra-,}"$arch" chart wheel sbom)
+make --no-print-directory -s release GO="$go" VERSION="$version" DATE=2026-01-01 OUT="$work/release" BASES="$work/test" RELEASE="${release[*]}" >/dev/null
 ln "$work/release/gpuslice_${version}_$arch".{deb,rpm} "$work/test/"
 cc -Iinterceptor -Itest/interceptor/programs -o "$work/test/asker" test/e2e/programs/asker.c bin/fakecuda/libcuda.so.1
 cp -r bin/fakecuda test/packages/inside.sh test/packages/systemctl "$work/test/"
@@ -110,14 +111,15 @@ materials() { # each program with all of its modules, and a licence for each
 	done
 	said=$(SOURCE_DATE_EPOCH=0 configs/release/sbom.py "$go" "$version" "$arch="bin/{gpusliced,gpuslice-dra,gpuslice-broker} 2>&1 >/dev/null) && [ -z "$said" ]
 }
-image() { # its layer has the program
-	mkdir "$work/image" && tar -xf "$work/release/gpuslice-dra-image_${version}_$arch.oci.tar" -C "$work/image" &&
-		(cd "$work/image/blobs/sha256" && for blob in *; do echo "$blob  $blob"; done | sha256sum --check --quiet) &&
-		layer=$(find "$work/image/blobs" -size +1M) && tar -xzOf "$layer" gpuslice-dra | cmp - bin/gpuslice-dra
+image() { # NAME FILE PROGRAM: its largest layer has the program
+	mkdir -p "$work/$1" && tar -xf "$work/release/$1-image_${version}_$arch.oci.tar" -C "$work/$1" &&
+		(cd "$work/$1/blobs/sha256" && for blob in *; do echo "$blob  $blob"; done | sha256sum --check --quiet) &&
+		layer=$(find "$work/$1/blobs" -size +1M) && tar -xzOf "$layer" "$2" | cmp - "$3"
 }
 check "the release is complete" complete
 check "its bill of materials names all modules, with licences" materials
-check "its image has the driver for Kubernetes" image
+check "its image has the driver for Kubernetes" image gpuslice-dra gpuslice-dra bin/gpuslice-dra
+check "its other image has gpusliced" image gpuslice usr/bin/gpusliced bin/gpusliced
 check "both have the same files" same_files
 check "what they depend on" dependencies
 check "the configuration is a configuration file" config_is_config
