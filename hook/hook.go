@@ -115,7 +115,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 		Visible: bundle.GPUs.Visible(nodes), Names: bundle.Names(s.ID),
 	})
 	if errors.Is(err, api.ErrExists) && len(request.Pools) > 0 {
-		if h.again(ctx, s, request.Pools) {
+		if h.alreadyRegistered(ctx, s, request.Pools) {
 			return nil
 		}
 		return fmt.Errorf("container %s has a slice that is not in pool %s alone: name all of its pools in the hooks of its config.json (%w)", s.ID, request.Pools, err)
@@ -137,9 +137,9 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	return nil
 }
 
-// again reports whether another of the container's hooks registered it with the same pools. That hook has bound the slice too,
+// alreadyRegistered reports whether another of the container's hooks registered it with the same pools. That hook has bound the slice too,
 // since the runtime stops after a failed hook.
-func (h *Hook) again(ctx context.Context, s specs.State, pools api.PoolNames) bool {
+func (h *Hook) alreadyRegistered(ctx context.Context, s specs.State, pools api.PoolNames) bool {
 	has, err := h.Enforcer.Slice(ctx, s.ID)
 	return err == nil && has.PID == s.Pid && slices.Equal(slices.Sorted(slices.Values(has.Pools)), slices.Sorted(slices.Values(pools)))
 }
@@ -156,7 +156,7 @@ func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, b *B
 	}
 	old := record.Made
 	record.Root = b.Rootfs
-	record.Join(roots.User{Slice: s.ID, Generation: reply.Slice.Generation, Dir: reply.Dir})
+	record.AddUser(roots.User{Slice: s.ID, Generation: reply.Slice.Generation, Dir: reply.Dir})
 	record.Made = append(old[:len(old):len(old)], c.Missing()...)
 	if err := record.Save(); err != nil {
 		return err
@@ -173,7 +173,7 @@ func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, b *B
 		err = c.RefuseMasked(b.Masked)
 	}
 	if err != nil {
-		record.Leave(s.ID)
+		record.RemoveUser(s.ID)
 		return errors.Join(err, tidy(record, b.Rootfs))
 	}
 	return nil
@@ -213,7 +213,7 @@ func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 	if err != nil {
 		return errors.Join(err, release(0))
 	}
-	user := record.Leave(s.ID)
+	user := record.RemoveUser(s.ID)
 	return errors.Join(release(user.Generation), tidy(record, bundle.Rootfs), record.Close())
 }
 

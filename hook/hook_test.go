@@ -201,7 +201,7 @@ func lock(t *testing.T, h *Hook, bundle string) *roots.Record {
 func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
 	t.Helper()
 	r := lock(t, h, bundle)
-	r.Join(u)
+	r.AddUser(u)
 	if err := errors.Join(r.Save(), r.Close()); err != nil {
 		t.Fatal(err)
 	}

@@ -251,7 +251,7 @@ func TestAnotherHookOfTheContainerHasAskedForTheSamePools(t *testing.T) {
 		{7, api.PoolNames{"a", "c"}, false},
 		{8, api.PoolNames{"a", "b"}, false},
 	} {
-		if same := h.again(t.Context(), specs.State{ID: "c", Pid: c.pid}, c.pools); same != c.same {
+		if same := h.alreadyRegistered(t.Context(), specs.State{ID: "c", Pid: c.pid}, c.pools); same != c.same {
 			t.Errorf("%+v: %v", c, same)
 		}
 	}

@@ -61,7 +61,7 @@ func refuseSeccomp(profile *specs.LinuxSeccomp, annotations map[string]string) e
 	for _, purpose := range loaderCalls() {
 		served := false
 		for _, c := range purpose {
-			allowed, certain := judge(profile, c)
+			allowed, certain := evaluate(profile, c)
 			served = served || allowed
 			if !certain {
 				served = false
@@ -76,9 +76,9 @@ func refuseSeccomp(profile *specs.LinuxSeccomp, annotations map[string]string) e
 	return nil
 }
 
-// judge says whether the profile allows a call. It is not certain where rules contradict each other, or depend on an argument that is not known:
+// evaluate says whether the profile allows a call. It is not certain where rules contradict each other, or depend on an argument that is not known:
 // an address tells the preload file's name from others.
-func judge(profile *specs.LinuxSeccomp, c call) (allowed, certain bool) {
+func evaluate(profile *specs.LinuxSeccomp, c call) (allowed, certain bool) {
 	var allows, mayAllow, denies, mayDeny bool
 	for _, rule := range profile.Syscalls {
 		if !slices.Contains(rule.Names, c.name) {

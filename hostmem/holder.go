@@ -114,7 +114,7 @@ func (h *holder) serve(listener *net.UnixListener) {
 		case err != nil:
 			time.Sleep(100 * time.Millisecond) // out of descriptors
 		default:
-			go h.hear(conn)
+			go h.serveConn(conn)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (h *holder) endIdle() {
 	}
 }
 
-func (h *holder) hear(conn *net.UnixConn) {
+func (h *holder) serveConn(conn *net.UnixConn) {
 	defer conn.Close()
 	peer, err := unixsocket.Ask(conn, unixsocket.Credentials)
 	if err != nil || int(peer.Uid) != os.Geteuid() {

@@ -51,10 +51,10 @@ type Keeper struct {
 
 	turn *guard.Turn // guards the fields below
 	// conn stays open: the holder does not end while it is.
-	conn   *net.UnixConn
-	pid    int
-	failed error // error of the last attempt to get a connection
-	again  time.Time
+	conn    *net.UnixConn
+	pid     int
+	failed  error // error of the last attempt to get a connection
+	retryAt time.Time
 
 	said atomic.Pointer[error] // copy of failed, readable without waiting
 }
@@ -221,16 +221,16 @@ func (k *Keeper) connect() (fresh bool, err error) {
 	if k.conn != nil {
 		return false, nil
 	}
-	if now := time.Now(); now.Before(k.again) {
+	if now := time.Now(); now.Before(k.retryAt) {
 		return false, k.failed
 	}
 	fresh, err = k.find()
 	if err != nil {
-		k.failed, k.again = fmt.Errorf("host memory cannot be allocated in cgroup %s: %w", k.options.Cgroup, err), time.Now().Add(tryPace)
+		k.failed, k.retryAt = fmt.Errorf("host memory cannot be allocated in cgroup %s: %w", k.options.Cgroup, err), time.Now().Add(tryPace)
 		k.said.Store(&k.failed)
 		return false, k.failed
 	}
-	k.failed, k.again = nil, time.Time{}
+	k.failed, k.retryAt = nil, time.Time{}
 	k.said.Store(nil)
 	return fresh, nil
 }

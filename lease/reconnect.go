@@ -41,8 +41,8 @@ func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.M
 	return nil
 }
 
-// lose handles the end of a connection: the session has ended, or only its broker.
-func (s *Session) lose(err error) {
+// handleDisconnect handles the end of a connection: the session has ended, or only its broker.
+func (s *Session) handleDisconnect(err error) {
 	s.mutex.Lock()
 	followed := s.followed
 	s.mutex.Unlock()

@@ -273,7 +273,7 @@ func (s *Session) receive(stream leasepb.Session_WorkClient) {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			s.lose(err)
+			s.handleDisconnect(err)
 			return
 		}
 	}

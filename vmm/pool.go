@@ -62,7 +62,7 @@ func (s *store) newPool(capacity uint64) (*Pool, error) {
 		store: s, space: space, pages: int(pages),
 		handles: make([]cuda.Handle, pages), bits: make([]uint64, (pages+63)/64),
 	}
-	if s.leave {
+	if s.leavesMapped {
 		p.order = newOrder(p.pages)
 	}
 	s.pools = append(s.pools, p)
@@ -227,14 +227,14 @@ func (p *Pool) part(first, n int) cuda.Range {
 func (p *Pool) mapPages(first, n int) error {
 	s := p.store
 	// Take these out of the cache first, or they could be recalled for other pages of the range.
-	reused := p.unleave(first, n)
+	reused := p.takeLeft(first, n)
 	handles, err := s.take(n-len(reused), len(reused))
 	if err == nil {
 		err = p.fill(first, n, handles)
 	}
 	if err != nil {
 		for _, at := range reused {
-			p.leave(at)
+			p.markLeft(at)
 		}
 		if s.broken == nil {
 			err = errors.Join(err, s.keep(handles))
@@ -299,7 +299,7 @@ func (p *Pool) nextRun(from, end int) (int, int) {
 
 func (p *Pool) unmapPages(first, n int) error {
 	s := p.store
-	if s.leave {
+	if s.leavesMapped {
 		return p.leavePages(first, n)
 	}
 	if err := s.device.Unmap(p.part(first, n)); err != nil {
@@ -338,20 +338,20 @@ func (p *Pool) leavePages(first, n int) error {
 	}
 	p.forget(first, n)
 	for at := first; at < first+n; at++ {
-		p.leave(at)
+		p.markLeft(at)
 	}
 	_, err := s.trim(max(0, s.cached()-room))
 	return err
 }
 
-func (p *Pool) leave(at int) {
+func (p *Pool) markLeft(at int) {
 	p.order.push(at)
 	p.leftPages++
 	p.store.left++
 }
 
-// unleave takes the pages left mapped in a range out of the cache, and returns them.
-func (p *Pool) unleave(first, n int) (pages []int) {
+// takeLeft takes the pages left mapped in a range out of the cache, and returns them.
+func (p *Pool) takeLeft(first, n int) (pages []int) {
 	if p.leftPages == 0 {
 		return nil
 	}
@@ -367,8 +367,8 @@ func (p *Pool) unleave(first, n int) (pages []int) {
 	return pages
 }
 
-// recall unmaps the page left mapped the longest, and returns its handle.
-func (p *Pool) recall() (cuda.Handle, error) {
+// takeOldestLeft unmaps the page left mapped the longest, and returns its handle.
+func (p *Pool) takeOldestLeft() (cuda.Handle, error) {
 	at := p.order.oldest()
 	if err := p.store.device.Unmap(p.part(at, 1)); err != nil {
 		return 0, err

@@ -16,11 +16,11 @@ import (
 // Memory is taken in this order: pages left mapped in the wanted range, cached pages, new pages. New pages are created only
 // if the cache is empty, so reuse never exceeds the limit.
 type store struct {
-	device *Device
-	page   uint64
-	leave  bool
-	bound  int    // maximum of cached pages
-	limit  uint64 // bytes of physical memory; 0: no limit but the device's
+	device       *Device
+	page         uint64
+	leavesMapped bool
+	bound        int    // maximum of cached pages
+	limit        uint64 // bytes of physical memory; 0: no limit but the device's
 
 	free      []cuda.Handle // cached pages not mapped anywhere
 	pools     []*Pool
@@ -44,7 +44,7 @@ func (d *Device) newStore(limit uint64, o Options) (*store, error) {
 		return nil, err
 	}
 	s := &store{
-		device: d, page: o.PageSize, leave: o.LeaveMapped, limit: limit,
+		device: d, page: o.PageSize, leavesMapped: o.LeaveMapped, limit: limit,
 		bound: int(min(o.Cache/o.PageSize, 1<<31-1)),
 	}
 	d.stores = append(d.stores, s)
@@ -75,7 +75,7 @@ func (s *store) take(n, already int) ([]cuda.Handle, error) {
 	s.free = s.free[:len(s.free)-reused]
 	for ; reused < n && s.left > 0; reused++ {
 		var err error
-		if handles[reused], err = s.recall(); err != nil {
+		if handles[reused], err = s.takeOldestLeft(); err != nil {
 			s.free = append(s.free, handles[:reused]...)
 			return nil, err
 		}
@@ -125,10 +125,10 @@ func (s *store) refusal(pages int, err error) error {
 	return &MemoryError{Requested: s.bytes(pages), Limit: total, Current: total - free, Err: err}
 }
 
-// recall unmaps the oldest page of the pool with the most pages left mapped, and returns its handle.
-func (s *store) recall() (cuda.Handle, error) {
+// takeOldestLeft unmaps the oldest page of the pool with the most pages left mapped, and returns its handle.
+func (s *store) takeOldestLeft() (cuda.Handle, error) {
 	from := slices.MaxFunc(s.pools, func(a, b *Pool) int { return a.leftPages - b.leftPages })
-	return from.recall()
+	return from.takeOldestLeft()
 }
 
 func (s *store) release(handles []cuda.Handle) error {
@@ -152,7 +152,7 @@ func (s *store) keep(handles []cuda.Handle) error {
 func (s *store) trim(n int) (given int, err error) {
 	n = min(n, s.cached())
 	for i := len(s.free); i < n; i++ {
-		h, err := s.recall()
+		h, err := s.takeOldestLeft()
 		if err != nil {
 			return given, err
 		}

@@ -224,7 +224,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"health":   {func() error { _, err := c.Health(ctx); return err }, maxOne},
 		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
 		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
-		"look":     {func() error { _, err := c.Watch().Look(ctx); return err }, maxList},
+		"read":     {func() error { _, err := c.Watch().Read(ctx); return err }, maxList},
 	} {
 		expect.ErrorContains(t, ask.do(), "more than", what)
 		// The socket's buffers can take more than the client reads.

@@ -77,9 +77,9 @@ type answer struct {
 // would wait.
 const maxSeveral = 128
 
-// several sends a GET for each path, in groups over one connection, and reads the answers into all. On success there is one
+// getAll sends a GET for each path, in groups over one connection, and reads the answers into all. On success there is one
 // answer per path.
-func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer) (answers []answer, err error) {
+func (c *Client) getAll(ctx context.Context, paths []string, all *bytes.Buffer) (answers []answer, err error) {
 	all.Reset()
 	for some := range slices.Chunk(paths, maxSeveral) {
 		var requests []byte

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// Watcher reads the enforcer's state periodically. It sends the requests of a Look over one connection, and decodes only those
+// Watcher reads the enforcer's state periodically. It sends the requests of a Read over one connection, and decodes only those
 // parts of the answers that have changed. It is safe for concurrent use.
 type Watcher struct {
 	client *Client
@@ -22,12 +22,12 @@ type Watcher struct {
 	raw     bytes.Buffer
 	slices  list[api.Slice]
 	devices list[api.Device]
-	details map[string]*told[api.Slice] // by id
+	details map[string]*decoded[api.Slice] // by id
 	version uint64
 }
 
-// Standing is the state at one time. It is read-only: later ones may share its values.
-type Standing struct {
+// Snapshot is the state at one time. It is read-only: later ones may share its values.
+type Snapshot struct {
 	Slices  []api.Slice          // without their processes
 	Devices []api.Device         // nil if the caller may not see them
 	Details map[string]api.Slice // by id: the requested slices that exist, with their processes
@@ -36,36 +36,36 @@ type Standing struct {
 
 // Watch returns a Watcher. It does no I/O.
 func (c *Client) Watch() *Watcher {
-	return &Watcher{client: c, details: make(map[string]*told[api.Slice])}
+	return &Watcher{client: c, details: make(map[string]*decoded[api.Slice])}
 }
 
-// Look returns the current state, with the processes of the slices ids.
-func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
+// Read returns the current state, with the processes of the slices ids.
+func (w *Watcher) Read(ctx context.Context, ids ...string) (Snapshot, error) {
 	paths := []string{"/v1/slices", "/v1/devices"}
 	for _, id := range ids {
 		if err := api.CheckID(id); err != nil {
-			return Standing{}, err
+			return Snapshot{}, err
 		}
 		paths = append(paths, "/v1/slices/"+id)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	answers, err := w.client.several(ctx, paths, &w.raw)
+	answers, err := w.client.getAll(ctx, paths, &w.raw)
 	if err != nil {
-		return Standing{}, err
+		return Snapshot{}, err
 	}
 	if err := w.slices.take(answers[0], &w.version); err != nil {
-		return Standing{}, fmt.Errorf("the enforcer's list of slices: %w", err)
+		return Snapshot{}, fmt.Errorf("the enforcer's list of slices: %w", err)
 	}
 	switch err := w.devices.take(answers[1], &w.version); {
 	case errors.Is(err, api.ErrForbidden):
 		w.devices = list[api.Device]{}
 	case err != nil:
-		return Standing{}, fmt.Errorf("the enforcer's list of devices: %w", err)
+		return Snapshot{}, fmt.Errorf("the enforcer's list of devices: %w", err)
 	}
-	s := Standing{Slices: w.slices.all, Devices: w.devices.all, Details: make(map[string]api.Slice, len(ids))}
+	s := Snapshot{Slices: w.slices.all, Devices: w.devices.all, Details: make(map[string]api.Slice, len(ids))}
 	was := w.details
-	w.details = make(map[string]*told[api.Slice], len(ids))
+	w.details = make(map[string]*decoded[api.Slice], len(ids))
 	for i, id := range ids {
 		answer := answers[2+i]
 		one := was[id]
@@ -75,7 +75,7 @@ func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
 				continue
 			}
 			if err != nil {
-				return Standing{}, fmt.Errorf("the enforcer's answer about slice %s: %w", id, err)
+				return Snapshot{}, fmt.Errorf("the enforcer's answer about slice %s: %w", id, err)
 			}
 			w.version++
 		}
@@ -88,17 +88,17 @@ func (w *Watcher) Look(ctx context.Context, ids ...string) (Standing, error) {
 	return s, nil
 }
 
-// told is a decoded value and its text.
-type told[T any] struct {
+// decoded is a decoded value and its text.
+type decoded[T any] struct {
 	text  string
 	value T
 }
 
-func decode[T any](a answer) (*told[T], error) {
+func decode[T any](a answer) (*decoded[T], error) {
 	if a.status/100 != 2 {
 		return nil, refusal(a.status, a.body)
 	}
-	t := &told[T]{text: string(a.body)}
+	t := &decoded[T]{text: string(a.body)}
 	return t, json.Unmarshal(a.body, &t.value)
 }
 
@@ -106,7 +106,7 @@ func decode[T any](a answer) (*told[T], error) {
 type list[T any] struct {
 	text []byte
 	all  []T
-	by   map[string]*told[T]
+	by   map[string]*decoded[T]
 }
 
 // take decodes a new answer, and increments version if the answer has changed.
@@ -121,7 +121,7 @@ func (l *list[T]) take(a answer, version *uint64) error {
 	if err != nil {
 		return err
 	}
-	all, by := make([]T, 0, len(texts)), make(map[string]*told[T], len(texts))
+	all, by := make([]T, 0, len(texts)), make(map[string]*decoded[T], len(texts))
 	for _, text := range texts {
 		one := l.by[string(text)]
 		if one == nil {

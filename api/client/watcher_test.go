@@ -96,9 +96,9 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	c, w := enforcer(t, s), (*Watcher)(nil)
 	ctx := t.Context()
 	w = c.Watch()
-	check := func(what string, ids ...string) Standing {
+	check := func(what string, ids ...string) Snapshot {
 		t.Helper()
-		got := must.Get(w.Look(ctx, ids...))(t, what)
+		got := must.Get(w.Read(ctx, ids...))(t, what)
 		all, err := c.Slices(ctx)
 		if err != nil || !reflect.DeepEqual(got.Slices, all) {
 			t.Errorf("%s: slices %+v, want %+v", what, got.Slices, all)
@@ -148,10 +148,10 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 	}
 	s.err = &api.Error{Code: api.CodeBusy, Message: "because"}
 	var e *api.Error
-	if _, err := w.Look(ctx); !errors.As(err, &e) || *e != *s.err.(*api.Error) {
+	if _, err := w.Read(ctx); !errors.As(err, &e) || *e != *s.err.(*api.Error) {
 		t.Errorf("got %v", err)
 	}
-	expect.ErrorIs(t, must.Err(w.Look(ctx, "a/b")), api.ErrBadRequest, "an id that is none")
+	expect.ErrorIs(t, must.Err(w.Read(ctx, "a/b")), api.ErrBadRequest, "an id that is none")
 }
 
 func TestALookIsOneConnection(t *testing.T) {
@@ -165,7 +165,7 @@ func TestALookIsOneConnection(t *testing.T) {
 		}
 		before := counts.accepted.Load()
 		s.asked = nil
-		got, err := w.Look(t.Context(), ids...)
+		got, err := w.Read(t.Context(), ids...)
 		if err != nil || len(got.Slices) != len(s.slices) || len(got.Details) != row.ids {
 			t.Fatalf("%d slices, %d of them with processes: %v", len(got.Slices), len(got.Details), err)
 		}
@@ -223,7 +223,7 @@ func TestAnswersThatAreCutOffAreNoLook(t *testing.T) {
 			_, _ = conn.Read(make([]byte, 4096))
 			_, _ = io.WriteString(conn, row.sent)
 		})
-		_, err := c.Watch().Look(t.Context())
+		_, err := c.Watch().Read(t.Context())
 		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
 			t.Errorf("%s: got %v, want %q", what, err, row.want)
 		}

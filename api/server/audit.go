@@ -13,9 +13,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// note collects facts about a request for its audit record. Handlers set the request's values after validation, which bounds
+// auditFacts collects facts about a request for its audit record. Handlers set the request's values after validation, which bounds
 // their size.
-type note struct {
+type auditFacts struct {
 	share       audit.Share
 	slice, pool string
 	tenant      string
@@ -33,13 +33,13 @@ type note struct {
 type noteKey struct{}
 
 // noteOf returns the note of a request. If the request is not recorded, it returns an unused one.
-func noteOf(r *http.Request) *note { return noteIn(r.Context()) }
+func noteOf(r *http.Request) *auditFacts { return noteIn(r.Context()) }
 
-func noteIn(ctx context.Context) *note {
-	if n, ok := ctx.Value(noteKey{}).(*note); ok {
+func noteIn(ctx context.Context) *auditFacts {
+	if n, ok := ctx.Value(noteKey{}).(*auditFacts); ok {
 		return n
 	}
-	return &note{}
+	return &auditFacts{}
 }
 
 // AuditWith calls put for each request for a change, when its result is known. It must be called before Serve. put must not
@@ -54,7 +54,7 @@ func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.H
 			next.ServeHTTP(w, r)
 			return
 		}
-		n := &note{share: share}
+		n := &auditFacts{share: share}
 		r = r.WithContext(context.WithValue(r.Context(), noteKey{}, n))
 		next.ServeHTTP(w, r)
 		// The mux has stored the route in r. Without a route nothing was changed.
@@ -65,7 +65,7 @@ func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.H
 	})
 }
 
-func (n *note) entry(r *http.Request) audit.Entry {
+func (n *auditFacts) entry(r *http.Request) audit.Entry {
 	e := audit.Entry{
 		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Names: n.names, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
 		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Remote: n.remote, Share: n.share,

@@ -32,17 +32,17 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 	program := asNobody(t)
 	left := l.others
 	for uid := uint32(1); left > 0; uid++ { // which each host knows
-		open := min(left, l.each)
+		open := min(left, l.perUser)
 		left -= open
 		child := exec.Command(program.Path)
 		child.Dir, child.SysProcAttr = program.Dir, program.SysProcAttr
 		child.SysProcAttr.Credential.Uid = uid
-		child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, l.each), fmt.Sprintf("%s_OPEN=%d", crowd, open))
+		child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, l.perUser), fmt.Sprintf("%s_OPEN=%d", crowd, open))
 		in := must.Get(child.StdinPipe())(t)
 		out := must.Get(child.StdoutPipe())(t)
 		must.Do(t, child.Start())
 		defer func() { in.Close(); _ = child.Wait() }()
-		want := fmt.Sprintf("%d open, %d busy\n", open, l.each-open)
+		want := fmt.Sprintf("%d open, %d busy\n", open, l.perUser-open)
 		must.Equal(t, must.Get(bufio.NewReader(out).ReadString('\n'))(t), want, "uid", uid)
 	}
 	for range 100 {

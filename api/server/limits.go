@@ -33,18 +33,18 @@ type limits struct {
 // connections bounds the connections served at a time. Beyond the bound, connections of root and of the enforcer's own user wait in the kernel's
 // queue. The server refuses and closes others, which would stand before root's in that queue.
 type connections struct {
-	all    int
-	others int // of users but root and the enforcer's own
-	each   int // of each of those
+	all     int
+	others  int // of users but root and the enforcer's own
+	perUser int // of each of those
 }
 
 var (
 	controlLimits = limits{
-		connections: connections{all: 256, others: 128, each: 48},
+		connections: connections{all: 256, others: 128, perUser: 48},
 		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
 	}
 	userLimits = limits{
-		connections: connections{all: 256, others: 192, each: 8},
+		connections: connections{all: 256, others: 192, perUser: 8},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
 		pace: 256,
 	}
@@ -64,7 +64,7 @@ type limited struct {
 	once   sync.Once
 	users  session.HostUsers
 	paces  *pace.Users // of connections; nil: unlimited
-	rest   func()      // after each restAfter rejections
+	pause  func()      // after each restAfter rejections
 
 	rejected int // by Accept, which has one caller
 
@@ -84,7 +84,7 @@ func limit(l net.Listener, s limits) net.Listener {
 	limited := &limited{
 		Listener: l, connections: s.connections, lookUp: cmp.Or(s.lookUp, placePatience), paces: connectionPaces(s), free: make(chan struct{}, s.all), closed: make(chan struct{}), by: make(map[uint32]int),
 	}
-	limited.rest = func() {
+	limited.pause = func() {
 		select {
 		case <-time.After(restFor):
 		case <-limited.closed:
@@ -109,7 +109,7 @@ func (l *limited) Accept() (net.Conn, error) {
 		if refusal != nil {
 			reject(conn, refusal)
 			if l.rejected++; l.rejected%restAfter == 0 {
-				l.rest()
+				l.pause()
 			}
 			continue
 		}
@@ -140,8 +140,8 @@ func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *ap
 	switch {
 	case l.paces != nil && !l.paces.Of(counts).Allow(time.Now()):
 		return nil, counts, api.Errorf(api.CodeBusy, "uid %d makes too many connections, more than %v a second: try again later", p.UID, l.paces.PerSecond)
-	case l.by[counts] >= l.each:
-		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d open connections, the limit of a user: try again later", p.UID, l.each)
+	case l.by[counts] >= l.perUser:
+		return nil, counts, api.Errorf(api.CodeBusy, "uid %d has %d open connections, the limit of a user: try again later", p.UID, l.perUser)
 	case l.others >= l.connections.others:
 		return nil, counts, api.Errorf(api.CodeBusy, "%d connections are open, which is the limit: try again later", l.others)
 	}

@@ -142,7 +142,7 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	l.header = time.Minute // keeps them open during the test
 	path := serveWith(t, &fakeService{}, l)
 	const connections = 10_000
-	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.each))
+	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.perUser))
 	in := must.Get(child.StdinPipe())(t)
 	out := must.Get(child.StdoutPipe())(t)
 	before := openFiles(t)
@@ -152,10 +152,10 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	said := must.Get(bufio.NewReader(out).ReadString('\n'))(t)
 	var open, busy int
 	must.Do(t, must.Err(fmt.Sscanf(said, "%d open, %d busy", &open, &busy)), said)
-	if open != l.each || busy != connections-l.each {
-		t.Errorf("%d connections stayed open and %d were refused: want %d and %d", open, busy, l.each, connections-l.each)
+	if open != l.perUser || busy != connections-l.perUser {
+		t.Errorf("%d connections stayed open and %d were refused: want %d and %d", open, busy, l.perUser, connections-l.perUser)
 	}
-	if n := openFiles(t); n > before+l.each+8 {
+	if n := openFiles(t); n > before+l.perUser+8 {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
 	for range 100 {
@@ -170,9 +170,9 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 		for deadline := time.Now().Add(await.Patience); ; { // earlier connections take time to close
 			child := exec.Command(program.Path)
 			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
-			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
+			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.perUser), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.perUser))
 			said := must.Get(child.Output())(t)
-			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.each) {
+			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.perUser) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -202,9 +202,9 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 	for name, says := range map[string]func(io.Writer){
 		"nothing":             func(io.Writer) {},
 		"half a head":         func(w io.Writer) { _, _ = io.WriteString(w, head) },
-		"a byte now and then": func(w io.Writer) { drip(w, head) },
+		"a byte now and then": func(w io.Writer) { writeSlowly(w, head) },
 		"half a body":         func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n{") },
-		"a body bit by bit":   func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); drip(w, strings.Repeat(" ", 1000)) },
+		"a body bit by bit":   func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); writeSlowly(w, strings.Repeat(" ", 1000)) },
 		"no body of a move": func(w io.Writer) {
 			_, _ = io.WriteString(w, strings.Replace(head, "slices", "slices/s/suspend", 1)+"\r\n")
 		},
@@ -219,8 +219,8 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 	expect.Equal(t, len(f.moved), 0, f.moved, "without the body of the request")
 }
 
-// drip writes one byte at a time until the reader disconnects.
-func drip(w io.Writer, text string) {
+// writeSlowly writes one byte at a time until the reader disconnects.
+func writeSlowly(w io.Writer, text string) {
 	for i := range text {
 		if _, err := io.WriteString(w, text[i:i+1]); err != nil {
 			return
@@ -293,7 +293,7 @@ func paceOne(t *testing.T) (l *limited, path string, rests *int) {
 	must.Do(t, inner.(*net.UnixListener).SetDeadline(time.Now().Add(await.Patience)))
 	l, rests = limit(inner, userLimits).(*limited), new(int)
 	l.paces, l.lookUp = &pace.Users{Burst: 1}, await.Patience
-	l.rest = func() { *rests++ }
+	l.pause = func() { *rests++ }
 	return l, path, rests
 }
 
@@ -334,7 +334,7 @@ func TestRejectedConnectionsAreFewBetweenTwoPauses(t *testing.T) {
 }
 
 func TestAUserThatWaitsForItsAnswersIsWithinThePaceOfConnections(t *testing.T) {
-	if p := connectionPaces(userLimits); p.PerSecond*perRequest < userLimits.pace || p.Burst*perRequest < int(paceBurst*userLimits.pace)+userLimits.each {
+	if p := connectionPaces(userLimits); p.PerSecond*perRequest < userLimits.pace || p.Burst*perRequest < int(paceBurst*userLimits.pace)+userLimits.perUser {
 		t.Errorf("%v connections a second after %d, and %v KiB of requests after %v", p.PerSecond, p.Burst, userLimits.pace, paceBurst*userLimits.pace)
 	}
 }

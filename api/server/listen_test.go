@@ -121,7 +121,7 @@ func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	path := socketPath(t)
 	inner := must.Get(Listen(path, ""))(t)
-	l := limit(inner, limits{connections: connections{all: 1, others: 1, each: 1}})
+	l := limit(inner, limits{connections: connections{all: 1, others: 1, perUser: 1}})
 	for range 2 {
 		conn := must.Get(net.Dial("unix", path))(t)
 		defer conn.Close()

@@ -19,7 +19,7 @@ func connectionPaces(l limits) *pace.Users {
 	if l.pace == 0 {
 		return nil
 	}
-	return &pace.Users{PerSecond: l.pace / perRequest, Burst: int(paceBurst*l.pace/perRequest) + l.each}
+	return &pace.Users{PerSecond: l.pace / perRequest, Burst: int(paceBurst*l.pace/perRequest) + l.perUser}
 }
 
 // paced delays the requests of a user beyond perSecond KiB of heads and bodies on all connections: reading 64 KiB of JSON takes

@@ -73,7 +73,7 @@ func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 // askForEver sends small and large requests on all connections that a user may have, until the input ends.
 func askForEver(path string) {
 	large := goodRequest + strings.Repeat(" ", maxBody-len(goodRequest))
-	for i := range userLimits.each {
+	for i := range userLimits.perUser {
 		go func() {
 			for {
 				client := httpClient(path) // some get a connection of their own

@@ -24,7 +24,7 @@ func TestARequestOfAnUnknownPeerIsPaced(t *testing.T) {
 }
 
 func TestAConnectionThatEndedCountsNoMore(t *testing.T) {
-	l := limit(nil, limits{connections: connections{all: 4, others: 2, each: 1}}).(*limited)
+	l := limit(nil, limits{connections: connections{all: 4, others: 2, perUser: 1}}).(*limited)
 	conn, other := net.Pipe()
 	defer conn.Close()
 	defer other.Close()

@@ -129,7 +129,7 @@ func service() (int, error) {
 	}
 	if len(config.Environment) > 0 {
 		killpoint.Pass("broker.configured")
-		return broker.ExitFailed, again(config)
+		return broker.ExitFailed, execAgain(config)
 	}
 	ready := os.NewFile(broker.ReadyFD, "ready")
 	sessions, shared, err := inherited()
@@ -137,15 +137,15 @@ func service() (int, error) {
 	if err == nil {
 		b, err = start(config)
 	}
-	if told := tell(ready, err); err != nil || told != nil {
+	if told := reportReady(ready, err); err != nil || told != nil {
 		return broker.ExitFailed, errors.Join(err, told)
 	}
 	killpoint.Pass("broker.ready")
 	return serve(b, sessions, shared)
 }
 
-// again executes this program again, with the environment that the dynamic loader needs.
-func again(config broker.Config) error {
+// execAgain executes this program again, with the environment that the dynamic loader needs.
+func execAgain(config broker.Config) error {
 	environment := append(os.Environ(), config.Environment...)
 	config.Environment = nil
 	file, err := broker.ConfigFile(config)
@@ -169,8 +169,8 @@ func inherited() (sessions, shared net.Listener, err error) {
 	return sessions, shared, nil
 }
 
-// tell reports to the lease service whether the broker serves.
-func tell(ready *os.File, failure error) error {
+// reportReady reports to the lease service whether the broker serves.
+func reportReady(ready *os.File, failure error) error {
 	var line broker.Ready
 	if failure != nil {
 		line.Error = failure.Error()

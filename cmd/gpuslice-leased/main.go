@@ -95,15 +95,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
 	if *broker == "" {
-		if *broker, err = beside("gpuslice-broker"); err != nil {
+		if *broker, err = siblingProgram("gpuslice-broker"); err != nil {
 			return err
 		}
 	}
 	return serve(ctx, c, limits(*file, c), *broker, log)
 }
 
-// beside returns the path of a program in the directory of this one.
-func beside(name string) (string, error) {
+// siblingProgram returns the path of a program in the directory of this one.
+func siblingProgram(name string) (string, error) {
 	own, err := os.Executable()
 	if err != nil {
 		return "", err

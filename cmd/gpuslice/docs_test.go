@@ -59,7 +59,7 @@ func parseOnly(commands []*cli.Command) {
 			continue
 		}
 		c.Action = func(c *cli.Context) error {
-			_, err := words(c)
+			_, err := nonFlags(c)
 			return err
 		}
 	}

@@ -16,7 +16,7 @@ func TestACommandForSeveralIDsGoesOnAfterAnError(t *testing.T) {
 	var done []string
 	var said strings.Builder
 	app := &cli.App{ErrWriter: &said, Action: func(c *cli.Context) error {
-		return each(c, "it takes IDs", func(id string) error {
+		return forEachArgument(c, "it takes IDs", func(id string) error {
 			done = append(done, id)
 			if id == "b" || id == "c" {
 				return errors.New("no slice " + id)

@@ -47,7 +47,7 @@ started; then each new one replaces the oldest of the container, user or operato
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			words, err := words(c)
+			words, err := nonFlags(c)
 			if err != nil {
 				return err
 			}
@@ -98,14 +98,14 @@ started; then each new one replaces the oldest of the container, user or operato
 const reconnect = 250 * time.Millisecond
 
 type printer struct {
-	c     *cli.Context
-	id    string
-	from  time.Time
-	keep  func(api.Event) bool
-	line  table.Printer[api.Event] // nil: for people
-	last  position                 // position of the last event, or the one to begin after
-	told  bool                     // at least one event was received
-	shown bool                     // at least one event matched
+	c        *cli.Context
+	id       string
+	from     time.Time
+	keep     func(api.Event) bool
+	line     table.Printer[api.Event] // nil: for people
+	last     position                 // position of the last event, or the one to begin after
+	received bool                     // at least one event was received
+	shown    bool                     // at least one event matched
 }
 
 // run prints the matching events, or the last n of them, and with --follow later ones, through restarts of the enforcer until ctx
@@ -113,7 +113,7 @@ type printer struct {
 func (p *printer) run(ctx context.Context) error {
 	if n := p.c.Int("n"); n > 0 {
 		var tail []api.Event
-		err := p.each(ctx, false, func(e api.Event) error {
+		err := p.receive(ctx, false, func(e api.Event) error {
 			if tail = append(tail, e); len(tail) > n {
 				tail = tail[1:]
 			}
@@ -128,15 +128,15 @@ func (p *printer) run(ctx context.Context) error {
 	}
 	waiting := false
 	for {
-		told := p.told
-		p.told = false
-		err := p.each(ctx, p.c.Bool("follow"), p.put)
-		waiting = waiting && !p.told
-		p.told = p.told || told
+		told := p.received
+		p.received = false
+		err := p.receive(ctx, p.c.Bool("follow"), p.put)
+		waiting = waiting && !p.received
+		p.received = p.received || told
 		switch {
 		case ctx.Err() != nil && errors.Is(err, context.Canceled), ctx.Err() != nil && waiting:
 			return nil // interrupting is how following ends
-		case !p.c.Bool("follow") || !p.told || !errors.Is(err, api.ErrUnreachable):
+		case !p.c.Bool("follow") || !p.received || !errors.Is(err, api.ErrUnreachable):
 			return err
 		case !waiting:
 			fmt.Fprintln(p.c.App.ErrWriter, "gpuslice: gpusliced does not answer any more: waiting until it does")
@@ -150,13 +150,13 @@ func (p *printer) run(ctx context.Context) error {
 	}
 }
 
-// each calls do with the matching events after the last position.
-func (p *printer) each(ctx context.Context, follow bool, do func(api.Event) error) error {
+// receive calls do with the matching events after the last position.
+func (p *printer) receive(ctx context.Context, follow bool, do func(api.Event) error) error {
 	return connect(p.c).Events(ctx, p.last.instance, p.last.seq, follow, func(e api.Event) error {
-		if !p.told && p.last.instance == "" && e.Seq <= p.last.seq {
+		if !p.received && p.last.instance == "" && e.Seq <= p.last.seq {
 			fmt.Fprintf(p.c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", p.last.seq)
 		}
-		p.told = true
+		p.received = true
 		p.last = position{e.Instance, e.Seq}
 		if !concerns(e, p.id, p.from) || e.Kind != api.EventMissed && !p.keep(e) {
 			return nil

@@ -100,7 +100,7 @@ type engineAction func(engines.Host, string, engines.Options) (engines.Result, e
 // forEngines acts on each engine of the command line, and continues after a failure.
 func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
 	usage := usageError(exitUsage)
-	names, err := words(c)
+	names, err := nonFlags(c)
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,8 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 	return names, nil
 }
 
-// words is trailingFlags, with errors as usage errors.
-func words(c *cli.Context) ([]string, error) {
+// nonFlags returns the words that are not flags. Its errors are usage errors.
+func nonFlags(c *cli.Context) ([]string, error) {
 	words, err := trailingFlags(c)
 	if err != nil && err.Error() != "" {
 		err = usageError(exitUsage)(c, err, true)
@@ -222,9 +222,9 @@ func words(c *cli.Context) ([]string, error) {
 	return words, err
 }
 
-// arguments returns the words that are not flags. If there are not exactly n, it returns the error wanted.
+// arguments returns exactly n words that are not flags, or the error wanted.
 func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
-	words, err := words(c)
+	words, err := nonFlags(c)
 	if err != nil {
 		return nil, err
 	}
@@ -237,9 +237,9 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 	return words, nil
 }
 
-// each calls do with each of at least one argument. It returns the last error, and prints the others once each.
-func each(c *cli.Context, wanted string, do func(word string) error) error {
-	words, err := words(c)
+// forEachArgument calls do with each of at least one argument. It returns the last error, and prints the others once each.
+func forEachArgument(c *cli.Context, wanted string, do func(word string) error) error {
+	words, err := nonFlags(c)
 	if err != nil {
 		return err
 	}

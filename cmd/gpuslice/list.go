@@ -93,7 +93,7 @@ NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone ha
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			return each(c, "inspect takes IDs: `gpuslice ps` lists them", func(id string) error { return inspect(c, id) })
+			return forEachArgument(c, "inspect takes IDs: `gpuslice ps` lists them", func(id string) error { return inspect(c, id) })
 		},
 	}
 }

@@ -70,7 +70,7 @@ the SUGGESTED quota. The last 1024 runs are known.
 		}, listFlags(&show.NeedTable)...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			words, err := words(c)
+			words, err := nonFlags(c)
 			if err != nil {
 				return err
 			}

@@ -34,7 +34,7 @@ processes.
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			return each(c, "release takes IDs: `gpuslice ps` lists them", func(id string) error { return release(c, id) })
+			return forEachArgument(c, "release takes IDs: `gpuslice ps` lists them", func(id string) error { return release(c, id) })
 		},
 	}
 }

@@ -50,7 +50,7 @@ func moveCommand(name string, move func(*client.Client, context.Context, string)
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			var moved []api.Slice
-			err := each(c, name+" takes IDs: `gpuslice ps` lists them", func(id string) error {
+			err := forEachArgument(c, name+" takes IDs: `gpuslice ps` lists them", func(id string) error {
 				slice, err := named(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 					return move(enforcer, ctx, id)
 				})

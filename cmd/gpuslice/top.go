@@ -70,7 +70,7 @@ turns colours off. Where the output is no terminal, it is printed once, as table
 // snapshot returns the enforcer's state, and what the driver says of the devices. The enforcer does not show an unprivileged user
 // its devices; then they are as the driver shows them.
 func snapshot(ctx context.Context, enforcer *client.Watcher, host *sensors, open []string) (top.Snapshot, error) {
-	s, err := enforcer.Look(ctx, open...)
+	s, err := enforcer.Read(ctx, open...)
 	if err != nil {
 		return top.Snapshot{}, err
 	}

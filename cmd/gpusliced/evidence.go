@@ -93,7 +93,7 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 			notify(log, systemd.SdNotifyWatchdog)
 		} else if !hangs {
 			hangs = true
-			log.Error("the enforcer hangs: if it does not recover, systemd restarts it; slices and their processes continue", "err", wrong(h))
+			log.Error("the enforcer hangs: if it does not recover, systemd restarts it; slices and their processes continue", "err", failedChecks(h))
 		}
 		select {
 		case <-ctx.Done():
@@ -103,7 +103,7 @@ func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) 
 	}
 }
 
-func wrong(h api.Health) string {
+func failedChecks(h api.Health) string {
 	var said []string
 	for _, c := range h.Checks {
 		if !c.OK && c.For == api.ForLive {

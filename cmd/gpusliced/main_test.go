@@ -92,7 +92,7 @@ func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {
 		t.Fatalf("%+v, %v", info, err)
 	}
 	stop()
-	if got := d.hear(10 * time.Second); got != "STOPPING=1" {
+	if got := d.notifications(10 * time.Second); got != "STOPPING=1" {
 		t.Fatalf("%q", got)
 	}
 }
@@ -130,11 +130,11 @@ func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
 
 // daemon runs this program in a directory of its own.
 type daemon struct {
-	t     *testing.T
-	dir   string
-	words []string
-	hear  func(patience time.Duration) string // notifications to systemd
-	log   testhost.Output
+	t             *testing.T
+	dir           string
+	words         []string
+	notifications func(patience time.Duration) string // notifications to systemd
+	log           testhost.Output
 }
 
 // newDaemon returns a daemon that is not started. In its configuration DIR stands for its directory.
@@ -145,7 +145,7 @@ func newDaemon(t *testing.T, config string) *daemon {
 	if err := os.WriteFile(d.path("config.toml"), []byte(strings.ReplaceAll(config, "DIR", d.dir)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d.hear = notifications(t, d.dir)
+	d.notifications = notifications(t, d.dir)
 	d.words = []string{
 		"--config", d.path("config.toml"), "--socket", d.path("control.sock"), "--run-dir", d.path("run"), "--state-dir", d.path("state"),
 	}
@@ -162,7 +162,7 @@ func (d *daemon) begin(words ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx, append(slices.Clip(d.words), words...), io.Discard, &d.log) }()
-	if got := d.hear(10 * time.Second); got != "READY=1" {
+	if got := d.notifications(10 * time.Second); got != "READY=1" {
 		d.t.Fatalf("%q: %s", got, d.log.String())
 	}
 	return func() {

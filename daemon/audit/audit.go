@@ -174,7 +174,7 @@ func (w *Writer) Put(e Entry) {
 	}
 	made := makeLine(e)
 	w.mu.Lock()
-	if e.Share != ShareHost && w.shares.over(e.Time) {
+	if e.Share != ShareHost && w.shares.hasEnded(e.Time) {
 		w.addAll(w.shares.end(e.Time))
 	}
 	if e.Share == ShareHost || w.shares.lists(e, len(made.text)) {
@@ -257,9 +257,9 @@ func missing(count uint64, at time.Time, why string) Entry {
 	return Entry{Event: api.Event{Kind: KindDropped, Time: at, Count: count, Cause: why}}
 }
 
-// say writes lines to the log in the order of its calls. mu is held, so another goroutine writes the log, which may be a pipe
+// logInOrder writes lines to the log in the order of its calls. mu is held, so another goroutine writes the log, which may be a pipe
 // without a reader.
-func (w *Writer) say(log func()) {
+func (w *Writer) logInOrder(log func()) {
 	before, done := w.said, make(chan struct{})
 	w.said = done
 	go func() {
@@ -275,7 +275,7 @@ func (w *Writer) say(log func()) {
 func (w *Writer) sayDropping(why string) {
 	if !w.dropping {
 		w.dropping = true
-		w.say(func() {
+		w.logInOrder(func() {
 			w.options.Log.Error("the audit file cannot be written: entries are dropped until it can be", "file", w.options.File, "err", why)
 		})
 	}
@@ -298,7 +298,7 @@ func (w *Writer) run() {
 			w.writeLost()
 			now := w.options.Now().UTC()
 			w.mu.Lock()
-			if w.shares.over(now) {
+			if w.shares.hasEnded(now) {
 				w.addAll(w.shares.end(now))
 			}
 			w.mu.Unlock()
@@ -379,7 +379,7 @@ func (w *Writer) goesOn() {
 	if w.dropping && w.lost.dropped == 0 && len(w.queue.lines) == w.queue.count {
 		w.dropping = false
 		dropped := w.dropped.Load()
-		w.say(func() {
+		w.logInOrder(func() {
 			w.options.Log.Info("the audit file can be written again", "file", w.options.File, "dropped", dropped)
 		})
 	}

@@ -21,11 +21,11 @@ import (
 //
 // If another program rotates or moves the file, a new one is begun before the next entry.
 type file struct {
-	options Options
-	open    *os.File  // nil if not open
-	size    int64     // bytes
-	begun   time.Time // time of the first entry
-	again   time.Time // time of the next attempt to rotate; zero if the last one succeeded
+	options      Options
+	open         *os.File  // nil if not open
+	size         int64     // bytes
+	firstEntry   time.Time // time of the first entry
+	nextRotation time.Time // time of the next attempt to rotate; zero if the last one succeeded
 }
 
 // write appends an entry's line with the time at: all of it, or nothing.
@@ -39,7 +39,7 @@ func (f *file) write(line []byte, at time.Time) error {
 		}
 	}
 	if f.size == 0 {
-		f.begun = at
+		f.firstEntry = at
 	}
 	n, err := f.open.Write(line)
 	if err == nil {
@@ -57,15 +57,15 @@ func (f *file) write(line []byte, at time.Time) error {
 
 // ready ensures that the open file is the one at the path, and updates its size.
 func (f *file) ready() error {
-	if f.still() {
+	if f.isCurrent() {
 		return nil
 	}
 	return f.begin()
 }
 
-// still reports whether the open file is still the one at the path, and updates its size, as it may have been truncated. It
+// isCurrent reports whether the open file is still the one at the path, and updates its size, as it may have been truncated. It
 // closes a file that was moved or deleted.
-func (f *file) still() bool {
+func (f *file) isCurrent() bool {
 	if f.open == nil {
 		return false
 	}
@@ -110,7 +110,7 @@ func (f *file) begin() error {
 		open.Close()
 		return err
 	}
-	f.open, f.size, f.begun = open, info.Size(), firstTime(f.options.File, info.ModTime())
+	f.open, f.size, f.firstEntry = open, info.Size(), firstTime(f.options.File, info.ModTime())
 	if err := f.endLine(); err != nil {
 		f.close()
 		return err
@@ -156,12 +156,12 @@ func firstTime(path string, otherwise time.Time) time.Time {
 }
 
 func (f *file) old() bool {
-	return f.options.MaxAge > 0 && f.options.Now().Sub(f.begun) >= f.options.MaxAge
+	return f.options.MaxAge > 0 && f.options.Now().Sub(f.firstEntry) >= f.options.MaxAge
 }
 
 // check rotates an old file, and closes a moved one, without a new entry.
 func (f *file) check() {
-	if f.still() && f.size > 0 && f.old() {
+	if f.isCurrent() && f.size > 0 && f.old() {
 		_ = f.rotate() // the next write reports the error
 	}
 }
@@ -170,7 +170,7 @@ func (f *file) check() {
 // make the directory or the file append-only to protect their evidence.
 func (f *file) rotate() error {
 	now := f.options.Now()
-	if now.Before(f.again) {
+	if now.Before(f.nextRotation) {
 		return nil
 	}
 	numbers, err := f.rotated()
@@ -183,13 +183,13 @@ func (f *file) rotate() error {
 		err = os.Rename(f.options.File, f.numbered(next))
 	}
 	if err != nil {
-		if f.again.IsZero() {
+		if f.nextRotation.IsZero() {
 			f.options.Log.Error("the audit file cannot be rotated, so it grows", "file", f.options.File, "err", err)
 		}
-		f.again = now.Add(f.options.Retry)
+		f.nextRotation = now.Add(f.options.Retry)
 		return nil
 	}
-	f.again = time.Time{}
+	f.nextRotation = time.Time{}
 	f.close()
 	for len(numbers) > f.options.Keep {
 		if err := os.Remove(f.numbered(numbers[0])); err != nil {

@@ -31,11 +31,11 @@ const (
 
 // shares has the listed and the omitted entries of the current minute.
 type shares struct {
-	begun     time.Time
-	of        map[asker]*share  // by user, with entries listed
-	events    map[asker]*share  // by source; bounded by the number of slices
-	strangers int               // bytes listed of all strangers
-	others    map[string]uint64 // omitted entries of users not in of, by result
+	start       time.Time
+	of          map[asker]*share  // by user, with entries listed
+	events      map[asker]*share  // by source; bounded by the number of slices
+	strangerSum int               // bytes listed of all strangers
+	others      map[string]uint64 // omitted entries of users not in of, by result
 }
 
 // asker is a user or a source of events, and a result. Rejections have a budget of their own, so they use up none of that of the
@@ -63,7 +63,7 @@ func (s *shares) lists(e Entry, bytes int) bool {
 	}
 	limit := limitOf(who.result)
 	if e.Share == ShareStranger {
-		limit = min(strangerBytes, strangersBytes-s.strangers)
+		limit = min(strangerBytes, strangersBytes-s.strangerSum)
 	}
 	its := s.of[who]
 	if its == nil {
@@ -80,7 +80,7 @@ func (s *shares) lists(e Entry, bytes int) bool {
 	}
 	its.bytes += bytes
 	if e.Share == ShareStranger {
-		s.strangers += bytes
+		s.strangerSum += bytes
 	}
 	return true
 }
@@ -119,9 +119,9 @@ func limitOf(result string) int {
 	return refusedBytes
 }
 
-// over reports whether the minute is over. A clock that was set back ends it, too.
-func (s *shares) over(now time.Time) bool {
-	passed := now.Sub(s.begun)
+// hasEnded reports whether the minute is over. A clock that was set back ends it, too.
+func (s *shares) hasEnded(now time.Time) bool {
+	passed := now.Sub(s.start)
 	return passed < 0 || passed >= shareWindow
 }
 
@@ -144,7 +144,7 @@ func (s *shares) end(now time.Time) []Entry {
 			})
 		}
 	}
-	*s = shares{begun: now, of: make(map[asker]*share), events: make(map[asker]*share), others: make(map[string]uint64)}
+	*s = shares{start: now, of: make(map[asker]*share), events: make(map[asker]*share), others: make(map[string]uint64)}
 	return entries
 }
 

@@ -155,7 +155,7 @@ func TestManyUsersCostNoMoreThanTheirShare(t *testing.T) {
 		s.lists(refusal(uid+200000, ShareStranger, now), 300)
 	}
 	listed := len(s.of)
-	expect.True(t, s.over(now.Add(-time.Second)), "a clock that was set back ends nothing")
+	expect.True(t, s.hasEnded(now.Add(-time.Second)), "a clock that was set back ends nothing")
 	var counted uint64
 	left := s.end(now)
 	for _, e := range left {

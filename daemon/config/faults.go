@@ -159,7 +159,7 @@ func (f *faults) table(known *toml.MetaData, section string, values map[string]t
 		keys := keysOf(into.Type())
 		at := slices.IndexFunc(keys, func(k string) bool { return strings.EqualFold(k, key) })
 		if at < 0 {
-			f.unknown(section, key, keys)
+			f.addUnknown(section, key, keys)
 			continue
 		}
 		f.value(known, below(section, key), value, into.Field(at))
@@ -174,7 +174,7 @@ func (f *faults) value(known *toml.MetaData, key string, value toml.Primitive, i
 			isTable = !v.IsNil()
 		}
 		if err != nil || !isTable {
-			f.wrong(known, key, value, into, err)
+			f.addInvalid(known, key, value, into, err)
 		}
 		return err == nil && isTable
 	}
@@ -227,8 +227,8 @@ var inWords = map[reflect.Kind]string{
 	reflect.Struct: "a section", reflect.Map: "a section for each name",
 }
 
-// wrong adds a fault of a value with the wrong type, or with text that its type does not accept.
-func (f *faults) wrong(known *toml.MetaData, key string, value toml.Primitive, into reflect.Value, err error) {
+// addInvalid adds a fault of a value with the wrong type, or with text that its type does not accept.
+func (f *faults) addInvalid(known *toml.MetaData, key string, value toml.Primitive, into reflect.Value, err error) {
 	var refused toml.ParseError
 	if _, text := into.Addr().Interface().(encoding.TextUnmarshaler); text && errors.As(err, &refused) {
 		f.add(key, "%s: %s", key, refused.Message)
@@ -248,8 +248,8 @@ func (f *faults) wrong(known *toml.MetaData, key string, value toml.Primitive, i
 	f.unless(false, key, given, "%s is accepted", accepted)
 }
 
-// unknown adds a fault of a key that there is not, with the one that was probably meant.
-func (f *faults) unknown(section, key string, keys []string) {
+// addUnknown adds a fault of a key that there is not, with the one that was probably meant.
+func (f *faults) addUnknown(section, key string, keys []string) {
 	name := below(section, key)
 	help := ": gpuslice.toml(5) has them all"
 	if near := api.Nearest(key, keys); near != "" {

@@ -45,7 +45,7 @@ type Metrics struct {
 	register  prometheus.Histogram
 	releases  *prometheus.CounterVec
 	attaches  *prometheus.CounterVec
-	told      told
+	counted   eventCounters
 	host      Host                             // may be nil
 	audit     func() (written, dropped uint64) // nil without an audit log
 	bypasses  *prometheus.CounterVec
@@ -68,7 +68,7 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 			"Processes found to hold VRAM beyond the ledger, and ledgers found overwritten, by the action: log, refuse, or kill."),
 		joins: counters("gpuslice_session_tokens_total", "result",
 			"Requests to join a session by its token, by result: ok, wrong_token, limited (too many wrong tokens), or refused for another reason."),
-		told: newTold(),
+		counted: newEventCounters(),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "gpuslice_build_info",
@@ -81,7 +81,7 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 		m.registry.MustRegister(&poolCollector{pools, log})
 	}
 	m.begin()
-	m.registry.MustRegister(m.told.events, m.told.allocations, m.told.refusals, m.told.recovered,
+	m.registry.MustRegister(m.counted.events, m.counted.allocations, m.counted.refusals, m.counted.recovered,
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(m.auditCounters()...)
 	return m

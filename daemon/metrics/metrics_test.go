@@ -175,12 +175,12 @@ func TestPoolsAreShown(t *testing.T) {
 	}
 }
 
-type unwell struct {
+type unhealthy struct {
 	all
 	check api.Check
 }
 
-func (u unwell) Health(context.Context) (api.Health, error) {
+func (u unhealthy) Health(context.Context) (api.Health, error) {
 	h := api.Health{Checks: []api.Check{u.check}}
 	h.Conclude()
 	return h, nil
@@ -197,7 +197,7 @@ func TestProbesSayWhetherTheEnforcerLivesAndWhetherItIsReady(t *testing.T) {
 		{api.Check{Name: "loop", For: api.ForLive}, 503, 503},
 	} {
 		m := New(two(), quiet())
-		m.Watch(unwell{all{two()}, c.check}, quiet())
+		m.Watch(unhealthy{all{two()}, c.check}, quiet())
 		handler := m.Handler()
 		for path, want := range map[string]int{"/healthz": c.live, "/readyz": c.ready} {
 			w := httptest.NewRecorder()

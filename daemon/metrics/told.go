@@ -8,16 +8,16 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// told counts events. Unlike the figures of a slice, these counters stay when a slice is released.
-type told struct {
+// eventCounters counts events. Unlike the figures of a slice, these counters stay when a slice is released.
+type eventCounters struct {
 	events      *prometheus.CounterVec
 	allocations prometheus.Counter
 	refusals    prometheus.Counter
 	recovered   prometheus.Counter
 }
 
-func newTold() told {
-	t := told{
+func newEventCounters() eventCounters {
+	t := eventCounters{
 		events: counters("gpuslice_events_total", "kind", "Events of slices and pools, by kind; one event can stand for several refusals."),
 		allocations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_allocations_total",
@@ -42,17 +42,17 @@ func newTold() told {
 
 // Told counts an event.
 func (m *Metrics) Told(e api.Event) {
-	m.told.events.WithLabelValues(string(e.Kind)).Inc()
+	m.counted.events.WithLabelValues(string(e.Kind)).Inc()
 	switch e.Kind {
 	case api.EventRefused:
-		m.told.refusals.Add(float64(e.Count))
+		m.counted.refusals.Add(float64(e.Count))
 	case api.EventFreed:
-		m.told.recovered.Add(float64(e.Bytes))
+		m.counted.recovered.Add(float64(e.Bytes))
 	}
 }
 
 // Allocated adds n allocations.
-func (m *Metrics) Allocated(n uint64) { m.told.allocations.Add(float64(n)) }
+func (m *Metrics) Allocated(n uint64) { m.counted.allocations.Add(float64(n)) }
 
 // Audit exports the numbers of written and dropped audit entries. It must be called before Handler.
 func (m *Metrics) Audit(counts func() (written, dropped uint64)) { m.audit = counts }

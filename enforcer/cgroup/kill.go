@@ -22,7 +22,7 @@ func Kill(p Path) error {
 	guard.MayWait("a cgroup's file")
 	// Open cgroup.kill below the same directory as the check of the inode.
 	dir, err := unix.Open(p.Dir(), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -44,7 +44,7 @@ func Kill(p Path) error {
 		return fmt.Errorf("cannot kill the processes of %s: %w", p, err)
 	}
 	defer unix.Close(fd)
-	if _, err := unix.Write(fd, []byte("1")); err != nil && !gone(err) {
+	if _, err := unix.Write(fd, []byte("1")); err != nil && !isGone(err) {
 		return fmt.Errorf("cannot kill the processes of %s: %w", p, err)
 	}
 	return nil

@@ -245,7 +245,7 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 			return append(raw, append([]byte(name), make([]byte, 16-len(name))...)...)
 		}
 		for name, want := range map[string][]Path{"a": {a}, "ab": {}, "": {a, b}} {
-			got := w.concerned(event(name))
+			got := w.pathsOf(event(name))
 			slices.SortFunc(got, func(a, b Path) int { return strings.Compare(a.Rel, b.Rel) })
 			expect.EqualSlices(t, got, want, "checks after the event for", name)
 		}
@@ -259,7 +259,7 @@ func TestAfterLostEventsAllAreChecked(t *testing.T) {
 		lost := binary.NativeEndian.AppendUint32(nil, 1<<32-1) // no watch
 		lost = binary.NativeEndian.AppendUint32(lost, unix.IN_Q_OVERFLOW)
 		lost = append(lost, make([]byte, 8)...) // no cookie, no name
-		must.Len(t, w.concerned(lost), 2, "checked")
+		must.Len(t, w.pathsOf(lost), 2, "checked")
 	})
 }
 

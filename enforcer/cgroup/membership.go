@@ -108,7 +108,7 @@ func hierarchiesOf(mounts []*mountinfo.Info) (unified *hierarchy, controllers ma
 		switch m.FSType {
 		case "cgroup2":
 			c.v2 = true
-			if better(c, unified) {
+			if isBetter(c, unified) {
 				unified = c
 			}
 		case "cgroup":
@@ -118,6 +118,6 @@ func hierarchiesOf(mounts []*mountinfo.Info) (unified *hierarchy, controllers ma
 	return unified, controllers
 }
 
-func better(c, than *hierarchy) bool {
+func isBetter(c, than *hierarchy) bool {
 	return than == nil || (c.root == "/" && than.root != "/")
 }

@@ -74,7 +74,7 @@ func (f memoryFiles) short(dir string, need uint64) (*Short, error) {
 		return nil, err
 	}
 	stat, err := os.ReadFile(filepath.Join(dir, "memory.stat"))
-	if err != nil && !gone(err) {
+	if err != nil && !isGone(err) {
 		return nil, err
 	}
 	for line := range bytes.Lines(stat) {
@@ -93,7 +93,7 @@ func (f memoryFiles) short(dir string, need uint64) (*Short, error) {
 // figure reads a number from a file. known is false if the file does not exist, as in the root, or has no number, as "max".
 func figure(path string) (n uint64, known bool, err error) {
 	text, err := os.ReadFile(path)
-	if gone(err) {
+	if isGone(err) {
 		return 0, false, nil
 	}
 	if err != nil {

@@ -47,7 +47,7 @@ func Populated(p Path) (bool, error) {
 		return false, err
 	}
 	b, err := os.ReadFile(filepath.Join(p.Dir(), "cgroup.events"))
-	if gone(err) {
+	if isGone(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func Populated(p Path) (bool, error) {
 // exists reports whether p exists and is the same cgroup.
 func exists(p Path) (bool, error) {
 	ino, err := inode(p.Dir())
-	if gone(err) {
+	if isGone(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -102,7 +102,7 @@ func eachProcess(p Path, f func(pid int) error) error {
 func walk(top string, f func(dir int) error) error {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	dir, err := unix.Open(top, flags, 0)
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -142,7 +142,7 @@ func walk(top string, f func(dir int) error) error {
 			below[last] = below[last][1:]
 			if err := move(name); err == nil {
 				moved = true
-			} else if !gone(err) {
+			} else if !isGone(err) {
 				return err
 			}
 		}
@@ -152,7 +152,7 @@ func walk(top string, f func(dir int) error) error {
 // directories returns the names of the directories in an open directory, or none if it was removed.
 func directories(dir int) (names []string, err error) {
 	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if gone(err) {
+	if isGone(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -166,7 +166,7 @@ func directories(dir int) (names []string, err error) {
 			names = append(names, e.Name())
 		}
 	}
-	if gone(err) {
+	if isGone(err) {
 		err = nil
 	}
 	return names, err
@@ -175,7 +175,7 @@ func directories(dir int) (names []string, err error) {
 func readProcs(dir int, f func(pid int) error) error {
 	const file = "cgroup.procs"
 	fd, err := unix.Openat(dir, file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if gone(err) {
+	if isGone(err) {
 		return nil
 	}
 	if err != nil {
@@ -197,13 +197,13 @@ func readProcs(dir int, f func(pid int) error) error {
 		}
 	}
 	// A threaded cgroup lists no processes: the threaded domain above it lists them.
-	if err := lines.Err(); !gone(err) && !errors.Is(err, syscall.EOPNOTSUPP) {
+	if err := lines.Err(); !isGone(err) && !errors.Is(err, syscall.EOPNOTSUPP) {
 		return err
 	}
 	return nil
 }
 
-// gone reports whether err means that a cgroup was removed, before or after its file was opened.
-func gone(err error) bool {
+// isGone reports whether err means that a cgroup was removed, before or after its file was opened.
+func isGone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 }

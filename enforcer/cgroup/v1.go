@@ -46,7 +46,7 @@ func (h *Host) hierarchyV1(controllers string) *hierarchy {
 // addV1 adds a mount under each of its controllers, which are among its options.
 func addV1(controllers map[string]*hierarchy, c *hierarchy, options string) {
 	for name := range strings.SplitSeq(options, ",") {
-		if name != "rw" && name != "ro" && better(c, controllers[name]) {
+		if name != "rw" && name != "ro" && isBetter(c, controllers[name]) {
 			controllers[name] = c
 		}
 	}
@@ -68,7 +68,7 @@ func (w *Watcher) Recheck(p Path) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e := w.watched[p]; e != nil {
-		e.initDead, w.soon[p] = true, true
+		e.initDead, w.recheck[p] = true, true
 		w.wake()
 	}
 }

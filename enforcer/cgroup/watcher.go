@@ -36,7 +36,7 @@ type Watcher struct {
 	mu      sync.Mutex
 	closed  bool
 	watched map[Path]*watched
-	soon    map[Path]bool           // to check without an event
+	recheck map[Path]bool           // to check without an event
 	users   map[int32]map[Path]bool // the cgroups of each inotify watch
 }
 
@@ -55,7 +55,7 @@ func NewWatcher() (*Watcher, error) {
 	}
 	w := &Watcher{
 		inotify: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}),
-		watched: make(map[Path]*watched), soon: make(map[Path]bool), users: make(map[int32]map[Path]bool),
+		watched: make(map[Path]*watched), recheck: make(map[Path]bool), users: make(map[int32]map[Path]bool),
 	}
 	go w.loop()
 	return w, nil
@@ -63,12 +63,12 @@ func NewWatcher() (*Watcher, error) {
 
 // Watch calls empty once, when p has no processes or is gone, possibly at once. The Watcher's goroutine calls these functions one at a
 // time. empty may call Watch and Unwatch, and must not block for long.
-func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, not(Populated), empty) }
+func (w *Watcher) Watch(p Path, empty func()) error { return w.watch(p, negated(Populated), empty) }
 
 // WatchDir calls gone once, when p is gone, as Watch does. An empty cgroup that still exists is not gone.
-func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, not(exists), gone) }
+func (w *Watcher) WatchDir(p Path, gone func()) error { return w.watch(p, negated(exists), gone) }
 
-func not(is func(Path) (bool, error)) func(Path) (bool, error) {
+func negated(is func(Path) (bool, error)) func(Path) (bool, error) {
 	return func(p Path) (bool, error) {
 		yes, err := is(p)
 		return !yes, err
@@ -90,12 +90,12 @@ func (w *Watcher) watch(p Path, over func(Path) (bool, error), empty func()) err
 	if err == nil && p.V2 {
 		err = w.add(p, e, filepath.Join(p.Dir(), "cgroup.events"), unix.IN_MODIFY)
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !isGone(err) {
 		w.forget(p)
 		return fmt.Errorf("cannot watch cgroup %s: %w", p, err)
 	}
 	// p may have become empty before the watches were added. The loop checks it, so that empty never runs under its caller's locks.
-	w.soon[p] = true
+	w.recheck[p] = true
 	w.wake()
 	return nil
 }
@@ -141,7 +141,7 @@ func (w *Watcher) forget(p Path) bool {
 		return false
 	}
 	delete(w.watched, p)
-	delete(w.soon, p)
+	delete(w.recheck, p)
 	for _, wd := range e.wds {
 		delete(w.users[wd], p)
 		if len(w.users[wd]) > 0 {
@@ -181,7 +181,7 @@ func (w *Watcher) loop() {
 		var due []Path
 		switch {
 		case err == nil:
-			due = w.concerned(buf[:n])
+			due = w.pathsOf(buf[:n])
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			due = w.due()
 		default:
@@ -195,9 +195,9 @@ func (w *Watcher) loop() {
 	}
 }
 
-// concerned returns the cgroups that a batch of events is about, or all of them after an overflow. An event of a parent directory names one
+// pathsOf returns the cgroups that a batch of events is about, or all of them after an overflow. An event of a parent directory names one
 // cgroup; its siblings, possibly thousands, need no check.
-func (w *Watcher) concerned(events []byte) []Path {
+func (w *Watcher) pathsOf(events []byte) []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	set := make(map[Path]bool)
@@ -229,14 +229,14 @@ func (w *Watcher) concerned(events []byte) []Path {
 func (w *Watcher) due() []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	due := make([]Path, 0, len(w.soon))
+	due := make([]Path, 0, len(w.recheck))
 	var next time.Time // zero for no deadline
-	for p := range w.soon {
+	for p := range w.recheck {
 		due = append(due, p)
 		if e := w.watched[p]; e.failed || silentV1(p, e) {
 			next = time.Now().Add(retryInterval)
 		} else {
-			delete(w.soon, p)
+			delete(w.recheck, p)
 		}
 	}
 	if !w.closed {
@@ -262,7 +262,7 @@ func (w *Watcher) check(p Path) func() {
 	e.failed = err != nil
 	switch {
 	case e.failed:
-		w.soon[p] = true
+		w.recheck[p] = true
 		// A failed read, as without free descriptors, does not mean that the cgroup is empty.
 		if !w.closed {
 			_ = w.inotify.SetReadDeadline(time.Now().Add(retryInterval))

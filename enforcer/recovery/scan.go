@@ -50,9 +50,9 @@ type Scan struct {
 	places  chan struct{} // slots of active readers that are not blocked
 	threads atomic.Int32  // all readers, including blocked ones
 
-	mu   guard.Mutex[guard.Leaf]            // guards got and over
-	got  map[ledger.Identity]*ledger.Ledger // nil after Take
-	over bool
+	mu       guard.Mutex[guard.Leaf]            // guards got and over
+	got      map[ledger.Identity]*ledger.Ledger // nil after Take
+	finished bool
 
 	// Tests replace these.
 	all   func() ([]int, error)
@@ -85,7 +85,7 @@ func New(log *slog.Logger, find Find) *Scan {
 	return &Scan{
 		log: log, wanted: make(ledger.Wanted), answers: make(map[int][]ledger.Found), unreadable: make(map[int]bool), above: make(map[int][]int),
 		timeout: maxTimeout, places: make(chan struct{}, maxPlaces), got: make(map[ledger.Identity]*ledger.Ledger),
-		all: everybody, group: byUser, find: find,
+		all: allPIDs, group: byUser, find: find,
 	}
 }
 
@@ -93,7 +93,7 @@ func New(log *slog.Logger, find Find) *Scan {
 func (s *Scan) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over = true
+	s.finished = true
 	for _, l := range s.got {
 		if l != nil {
 			_ = l.Close()
@@ -122,7 +122,7 @@ func (s *Scan) MayHold(id ledger.Identity, pid int) bool {
 	if _, asked := s.answers[pid]; !asked && !s.unreadable[pid] && !s.complete {
 		guard.MayWait("the mappings of a process")
 		s.places <- struct{}{}
-		s.note(s.read([]int{pid}))
+		s.recordAnswers(s.read([]int{pid}))
 	}
 	return slices.Contains(s.holders[id], pid) || s.unreadable[pid]
 }
@@ -178,8 +178,8 @@ func (s *Scan) Ancestors(pid int) []int {
 	return s.above[pid]
 }
 
-// everybody returns all processes but the enforcer's own, which maps the ledgers that it has opened.
-func everybody() ([]int, error) {
+// allPIDs returns all processes but the enforcer's own, which maps the ledgers that it has opened.
+func allPIDs() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -217,14 +217,14 @@ func byUser(pids []int) [][]int {
 // Run reads the likely processes, and then all of the host if ledgers are missing.
 func (s *Scan) Run() {
 	guard.MayWait("the mappings of processes")
-	if len(s.wanted) == 0 || !s.everywhere && s.rounds(s.likely) && s.foundAll() {
+	if len(s.wanted) == 0 || !s.everywhere && s.rounds(s.likelyPIDs) && s.foundAll() {
 		return
 	}
 	s.complete = s.rounds(s.all)
 }
 
-// likely returns the processes that most likely have the wanted ledgers.
-func (s *Scan) likely() ([]int, error) {
+// likelyPIDs returns the processes that most likely have the wanted ledgers.
+func (s *Scan) likelyPIDs() ([]int, error) {
 	var all []int
 	for _, own := range s.own {
 		pids, err := own()
@@ -279,11 +279,11 @@ func (s *Scan) round(groups [][]int) (again bool) {
 			all = append(all, answer{pid: pid, found: found})
 		}
 	}
-	return s.note(all)
+	return s.recordAnswers(all)
 }
 
-// note records answers, and reports whether a ledger could not be opened.
-func (s *Scan) note(all []answer) (again bool) {
+// recordAnswers records answers, and reports whether a ledger could not be opened.
+func (s *Scan) recordAnswers(all []answer) (again bool) {
 	var unreadable []int
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,7 +402,7 @@ func (s *Scan) missing(id ledger.Identity) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, known := s.got[id]
-	return !known && !s.over
+	return !known && !s.finished
 }
 
 // keep stores the first copy of each ledger, and closes the others.
@@ -413,7 +413,7 @@ func (s *Scan) keep(found []ledger.Found) {
 		if f.Ledger == nil {
 			continue
 		}
-		if _, known := s.got[f.Identity]; known || s.over {
+		if _, known := s.got[f.Identity]; known || s.finished {
 			_ = f.Ledger.Close()
 		} else {
 			s.got[f.Identity] = f.Ledger

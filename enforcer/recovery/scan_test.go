@@ -264,7 +264,7 @@ func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
 }
 
 func TestProcessesAreAskedByTheirUsersAndCgroups(t *testing.T) {
-	pids := must.Get(everybody())(t)
+	pids := must.Get(allPIDs())(t)
 	groups := byUser(pids)
 	var all []int
 	for i, group := range groups {

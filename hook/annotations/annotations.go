@@ -70,7 +70,7 @@ type Request struct {
 // Parse parses our annotations among all and, if the policy allows it, our variables in env. It returns nil without an error for
 // a container without our annotations that the policy lets pass.
 func Parse(all map[string]string, env []string, policy Policy) (*Request, error) {
-	keys := ours(all)
+	keys := ownKeys(all)
 	if len(keys) == 0 && policy.DefaultVRAM == "" && policy.Pass {
 		return nil, nil
 	}
@@ -101,7 +101,7 @@ type Grant struct {
 
 // ParseGranted parses the annotations of a container with a grant. They can only reduce it, by a smaller quota or an earlier end.
 func ParseGranted(all map[string]string, g Grant) (*Request, error) {
-	r, err := read(all, ours(all))
+	r, err := read(all, ownKeys(all))
 	if err != nil {
 		return nil, err
 	}
@@ -133,9 +133,9 @@ func read(all map[string]string, keys []string) (*Request, error) {
 	return r, nil
 }
 
-// ours returns the keys with our prefix, sorted so that a mistake always gives the same error. It ignores case, since
+// ownKeys returns the keys with our prefix, sorted so that a mistake always gives the same error. It ignores case, since
 // "GPUSlice.vram" is a misspelt quota.
-func ours(all map[string]string) []string {
+func ownKeys(all map[string]string) []string {
 	var keys []string
 	for key := range all {
 		if len(key) >= len(Prefix) && strings.EqualFold(key[:len(Prefix)], Prefix) {

@@ -119,13 +119,13 @@ func (p Policy) applyVariable(r *Request, e entry, most api.Quota) error {
 	case e.key == Priority && r.Priority > 0:
 		return more(fmt.Sprintf("only a number from %d to 0 is", api.MinPriority))
 	case strings.HasPrefix(e.key, VRAM):
-		return p.within(r.Quotas[len(r.Quotas)-1], e, most) // set has just appended it
+		return p.checkBound(r.Quotas[len(r.Quotas)-1], e, most) // set has just appended it
 	}
 	return nil
 }
 
-// within rejects a quota by variable that exceeds the default.
-func (p Policy) within(asked api.Quota, e entry, most api.Quota) error {
+// checkBound rejects a quota by variable that exceeds the default.
+func (p Policy) checkBound(asked api.Quota, e entry, most api.Quota) error {
 	reason := ""
 	switch {
 	case (asked.Percent > 0) != (most.Percent > 0):

@@ -115,7 +115,7 @@ func (c *Container) Close() {
 		p.file.close()
 	}
 	unix.Close(c.procfds)
-	c.ns.leave()
+	c.ns.close()
 }
 
 // reopen opens a regular file or directory for reading. It uses the host's /proc/self/fd, since the container's may be replaced.

@@ -82,4 +82,4 @@ func (ns *namespace) do(f func() error) error {
 	return <-done
 }
 
-func (ns *namespace) leave() { close(ns.calls) }
+func (ns *namespace) close() { close(ns.calls) }

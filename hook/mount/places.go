@@ -121,12 +121,12 @@ func remove(root *object, p Place) error {
 	}
 	parent, err := openObject(root.fd, path.Dir(p.Path), unix.O_DIRECTORY, resolve)
 	if err != nil {
-		return gone(err)
+		return ignoreGone(err)
 	}
 	defer parent.close()
 	o, err := openObject(parent.fd, path.Base(p.Path), unix.O_NOFOLLOW, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_XDEV)
 	if err != nil {
-		return gone(err)
+		return ignoreGone(err)
 	}
 	defer o.close()
 	known := p.FileID == (FileID{}) || p.FileID == o.id()
@@ -139,11 +139,11 @@ func remove(root *object, p Place) error {
 	case known && o.isRegular() && o.stat.Size == 0:
 		err = unix.Unlinkat(parent.fd, path.Base(p.Path), 0)
 	}
-	return gone(err)
+	return ignoreGone(err)
 }
 
-// gone treats an error as success if the container has removed or replaced the place.
-func gone(err error) error {
+// ignoreGone treats an error as success if the container has removed or replaced the place.
+func ignoreGone(err error) error {
 	for _, e := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV} {
 		if errors.Is(err, e) {
 			return nil

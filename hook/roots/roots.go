@@ -147,14 +147,14 @@ func Sweep(dir string, most int, over func(*Record) error) error {
 	return errors.Join(errs...)
 }
 
-// Join adds a user and replaces one with the same id, which has ended.
-func (r *Record) Join(u User) {
-	r.Leave(u.Slice)
+// AddUser adds a user and replaces one with the same id, which has ended.
+func (r *Record) AddUser(u User) {
+	r.RemoveUser(u.Slice)
 	r.Users = append(r.Users, u)
 }
 
-// Leave removes a user and returns it, or a User with Generation 0 if absent.
-func (r *Record) Leave(slice string) User {
+// RemoveUser removes a user and returns it, or a User with Generation 0 if absent.
+func (r *Record) RemoveUser(slice string) User {
 	i := slices.IndexFunc(r.Users, func(u User) bool { return u.Slice == slice })
 	if i < 0 {
 		return User{}

@@ -39,9 +39,9 @@ func save(t *testing.T, r *Record) {
 func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), t.TempDir()
 	r := lock(t, dir)
-	r.Join(User{Slice: "a", Generation: 1, Dir: slice})
-	r.Join(User{Slice: "b", Generation: 2, Dir: slice})
-	r.Join(User{Slice: "a", Generation: 3, Dir: slice})
+	r.AddUser(User{Slice: "a", Generation: 1, Dir: slice})
+	r.AddUser(User{Slice: "b", Generation: 2, Dir: slice})
+	r.AddUser(User{Slice: "a", Generation: 3, Dir: slice})
 	r.Made = []mount.Place{{Path: "etc/ld.so.preload", FileID: mount.FileID{Dev: 1, Inode: 9}}}
 	save(t, r)
 
@@ -50,10 +50,10 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	if !reflect.DeepEqual(r.Users, want) || len(r.Made) != 1 || r.Made[0].Inode != 9 {
 		t.Errorf("got %+v", r)
 	}
-	if u := r.Leave("a"); u.Generation != 3 {
+	if u := r.RemoveUser("a"); u.Generation != 3 {
 		t.Errorf("left: %+v", u)
 	}
-	if u := r.Leave("a"); u != (User{}) {
+	if u := r.RemoveUser("a"); u != (User{}) {
 		t.Errorf("left twice: %+v", u)
 	}
 	r.Made = nil
@@ -65,7 +65,7 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	if err != nil || !json.Valid(text) {
 		t.Errorf("a record that became shorter is %q, %v", text, err)
 	}
-	r.Leave("b")
+	r.RemoveUser("b")
 	save(t, r)
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
@@ -80,8 +80,8 @@ func TestAUserWhoseSliceIsGoneIsForgottenAndNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := lock(t, dir)
-	r.Join(User{Slice: "a", Generation: 1, Dir: slice})
-	r.Join(unknown)
+	r.AddUser(User{Slice: "a", Generation: 1, Dir: slice})
+	r.AddUser(unknown)
 	save(t, r)
 	if err := os.Remove(slice); err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestRecordsOfKilledHooksAreSweptAwayAndNoOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Root, r.Made = "/root", made
-		r.Join(u)
+		r.AddUser(u)
 		if err := r.Save(); err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestARecordThatWasReplacedMeanwhileIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := lock(t, dir)
-	second.Join(User{Slice: "a", Generation: 1, Dir: t.TempDir()})
+	second.AddUser(User{Slice: "a", Generation: 1, Dir: t.TempDir()})
 	if err := errors.Join(second.Save(), first.file.Close(), second.Close()); err != nil {
 		t.Fatal(err)
 	}

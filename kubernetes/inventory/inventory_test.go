@@ -228,7 +228,7 @@ type writes struct {
 	err   error
 }
 
-func (w *writes) hear(h Host) {
+func (w *writes) record(h Host) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.heard = append(w.heard, h)
@@ -260,7 +260,7 @@ func start(t *testing.T, e *enforcer, times Times, before []resourceapi.Device) 
 	e.events, e.end = make(chan api.Event), make(chan struct{})
 	p := &Publisher{
 		Enforcer: e, Node: "n", Times: times, Log: slog.New(slog.DiscardHandler), Publish: w.publish,
-		Heard: w.hear, Reached: func() {}, Away: func() {}, Event: func(api.Event) {}, Written: func() {},
+		OnHost: w.record, OnReached: func() {}, OnAway: func() {}, Event: func(api.Event) {}, Written: func() {},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -47,10 +47,10 @@ type Publisher struct {
 	Log      *slog.Logger
 	// Publish replaces the published resources.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
-	// Heard receives each answer of the enforcer, for all other parts of the driver.
-	Heard func(Host)
-	// Reached is called when the enforcer starts to answer, Away when it stops.
-	Reached, Away func()
+	// OnHost receives each answer of the enforcer, for all other parts of the driver.
+	OnHost func(Host)
+	// OnReached is called when the enforcer starts to answer, OnAway when it stops.
+	OnReached, OnAway func()
 	// Event receives the enforcer's events.
 	Event func(api.Event)
 	// Written is called after each write.
@@ -101,9 +101,9 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 			if !reached {
 				p.Log.Info("enforcer reached", "devices", len(host.Devices))
 				reached = true
-				p.Reached()
+				p.OnReached()
 			}
-			p.Heard(host)
+			p.OnHost(host)
 			devices = Of(host, p.Elastic)
 		case time.Since(answered) < p.Times.Timeout:
 			timer.Reset(p.Times.Timeout / 4)
@@ -112,7 +112,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 			next = min(next, time.Second)
 			if reached || !published && len(before) > 0 {
 				p.Log.Warn("the enforcer does not answer: its devices are tainted until it does", "err", err)
-				p.Away()
+				p.OnAway()
 			}
 			reached = false
 			devices = unreachable(p.published)

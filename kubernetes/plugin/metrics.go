@@ -33,7 +33,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 }
 
-func yes(err error) string {
+func failedLabel(err error) string {
 	if err != nil {
 		return "true"
 	}
@@ -41,15 +41,15 @@ func yes(err error) string {
 }
 
 func (m *Metrics) prepared(took time.Duration, err error) {
-	m.prepare.WithLabelValues(yes(err)).Observe(took.Seconds())
+	m.prepare.WithLabelValues(failedLabel(err)).Observe(took.Seconds())
 }
-func (m *Metrics) unprepared(err error) { m.unprepare.WithLabelValues(yes(err)).Inc() }
+func (m *Metrics) unprepared(err error) { m.unprepare.WithLabelValues(failedLabel(err)).Inc() }
 
 // Written counts a write of the node's ResourceSlices.
 func (m *Metrics) Written() { m.written.Inc() }
 
-// Reached records whether the enforcer answers.
-func (m *Metrics) Reached(is bool) {
+// SetReached records whether the enforcer answers.
+func (m *Metrics) SetReached(is bool) {
 	m.reached.Set(0)
 	if is {
 		m.reached.Set(1)

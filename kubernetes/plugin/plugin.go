@@ -98,8 +98,8 @@ func (p *Plugin) HandleError(_ context.Context, err error, msg string) {
 // healthEvery is the minimum time between two reports. Without one for half a minute the kubelet sets the health to unknown.
 const healthEvery = 5 * time.Second
 
-// Heard stores a state of the enforcer for the health reports and for Status.
-func (p *Plugin) Heard(h inventory.Host) {
+// SetHost stores a state of the enforcer for the health reports and for Status.
+func (p *Plugin) SetHost(h inventory.Host) {
 	report := &kubeletplugin.DeviceHealthReport{}
 	for _, d := range h.Devices {
 		health := kubeletplugin.DeviceHealth{
@@ -115,7 +115,7 @@ func (p *Plugin) Heard(h inventory.Host) {
 		}
 	}
 	p.set(report)
-	p.Status.heard(h.Pools)
+	p.Status.setPools(h.Pools)
 }
 
 // Away records that the enforcer has stopped answering.

@@ -75,7 +75,7 @@ func (w *work) Pools(context.Context) ([]api.Pool, error) {
 // says passes an answer of the enforcer to the plugin.
 func (w *work) says(p *Plugin, health api.Health) {
 	pools, _ := w.Pools(context.Background())
-	p.Heard(inventory.Host{Devices: []api.Device{{UUID: uuid}}, Pools: pools, Health: health})
+	p.SetHost(inventory.Host{Devices: []api.Device{{UUID: uuid}}, Pools: pools, Health: health})
 }
 
 // kubelet is a client of the plugin's sockets.

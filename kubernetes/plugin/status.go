@@ -42,12 +42,12 @@ type Status struct {
 	// UsedEvery is the minimum time between two writes of usage; each covers one claim.
 	UsedEvery time.Duration
 
-	mu      sync.Mutex
-	wake    chan struct{} // receives when there is something to write
-	pending map[types.UID]prepared
-	refused map[types.UID]api.Event // the latest of each claim
-	told    map[types.UID]time.Time
-	pools   []api.Pool // the latest from the enforcer, nil once read
+	mu       sync.Mutex
+	wake     chan struct{} // receives when there is something to write
+	pending  map[types.UID]prepared
+	refused  map[types.UID]api.Event // the latest of each claim
+	reported map[types.UID]time.Time
+	pools    []api.Pool // the latest from the enforcer, nil once read
 }
 
 type prepared struct {
@@ -70,7 +70,7 @@ func (s *Status) Prepared(c *resourceapi.ResourceClaim, err error) {
 	}
 	if _, known := s.pending[c.UID]; known || len(s.pending) < maxPending {
 		s.pending[c.UID] = prepared{c, err}
-		s.something()
+		s.signal()
 	}
 }
 
@@ -79,27 +79,27 @@ func (s *Status) Refused(uid types.UID, e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refused == nil {
-		s.refused, s.told = make(map[types.UID]api.Event), make(map[types.UID]time.Time)
+		s.refused, s.reported = make(map[types.UID]api.Event), make(map[types.UID]time.Time)
 	}
-	maps.DeleteFunc(s.told, func(_ types.UID, at time.Time) bool { return time.Since(at) > eventsEvery })
-	if _, lately := s.told[uid]; lately || len(s.refused) >= maxPending {
+	maps.DeleteFunc(s.reported, func(_ types.UID, at time.Time) bool { return time.Since(at) > eventsEvery })
+	if _, lately := s.reported[uid]; lately || len(s.refused) >= maxPending {
 		return
 	}
 	s.refused[uid] = e
-	s.something()
+	s.signal()
 }
 
-func (s *Status) heard(pools []api.Pool) {
+func (s *Status) setPools(pools []api.Pool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pools = pools
 	if slices.ContainsFunc(pools, func(p api.Pool) bool { return claim.ClaimOf(p.Name) != "" }) {
-		s.something()
+		s.signal()
 	}
 }
 
-// something wakes Run. The caller holds the lock.
-func (s *Status) something() {
+// signal wakes Run. The caller holds the lock.
+func (s *Status) signal() {
 	select {
 	case s.waker() <- struct{}{}:
 	default:
@@ -134,11 +134,11 @@ func (s *Status) Run(ctx context.Context) {
 		s.mu.Lock()
 		pending, refused, pools := s.pending, s.refused, s.pools
 		s.pending, s.refused, s.pools = nil, make(map[types.UID]api.Event), nil
-		if s.told == nil {
-			s.told = make(map[types.UID]time.Time)
+		if s.reported == nil {
+			s.reported = make(map[types.UID]time.Time)
 		}
 		for uid := range refused {
-			s.told[uid] = time.Now()
+			s.reported[uid] = time.Now()
 		}
 		s.mu.Unlock()
 		if len(pending) > 0 { // read their new pools
@@ -165,7 +165,7 @@ func (s *Status) Run(ctx context.Context) {
 			}
 		}
 		for uid, e := range refused {
-			if err := s.tell(ctx, uid, e); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			if err := s.createEvent(ctx, uid, e); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 				s.Log.Warn("writing an event of a pod failed", "claim", uid, "err", err)
 			}
 		}
@@ -279,8 +279,8 @@ func (s *Status) write(ctx context.Context, p prepared, f *figures) error {
 	return err
 }
 
-// tell creates an event on the pods that use the claim.
-func (s *Status) tell(ctx context.Context, uid types.UID, e api.Event) error {
+// createEvent creates an event on the pods that use the claim.
+func (s *Status) createEvent(ctx context.Context, uid types.UID, e api.Event) error {
 	namespace, name, found := s.Claims(uid)
 	if !found {
 		return nil

@@ -55,7 +55,7 @@ func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(hand
 			if f != nil {
 				return f
 			}
-			if f := b.within(v.Pointer.GetOffset(), 0); f != nil {
+			if f := b.checkRange(v.Pointer.GetOffset(), 0); f != nil {
 				return f
 			}
 			raw = binary.LittleEndian.AppendUint64(make([]byte, 0, 8), uint64(b.start)+v.Pointer.GetOffset())

@@ -99,12 +99,12 @@ func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*lea
 	b.working.Lock()
 	defer b.working.Unlock()
 	if b.hasEnded() {
-		return nil, nil, false, b.over()
+		return nil, nil, false, b.endedStatus()
 	}
 	bytes, reply := 0, &leasepb.Reply{}
 	for i, r := range requests {
 		if len(replies) > 0 && (waits(r) || bytes >= maxReplyBytes) || i == maxPart {
-			return replies, requests[i:], b.engine.gone != nil, nil
+			return replies, requests[i:], b.engine.contextFailure != nil, nil
 		}
 		b.engine.do(h, r, reply)
 		if message.GetQuiet() && isLaunch(r) && reply.Failure == nil && (!message.GetAnswerLast() || i < len(requests)-1) {
@@ -114,7 +114,7 @@ func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*lea
 		replies = append(replies, reply)
 		reply = &leasepb.Reply{}
 	}
-	return replies, nil, b.engine.gone != nil, nil
+	return replies, nil, b.engine.contextFailure != nil, nil
 }
 
 func isLaunch(r *leasepb.Request) bool {

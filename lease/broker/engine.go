@@ -28,15 +28,15 @@ type engine struct {
 	// watch limits the time of a load, until the returned function is called.
 	watch func() (done func())
 
-	last     uint64 // last handle returned
-	buffers  map[uint64]buffer
-	modules  map[uint64]*module
-	images   uint64 // bytes of the modules' images
-	memories map[uint64][]byte
-	// gone is the failure of every request after a fault destroyed the context.
-	gone *leasepb.Failure
-	why  string // short form of gone
-	args arguments
+	last         uint64 // last handle returned
+	buffers      map[uint64]buffer
+	modules      map[uint64]*module
+	images       uint64 // bytes of the modules' images
+	sharedMemory map[uint64][]byte
+	// contextFailure is the failure of every request after a fault destroyed the context.
+	contextFailure *leasepb.Failure
+	why            string // short form of gone
+	args           arguments
 
 	vram  uint64
 	stats counters
@@ -76,7 +76,7 @@ type history struct {
 func newEngine(device Device, vram uint64) *engine {
 	return &engine{
 		device: device, vram: vram,
-		buffers: map[uint64]buffer{}, modules: map[uint64]*module{}, memories: map[uint64][]byte{},
+		buffers: map[uint64]buffer{}, modules: map[uint64]*module{}, sharedMemory: map[uint64][]byte{},
 		watch: func() func() { return func() {} },
 		log:   slog.New(slog.DiscardHandler),
 	}
@@ -103,8 +103,8 @@ func (e *engine) do(h *history, r *leasepb.Request, reply *leasepb.Reply) {
 }
 
 func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *leasepb.Failure {
-	if e.gone != nil {
-		return e.gone
+	if e.contextFailure != nil {
+		return e.contextFailure
 	}
 	switch o := r.GetOperation().(type) {
 	case *leasepb.Request_Launch:
@@ -150,12 +150,12 @@ func (e *engine) lost(err error) *leasepb.Failure {
 	}
 	e.why = fmt.Sprintf("a device fault: %v; the session's context is lost with all of its buffers and modules", err)
 	if e.followed {
-		e.gone = goesOn(e.why)
+		e.contextFailure = goesOn(e.why)
 	} else {
-		e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "%s; the session ends", e.why), "open another session; other sessions are not affected")
-		e.gone.Lost = true
+		e.contextFailure = advised(failed(leasepb.Code_SYNC_FAILED, "%s; the session ends", e.why), "open another session; other sessions are not affected")
+		e.contextFailure.Lost = true
 	}
-	return e.gone
+	return e.contextFailure
 }
 
 // goesOn is the failure for clients of a broker that ends and has a successor.

@@ -323,8 +323,8 @@ func TestTheOperatorIsToldOnceThatTheDriverTakesNothingBack(t *testing.T) {
 		asked := &leasepb.MemFree{Handle: b.alloc(100)}
 		b.device.fails["Free"] = failing("the driver", 700)
 		b.ask(asked)
-		if got := b.engine.stats.freesRefused.Load(); got != 0 || b.engine.gone == nil {
-			t.Errorf("%d refused frees are counted; gone: %v", got, b.engine.gone)
+		if got := b.engine.stats.freesRefused.Load(); got != 0 || b.engine.contextFailure == nil {
+			t.Errorf("%d refused frees are counted; gone: %v", got, b.engine.contextFailure)
 		}
 	})
 }
@@ -474,7 +474,7 @@ func FuzzRequests(f *testing.F) {
 		if answered != len(asked) {
 			t.Fatalf("the last of %d requests that is answered is number %d", len(asked), answered)
 		}
-		if e.gone != nil {
+		if e.contextFailure != nil {
 			return // the context, and all memory, is lost
 		}
 		var held uint64

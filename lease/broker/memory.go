@@ -82,7 +82,7 @@ func noHandle(what string, handle uint64) *leasepb.Failure {
 	return failed(leasepb.Code_INVALID_HANDLE, "the session has no %s %d: it never existed, or was freed", what, handle)
 }
 
-func (b buffer) within(offset, bytes uint64) *leasepb.Failure {
+func (b buffer) checkRange(offset, bytes uint64) *leasepb.Failure {
 	if offset > b.bytes || bytes > b.bytes-offset {
 		return failed(leasepb.Code_INVALID_HANDLE, "%d bytes at offset %d are not within the buffer's %d", bytes, offset, b.bytes)
 	}
@@ -95,15 +95,15 @@ func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure)
 	if !ok {
 		return b, e.noHandle("buffer", handle)
 	}
-	return b, b.within(offset, bytes)
+	return b, b.checkRange(offset, bytes)
 }
 
 func (e *engine) memory(r *leasepb.Range) ([]byte, *leasepb.Failure) {
-	memory, ok := e.memories[r.GetMemory()]
+	memory, ok := e.sharedMemory[r.GetMemory()]
 	if !ok {
 		return nil, e.noHandle("shared memory", r.GetMemory())
 	}
-	if f := (buffer{bytes: uint64(len(memory))}).within(r.GetOffset(), r.GetBytes()); f != nil {
+	if f := (buffer{bytes: uint64(len(memory))}).checkRange(r.GetOffset(), r.GetBytes()); f != nil {
 		return nil, f
 	}
 	return memory[r.GetOffset() : r.GetOffset()+r.GetBytes()], nil
@@ -212,13 +212,13 @@ func (e *engine) share(memory []byte) (uint64, error) {
 		return 0, err
 	}
 	number := e.handle()
-	e.memories[number] = memory
+	e.sharedMemory[number] = memory
 	return number, nil
 }
 
 func (e *engine) unshare(number uint64) {
-	memory := e.memories[number]
-	delete(e.memories, number)
+	memory := e.sharedMemory[number]
+	delete(e.sharedMemory, number)
 	// All copies are complete: each was before its reply.
 	if err := e.device.Unpin(memory); err != nil {
 		e.notTaken("shared memory", err)

@@ -51,8 +51,8 @@ type Broker struct {
 	end     sync.Once
 	exit    int
 	why     string
-	// farewell is Farewell; tests wait for all clients.
-	farewell time.Duration
+	// closeTimeout is Farewell; tests wait for all clients.
+	closeTimeout time.Duration
 
 	mutex   sync.Mutex
 	clients int
@@ -77,7 +77,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 		return nil, err
 	}
 	killpoint.Pass("broker.opened")
-	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{}), farewell: Farewell}
+	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{}), closeTimeout: Farewell}
 	b.engine.watch = b.watch
 	b.engine.succeed(config)
 	return b, nil
@@ -120,7 +120,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	go func() { server.GracefulStop(); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(b.farewell): // do not wait for clients that read nothing
+	case <-time.After(b.closeTimeout): // do not wait for clients that read nothing
 	}
 	server.Stop()
 	_ = shared.Close()
@@ -176,8 +176,8 @@ func (b *Broker) knows(token string) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(b.config.Token)) == 1
 }
 
-// over is the status of calls after the session's end.
-func (b *Broker) over() error {
+// endedStatus is the status of calls after the session's end.
+func (b *Broker) endedStatus() error {
 	f := failed(leasepb.Code_LEASE_EXPIRED, "the session has ended: %s", b.why)
 	if b.config.Followed && b.exit != 0 && b.exit != ExitLinger {
 		f = goesOn(b.why)
@@ -185,7 +185,7 @@ func (b *Broker) over() error {
 	return f.Status(codes.Aborted)
 }
 
-func (b *Broker) join() error {
+func (b *Broker) addClient() error {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	if b.clients >= b.config.Clients {
@@ -198,7 +198,7 @@ func (b *Broker) join() error {
 	return nil
 }
 
-func (b *Broker) leave() {
+func (b *Broker) removeClient() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	b.clients--
@@ -239,12 +239,12 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 		return err
 	}
 	if b.hasEnded() {
-		return b.over()
+		return b.endedStatus()
 	}
-	if err := b.join(); err != nil {
+	if err := b.addClient(); err != nil {
 		return err
 	}
-	defer b.leave()
+	defer b.removeClient()
 	if err := stream.SendHeader(b.header()); err != nil { // confirms the connection to the client
 		return err
 	}
@@ -258,7 +258,7 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	case err := <-result:
 		return err
 	case <-b.ended:
-		return b.over()
+		return b.endedStatus()
 	}
 }
 

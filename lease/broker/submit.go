@@ -33,7 +33,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 	}
 	var buffers []buffer
 	defer func() {
-		if e.gone != nil {
+		if e.contextFailure != nil {
 			return
 		}
 		// Launched kernels may still use the buffers.
@@ -46,7 +46,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 				f = freed
 			}
 		}
-		if e.gone != nil {
+		if e.contextFailure != nil {
 			return
 		}
 		if discarded := e.discard(m); f == nil {

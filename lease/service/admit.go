@@ -36,7 +36,7 @@ func (s *Service) admit(ctx context.Context, who Peer) (leave func(), err error)
 	if s.unlimited(who) {
 		return func() {}, nil
 	}
-	leave, err = s.turn(ctx, who.UID)
+	leave, err = s.waitTurn(ctx, who.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +47,8 @@ func (s *Service) admit(ctx context.Context, who Peer) (leave func(), err error)
 	return leave, nil
 }
 
-// turn waits while maxAcquiring calls of the user are executing.
-func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error) {
+// waitTurn waits while maxAcquiring calls of the user are executing.
+func (s *Service) waitTurn(ctx context.Context, uid uint32) (leave func(), err error) {
 	s.mu.Lock()
 	a := s.acquires[uid]
 	if a == nil {
@@ -64,7 +64,7 @@ func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error
 	}
 	a.calls++
 	s.mu.Unlock()
-	gone := func() {
+	uncount := func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if a.calls--; a.calls == 0 {
@@ -73,9 +73,9 @@ func (s *Service) turn(ctx context.Context, uid uint32) (leave func(), err error
 	}
 	select {
 	case a.turns <- struct{}{}:
-		return func() { <-a.turns; gone() }, nil
+		return func() { <-a.turns; uncount() }, nil
 	case <-ctx.Done():
-		gone()
+		uncount()
 		return nil, refusal(context.Cause(ctx))
 	}
 }

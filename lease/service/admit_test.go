@@ -157,5 +157,5 @@ func TestTheLastWordsAreReadThoughAnotherProcessHasTheOutputOpen(t *testing.T) {
 	must.Do(t, err)
 	defer w.Close()
 	must.Get(w.WriteString("first\nlast"))(t)
-	must.Equal(t, o.words(), "first\nlast")
+	must.Equal(t, o.text(), "first\nlast")
 }

@@ -89,13 +89,13 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 		return err
 	}
 	killpoint.Pass("acquire.stored")
-	l.lives(s.question(), slice.Slice)
+	l.recordAnswer(s.question(), slice.Slice)
 	l.since = time.Now()
-	s.counts.begun(l) // before anything can end the lease
+	s.counts.leaseBegan(l) // before anything can end the lease
 	s.mu.Lock()
 	l.serving = true
 	s.mu.Unlock()
-	s.minding.Go(func() { s.mind(l) })
+	s.supervisors.Go(func() { s.superviseBroker(l) })
 	return nil
 }
 
@@ -160,7 +160,7 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 	defer func() {
 		if err != nil {
 			_ = l.process.Signal(syscall.SIGKILL) // before it reads the end of its configuration
-			if words := l.child.output.words(); words != "" {
+			if words := l.child.output.text(); words != "" {
 				s.logOf(l.UID).Info("a broker that failed to start wrote", "lease", l.ID, "output", words)
 			}
 		}
@@ -175,7 +175,7 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 	if err := admit(); err != nil {
 		return err
 	}
-	if err := l.child.tell(ctx, l.Session); err != nil {
+	if err := l.child.configure(ctx, l.Session); err != nil {
 		return err
 	}
 	l.pass("told")
@@ -265,20 +265,20 @@ func (s *Service) launch(l *lease, c *exec.Cmd) error {
 	return c.Start()
 }
 
-// within makes tell and serve fail once ctx ends.
-func (c *child) within(ctx context.Context) (stop func() bool) {
+// failAfter makes configure and serve fail once ctx ends.
+func (c *child) failAfter(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		_ = c.config.SetDeadline(time.Unix(1, 0))
 		_ = c.ready.SetDeadline(time.Unix(1, 0))
 	})
 }
 
-func (c *child) tell(ctx context.Context, config broker.Config) error {
+func (c *child) configure(ctx context.Context, config broker.Config) error {
 	text, err := json.Marshal(config)
 	if err != nil {
 		return err
 	}
-	defer c.within(ctx)()
+	defer c.failAfter(ctx)()
 	if _, err := c.config.Write(text); err != nil && !errors.Is(err, syscall.EPIPE) {
 		return errors.Join(context.Cause(ctx), fmt.Errorf("send the broker its configuration: %w", err))
 	}
@@ -286,7 +286,7 @@ func (c *child) tell(ctx context.Context, config broker.Config) error {
 }
 
 func (c *child) serve(ctx context.Context) error {
-	defer c.within(ctx)()
+	defer c.failAfter(ctx)()
 	const most = 16 << 10
 	line, err := bufio.NewReader(io.LimitReader(c.ready, most)).ReadBytes('\n')
 	if cause := context.Cause(ctx); cause != nil {

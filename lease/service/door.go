@@ -40,8 +40,8 @@ const (
 	refusedUser      = "user"
 )
 
-// door accepts only connections with a verified client certificate.
-type door struct {
+// remoteListener accepts only connections with a verified client certificate.
+type remoteListener struct {
 	net.Listener
 	certificates *certificates
 	users        *session.HostUsers
@@ -58,15 +58,15 @@ type door struct {
 	by         map[string]int // connections per user
 }
 
-func newDoor(l net.Listener, c *certificates, users *session.HostUsers, log *slog.Logger, refused func(string)) *door {
-	return &door{
+func newRemoteListener(l net.Listener, c *certificates, users *session.HostUsers, log *slog.Logger, refused func(string)) *remoteListener {
+	return &remoteListener{
 		Listener: l, certificates: c, users: users, log: log, refused: refused, pace: pace.New(handshakesPerSecond, handshakesPerSecond),
 		in: make(chan *remote), closed: make(chan struct{}), of: make(map[netip.Prefix]int), by: make(map[string]int),
 	}
 }
 
 // Accept implements net.Listener.
-func (d *door) Accept() (net.Conn, error) {
+func (d *remoteListener) Accept() (net.Conn, error) {
 	select {
 	case r := <-d.in:
 		return r, nil
@@ -76,7 +76,7 @@ func (d *door) Accept() (net.Conn, error) {
 }
 
 // run accepts connections until ctx ends.
-func (d *door) run(ctx context.Context) error {
+func (d *remoteListener) run(ctx context.Context) error {
 	defer close(d.closed)
 	defer context.AfterFunc(ctx, func() { d.Close() })()
 	var admitting sync.WaitGroup
@@ -121,7 +121,7 @@ func network(a net.Addr) netip.Prefix {
 	return p
 }
 
-func (d *door) begin(from netip.Prefix) bool {
+func (d *remoteListener) begin(from netip.Prefix) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.handshakes >= maxHandshakes || d.of[from] >= maxHandshakesOfOne {
@@ -132,7 +132,7 @@ func (d *door) begin(from netip.Prefix) bool {
 	return true
 }
 
-func (d *door) end(from netip.Prefix) {
+func (d *remoteListener) end(from netip.Prefix) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.handshakes--
@@ -142,7 +142,7 @@ func (d *door) end(from netip.Prefix) {
 }
 
 // admit passes a connection to Accept, or closes it.
-func (d *door) admit(ctx context.Context, conn net.Conn) {
+func (d *remoteListener) admit(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	if d.pace.Wait(ctx) != nil {
@@ -172,13 +172,13 @@ func (d *door) admit(ctx context.Context, conn net.Conn) {
 		d.refused(refusedUser)
 		d.log.Warn("a client on another machine has the certificate of no user of this host", "remote", r.who.remote, "err", r.refusal)
 	}
-	if !d.enter(name) {
+	if !d.addConnection(name) {
 		d.refused(refusedPlaces)
 		d.log.Warn("a client on another machine has too many connections", "remote", r.who.remote, "user", name)
 		_ = c.Close()
 		return
 	}
-	r.leave = func() { d.leave(name) }
+	r.release = func() { d.removeConnection(name) }
 	r.expiry = time.AfterFunc(time.Until(leaf.NotAfter), func() { _ = r.Close() })
 	select {
 	case d.in <- r:
@@ -201,7 +201,7 @@ func hangUp(ctx context.Context, conn net.Conn) {
 	_, _ = io.CopyN(io.Discard, conn, farewellBytes)
 }
 
-func (d *door) enter(name string) bool {
+func (d *remoteListener) addConnection(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.all >= maxRemote || d.by[name] >= maxRemoteOfUser {
@@ -212,7 +212,7 @@ func (d *door) enter(name string) bool {
 	return true
 }
 
-func (d *door) leave(name string) {
+func (d *remoteListener) removeConnection(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.all--
@@ -221,7 +221,7 @@ func (d *door) leave(name string) {
 	}
 }
 
-func (d *door) connections() map[string]int {
+func (d *remoteListener) connections() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := make(map[string]int, len(d.by))
@@ -234,19 +234,19 @@ func (d *door) connections() map[string]int {
 // remote is a connection with a verified client certificate.
 type remote struct {
 	net.Conn
-	who     Peer
-	refusal error // why the certificate names no user of this host
-	leave   func()
-	expiry  *time.Timer // of the certificate
-	over    sync.Once
+	who       Peer
+	refusal   error // why the certificate names no user of this host
+	release   func()
+	expiry    *time.Timer // of the certificate
+	closeOnce sync.Once
 
 	mu     sync.Mutex
 	relays map[string]*http.Transport // to brokers, by lease; not shared with other clients
 }
 
 func (r *remote) Close() error {
-	r.over.Do(func() {
-		r.leave()
+	r.closeOnce.Do(func() {
+		r.release()
 		r.expiry.Stop()
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -24,8 +24,8 @@ const (
 	reasonReleased = "its slice was released"
 )
 
-// due reports whether the lease has expired, by the enforcer's last answer.
-func (l *lease) due() bool {
+// hasExpired reports whether the lease has expired, by the enforcer's last answer.
+func (l *lease) hasExpired() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.expires != nil && time.Until(l.deadline) < 100*time.Millisecond
@@ -90,7 +90,7 @@ func (s *Service) end(l *lease, reason string) *leasepb.Lease {
 	}
 	s.mu.Unlock()
 	if served {
-		s.counts.over(l, cause)
+		s.counts.leaseEnded(l, cause)
 		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", l.last.GetState(), "reason", reason, "took", time.Since(begin), slog.Group("stages", stages...))
 	}
 	close(l.done)
@@ -102,7 +102,7 @@ func (s *Service) mark(l *lease, reason string) {
 	if l.PID == 0 || l.Over != nil {
 		return // not adopted, or marked already
 	}
-	l.Over = &over{reason}
+	l.Over = &endReason{reason}
 	if err := l.put(s.dirOf(l.ID)); err != nil {
 		s.Log.Error("recording that a lease ends failed", "lease", l.ID, "err", err)
 	}

@@ -47,10 +47,10 @@ type record struct {
 	identity
 	Generation uint64        `json:"generation,omitempty"`
 	Session    broker.Config `json:"session,omitzero"` // the broker's configuration; stored before each restart
-	Over       *over         `json:"over,omitempty"`   // stored before anything is released
+	Over       *endReason    `json:"over,omitempty"`   // stored before anything is released
 }
 
-type over struct {
+type endReason struct {
 	Reason string `json:"reason"`
 }
 
@@ -104,8 +104,8 @@ func (s *Service) newLease(r record) *lease {
 	return l
 }
 
-// lives records the enforcer's answer about the slice, unless a later question has its answer.
-func (l *lease) lives(question uint64, slice api.Slice) {
+// recordAnswer records the enforcer's answer about the slice, unless a later question has its answer.
+func (l *lease) recordAnswer(question uint64, slice api.Slice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if question < l.answered {
@@ -238,6 +238,6 @@ func (s *Service) adopt(l *lease) bool {
 	l.restarts, l.why = l.Session.Number, l.Session.Before
 	s.counts.takenUp(l)
 	s.Log.Info("lease taken up", "lease", l.ID, "pid", l.PID)
-	s.minding.Go(func() { s.mind(l) })
+	s.supervisors.Go(func() { s.superviseBroker(l) })
 	return true
 }

@@ -85,7 +85,7 @@ func newCounts() counts {
 	return c
 }
 
-func (c *counts) begun(l *lease) {
+func (c *counts) leaseBegan(l *lease) {
 	c.acquired.Inc()
 	c.granted.begin(l)
 }
@@ -100,7 +100,9 @@ func (c *counts) renewed() { c.renewals.Inc() }
 func (c *counts) refuseRemote(cause string) { c.remote.WithLabelValues(cause).Inc() }
 
 // remoteClients exports the number of connections from other machines. maxRemote limits its series.
-type remoteClients struct{ door *atomic.Pointer[door] }
+type remoteClients struct {
+	listener *atomic.Pointer[remoteListener]
+}
 
 var remoteDesc = prometheus.NewDesc("gpuslice_lease_remote_connections", "Connections from other machines, by the user that their certificate names.", []string{"user"}, nil)
 
@@ -109,7 +111,7 @@ func (r *remoteClients) Describe(to chan<- *prometheus.Desc) { to <- remoteDesc 
 
 // Collect implements prometheus.Collector.
 func (r *remoteClients) Collect(to chan<- prometheus.Metric) {
-	if d := r.door.Load(); d != nil {
+	if d := r.listener.Load(); d != nil {
 		for name, n := range d.connections() {
 			to <- prometheus.MustNewConstMetric(remoteDesc, prometheus.GaugeValue, float64(n), name)
 		}
@@ -130,7 +132,7 @@ func causeOfEnd(reason string) string {
 	return causeFailed
 }
 
-func (c *counts) over(l *lease, cause string) {
+func (c *counts) leaseEnded(l *lease, cause string) {
 	c.ended.WithLabelValues(cause).Inc()
 	c.granted.end(l)
 }

@@ -22,8 +22,8 @@ func counted() counts {
 	c := newCounts()
 	for _, reason := range []string{reasonDropped, reasonExpired, reasonLinger, reasonReleased, "x"} {
 		l := &lease{record: record{VRAM: 6, Overhead: 4, Tenant: "b"}, since: time.Now().Add(-time.Hour)}
-		c.begun(l)
-		c.over(l, causeOfEnd(reason))
+		c.leaseBegan(l)
+		c.leaseEnded(l, causeOfEnd(reason))
 	}
 	c.takenUp(&lease{record: record{VRAM: 1, Overhead: 1, Tenant: "a"}, since: time.Now().Add(-time.Minute)})
 	c.renewed()
@@ -41,8 +41,8 @@ func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
 		func() []string { return []string{"lease-1"} },
 		func(context.Context, string) (*leasepb.StatsReply, error) { return &leasepb.StatsReply{}, nil },
 	})
-	var d atomic.Pointer[door]
-	d.Store(&door{by: map[string]int{"alice": 1}})
+	var d atomic.Pointer[remoteListener]
+	d.Store(&remoteListener{by: map[string]int{"alice": 1}})
 	c.registry.MustRegister(&remoteClients{&d})
 	if problems, err := testutil.GatherAndLint(c.registry); err != nil || len(problems) != 0 {
 		t.Errorf("%v, %v", problems, err)
@@ -112,11 +112,11 @@ func TestTenantsOfLeasesAreBounded(t *testing.T) {
 	var all []*lease
 	for i := range maxTenants + 50 {
 		l := &lease{record: record{VRAM: 1, Tenant: fmt.Sprint("t", i)}, since: time.Now()}
-		c.begun(l)
+		c.leaseBegan(l)
 		all = append(all, l)
 	}
 	for _, l := range slices.Backward(all) {
-		c.over(l, causeDropped)
+		c.leaseEnded(l, causeDropped)
 	}
 	if n := testutil.CollectAndCount(c.granted, "gpuslice_lease_active"); n != maxTenants+1 {
 		t.Errorf("%d series", n)

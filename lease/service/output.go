@@ -91,8 +91,8 @@ func (w written) Read(into []byte) (n int, err error) {
 	return n, nil
 }
 
-// words returns the latest output of a broker that has ended, whether or not another process has the output open.
-func (o *output) words() string {
+// text returns the latest output of a broker that has ended, whether or not another process has the output open.
+func (o *output) text() string {
 	_ = o.file.SetReadDeadline(time.Now()) // it may be closed
 	<-o.done
 	o.mu.Lock()

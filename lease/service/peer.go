@@ -120,14 +120,14 @@ func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	defer cancel()
 	counted, refusal := k.users.Of(ctx, who.UID)
 	who.counts, who.refusal = counted, refusal
-	if err := k.enter(counted); err != nil {
+	if err := k.addConnection(counted); err != nil {
 		return nil, nil, err
 	}
 	time.Sleep(k.pace.Of(counted).Reserve(time.Now(), 1))
-	return &counting{Conn: conn, leave: sync.OnceFunc(func() { k.leave(counted) })}, who, nil
+	return &counting{Conn: conn, release: sync.OnceFunc(func() { k.removeConnection(counted) })}, who, nil
 }
 
-func (k *kernel) enter(uid uint32) error {
+func (k *kernel) addConnection(uid uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.all >= maxConnections || k.by[uid] >= maxOfUser {
@@ -138,7 +138,7 @@ func (k *kernel) enter(uid uint32) error {
 	return nil
 }
 
-func (k *kernel) leave(uid uint32) {
+func (k *kernel) removeConnection(uid uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.all--
@@ -149,11 +149,11 @@ func (k *kernel) leave(uid uint32) {
 
 type counting struct {
 	net.Conn
-	leave func()
+	release func()
 }
 
 func (c *counting) Close() error {
-	defer c.leave()
+	defer c.release()
 	return c.Conn.Close()
 }
 

@@ -152,31 +152,31 @@ func second2[A, B any](_ A, _ B, err error) error { return err }
 func TestAUsersConnectionsAreBounded(t *testing.T) {
 	k := newKernel(nil)
 	for range maxOfUser {
-		if err := k.enter(alice); err != nil {
+		if err := k.addConnection(alice); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if k.enter(alice) == nil {
+	if k.addConnection(alice) == nil {
 		t.Error("one more than a user may have")
 	}
-	if err := k.enter(bob); err != nil {
+	if err := k.addConnection(bob); err != nil {
 		t.Errorf("another user: %v", err)
 	}
-	k.leave(alice)
-	if err := k.enter(alice); err != nil {
+	k.removeConnection(alice)
+	if err := k.addConnection(alice); err != nil {
 		t.Errorf("after one was closed: %v", err)
 	}
 	for uid := uint32(6000); k.all < maxConnections; uid++ {
-		if err := k.enter(uid); err != nil {
+		if err := k.addConnection(uid); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if k.enter(7000) == nil {
+	if k.addConnection(7000) == nil {
 		t.Error("one more than all users may have")
 	}
 	for uid, n := range k.by {
 		for range n {
-			k.leave(uid)
+			k.removeConnection(uid)
 		}
 	}
 	if k.all != 0 || len(k.by) != 0 {

@@ -43,7 +43,7 @@ type remoteKey struct{}
 // ServeRemote serves clients on other machines on l until ctx ends. Each is the user of this host named by its certificate.
 // Calls to a session are forwarded to the lease's broker.
 func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
-	d := newDoor(l, s.certificates, &s.users, lines.Bound(s.Log), s.counts.refuseRemote)
+	d := newRemoteListener(l, s.certificates, &s.users, lines.Bound(s.Log), s.counts.refuseRemote)
 	s.remote.Store(d)
 	defer s.remote.Store(nil)
 	calls := grpc.NewServer(grpc.MaxRecvMsgSize(maxCall), grpc.UnaryInterceptor(s.answer))
@@ -122,7 +122,7 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 		refuseCall(w, invalid("the call names %d leases: one is accepted, as the metadata `lease`", len(ids)))
 		return
 	}
-	l, err := s.own(from.who, ids[0])
+	l, err := s.ownLease(from.who, ids[0])
 	if err != nil {
 		refuseCall(w, err)
 		return
@@ -172,14 +172,14 @@ func (r *remote) to(id, socket string) *http.Transport {
 // relayed is a broker's response. If the broker ends in the middle, the call ends with a failure.
 type relayed struct {
 	io.ReadCloser
-	response *http.Response
-	gone     error
+	response     *http.Response
+	ifBrokerEnds error
 }
 
 func (b *relayed) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) && b.response.Request.Context().Err() == nil {
-		b.response.Trailer = trailers(b.gone)
+		b.response.Trailer = trailers(b.ifBrokerEnds)
 		err = io.EOF
 	}
 	return n, err

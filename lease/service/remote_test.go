@@ -340,7 +340,7 @@ func TestTenThousandConnectionsBeforeTheHandshakeKeepNobodyOut(t *testing.T) {
 }
 
 func TestHandshakesHaveAShareForEachAddress(t *testing.T) {
-	d := newDoor(nil, nil, nil, nil, nil)
+	d := newRemoteListener(nil, nil, nil, nil, nil)
 	at := func(text string) netip.Prefix {
 		return network(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(text)))
 	}

@@ -20,8 +20,8 @@ const (
 	restartInterval = 10 * time.Second
 )
 
-// mind keeps a broker running until the lease or the service ends.
-func (s *Service) mind(l *lease) {
+// superviseBroker keeps a broker running until the lease or the service ends.
+func (s *Service) superviseBroker(l *lease) {
 	s.check(l.live, l) // earlier events of the slice were ignored
 	for exited := l.exited; exited != nil; {
 		select {
@@ -40,7 +40,7 @@ func (s *Service) mind(l *lease) {
 		killpoint.Pass("restart.found")
 		args := []any{"lease", l.ID, "reason", reason}
 		if l.child != nil {
-			args = append(args, "output", l.child.output.words())
+			args = append(args, "output", l.child.output.text())
 		}
 		s.Log.Warn("a lease's broker exited unexpectedly", args...)
 		s.counts.brokerEnded(cause)
@@ -53,7 +53,7 @@ func (s *Service) whyExited(l *lease) (cause, reason string) {
 	ctx, cancel := context.WithTimeout(l.live, askTimeout)
 	defer cancel()
 	slice, err := s.Enforcer.Slice(ctx, l.ID)
-	if err == nil && slice.State == api.Expired || l.due() {
+	if err == nil && slice.State == api.Expired || l.hasExpired() {
 		return causeExpired, reasonExpired
 	}
 	if l.child == nil {

@@ -92,10 +92,10 @@ type Service struct {
 	deaths       *process.Watcher
 	counts       counts
 	ending       sync.WaitGroup
-	minding      sync.WaitGroup
+	supervisors  sync.WaitGroup
 	live         context.Context // ends with the service; leases continue
 	quit         context.CancelFunc
-	remote       atomic.Pointer[door] // nil: clients on other machines are not served
+	remote       atomic.Pointer[remoteListener] // nil: clients on other machines are not served
 	users        session.HostUsers
 	changes      *session.Pace
 	calls        *pace.Users
@@ -156,7 +156,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			s.quit()
 			watching.Wait()
-			s.minding.Wait()
+			s.supervisors.Wait()
 			s.ending.Wait()
 			return s.deaths.Close()
 		case <-ticker.C:
@@ -228,7 +228,7 @@ func (s *Service) check(ctx context.Context, l *lease) {
 		s.endAside(l, reasonExpired)
 		return
 	case err == nil:
-		l.lives(question, slice)
+		l.recordAnswer(question, slice)
 	}
 	if l.isOver() { // the enforcer did not report a renewal
 		s.endAside(l, reasonExpired)
@@ -323,7 +323,7 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 	if r.GetTtl() == nil {
 		return nil, invalid("the request has no ttl: give the lease's new time to live, counted from now")
 	}
-	l, err := s.own(who, r.GetId())
+	l, err := s.ownLease(who, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -340,14 +340,14 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 		return nil, refusal(err)
 	}
 	killpoint.Pass("renew.done")
-	l.lives(s.question(), renewed) // an answer to an earlier question may be from before the renewal
+	l.recordAnswer(s.question(), renewed) // an answer to an earlier question may be from before the renewal
 	s.counts.renewed()
 	return s.show(ctx, l), nil
 }
 
 // Drop ends a lease. It returns when the broker has ended and its memory is free.
 func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*leasepb.Lease, error) {
-	l, err := s.own(who, r.GetId())
+	l, err := s.ownLease(who, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -366,7 +366,7 @@ func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
 	for _, l := range all {
 		i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
 		if err == nil && i >= 0 {
-			l.lives(question, found[i])
+			l.recordAnswer(question, found[i])
 		}
 		list = append(list, l.shown())
 	}
@@ -375,7 +375,7 @@ func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
 
 // Show returns a lease, for some time also after its end.
 func (s *Service) Show(ctx context.Context, who Peer, id string) (*leasepb.Lease, error) {
-	l, err := s.own(who, id)
+	l, err := s.ownLease(who, id)
 	if err == nil {
 		return s.show(ctx, l), nil
 	}
@@ -389,8 +389,8 @@ func (s *Service) Show(ctx context.Context, who Peer, id string) (*leasepb.Lease
 	return nil, err
 }
 
-// own returns an active lease of the user. It does not reveal whether others' leases exist.
-func (s *Service) own(who Peer, id string) (*lease, error) {
+// ownLease returns an active lease of the user. It does not reveal whether others' leases exist.
+func (s *Service) ownLease(who Peer, id string) (*lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.leases[id]; l != nil && l.serving && who.may(l.UID) {
@@ -408,7 +408,7 @@ func (s *Service) own(who Peer, id string) (*lease, error) {
 func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
 	question := s.question()
 	if slice, err := s.Enforcer.Slice(ctx, l.ID); err == nil && slice.Generation == l.Generation {
-		l.lives(question, slice)
+		l.recordAnswer(question, slice)
 	}
 	return l.shown()
 }

@@ -101,13 +101,13 @@ func parse(file, text string) (all []Block) {
 var varying = regexp.MustCompile(`[0-9]`)
 
 // Session is one run of a block. Its zero value is ready to use.
-type Session struct{ here map[string]string }
+type Session struct{ actual map[string]string }
 
 // Words returns a command's words. A documented word that varied in earlier output is replaced by the actual one.
 func (s *Session) Words(c Command) []string {
 	words := strings.Fields(c.Text)
 	for i, word := range words {
-		if is, ok := s.here[word]; ok {
+		if is, ok := s.actual[word]; ok {
 			words[i] = is
 		}
 	}
@@ -116,14 +116,14 @@ func (s *Session) Words(c Command) []string {
 
 // Compare returns an error if the documented and the actual output differ in more than blanks and words with a digit.
 func (s *Session) Compare(c Command, said string) error {
-	if s.here == nil {
-		s.here = map[string]string{}
+	if s.actual == nil {
+		s.actual = map[string]string{}
 	}
 	printed, here := strings.Fields(strings.Join(c.Printed, " ")), strings.Fields(said)
 	differ := len(printed) != len(here)
 	for i := 0; i < len(printed) && !differ; i++ {
 		differ = printed[i] != here[i] && (!varying.MatchString(printed[i]) || !varying.MatchString(here[i]))
-		s.here[printed[i]] = here[i]
+		s.actual[printed[i]] = here[i]
 	}
 	if differ {
 		return fmt.Errorf("%s: the document has\n\t%s\nand here it printed\n\t%s", c.Text, strings.Join(printed, " "), strings.Join(here, " "))

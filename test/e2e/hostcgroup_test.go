@@ -80,8 +80,8 @@ func (h *holderHost) holder() int {
 	return pid
 }
 
-// little reduces the size of contexts, and limits the container's own memory; 0 is unlimited.
-func (c *container) little(bytes uint64) {
+// shrinkContexts reduces the size of contexts, and limits the container's own memory; 0 is unlimited.
+func (c *container) shrinkContexts(bytes uint64) {
 	c.T.Helper()
 	c.configure(func(config map[string]any) {
 		process := config["process"].(map[string]any)
@@ -99,7 +99,7 @@ func (h *holderHost) limited(quota string, bytes uint64) *container {
 	if !h.charges() {
 		bytes = 0
 	}
-	c.little(bytes)
+	c.shrinkContexts(bytes)
 	c.run()
 	return c
 }

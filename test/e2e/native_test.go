@@ -39,7 +39,7 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
 		loader := h.ownLoader()
 		c := h.runContainer(vram(), "/bin/sleep", "600")
-		blind := func(bytes uint64) string {
+		hogWithoutInterceptor := func(bytes uint64) string {
 			g := c.start(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 			if g.refused() { // its context counts until it has exited
 				c.Eventually("it has exited", c.dead(g))
@@ -47,14 +47,14 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 			return g.said
 		}
 		expect.Equal(t, c.Use(c.id).Enforcement, by)
-		beyond := blind(5 * gib)
+		beyond := hogWithoutInterceptor(5 * gib)
 		if by == api.Intercept {
 			expect.True(t, strings.HasPrefix(beyond, fmt.Sprintf("holds %d of ", 5*gib)), "said", beyond, "nobody stops it")
 			h.Eventually("driver truth has found it", func() bool { return c.Use(c.id).Overhead > 5*gib })
 		} else {
 			expect.True(t, strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY"), "said", beyond, "5 GiB of 4 do not fit")
-			expect.Equal(t, blind(3*gib), fmt.Sprintf("holds %d of %d", 3*gib, quota), "3 GiB of 4 fit, and the card is shown as large as the quota")
-			expect.Contains(t, blind(gib), "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB does not fit beside 3 GiB and contexts")
+			expect.Equal(t, hogWithoutInterceptor(3*gib), fmt.Sprintf("holds %d of %d", 3*gib, quota), "3 GiB of 4 fit, and the card is shown as large as the quota")
+			expect.Contains(t, hogWithoutInterceptor(gib), "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB does not fit beside 3 GiB and contexts")
 			h.Eventually("what it holds counts", func() bool { return c.Use(c.id).Overhead > 3*gib })
 		}
 		c.mustRefuse(gib, "an honest process: there is no room")

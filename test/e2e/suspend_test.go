@@ -118,8 +118,8 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 	}, smallCard)
 }
 
-// stays checks that suspending the slice fails for this reason, and that both workers go on.
-func (h *host) stays(c *container, reason string, one, other worker) {
+// suspendFails checks that suspending the slice fails for this reason, and that both workers go on.
+func (h *host) suspendFails(c *container, reason string, one, other worker) {
 	h.T.Helper()
 	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, reason) {
 		h.T.Fatalf("%v: %s", err, out)
@@ -132,13 +132,13 @@ func (h *host) stays(c *container, reason string, one, other worker) {
 func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
 	c := h.runContainer(vram(), "/bin/sleep", "600")
-	h.stays(c, "managed memory", c.works(gib), c.works(gib, "managed"))
+	h.suspendFails(c, "managed memory", c.works(gib), c.works(gib, "managed"))
 }
 
 func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
 	c := h.runContainer(vram(), "/bin/sleep", "600")
-	h.stays(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
+	h.suspendFails(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
 }
 
 func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {

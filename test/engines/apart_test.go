@@ -71,10 +71,10 @@ func (a *apart) has(pid string) bool {
 	return err == nil && ourErr == nil && its == ours
 }
 
-// alone returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in its own
+// isolatedRuntime returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in its own
 // directory unless a flag names another: Podman passes no such flag. It also drops the need for CAP_SYS_RESOURCE: crun asks for
 // unlimited locked memory, which kernels since 5.11 do not need to load its device program.
-func alone(t testing.TB, parts ...string) string {
+func isolatedRuntime(t testing.TB, parts ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	library, path := filepath.Join(dir, "memlock.so"), filepath.Join(dir, parts[len(parts)-1])

@@ -94,7 +94,7 @@ func containerdIsKilledCreating(s *site) {
 			defer close(done)
 			name, _, err = s.try(container{})
 		}()
-		found = s.soon(func() bool { return s.waitingRuntime() != 0 })
+		found = s.becomesTrue(func() bool { return s.waitingRuntime() != 0 })
 		s.daemons["containerd"].stop(unix.SIGKILL)
 	})
 	<-done
@@ -227,7 +227,7 @@ func sameIDElsewhere(s *site) {
 	words := e.words(container{name: name, image: "busybox"}.complete(s))
 	out, err := elsewhere(append([]string{"run", "--detach", "--cgroup", "/" + s.containerdNamespace() + "/other", "--runtime", shimRuntime}, words...)...)
 	expect.Error(s.t, err, "a second container of that id was started")
-	s.told(out, name, "exists", "choose another id")
+	s.checkMessage(out, name, "exists", "choose another id")
 	expect.Equal(s.t, s.Use(s.id(name)).Used, gib, "the first shows")
 	s.mustRefuse(name, 3*gib, "3 GiB beside 1 GiB")
 }

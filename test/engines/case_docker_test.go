@@ -43,7 +43,7 @@ func dockerByShim(s *site) {
 		flags := []string{"--runtime", runtime}
 		name, out, err := s.try(container{flags: flags, annotations: vram("4X")})
 		expect.Error(s.t, err, "4X was accepted")
-		s.told(out, `"4X"`, `"4G"`)
+		s.checkMessage(out, `"4X"`, `"4G"`)
 		s.remove(name)
 		name = s.run(container{flags: flags})
 		s.works(name)
@@ -192,5 +192,5 @@ func dockerByDefault(s *site) {
 		return
 	}
 	expect.Error(s.t, err, "a container without a quota was started")
-	s.told(out, "no quota", "gpuslice.vram=4G")
+	s.checkMessage(out, "no quota", "gpuslice.vram=4G")
 }

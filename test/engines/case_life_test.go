@@ -103,7 +103,7 @@ func (s *site) killShim(c container) {
 	s.mustHold(name, gib, quota)
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	// The engine then ends the container or leaves it running; the quota holds in both cases.
-	if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
+	if !s.becomesTrue(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
 		s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
 	}
 	s.remove(name)
@@ -157,7 +157,7 @@ func runtimeIsKilled(s *site) {
 			defer close(done)
 			name, out, err = s.try(container{})
 		}()
-		found = s.soon(func() bool {
+		found = s.becomesTrue(func() bool {
 			runtime := s.waitingRuntime()
 			return runtime != 0 && unix.Kill(runtime, unix.SIGKILL) == nil
 		})
@@ -168,7 +168,7 @@ func runtimeIsKilled(s *site) {
 	s.remove(name)
 	// runc 1.1 has not yet written its state when its hooks run, so delete finds nothing then. The container's cgroup stays
 	// behind, with gpuslice or without.
-	s.soon(func() bool {
+	s.becomesTrue(func() bool {
 		left := without(lookCgroups(s.Dir), before)
 		for _, cgroup := range left {
 			_ = os.Remove(cgroup) // fails while processes are left; they end soon

@@ -139,7 +139,7 @@ func dockerInDocker(s *site) {
 	defer os.Remove(s.in("run", "nested.toml"))
 	s.exec(outer, "cp", s.in("run", "nested.toml"), "/inner/gpuslice.toml")
 	asks := []string{"--runtime", "gpuslice", "--annotation", "gpuslice.vram=2G"}
-	s.told(n.run("asks", gib, asks...), "another pid namespace", "run it on the host")
+	s.checkMessage(n.run("asks", gib, asks...), "another pid namespace", "run it on the host")
 	if all := s.Slices(); len(all) != 1 || all[0].ID != id {
 		s.t.Errorf("the slices are %+v", all)
 	}
@@ -148,7 +148,7 @@ func dockerInDocker(s *site) {
 	// Runs an inner gpuslice: its card is as large as the outer quota, and its grants count against the outer container.
 	s.exec(outer, "sh", "-eu", "-c", innerDaemon)
 	expect.Equal(s.t, n.run("sliced", gib, asks...), fmt.Sprintf("holds %d of %d", gib, 2*gib), "said")
-	s.told(n.run("large", gib, "--runtime", "gpuslice", "--annotation", "gpuslice.vram=3G"), "2GiB")
+	s.checkMessage(n.run("large", gib, "--runtime", "gpuslice", "--annotation", "gpuslice.vram=3G"), "2GiB")
 	s.Eventually("it is charged to the outer container", func() bool { return s.Use(id).Overhead >= gib })
 	s.mustRefuse(outer, 3*gib, "3 GiB beside the inner slice's 1 GiB")
 	n.remove("sliced", "large")

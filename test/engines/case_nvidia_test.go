@@ -52,10 +52,10 @@ func (w way) isFlag() bool { return w == byCDI || w == byFlag || w == byHook }
 // engine's last case.
 func (s *site) equipped() *site {
 	s.t.Helper()
-	if s.sister == nil {
-		s.sister = newSite(s.row, row{make: s.engine.(equippable).equipped})
+	if s.equippedSite == nil {
+		s.equippedSite = newSite(s.row, row{make: s.engine.(equippable).equipped})
 	}
-	return s.sister.of(s.t)
+	return s.equippedSite.of(s.t)
 }
 
 // asked returns a container that requests GPUs. It does not bind the driver, which is the toolkit's job.
@@ -112,13 +112,13 @@ func (s *site) refuses(c container, told ...string) {
 	s.t.Helper()
 	name, out, err := s.try(c)
 	expect.Error(s.t, err, c.annotations, c.flags, c.env, "was accepted")
-	s.told(out, told...)
+	s.checkMessage(out, told...)
 	s.remove(name)
 }
 
 // cdiByEngine: config.json already has the device nodes and the driver's libraries when our runtime starts.
 func cdiByEngine(s *site) {
-	s.sisters(func(s *site) {
+	s.alsoEquipped(func(s *site) {
 		s.gives(s.asked(byCDI, "1"), 1)
 		s.gives(s.asked(byCDI, "all"), 0, 1)
 		c := s.asked(byCDI, "0")
@@ -132,7 +132,7 @@ func cdiByEngine(s *site) {
 
 // gpusFlag: a hook modifies the created container before or after ours.
 func gpusFlag(s *site) {
-	s.sisters(func(s *site) {
+	s.alsoEquipped(func(s *site) {
 		for _, w := range []way{byFlag, byHook} {
 			if _, not := s.engine.(equippable).ask(w, "0"); not != "" {
 				continue
@@ -169,7 +169,7 @@ func nvidiaOutside(s *site) { s.nvidiaRuntime(outside) }
 
 func (s *site) nvidiaRuntime(name string) {
 	s.t.Helper()
-	s.sisters(func(s *site) {
+	s.alsoEquipped(func(s *site) {
 		_, byHand := s.engine.(*equippedOCI) // other engines only test how they call the runtime
 		for _, mode := range []string{modeCDI, modeLegacy} {
 			_ = os.Remove(s.cliLog())
@@ -199,15 +199,15 @@ func (s *site) nvidiaRuntime(name string) {
 
 // runtimesLoop: two runtimes that call each other are detected as a loop.
 func runtimesLoop(s *site) {
-	s.sisters(func(s *site) {
+	s.alsoEquipped(func(s *site) {
 		for _, first := range []string{"gpuslice-runtime", "nvidia-container-runtime"} {
 			s.refuses(s.asked(way(loop+first), "0"), "two runtimes that wrap each other", "must name runc")
 		}
 	})
 }
 
-// sisters runs part of a case on the equipped site as well, which it must leave unchanged.
-func (s *site) sisters(run func(s *site)) {
+// alsoEquipped runs part of a case on the equipped site as well, which it must leave unchanged.
+func (s *site) alsoEquipped(run func(s *site)) {
 	s.t.Helper()
 	sister := s.equipped()
 	before := sister.look()

@@ -118,7 +118,7 @@ func podShimIsKilled(s *site) {
 	}
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	for i, id := range []string{one, two} {
-		if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() && unix.Kill(inits[i], 0) == nil }) {
+		if !s.becomesTrue(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() && unix.Kill(inits[i], 0) == nil }) {
 			s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
 		}
 	}
@@ -142,7 +142,7 @@ func podAnnotations(s *site) {
 		pod, c = s.newPod(handlerUnlisted, container{})
 		_, err = e.start(pod, c)
 		expect.Error(s.t, err, "a container without a quota was started")
-		s.told(shown(err), "no quota", "gpuslice.vram=4G")
+		s.checkMessage(shown(err), "no quota", "gpuslice.vram=4G")
 		s.remove(pod)
 	}
 
@@ -150,7 +150,7 @@ func podAnnotations(s *site) {
 	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
 	_, err = e.start(pod, c)
 	expect.ErrorContains(s.t, err, "Container: ", "a bad annotation")
-	s.told(shown(err), "gpuslice.vram", `"4X"`)
+	s.checkMessage(shown(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
 
@@ -160,7 +160,7 @@ func podOfRuncsShim(s *site) {
 	s.remove(pod)
 	pod, c = s.newPod(handlerRunc, container{annotations: vram("4X")})
 	_, err := s.engine.(*kube).start(pod, c)
-	s.told(shown(err), "gpuslice.vram", `"4X"`)
+	s.checkMessage(shown(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
 

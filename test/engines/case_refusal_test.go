@@ -42,14 +42,14 @@ func refusalsAreShown(s *site) {
 	for _, b := range all {
 		name, out, err := s.try(container{annotations: b.annotations})
 		expect.Error(s.t, err, b.annotations, "was accepted")
-		s.told(out, b.told...)
+		s.checkMessage(out, b.told...)
 		s.remove(name)
 	}
 }
 
-// told checks the shown error: our message once, whatever text the engine adds, and no runtime's log of how it ran a hook. Hooks
+// checkMessage checks the shown error: our message once, whatever text the engine adds, and no runtime's log of how it ran a hook. Hooks
 // in hooks.d are exempt: only runc honours their output.
-func (s *site) told(out string, parts ...string) {
+func (s *site) checkMessage(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")
 	for _, part := range append([]string{"gpuslice: "}, parts...) {
@@ -84,7 +84,7 @@ func etcIsBound(s *site) {
 		}
 		name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
 		expect.Error(s.t, err, "a container with a host's directory on /etc was started")
-		s.told(out, "/etc")
+		s.checkMessage(out, "/etc")
 		s.remove(name)
 		for file, text := range files {
 			expect.Equal(s.t, string(must.Get(os.ReadFile(filepath.Join(etc, file)))(s.t)), text, "the host's", file, "is now")

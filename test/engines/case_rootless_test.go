@@ -136,7 +136,7 @@ func rootlessContainers(s *site) {
 	}
 	out, err := s.finish(r.command(r.run(flags, []string{"true"})...))
 	expect.Error(s.t, err, "it was started")
-	s.told(out, "rootless", "gpuslice run")
+	s.checkMessage(out, "rootless", "gpuslice run")
 
 	var said testhost.Output
 	session := r.command(append([]string{"gpuslice", "run", "--vram", "512M", "--"}, r.run([]string{"--name", "hog"}, []string{"/demo/cuda_hog", strconv.Itoa(gib)})...)...)

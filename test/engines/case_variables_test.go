@@ -55,7 +55,7 @@ func dockerVariables(s *site) {
 	} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: []string{variable}})
 		expect.Error(s.t, err, variable, "was accepted")
-		s.told(out, "variable "+strings.SplitN(variable, "=", 2)[0], told)
+		s.checkMessage(out, "variable "+strings.SplitN(variable, "=", 2)[0], told)
 		s.remove(name)
 	}
 
@@ -76,7 +76,7 @@ func dockerVariables(s *site) {
 		if err == nil {
 			s.t.Errorf("an image with %s was accepted: %+v", env, s.Use(s.id(name)))
 		}
-		s.told(out, "is not accepted")
+		s.checkMessage(out, "is not accepted")
 		s.remove(name)
 	}
 }
@@ -105,7 +105,7 @@ func dockerRefusalIsOfUse(s *site) {
 	for _, env := range [][]string{nil, {"GPUSLICE_VRAM=4G"}} {
 		name, out, err := s.try(container{annotations: map[string]string{}, env: env})
 		expect.Error(s.t, err, "a container without a quota was started")
-		s.told(out, "no quota", "older than 24", "default_vram", "allow_env = true", "-e GPUSLICE_VRAM=4G")
+		s.checkMessage(out, "no quota", "older than 24", "default_vram", "allow_env = true", "-e GPUSLICE_VRAM=4G")
 		if strings.Contains(out, "--annotation") || strings.Contains(out, "gpuslice.vram") {
 			s.t.Errorf("it advises an annotation: %s", out)
 		}

@@ -66,7 +66,7 @@ func (s *site) clean(before world) {
 		{"changes of host files", func() []string { return without(s.lookSources(), before.sources) }},
 	} {
 		var left []string
-		if !s.soon(func() bool { left = what.left(); return len(left) == 0 }) {
+		if !s.becomesTrue(func() bool { left = what.left(); return len(left) == 0 }) {
 			s.t.Errorf("%s are left: %q", what.name, left)
 		}
 	}
@@ -101,7 +101,7 @@ func (s *site) sweep() {
 		cgroups = append(cgroups, parents...)
 	}
 	for _, dir := range cgroups {
-		s.soon(func() bool { return os.Remove(dir) == nil || !exists(dir) })
+		s.becomesTrue(func() bool { return os.Remove(dir) == nil || !exists(dir) })
 	}
 	_ = os.RemoveAll(runcRoot(s.containerdNamespace()))
 }

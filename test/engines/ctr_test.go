@@ -85,7 +85,7 @@ func (e *ctr) exec(name string, args ...string) (string, error) {
 // kill waits until containerd knows that the task stopped: only then can the task be deleted.
 func (e *ctr) kill(name string) (string, error) {
 	out, err := e.s.ctr("task", "kill", "--signal", "SIGKILL", name)
-	if err == nil && !e.s.soon(func() bool { return e.status(name) == "STOPPED" }) {
+	if err == nil && !e.s.becomesTrue(func() bool { return e.status(name) == "STOPPED" }) {
 		err = errors.New("it does not stop")
 	}
 	return out, err

@@ -35,7 +35,7 @@ func (e *oci) isApart() bool { return e.isCrun() }
 
 func (e *oci) low(t testing.TB) string {
 	if e.isCrun() {
-		return alone(t, e.runtime...)
+		return isolatedRuntime(t, e.runtime...)
 	}
 	return tool(t, e.runtime...)
 }

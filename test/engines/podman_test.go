@@ -24,7 +24,7 @@ type podman struct {
 }
 
 func (e *podman) options(t testing.TB) testhost.Options {
-	e.path = alone(t, e.low...)
+	e.path = isolatedRuntime(t, e.low...)
 	return testhost.Options{Runtimes: []string{e.path}}
 }
 

@@ -31,14 +31,14 @@ import (
 // site is the environment of one engine: an enforcer, and the engine's daemons with their files below the enforcer's directory.
 type site struct {
 	*testhost.Host
-	t       *testing.T // of the case
-	row     *testing.T // of the engine
-	engine  engine
-	daemons map[string]*daemon
-	path    string // of daemons and commands: the engine's programs, ours, the machine's
-	env     []string
-	apart   *apart // namespace of daemons, commands and the enforcer; nil: the test's
-	sister  *site  // see equipped; nil until first used
+	t            *testing.T // of the case
+	row          *testing.T // of the engine
+	engine       engine
+	daemons      map[string]*daemon
+	path         string // of daemons and commands: the engine's programs, ours, the machine's
+	env          []string
+	apart        *apart // namespace of daemons, commands and the enforcer; nil: the test's
+	equippedSite *site  // see equipped; nil until first used
 }
 
 type daemon struct {
@@ -288,7 +288,7 @@ func (s *site) exec(name string, args ...string) string {
 	return out
 }
 
-func (s *site) soon(is func() bool) bool {
+func (s *site) becomesTrue(is func() bool) bool {
 	for deadline := time.Now().Add(testhost.Patience); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return false

@@ -16,9 +16,9 @@ import (
 )
 
 type table struct {
-	mu    sync.Mutex
-	cells map[string]string // "engine case": ok, FAILED or –
-	whys  []string          // one per dash
+	mu      sync.Mutex
+	cells   map[string]string // "engine case": ok, FAILED or –
+	reasons []string          // one per dash
 }
 
 var results = table{cells: map[string]string{}}
@@ -35,7 +35,7 @@ func (r *table) dash(engine, name, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cells[engine+" "+name] = "–"
-	r.whys = append(r.whys, name+": "+why)
+	r.reasons = append(r.reasons, name+": "+why)
 }
 
 // why returns why an engine lacks a case, or "" if it has it.
@@ -87,7 +87,7 @@ func (r *table) markdown() (text string, whole bool) {
 	fmt.Fprintf(&b, "\nEngines: %s.\n", strings.Join(versions(), "; "))
 	seen := map[string]bool{}
 	for _, c := range cases { // in the table's order
-		for _, why := range r.whys {
+		for _, why := range r.reasons {
 			if strings.HasPrefix(why, c.name+": ") && !seen[why] {
 				seen[why] = true
 				fmt.Fprintf(&b, "\n- –, %s: %s", c.title, strings.TrimPrefix(why, c.name+": "))

@@ -25,7 +25,7 @@ func changeQuota(w *world, r *rand.Rand) bool {
 	switch {
 	case err == nil:
 		s.limit = limit
-	case w.doubt == "":
+	case w.mayFail == "":
 		w.fail("change the quota of %s: %v", s.id, err)
 	default:
 		w.say("… %v", err)
@@ -37,7 +37,7 @@ func changeQuota(w *world, r *rand.Rand) bool {
 }
 
 // mayBe reports whether a failed change may still apply in the next enforcer: it got no answer, or the disk keeps it.
-func (w *world) mayBe(err error) bool { return !answered(err) || w.keeps }
+func (w *world) mayBe(err error) bool { return !answered(err) || w.diskKeepsChanges }
 
 // answered reports whether an error is the enforcer's own answer.
 func answered(err error) bool { return errors.As(err, new(*api.Error)) }
@@ -46,7 +46,7 @@ func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...
 
 func askTooMuch(w *world, r *rand.Rand) bool {
 	given := w.pickSlice(r, func(s *slice) bool { return s.state == active && s.pool == nil })
-	if given == nil || w.doubt != "" {
+	if given == nil || w.mayFail != "" {
 		return false
 	}
 	s := &slice{id: w.name(), state: active}
@@ -54,7 +54,7 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 	w.add(s)
 	w.say("begin a container that requests all memory")
 	w.create(s, map[string]string{"gpuslice.vram": memory})
-	if err := w.hook("prestart", s); err == nil && !w.blind {
+	if err := w.hook("prestart", s); err == nil && !w.noTruth {
 		w.fail("a container was given all memory, and %s has %d bytes of it", given.id, given.limit)
 	}
 	w.stopContainer(s)
@@ -66,9 +66,9 @@ type pool struct {
 	limit   uint64
 	others  []uint64 // as for a slice
 	unknown bool     // it may or may not exist
-	// ghosts are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the exit, and so
+	// exitedBytes are bytes of processes that exited while no enforcer ran. Processes of other containers cannot see the exit, and so
 	// cannot return the bytes.
-	ghosts [devices]uint64
+	exitedBytes [devices]uint64
 }
 
 func (p *pool) used(w *world, device int) uint64 {
@@ -115,7 +115,7 @@ func createPool(w *world, r *rand.Rand) bool {
 	p := &pool{name: fmt.Sprint("pool-", w.named), limit: quota(r)}
 	w.say("create %s with %d", p.name, p.limit)
 	_, err := w.client.CreatePool(w.Context(), p.name, onAll(p.limit))
-	if err != nil && w.doubt == "" {
+	if err != nil && w.mayFail == "" {
 		w.fail("create %s: %v", p.name, err)
 	}
 	if err == nil || w.mayBe(err) {
@@ -136,7 +136,7 @@ func changePool(w *world, r *rand.Rand) bool {
 	switch {
 	case err == nil:
 		p.limit = limit
-	case w.doubt == "":
+	case w.mayFail == "":
 		w.fail("change %s: %v", p.name, err)
 	case w.mayBe(err):
 		p.others = append(p.others, limit)
@@ -155,12 +155,12 @@ func deletePool(w *world, r *rand.Rand) bool {
 	switch {
 	case n > 0 && err == nil:
 		w.fail("%s was deleted, and has %d members", p.name, n)
-	case n > 0 && !errors.Is(err, api.ErrRunning) && w.doubt == "":
+	case n > 0 && !errors.Is(err, api.ErrRunning) && w.mayFail == "":
 		w.fail("delete %s, which has %d members: %v", p.name, n, err)
 	case n > 0:
 	case err == nil:
 		w.pools = without(w.pools, p)
-	case w.doubt == "":
+	case w.mayFail == "":
 		w.fail("delete %s: %v", p.name, err)
 	default:
 		p.unknown = w.mayBe(err)
@@ -272,7 +272,7 @@ func (w *world) poolsDiffer() error {
 		return fmt.Errorf("there is a pool %s", name)
 	}
 	for _, p := range w.pools {
-		p.ghosts = [devices]uint64{}
+		p.exitedBytes = [devices]uint64{}
 	}
 	return nil
 }

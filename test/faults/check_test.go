@@ -82,7 +82,7 @@ func (w *world) never(looks int) {
 
 func (w *world) overcharged() error {
 	w.Helper()
-	if w.away != "" || w.doubt != "" {
+	if w.away != "" || w.mayFail != "" {
 		return nil
 	}
 	byID := map[string]*slice{}
@@ -179,7 +179,7 @@ func (w *world) check() {
 			}
 		}
 	}
-	if w.away != "" || w.doubt != "" {
+	if w.away != "" || w.mayFail != "" {
 		return
 	}
 	w.resolve()
@@ -209,10 +209,10 @@ func (w *world) resolve() {
 		if s.state != unknown {
 			continue
 		}
-		if s.owed && there[s.id] != "" {
+		if s.releaseUnknown && there[s.id] != "" {
 			w.fail("%s was released, which the disk was not told then, and is listed as %s", s.id, there[s.id])
 		}
-		s.owed = false
+		s.releaseUnknown = false
 		switch s.state = released; there[s.id] {
 		case "":
 		case api.Damaged:
@@ -292,7 +292,7 @@ func (s *slice) differs(w *world, got api.Slice) error {
 		if p.attached {
 			attached++
 		}
-		if p.attached || p.alone { // it may have attached late and been refused for lack of quota
+		if p.attached || p.gaveUp { // it may have attached late and been refused for lack of quota
 			most++
 		}
 	}

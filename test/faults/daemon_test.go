@@ -106,7 +106,7 @@ func (d *daemon) end(sig unix.Signal) {
 // ends is end that returns an error if gpusliced keeps running.
 func (d *daemon) ends(sig unix.Signal) error {
 	for _, s := range d.w.slices {
-		s.owed = s.owed && sig != unix.SIGKILL
+		s.releaseUnknown = s.releaseUnknown && sig != unix.SIGKILL
 	}
 	for {
 		cmd, done := d.now()

@@ -29,7 +29,7 @@ func endProcess(w *world, r *rand.Rand) bool {
 		return false
 	}
 	w.say("process %d of %s ends", p.pid, p.slice.id)
-	p.tell("exit")
+	p.writeLine("exit")
 	p.gone()
 	return true
 }
@@ -93,11 +93,11 @@ func releaseByForce(w *world, r *rand.Rand) bool {
 	switch {
 	case err == nil:
 		s.state = released
-	case w.doubt == "":
+	case w.mayFail == "":
 		w.fail("release %s by force: %v", s.id, err)
 	default:
 		w.say("… %v", err)
-		s.state, s.owed = unknown, answered(err)
+		s.state, s.releaseUnknown = unknown, answered(err)
 	}
 	return true
 }
@@ -108,7 +108,7 @@ func releaseWhatRuns(w *world, r *rand.Rand) bool {
 		return false
 	}
 	w.say("%s shall be released, and runs", s.id)
-	if _, err := w.client.Release(w.Context(), s.id, 0, false); !errors.Is(err, api.ErrRunning) && w.doubt == "" {
+	if _, err := w.client.Release(w.Context(), s.id, 0, false); !errors.Is(err, api.ErrRunning) && w.mayFail == "" {
 		w.fail("release %s, which runs: %v", s.id, err)
 	}
 	return true
@@ -116,7 +116,7 @@ func releaseWhatRuns(w *world, r *rand.Rand) bool {
 
 func show(w *world, r *rand.Rand) bool {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
-	if w.doubt != "" {
+	if w.mayFail != "" {
 		return false
 	}
 	w.prompt("who is the enforcer", func(ctx context.Context) error { _, err := w.client.Info(ctx); return err })
@@ -146,7 +146,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 	const count = 4000
 	w.say("%d processes allocate and free at the same time", len(all))
 	for _, p := range all {
-		p.tell("storm %d %d %d", r.Uint32(), count, min(p.slice.limit, 8*gib)/2)
+		p.writeLine("storm %d %d %d", r.Uint32(), count, min(p.slice.limit, 8*gib)/2)
 	}
 	var killed []*worker
 	for _, p := range all {
@@ -174,7 +174,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 		all = without(all, p)
 	}
 	for _, p := range all {
-		if got := p.hear(); !strings.HasPrefix(got, fmt.Sprint("ok ", count)) {
+		if got := p.readLine(); !strings.HasPrefix(got, fmt.Sprint("ok ", count)) {
 			w.fail("process %d of %s in the storm: %q", p.pid, p.slice.id, got)
 		}
 	}

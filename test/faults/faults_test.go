@@ -78,7 +78,7 @@ func (w *world) inject(f fault) {
 	w.step++
 	w.say("FAULT: %s", f.name)
 	outcome := f.inject(w, w.random())
-	w.doubt, w.away = "", ""
+	w.mayFail, w.away = "", ""
 	if f.leases {
 		w.leased.check()
 	}
@@ -110,7 +110,7 @@ func stopInStorm(w *world, r *rand.Rand) string { return inStorm(w, r, unix.SIGT
 
 func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 	w.populate(r)
-	w.doubt = "the enforcer is ended"
+	w.mayFail = "the enforcer is ended"
 	wait := pause(r, 50*time.Millisecond)
 	var err error
 	if !storm(w, r, func() {
@@ -127,7 +127,7 @@ func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 }
 
 func killInChange(w *world, r *rand.Rand) string {
-	w.doubt = "the enforcer is killed"
+	w.mayFail = "the enforcer is killed"
 	w.trim(mostSlices - 1)
 	before := slices.Clone(w.slices)
 	for _, change := range []func(*world, *rand.Rand) bool{beginContainer, beginSession, releaseByForce, endSlice} {
@@ -143,7 +143,7 @@ func killInChange(w *world, r *rand.Rand) string {
 		w.must(w.daemon.up())
 		w.step++
 	}
-	w.doubt = ""
+	w.mayFail = ""
 	w.check()
 	for _, s := range slices.Clone(w.slices) {
 		if !slices.Contains(before, s) || s.state == released {
@@ -206,14 +206,14 @@ func attachMeanwhile(w *world, r *rand.Rand) string {
 		s = w.registerContainer(r)
 	}
 	p := w.join(s)
-	w.doubt = "the enforcer is not there"
+	w.mayFail = "the enforcer is not there"
 	w.daemon.end(unix.SIGKILL)
 	begin := time.Now()
-	p.tell("context 0")
+	p.writeLine("context 0")
 	time.Sleep(pause(r, 500*time.Millisecond))
 	w.start()
-	p.tookContext(0, begin, p.hear())
-	w.doubt = ""
+	p.tookContext(0, begin, p.readLine())
+	w.mayFail = ""
 	return whole
 }
 
@@ -235,7 +235,7 @@ func killAttaching(w *world, r *rand.Rand) string {
 	}
 	for range 5 {
 		p := w.join(s)
-		p.tell("context 0")
+		p.writeLine("context 0")
 		time.Sleep(pause(r, 5*time.Millisecond))
 		p.kill()
 		w.check()
@@ -245,7 +245,7 @@ func killAttaching(w *world, r *rand.Rand) string {
 
 // If its hook is killed, a container is not created: the runtime ends its init and runs poststop.
 func killHookAtCall(w *world, r *rand.Rand) string {
-	w.doubt = "the hook is killed"
+	w.mayFail = "the hook is killed"
 	calls := shuffled(r, []string{"connect", "openat2", "mkdirat", "flock", "pwrite64", "fstat", "open_tree", "mount_setattr", "move_mount", "write", "setns"})
 	for _, call := range calls[:4] {
 		inject := fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, 1+r.IntN(2))
@@ -254,23 +254,23 @@ func killHookAtCall(w *world, r *rand.Rand) string {
 			w.say("… it does not make that call")
 			w.stopContainer(s)
 		}
-		w.doubt = ""
+		w.mayFail = ""
 		w.check()
-		w.doubt = "the hook is killed"
+		w.mayFail = "the hook is killed"
 	}
 	return whole
 }
 
 func killHookAnytime(w *world, r *rand.Rand) string {
 	for range 4 {
-		w.doubt = "the hook is killed"
+		w.mayFail = "the hook is killed"
 		limit := fmt.Sprintf("%.4f", (2*time.Millisecond + pause(r, 15*time.Millisecond)).Seconds())
 		w.say("the hook is killed after %s s", limit)
 		if s := w.registerContainer(r, "timeout", "--signal=KILL", limit); s != nil {
 			w.say("… it was ready before")
 			w.stopContainer(s)
 		}
-		w.doubt = ""
+		w.mayFail = ""
 		w.check()
 	}
 	return whole

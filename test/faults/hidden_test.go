@@ -17,22 +17,22 @@ import (
 // hide has a container's process hold memory unknown to the interceptor. It checks that the enforcer applies its policy and that
 // no memory remains.
 func hide(w *world, r *rand.Rand) bool {
-	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.cut && !s.session && s.pool == nil })
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.mayRefuseAttach && !s.session && s.pool == nil })
 	_, silent := os.Stat(w.nvmlFault())
-	if s == nil || silent == nil || w.blind {
+	if s == nil || silent == nil || w.noTruth {
 		return false
 	}
 	device, bytes := r.IntN(devices), 128*mib
 	p := w.newWorker(s, exec.Command(programs["enter"], "hide", s.cgroup, "--", programs["worker"]))
 	w.say("process %d of %s hides %d bytes from the ledger on device %d; the policy: %s", p.pid, s.id, bytes, device, w.policy)
-	if said := p.hear(); said != fmt.Sprint("ready ", p.pid) {
+	if said := p.readLine(); said != fmt.Sprint("ready ", p.pid) {
 		w.fail("begin a process that hides: %q", said)
 	}
 	most, least := s.room(w, device)
-	p.tell("context %d", device)
-	first := p.hear()
-	p.tell("alloc %d %d 0", device, bytes)
-	switch ok := strings.HasPrefix(first, "ok") && strings.HasPrefix(p.hear(), "ok"); {
+	p.writeLine("context %d", device)
+	first := p.readLine()
+	p.writeLine("alloc %d %d 0", device, bytes)
+	switch ok := strings.HasPrefix(first, "ok") && strings.HasPrefix(p.readLine(), "ok"); {
 	case w.native && ok && bytes+contextBytes > most:
 		w.fail("the driver gave %d bytes to process %d of %s, which may have %d", bytes+contextBytes, p.pid, s.id, most)
 	case w.native && !ok && bytes+contextBytes > least:

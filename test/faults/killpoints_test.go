@@ -69,9 +69,9 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	}
 	if point == "device.stored" || point == "pool.device" { // with driver truth, all visible devices are known at the start
 		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
-		w.blind = true
+		w.noTruth = true
 	}
-	w.doubt = "the enforcer dies at " + point
+	w.mayFail = "the enforcer dies at " + point
 	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
 	armed, _ := w.daemon.now()
 	w.must(w.daemon.up())
@@ -99,14 +99,14 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	}
 	passed := died()
 	w.must(os.RemoveAll(w.nvmlFault()))
-	if !passed || w.blind {
-		w.blind = false
+	if !passed || w.noTruth {
+		w.noTruth = false
 		w.restart(unix.SIGKILL)
 	}
 	if err := w.daemon.up(); err != nil {
 		w.fail("after a death at %s: %v", point, err)
 	}
-	w.doubt = ""
+	w.mayFail = ""
 	w.check()
 	if w.native || w.policy != policy {
 		w.configure(policy, false)

@@ -176,7 +176,7 @@ func (l *leased) end(sig unix.Signal) error {
 	}
 }
 
-func (l *leased) again(sig unix.Signal, point string) {
+func (l *leased) restart(sig unix.Signal, point string) {
 	l.w.Helper()
 	l.w.must(l.end(sig))
 	l.start(point)

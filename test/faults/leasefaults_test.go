@@ -29,8 +29,8 @@ func leaseFaults() []fault {
 	}
 	list := []fault{
 		of("broker killed while its client works", killBrokers),
-		of("lease service killed while nothing happens", func(l *leased, _ *rand.Rand) { l.again(unix.SIGKILL, "") }),
-		of("lease service stopped by SIGTERM while nothing happens", func(l *leased, _ *rand.Rand) { l.again(unix.SIGTERM, "") }),
+		of("lease service killed while nothing happens", func(l *leased, _ *rand.Rand) { l.restart(unix.SIGKILL, "") }),
+		of("lease service stopped by SIGTERM while nothing happens", func(l *leased, _ *rand.Rand) { l.restart(unix.SIGTERM, "") }),
 		of("lease service and enforcer killed at once", killBoth),
 		of("enforcer killed while leases are acquired, used and dropped", killUnderLeases),
 		of("client killed while it acquires a lease", killAcquiring),
@@ -212,7 +212,7 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 	if part == "end" || part == "restart" {
 		g = l.another()
 	}
-	l.again(unix.SIGKILL, point)
+	l.restart(unix.SIGKILL, point)
 	armed, _ := l.now()
 	dead := func() bool { return !alive(armed.Process.Pid) }
 	if part != "takeup" {

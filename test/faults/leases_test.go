@@ -17,8 +17,8 @@ import (
 
 // lease bounds a slice's expiry in time since boot; 0 is never.
 type lease struct {
-	from, to time.Duration
-	unsure   bool // whether it was changed is unknown (mayBe)
+	from, to      time.Duration
+	changeUnknown bool // whether it was changed is unknown (mayBe)
 }
 
 // sinceBoot reads CLOCK_BOOTTIME, which cannot be set.
@@ -41,7 +41,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 	begin := time.Now()
 	s.over = begin.Add(ttl)
 	if err := w.hook("prestart", s); err != nil {
-		if w.doubt == "" && !s.mayBeOver() {
+		if w.mayFail == "" && !s.mayBeOver() {
 			w.fail("%v", err)
 		}
 		w.stopContainer(s)
@@ -89,12 +89,12 @@ func renew(w *world, r *rand.Rand) bool {
 	begin := sinceBoot()
 	_, err := w.client.Renew(w.Context(), s.id, api.RenewRequest{TTL: &ttl})
 	switch {
-	case err != nil && w.doubt == "":
+	case err != nil && w.mayFail == "":
 		w.fail("renew %s: %v", s.id, err)
 	case err != nil:
 		w.say("… %v", err)
 		if w.mayBe(err) {
-			s.lease = lease{unsure: true}
+			s.lease = lease{changeUnknown: true}
 		}
 	case ttl == 0:
 		s.lease = lease{}
@@ -108,7 +108,7 @@ func renew(w *world, r *rand.Rand) bool {
 // is ahead by the given time.
 func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	switch {
-	case l.unsure:
+	case l.changeUnknown:
 		return nil
 	case l.to == 0 && (got.Expires != nil || got.Remaining != 0):
 		return fmt.Errorf("slice %s has %v left, and should have no end", got.ID, got.Remaining)

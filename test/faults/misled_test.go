@@ -33,10 +33,10 @@ func (w *world) stateDir() string { return filepath.Join(w.dir, "state") }
 
 func (w *world) lie(l lies) {
 	w.Helper()
-	w.turn++
+	w.lieCount++
 	w.ahead = l.ahead
 	var text bytes.Buffer // struct lies
-	for _, n := range []int64{int64(l.ahead / time.Second), int64(l.writeError), int64(l.syncError), int64(l.spared), w.turn} {
+	for _, n := range []int64{int64(l.ahead / time.Second), int64(l.writeError), int64(l.syncError), int64(l.spared), w.lieCount} {
 		w.must(encoding.Write(&text, encoding.NativeEndian, n))
 	}
 	file, err := os.OpenFile(w.liesFile(), os.O_CREATE|os.O_WRONLY, 0o600) // overwritten in place: mislead.c reads it concurrently
@@ -46,19 +46,19 @@ func (w *world) lie(l lies) {
 	w.must(file.Close())
 }
 
-// mislead restarts the enforcer under mislead.c, until believe.
-func (w *world) mislead() {
+// startMisleading restarts the enforcer under mislead.c, until stopMisleading.
+func (w *world) startMisleading() {
 	w.Helper()
 	w.lie(lies{})
 	w.misled = true
 	w.restart(unix.SIGKILL)
 }
 
-// believe ends all false answers: the enforcer continues, and a new one finds the state on disk.
-func (w *world) believe(r *rand.Rand) string {
+// stopMisleading ends all false answers: the enforcer continues, and a new one finds the state on disk.
+func (w *world) stopMisleading(r *rand.Rand) string {
 	w.Helper()
 	w.lie(lies{})
-	outcome := w.afterwards(r)
+	outcome := w.checkRecovered(r)
 	w.misled = false
 	w.restart(unix.SIGKILL)
 	w.check()
@@ -68,7 +68,7 @@ func (w *world) believe(r *rand.Rand) string {
 // jumpingClock: setting the clock neither ends a slice nor extends its life.
 func jumpingClock(w *world, r *rand.Rand) string {
 	w.populate(r)
-	w.mislead()
+	w.startMisleading()
 	const day = 24 * time.Hour
 	jumps := shuffled(r, []time.Duration{time.Hour, -time.Hour, 3 * day, -40 * day, 10 * 365 * day, -10 * 365 * day})
 	for i, ahead := range jumps[:3] {
@@ -87,31 +87,31 @@ func jumpingClock(w *world, r *rand.Rand) string {
 		}
 		w.operations(2)
 	}
-	w.believe(r)
+	w.stopMisleading(r)
 	return whole + "; none expires early, or late"
 }
 
 func stateTurnsReadOnly(w *world, r *rand.Rand) string {
 	w.populate(r)
-	w.mislead()
+	w.startMisleading()
 	return w.refuses(r, lies{writeError: unix.EROFS, spared: r.IntN(8)}, false)
 }
 
 func stateTurnsReadOnlyAndKilled(w *world, r *rand.Rand) string {
 	w.populate(r)
-	w.mislead()
+	w.startMisleading()
 	return w.refuses(r, lies{writeError: unix.EROFS, spared: r.IntN(8)}, true)
 }
 
 func diskFails(w *world, r *rand.Rand) string {
 	w.populate(r)
-	w.mislead()
+	w.startMisleading()
 	return w.refuses(r, failing(r), false)
 }
 
 func diskFailsAndKilled(w *world, r *rand.Rand) string {
 	w.populate(r)
-	w.mislead()
+	w.startMisleading()
 	return w.refuses(r, failing(r), true)
 }
 
@@ -128,12 +128,12 @@ func diskFullAndKilled(w *world, r *rand.Rand) string {
 
 // whileFull also fills the file system, for new names and for files outside the store.
 func (w *world) whileFull(r *rand.Rand, kill bool) string {
-	w.mislead()
+	w.startMisleading()
 	w.trim(mostSlices - 1)
 	w.registerContainer(r)
 	empty := w.fill(w.stateDir())
 	w.lie(full)
-	w.doubt = "the disk is full"
+	w.mayFail = "the disk is full"
 	w.isFull()
 	w.operations(6)
 	beginContainer(w, r)
@@ -155,7 +155,7 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 		w.must(err)
 		return !slices.ContainsFunc(health.Checks, func(c api.Check) bool { return c.Name == "audit" && !c.OK })
 	})
-	return w.believe(r)
+	return w.stopMisleading(r)
 }
 
 // isFull checks that the enforcer, unable to write, makes no promise and reports why.
@@ -184,12 +184,12 @@ func failing(r *rand.Rand) lies {
 func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 	w.Helper()
 	w.say("the state turns bad: %+v", l)
-	w.doubt, w.keeps = "the state is bad", kill && l.writeError != 0 && l.syncError != 0
+	w.mayFail, w.diskKeepsChanges = "the state is bad", kill && l.writeError != 0 && l.syncError != 0
 	w.lie(l)
 	w.operations(6)
 	beginContainer(w, r)
 	beginSession(w, r)
-	w.keeps = false
+	w.diskKeepsChanges = false
 	if kill {
 		w.daemon.end(unix.SIGKILL)
 		l.spared = 0
@@ -214,7 +214,7 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		w.lie(lies{})
 		w.restart(unix.SIGTERM)
 	}
-	return w.believe(r)
+	return w.stopMisleading(r)
 }
 
 func (w *world) hasSaid(why unix.Errno) {

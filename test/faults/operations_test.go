@@ -14,9 +14,9 @@ import (
 )
 
 type operation struct {
-	name   string
-	weight int
-	asks   bool // of the enforcer; skipped while that is away
+	name          string
+	weight        int
+	needsEnforcer bool // skipped while it does not run
 	// run performs it and updates the model. It returns false if it is impossible now.
 	run func(w *world, r *rand.Rand) bool
 }
@@ -72,7 +72,7 @@ func (w *world) operate() {
 	n := r.IntN(len(list))
 	for i := range list {
 		o := list[(n+i)%len(list)]
-		if o.asks && w.away != "" || !o.run(w, w.random()) {
+		if o.needsEnforcer && w.away != "" || !o.run(w, w.random()) {
 			continue
 		}
 		w.steps++
@@ -176,8 +176,8 @@ func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	most, least := s.room(p.w, device)
 	switch {
 	case s.state == spoilt:
-	case s.cut && !ok:
-		p.shy = time.Now().Add(retryAfter)
+	case s.mayRefuseAttach && !ok:
+		p.retryAt = time.Now().Add(retryAfter)
 	case (s.state == released || s.state == closed) && ok:
 		p.w.fail("process %d was given %d bytes, and its slice %s is %s", p.pid, bytes, s.id, s.state)
 	case s.state == active && ok && bytes > most, s.state == active && !ok && bytes <= least:
@@ -200,7 +200,7 @@ func makeContext(w *world, r *rand.Rand) bool {
 
 func (p *worker) makeContext(device int) {
 	p.w.Helper()
-	time.Sleep(time.Until(p.shy))
+	time.Sleep(time.Until(p.retryAt))
 	begin := time.Now()
 	p.tookContext(device, begin, p.ask("context %d", device))
 }
@@ -213,14 +213,14 @@ func (p *worker) tookContext(device int, begin time.Time, answer string) {
 	end := time.Now()
 	took := end.Sub(begin)
 	stood := took >= firstPatience && took-machine.Between(begin, end) < firstPatience
-	p.alone = (p.alone || took >= firstPatience) && answer == "oom"
-	if p.alone && (p.w.doubt != "" || stood) {
-		p.attached, p.shy = false, time.Now().Add(retryAfter) // only its former image was attached
+	p.gaveUp = (p.gaveUp || took >= firstPatience) && answer == "oom"
+	if p.gaveUp && (p.w.mayFail != "" || stood) {
+		p.attached, p.retryAt = false, time.Now().Add(retryAfter) // only its former image was attached
 		return
 	}
 	p.contexts[device] = p.granted(answer, device, contextBytes)
-	p.alone = p.alone || p.slice.cut && answer == "oom" // attached without room and refused for lack of quota
-	if p.slice.state == active && (p.contexts[device] || !p.slice.cut) {
+	p.gaveUp = p.gaveUp || p.slice.mayRefuseAttach && answer == "oom" // attached without room and refused for lack of quota
+	if p.slice.state == active && (p.contexts[device] || !p.slice.mayRefuseAttach) {
 		p.attached = true
 	}
 }
@@ -299,7 +299,7 @@ func askTotal(w *world, r *rand.Rand) bool {
 		size = min(size, s.pool.limit)
 	}
 	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the bytes.
-	if sure := w.away == "" && w.doubt == ""; err != nil || left > most || sure && (left != most || total != size) {
+	if sure := w.away == "" && w.mayFail == ""; err != nil || left > most || sure && (left != most || total != size) {
 		w.fail("process %d of %s got answer %q for device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
 	}
 	return true

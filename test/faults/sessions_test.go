@@ -29,12 +29,12 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 	w.add(s)
 	p := w.newWorker(s, s.run)
 	p.cmd = nil // the worker is its child
-	said := p.hear()
+	said := p.readLine()
 	if said == "gone" {
 		err := w.reap(s.run)
 		p.forget()
 		w.drop(s)
-		if w.doubt == "" && w.away == "" {
+		if w.mayFail == "" && w.away == "" {
 			w.fail("the session %s was refused: %v", s.id, err)
 		}
 		w.say("… refused")
@@ -92,7 +92,7 @@ func (w *world) spawn(parent *worker) *worker {
 	w.workers = append(w.workers, p)
 	w.must(os.Remove(in))
 	w.must(os.Remove(out))
-	if said := p.hear(); said != fmt.Sprint("ready ", pid) {
+	if said := p.readLine(); said != fmt.Sprint("ready ", pid) {
 		w.fail("a process's child: %q", said)
 	}
 	s := parent.slice
@@ -116,11 +116,11 @@ func joinSession(w *world, r *rand.Rand) bool {
 	run := exec.Command(binary(w, "gpuslice"), "--socket", w.socket(), "run", "--join", s.token, "--quiet", "--", programs["worker"])
 	p := w.newWorker(s, run)
 	p.cmd, p.run = nil, run
-	said := p.hear()
+	said := p.readLine()
 	if said == "gone" {
 		p.dead = true
 		w.ended(run)
-		if w.doubt == "" {
+		if w.mayFail == "" {
 			w.fail("a process cannot join %s", s.id)
 		}
 		w.say("… refused")

@@ -32,18 +32,18 @@ const (
 )
 
 type slice struct {
-	id      string
-	session bool
-	limit   uint64 // on each device
-	state   state
-	frozen  bool
-	cut     bool // no process was attached when the run directory became full: the first attach may be refused
-	workers []*worker
-	others  []uint64 // other possible limits after a failed change (mayBe): resolved when the enforcer is well again
-	owed    bool     // its release is unknown, and the enforcer that has not stored it was not killed
-	pool    *pool
-	elastic bool            // only its pool limits it
-	charged [devices]uint64 // maximum use since the enforcer last knew all exits
+	id              string
+	session         bool
+	limit           uint64 // on each device
+	state           state
+	frozen          bool
+	mayRefuseAttach bool // no process was attached when the run directory became full: the first attach may be refused
+	workers         []*worker
+	others          []uint64 // other possible limits after a failed change (mayBe): resolved when the enforcer is well again
+	releaseUnknown  bool     // its release is unknown, and the enforcer that has not stored it was not killed
+	pool            *pool
+	elastic         bool            // only its pool limits it
+	charged         [devices]uint64 // maximum use since the enforcer last knew all exits
 
 	init   *worker   // of a container: the first process, in the container's mount namespace
 	cgroup string    // of a container
@@ -72,7 +72,7 @@ func (s *slice) room(w *world, device int) (most, least uint64) {
 	if p := s.pool; p != nil {
 		limits, used := append([]uint64{p.limit}, p.others...), p.used(w, device)
 		most = min(most, left(slices.Max(limits), used))
-		least = min(least, left(slices.Min(limits), used+p.ghosts[device]))
+		least = min(least, left(slices.Min(limits), used+p.exitedBytes[device]))
 	}
 	return most, least
 }
@@ -101,7 +101,7 @@ func insideEnv() []string {
 }
 func toMiB(bytes uint64) string { return strconv.FormatUint(bytes/mib, 10) + "M" }
 func (w *world) add(s *slice) {
-	s.cut = w.full
+	s.mayRefuseAttach = w.full
 	w.slices = append(w.slices, s)
 }
 
@@ -138,7 +138,7 @@ func (w *world) create(s *slice, annotations map[string]string) {
 	cmd.Env = append(insideEnv(), s.env...)
 	s.init = w.newWorker(s, cmd)
 	s.workers = []*worker{s.init}
-	if said := s.init.hear(); said != fmt.Sprint("created ", s.init.pid) {
+	if said := s.init.readLine(); said != fmt.Sprint("created ", s.init.pid) {
 		w.fail("create the container %s: %q", s.id, said)
 	}
 }
@@ -151,7 +151,7 @@ func (w *world) begin(s *slice) {
 	if _, err := s.init.in.WriteString("g"); err != nil && !s.mayBeOver() {
 		w.fail("begin: %v", err)
 	}
-	if said := s.init.hear(); said != fmt.Sprint("ready ", s.init.pid) && !s.mayBeOver() {
+	if said := s.init.readLine(); said != fmt.Sprint("ready ", s.init.pid) && !s.mayBeOver() {
 		w.fail("begin the container %s: %q", s.id, said)
 	}
 }
@@ -221,7 +221,7 @@ func (w *world) beginContainer(s *slice, annotations map[string]string, words ..
 	w.add(s)
 	w.create(s, annotations)
 	if err := w.hook("prestart", s, words...); err != nil {
-		if w.doubt == "" && w.away == "" {
+		if w.mayFail == "" && w.away == "" {
 			w.fail("the container %s was refused: %v", s.id, err)
 		}
 		w.say("… refused: %.300v", err)
@@ -265,7 +265,7 @@ func (w *world) join(s *slice) *worker {
 	cmd.Env = insideEnv()
 	p := w.newWorker(s, cmd)
 	s.workers = append(s.workers, p)
-	if said := p.hear(); said != fmt.Sprint("ready ", p.pid) && !s.mayBeOver() {
+	if said := p.readLine(); said != fmt.Sprint("ready ", p.pid) && !s.mayBeOver() {
 		w.fail("begin a process in %s: %q", s.id, said)
 	}
 	return p

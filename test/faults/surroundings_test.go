@@ -62,13 +62,13 @@ func (w *world) roomAgain(r *rand.Rand, empty func()) string {
 		w.restart(unix.SIGKILL)
 	}
 	w.away = ""
-	return w.afterwards(r)
+	return w.checkRecovered(r)
 }
 
 func runFull(w *world, r *rand.Rand) string {
 	empty := w.fillRun(r)
 	empty()
-	return w.afterwards(r)
+	return w.checkRecovered(r)
 }
 
 func runFullAndKilled(w *world, r *rand.Rand) string {
@@ -79,9 +79,9 @@ func runFullAndKilled(w *world, r *rand.Rand) string {
 
 func (w *world) fillRun(r *rand.Rand) (empty func()) {
 	empty = w.fill(filepath.Join(w.dir, "run"))
-	w.doubt, w.full = "the run directory is full", true
+	w.mayFail, w.full = "the run directory is full", true
 	for _, s := range w.slices {
-		s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
+		s.mayRefuseAttach = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
 	}
 	w.operations(6)
 	beginContainer(w, r)
@@ -89,11 +89,11 @@ func (w *world) fillRun(r *rand.Rand) (empty func()) {
 	return empty
 }
 
-// afterwards: operations that failed during the fault succeed again.
-func (w *world) afterwards(r *rand.Rand) string {
-	w.doubt, w.full = "", false
+// checkRecovered: operations that failed during the fault succeed again.
+func (w *world) checkRecovered(r *rand.Rand) string {
+	w.mayFail, w.full = "", false
 	for _, s := range w.slices {
-		s.cut = false
+		s.mayRefuseAttach = false
 	}
 	w.check()
 	w.trim(mostSlices)
@@ -119,7 +119,7 @@ func readOnly(w *world, r *rand.Rand) string {
 	w.must(unix.Mount("", state, "", unix.MS_REMOUNT, "size=4m"))
 	w.start()
 	w.away = ""
-	return w.afterwards(r)
+	return w.checkRecovered(r)
 }
 
 func (w *world) freeze(r *rand.Rand) (*slice, func()) {
@@ -221,10 +221,10 @@ func (w *world) nvml(what string, kill bool) string {
 	w.must(os.WriteFile(w.nvmlFault(), []byte(what), 0o644))
 	w.operations(4)
 	if kill {
-		w.blind = true
+		w.noTruth = true
 		w.restart(unix.SIGKILL)
 		w.operations(3)
-		w.blind = false
+		w.noTruth = false
 	}
 	w.must(os.Remove(w.nvmlFault()))
 	if kill {

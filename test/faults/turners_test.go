@@ -22,8 +22,8 @@ import (
 // fit on a card together, so they take turns. No kill or fault may lose one.
 type turner struct {
 	*slice
-	number string // the file with its current step
-	asleep bool   // suspended by hand, or maybe so
+	number    string // the file with its current step
+	suspended bool   // suspended by hand, or maybe so
 }
 
 const (
@@ -64,7 +64,7 @@ func (w *world) endTurner(t *turner) {
 func (w *world) turnersGoOn() {
 	w.Helper()
 	for _, t := range w.turners {
-		if t.asleep {
+		if t.suspended {
 			w.wake(t)
 		}
 		last := t.step()
@@ -101,16 +101,16 @@ func (t *turner) step() int {
 }
 
 func suspendTurner(w *world, r *rand.Rand) bool {
-	if len(w.turners) == 0 || w.blind {
+	if len(w.turners) == 0 || w.noTruth {
 		return false
 	}
 	t := w.turners[r.IntN(len(w.turners))]
-	if t.asleep {
+	if t.suspended {
 		w.wake(t)
 		return true
 	}
 	w.say("%s is suspended", t.id)
-	t.asleep = true
+	t.suspended = true
 	got, err := w.client.Suspend(w.Context(), t.id)
 	switch {
 	case err == nil && got.State != api.Suspended:
@@ -130,10 +130,10 @@ func (w *world) wake(t *turner) {
 		w.goesOn()
 		_, err := w.client.Resume(w.Context(), t.id)
 		if err == nil || strings.HasSuffix(err.Error(), "is not suspended") { // it resumed in its turn
-			t.asleep = false
+			t.suspended = false
 			return
 		}
-		if w.doubt != "" {
+		if w.mayFail != "" {
 			w.say("… %s does not go on yet: %v", t.id, err)
 			return
 		}
@@ -144,7 +144,7 @@ func (w *world) wake(t *turner) {
 }
 
 func killTurner(w *world, r *rand.Rand) bool {
-	if len(w.turners) == 0 || w.doubt != "" || w.blind {
+	if len(w.turners) == 0 || w.mayFail != "" || w.noTruth {
 		return false
 	}
 	t := w.turners[r.IntN(len(w.turners))]

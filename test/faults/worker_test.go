@@ -32,8 +32,8 @@ type worker struct {
 	attached bool
 	contexts [devices]bool
 	held     []allocation
-	alone    bool      // it waited in vain for an enforcer and does not wait again
-	shy      time.Time // it found no enforcer and does not retry before then
+	gaveUp   bool      // it waited in vain for an enforcer and does not wait again
+	retryAt  time.Time // it found no enforcer and does not retry before then
 }
 
 type allocation struct {
@@ -61,7 +61,7 @@ func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
 	return p
 }
 
-func (p *worker) hear() string {
+func (p *worker) readLine() string {
 	p.w.Helper()
 	_ = p.out.SetReadDeadline(time.Now().Add(patience))
 	line, err := p.lines.ReadString('\n')
@@ -74,15 +74,15 @@ func (p *worker) hear() string {
 	return strings.TrimSpace(line)
 }
 
-func (p *worker) tell(format string, args ...any) {
+func (p *worker) writeLine(format string, args ...any) {
 	fmt.Fprintf(p.in, format+"\n", args...) // a process that is gone gives no answer
 }
 
 func (p *worker) ask(format string, args ...any) string {
 	p.w.Helper()
-	time.Sleep(time.Until(p.shy))
-	p.tell(format, args...)
-	return p.hear()
+	time.Sleep(time.Until(p.retryAt))
+	p.writeLine(format, args...)
+	return p.readLine()
 }
 
 func (p *worker) kill() {
@@ -135,9 +135,9 @@ func (p *worker) forget() {
 	p.in.Close()
 	p.out.Close()
 	if p.slice != nil {
-		if pool := p.slice.pool; pool != nil && (p.w.away != "" || p.w.doubt != "") {
+		if pool := p.slice.pool; pool != nil && (p.w.away != "" || p.w.mayFail != "") {
 			for device := range devices {
-				pool.ghosts[device] += p.on(device)
+				pool.exitedBytes[device] += p.on(device)
 			}
 		}
 		p.slice.workers = without(p.slice.workers, p)

@@ -57,23 +57,23 @@ type world struct {
 	turned   int // number started
 	pools    []*pool
 	named    int    // slices so far
-	doubt    string // why the enforcer may fail a request; "" if it may not
+	mayFail  string // why the enforcer may fail a request; "" if it may not
 	full     bool   // the run directory is full
 	away     string // why the enforcer does not run
 	// The disk may keep a change that it rejects: it prevents the undo, and the enforcer is killed before retrying.
-	keeps   bool
-	blind   bool // the enforcer has no driver truth and does not know the card's size
-	trace   []string
-	steps   int
-	slowest time.Duration
-	workers []*worker // all workers ever started
-	idle    int       // descriptors of a daemon without slices
+	diskKeepsChanges bool
+	noTruth          bool // the enforcer has no driver truth and does not know the card's size
+	trace            []string
+	steps            int
+	slowest          time.Duration
+	workers          []*worker // all workers ever started
+	idle             int       // descriptors of a daemon without slices
 
-	policy api.Action    // on memory past the ledger; must never hurt an honest process
-	native bool          // the driver enforces, too
-	misled bool          // the enforcer runs under programs/mislead.c
-	turn   int64         // number of lies so far
-	ahead  time.Duration // offset of its wall clock
+	policy   api.Action    // on memory past the ledger; must never hurt an honest process
+	native   bool          // the driver enforces, too
+	misled   bool          // the enforcer runs under programs/mislead.c
+	lieCount int64         // number of lies so far
+	ahead    time.Duration // offset of its wall clock
 
 	asked struct{ begin, end time.Duration } // since boot: around the last listing of slices
 }
@@ -100,7 +100,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.configure(w.policy, false)
 	w.client = client.New(w.socket())
 	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
-	if said := w.looker.hear(); !strings.HasPrefix(said, "ready ") {
+	if said := w.looker.readLine(); !strings.HasPrefix(said, "ready ") {
 		w.fail("the observer: %q", said)
 	}
 	w.looker.ask("list 0") // creates the cards

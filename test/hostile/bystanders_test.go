@@ -294,14 +294,14 @@ type follower struct {
 	mu   sync.Mutex
 	last uint64
 	err  error
-	told told
+	told eventCounts
 	all  map[api.EventKind]int
 }
 
-// told counts events by slice id and kind; for refusals it sums their numbers.
-type told map[string]map[string]uint64
+// eventCounts counts events by slice id and kind; for refusals it sums their numbers.
+type eventCounts map[string]map[string]uint64
 
-func (t told) add(id, kind string, n uint64) {
+func (t eventCounts) add(id, kind string, n uint64) {
 	if t[id] == nil {
 		t[id] = map[string]uint64{}
 	}
@@ -309,7 +309,7 @@ func (t told) add(id, kind string, n uint64) {
 }
 
 func (f *follower) follow(ctx context.Context, h *host) {
-	f.told, f.all = told{}, map[api.EventKind]int{}
+	f.told, f.all = eventCounts{}, map[api.EventKind]int{}
 	err := h.Client.Events(ctx, "", 0, true, func(e api.Event) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -328,7 +328,7 @@ func (f *follower) follow(ctx context.Context, h *host) {
 	}
 }
 
-func (t told) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []error) {
+func (t eventCounts) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []error) {
 	want := func(id, kind string, n uint64) {
 		if got := t[id][kind]; got != n {
 			errs = append(errs, fmt.Errorf("%s of %s: %d, want %d", kind, id, got, n))
@@ -344,12 +344,12 @@ func (t told) lacks(o *operator, b *tenant, perSlice map[string]uint64) (errs []
 	return errs
 }
 
-func (h *host) audited() (t told, size int64, err error) {
+func (h *host) audited() (t eventCounts, size int64, err error) {
 	names, err := filepath.Glob(h.audit() + "*")
 	if err != nil {
 		return nil, 0, err
 	}
-	t = told{}
+	t = eventCounts{}
 	for _, name := range names {
 		file, err := os.Open(name)
 		if err != nil {

@@ -228,7 +228,7 @@ func (c *containerActor) killsItsOwn() error {
 		w.kill()
 		return fmt.Errorf("a context: %s", got)
 	}
-	w.tell("storm %d 100000 %d", time.Now().UnixNano(), 256<<20)
+	w.writeLine("storm %d 100000 %d", time.Now().UnixNano(), 256<<20)
 	time.Sleep(20 * time.Millisecond)
 	w.kill()
 	return nil

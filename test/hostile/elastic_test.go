@@ -160,7 +160,7 @@ func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
 		t.Logf("card %d, steps of two elastic sessions in turns: %v", i, &c.steps)
 	}
 	rival := h.begin("rival", victims{Control: h.Socket(), Users: h.users(), Slices: h.Dir + "/run/slices", Secret: h.secret, Programs: h.programs()})
-	rival.begun(h)
+	rival.waitBegun(h)
 	beside := watch()
 	rival.report(h)
 	for i, c := range cards {

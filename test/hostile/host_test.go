@@ -271,7 +271,7 @@ func (h *host) begin(as string, v victims) *actor {
 	return h.asUser(as, hostileUser, v)
 }
 
-func (a *actor) begun(h *host) {
+func (a *actor) waitBegun(h *host) {
 	h.T.Helper()
 	h.Eventually(a.as+" has begun", func() bool { return strings.Contains(a.said.String(), "begun\n") })
 }

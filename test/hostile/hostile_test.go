@@ -54,7 +54,7 @@ func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
 		}
 	}
 	for _, a := range all {
-		a.begun(h)
+		a.waitBegun(h)
 	}
 
 	before, said, begin := h.cost(), len(h.Log.String()), time.Now()

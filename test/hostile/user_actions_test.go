@@ -291,8 +291,8 @@ func (u *user) inSession(elastic bool) (w *worker, path string, end func(), err 
 		_, _ = u.ask("DELETE", path+"?force=true", nil, "")
 		w.kill()
 	}
-	w.tell("%s\n%s", s.Library, filepath.Join(s.Dir, "bind"))
-	if said := w.hear(); !strings.HasPrefix(said, "ready ") {
+	w.writeLine("%s\n%s", s.Library, filepath.Join(s.Dir, "bind"))
+	if said := w.readLine(); !strings.HasPrefix(said, "ready ") {
 		return w, path, end, fmt.Errorf("a program of CUDA begins with %q", said)
 	}
 	if got := w.ask("alloc 0 %d 0", 64<<20); !strings.HasPrefix(got, "ok") {

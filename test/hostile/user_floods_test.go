@@ -130,7 +130,7 @@ func (u *user) allocates() error {
 	for taken := uint64(0); ; taken += 128 << 20 {
 		switch got := w.ask("alloc 0 %d 0", 128<<20); {
 		case got == "oom":
-			w.tell("storm 7 100000 %d", 512<<20)
+			w.writeLine("storm 7 100000 %d", 512<<20)
 			time.Sleep(50 * time.Millisecond)
 			return nil
 		case taken > 1<<30:

@@ -32,14 +32,14 @@ func newWorker(cmd *exec.Cmd) (*worker, error) {
 		return nil, err
 	}
 	w := &worker{cmd: cmd, in: in, lines: bufio.NewReader(out)}
-	if said := w.hear(); !strings.HasPrefix(said, "ready ") {
+	if said := w.readLine(); !strings.HasPrefix(said, "ready ") {
 		w.kill()
 		return nil, fmt.Errorf("a program of CUDA begins with %q", said)
 	}
 	return w, nil
 }
 
-func (w *worker) hear() string {
+func (w *worker) readLine() string {
 	line, err := w.lines.ReadString('\n')
 	if err != nil {
 		return "gone"
@@ -47,13 +47,13 @@ func (w *worker) hear() string {
 	return strings.TrimSpace(line)
 }
 
-func (w *worker) tell(format string, args ...any) {
+func (w *worker) writeLine(format string, args ...any) {
 	fmt.Fprintf(w.in, format+"\n", args...) // a worker that is gone gives no answer
 }
 
 func (w *worker) ask(format string, args ...any) string {
-	w.tell(format, args...)
-	return w.hear()
+	w.writeLine(format, args...)
+	return w.readLine()
 }
 
 func (w *worker) kill() {

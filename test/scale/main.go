@@ -49,7 +49,7 @@ func measure(o *options) error {
 		return err
 	}
 	r := &results{Slices: o.slices, Clients: o.clients, Active: o.active}
-	for _, part := range []func(*options, *results) error{alone, together, having} {
+	for _, part := range []func(*options, *results) error{measureWithoutProgram, together, measureWithProgram} {
 		if err := part(o, r); err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func room(o *options) error {
 	return nil
 }
 
-func alone(o *options, r *results) error {
+func measureWithoutProgram(o *options, r *results) error {
 	e, err := start(o, false)
 	if err != nil {
 		return err
@@ -152,8 +152,8 @@ func together(o *options, r *results) error {
 	return err
 }
 
-// having measures the cost of slices with an attached, idle program.
-func having(o *options, r *results) error {
+// measureWithProgram measures the cost of slices with an attached, idle program.
+func measureWithProgram(o *options, r *results) error {
 	e, err := start(o, true)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ type Stalls struct {
 	Nap time.Duration
 
 	mu      sync.Mutex
-	woke    time.Time // end of the last nap; zero before the first
+	napEnd  time.Time // end of the last nap; zero before the first
 	list    []stall   // recent stalls
 	longest time.Duration
 }
@@ -27,19 +27,19 @@ const (
 // Watch records stalls, and never returns.
 func (s *Stalls) Watch() {
 	for ; ; time.Sleep(s.Nap) {
-		s.wake(time.Now())
+		s.recordNap(time.Now())
 	}
 }
 
-// wake records the stall of a nap that ends now.
-func (s *Stalls) wake(now time.Time) {
+// recordNap records the stall of a nap that ends now.
+func (s *Stalls) recordNap(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if over := now.Sub(s.woke) - s.Nap; !s.woke.IsZero() && over > short {
+	if over := now.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && over > short {
 		s.list = append(s.list, stall{now.Add(-over), now})
 		s.longest = max(s.longest, over)
 	}
-	s.woke = now
+	s.napEnd = now
 	for len(s.list) > 0 && now.Sub(s.list[0].to) > ofLate {
 		s.list = s.list[1:]
 	}
@@ -50,7 +50,7 @@ func (s *Stalls) Between(begin, end time.Time) (total time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := s.list
-	if over := end.Sub(s.woke) - s.Nap; !s.woke.IsZero() && over > short {
+	if over := end.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && over > short {
 		list = append(list[:len(list):len(list)], stall{end.Add(-over), end})
 	}
 	for _, one := range list {

@@ -14,7 +14,7 @@ func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	for _, ms := range []int{0, 51, 102, 3152, 3203} { // stalled from 152 to 3152
-		s.wake(at(ms))
+		s.recordNap(at(ms))
 	}
 	for _, c := range []struct{ begin, end, want int }{
 		{0, 100, 0}, {100, 3160, 3000}, {1152, 3160, 2000}, {152, 1152, 1000}, {3152, 3250, 0},

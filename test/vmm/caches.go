@@ -164,7 +164,7 @@ func (c *cache) step() error {
 	}
 	first := c.random.IntN(len(c.mapped))
 	if c.random.IntN(10) == 0 {
-		return c.stumble(first)
+		return c.tryInvalid(first)
 	}
 	grow := c.pages < c.target
 	n, most := 0, 1+c.random.IntN(1+len(c.mapped)/8)
@@ -199,8 +199,8 @@ func (c *cache) step() error {
 	return c.mark(first, n)
 }
 
-// stumble maps mapped pages or unmaps unmapped ones: both must fail and change nothing.
-func (c *cache) stumble(first int) error {
+// tryInvalid maps mapped pages or unmaps unmapped ones: both must fail and change nothing.
+func (c *cache) tryInvalid(first int) error {
 	n := 1 + c.random.IntN(len(c.mapped)-first)
 	offset, size := uint64(first)*page, uint64(n)*page
 	if slices.Contains(c.mapped[first:first+n], true) {

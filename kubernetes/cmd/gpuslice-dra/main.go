@@ -129,16 +129,16 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	collect := make(chan struct{}, 1)
 	publisher := &inventory.Publisher{
 		Enforcer: enforcer, Node: o.node, Elastic: o.elastic, Times: inventory.DefaultTimes, Log: log, Publish: helper.PublishResources, Written: metrics.Written,
-		Reached: func() {
-			metrics.Reached(true)
+		OnReached: func() {
+			metrics.SetReached(true)
 			select {
 			case collect <- struct{}{}:
 			default:
 			}
 		},
-		Heard: driver.Heard,
-		Away: func() {
-			metrics.Reached(false)
+		OnHost: driver.SetHost,
+		OnAway: func() {
+			metrics.SetReached(false)
 			driver.Away()
 		},
 		Event: func(e api.Event) {

@@ -113,7 +113,7 @@ func run(dir string, driver []string) error {
 		var a answer
 		err := json.Unmarshal(lines.Bytes(), &o)
 		if err == nil {
-			a.IDs, err = k.obey(o)
+			a.IDs, err = k.run(o)
 		}
 		if err != nil {
 			a.Error = err.Error()
@@ -131,7 +131,7 @@ type kubelet struct {
 	specs  string
 }
 
-func (k *kubelet) obey(o order) ([]string, error) {
+func (k *kubelet) run(o order) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	switch {

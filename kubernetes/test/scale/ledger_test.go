@@ -20,10 +20,10 @@ type card struct{ node, device string }
 
 // ledger sums the allocations of each card. It receives all changes of claims in order, so it sees every state.
 type ledger struct {
-	claims map[string]map[card]uint64 // by UID
-	cards  map[card]uint64
-	most   uint64   // maximum of a card at any time, bytes
-	over   []string // each time that a card was overcommitted
+	claims      map[string]map[card]uint64 // by UID
+	cards       map[card]uint64
+	most        uint64   // maximum of a card at any time, bytes
+	overcommits []string // each time that a card was overcommitted
 }
 
 func newLedger() *ledger {
@@ -47,7 +47,7 @@ func (l *ledger) set(uid, version string, has map[card]uint64) {
 		l.cards[c] += bytes
 		l.most = max(l.most, l.cards[c])
 		if l.cards[c] > cardBytes {
-			l.over = append(l.over, fmt.Sprintf("at version %s: %d bytes of card %s of %s", version, l.cards[c], c.device, c.node))
+			l.overcommits = append(l.overcommits, fmt.Sprintf("at version %s: %d bytes of card %s of %s", version, l.cards[c], c.device, c.node))
 		}
 	}
 }
@@ -135,13 +135,13 @@ func TestTheLedgerSeesACardThatIsOverForOneInstant(t *testing.T) {
 	l.set("1", "10", map[card]uint64{a: 60 * gib})
 	l.set("1", "11", map[card]uint64{a: 60 * gib}) // another change of the same allocation counts once
 	l.set("2", "12", map[card]uint64{{"n", "gpu-1"}: 60 * gib})
-	if len(l.over) != 0 {
-		t.Fatalf("no card is over: %v", l.over)
+	if len(l.overcommits) != 0 {
+		t.Fatalf("no card is over: %v", l.overcommits)
 	}
 	l.set("3", "13", map[card]uint64{a: 20 * gib})
 	l.set("1", "14", nil)
-	if len(l.over) != 1 || l.most != 80*gib || l.cards[a] != 20*gib {
-		t.Errorf("over %v, most %d, now %d", l.over, l.most, l.cards[a])
+	if len(l.overcommits) != 1 || l.most != 80*gib || l.cards[a] != 20*gib {
+		t.Errorf("over %v, most %d, now %d", l.overcommits, l.most, l.cards[a])
 	}
 	if p := l.packing(8); p.Claims != 2 || p.Touched != 2 || p.OnNodes != 2 || p.Least != 2 {
 		t.Errorf("packing %+v", p)

@@ -115,7 +115,7 @@ func (r *run) publish(n *node) {
 	var controller *resourceslice.Controller
 	p := &inventory.Publisher{
 		Enforcer: n, Node: n.name, Times: inventory.DefaultTimes, Log: slog.New(slog.DiscardHandler),
-		Heard: func(inventory.Host) {}, Reached: func() {}, Away: func() { r.fault("the enforcer of %s does not answer", n.name) }, Event: func(api.Event) {}, Written: func() {},
+		OnHost: func(inventory.Host) {}, OnReached: func() {}, OnAway: func() { r.fault("the enforcer of %s does not answer", n.name) }, Event: func(api.Event) {}, Written: func() {},
 		Publish: func(_ context.Context, resources resourceslice.DriverResources) (err error) {
 			if *order == orderPlain {
 				plain(resources.Pools[n.name])
@@ -154,7 +154,7 @@ type written struct {
 	of  map[string][]time.Time // by node
 }
 
-func (w *written) saw(node string) {
+func (w *written) record(node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()

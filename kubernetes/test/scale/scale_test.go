@@ -175,11 +175,11 @@ func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
 	r.usage(&results)
 
 	r.mu.Lock()
-	results.Over, results.Most, results.Faults = len(r.ledger.over), float64(r.ledger.most)/cardBytes, len(r.faults)
+	results.Over, results.Most, results.Faults = len(r.ledger.overcommits), float64(r.ledger.most)/cardBytes, len(r.faults)
 	for _, fault := range r.faults[:min(len(r.faults), 10)] {
 		t.Error(fault)
 	}
-	for _, over := range r.ledger.over {
+	for _, over := range r.ledger.overcommits {
 		t.Error(over)
 	}
 	r.mu.Unlock()
@@ -280,7 +280,7 @@ func (r *run) watchSlices() {
 	r.must(err)
 	r.watchEach(list.ResourceVersion, all.Watch, func(event watch.Event) {
 		if s, ok := event.Object.(*resourceapi.ResourceSlice); ok {
-			r.slices.saw(s.Spec.Pool.Name)
+			r.slices.record(s.Spec.Pool.Name)
 		}
 	})
 }

@@ -98,7 +98,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		}
 		// In 1.x a section that is replaced has no effect.
 		if existing, there := conf.Lookup(l.section(), "containerd", "runtimes", name); there && l.version > 2 {
-			kept, err := v.judge(l.file, existing, serves)
+			kept, err := v.checkExisting(l.file, existing, serves)
 			if err != nil {
 				return p, err
 			}

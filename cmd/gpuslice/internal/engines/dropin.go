@@ -45,7 +45,7 @@ func (l layers) last(key ...string) (value any, file string) {
 // dropIn plans an entry at key in our own file, unless an entry of another file is kept. serves is as for judge.
 func (v *view) dropIn(p *plan, e engine, file string, others layers, key []string, entry any, serves func(existing any) string) error {
 	if existing, where := others.last(key...); where != "" {
-		kept, err := v.judge(where, existing, serves)
+		kept, err := v.checkExisting(where, existing, serves)
 		if err != nil {
 			return err
 		}

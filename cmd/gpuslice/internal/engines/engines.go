@@ -240,7 +240,7 @@ func (v *view) put(e *edit, key []string, value any, serves func(existing any) s
 		return fmt.Errorf("%s: %w", e.file, err)
 	}
 	if existing, there := conf.Lookup(decoded, key...); there {
-		if e.kept, err = v.judge(e.file, existing, serves); err != nil || e.kept != "" {
+		if e.kept, err = v.checkExisting(e.file, existing, serves); err != nil || e.kept != "" {
 			return err
 		}
 		if e.text, err = f.Remove(e.text, key); err != nil {
@@ -286,9 +286,9 @@ func (p *plan) ofDropIn(file string) (*edit, error) {
 	return nil, fmt.Errorf("the runtime gpuslice is not in %s, but was configured elsewhere: make it the default there", file)
 }
 
-// judge evaluates an existing runtime gpuslice of a file. It is kept if it serves, with the note kept; else replaced if forced;
+// checkExisting evaluates an existing runtime gpuslice of a file. It is kept if it serves, with the note kept; else replaced if forced;
 // else an error. serves returns the reason why it does not serve, or "".
-func (v *view) judge(file string, existing any, serves func(existing any) string) (kept string, err error) {
+func (v *view) checkExisting(file string, existing any, serves func(existing any) string) (kept string, err error) {
 	why := serves(existing)
 	if why == "" {
 		return fmt.Sprintf("%s has a runtime gpuslice already, which is kept as it is", file), nil

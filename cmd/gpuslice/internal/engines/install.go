@@ -105,7 +105,7 @@ func install(h Host, engineName string, o Options) (Result, error) {
 		if err != nil {
 			return r, err
 		}
-		if exists && e.says(now) {
+		if exists && e.matches(now) {
 			continue
 		}
 		edits = append(edits, e)
@@ -142,8 +142,8 @@ func install(h Host, engineName string, o Options) (Result, error) {
 	return r, nil
 }
 
-// says reports whether text has the same content as the edit, in any form.
-func (e edit) says(text []byte) bool {
+// matches reports whether text has the same content as the edit, in any form.
+func (e edit) matches(text []byte) bool {
 	if bytes.Equal(text, e.text) {
 		return true
 	}

@@ -116,7 +116,7 @@ func (v *view) hookFiles(dir string) ([]edit, error) {
 		if err != nil {
 			return nil, err
 		}
-		if exists && !e.says(there) && !v.force {
+		if exists && !e.matches(there) && !v.force {
 			return nil, fmt.Errorf("%s is there already, and is not ours: --force replaces it", e.file)
 		}
 		edits = append(edits, e)

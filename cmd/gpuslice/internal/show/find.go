@@ -88,8 +88,8 @@ func begins(given, id string) bool {
 	return strings.HasPrefix(id, given) || strings.Contains(given, gap) && shortID(id) == given
 }
 
-// best returns the indices of the best matches of given by means (Names or Means).
-func best(all []Named, given string, means func(string, Named) Meaning) (at []int) {
+// bestMatches returns the indices of the best matches of given by means (Names or Means).
+func bestMatches(all []Named, given string, means func(string, Named) Meaning) (at []int) {
 	least := NotMeant
 	for i, n := range all {
 		m := means(given, n)
@@ -109,7 +109,7 @@ func Find(all []api.Slice, given string, means func(string, Named) Meaning) (str
 	for i, s := range all {
 		of[i] = SliceNamed(s)
 	}
-	found := best(of, given, means)
+	found := bestMatches(of, given, means)
 	switch len(found) {
 	case 1:
 		return of[found[0]].ID, nil
@@ -126,7 +126,7 @@ func FindRun(runs []api.Run, given string) (api.Run, error) {
 	for i, r := range runs {
 		of[i] = RunNamed(r)
 	}
-	found := best(of, given, Names)
+	found := bestMatches(of, given, Names)
 	running := slices.DeleteFunc(slices.Clone(found), func(i int) bool { return runs[i].Ended != nil })
 	if len(running) > 0 {
 		found = running

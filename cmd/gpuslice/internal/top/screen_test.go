@@ -102,7 +102,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 		if _, err := tty.WriteString(mark); err != nil {
 			t.Fatal(err)
 		}
-		return s.until(t, mark)
+		return s.waitFor(t, mark)
 	}
 	s.shows(t, "q quit")
 	drawn() // the rest of the previous frame

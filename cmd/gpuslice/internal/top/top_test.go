@@ -165,8 +165,8 @@ func (s *received) read(f *os.File) {
 	}
 }
 
-// until waits for text, and returns the output before it.
-func (s *received) until(t *testing.T, text string) (before string) {
+// waitFor waits for text, and returns the output before it.
+func (s *received) waitFor(t *testing.T, text string) (before string) {
 	t.Helper()
 	await.That(t, text, func() bool {
 		s.mu.Lock()
