@@ -25,7 +25,7 @@ func TestSizesAreReadAsDockerReadsThem(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoSizeIsRefusedInOneSentence(t *testing.T) {
+func TestAnInvalidSizeIsRefusedInOneSentence(t *testing.T) {
 	for _, s := range []string{
 		"", "0", "0G", "0.0G", "00", "-1", "-4G", "+4G", "1.5", "0.3k", "0.1G", "1e9", "0x10", "4 G", " 4G", "4G ", "4G\n", "G", "b", "iB",
 		"4X", "4GG", "4Bi", "4Bb", "4iB", "4E", "4.G", ".5G", "1.2.3G", "1,5G", "4_000", "٤G", "4Gbps",

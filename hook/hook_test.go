@@ -235,7 +235,7 @@ func TestASentenceIsOneLineThatATerminalObeysNowhere(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
+func TestTheHookIgnoresPassedContainers(t *testing.T) {
 	for name, all := range map[string]map[string]string{
 		"passed":           nil,
 		"a passed sandbox": {"io.kubernetes.cri.container-type": "sandbox"},
@@ -268,7 +268,7 @@ func TestASandboxThatEndsIsReleasedOnlyIfItWasGivenASlice(t *testing.T) {
 	}
 }
 
-func TestWhoIsASandboxByItsOwnWord(t *testing.T) {
+func TestContainersThatClaimToBeASandbox(t *testing.T) {
 	for _, c := range []struct {
 		annotations map[string]string
 		args        []string
@@ -302,7 +302,7 @@ func TestAnUnknownStageIsRefused(t *testing.T) {
 }
 
 // A blocked read ignores its context.
-func TestWhatBlocksInTheKernelIsGivenUp(t *testing.T) {
+func TestABlockedReadIsAbandoned(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -238,7 +238,7 @@ func TestPlacesOfAnotherRootFilesystemStay(t *testing.T) {
 	}
 }
 
-func TestAnotherHookOfTheContainerHasAskedForTheSamePools(t *testing.T) {
+func TestASecondHookOfAContainerFindsItRegistered(t *testing.T) {
 	f := &fake{slice: api.Slice{PID: 7, Pools: api.PoolNames{"a", "b"}}}
 	h := &Hook{Enforcer: f}
 	for _, c := range []struct {

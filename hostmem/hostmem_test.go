@@ -110,7 +110,7 @@ func (k *Keeper) has(t *testing.T, p Process) uint64 {
 	return must.Get(k.Bytes(p))(t)
 }
 
-func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
+func TestGrantsAreChargedToTheHoldersCgroup(t *testing.T) {
 	k := place(t).keeper(t)
 	if fresh, err := k.Begin(); !fresh || err != nil {
 		t.Fatal(fresh, err)
@@ -292,7 +292,7 @@ func intrude(dir string) int {
 	return 0
 }
 
-func TestAnotherUserIsNotHeard(t *testing.T) {
+func TestTheHolderIgnoresOtherUsers(t *testing.T) {
 	o := place(t)
 	dir, err := os.MkdirTemp("", "gs-") // accessible to other users
 	must.Do(t, err)
@@ -314,7 +314,7 @@ func TestAnotherUserIsNotHeard(t *testing.T) {
 	must.Output(as())(t)
 }
 
-func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
+func TestAnInvalidMessageEndsTheConnection(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
 	pid := must.Get(k.PID())(t)

@@ -27,7 +27,7 @@ func (noLeases) List(context.Context, *leasepb.ListRequest) (*leasepb.ListReply,
 	return &leasepb.ListReply{}, nil
 }
 
-func TestWhoFindsTheQueueOfASocketFullWaits(t *testing.T) {
+func TestADialWaitsForAPlaceInAFullQueue(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {

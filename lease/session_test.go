@@ -122,7 +122,7 @@ func TestReservedMemoryIsTakenAtTheBeginning(t *testing.T) {
 	}
 }
 
-func TestWhatASessionRefusesHasACodeAndASentence(t *testing.T) {
+func TestEachRefusalOfASessionHasACodeAndAMessage(t *testing.T) {
 	s := startBroker(t).open(t)
 	ctx := t.Context()
 	_, err := s.Alloc(ctx, vram+1)
@@ -209,7 +209,7 @@ func TestClientsOfASessionShareItAndAreCarriedOutInOrder(t *testing.T) {
 	}
 }
 
-func TestAClientThatReadsNothingStopsNobody(t *testing.T) {
+func TestAClientThatReadsNothingDelaysNoOther(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)
 	ctx, cancel := context.WithCancel(t.Context())

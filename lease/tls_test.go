@@ -27,7 +27,7 @@ func TestAnAddressOnAnotherMachineIsAHostAPortAndALease(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingToAskAnotherMachineIsSaid(t *testing.T) {
+func TestMissingTLSSettingsAreNamed(t *testing.T) {
 	ctx := context.Background()
 	for what, call := range map[string]func() error{
 		"all three files": func() error { _, err := (Service{Address: "tls:h:1"}).List(ctx); return err },

@@ -99,7 +99,7 @@ func TestTheHookBesideTheRuntimeIsPreferred(t *testing.T) {
 	}
 }
 
-func TestWhatIsJudgedIsWhatIsEdited(t *testing.T) {
+func TestTheShimEditsTheConfigThatItRead(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, spec.FileName)
 	for want, texts := range map[string][2]string{ // the text that is read, and the text in the file afterwards

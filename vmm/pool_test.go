@@ -220,7 +220,7 @@ func TestPagesLeftMappedAreTakenInTurn(t *testing.T) {
 	}
 }
 
-func TestWhatOnePoolCachesAnotherCanHave(t *testing.T) {
+func TestAPoolTakesAnothersCachedMemory(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		d := open(t)
 		big := Options{PageSize: gib, Cache: 1 << 40, LeaveMapped: leave}
@@ -367,7 +367,7 @@ func TestADeviceWithoutVirtualMemoryManagement(t *testing.T) {
 }
 
 // A foreign mapping in the pool's addresses makes the driver fail half-way.
-func TestWhatTheDriverRefusesHalfWayIsUndone(t *testing.T) {
+func TestAMapThatFailsHalfWayIsUndone(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		d := open(t)
 		before := used(t, d)

@@ -264,14 +264,14 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	}
 }
 
-func TestWhoMayNotAskIsToldWhoMay(t *testing.T) {
+func TestAForbiddenClientReadsWhoMayAsk(t *testing.T) {
 	err := New("/s").unreachable(syscall.EACCES)
 	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "socket /s: root may") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestNobodyThereSaysWhatToDo(t *testing.T) {
+func TestAnUnreachableEnforcerIsAnErrorWithARemedy(t *testing.T) {
 	path := socketPath(t)
 	refused := path + "2"
 	l := must.Get(net.Listen("unix", refused))(t)
@@ -348,7 +348,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestWhoFindsTheQueueFullWaits(t *testing.T) {
+func TestAClientWaitsForAPlaceInAFullQueue(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
@@ -453,7 +453,7 @@ func TestPoolsAreAskedForByName(t *testing.T) {
 	expect.ErrorIs(t, must.Err(c.DeletePool(ctx, "llm")), api.ErrRunning)
 }
 
-func TestWhoAsksWaitsWhileRoomIsMade(t *testing.T) {
+func TestARequestWaitsWhileSlicesAreEvicted(t *testing.T) {
 	room := api.Errorf(api.CodeBusy, "idle elastic slices are being evicted")
 	room.Device = "GPU-1"
 	for name, c := range map[string]struct {

@@ -179,7 +179,7 @@ func TestALookIsOneConnection(t *testing.T) {
 }
 
 // An unchanged answer costs no memory and little time.
-func TestWhatIsAsItWasIsNotDecodedAgain(t *testing.T) {
+func TestAnUnchangedAnswerIsNotDecodedAgain(t *testing.T) {
 	body := func(slices []api.Slice) answer {
 		text := must.Get(json.Marshal(slices))(t)
 		return answer{200, text}

@@ -125,7 +125,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 }
 
 // A user's session has the same id in the audit record as in ps and in its events.
-func TestWhatAUIDOfNoUserAsksForIsRecordedAsAStrangers(t *testing.T) {
+func TestRequestsOfAnUnknownUIDAreRecordedAsAStrangers(t *testing.T) {
 	f := &fakeService{}
 	s := NewForUsers(f, quiet())
 	var put []audit.Entry

@@ -163,7 +163,7 @@ func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
 	}
 }
 
-func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
+func TestClosedConnectionsFreeAUsersPlaces(t *testing.T) {
 	path := serveWith(t, &fakeService{}, userLimits)
 	program := asNobody(t)
 	for range 3 {
@@ -182,7 +182,7 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 	}
 }
 
-func TestWhoIsSlowIsHungUpOn(t *testing.T) {
+func TestASlowClientIsDisconnected(t *testing.T) {
 	l := controlLimits
 	l.header, l.read, l.idle = 50*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
 	l.all = 1 // each needs the place of the previous one

@@ -36,7 +36,7 @@ func (c *countedService) Register(context.Context, api.RegisterRequest) (api.Reg
 }
 
 // One user's requests take a small part of a processor, and delay no others.
-func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
+func TestAUsersRequestsAreServedAtABoundedRate(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_FAST"
 	if path := os.Getenv(asks); path != "" {
 		askForEver(path)

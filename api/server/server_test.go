@@ -186,7 +186,7 @@ func TestEachVerbReachesTheService(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotUnderstoodIsRefusedAsJSON(t *testing.T) {
+func TestABadRequestIsRefusedAsJSON(t *testing.T) {
 	large := `{"id":"` + strings.Repeat("x", maxBody) + `"}`
 	for _, c := range []struct {
 		method, target, body string
@@ -313,7 +313,7 @@ func httpClient(path string) *http.Client {
 	}, Timeout: 20 * time.Second}
 }
 
-func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
+func TestARequestsUserIsThePeerOfTheSocket(t *testing.T) {
 	path, f := socketPath(t), &fakeService{}
 	stop := start(t, f, path)
 	r, err := httpClient(path).Get("http://gpuslice/v1/info")

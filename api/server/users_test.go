@@ -164,7 +164,7 @@ func FuzzRequests(f *testing.F) {
 }
 
 // The bodies never arrive: waiting for one would end after the client has given up.
-func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
+func TestAForbiddenUserIsRefusedBeforeTheBodyIsRead(t *testing.T) {
 	f := &fakeService{may: api.Errorf(api.CodeForbidden, "not you")}
 	server := NewForUsers(f, quiet())
 	server.http.ReadTimeout = 2 * await.Patience
@@ -186,7 +186,7 @@ func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
 	}
 }
 
-func TestNothingIsRecordedOfARequestThatIsNotOne(t *testing.T) {
+func TestARejectedRequestIsRecordedInFewBytes(t *testing.T) {
 	many := strings.TrimSuffix(strings.Repeat("{},", 20000), ",")
 	for _, c := range []struct{ method, target, body string }{
 		{"POST", "/v1/slices", `{"id":"s1","pid":7,"quotas":[` + many + `]}`},

@@ -83,7 +83,7 @@ func TestABrokerThatDoesNotStartLeavesNoSockets(t *testing.T) {
 	}
 }
 
-func TestABrokerOutlivesWhoReadsWhatItWrites(t *testing.T) {
+func TestABrokerOutlivesTheReaderOfItsOutput(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

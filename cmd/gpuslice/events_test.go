@@ -159,7 +159,7 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissedOfAnotherSliceIsNotShown(t *testing.T) {
+func TestMissedEventsOfAnotherSliceAreNotShown(t *testing.T) {
 	now := time.Now()
 	happened := []api.Event{{Kind: api.EventRegistered, Slice: "quiet", Time: now.Add(-2 * time.Hour)}}
 	for range 100 {
@@ -177,7 +177,7 @@ func TestWhatIsMissedOfAnotherSliceIsNotShown(t *testing.T) {
 	}
 }
 
-func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) {
+func TestMissingEventsAndForeignNumbersAreReported(t *testing.T) {
 	_, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"}, api.Event{Kind: api.EventReleased, Slice: "abc"})
 	for args, want := range map[string]string{
 		"":             "",
@@ -235,7 +235,7 @@ func (w *waits) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestWhatIsNoTimeIsRefused(t *testing.T) {
+func TestAnInvalidTimeIsRefused(t *testing.T) {
 	_, socket := serve(t)
 	for _, args := range [][]string{{"--since", "yesterday"}, {"--since", "-5m"}, {"a", "b"}, {"-n", "0"}, {"-n", "-1"}} {
 		var out bytes.Buffer

@@ -54,7 +54,7 @@ func TestACommandThatTakesNothingRefusesArguments(t *testing.T) {
 }
 
 // The message names the socket, the reason and the remedy once each.
-func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
+func TestAnUnreachableEnforcerIsReportedOnce(t *testing.T) {
 	none := t.TempDir() + "/none"
 	nobody := " does not answer on " + none + " (no such file or directory): "
 	for args, want := range map[string]string{

@@ -61,7 +61,7 @@ func (h holds) Renew(ctx context.Context, id string, _ api.RenewRequest) (api.Sl
 	return h.Slice(ctx, id)
 }
 
-func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
+func TestEveryCommandAcceptsIDsAsPsShowsThem(t *testing.T) {
 	one, two := "0123456789ab"+strings.Repeat("0", 52), "0123456789ff"+strings.Repeat("0", 52)
 	socket := listen(t, holds{all: []api.Slice{{ID: one}, {ID: two}, {ID: "job-10"}, {ID: "job-" + strings.Repeat("n", 100)}}})
 	shown := "job-nnnnnnnnnnnnnnn…nnnnnnnnnnnnnnnnnnnn"

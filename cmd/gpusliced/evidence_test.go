@@ -123,7 +123,7 @@ func TestThereIsAWatchdogOnlyIfSystemdAskedForOne(t *testing.T) {
 	}
 }
 
-func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T) {
+func TestRequestsAreAuditedAndProbesReportReadiness(t *testing.T) {
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n[audit]\nfile = \"DIR/audit.jsonl\"\n")
 	stop := d.begin("--metrics", "127.0.0.1:0")
 	_, address, _ := strings.Cut(d.log.String(), `msg="metrics are served" address=`)

@@ -199,7 +199,7 @@ func TestNoUserRotatesAwayWhatOthersDid(t *testing.T) {
 	}
 }
 
-func TestWhatUsersAskForDoesNotInflateTheEnforcer(t *testing.T) {
+func TestUsersRequestsDoNotInflateTheEnforcer(t *testing.T) {
 	if socket := os.Getenv(asks); socket != "" {
 		flood(socket)
 		return

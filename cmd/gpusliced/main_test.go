@@ -97,7 +97,7 @@ func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {
 	}
 }
 
-func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
+func TestMissingFilesAreReportedAtTheStart(t *testing.T) {
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"\"\nlibrary = \"DIR/no.so\"\n[audit]\nfile = \"DIR/none/audit.jsonl\"\n")
 	stop := d.begin()
 	for _, want := range []string{d.path("no.so"), d.path("none/audit.jsonl")} {

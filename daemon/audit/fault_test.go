@@ -42,7 +42,7 @@ func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
 	}
 }
 
-func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
+func TestAFullDiskBlocksNoCallerAndDropsAreCounted(t *testing.T) {
 	dir := small(t)
 	w, log := writer(t, dir, nil)
 	n := 0
@@ -64,7 +64,7 @@ func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
 	whole(t, w, log, dir, n+1)
 }
 
-func TestAReadOnlyDiskStopsNobody(t *testing.T) {
+func TestAReadOnlyDiskBlocksNoCaller(t *testing.T) {
 	dir := small(t)
 	w, log := writer(t, dir, nil)
 	w.Put(entry(0))
@@ -84,7 +84,7 @@ func TestAReadOnlyDiskStopsNobody(t *testing.T) {
 	whole(t, w, log, dir, 50)
 }
 
-func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
+func TestTheAuditLogResumesWhenItsDirectoryReturns(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	w, log := writer(t, dir, nil)
 	w.Put(entry(0)) // the file never existed
@@ -132,7 +132,7 @@ func hanging(t *testing.T, dir string) (w *Writer, log *said, goesOn func()) {
 	return w, log, goesOn
 }
 
-func TestADiskThatHangsStopsNobody(t *testing.T) {
+func TestAHangingDiskBlocksNoCaller(t *testing.T) {
 	dir := t.TempDir()
 	const most = 3 * maxQueued
 	w, log, goesOn := hanging(t, dir)

@@ -20,7 +20,7 @@ func refusal(uid uint32, share Share, at time.Time) Entry {
 		Result: Refused, Code: api.CodeForbidden, Message: strings.Repeat("x", 200)}
 }
 
-func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
+func TestEntriesBeyondAUsersShareAreOneEntryAMinute(t *testing.T) {
 	var mu sync.Mutex
 	now := time.Unix(1e9, 0)
 	w, _ := writer(t, t.TempDir(), func(o *Options) { o.Now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now } })

@@ -93,7 +93,7 @@ func documented(t *testing.T) (blocks []string) {
 	return blocks
 }
 
-func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
+func TestDocumentedSettingsFitTheShippedFile(t *testing.T) {
 	text := must.Get(os.ReadFile(shipped))(t)
 	defaults, examples := sections(t)
 	blocks := documented(t)

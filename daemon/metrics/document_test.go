@@ -162,7 +162,7 @@ func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 	}
 }
 
-func TestWhatWasToldIsCountedThoughItsSliceIsGone(t *testing.T) {
+func TestEventsOfReleasedSlicesStayCounted(t *testing.T) {
 	m := full()
 	m.Told(api.Event{Kind: api.EventRefused, Count: 4})
 	m.Allocated(9)

@@ -136,7 +136,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 }
 
 // A peer may disconnect, or stay silent, at any step of the exchange.
-func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
+func TestADisconnectedPeerLeavesNoDescriptor(t *testing.T) {
 	dir := serve(t, echo)
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)

@@ -338,7 +338,7 @@ func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 	})
 }
 
-func TestWhatIsEmptyAlreadyIsReportedToWhoComesLate(t *testing.T) {
+func TestAnEmptyCgroupIsReportedToALateWatcher(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		wantReport(t, watch(t, w, p))

@@ -48,7 +48,7 @@ func TestNoLimitIsSetWithAReservation(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriverAnswersToALimitHasAMeaning(t *testing.T) {
+func TestEachErrorOfALimitHasAMeaning(t *testing.T) {
 	d := &limitedDevice{}
 	n := newNVML(&fakeLibrary{}, everything)
 	n.handles[uuid0] = d

@@ -54,7 +54,7 @@ func TestEventsAreNumberedFromOneWithoutGaps(t *testing.T) {
 	must.Len(t, numbers(l.Since("", 5, 100)), 0, "since the newest")
 }
 
-func TestWhoFellBehindIsToldHowManyItMissed(t *testing.T) {
+func TestASlowFollowerGetsTheNumberOfMissedEvents(t *testing.T) {
 	l := NewLog(4)
 	appendN(l, 10) // keeps 7 to 10
 	got := l.Since("", 2, 100)
@@ -165,7 +165,7 @@ func others(l *Log, slice string) (kept map[string]int, missing, ofIt uint64) {
 
 func of(slice string) api.Event { return api.Event{Kind: api.EventRefused, Slice: slice} }
 
-func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
+func TestASourcesFloodDropsOnlyItsOwnEvents(t *testing.T) {
 	const most, flood = 4096, 20000
 	l := NewLog(most)
 	want := make(map[string]int)
@@ -189,7 +189,7 @@ func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
 }
 
 // Two flooding sources keep half of the log each, and all of a third source's events if it has fewer.
-func TestWhoHasMostLosesIt(t *testing.T) {
+func TestTheLargestSourcesLoseEvents(t *testing.T) {
 	l := NewLog(100)
 	for range 30 {
 		l.Append("c", of("c"))
@@ -220,7 +220,7 @@ func TestOfManyWithFewEventsTheOldestAreDropped(t *testing.T) {
 }
 
 // Checks the rule in the comment of Append for logs of any size with any number of sources.
-func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
+func TestDroppedEventsFollowTheRule(t *testing.T) {
 	type held struct {
 		seq  uint64
 		name string
@@ -271,7 +271,7 @@ func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
 	}
 }
 
-func TestWhoseEventsAreMissingIsSaidWhereTheyAreOfOneSlice(t *testing.T) {
+func TestMissedEventsNameTheirSliceIfThereIsOne(t *testing.T) {
 	l := NewLog(2)
 	l.Append("a", api.Event{Slice: "a", Container: "c"})
 	for range 3 {
@@ -348,7 +348,7 @@ func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 	all.Wait()
 }
 
-func TestWhoIsToldHearsEachEventInItsOrder(t *testing.T) {
+func TestAListenerGetsEachEventInOrder(t *testing.T) {
 	l := NewLog(2)
 	var told []api.Event // guarded by the Log
 	l.Append("c1", api.Event{Kind: api.EventRegistered})

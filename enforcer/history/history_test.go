@@ -29,7 +29,7 @@ func run(slice string, began int) api.Run {
 	}
 }
 
-func TestWhatWasWrittenIsThereAgain(t *testing.T) {
+func TestHistorySurvivesARestart(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)
 	l.Put("a", run("a", 1))
@@ -54,7 +54,7 @@ func TestWhatWasWrittenIsThereAgain(t *testing.T) {
 	}
 }
 
-func TestAFullHistoryDropsTheOldestOfWhoHasMost(t *testing.T) {
+func TestAFullHistoryDropsTheOldestRunOfTheLargestUser(t *testing.T) {
 	l := open(t, "")
 	for i := range 3 {
 		l.Put(fmt.Sprint("container ", i), run("c", i))

@@ -227,7 +227,7 @@ func TestCheckNamesWhatWasOverwritten(t *testing.T) {
 	must.Do(t, l.Check(false, false, []Device{someDevice}))
 }
 
-func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
+func TestNoContentOfALedgerCrashesOrHangsTheEnforcer(t *testing.T) {
 	l := create(t)
 	enforcer := withDevice(t, l)
 	second := must.Get(unix.Mmap(int(file(t, l).Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))(t)

@@ -202,7 +202,7 @@ func TestTheDriverHasWhatIsWanted(t *testing.T) {
 	}
 }
 
-func TestWhatAnEarlierEnforcerSetIsTakenOverOrTakenAway(t *testing.T) {
+func TestLimitsOfAnEarlierEnforcerAreAdoptedOrRemoved(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	for _, device := range []string{gpu0, gpu1} {
@@ -282,7 +282,7 @@ func aDeviceThatHangsDelaysNoOther(t *testing.T) {
 	b.are("the other one", other, 3*mib, mib)
 }
 
-func TestACgroupWithoutTheControllerDoesWithoutUnlessThatIsNotWanted(t *testing.T) {
+func TestACgroupWithoutTheControllerIsNotLimitedUnlessThatIsRequired(t *testing.T) {
 	for _, want := range []api.Enforcement{api.Auto, api.Native} {
 		b := newBench(t, want)
 		c := b.cgroup("c")

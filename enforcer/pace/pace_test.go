@@ -14,7 +14,7 @@ import (
 )
 
 // A caller can be delayed between its reading of the clock and its call.
-func TestATimeThatIsOlderThanTheLastGainsNothing(t *testing.T) {
+func TestAnEarlierTimeGrantsNothing(t *testing.T) {
 	begun := time.Now()
 	l := New(1, 10)
 	for range 10 {
@@ -36,11 +36,11 @@ func TestATimeThatIsOlderThanTheLastGainsNothing(t *testing.T) {
 	expect.Equal(t, l.Reserve(now, 1), 6*time.Second)
 }
 
-func TestWhoGivesUpWaitingCountsForNothing(t *testing.T) {
-	synctest.Test(t, whoGivesUpWaitingCountsForNothing)
+func TestACanceledWaiterTakesNoTurn(t *testing.T) {
+	synctest.Test(t, aCanceledWaiterTakesNoTurn)
 }
 
-func whoGivesUpWaitingCountsForNothing(t *testing.T) {
+func aCanceledWaiterTakesNoTurn(t *testing.T) {
 	l := Every(time.Second, 1)
 	var all sync.WaitGroup
 	begun := time.Now()

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func TestWhatIsDoneAboutAViolation(t *testing.T) {
+func TestActionsOnViolations(t *testing.T) {
 	never := Violation{Cause: api.BypassUnattached}
 	within := Violation{Cause: api.BypassExcess}
 	beyond := Violation{Cause: api.BypassExcess, OverLimit: true}
@@ -66,7 +66,7 @@ func TestHowLongASliceIsFrozen(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSet(t *testing.T) {
+func TestDefaultsOfAPolicy(t *testing.T) {
 	want := Policy{Bypass: api.Log, Allowance: 1 << 30, Grace: 500 * time.Millisecond}
 	expect.Equal(t, (Policy{}).WithDefaults(), want)
 	set := Policy{api.Kill, api.ScopeSlice, 1, 2}

@@ -99,7 +99,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 	})
 }
 
-func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
+func TestAnUnreadableNamespaceEqualsNoOther(t *testing.T) {
 	needs.Root(t)
 	one, other := notDumpable(t, unix.CLONE_NEWPID).Process.Pid, notDumpable(t, unix.CLONE_NEWPID).Process.Pid
 	asNobody(t, func() error { return nil }, func() error {

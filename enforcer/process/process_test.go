@@ -104,7 +104,7 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	expect.Equal(t, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(), syscall.SIGTERM, "it died of")
 }
 
-func TestAClosedHandleActsOnNobody(t *testing.T) {
+func TestAClosedHandleSignalsNoProcess(t *testing.T) {
 	h := mustOpen(t, sleeper(t).Process.Pid)
 	expect.NoError(t, errors.Join(h.Close(), h.Close()))
 	expect.ErrorIs(t, h.Signal(syscall.SIGTERM), os.ErrClosed, "signal")

@@ -99,7 +99,7 @@ func refused(t *testing.T, err error) {
 	expect.ErrorIs(t, err, ledger.ErrRefused, "want a refusal")
 }
 
-func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
+func TestExitReleasesTheChargesOfAProcess(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	first, second := start(t), start(t)
 	_, a := attach(q, o, first.Process.Pid)
@@ -117,7 +117,7 @@ func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
 	})
 }
 
-func TestAnotherImageOfAProcessHasNothingOfTheFormerOne(t *testing.T) {
+func TestExecReleasesTheChargesOfTheFormerImage(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)
 	before, a := attach(q, o, cmd.Process.Pid)
@@ -241,7 +241,7 @@ func TestAFrozenQuotaGrantsNothing(t *testing.T) {
 	must.Do(t, a.Charge(gib))
 }
 
-func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
+func TestUnverifiedMemoryIsChargedUpToTheLimit(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
 	must.Do(t, a.Charge(3*gib))
@@ -436,7 +436,7 @@ func TestAPageThatWasOverwrittenIsClosedByARestart(t *testing.T) {
 	}
 }
 
-func TestARestartTakesUpThoseWhoLive(t *testing.T) {
+func TestARestartAdoptsLiveProcesses(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	lives, dies := start(t), start(t)
 	_, a := attach(before, o, lives.Process.Pid)
@@ -497,7 +497,7 @@ func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
 	}
 }
 
-func TestWhatWasFrozenStaysSo(t *testing.T) {
+func TestAFrozenQuotaStaysFrozenAfterARestart(t *testing.T) {
 	before, o := begun(t, 4*gib)
 	o.with(func() { before.Freeze("a test") })
 	for _, why := range []string{"a test", ""} {

@@ -95,7 +95,7 @@ func TestAProcessThatHangsIsPassedBy(t *testing.T) {
 }
 
 // On a loaded host a process may be preempted while it changes its mappings.
-func TestWhoIsSlowIsWaitedFor(t *testing.T) {
+func TestTheScanWaitsForASlowProcess(t *testing.T) {
 	s, _ := newTestScan(t, [][]int{{1, 2}}, is(), is(1, 2))
 	find := s.find
 	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
@@ -136,7 +136,7 @@ func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
 }
 
 // A ledger comes from any process that gives it, even late, and is closed if it is not taken.
-func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
+func TestALedgerIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 	const hangs, moves, gives, late = 1, 2, 3, 4
 	pages := make(map[int]*ledger.Ledger)
 	for _, pid := range []int{gives, late} {
@@ -243,7 +243,7 @@ func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
 }
 
 // A live process that maps a ledger may charge it, even if the file cannot be opened.
-func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
+func TestAProcessWhoseLedgerCannotBeOpenedHasIt(t *testing.T) {
 	const ended = 1 << 30
 	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, is(), is())
 	s.find = func(int, ledger.Wanted, func(ledger.Identity) bool) ([]ledger.Found, error) {

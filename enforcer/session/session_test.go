@@ -152,7 +152,7 @@ func dead(t *testing.T, now int) *process.Handle {
 	return p
 }
 
-func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
+func TestAnExitedRequesterOwnsNothing(t *testing.T) {
 	of, _ := child(t)
 	own := must.Get(process.Open(os.Getpid()))(t)
 	defer own.Close()
@@ -184,7 +184,7 @@ func TestAnAskerIsTheProcessThatBeganThen(t *testing.T) {
 	}
 }
 
-func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
+func TestAProcessWhosePidIsReusedDoesNotRemain(t *testing.T) {
 	var r Remaining
 	p, exits := child(t)
 	r.Add(p)

@@ -52,7 +52,7 @@ func every(from, to int, f func(ms int) Sample) (all []Sample) {
 	return all
 }
 
-func TestWhatIsChargedBeyondALane(t *testing.T) {
+func TestExcessOfALane(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		samples [][]Sample
@@ -129,7 +129,7 @@ func TestWhatIsChargedBeyondALane(t *testing.T) {
 }
 
 // Samples that decide together do not make a list valid: the older ones are dropped even if nothing changes.
-func TestWhatSeveralSamplesDecideIsOpen(t *testing.T) {
+func TestADecisionBySeveralSamplesStaysOpen(t *testing.T) {
 	s, _ := Next(State{}, sampled(0, 9, 5), rules)
 	var res Result
 	for _, x := range every(500, 5000, func(ms int) Sample { return moving(ms, 9, 6, 4) }) {

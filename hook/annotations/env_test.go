@@ -160,7 +160,7 @@ func TestAnAnnotationTakesPrecedenceOverItsVariable(t *testing.T) {
 	}
 }
 
-func TestWhoseVariableIsNotReadIsToldWhy(t *testing.T) {
+func TestAnUnreadVariableIsNamedInTheRefusal(t *testing.T) {
 	_, err := Parse(nil, []string{"GPUSLICE_VRAM=2G"}, Policy{})
 	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "allow_env") || !strings.Contains(err.Error(), VRAM+"=4G") {
 		t.Errorf("refused with %v", err)

@@ -28,7 +28,7 @@ func withHook(path string, env ...string) *Spec {
 
 const nvidia = "/usr/bin/nvidia-container-runtime-hook"
 
-func TestWhatNVIDIAsHookIsAskedForIsVisible(t *testing.T) {
+func TestGPUsOfNVIDIAsHookAreVisible(t *testing.T) {
 	for value, want := range map[string]string{
 		"all":                           "",
 		"none":                          "minor:9",
@@ -127,7 +127,7 @@ func TestOtherWaysToAskTheHookAreKnown(t *testing.T) {
 }
 
 // Clients of containerd configure the program behind NVIDIA's hook instead of the hook.
-func TestWhatTheProgramBehindTheHookIsAskedForIsVisible(t *testing.T) {
+func TestGPUsOfTheProgramBehindNVIDIAsHookAreVisible(t *testing.T) {
 	for args, want := range map[string]string{
 		"configure --device=1 --compute": "1 minor:9",
 		"configure --device=0," + gpu:    "0 " + gpu + " minor:9",

@@ -85,7 +85,7 @@ func bound(t *testing.T, c *Container) map[string]string {
 }
 
 // The mounts are read-only and private, without setuid programs and devices. Only the interceptor is executable.
-func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
+func TestMountsHaveTheFewestRights(t *testing.T) {
 	for name, file := range map[string]string{"64-bit programs": "", "32-bit programs": loader32, "programs of Nix": nixStore + "/glibc"} {
 		t.Run(name, func(t *testing.T) {
 			c, rootfs, src := created(t)

@@ -50,7 +50,7 @@ func TestThePlainLineIsThereWhateverTheImageHas(t *testing.T) {
 	}
 }
 
-func TestWhatThePlatformsLeadTo(t *testing.T) {
+func TestPlatformDirectoriesLeadToTheLibrary(t *testing.T) {
 	dir := t.TempDir()
 	c := &Container{has32: true}
 	do(t, os.WriteFile(filepath.Join(dir, api.LibraryName), []byte("the interceptor"), 0o644), c.layPlatforms(dir))

@@ -36,7 +36,7 @@ func save(t *testing.T, r *Record) {
 	}
 }
 
-func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
+func TestARecordIsRemovedWhenItIsEmpty(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), t.TempDir()
 	r := lock(t, dir)
 	r.AddUser(User{Slice: "a", Generation: 1, Dir: slice})
@@ -121,7 +121,7 @@ func TestAKilledSaveLeavesTheNewRecord(t *testing.T) {
 	}
 }
 
-func TestFindMakesNothing(t *testing.T) {
+func TestFindCreatesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := Find(t.Context(), dir, root); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)

@@ -43,7 +43,7 @@ func TestAClaimsFileIsOneThatARuntimeReads(t *testing.T) {
 	}
 }
 
-func TestWhoPreparedWhatIsFoundAfterARestart(t *testing.T) {
+func TestPreparedClaimsAreFoundAfterARestart(t *testing.T) {
 	w := &Writer{Dir: t.TempDir(), Hook: "/hook"}
 	if err := w.Write(claim, []Share{{Pool: "dra-x-0"}}); err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestAGPUIsFoundInNVIDIAsSpecificationByUUIDOrIndex(t *testing.T) {
 	}
 }
 
-func TestWhatOnlyNVIDIAsSpecificationBringsIsRefusedWithoutOne(t *testing.T) {
+func TestADeviceThatNeedsNVIDIAsSpecificationIsRefusedWithoutOne(t *testing.T) {
 	for _, gpu := range []GPU{{UUID: "MIG-1", Minor: 0}, {UUID: "GPU-1", Minor: -1}} {
 		if err := gpu.Direct(); err == nil || !strings.Contains(err.Error(), "nvidia-ctk cdi generate") {
 			t.Errorf("%+v: %v", gpu, err)

@@ -166,7 +166,7 @@ func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBePreparedIsRefusedInASentence(t *testing.T) {
+func TestAClaimThatCannotBePreparedIsRefusedInASentence(t *testing.T) {
 	n := newNode(t)
 	n.Times.Prepare = 3 * time.Second
 	other := types.UID("1a1b2c3d-1111-2222-3333-444455556666")
@@ -201,7 +201,7 @@ type over struct{ context.Context }
 
 func (over) Deadline() (time.Time, bool) { return time.Now(), true }
 
-func TestWhatTheEndOfTheTimeCutShortIsNotWhatIsSaid(t *testing.T) {
+func TestATimeoutDoesNotHideTheReason(t *testing.T) {
 	full, late := errors.New("full"), errors.New("i/o timeout")
 	tried := 0
 	err := new(Preparer).retry(over{t.Context()}, func(error) bool { return true }, func() error {

@@ -36,7 +36,7 @@ func TestARequestHasItsNamespaceAsTenantUnlessTheClassNamesOne(t *testing.T) {
 	}
 }
 
-func TestWhatTheClaimSaysGoesInPlaceOfTheClassForTheRequestsThatItNames(t *testing.T) {
+func TestAClaimsSettingsReplaceTheClassesForItsRequests(t *testing.T) {
 	c := claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"ttl":"1h"}`),
 		said(resourceapi.AllocationConfigSourceClaim, `{`+head+`,"mode":"enforce","ttl":"30m"}`, "gpu"))
 	for request, want := range map[string]time.Duration{"gpu": 30 * time.Minute, "gpu/large": 30 * time.Minute, "other": time.Hour} {

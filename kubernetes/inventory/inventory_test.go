@@ -53,7 +53,7 @@ func TestTheFullestDeviceComesFirst(t *testing.T) {
 	}
 }
 
-func TestWhatClaimsHaveIsTheSchedulersToCountAndWhatOthersHaveIsNotThere(t *testing.T) {
+func TestClaimsCountInTheCapacityAndOtherQuotasDoNot(t *testing.T) {
 	d := device(uuid0, 0, 40*gib)
 	d.Pools = map[string]uint64{PoolPrefix + "a-0": 8 * gib, "llm": 4 * gib}
 	// The list of pools is of another moment, in which the claim's pool was not there.

@@ -200,13 +200,13 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 	}
 }
 
-func TestWhileNothingHappensTheEnforcerIsAskedNothing(t *testing.T) {
+func TestAnIdleDriverAsksTheEnforcerNothing(t *testing.T) {
 	w := &work{}
 	k := start(t, w)
 	await.Quiet(t, "it is asked", 20*k.status.UsedEvery, func() bool { return w.asked.Load() > 0 })
 }
 
-func TestWhatClaimsUseIsWrittenOneAfterTheOtherAndNotForALittle(t *testing.T) {
+func TestTheUseOfClaimsIsWrittenInTurnAndNotForSmallChanges(t *testing.T) {
 	const other = types.UID("ffffffff-1111-2222-3333-444455556666")
 	pools := func(first, second uint64) []api.Pool {
 		return []api.Pool{

@@ -265,7 +265,7 @@ func TestAFaultEndsTheSessionWhereverItIsFound(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriverDoesNotTakeBackStaysTheSessions(t *testing.T) {
+func TestMemoryThatTheDriverDoesNotReleaseStaysCharged(t *testing.T) {
 	for function, operation := range map[string]func(b *bench) any{
 		"Free":   func(b *bench) any { return &leasepb.MemFree{Handle: b.alloc(100)} },
 		"Sync":   func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },
@@ -491,7 +491,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-func TestWhatAFormerBrokerGaveIsNoHandleOfTheNext(t *testing.T) {
+func TestHandlesOfAFormerBrokerAreInvalid(t *testing.T) {
 	first := newBench(t)
 	old := first.must(&leasepb.MemAlloc{Bytes: 8}).GetMemAlloc().GetHandle()
 	module := first.must(&leasepb.ModuleLoad{Image: []byte("ptx")}).GetModuleLoad().GetModule()

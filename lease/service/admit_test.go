@@ -41,7 +41,7 @@ func tryAcquire(b *bench, who Peer) error {
 	return err
 }
 
-func TestWhoMayHaveNoLeaseIsRefusedBeforeAnythingIsAskedOrMade(t *testing.T) {
+func TestAUserWithoutALimitIsRefusedBeforeAnyWork(t *testing.T) {
 	b := newBench(t, "")
 	if err := tryAcquire(b, as(7000)); codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "uid 7000 may have no session on this host") {
 		t.Errorf("a user without a limit: %v", err)
@@ -128,7 +128,7 @@ func TestRefusalsOfAUserHaveFewLinesInTheLog(t *testing.T) {
 	}
 }
 
-func TestWhatABrokerWritesIsAValueInTheLogAndFewLines(t *testing.T) {
+func TestABrokersOutputIsLoggedAsABoundedValue(t *testing.T) {
 	b, began := newBench(t, "writes"), time.Now()
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	eventually(t, "it has ended", func() bool { b.connects(id); return b.shown(id).GetRestarts() > 0 })

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
-func TestDescriptorsAreRefusedToWhoSendsThemToASession(t *testing.T) {
+func TestASessionRejectsDescriptors(t *testing.T) {
 	if !unixsocket.Refuses() {
 		t.Skip("needs Linux 6.16")
 	}

@@ -48,7 +48,7 @@ func pair(t *testing.T) (server, client net.Conn) {
 	return server, client
 }
 
-func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
+func TestALeasesUserIsThePeerOfTheSocket(t *testing.T) {
 	k := newKernel(&session.HostUsers{})
 	server, _ := pair(t)
 	_, info, err := k.ServerHandshake(server)

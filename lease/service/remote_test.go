@@ -89,7 +89,7 @@ func TestAClientOnAnotherMachineIsTheUserOfItsCertificate(t *testing.T) {
 
 func itoa(n uint32) string { return big.NewInt(int64(n)).String() }
 
-func TestWhoHasNoCertificateThatIsAcceptedIsNotServed(t *testing.T) {
+func TestAClientWithoutAnAcceptedCertificateIsRejected(t *testing.T) {
 	h, _ := withSessions(t)
 	stranger := newAuthority(t)
 	good := h.config(h.client(one1))
@@ -259,7 +259,7 @@ func TestAUserOnOtherMachinesHasAShareOfTheConnections(t *testing.T) {
 	_ = s.Close()
 }
 
-func TestAClientOnAnotherMachineThatReadsNothingDelaysNobody(t *testing.T) {
+func TestARemoteClientThatReadsNothingDelaysNoOther(t *testing.T) {
 	h, _ := withSessions(t)
 	of := h.client(one1)
 	ctx, cancel := context.WithCancel(t.Context())

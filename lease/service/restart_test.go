@@ -120,7 +120,7 @@ func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) 
 // broker.
 const atOnce = restartInterval / 2
 
-func TestOneThatFaultsInALoopIsStartedAtAPaceAndTouchesNoOther(t *testing.T) {
+func TestALeaseThatFaultsInALoopIsRestartedAtABoundedRate(t *testing.T) {
 	await.Once(t, "a drop", atOnce, func() time.Duration {
 		b := newBench(t, "faults")
 		id, other := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId(), b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()

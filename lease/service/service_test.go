@@ -114,7 +114,7 @@ func TestADropTakesATenthOfASecond(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeAcquiredLeavesNothing(t *testing.T) {
+func TestAFailedAcquireLeavesNothing(t *testing.T) {
 	for how, want := range map[string]string{
 		"dies":    "its broker exited before it served",
 		"refuses": "there is no GPU",
@@ -151,7 +151,7 @@ func TestWhatCannotBeAcquiredLeavesNothing(t *testing.T) {
 	b.nothingIsLeft()
 }
 
-func TestWhatTheEnforcerRefusesIsSaidWithItsFigures(t *testing.T) {
+func TestTheEnforcersRefusalKeepsItsFigures(t *testing.T) {
 	b := newBench(t, "")
 	for _, c := range []struct {
 		err  error
@@ -366,7 +366,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	b.nothingIsLeft()
 }
 
-func TestWhatAServiceLeftThatWasKilledIsEnded(t *testing.T) {
+func TestLeasesLeftByAKilledServiceAreEnded(t *testing.T) {
 	b := newBench(t, "")
 	l := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})
 	orphan := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})

@@ -99,7 +99,7 @@ func TestAContainerIsPreparedAndMadeByTheLowLevelRuntime(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithAContainerIsSaidBeforeAnythingIsMade(t *testing.T) {
+func TestAnInvalidContainerIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	bundle := bundleOf(t, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "lots"}}`)
 	for want, c := range map[string]struct {
 		find configured

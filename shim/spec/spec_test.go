@@ -84,7 +84,7 @@ func checkEdit(t *testing.T, in, out []byte) {
 	}
 }
 
-func TestWhatCannotBeEditedIsRefused(t *testing.T) {
+func TestAnInvalidConfigIsRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		``:                              "not JSON",
 		`{`:                             "not JSON",

@@ -34,7 +34,7 @@ var exceptions = map[string]string{
 	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
 	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: load can only hide a message",
 	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
-	"enforcer/pace/pace_test.go whoGivesUpWaitingCountsForNothing":                    "the time of its bubble passes while all goroutines wait",
+	"enforcer/pace/pace_test.go aCanceledWaiterTakesNoTurn":                           "the time of its bubble passes while all goroutines wait",
 	"api/server/limits_test.go holdMany":                                              "each read is tried again",
 	"test/faults/daemon_test.go up":                                                   "each question is repeated",
 	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
@@ -506,7 +506,7 @@ func (s *scope) lookAtSleeps(list []ast.Stmt) {
 	}
 }
 
-func TestWhatIsDecidedByWallTimeIsFound(t *testing.T) {
+func TestTestsThatDependOnWallTimeAreFound(t *testing.T) {
 	const constants = "const short, long = 3 * time.Second, await.Patience\nfunc took() time.Duration { begin := time.Now(); return time.Since(begin) }\n"
 	for source, want := range map[string]string{
 		// Measured times.

@@ -36,7 +36,7 @@ func TestEveryCommandOfTheDocumentsSaysWhereItIsRun(t *testing.T) {
 	}
 }
 
-func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
+func TestDocumentedOutputIsComparedWithWhatVaries(t *testing.T) {
 	acquire := Command{Text: "acquire", Printed: []string{"lease   lease-1", "expires in 2h"}}
 	for said, want := range map[string]bool{"lease lease-77\nexpires  in 1h59m\n": true, "lease lease-77\nexpires at 1h59m": false, "lease lease-77": false, "": false,
 		"lease x\nexpires in 1h": false} {

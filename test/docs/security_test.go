@@ -25,7 +25,7 @@ var (
 
 // Each row of the last table of docs/evidence/security.md has a claim and its evidence: `TestX`, `TestY` in a directory, and
 // more after semicolons. The named tests and files must exist.
-func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
+func TestTheEvidenceOfTheSecurityPageExists(t *testing.T) {
 	document := ""
 	for _, page := range []string{"docs/operate/security.md", "docs/evidence/security.md"} {
 		text := must.Get(os.ReadFile(filepath.Join(root, page)))(t)

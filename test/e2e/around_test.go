@@ -79,7 +79,7 @@ func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 }
 
 // Root can rename files in its root filesystem; any user can bring a loader or change mounts in a user namespace.
-func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
+func TestABypassEventSaysWhereThePreloadFileIs(t *testing.T) {
 	h := newHost(t)
 	const inNamespaces = "exec unshare --user --map-root-user --mount "
 	for _, c := range []struct {

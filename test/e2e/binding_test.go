@@ -27,7 +27,7 @@ func profile(call string, args ...specs.LinuxSeccompArg) *specs.LinuxSeccomp {
 }
 
 // The runtime can hide the interceptor after the hook has run. Each of these containers once ran without its quota.
-func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
+func TestAContainerThatHidesTheInterceptorIsRefused(t *testing.T) {
 	h := newHost(t)
 	for name, c := range map[string]struct {
 		key   string
@@ -57,7 +57,7 @@ func TestWhatTakesTheInterceptorAwayAfterTheHookIsRefused(t *testing.T) {
 	must.Len(t, h.Slices(), 0, "slices are left")
 }
 
-func TestWhatEnginesMaskAndDenyLeavesTheQuota(t *testing.T) {
+func TestMasksAndSeccompOfEnginesLeaveTheQuotaInForce(t *testing.T) {
 	h := newHost(t)
 	for name, linux := range map[string]map[string]any{
 		"defaults": {

@@ -76,7 +76,7 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	h.nothingIsLeft()
 }
 
-func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
+func TestALeaseThatFaultsRepeatedlyDisturbsNoOther(t *testing.T) {
 	h := newLeaseHost(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
 	defer cancel()

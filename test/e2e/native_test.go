@@ -61,7 +61,7 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 	})
 }
 
-func TestWhoEnforcesIsShown(t *testing.T) {
+func TestTheDoctorShowsTheEnforcement(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
 		out, _ := h.cli("doctor")
 		want := map[api.Enforcement]string{
@@ -73,7 +73,7 @@ func TestWhoEnforcesIsShown(t *testing.T) {
 }
 
 // The simulated driver has no limits here.
-func TestWhatIsToBeEnforcedByTheDriverIsNotEnforcedByLess(t *testing.T) {
+func TestNativeEnforcementNeverFallsBack(t *testing.T) {
 	h := newHost(t)
 	config := filepath.Join(h.Dir, "native.toml")
 	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nenforcement = \"native\"\n",

@@ -174,7 +174,7 @@ func TestASessionWaitsForItsQuota(t *testing.T) {
 	}
 }
 
-func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
+func TestTheTokenJoinsTheSession(t *testing.T) {
 	h := newUsersHost(t)
 	id, token := h.session("3G", 1*gib)
 	out, code := output(h.as(nobody, "run", "--join", token, "--", "sh", "-c", fmt.Sprintf("$HOG %d", 2*gib)))

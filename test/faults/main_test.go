@@ -93,7 +93,7 @@ func compile() (dir string, err error) {
 	return dir, nil
 }
 
-func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
+func TestFaultsExceedLoseAndLeakNothing(t *testing.T) {
 	if *seedFlag != 0 {
 		t.Run(fmt.Sprint("seed=", *seedFlag), func(t *testing.T) { round(t, *seedFlag) })
 		return

@@ -274,7 +274,7 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 }
 
 // Only paths that the hook created and that are still empty are removed.
-func TestWhatTheContainerPutThereStays(t *testing.T) {
+func TestFilesOfTheContainerAreNotRemoved(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
 	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))

@@ -15,7 +15,7 @@ import (
 )
 
 // Removing a file unmounts bind mounts on it in all other mount namespaces, so the interceptor must not depend on a volume.
-func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
+func TestAVolumeCannotUnbindAnotherContainersInterceptor(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		make    func(t *testing.T, b *bundle, volume string)
@@ -105,7 +105,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 }
 
 // The kernel does not isolate these from each other either: see docs/evidence/security.md.
-func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
+func TestAContainerThatSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
 	requires(t, "runc")
 	for _, c := range []struct {
 		name, file string

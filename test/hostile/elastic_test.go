@@ -128,7 +128,7 @@ func (t *turns) watch(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func TestNobodyStandsLongerForAHostileElasticSession(t *testing.T) {
+func TestAHostileElasticSessionDelaysNoTurn(t *testing.T) {
 	if *only != "" && !slices.Contains(strings.Split(*only, ","), "rival") {
 		t.Skip("it does not act")
 	}

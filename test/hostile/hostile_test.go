@@ -33,7 +33,7 @@ const (
 	allowedCPU  = 4 * mostCPU
 )
 
-func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
+func TestAHostileContainerAndAHostileUserHarmNoOther(t *testing.T) {
 	if *only == "client" {
 		t.Skip("they do not act")
 	}

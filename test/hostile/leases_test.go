@@ -147,7 +147,7 @@ func (l *leases) worksFor(ctx context.Context, s *lease.Session, cycles, lists *
 	return nil
 }
 
-func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
+func TestAHostileLeaseClientHarmsNoOther(t *testing.T) {
 	if *only != "" && !slices.Contains(strings.Split(*only, ","), "client") {
 		t.Skip("it does not act")
 	}

@@ -74,7 +74,7 @@ func TestRaceIsCleanWithSanitizers(t *testing.T) {
 	run(t, program, "-n", "8", "-t", pick("1", "5"), "-l")
 }
 
-func TestNothingThatThreadsCountIsLost(t *testing.T) {
+func TestConcurrentCountsAreComplete(t *testing.T) {
 	run(t, compile(t, "gcc", "count", "-pthread"))
 	run(t, compile(t, "gcc", "count", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))
 }

@@ -46,7 +46,7 @@ func TestASuiteNamesWhatIsMissingAndTheCommandThatInstallsIt(t *testing.T) {
 }
 
 // A command missing from the list would be taken for a package name.
-func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
+func TestThePackageListHasTheNeedsOfEachSuite(t *testing.T) {
 	list := must.Get(os.ReadFile("../deps.sh"))(t)
 	suites := 0
 	for _, dir := range []string{"..", "../../kubernetes"} {

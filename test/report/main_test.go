@@ -59,7 +59,7 @@ func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 	expect.Equal(t, reason(said), "needs root")
 }
 
-func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
+func TestARequirementThatNoPackageMeetsMayBeMissing(t *testing.T) {
 	for reason, want := range map[string]bool{
 		"needs a GPU":                        true,
 		"needs x86-64: the images are of it": true,
@@ -73,7 +73,7 @@ func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 	}
 }
 
-func TestThatNothingRanIsAFailure(t *testing.T) {
+func TestARunWithoutTestsFails(t *testing.T) {
 	if out, ok := run(t, false); ok || !strings.HasSuffix(out, "0 passed, 1 failed, 0 skipped\n") {
 		t.Errorf("ok %v, said %q", ok, out)
 	}

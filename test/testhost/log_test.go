@@ -9,7 +9,7 @@ import (
 )
 
 // Needs the race detector: reading an ended test is a race.
-func TestWhatIsSaidAfterATestsEndIsNobodys(t *testing.T) {
+func TestOutputAfterATestsEndIsDropped(t *testing.T) {
 	var log io.Writer
 	said := make(chan bool)
 	t.Run("which ends", func(t *testing.T) {

@@ -142,7 +142,7 @@ func TestADeviceSaysWhatMayStillBeGiven(t *testing.T) {
 	}
 }
 
-func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
+func TestTheDoctorClaimsNothingAboutAnUnreadableSocket(t *testing.T) {
 	nvml := func() ([]api.Device, error) { return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30}}, nil }
 	socket := filepath.Join(t.TempDir(), "s")
 	if err := errors.Join(os.WriteFile(socket, nil, 0o660), os.Chmod(socket, 0o660)); err != nil {
@@ -221,7 +221,7 @@ func TestACheckThatOnlyRootCanMakeIsNoDefect(t *testing.T) {
 }
 
 // TestItRefusesWhatTheDoctorRefuses in cmd/gpusliced tests the other direction.
-func TestWhatTheDaemonRefusesIsNamedInItsWords(t *testing.T) {
+func TestTheDoctorNamesFaultsAsTheDaemonDoes(t *testing.T) {
 	for text := range badconfig.Files {
 		h := healthy(t)
 		put(t, h.Root, api.DefaultConfig, text)
@@ -304,7 +304,7 @@ func TestVersionsAreComparedByNumber(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongInTheConfigurationIsNamed(t *testing.T) {
+func TestTheDoctorNamesFaultsOfTheConfiguration(t *testing.T) {
 	for text, want := range map[string]string{
 		"[enforcer]\nlog_level = \"info\"\n":                    api.DefaultConfig,
 		"[enforcer]\n\nsokcet = \"/x\"\n":                       ":3: there is no key enforcer.sokcet",

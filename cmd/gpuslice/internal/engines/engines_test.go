@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
+func TestARuntimeConfiguredByHandIsKept(t *testing.T) {
 	const cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.gpuslice]\n"
 	for _, c := range []struct {
 		name, engine, file, text string
@@ -110,7 +110,7 @@ func TestTheDefaultRuntimeBecomesOursAndIsPutBack(t *testing.T) {
 	}
 }
 
-func TestWhatIsReplacedByForceComesBackAlsoWhenEdited(t *testing.T) {
+func TestUninstallRestoresAReplacedRuntimeInAnEditedFile(t *testing.T) {
 	w := newWorld(t)
 	w.put(dockerFile, `{"runtimes": {"gpuslice": {"path": "/usr/bin/runc"}}}`)
 	w.install("docker", Options{Force: true})
@@ -121,7 +121,7 @@ func TestWhatIsReplacedByForceComesBackAlsoWhenEdited(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotUnderstoodIsRefusedAndNothingIsChanged(t *testing.T) {
+func TestAnUnreadableConfigurationIsRefusedAndUnchanged(t *testing.T) {
 	for _, c := range []struct{ name, engine, file, text, want string }{
 		{"JSON", "docker", dockerFile, "{\n  \"debug\": true,\n}", "docker: /etc/docker/daemon.json: line 3: invalid character '}'"},
 		{"TOML", "containerd", containerdFile, "version = 2\n[plugins\n", "containerd: /etc/containerd/config.toml: line 2: "},
@@ -371,7 +371,7 @@ func TestOnlyEnginesThatAreThereArePresent(t *testing.T) {
 	}
 }
 
-func TestAnotherFile(t *testing.T) {
+func TestADaemonsOtherConfigurationFileIsEdited(t *testing.T) {
 	w := newWorld(t)
 	w.put("/srv/k3s/config.toml", "version = 3\n")
 	before := w.files()

@@ -47,7 +47,7 @@ func TestAWriteThatFailsLeavesTheDirectoryAsItWas(t *testing.T) {
 }
 
 // No file of root is written, replaced or removed through a directory that another user owns or may write to.
-func TestNothingIsWrittenWhereAnotherUserMayReplaceIt(t *testing.T) {
+func TestNoFileIsWrittenBelowAnotherUsersDirectory(t *testing.T) {
 	needs.Root(t)
 	const other = 65534
 	for name, plant := range map[string]struct {

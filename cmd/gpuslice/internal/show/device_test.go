@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestWhatIsPromisedIsAColumnWhereSomethingIs(t *testing.T) {
+func TestPromisedIsAColumnWhereADeviceHasSome(t *testing.T) {
 	var out strings.Builder
 	devices := []api.Device{{UUID: "GPU-1", Suspended: 5 << 30, Elastic: &api.ElasticDevice{Promised: 90 << 30}}, {UUID: "GPU-2", Index: 1}}
 	if err := DeviceTable.Print(&out, devices, false); err != nil {

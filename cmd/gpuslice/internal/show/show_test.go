@@ -46,7 +46,7 @@ func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
 	}
 }
 
-func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
+func TestExpiryHasAColumnAndExcessANote(t *testing.T) {
 	at := time.Now().Add(time.Hour)
 	all := someSlices()
 	all[0].Expires, all[0].Remaining = &at, 90*time.Minute+300*time.Millisecond
@@ -131,7 +131,7 @@ func TestALongNameDoesNotWidenTheTable(t *testing.T) {
 	}
 }
 
-func TestWhatIsToEndIsMeantAsItIsShown(t *testing.T) {
+func TestReleaseAcceptsIDsAsTheyAreShown(t *testing.T) {
 	long := "job-" + strings.Repeat("n", 200)
 	all := append(someSlices(), api.Slice{ID: "pod-1", Container: strings.Repeat("ab", 32)}, api.Slice{ID: long + "-x-" + long}, api.Slice{ID: long + "-y-" + long})
 	for given, want := range map[string]string{

@@ -83,7 +83,7 @@ func TestTheShapesOfAList(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsSaidWithWhatIsAccepted(t *testing.T) {
+func TestAnInvalidFlagIsRefusedWithTheAcceptedValues(t *testing.T) {
 	for want, o := range map[string]Options{
 		`--filter "x=1": KEY=VALUE is accepted, with the keys tree, colour and heavy`:                                        {Filters: []string{"x=1"}},
 		`--filter "tree": KEY=VALUE is accepted, with the keys tree, colour and heavy`:                                       {Filters: []string{"tree"}},

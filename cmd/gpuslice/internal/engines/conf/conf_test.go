@@ -193,7 +193,7 @@ func FuzzJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) { fuzzEdit(t, JSON, text, short, jsonEntry) })
 }
 
-func TestNothingIsWrittenIntoTheTextThatIsGiven(t *testing.T) {
+func TestAnEditLeavesItsInputUnchanged(t *testing.T) {
 	text := []byte("runtimes = { a = 1, b = 2 }\n")
 	kept := bytes.Clone(text)
 	if _, err := TOML.Add(text, short, entry); err != nil {
