@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
@@ -33,9 +32,7 @@ func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	t.Helper()
 	must.True(t, lines.Scan(), "there is no further line", lines.Err())
 	var e api.Event
-	if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-		t.Fatalf("%v: %s", err, lines.Bytes())
-	}
+	must.Do(t, json.Unmarshal(lines.Bytes(), &e), lines.Text())
 	return e
 }
 
@@ -154,18 +151,13 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	}
 	expect.Equal(t, get(t, path, "/v1/info").status, 200, "another question")
 	first.Close()
-	for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
+	await.That(t, "the place of one that has gone is free", func() bool {
 		ctx, cancel := context.WithCancel(context.Background())
 		request, _ := http.NewRequestWithContext(ctx, "GET", "http://gpuslice/v1/events?follow=true", nil)
 		r, err := httpClient(path).Do(request)
 		must.Do(t, err)
 		cancel()
 		r.Body.Close()
-		if r.StatusCode == 200 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("one that has gone is still counted")
-		}
-	}
+		return r.StatusCode == 200
+	})
 }

@@ -167,18 +167,12 @@ func TestClosedConnectionsFreeAUsersPlaces(t *testing.T) {
 	path := serveWith(t, &fakeService{}, userLimits)
 	program := asNobody(t)
 	for range 3 {
-		for deadline := time.Now().Add(await.Patience); ; { // earlier connections take time to close
+		await.That(t, "earlier connections have closed", func() bool {
 			child := exec.Command(program.Path)
 			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
 			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.perUser), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.perUser))
-			said := must.Get(child.Output())(t)
-			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.perUser) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%q", said)
-			}
-		}
+			return string(must.Get(child.Output())(t)) == fmt.Sprintf("%d open, 0 busy\n", userLimits.perUser)
+		})
 	}
 }
 
@@ -255,18 +249,14 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	for range 4000 { // more than their sockets buffer
 		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
-	for deadline := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
+	await.That(t, "a place of theirs is free", func() bool {
 		r, err := httpClient(path).Head("http://gpuslice/v1/events")
-		if err == nil { // else the follower was too slow
-			r.Body.Close()
-			if r.StatusCode == 200 {
-				return
-			}
+		if err != nil { // the follower was too slow
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("they still have their places: %v", err)
-		}
-	}
+		r.Body.Close()
+		return r.StatusCode == 200
+	})
 }
 
 // connects makes n connections as a user, and returns once they are in the kernel's queue.

@@ -62,9 +62,7 @@ func read(t *testing.T, files ...string) []Entry {
 		lines := bufio.NewScanner(f)
 		for lines.Scan() {
 			var e Entry
-			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				t.Fatalf("%s: %q: %v", name, lines.Text(), err)
-			}
+			must.Do(t, json.Unmarshal(lines.Bytes(), &e), name, lines.Text())
 			all = append(all, e)
 		}
 	}

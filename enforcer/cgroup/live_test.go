@@ -122,11 +122,7 @@ func watch(t *testing.T, w *Watcher, p Path) <-chan struct{} {
 
 func wantReport(t *testing.T, reports <-chan struct{}) {
 	t.Helper()
-	select {
-	case <-reports:
-	case <-time.After(await.Patience):
-		t.Fatal("no report")
-	}
+	await.Value(t, "a report", reports)
 }
 
 func wantSilence(t *testing.T, reports <-chan struct{}) {

@@ -338,15 +338,9 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	t.Run("also when its first thread has ended", func(t *testing.T) {
 		needs.Root(t)
 		must.Get(in.Write([]byte("\n")))(t)
-		for deadline := time.Now().Add(await.Patience); ; time.Sleep(time.Millisecond) {
-			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
-			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("%s, %v", stat, err)
-			}
-			if bytes.Contains(stat, []byte(") Z ")) {
-				break
-			}
-		}
+		await.That(t, "it has ended", func() bool {
+			return bytes.Contains(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)))(t), []byte(") Z "))
+		})
 		all, err := Find(cmd.Process.Pid, wanted(l.Identity()), func(Identity) bool { return true })
 		if err != nil || len(all) != 1 || all[0].Err != nil {
 			t.Fatalf("%v, %v", all, err)

@@ -178,8 +178,7 @@ func TestALedgerIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 	}
 	s.Close()
 	close(wait)
-	for deadline := time.Now().Add(await.Patience); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-	}
+	await.That(t, "its threads have ended", func() bool { return s.threads.Load() == 0 })
 	expect.True(t, !must.Get(ledger.Mapped(os.Getpid(), pages[late].Identity()))(t), "a ledger that came too late stays open")
 	_ = pages[gives].Close()
 }

@@ -25,9 +25,7 @@ func isDocker(e engine) string {
 func (s *site) docker(args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.(*docker).invoke(args...)
-	if err != nil {
-		s.t.Fatalf("docker %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	must.Do(s.t, err, "docker", args, out)
 	return strings.TrimSpace(out)
 }
 

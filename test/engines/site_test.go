@@ -190,9 +190,7 @@ func wake(runtime *os.Process, ended <-chan struct{}) {
 func (s *site) must(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.output(name, args...)
-	if err != nil {
-		s.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
+	must.Do(s.t, err, name, args, out)
 	return out
 }
 

@@ -26,16 +26,13 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor,
 	return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
-{
-	TRY(nvml_check(device, milliwatts));
-	*milliwatts = 71500;
-	return NVML_SUCCESS;
-}
+#define CONSTANT(name, value)                                                                      \
+	NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned int *milliwatts)                  \
+	{                                                                                          \
+		TRY(nvml_check(device, milliwatts));                                               \
+		*milliwatts = value;                                                               \
+		return NVML_SUCCESS;                                                               \
+	}
 
-NVML_API nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts)
-{
-	TRY(nvml_check(device, milliwatts));
-	*milliwatts = 700000;
-	return NVML_SUCCESS;
-}
+CONSTANT(nvmlDeviceGetPowerUsage, 71500)
+CONSTANT(nvmlDeviceGetEnforcedPowerLimit, 700000)

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpuslice/gpuslice/api/client"
 	"github.com/gpuslice/gpuslice/test/await"
@@ -50,13 +49,8 @@ func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 			t.Logf("the enforcer said:\n%s", text)
 		}
 	})
-	for deadline := time.Now().Add(await.Patience); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := client.New(d.socket()).Info(t.Context()); err == nil {
-			return d
-		} else if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	await.That(t, "the enforcer answers", func() bool { return must.Err(client.New(d.socket()).Info(t.Context())) == nil })
+	return d
 }
 
 func (d *daemon) kill() {

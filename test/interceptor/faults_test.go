@@ -36,9 +36,7 @@ func TestAPoolBecomesCurrentWhileAnotherThreadAllocates(t *testing.T) {
 		rounds = "300" // emulated, one round takes 25 ms
 	}
 	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "current"), rounds, "700")
-	if err != nil {
-		t.Errorf("%v\n%.2000s", err, out)
-	}
+	expect.NoError(t, err, out[:min(len(out), 2000)])
 }
 
 func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
@@ -106,9 +104,7 @@ func TestASignalIsNotTakenForADeadEnforcer(t *testing.T) {
 
 func TestARefusalReadsNoEnvironment(t *testing.T) {
 	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "1G", compile(t, "environ"), "3")
-	if err != nil {
-		t.Errorf("%v\n%s", err, out[max(0, len(out)-2000):])
-	}
+	expect.NoError(t, err, out[max(0, len(out)-2000):])
 	expect.Contains(t, out, "gpuslice: ", "no refusal was explained")
 }
 

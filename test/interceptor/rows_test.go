@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
@@ -155,13 +154,7 @@ func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
 				lender.Stdout, lender.Stderr = &said, &said
 				must.Do(t, lender.Start())
 				t.Cleanup(func() { _ = lender.Process.Kill() }) // in case the test ended first
-				for end := time.Now().Add(await.Patience); ; time.Sleep(10 * time.Millisecond) {
-					if _, err := os.Stat(socket); err == nil {
-						break
-					} else if time.Now().After(end) {
-						t.Fatalf("the lender does not listen: %v", err)
-					}
-				}
+				await.That(t, "the lender listens", func() bool { return must.Err(os.Stat(socket)) == nil })
 				out, err := inSlice(t, env, "2G", program, "borrow", kind, socket)
 				if err != nil || !strings.HasPrefix(out, "PASS ") {
 					t.Errorf("%v\n%s", err, out)
