@@ -40,7 +40,7 @@ Flags:
 `
 
 func main() {
-	unix.Umask(0o077) // of what it makes, nothing is for other users
+	unix.Umask(0o077) // its files are for its own user
 	code, err := run(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpuslice-broker:", err)
@@ -68,7 +68,7 @@ func parse(args []string) (options, error) {
 	flags.DurationVar(&o.config.LoadTimeout, "load-timeout", broker.DefaultLoadTimeout, "exit if the driver compiles one module for longer than this")
 	flags.Func("shared", "how much memory may be shared with clients (default 256M)", size(&o.config.SharedBytes))
 	flags.BoolVar(&o.service, "service", false, "started by the lease service: read everything from descriptors")
-	flags.BoolVar(&o.version, "version", false, "say the version")
+	flags.BoolVar(&o.version, "version", false, "print the version")
 	err := flags.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -81,13 +81,13 @@ func parse(args []string) (options, error) {
 	case o.version || o.service:
 		return o, nil
 	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected %q: there are only flags (gpuslice-broker --help)", flags.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: only flags are accepted (gpuslice-broker --help)", flags.Arg(0))
 	case o.directory == "" || o.config.VRAM == 0:
 		return o, errors.New("--directory and --vram are needed (gpuslice-broker --help)")
 	case o.config.Clients < 1 || o.config.Clients > broker.MaxClients:
-		return o, fmt.Errorf("--clients %d: from 1 to %d", o.config.Clients, broker.MaxClients)
+		return o, fmt.Errorf("--clients %d: 1 to %d are accepted", o.config.Clients, broker.MaxClients)
 	case o.config.Linger < 0 || o.config.LoadTimeout <= 0:
-		return o, errors.New("--linger is not below 0, --load-timeout above it")
+		return o, errors.New("--linger must not be negative, and --load-timeout must be more than 0")
 	}
 	o.directory, err = filepath.Abs(o.directory)
 	return o, err
@@ -97,7 +97,7 @@ func size(into *uint64) func(string) error {
 	return func(text string) error {
 		bytes, err := units.RAMInBytes(text)
 		if err != nil || bytes <= 0 {
-			return errors.New("not a size such as 64M or 7G")
+			return errors.New("a size such as 64M or 7G is accepted")
 		}
 		*into = uint64(bytes)
 		return nil
@@ -117,10 +117,10 @@ func run(args []string) (int, error) {
 	case o.service:
 		return service()
 	}
-	return byHand(o.directory, o.config)
+	return serveByHand(o.directory, o.config)
 }
 
-// service reads its configuration from a descriptor, and reports on another whether it serves.
+// service serves a lease. It reads its configuration from a descriptor, and reports on another whether it serves.
 func service() (int, error) {
 	signal.Ignore(unix.SIGPIPE) // its output goes to the lease service, which may end first
 	config, err := broker.ReadConfig(os.NewFile(broker.ConfigFD, "configuration"))
@@ -137,8 +137,8 @@ func service() (int, error) {
 	if err == nil {
 		b, err = start(config)
 	}
-	if told := reportReady(ready, err); err != nil || told != nil {
-		return broker.ExitFailed, errors.Join(err, told)
+	if failed := reportReady(ready, err); err != nil || failed != nil {
+		return broker.ExitFailed, errors.Join(err, failed)
 	}
 	killpoint.Pass("broker.ready")
 	return serve(b, sessions, shared)
@@ -181,7 +181,8 @@ func reportReady(ready *os.File, failure error) error {
 	return ready.Close()
 }
 
-func byHand(directory string, config broker.Config) (int, error) {
+// serveByHand serves a session whose sockets and token are in a directory.
+func serveByHand(directory string, config broker.Config) (int, error) {
 	if err := durable.MakePrivate(directory, 0o700); err != nil {
 		return broker.ExitFailed, err
 	}

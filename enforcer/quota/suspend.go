@@ -9,11 +9,12 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// The memory of a suspended slice's processes is on no device (SendAway). Their lanes do not change, since only their owners may write
-// them. Nor does the slice's own limit: their calls charge, and wait in the driver until they are back. In a pool's ledger the limit is
-// raised by their bytes (Suspend), so that other members may take them. It is lowered before they come back, or before a lane is settled.
+// The memory of a suspended slice's processes is on no device (SendAway). Their lanes keep their charges, since only a lane's owner may
+// write it. The slice's own limit does not change either: a call of such a process charges, and waits in the driver until its memory is
+// back. In a pool's ledger the limit is raised by the processes' bytes (Suspend), so that other members may take them. The limit is lowered
+// before their memory comes back, or before a lane is settled.
 //
-// A restart lowers a pool's limit, since only the page tells which processes are away. They come back when their bytes fit again.
+// A restart lowers a pool's limit, since only the page tells which processes are away. Their memory comes back when it fits again.
 
 // lent returns the bytes charged for processes that are away. They are part of the page's limit and of its used bytes, and belong to no
 // process.
@@ -49,7 +50,7 @@ func (q *Quota) Away(index int) (bytes uint64) {
 	return bytes
 }
 
-// OnHost returns these bytes for one process, or 0 if it is not away.
+// OnHost returns the bytes of one process that Away counts, or 0 if it is not away.
 func (q *Quota) OnHost(index int, number uint32) uint64 {
 	left, away := q.away[number]
 	if !away {
@@ -119,7 +120,7 @@ func (q *Quota) Resume(l *Lane) (was bool, err error) {
 	return len(bytes) > 0, nil
 }
 
-// exceeded reports whether more than the limit is charged on a device with bytes of the lane.
+// exceeded reports whether a device on which the lane holds bytes is over its limit.
 func (q *Quota) exceeded(l *Lane) bool {
 	for i, d := range q.Devices {
 		if q.Ledger.Held(i, l.Number) > 0 && (d.Frozen || q.OverLimit(i)) {

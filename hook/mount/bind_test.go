@@ -142,13 +142,13 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 		"the preload file exists": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.WriteFile(filepath.Join(src.Dir, preloadName), nil, 0o644))
 		},
-		"the interceptor has no place": func(t *testing.T, _ *Container, src *Source) {
+		"there is no file to bind the interceptor on": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.Remove(filepath.Join(src.Dir, bindName, api.LibraryName)))
 		},
 		"the preload file's place is a directory": func(_ *testing.T, c *Container, _ *Source) {
 			*c.preloads[1].file, *c.etc = *c.etc, *c.preloads[1].file
 		},
-		"the places were not made": func(_ *testing.T, c *Container, _ *Source) {
+		"the preload file's place was not made": func(_ *testing.T, c *Container, _ *Source) {
 			c.preloads[0].file.close()
 			c.preloads[0].file = nil
 		},
@@ -162,7 +162,7 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 				t.Error("it was bound")
 			}
 			if got := bound(t, c); len(got) != 0 {
-				t.Errorf("bound all the same: %v", got)
+				t.Errorf("these stay bound: %v", got)
 			}
 		})
 	}

@@ -32,19 +32,19 @@ func raceForTheLast(s *site) {
 	start := s.in("fake", "go")
 	defer os.Remove(start)
 	containers := []string{s.run(container{annotations: vram("60G")}), s.run(container{annotations: vram("60G")})}
-	said := map[string][]string{}
+	outputs := map[string][]string{} // files, by container
 	for _, name := range containers {
 		must.True(s.t, strings.HasPrefix(s.hog(name, 36*gib).said, "holds "), "it got no memory")
 		for i := range racers {
 			file := fmt.Sprintf("racer-%s-%d", name, i)
-			said[name] = append(said[name], file)
+			outputs[name] = append(outputs[name], file)
 			defer os.Remove(s.in("fake", file))
 			s.exec(name, "/bin/sh", "-c", fmt.Sprintf("/fake/racer /fake/go %d >/fake/%s 2>&1 </dev/null &", step, file))
 		}
 	}
 	all := func(word string) func() bool {
 		return func() bool {
-			for _, files := range said {
+			for _, files := range outputs {
 				for _, file := range files {
 					if text, _ := os.ReadFile(s.in("fake", file)); !strings.HasPrefix(testhost.LastLine(string(text)), word) {
 						return false
@@ -58,7 +58,7 @@ func raceForTheLast(s *site) {
 	s.Must(os.WriteFile(start, nil, 0o644))
 	s.Eventually("the card is full", all("took "))
 	total := 0
-	for name, files := range said {
+	for name, files := range outputs {
 		took := 0
 		for _, file := range files {
 			text, _ := os.ReadFile(s.in("fake", file))
@@ -69,7 +69,7 @@ func raceForTheLast(s *site) {
 		want := uint64(36*gib + took*step)
 		s.Eventually(fmt.Sprintf("the slice shows what its processes took, %d", want), s.Holds(s.id(name), want))
 	}
-	expect.True(s.t, total != 0, "nobody took anything")
+	expect.True(s.t, total != 0, "no process allocated memory")
 	for _, name := range containers {
 		s.killHogs(s.id(name))
 	}
@@ -84,16 +84,11 @@ func churnCount(s *site) int {
 	return n
 }
 
+// churn starts and removes containers concurrently, and kills some of their processes meanwhile.
 func churn(s *site) {
 	count, seed := churnCount(s), uint64(time.Now().UnixNano())
 	s.t.Logf("seed %d", seed)
 	var next atomic.Int64
-	var mu sync.Mutex
-	wrong := func(format string, args ...any) {
-		mu.Lock()
-		defer mu.Unlock()
-		s.t.Errorf(format, args...)
-	}
 	var group sync.WaitGroup
 	for worker := range 4 {
 		group.Go(func() {
@@ -102,12 +97,12 @@ func churn(s *site) {
 				name := "churn" + strconv.FormatUint(names.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
 				c := container{name: name, args: []string{"/demo/cuda_hog", strconv.Itoa((1 + r.IntN(3)) * gib)}}
 				if out, err := s.engine.run(c.complete(s)); err != nil {
-					wrong("start %s: %v\n%s", name, err, out)
+					s.t.Errorf("start %s: %v\n%s", name, err, out)
 				} else {
 					s.disturb(r, s.engine.id(name))
 				}
 				if out, err := s.engine.remove(name); err != nil {
-					wrong("remove %s: %v\n%s", name, err, out)
+					s.t.Errorf("remove %s: %v\n%s", name, err, out)
 				}
 			}
 		})
@@ -115,6 +110,7 @@ func churn(s *site) {
 	group.Wait()
 }
 
+// disturb kills the first process of a container, those that hold memory, or none.
 func (s *site) disturb(r *rand.Rand, id string) {
 	time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
 	slice, err := s.Client.Slice(context.Background(), id)

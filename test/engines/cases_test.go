@@ -13,7 +13,7 @@ type testcase struct {
 
 var cases = []testcase{
 	{name: "quota", title: "one quota for all processes and `exec`", run: quotaIsShared},
-	{name: "refusals", title: "bad annotations: our sentence is shown", run: refusalsAreShown},
+	{name: "refusals", title: "bad annotations: gpuslice's message is shown", run: refusalsAreShown},
 	{name: "names", title: "shown with its name and image", run: namesAreShown, needs: hasNames},
 	{name: "documents", title: "commands of the documents, and what they print", run: documentsAreTrue, needs: hasDocuments},
 	{name: "restart", title: "restart under the same id", run: restartKeepsTheQuota, needs: restarts},
@@ -38,7 +38,7 @@ var cases = []testcase{
 	{name: "nvidia-gpus", title: "NVIDIA: `--gpus`; Podman: its hook in hooks.d", run: gpusFlag, needs: hasWay(byHook, byFlag)},
 	{name: "nvidia-inside", title: "gpuslice-runtime, then nvidia-container-runtime", run: nvidiaInside, needs: hasWay(inside + modeCDI)},
 	{name: "nvidia-outside", title: "nvidia-container-runtime, then gpuslice-runtime", run: nvidiaOutside, needs: hasWay(outside + modeCDI)},
-	{name: "nvidia-loop", title: "the two around each other: our sentence", run: runtimesLoop, needs: hasWay(loop + "gpuslice-runtime")},
+	{name: "nvidia-loop", title: "each runtime wraps the other: gpuslice's message", run: runtimesLoop, needs: hasWay(loop + "gpuslice-runtime")},
 	{name: "pod", title: "pod of two containers: a quota each, none for the sandbox", run: podOfTwo, needs: hasPods},
 	{name: "pod-annotations", title: "annotations of pod and container, and handlers that drop them", run: podAnnotations, needs: hasPods},
 	{name: "pod-restart", title: "restart within a pod", run: podRestarts, needs: hasPods},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Linked into every program that test/aarch64.sh runs under qemu-user, in place of its execl (ld's
- * --wrap): one that starts itself anew by /proc/self/exe would have the host's kernel run a file of
- * aarch64. GPUSLICE_ANEW names what the host can run instead.
+ * Replaces execl (ld's --wrap) in the programs that test/aarch64.sh runs under qemu-user. A program
+ * that executes /proc/self/exe would have the host's kernel run a file for aarch64. GPUSLICE_ANEW
+ * names a file that the host can run instead.
  */
 #include <stdarg.h>
 #include <stdlib.h>

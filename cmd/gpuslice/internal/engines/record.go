@@ -116,7 +116,7 @@ func (r *record) check(engine string) error {
 		return fmt.Errorf("version %d is not known: use the gpuslice that wrote it", r.Version)
 	}
 	if r.Engine != engine {
-		return fmt.Errorf("it is that of %q", r.Engine)
+		return fmt.Errorf("it is the record of engine %q", r.Engine)
 	}
 	for _, f := range r.Files {
 		clean := func(p string) bool {

@@ -22,7 +22,7 @@ func TestRecordsAreReadDefensively(t *testing.T) {
 		want   string
 	}{
 		{"a later version", func(r *record) { r.Version = 2 }, "version 2 is not known"},
-		{"another engine's", func(r *record) { r.Engine = "podman" }, `it is that of "podman"`},
+		{"another engine's", func(r *record) { r.Engine = "podman" }, `it is the record of engine "podman"`},
 		{"a relative path", func(r *record) { r.Files[0].Path = "etc/x" }, "is no path"},
 		{"a path with ..", func(r *record) { r.Files[0].Path = "/etc/../x" }, "is no path"},
 		{"the root", func(r *record) { r.Files[0].Path = "/" }, "is no path"},
@@ -97,7 +97,7 @@ func FuzzRecord(f *testing.F) {
 }
 
 // A kill between record and file leaves a record of a change that was not made.
-func TestARecordOfWhatWasNotDoneIsHarmless(t *testing.T) {
+func TestARecordOfAChangeThatWasNotMadeIsHarmless(t *testing.T) {
 	w := newWorld(t)
 	w.put(dockerFile, "{}\n")
 	w.install("docker", Options{})
