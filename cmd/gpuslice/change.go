@@ -109,7 +109,9 @@ func noteOwn(c *cli.Context, has, asked []api.Quota) {
 }
 
 func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
-	r.Drop = c.StringSlice("drop")
+	if r.Drop, err = devicesNamed(c, "drop"); err != nil {
+		return r, err
+	}
 	if !c.IsSet("vram") && !c.IsSet("ttl") && len(r.Drop) == 0 {
 		return r, errors.New("nothing to change: give, for example, --vram 6G or --ttl 1h")
 	}
@@ -181,7 +183,10 @@ func quotaFlags(c *cli.Context) ([]api.Quota, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--vram: %w", err)
 	}
-	devices := c.StringSlice("device")
+	devices, err := devicesNamed(c, "device")
+	if err != nil {
+		return nil, err
+	}
 	if len(devices) == 0 {
 		devices = []string{api.AllDevices}
 	}

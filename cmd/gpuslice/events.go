@@ -69,7 +69,16 @@ started; then each new one replaces the oldest of the container, user or operato
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			p := printer{c: c, id: id, from: from, last: after}
-			if p.keep, err = show.EventTable.Keep(c.StringSlice("filter")); err != nil {
+			filters := c.StringSlice("filter")
+			for i, filter := range filters {
+				if name, is := strings.CutPrefix(filter, "device="); is {
+					if name, err = deviceNamed(c, name); err != nil {
+						return asMisuse(err)
+					}
+					filters[i] = "device=" + name
+				}
+			}
+			if p.keep, err = show.EventTable.Keep(filters); err != nil {
 				return asMisuse(err)
 			}
 			format := c.String("format")
@@ -103,6 +112,7 @@ type printer struct {
 	from     time.Time
 	keep     func(api.Event) bool
 	line     table.Printer[api.Event] // nil: for people
+	indices  show.Indices             // nil until a line for people is printed
 	last     position                 // position of the last event, or the one to begin after
 	received bool                     // at least one event was received
 	shown    bool                     // at least one event matched
@@ -170,7 +180,10 @@ func (p *printer) put(e api.Event) error {
 	if p.line != nil {
 		return p.line(p.c.App.Writer, []api.Event{e}, table.Colours(p.c.App.Writer))
 	}
-	return show.Event(p.c.App.Writer, e, p.c.Bool("no-trunc"))
+	if p.indices == nil {
+		p.indices = indices(p.c.Context, connect(p.c))
+	}
+	return show.Event(p.c.App.Writer, e, p.indices, p.c.Bool("no-trunc"))
 }
 
 // position is an event's number and the enforcer that numbered it.

@@ -145,7 +145,7 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		"--filter kind=x":           "of kind registered, released, refused, ",
 		"--filter colour=x":         "with the keys kind, slice, container, tenant, pool and device",
 		"--format {{.Colour}}":      "there is no field .Colour",
-		"--format table":            "has no table",
+		"--format table":            "printed as they happen",
 		"--format {{.Kind}} --json": "--json is the latter",
 		"--format=":                 "a template such as {{.Kind}}, or json, is accepted",
 	} {
@@ -171,7 +171,7 @@ func TestMissedEventsOfAnotherSliceAreNotShown(t *testing.T) {
 		if err := runEvents(t, &out, socket, strings.Fields(args)...); err != nil {
 			t.Errorf("%q: %v", args, err)
 		}
-		if n := strings.Count(out.String(), "missed          loud          38 events before"); n != want || n != strings.Count(out.String(), "missed") {
+		if n := strings.Count(out.String(), "missed          loud          no longer kept: 38 events"); n != want || n != strings.Count(out.String(), "missed") {
 			t.Errorf("%q: %s", args, out.String())
 		}
 	}

@@ -137,7 +137,10 @@ func leaseRequest(c *cli.Context) (r lease.Request, err error) {
 	if c.IsSet("clients") && c.Int("clients") < 1 {
 		return r, fmt.Errorf("--clients %d: 1 and more are accepted", c.Int("clients"))
 	}
-	r.Device, r.Tenant, r.Reserve, r.Clients = c.String("device"), c.String("tenant"), c.Bool("reserve"), c.Int("clients")
+	r.Tenant, r.Reserve, r.Clients = c.String("tenant"), c.Bool("reserve"), c.Int("clients")
+	if r.Device, err = deviceNamed(c, c.String("device")); err != nil {
+		return r, fmt.Errorf("--device: %w", err)
+	}
 	return r, nil
 }
 
@@ -205,13 +208,13 @@ OVERHEAD together.
 
    gpuslice lease list
    gpuslice lease list -q --filter tenant=a` + fmt.Sprintf(listHelp, "Charged"),
-		Flags:        append(listFlags(leaseTable()), watchFlags()...),
+		Flags:        append(listFlags(leaseTable(nil)), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
 			}
-			return list(c, leaseTable(), leases(c).List)
+			return list(c, leaseTable(indices(c.Context, connect(c))), leases(c).List)
 		},
 	}
 }
@@ -260,11 +263,11 @@ func printLease(c *cli.Context, l *lease.Lease, err error) error {
 }
 
 func printLeases(c *cli.Context, all []*lease.Lease) error {
-	return leaseTable().Print(c.App.Writer, all, true)
+	return leaseTable(indices(c.Context, connect(c))).Print(c.App.Writer, all, false)
 }
 
-// leaseTable lists leases. For root, which sees those of all users, it has a column for the user.
-func leaseTable() *table.Table[*lease.Lease] {
+// leaseTable lists leases, on devices with these indices. For root, which sees those of all users, it has a column for the user.
+func leaseTable(of show.Indices) *table.Table[*lease.Lease] {
 	sized := func(head, field string, of func(*lease.Lease) uint64) table.Column[*lease.Lease] {
 		return table.Column[*lease.Lease]{Head: head, Field: field, Number: of, Text: func(l *lease.Lease) string { return api.FormatSize(of(l)) }}
 	}
@@ -275,7 +278,7 @@ func leaseTable() *table.Table[*lease.Lease] {
 			{Head: "LEASE", Field: "ID", Text: func(l *lease.Lease) string { return l.ID }},
 			{Head: "UID", Field: "UID", Wide: os.Geteuid() != 0, Number: func(l *lease.Lease) uint64 { return uint64(l.UID) },
 				Text: func(l *lease.Lease) string { return strconv.FormatUint(uint64(l.UID), 10) }},
-			{Head: "DEVICE", Field: "Device", Text: func(l *lease.Lease) string { return l.Device }},
+			{Head: "DEVICE", Field: "Device", Text: func(l *lease.Lease) string { return l.Device }, Short: func(l *lease.Lease) string { return of.Name(l.Device) }},
 			sized("VRAM", "VRAM", func(l *lease.Lease) uint64 { return l.VRAM }),
 			sized("OVERHEAD", "Overhead", func(l *lease.Lease) uint64 { return l.Overhead }),
 			sized("CHARGED", "Charged", func(l *lease.Lease) uint64 { return l.Charged }),
@@ -296,7 +299,7 @@ func leaseTable() *table.Table[*lease.Lease] {
 			table.Is("tenant", func(l *lease.Lease) string { return l.Tenant }),
 			table.Is("uid", func(l *lease.Lease) string { return strconv.FormatUint(uint64(l.UID), 10) }),
 			{Key: "device", Matches: func(l *lease.Lease, value string) bool {
-				return value != "" && strings.HasPrefix(strings.ToLower(l.Device), strings.ToLower(value))
+				return value != "" && of.Is(value, l.Device)
 			}},
 			table.OneOf("state", func(l *lease.Lease) string { return string(l.State) }, string(lease.Active), string(lease.Ended), string(lease.Failed)),
 		},

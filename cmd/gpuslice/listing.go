@@ -25,7 +25,7 @@ import (
 const listHelp = `
 
 --filter chooses rows: of one key any value may hold, of several keys all must. --format is a Go template as
-Docker has them, of one row ({{.%s}}); "table" before it adds a heading, and json is a line of JSON for each.
+Docker has them, of one row ({{.%s}}); "table" before it adds a heading, json is a line of JSON for each, and yaml is as with --output.
 JSON and YAML are the control API's, and only tables shorten. NO_COLOR=1 turns colours off.`
 
 func listFlags[R any](t *table.Table[R]) []cli.Flag {
@@ -35,7 +35,7 @@ func listFlags[R any](t *table.Table[R]) []cli.Flag {
 	}
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "print ids alone"},
-		manual.StringOf{Values: []string{"json", "table"}, StringFlag: &cli.StringFlag{Name: "format", Usage: "print each row by a `TEMPLATE` with " + strings.Join(fields, ", ") + "; or json"}},
+		manual.StringOf{Values: []string{"json", "yaml", "table"}, StringFlag: &cli.StringFlag{Name: "format", Usage: "print each row by a `TEMPLATE` with " + strings.Join(fields, ", ") + "; or json, or yaml"}},
 		manual.StringsOf{Values: filterWords(t.FilterKeys()), StringSliceFlag: &cli.StringSliceFlag{Name: "filter", Usage: "only rows with `KEY=VALUE`, of the keys " + strings.Join(t.FilterKeys(), ", ") + "; may be repeated"}},
 		manual.StringOf{Values: sortWords(t.SortKeys()), StringFlag: &cli.StringFlag{Name: "sort", Usage: "sort by `COLUMN`, with - before it for the largest first: " + strings.Join(t.SortKeys(), ", ")}},
 		manual.StringOf{Values: table.Outputs, StringFlag: &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "print it in this `SHAPE`: " + strings.Join(table.Outputs, ", ")}},

@@ -70,7 +70,8 @@ func shellHome(t *testing.T, shell string) string {
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
 		// A replacement of the program, called for slices.
-		"bin/gpuslice": "#!/bin/sh\n[ \"$1\" = ps ] && printf 'slice-1 web\\nslice-2 $(touch\\040made)\\nslice-3 `touch\\040made`\\nslice-3 \\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n",
+		"bin/gpuslice": "#!/bin/sh\n[ \"$1\" = ps ] && printf 'slice-1 web\\nslice-2 $(touch\\040made)\\nslice-3 `touch\\040made`\\nslice-3 \\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n" +
+			"[ \"$1\" = limits ] && printf '0 GPU-1\\n1 GPU-2\\n MIG-7\\n'\n[ \"$*\" = 'lease list --quiet' ] && printf 'lease-1\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -121,6 +122,13 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice run --vram=4G --emb", want: "--embedded"},
 				{line: "gpuslice run --vram ", not: "--device run"},
 				{line: "gpuslice run --wait ", want: "forever", not: "--device run"},
+				{line: "gpuslice run --mode ", want: "enforce record"},
+				{line: "gpuslice run --device ", want: "0 1 MIG-7", not: "GPU-1"},
+				{line: "gpuslice lease acquire --device M", want: "MIG-7", not: "0"},
+				{line: "gpuslice set slice-1 --drop ", want: "0 1"},
+				{line: "gpuslice lease drop ", want: "lease-1", not: "slice-1"},
+				{line: "gpuslice lease renew le", want: "lease-1"},
+				{line: "gpuslice recommend --format y", want: "yaml"},
 				{line: "gpuslice ps --no", want: "--no-trunc"},
 				{line: "gpuslice ps --f", want: "--format --filter"},
 				{line: "gpuslice ps --filter ", want: "state= container= tenant=", not: "slice-1"},

@@ -49,7 +49,7 @@ has ended.
 			if err != nil && !errors.Is(err, api.ErrNotFound) {
 				return err
 			}
-			return show.Explain(c.App.Writer, run, now)
+			return show.Explain(c.App.Writer, run, now, indices(c.Context, connect(c)))
 		},
 	}
 }
@@ -94,7 +94,7 @@ the SUGGESTED quota. The last 1024 runs are known.
 					one, err = show.FindRun(runs, words[0])
 					runs = slices.DeleteFunc(runs, func(r api.Run) bool { return r.Slice != one.Slice })
 				}
-				return show.Needs(runs, of), err
+				return show.Needs(runs, of, indices(ctx, enforcer)), err
 			})
 		},
 	}

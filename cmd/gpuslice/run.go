@@ -70,7 +70,7 @@ func runCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; the command sees only these; may be repeated (default: every device)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m, 12h or 7d; then it is ended; never, or 0, for no end"},
 			manual.StringOf{Values: []string{forever}, StringFlag: &cli.StringFlag{Name: "wait", Usage: "if the quota cannot be granted now, wait for it: `DURATION`, such as 30s, 10m or 2h; or forever"}},
-			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
+			manual.StringOf{Values: []string{string(api.Enforce), string(api.Record)}, StringFlag: &cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"}},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`TENANT` to account it to"},
 			&cli.BoolFlag{Name: "elastic", Usage: "while it is idle its VRAM may be moved to host memory; it comes back with its next CUDA call"},

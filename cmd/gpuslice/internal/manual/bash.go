@@ -57,6 +57,8 @@ _gpuslice() {
 		mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$cur")
 	elif [[ $argument == slice ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$(` + slicesCommand + `)" -- "$cur")
+	elif [[ $argument == lease ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$(` + leasesCommand + `)" -- "$cur")
 	elif [[ $argument == pool ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$(` + poolsCommand + `)" -- "$cur")
 	else
@@ -73,7 +75,7 @@ _gpuslice_table() {
 func Bash(out io.Writer, root Command) error {
 	var b strings.Builder
 	b.WriteString(bashHead)
-	kinds := map[argument]string{argSlice: "slice", argPool: "pool", argCommand: "command"}
+	kinds := map[argument]string{argSlice: "slice", argPool: "pool", argLease: "lease", argCommand: "command"}
 	root.walk(func(c Command) {
 		var names []string
 		for _, sub := range c.Commands {
@@ -97,6 +99,8 @@ func Bash(out io.Writer, root Command) error {
 			for _, name := range f.Names {
 				if f.Values != nil {
 					fmt.Fprintf(&b, "\t\tchoices+=('%s=%s')\n", name, strings.Join(f.Values, " "))
+				} else if command := f.dynamic(); command != "" { // compgen runs it
+					fmt.Fprintf(&b, "\t\tchoices+=(%s)\n", single(name+"=$("+command+")"))
 				}
 			}
 		}

@@ -94,6 +94,8 @@ func fishCommand(b *strings.Builder, root, c Command) {
 			b.WriteString(" -rF")
 		case f.Values != nil:
 			b.WriteString(" -xa " + fishQuote(strings.Join(f.Values, " ")))
+		case f.dynamic() != "":
+			b.WriteString(" -xa " + fishQuote("("+f.dynamic()+")"))
 		case f.Value != "":
 			b.WriteString(" -x")
 		}
@@ -106,6 +108,8 @@ func fishCommand(b *strings.Builder, root, c Command) {
 		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+slicesCommand+")"))
 	case argPool:
 		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+poolsCommand+")"))
+	case argLease:
+		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+leasesCommand+")"))
 	case argCommand:
 		valued := append(root.flagNames(takesValue), c.flagNames(takesValue)...)
 		// The dash precedes words that begin with two dashes, which fish would parse as its own flags.

@@ -58,6 +58,7 @@ const (
 	argWords
 	argSlice
 	argPool
+	argLease
 	argCommand
 )
 
@@ -163,6 +164,8 @@ func (c Command) argument() (argument, []string) {
 		return argSlice, nil
 	case args == "POOL":
 		return argPool, nil
+	case strings.HasPrefix(args, "LEASE"):
+		return argLease, nil
 	case args != "" && strings.Trim(args, "abcdefghijklmnopqrstuvwxyz0123456789-|") == "":
 		return argWords, strings.Split(args, "|")
 	}
@@ -196,4 +199,17 @@ func takesFile(f Flag) bool  { return f.File }
 // delay. Only plain names are offered: users choose them, and bash expands words that it offers.
 const slicesCommand = `gpuslice ps --format '{{.ID}} {{.Container}}' 2>/dev/null | tr ' ' '\n' | grep -xE '[A-Za-z0-9][A-Za-z0-9_./-]*' | sort -u`
 
-const poolsCommand = `gpuslice pool list --quiet 2>/dev/null`
+const (
+	poolsCommand  = `gpuslice pool list --quiet 2>/dev/null`
+	leasesCommand = `gpuslice lease list --quiet 2>/dev/null`
+	// devicesCommand lists indices, and the UUIDs of devices without one.
+	devicesCommand = `gpuslice limits --format '{{.Index}} {{.ID}}' 2>/dev/null | tr ' ' '\n' | grep -xE '[0-9]+|MIG-.*' | sort -u`
+)
+
+// dynamic returns the command that lists the completions of a flag's value; "" if there is none.
+func (f Flag) dynamic() string {
+	if f.Value == "DEVICE" {
+		return devicesCommand
+	}
+	return ""
+}

@@ -14,6 +14,8 @@ func Zsh(out io.Writer, root Command) error {
 	b.WriteString("#compdef gpuslice\n# SPDX-License-Identifier: Apache-2.0\n# zsh completion for gpuslice: made by \"gpuslice completion zsh\".\n\n")
 	fmt.Fprintf(&b, "_gpuslice_slices() {\n\tlocal -a slices\n\tslices=(${(f)\"$(%s)\"})\n\t_describe -t slices slice slices\n}\n\n", slicesCommand)
 	fmt.Fprintf(&b, "_gpuslice_pools() {\n\tlocal -a pools\n\tpools=(${(f)\"$(%s)\"})\n\t_describe -t pools pool pools\n}\n\n", poolsCommand)
+	fmt.Fprintf(&b, "_gpuslice_leases() {\n\tlocal -a leases\n\tleases=(${(f)\"$(%s)\"})\n\t_describe -t leases lease leases\n}\n\n", leasesCommand)
+	fmt.Fprintf(&b, "_gpuslice_gpus() {\n\tlocal -a devices\n\tdevices=(${(f)\"$(%s)\"})\n\t_describe -t devices device devices\n}\n\n", devicesCommand)
 	root.walk(func(c Command) { zshFunction(&b, c) })
 	// The file is a function when zsh autoloads it, and defines the function when it is sourced.
 	b.WriteString("if [ \"$funcstack[1]\" = _gpuslice ]; then\n\t_gpuslice \"$@\"\nelse\n\tcompdef _gpuslice gpuslice\nfi\n")
@@ -46,6 +48,8 @@ func zshFunction(b *strings.Builder, c Command) {
 		b.WriteString(" \\\n\t\t'1:slice:_gpuslice_slices'")
 	case kind == argPool:
 		b.WriteString(" \\\n\t\t'1:pool:_gpuslice_pools'")
+	case kind == argLease:
+		b.WriteString(" \\\n\t\t'1:lease:_gpuslice_leases'")
 	case kind == argCommand:
 		b.WriteString(" \\\n\t\t'(-)*::command: _normal'")
 	}
@@ -75,6 +79,8 @@ func zshFlag(f Flag) string {
 			switch {
 			case f.File:
 				action = "_files"
+			case f.dynamic() != "":
+				action = "_gpuslice_gpus"
 			case f.Values != nil && strings.HasSuffix(f.Values[0], "="):
 				action = ` compadd -S "" - ` + strings.Join(f.Values, " ")
 			case f.Values != nil:

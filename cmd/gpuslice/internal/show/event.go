@@ -36,7 +36,7 @@ var EventTable = table.Table[api.Event]{
 			return strconv.Itoa(e.PID)
 		}},
 		{Head: "COMMAND", Field: "Command", Text: func(e api.Event) string { return e.Command }},
-		{Head: "TEXT", Field: "Text", Text: func(e api.Event) string { return sentence(e, true) }},
+		{Head: "TEXT", Field: "Text", Text: Sentence},
 	},
 	Filters: []table.Filter[api.Event]{
 		table.OneOf("kind", func(e api.Event) string { return string(e.Kind) }, eventKinds()...),
@@ -44,7 +44,7 @@ var EventTable = table.Table[api.Event]{
 		{Key: "container", Matches: func(e api.Event, value string) bool { return value != "" && begins(value, e.Container) }},
 		table.Is("tenant", func(e api.Event) string { return e.Tenant }),
 		table.Is("pool", func(e api.Event) string { return e.Pool }),
-		{Key: "device", Matches: func(e api.Event, value string) bool { return deviceIs(value, e.Device, -1) }},
+		{Key: "device", Matches: func(e api.Event, value string) bool { return Indices(nil).Is(value, e.Device) }},
 	},
 }
 
@@ -60,12 +60,12 @@ func eventKinds() []string {
 func position(e api.Event) string { return e.Instance + ":" + strconv.FormatUint(e.Seq, 10) }
 
 // Event prints one line: time, kind, slice, and a sentence. Its columns have a fixed width, since later events are unknown.
-func Event(out io.Writer, e api.Event, whole bool) error {
-	id := e.Slice
+func Event(out io.Writer, e api.Event, of Indices, whole bool) error {
+	id, on := e.Slice, e.Device
 	if !whole {
-		id = shortID(id)
+		id, on = shortID(id), of.Name(on)
 	}
-	text := sentence(e, whole)
+	text := sentence(e, on)
 	if path := e.Path(); path != "" && e.Kind == api.EventRegistered {
 		text = path + " " + text
 	}
@@ -78,10 +78,9 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 }
 
 // Sentence says what happened, with whole UUIDs.
-func Sentence(e api.Event) string { return sentence(e, true) }
+func Sentence(e api.Event) string { return sentence(e, e.Device) }
 
-func sentence(e api.Event, whole bool) string {
-	on := device(api.DeviceUse{Device: e.Device}, whole)
+func sentence(e api.Event, on string) string {
 	switch e.Kind {
 	case api.EventRegistered:
 		if e.TTL > 0 {
@@ -133,7 +132,7 @@ func sentence(e api.Event, whole bool) string {
 		if e.Cause == api.MissedRestarted {
 			return "gpusliced was restarted: earlier events that were not read are lost" + missedSince(e.Count)
 		}
-		return fmt.Sprintf("%d events before the next one are no longer kept", e.Count)
+		return "no longer kept: " + Count(e.Count, "event") + " before the next one"
 	default: // of a newer enforcer
 		return "see --json"
 	}
@@ -216,7 +215,7 @@ func bypass(e api.Event, on string) string {
 	case e.Kind == api.EventCleared:
 		return fmt.Sprintf("%s does not hold %s on %s any more", who, api.FormatSize(e.Bytes), on)
 	case e.Kind == api.EventKilled && e.Count > 1:
-		return fmt.Sprintf("%s killed, with %d others of its slice: it held %s on %s %s", who, e.Count-1, api.FormatSize(e.Bytes), on, how)
+		return fmt.Sprintf("%s killed, with %s of its slice: it held %s on %s %s", who, Count(e.Count-1, "other"), api.FormatSize(e.Bytes), on, how)
 	case e.Kind == api.EventKilled:
 		return fmt.Sprintf("%s killed: it held %s on %s %s", who, api.FormatSize(e.Bytes), on, how)
 	}
@@ -267,7 +266,7 @@ func refused(e api.Event, on string) string {
 			fmt.Fprintf(&b, ", and %d before it,", e.Count-1)
 		}
 	} else {
-		fmt.Fprintf(&b, "%d requests", e.Count)
+		b.WriteString(Count(e.Count, "request"))
 	}
 	fmt.Fprintf(&b, " on %s", on)
 	if e.PID != 0 {

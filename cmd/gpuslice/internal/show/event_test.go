@@ -77,14 +77,14 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		},
 		"2026-03-04 05:06:07  denied          llm           nothing more is given in pool llm: why":                                                      {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
 		"2026-03-04 05:06:07  denied          s1            nothing more is given in the slice: why":                                                     {Kind: api.EventDenied, Slice: "s1", Cause: "why"},
-		"2026-03-04 05:06:07  missed          -             3 events before the next one are no longer kept":                                             {Kind: api.EventMissed, Count: 3},
-		"2026-03-04 05:06:07  missed          s1            3 events before the next one are no longer kept":                                             {Kind: api.EventMissed, Slice: "s1", Count: 3},
+		"2026-03-04 05:06:07  missed          -             no longer kept: 3 events before the next one":                                                {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  missed          s1            no longer kept: 3 events before the next one":                                                {Kind: api.EventMissed, Slice: "s1", Count: 3},
 		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: earlier events that were not read are lost":                         {Kind: api.EventMissed, Cause: api.MissedRestarted},
 		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: earlier events that were not read are lost, and so are its first 4": {Kind: api.EventMissed, Cause: api.MissedRestarted, Count: 4},
 	} {
 		e.Time = at
 		var out strings.Builder
-		if err := Event(&out, e, false); err != nil {
+		if err := Event(&out, e, nil, false); err != nil {
 			t.Fatal(err)
 		}
 		if out.String() != want+"\n" {
@@ -92,7 +92,7 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if err := Event(&out, api.Event{Kind: api.EventFreed, Slice: container, Device: gpu}, true); err != nil {
+	if err := Event(&out, api.Event{Kind: api.EventFreed, Slice: container, Device: gpu}, Indices{gpu: 3}, true); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), container) || !strings.Contains(out.String(), gpu) {
@@ -105,7 +105,7 @@ func TestEveryKindOfEventHasASentence(t *testing.T) {
 		if kind == "recovered" { // memory of a process that ended normally was not lost
 			t.Errorf("an event is %s", kind)
 		}
-		if got := sentence(api.Event{Kind: kind}, false); got == sentence(api.Event{Kind: "new"}, false) {
+		if got := Sentence(api.Event{Kind: kind}); got == Sentence(api.Event{Kind: "new"}) {
 			t.Errorf("%s has none", kind)
 		}
 	}

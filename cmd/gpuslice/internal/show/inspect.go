@@ -102,11 +102,15 @@ func Slice(out io.Writer, s api.Slice) error {
 		return err
 	}
 	fmt.Fprintln(out, "\nLast refusal:")
-	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal}, api.Slice{})
+	of := make(Indices)
+	for _, d := range s.Devices {
+		of[d.Device] = d.Index
+	}
+	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal}, api.Slice{}, of)
 }
 
 func elastic(e api.Elastic) string {
-	said := fmt.Sprintf("priority %d, evicted %d times, waited %s in all", e.Priority, e.Evictions, e.Waited.Round(100*time.Millisecond))
+	said := fmt.Sprintf("priority %d, evicted %s, waited %s in all", e.Priority, Count(e.Evictions, "time"), e.Waited.Round(100*time.Millisecond))
 	if e.Waits != nil {
 		return said + ", waits for its memory since " + since(*e.Waits)
 	}

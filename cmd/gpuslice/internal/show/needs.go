@@ -30,7 +30,7 @@ func QuotaFor(bytes uint64) string {
 }
 
 // Explain prints a few sentences, one per line, about a slice's last rejected request. now is the slice, if it has not ended.
-func Explain(out io.Writer, run api.Run, now api.Slice) error {
+func Explain(out io.Writer, run api.Run, now api.Slice, of Indices) error {
 	var b strings.Builder
 	waits := State(&now) == Waiting
 	if waits {
@@ -39,12 +39,11 @@ func Explain(out io.Writer, run api.Run, now api.Slice) error {
 	}
 	r := run.Refusal
 	if r == nil {
-		unrefused(&b, run, waits)
+		unrefused(&b, run, waits, of)
 		_, err := io.WriteString(out, b.String())
 		return err
 	}
-	on := device(api.DeviceUse{Device: r.Device}, false)
-	fmt.Fprintf(&b, "slice %s was refused %s on %s at %s", shortID(run.Slice), request(r), on, r.Time.Local().Format(time.DateTime))
+	fmt.Fprintf(&b, "slice %s was refused %s on %s at %s", shortID(run.Slice), request(r), of.Name(r.Device), r.Time.Local().Format(time.DateTime))
 	if r.PID != 0 {
 		fmt.Fprintf(&b, ", by %s", process(r.PID, r.Command))
 	}
@@ -110,7 +109,7 @@ func holding(b *strings.Builder, r *api.Refusal) {
 		parts = append(parts, part)
 	}
 	if more > 0 {
-		parts = append(parts, fmt.Sprintf("%d others %s", more, api.FormatSize(bytes)))
+		parts = append(parts, Count(uint64(more), "other")+" "+api.FormatSize(bytes))
 	}
 	fmt.Fprintf(b, "Right after it, memory was held by %s.\n", strings.Join(parts, ", "))
 	if strings.HasPrefix(r.Holders[0].Command, "python") || strings.HasPrefix(r.Holders[0].Command, "pt_") {
@@ -135,10 +134,10 @@ func remedy(b *strings.Builder, run api.Run, r *api.Refusal) {
 	}
 }
 
-func unrefused(b *strings.Builder, run api.Run, waits bool) {
+func unrefused(b *strings.Builder, run api.Run, waits bool, of Indices) {
 	fmt.Fprintf(b, "slice %s was refused no memory.\n", shortID(run.Slice))
 	for _, d := range run.Devices {
-		fmt.Fprintf(b, "On %s it held at most %s", device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Peak))
+		fmt.Fprintf(b, "On %s it held at most %s", of.Name(d.Device), api.FormatSize(d.Peak))
 		if d.Limit > 0 {
 			fmt.Fprintf(b, ", of a quota of %s", api.FormatSize(d.Limit))
 		}
@@ -155,6 +154,7 @@ func unrefused(b *strings.Builder, run api.Run, waits bool) {
 type Need struct {
 	Of       string    `json:"of"` // name of the slice, image, tenant or pool
 	Device   string    `json:"device"`
+	Index    int       `json:"index"` // of the device, or -1
 	Runs     int       `json:"runs"`
 	Running  int       `json:"running"` // part of Runs
 	Last     time.Time `json:"last"`    // start of the last run
@@ -166,7 +166,7 @@ type Need struct {
 }
 
 // Needs sums up runs by device and by the value of of; "" is left out. The result is sorted by last run, the latest first.
-func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
+func Needs(runs []api.Run, of func(api.Run, api.RunUse) string, indices Indices) []Need {
 	type key struct{ of, device string }
 	needs := make(map[key]*Need)
 	for _, r := range runs {
@@ -177,7 +177,7 @@ func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
 			}
 			n := needs[key{name, d.Device}]
 			if n == nil {
-				n = &Need{Of: name, Device: d.Device}
+				n = &Need{Of: name, Device: d.Device, Index: indices.of(d.Device)}
 				needs[key{name, d.Device}] = n
 			}
 			n.Runs++
@@ -207,7 +207,7 @@ var NeedTable = table.Table[Need]{
 	Object: func(n Need) any { return n },
 	Columns: []table.Column[Need]{
 		shortened("OF", "Of", func(n Need) string { return n.Of }),
-		{Head: "DEVICE", Field: "Device", Text: func(n Need) string { return n.Device }, Short: func(n Need) string { return Device(n.Device) }},
+		{Head: "DEVICE", Field: "Device", Text: func(n Need) string { return n.Device }, Short: func(n Need) string { return Numbered(n.Device, n.Index, false) }},
 		{Head: "RUNS", Field: "Runs", Number: func(n Need) uint64 { return uint64(max(n.Runs, 0)) }, Text: func(n Need) string { return strconv.Itoa(n.Runs) }},
 		{Head: "LAST", Field: "Last", Number: func(n Need) uint64 { return uint64(max(n.Last.UnixNano(), 0)) }, Text: func(n Need) string {
 			if n.Running > 0 {
@@ -228,7 +228,7 @@ var NeedTable = table.Table[Need]{
 	},
 	Filters: []table.Filter[Need]{
 		{Key: "of", Matches: func(n Need, value string) bool { return value != "" && begins(value, n.Of) }},
-		{Key: "device", Matches: func(n Need, value string) bool { return value != "" && deviceIs(value, n.Device, -1) }},
+		{Key: "device", Matches: func(n Need, value string) bool { return value != "" && deviceIs(value, n.Device, n.Index) }},
 		table.If("running", func(n Need) bool { return n.Running > 0 }),
 		table.If("refused", func(n Need) bool { return n.Refusals > 0 }),
 	},

@@ -63,7 +63,7 @@ Its quota there was 8GiB; the process did not report the size of the request.
 		run := api.Run{Slice: "train", Ended: c.ended, Refusal: refusal()}
 		c.change(run.Refusal)
 		var out strings.Builder
-		if err := Explain(&out, run, api.Slice{}); err != nil || out.String() != c.want {
+		if err := Explain(&out, run, api.Slice{}, nil); err != nil || out.String() != c.want {
 			t.Errorf("got\n%s%v\nwant\n%s", out.String(), err, c.want)
 		}
 		if n := strings.Count(out.String(), "\n"); n < 2 || n > 6 {
@@ -71,8 +71,8 @@ Its quota there was 8GiB; the process did not report the size of the request.
 		}
 	}
 	var out strings.Builder
-	err := Explain(&out, api.Run{Slice: "idle", Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}}, api.Slice{})
-	if want := "slice idle was refused no memory.\nOn GPU-1b2c3d4e it held at most 3GiB, of a quota of 8GiB.\n"; err != nil || !strings.HasPrefix(out.String(), want) || !strings.Contains(out.String(), "`gpuslice devices`") {
+	err := Explain(&out, api.Run{Slice: "idle", Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}}, api.Slice{}, Indices{card: 3})
+	if want := "slice idle was refused no memory.\nOn 3:GPU-1b2c3d4e it held at most 3GiB, of a quota of 8GiB.\n"; err != nil || !strings.HasPrefix(out.String(), want) || !strings.Contains(out.String(), "`gpuslice devices`") {
 		t.Errorf("%s, %v", out.String(), err)
 	}
 }
@@ -82,7 +82,7 @@ func TestASliceThatWaitsForItsMemoryIsShownSo(t *testing.T) {
 	s := api.Slice{ID: "notebook", State: api.Evicted, Elastic: &api.Elastic{Obstacle: "slice train has 60GiB", Waits: &waits}}
 	said := "since " + waits.Local().Format(time.TimeOnly) + " (1h30m"
 	var explained, inspected, listed strings.Builder
-	if err := errors.Join(Explain(&explained, api.Run{Slice: s.ID}, s), Slice(&inspected, s), Slices(&listed, []api.Slice{s}, false)); err != nil {
+	if err := errors.Join(Explain(&explained, api.Run{Slice: s.ID}, s, nil), Slice(&inspected, s), Slices(&listed, []api.Slice{s}, false)); err != nil {
 		t.Fatal(err)
 	}
 	for what, c := range map[string]struct{ got, want string }{
@@ -105,15 +105,15 @@ func TestTheQuotaThatWouldHaveDoneIsTheLargestOfAllRuns(t *testing.T) {
 		{Slice: "a", Tenant: "t", Began: at(2), Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}},
 		{Slice: "b", Began: at(1), Ended: &ended, Devices: []api.RunUse{{Device: card, Peak: 1}, {Device: "GPU-2-0-0-0"}}},
 	}
-	needs := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Slice })
+	needs := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Slice }, Indices{card: 3})
 	want := []Need{
-		{Of: "a", Device: card, Runs: 2, Running: 1, Last: at(2), Limit: 8 << 30, Peak: 4 << 30, Refusals: 3, Quota: 5<<30 + 1},
-		{Of: "b", Device: card, Runs: 1, Last: at(1), Peak: 1, Quota: 1},
+		{Of: "a", Device: card, Index: 3, Runs: 2, Running: 1, Last: at(2), Limit: 8 << 30, Peak: 4 << 30, Refusals: 3, Quota: 5<<30 + 1},
+		{Of: "b", Device: card, Index: 3, Runs: 1, Last: at(1), Peak: 1, Quota: 1},
 	}
 	if len(needs) != 2 || needs[0] != want[0] || needs[1] != want[1] {
 		t.Errorf("got %+v\nwant %+v", needs, want)
 	}
-	if tenants := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Tenant }); len(tenants) != 1 || tenants[0].Of != "t" {
+	if tenants := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Tenant }, nil); len(tenants) != 1 || tenants[0].Of != "t" {
 		t.Errorf("%+v", tenants)
 	}
 	var out strings.Builder
@@ -121,7 +121,7 @@ func TestTheQuotaThatWouldHaveDoneIsTheLargestOfAllRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := strings.Split(out.String(), "\n")
-	if got := strings.Join(strings.Fields(rows[1]), " "); got != "a GPU-1b2c3d4e 2 running 8GiB 4GiB 3 5184M" {
+	if got := strings.Join(strings.Fields(rows[1]), " "); got != "a 3:GPU-1b2c3d4e 2 running 8GiB 4GiB 3 5184M" {
 		t.Errorf("%q", got)
 	}
 	if got := strings.Join(strings.Fields(rows[2]), " "); !strings.HasSuffix(got, "none 1B 0 64M") {

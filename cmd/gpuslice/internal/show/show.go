@@ -7,6 +7,7 @@ package show
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -286,6 +287,30 @@ func Numbered(uuid string, index int, whole bool) string {
 	}
 	return strconv.Itoa(index) + ":" + text
 }
+
+// Count returns a number with its noun, whose plural has an s.
+func Count[N int | uint64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// Indices has NVML's index of each known device, by UUID.
+type Indices map[string]int
+
+func (n Indices) of(uuid string) int {
+	if index, known := n[uuid]; known {
+		return index
+	}
+	return -1
+}
+
+// Name returns a device as tables show it.
+func (n Indices) Name(uuid string) string { return Numbered(uuid, n.of(uuid), false) }
+
+// Is reports whether value names a device: its index, a beginning of its UUID, or as tables show it.
+func (n Indices) Is(value, uuid string) bool { return deviceIs(value, uuid, n.of(uuid)) }
 
 // shortID shortens ids made by engines (64 hexadecimal digits), and very long names.
 func shortID(id string) string {

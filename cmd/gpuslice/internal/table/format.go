@@ -96,8 +96,8 @@ func (t *Table[R]) formatted(o Options) (Printer[R], error) {
 
 // Line returns a Printer of single rows by a template, or as JSON.
 func (t *Table[R]) Line(format string) (Printer[R], error) {
-	if format == "table" || strings.HasPrefix(format, "table ") {
-		return nil, fmt.Errorf("--format %q: a template such as {{.%s}}, or json, is accepted: what is printed as it happens has no table", format, t.Columns[0].Field)
+	if format == "table" || format == "yaml" || strings.HasPrefix(format, "table ") {
+		return nil, fmt.Errorf("--format %q: a template such as {{.%s}}, or json, is accepted: events are printed as they happen", format, t.Columns[0].Field)
 	}
 	return t.formatted(Options{Format: format})
 }

@@ -47,7 +47,7 @@ type Table[R any] struct {
 type Options struct {
 	Whole   bool     // do not shorten in tables
 	Quiet   bool     // ids only
-	Format  string   // a template, "table" with or without one, or "json" for a line of JSON per object
+	Format  string   // a template, "table" with or without one, "yaml", or "json" for a line of JSON per object
 	Output  string   // "" is "table"; "wide", "json", "yaml"
 	Sort    string   // a column; "-" before it reverses the order
 	Filters []string // KEY=VALUE
@@ -110,15 +110,13 @@ func (t *Table[R]) shape(o Options) (Printer[R], error) {
 				return err
 			})
 		}, nil
-	case o.Format != "" && o.Format != "table":
-		return t.formatted(o)
 	case o.Output == "json":
 		return func(out io.Writer, rows []R, _ termenv.Profile) error {
 			encoder := json.NewEncoder(out)
 			encoder.SetIndent("", "  ")
 			return encoder.Encode(t.objects(rows))
 		}, nil
-	case o.Output == "yaml":
+	case o.Output == "yaml", o.Format == "yaml":
 		return func(out io.Writer, rows []R, _ termenv.Profile) error {
 			text, err := yaml.Marshal(t.objects(rows))
 			if err == nil {
@@ -126,6 +124,8 @@ func (t *Table[R]) shape(o Options) (Printer[R], error) {
 			}
 			return err
 		}, nil
+	case o.Format != "" && o.Format != "table":
+		return t.formatted(o)
 	}
 	return func(out io.Writer, rows []R, colours termenv.Profile) error { return t.table(out, rows, o, colours) }, nil
 }

@@ -63,7 +63,7 @@ func TestTheShapesOfAList(t *testing.T) {
 		"{\"tree\":\"apple\"}\n{\"tree\":\"pear\"}\n":    {Format: "json"},
 		"\"200\"\n\"30\"\n\"1000\"\n":                    {Format: "{{json .Grams}}"},
 		"[\n  {\n    \"tree\": \"apple\"\n  },\n  {\n    \"tree\": \"pear\"\n  }\n]\n": {Output: "json"},
-		"- tree: apple\n- tree: pear\n": {Output: "yaml"},
+		"- tree: apple\n- tree: pear\n": {Format: "yaml"},
 		"1000\n200\n30\n":               {Format: "{{.Grams}}", Sort: "-grams"},
 		"30\n200\n1000\n":               {Format: "{{.Grams}}", Sort: "Grams"},
 		"200\n1000\n30\n":               {Format: "{{.Grams}}", Sort: "tree"},
@@ -101,7 +101,7 @@ func TestAnInvalidFlagIsRefusedWithTheAcceptedValues(t *testing.T) {
 			t.Errorf("%+v: got\n%v\nwant\n%s", o, err, want)
 		}
 	}
-	if _, err := trees.Line("table {{.Tree}}"); err == nil || !strings.Contains(err.Error(), "has no table") {
+	if _, err := trees.Line("table {{.Tree}}"); err == nil || !strings.Contains(err.Error(), "printed as they happen") {
 		t.Error(err)
 	}
 }

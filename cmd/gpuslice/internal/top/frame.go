@@ -255,7 +255,7 @@ func visible(lines, at, room int) int {
 }
 
 func title(s Snapshot, v view) string {
-	text := fmt.Sprintf("gpuslice  %d slices  sorted by %s", len(s.Slices), v.order)
+	text := fmt.Sprintf("gpuslice  %s  sorted by %s", show.Count(len(s.Slices), "slice"), v.order)
 	if v.filter != "" {
 		text += "  filter " + show.Plain(v.filter)
 	}

@@ -110,7 +110,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 		t.Errorf("drawn is %q though nothing has changed", got)
 	}
 	version.Store(2)
-	s.shows(t, "1 slices")
+	s.shows(t, "1 slice ")
 	drawn()
 	if _, err := terminal.WriteString("k"); err != nil { // there is no row above
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 	if err := unix.Kill(os.Getpid(), unix.SIGWINCH); err != nil {
 		t.Fatal(err)
 	}
-	s.shows(t, "gpuslice  1 slices")
+	s.shows(t, "gpuslice  1 slice ")
 	if _, err := terminal.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}
