@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"unsafe"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -23,6 +24,12 @@ var (
 	_ io.ReaderAt = (*Buffer)(nil)
 	_ io.WriterAt = (*Buffer)(nil)
 )
+
+// Bytes returns the memory of numbers, in the order of a device's, for [Buffer.Write], [Buffer.Read] and [Session.Submit].
+func Bytes[T int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint64 | float32 | float64](numbers []T) []byte {
+	var one T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(numbers))), len(numbers)*int(unsafe.Sizeof(one)))
+}
 
 // Alloc allocates size bytes of zeroed device memory.
 func (s *Session) Alloc(ctx context.Context, size uint64) (*Buffer, error) {

@@ -4,11 +4,9 @@ package lease_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log"
-	"math"
 	"os"
 	"time"
 
@@ -25,7 +23,7 @@ func Example() {
 	}
 	defer host.Drop(ctx, l.ID)
 
-	session, err := lease.Open(ctx, l.Address, l.TokenFile)
+	session, err := host.Open(ctx, l)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -35,8 +33,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// 0, 1 and 2 as floats.
-	if err := numbers.Write(ctx, 0, []byte{0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}); err != nil {
+	if err := numbers.Write(ctx, 0, lease.Bytes([]float32{0, 1, 2})); err != nil {
 		log.Fatal(err)
 	}
 	code, err := os.ReadFile("../test/lease/examples/kernels.ptx")
@@ -59,12 +56,12 @@ func Example() {
 	if err := session.Sync(ctx); err != nil {
 		log.Fatal(err)
 	}
-	results := make([]byte, 3*4)
-	if err := numbers.Read(ctx, 0, results); err != nil {
+	results := make([]float32, 3)
+	if err := numbers.Read(ctx, 0, lease.Bytes(results)); err != nil {
 		log.Fatal(err)
 	}
-	for at := 0; at < len(results); at += 4 {
-		fmt.Println(math.Float32frombits(binary.LittleEndian.Uint32(results[at:])))
+	for _, number := range results {
+		fmt.Println(number)
 	}
 	// Output:
 	// 10

@@ -106,6 +106,35 @@ func (s Service) Renew(ctx context.Context, id string, ttl time.Duration) (*Leas
 	})
 }
 
+// KeepAlive renews a lease for ttl, at once and then each third of that, until ctx ends. It returns nil then, or why the lease has ended. While
+// the service does not answer it tries again.
+func (s Service) KeepAlive(ctx context.Context, id string, ttl time.Duration) error {
+	for {
+		pause := ttl / 3
+		_, err := s.Renew(ctx, id, ttl)
+		var ended *Error
+		switch {
+		case errors.As(err, &ended) && (ended.Code == Expired || ended.Code == NotFound || ended.Code == InvalidRequest):
+			return err
+		case err != nil:
+			pause = min(ttl/20, 5*time.Second)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Open connects to a lease's session, on this host or another.
+func (s Service) Open(ctx context.Context, l *Lease) (*Session, error) {
+	if strings.HasPrefix(l.Address, "tls:") {
+		return OpenTLS(ctx, l.Address, l.Token, s.TLS)
+	}
+	return Open(ctx, l.Address, l.TokenFile)
+}
+
 // Drop ends a lease. Its memory is free on return.
 func (s Service) Drop(ctx context.Context, id string) (*Lease, error) {
 	return one(s, func(c leasepb.LeasesClient) (*leasepb.Lease, error) {

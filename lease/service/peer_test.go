@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
@@ -312,4 +314,20 @@ func TestAServiceThatStopsEndsItsConnections(t *testing.T) {
 	if _, err := leasepb.NewLeasesClient(conn).List(context.Background(), &leasepb.ListRequest{}); err != nil {
 		t.Error(err)
 	} // and the cleanup waits for no client
+}
+
+func TestALeaseIsKeptAliveUntilTheContextOrTheLeaseEnds(t *testing.T) {
+	b, client := served(t, "")
+	l := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20, Ttl: durationpb.New(time.Hour)})
+	ctx, cancel := context.WithCancel(t.Context())
+	kept := make(chan error, 1)
+	go func() { kept <- client.KeepAlive(ctx, l.GetId(), 2*time.Hour) }()
+	await.That(t, "it is renewed", func() bool { return testutil.ToFloat64(b.counts.renewals) > 0 })
+	cancel()
+	expect.NoError(t, await.Value(t, "the end of the context", kept))
+	must.Get(client.Drop(t.Context(), l.GetId()))(t)
+	var ended *leases.Error
+	if err := client.KeepAlive(t.Context(), l.GetId(), time.Hour); !errors.As(err, &ended) || ended.Code != leases.Expired {
+		t.Error(err)
+	}
 }

@@ -108,7 +108,7 @@ print([l.address for l in gpuslice.list()] == [address])
 	h.stop(unix.SIGKILL)
 	h.start()
 	h.Eventually("it is served again", func() bool {
-		s, err := lease.OpenTLS(t.Context(), l.Address, l.Token, lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"})
+		s, err := lease.Service{TLS: lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"}}.Open(t.Context(), &l)
 		return err == nil && works(s, 1<<20) == nil && s.Close() == nil
 	})
 	expect.Contains(t, run("list"), l.ID)

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -34,27 +33,14 @@ func upload(ctx context.Context, s *lease.Session, numbers []float32) (*lease.Bu
 	return b, write(ctx, b, numbers)
 }
 
-func toBytes(numbers []float32) []byte {
-	raw, _ := binary.Append(nil, binary.LittleEndian, numbers) // float32 has a fixed size
-	return raw
-}
-
 func write(ctx context.Context, b *lease.Buffer, numbers []float32) error {
-	return b.Write(ctx, 0, toBytes(numbers))
+	return b.Write(ctx, 0, lease.Bytes(numbers))
 }
 
 // download waits for earlier launches.
 func download(ctx context.Context, b *lease.Buffer) ([]float32, error) {
-	raw := make([]byte, b.Size())
-	if err := b.Read(ctx, 0, raw); err != nil {
-		return nil, err
-	}
-	return fromBytes(raw)
-}
-
-func fromBytes(raw []byte) ([]float32, error) {
-	numbers := make([]float32, len(raw)/4)
-	return numbers, binary.Read(bytes.NewReader(raw), binary.LittleEndian, numbers)
+	numbers := make([]float32, b.Size()/4)
+	return numbers, b.Read(ctx, 0, lease.Bytes(numbers))
 }
 
 func free(ctx context.Context, m *lease.Module, buffers ...*lease.Buffer) error {
@@ -287,7 +273,7 @@ func submit(ctx context.Context, s *lease.Session) (string, error) {
 	const n = 101
 	out, err := s.Submit(ctx, lease.Submission{
 		Image:   kernels,
-		Buffers: []lease.SubmittedBuffer{{Size: 4 * n, Data: toBytes(counted(n)), Out: true}},
+		Buffers: []lease.SubmittedBuffer{{Size: 4 * n, Data: lease.Bytes(counted(n)), Out: true}},
 		Launches: []lease.SubmittedLaunch{
 			{Kernel: "scale", Shape: threads(n), Arguments: []any{lease.BufferNumber(0), float32(2), uint32(n)}},
 			{Kernel: "bias", Shape: threads(n), Arguments: []any{lease.BufferNumber(0), float32(10), uint32(n)}},
@@ -299,10 +285,8 @@ func submit(ctx context.Context, s *lease.Session) (string, error) {
 	if len(out) != 1 || len(out[0]) != 4*n {
 		return "", fmt.Errorf("%d buffers came back", len(out))
 	}
-	got, err := fromBytes(out[0])
-	if err != nil {
-		return "", err
-	}
+	got := make([]float32, n)
+	copy(lease.Bytes(got), out[0])
 	if got[0] != 10 || got[1] != 12 || got[100] != 210 {
 		return "", fmt.Errorf("%v %v %v, not 10 12 210", got[0], got[1], got[100])
 	}
