@@ -23,19 +23,16 @@ import (
 
 // Register makes a slice. When it returns without an error the slice is in the store and its processes can attach.
 func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
-	return e.counted(func() (api.RegisterReply, error) {
-		limit, err := e.limitFor(ctx, &r)
-		if err != nil {
-			return api.RegisterReply{}, err
-		}
-		return e.register(ctx, r, limit)
-	})
+	return e.RegisterWithin(ctx, r, e.limitFor)
 }
 
-// counted calls register, and counts its result.
-func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.RegisterReply, error) {
+// RegisterWithin is Register within a user's limit; nil is none. Function limit may change the request. Its error is counted like others.
+func (e *Enforcer) RegisterWithin(ctx context.Context, r api.RegisterRequest, limit func(context.Context, *api.RegisterRequest) (*admission.User, error)) (reply api.RegisterReply, err error) {
 	begin := time.Now()
-	reply, err := register()
+	user, err := limit(ctx, &r)
+	if err == nil {
+		reply, err = e.register(ctx, r, user)
+	}
 	var code api.Code
 	if err != nil {
 		code = api.From(err).Code
@@ -44,7 +41,6 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 	return reply, err
 }
 
-// register is Register within a user's limit; nil is none.
 func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *admission.User) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
 	if most := e.options.Elastic.MaxPriority; r.Priority > most && (limit != nil || !r.Session) {

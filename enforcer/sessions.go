@@ -76,6 +76,12 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 	return nil, api.Errorf(api.CodeForbidden, "there is no session %s with that token: the file that %s names in the session has it", id, api.TokenEnv)
 }
 
+// Authenticate returns an error if the request lacks the token of that session.
+func (e *Enforcer) Authenticate(ctx context.Context, id string) error {
+	_, err := e.authenticate(ctx, id)
+	return err
+}
+
 func (e *Enforcer) countJoined(result string) {
 	e.count(func(c Counter) { c.Joined(result) })
 }

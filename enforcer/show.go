@@ -16,12 +16,13 @@ import (
 
 // Slices shows all slices, by id, without their processes.
 func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
-	return e.showAll(func(*slice) bool { return true }), nil
+	return e.showEach(anyones, briefly), nil
 }
 
-func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
-	return e.showEach(which, func(s *slice) api.Slice { return s.show(false) })
-}
+// SlicesOf shows those of a user.
+func (e *Enforcer) SlicesOf(uid uint32) []api.Slice { return e.showEach(ofUser(uid), briefly) }
+
+func briefly(s *slice) api.Slice { return s.show(false) }
 
 func (e *Enforcer) showEach(which func(*slice) bool, show func(*slice) api.Slice) []api.Slice {
 	all := slices.DeleteFunc(e.all(), func(s *slice) bool { return !which(s) })
@@ -38,7 +39,12 @@ const commandsPatience = time.Second
 
 // SlicesWithCommands shows all slices with the command lines of their first processes.
 func (e *Enforcer) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
-	return e.showCommands(ctx, func(*slice) bool { return true }), nil
+	return e.showCommands(ctx, anyones), nil
+}
+
+// SlicesWithCommandsOf shows those of a user.
+func (e *Enforcer) SlicesWithCommandsOf(ctx context.Context, uid uint32) []api.Slice {
+	return e.showCommands(ctx, ofUser(uid))
 }
 
 func (e *Enforcer) showCommands(ctx context.Context, which func(*slice) bool) []api.Slice {
@@ -53,8 +59,11 @@ func (e *Enforcer) showCommands(ctx context.Context, which func(*slice) bool) []
 
 // Released shows the slices released with living processes, by id: they get nothing more, and what they hold still counts.
 func (e *Enforcer) Released(context.Context) ([]api.Slice, error) {
-	return e.showReleased(func(*slice) bool { return true }), nil
+	return e.showReleased(anyones), nil
 }
+
+// ReleasedOf shows those of a user.
+func (e *Enforcer) ReleasedOf(uid uint32) []api.Slice { return e.showReleased(ofUser(uid)) }
 
 func (e *Enforcer) showReleased(which func(*slice) bool) []api.Slice {
 	shown := []api.Slice{}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/daemon/users"
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/await"
@@ -32,8 +33,12 @@ const (
 	student = 6001
 )
 
+func (h *host) Users(groups func(context.Context) []uint32) *users.Users {
+	return users.New(h.Enforcer, users.Options{Limits: h.options.Users, Log: h.options.Log, Caller: h.options.Caller, Groups: groups})
+}
+
 // newUsers allows alice and the students sessions; bob and carol are students.
-func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
+func newUsers(t *testing.T, truth *fakeTruth) (*host, *users.Users) {
 	t.Helper()
 	h := newHost(t, truth)
 	h.options.Users = []session.Limit{
@@ -51,7 +56,7 @@ func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 	})
 }
 
-func begin(t *testing.T, u *enforcer.Users, uid uint32, id string, quotas ...api.Quota) (api.RegisterReply, error) {
+func begin(t *testing.T, u *users.Users, uid uint32, id string, quotas ...api.Quota) (api.RegisterReply, error) {
 	t.Helper()
 	p := start(t, "/nonexistent", "")
 	return u.Register(as(p.pid(), uid), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uid})

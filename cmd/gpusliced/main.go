@@ -29,7 +29,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/hostmem"
 )
 
@@ -152,10 +151,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance), Grace: whole.Policy.BypassGrace,
 		},
 		Grace: whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
-		Caller: func(ctx context.Context) (session.Asker, bool) {
-			p, known := server.PeerOf(ctx)
-			return session.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
-		},
+		Caller: callerOf,
 	}
 	if cgroup := whole.Elastic.HostCgroup; cgroup != "" {
 		keeper, err := hostmem.New(hostmem.Options{RunDir: c.RunDir, Cgroup: cgroup, Log: log})

@@ -13,8 +13,16 @@ import (
 	"github.com/gpuslice/gpuslice/api/server"
 	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/daemon/config"
+	"github.com/gpuslice/gpuslice/daemon/users"
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
+
+// callerOf returns the requesting process, as the kernel reports it.
+func callerOf(ctx context.Context) (session.Asker, bool) {
+	p, known := server.PeerOf(ctx)
+	return session.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
+}
 
 // serveUsers creates the users' socket and returns the function that serves it, or nil if the configuration allows users no
 // sessions.
@@ -36,7 +44,7 @@ func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, l
 	if err != nil {
 		return nil, fmt.Errorf("sessions.socket: %w", err)
 	}
-	s := server.NewForUsers(e.Users(server.GroupsOf), log)
+	s := server.NewForUsers(users.New(e, users.Options{Limits: c.ForUsers(), Log: log, Caller: callerOf, Groups: server.GroupsOf}), log)
 	if record != nil {
 		s.AuditWith(record.Put)
 	}

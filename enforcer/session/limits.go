@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
 // Limit limits the sessions of each user that it applies to.
@@ -46,14 +47,32 @@ func (l *Limit) ID() (uint32, error) {
 	return uint32(n), err
 }
 
-// For returns the first limit that applies to the user or one of the groups. A user without a limit may have no session.
-func For(limits []Limit, uid uint32, groups []uint32) (*Limit, error) {
+// For returns what the first limit that applies to the user or one of the groups allows. A user without a limit may have no session.
+func For(limits []Limit, uid uint32, groups []uint32) (*refusal.User, error) {
 	for i := range limits {
 		l := &limits[i]
 		id, err := l.ID()
 		if err == nil && (l.User != "" && id == uid || l.Group != "" && slices.Contains(groups, id)) {
-			return l, nil
+			return &refusal.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}, nil
 		}
 	}
 	return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: ask the operator to add the user in [[sessions.limits]] of the configuration", uid)
+}
+
+// MayHave returns an error if a user may not have what a request contains.
+func MayHave(r *api.RegisterRequest) error {
+	switch {
+	case r.Tenant != "":
+		return Refuse("the session would be accounted to tenant %s", r.Tenant)
+	case len(r.Pools) > 0:
+		return Refuse("the session would use the quota of pool %s", r.Pools)
+	case r.Mode == api.Record:
+		return Refuse("mode %s refuses no memory, so limits would have no effect", r.Mode)
+	}
+	return nil
+}
+
+// Refuse returns the error for a request that is not a user's to make.
+func Refuse(format string, args ...any) error {
+	return api.Errorf(api.CodeForbidden, format+": users can begin only sessions of their own (root and the socket's group use the control socket)", args...)
 }
