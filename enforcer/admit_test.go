@@ -97,12 +97,6 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	expect.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
 
-func TestAQuotaLargerThanTheDeviceIsTheDevice(t *testing.T) {
-	h := newOffice(t, admission.Limits{})
-	h.give("a", on(api.AllDevices, 100*gib))
-	h.given(gpu0, 80*gib, 0)
-}
-
 func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: gib}})
 	for _, id := range []string{"a", "b"} {

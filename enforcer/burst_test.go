@@ -83,34 +83,6 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 	}
 }
 
-// Only one of several concurrent requests for an id succeeds, and one of several containers in a cgroup, although the lock is not held
-// during the disk write.
-func TestOneOfManyWhoAskForTheSameGetsIt(t *testing.T) {
-	h := newHost(t, nil)
-	p := start(t, "/nonexistent", "")
-	for round := range 10 {
-		id := fmt.Sprint("same", round)
-		var all sync.WaitGroup
-		var mu sync.Mutex
-		given := 0
-		for range 16 {
-			all.Go(func() {
-				_, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-				if err != nil && !errors.Is(err, api.ErrExists) {
-					t.Error(err)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				if err == nil {
-					given++
-				}
-			})
-		}
-		all.Wait()
-		must.Equal(t, given, 1, "got the id")
-	}
-}
-
 // A release before the slice's record is written cancels the registration, which returns an error and leaves nothing.
 func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
 	h := newHost(t, nil)

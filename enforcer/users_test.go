@@ -275,15 +275,6 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 	expect.True(t, len(lines) > 0, "the log names the slice")
 }
 
-// The enforcer reads of a process only once it is known to belong to the caller.
-func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
-	needs.Root(t)
-	_, u := newUsers(t, &fakeTruth{})
-	p := start(t, "/nonexistent", "")
-	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
-	expect.ErrorSays(t, err, api.ErrBadRequest, "a session begins with one of your own processes", "a session of process 1")
-}
-
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
