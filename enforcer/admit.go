@@ -129,7 +129,7 @@ func (s *slice) linger(left map[string]uint64) {
 // process's false claim, and memory that an exited process lent may be another's by now. The whole grant stays if the driver does not know, or the
 // page is damaged. Called in the slice's turn; was is the state that it had.
 func (s *slice) remainder(was api.State) map[string]uint64 {
-	ask := s.counts() && s.e.truth != nil && s.lingers()
+	ask := s.counts() && s.e.truth != nil && s.group.Lingers()
 	s.mu.Lock()
 	has, devices := s.e.book.Has(s.holder, false), s.quota.Devices
 	used := make([]uint64, len(devices))
@@ -169,7 +169,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 func (s *slice) holders() (map[int][]uint32, error) {
 	all := make(map[int][]uint32)
 	if !s.request.Session {
-		pids, err := cgroup.PIDs(s.cgroup)
+		pids, err := cgroup.PIDs(s.group.Cgroup)
 		if err != nil {
 			return nil, err
 		}
@@ -179,7 +179,7 @@ func (s *slice) holders() (map[int][]uint32, error) {
 	}
 	var left map[uint32]ledger.Owner // lanes not taken up after a restart: finish
 	s.mu.Lock()
-	for _, p := range s.remaining.All() {
+	for _, p := range s.group.Remaining() {
 		all[p.PID] = nil
 	}
 	for _, f := range s.found {
@@ -264,7 +264,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 		}
 	}
 	for _, other := range e.allReleased() {
-		if !other.lingers() {
+		if !other.group.Lingers() {
 			e.clearReleased(other)
 		}
 	}

@@ -20,9 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// isMember is the slice's attach.Member.
-func (s *slice) isMember(peer *process.Handle) bool { return s.e.member(s, peer) }
-
 // answer is the slice's attach.Handler.
 func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (reply ledger.Reply, files []*os.File, ok bool) {
 	kept := false

@@ -42,7 +42,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 		return false
 	}
 	defer p.Close()
-	if !e.member(s, p) || !s.maySignal(p.PID) {
+	if !s.group.Has(p) || !s.group.MaySignal(p.PID) {
 		return false
 	}
 	v := k.violation
@@ -69,13 +69,13 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	if ending {
 		return
 	}
-	e.eachProcess(s, func(p *process.Handle) {
+	s.group.Each(func(p *process.Handle) {
 		if p.PID != killed.PID {
 			killed.Count++
 		}
 	})
 	s.tellKilled(killed)
-	e.killRound(s)
+	s.group.KillRound()
 	e.ends.Go(func() { e.endByForce(ctx, s) })
 }
 

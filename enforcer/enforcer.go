@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package enforcer is the one authority on which slices exist. It owns their registration, directories, attach sockets and ledgers, decides which
-// processes are members of which slice, settles the lanes of exited processes, and samples driver truth. gpusliced runs it, and `gpuslice run`
-// embeds it.
+// Package enforcer is the one authority on which slices exist. It owns their registration, directories, attach sockets and ledgers, settles
+// the lanes of exited processes, and samples driver truth. gpusliced runs it, and `gpuslice run` embeds it.
 //
 // It must never:
 //
@@ -224,6 +223,10 @@ func (e *Enforcer) open() error {
 		if e.cgroups, err = cgroup.NewWatcher(); err != nil {
 			return err
 		}
+	}
+	e.members.Deaths, e.members.Owned = e.deaths, func(pid int, uid uint32) bool { return ownedBy(pid, uid) }
+	if e.host != nil {
+		e.members.Membership = func(pid int) (cgroup.Membership, error) { return membershipOf(e.host, pid) }
 	}
 	if err := e.openTruth(); err != nil {
 		return err

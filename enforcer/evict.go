@@ -205,8 +205,8 @@ func (s *slice) boundMove(all []*moved) (stop func()) {
 	timer := time.AfterFunc(most, func() {
 		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], plus the longest time for %s)", most, api.FormatSize(bytes)))
 		for _, p := range all {
-			if s.maySignal(p.PID) {
-				s.e.signal(s, p.handle, syscall.SIGKILL)
+			if s.group.MaySignal(p.PID) {
+				s.group.Signal(p.handle, syscall.SIGKILL)
 			}
 		}
 	})

@@ -125,6 +125,14 @@ func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) boo
 	}
 }
 
+// endByForce kills the slice's processes until none is left, and then releases it. It returns then, or when ctx ends.
+func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
+	s.group.Kill(func(wait time.Duration) bool {
+		e.ended(s) // unless noticed already
+		return e.sleep(ctx, s, wait)
+	})
+}
+
 // expire closes an expired slice to charges. It returns false if the deadline has not passed, or the slice is gone.
 func (e *Enforcer) expire(s *slice) bool {
 	if !e.waitFor(s) {
@@ -172,7 +180,7 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 		return asked
 	}
 	asked = e.now()
-	e.terminate(s)
+	s.group.Terminate(e.options.Grace)
 	killpoint.Pass("expire.asked")
 	if !e.waitFor(s) {
 		return asked

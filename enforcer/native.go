@@ -74,10 +74,12 @@ func (e *Enforcer) tellUnlimited(c cgroup.Path, device string, err error) {
 
 // enforcesOn reports whether the driver is to limit the slice, on any device.
 func (e *Enforcer) enforcesOn(s *slice) bool {
-	return !s.request.Session && !s.record() && s.cgroup.V2 && e.native.Anywhere()
+	return !s.request.Session && !s.record() && s.group.Cgroup.V2 && e.native.Anywhere()
 }
 
-func (s *slice) enforcementOn(uuid string) api.Enforcement { return s.e.native.By(s.cgroup, uuid) }
+func (s *slice) enforcementOn(uuid string) api.Enforcement {
+	return s.e.native.By(s.group.Cgroup, uuid)
+}
 
 // driverLimit returns the bytes to which the driver is to limit the slice on a device; false if the slice has no quota there. It is the page's limit
 // without what checkpointed processes lend, as the driver does not count their memory; for a member without a quota of its own, the pool's. Called
@@ -139,7 +141,7 @@ func (s *slice) limitNative(limitOn func(*gpu) (uint64, bool)) {
 			limits[g.UUID] = bytes
 		}
 	}
-	s.e.native.Want(s.cgroup, limits)
+	s.e.native.Want(s.group.Cgroup, limits)
 }
 
 func (s *slice) followNative() {
@@ -153,7 +155,7 @@ func (p *pool) followNative() {
 	var cgroups []cgroup.Path
 	for _, s := range p.allMembers() {
 		s.followNative()
-		cgroups = append(cgroups, s.cgroup)
+		cgroups = append(cgroups, s.group.Cgroup)
 	}
 	p.e.reachNative(cgroups...)
 }
@@ -177,7 +179,7 @@ func (s *slice) startNative() error {
 	s.followNative()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	device, err := s.e.native.Reach(ctx, s.cgroup)
+	device, err := s.e.native.Reach(ctx, s.group.Cgroup)
 	if err != nil {
 		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)",
 			s.id(), s.e.gpuOf(device).called(device), err, api.Intercept)
@@ -191,7 +193,7 @@ func (s *slice) startNative() error {
 // storeNative stores that a slice's cgroup may have limits, if its record lacks that. If it cannot, the slice gets none. Called in the slice's turn.
 func (s *slice) storeNative(r store.Slice, write func() error) {
 	if r.Native {
-		s.e.native.Inherit(s.cgroup)
+		s.e.native.Inherit(s.group.Cgroup)
 		return
 	}
 	if !s.e.enforcesOn(s) {
@@ -230,6 +232,6 @@ func (s *slice) clearNative() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s.e.native.Drop(ctx, s.cgroup)
+	s.e.native.Drop(ctx, s.group.Cgroup)
 	killpoint.Pass("release.unlimited")
 }

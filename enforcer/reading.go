@@ -112,7 +112,7 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 	if s.quota.Ledger != nil {
 		return
 	}
-	for _, p := range s.remaining.All() { // they may have lanes
+	for _, p := range s.group.Remaining() { // they may have lanes
 		into.put(reading{s, truth.Process{PID: p.PID, Start: p.Start}, p, truth.Lane{ID: 1, Held: limit}})
 	}
 }

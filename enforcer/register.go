@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/members"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/session"
@@ -113,7 +115,7 @@ func (e *Enforcer) serve(s *slice) error {
 		return errors.Join(err, e.release(s, causeFailed))
 	}
 	r := &s.request
-	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
+	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
 	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
 	if r.TTL > 0 {
 		e.checkLeases()
@@ -138,11 +140,12 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		return nil, err
 	}
 	its := e.shareOf(&r)
+	log := its.log.With("slice", r.ID)
 	s := &slice{
-		e: e, log: its.log.With("slice", r.ID), pace: its.pace, request: r, holder: newHolder(&r), created: time.Now().UTC(),
-		initStart: init.Start, init: init, turn: guard.NewTurn(),
-		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
+		e: e, log: log, pace: its.pace, group: e.newGroup(&r, init.Start, log), request: r, holder: newHolder(&r), created: time.Now().UTC(),
+		turn: guard.NewTurn(), quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 	}
+	s.group.First = init
 	s.newQuota()
 	if r.Elastic {
 		s.suspension = &store.Suspension{State: api.Suspended, Evicted: true}
@@ -151,7 +154,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	if r.Session {
 		err = e.mayBegin(ctx, r)
 	} else {
-		s.pidNS, s.leads = init.PIDNS, init.NSPID == 1
+		s.group.PIDNS, s.group.Leads = init.PIDNS, init.NSPID == 1
 		err = e.findCgroup(s, r.PID)
 	}
 	if err == nil && !init.Alive() {
@@ -164,11 +167,15 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	s.generation = e.nextGeneration()
 	s.dir = e.newSliceDir(s.generation)
 	s.mayBeLimited = e.enforcesOn(s)
-	if !s.watchesFirst() {
-		s.init = nil
+	if !s.group.WatchesFirst() {
+		s.group.First = nil
 		init.Close()
 	}
 	return s, nil
+}
+
+func (e *Enforcer) newGroup(r *api.RegisterRequest, start uint64, log *slog.Logger) *members.Group {
+	return &members.Group{Index: &e.members, Log: log, ID: r.ID, Session: r.Session, PID: r.PID, Start: start, UID: r.UID}
 }
 
 // mayName returns an error if the caller's pid may mean another process to the enforcer. A hook inside a container that has the host's socket sends
@@ -187,15 +194,15 @@ func (e *Enforcer) findCgroup(s *slice, pid int) error {
 	if err != nil {
 		return err
 	}
-	if s.cgroup, err = e.host.Of(pid, membership); err != nil {
+	if s.group.Cgroup, err = e.host.Of(pid, membership); err != nil {
 		return err
 	}
-	other, theirs := e.containerOver(pid, membership)
-	if !theirs || other.id() == s.id() {
+	other, theirs := e.members.Over(pid, membership)
+	if !theirs || other.ID == s.id() {
 		return nil
 	}
 	return fmt.Errorf("its cgroup %s lies below that of slice %s, so that one cannot end without the other: choose another parent (docker run --cgroup-parent)",
-		s.cgroup, other.id())
+		s.group.Cgroup, other.ID)
 }
 
 // nextGeneration returns a number higher than all generations of this boot, also after a restart: microseconds since boot, or the last one plus 1.
@@ -228,8 +235,11 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	return nil
 }
 
-// ownedBy reports whether a process runs with a user's rights. Tests replace it: their users' processes are root's.
-var ownedBy = process.OwnedBy
+// Tests replace these: their users' processes are root's, and kernels before Linux 6.7 do not report a cgroup deeper than a path can be long.
+var (
+	ownedBy      = process.OwnedBy
+	membershipOf = (*cgroup.Host).Membership
+)
 
 // owns returns an error if the process is neither the caller nor its descendant, or runs with another user's rights. The calling function holds a
 // Handle of the process, and checks afterwards that it is alive.
@@ -257,9 +267,9 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 			}
 			other.turn.Give()
 		case other.id() != s.id():
-			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
+			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.group.Cgroup, other.id())
 		// The first process decides, not the cgroup: after a restart that is the new one's.
-		case other.stays() && other.running(), other.firstLives():
+		case other.stays() && other.running(), other.group.FirstLives():
 			return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
 		case e.waitFor(other):
 			err := e.release(other, causeReplaced)
@@ -274,7 +284,7 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 // unclaim gives up the slice's claims. Released slices that waited for its cgroup are cleared.
 func (e *Enforcer) unclaim(s *slice) {
 	if e.registry.unclaim(s) {
-		go e.emptied(s.cgroup)
+		go e.emptied(s.group.Cgroup)
 	}
 }
 
@@ -342,28 +352,23 @@ func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *gpu) (uint64, bool)) 
 
 // watchSlice has the slice released when its processes have exited, even if no request arrives.
 func (e *Enforcer) watchSlice(s *slice) error {
-	if s.init != nil {
-		err := e.deaths.Watch(s.init, func() {
-			if !s.request.Session {
-				e.cgroups.Recheck(s.cgroup)
-			}
-			go e.ended(s)
-		})
-		if err != nil {
-			return err
+	err := s.group.WatchFirst(func() {
+		if !s.request.Session {
+			e.cgroups.Recheck(s.group.Cgroup)
 		}
-	}
-	if s.request.Session {
-		return nil
-	}
-	if s.request.For != nil { // it stays without processes
-		return e.cgroups.WatchDir(s.cgroup, func() { go e.emptied(s.cgroup) })
-	}
-	if err := e.watchCgroup(s.cgroup); err != nil {
+		go e.ended(s)
+	})
+	if err != nil || s.request.Session {
 		return err
 	}
-	if s.watchesFirst() && s.init == nil {
-		e.cgroups.Recheck(s.cgroup)
+	if s.request.For != nil { // it stays without processes
+		return e.cgroups.WatchDir(s.group.Cgroup, func() { go e.emptied(s.group.Cgroup) })
+	}
+	if err := e.watchCgroup(s.group.Cgroup); err != nil {
+		return err
+	}
+	if s.group.WatchesFirst() && s.group.First == nil {
+		e.cgroups.Recheck(s.group.Cgroup)
 	}
 	return nil
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/members"
 )
 
 // registry has all slices and pools. Operations on one hold its turn. An operation with the turn of a registered slice takes no other slice's, so turns
 // cannot deadlock. A slice that is being registered is not found here, but its id and cgroup are claimed.
 type registry struct {
-	mu       guard.Mutex[guard.Registry] // guards all
+	members members.Index // of the registered slices
+
+	mu       guard.Mutex[guard.Registry] // guards all below
 	slices   map[string]*slice           // by id
-	byCgroup map[cgroup.Path]*slice      // containers, by path; the later one of two
-	byPIDNS  map[uint64]*slice           // containers whose first process leads its pid namespace, by that
-	sessions map[*slice]struct{}         // slices that are no container's
 	pools    map[string]*pool            // by name
 	released map[*slice]struct{}         // those with living processes
 
@@ -31,8 +31,8 @@ type registry struct {
 
 func newRegistry() registry {
 	return registry{
-		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), byPIDNS: make(map[uint64]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
-		released: make(map[*slice]struct{}), ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice), names: make(map[string]*pool),
+		slices: make(map[string]*slice), pools: make(map[string]*pool), released: make(map[*slice]struct{}),
+		ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice), names: make(map[string]*pool),
 	}
 }
 
@@ -72,6 +72,22 @@ func (r *registry) allOfAnyKind() []*slice {
 		all[s] = struct{}{}
 	}
 	return slices.Collect(maps.Keys(all))
+}
+
+// of returns the registered slice of a group; nil if there is none. Called with mu held.
+func (r *registry) of(g *members.Group) *slice {
+	if g != nil && r.slices[g.ID] != nil && r.slices[g.ID].group == g {
+		return r.slices[g.ID]
+	}
+	return nil
+}
+
+// owner returns the slice to which a process belongs now.
+func (r *registry) owner(pid int) *slice {
+	g := r.members.Owner(pid)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of(g)
 }
 
 func (r *registry) find(id string) *slice {
@@ -140,10 +156,10 @@ func (r *registry) claim(s *slice) (other *slice, busy bool, err error) {
 		return nil, false, ErrClosed
 	}
 	if !s.request.Session {
-		if other := r.places[s.cgroup]; other != nil {
+		if other := r.places[s.group.Cgroup]; other != nil {
 			return other, true, nil
 		}
-		if other := r.byCgroup[where(s.cgroup)]; other != nil && other.cgroup == s.cgroup && other.id() != s.id() {
+		if other := r.of(r.members.At(s.group.Cgroup)); other != nil && other.id() != s.id() {
 			return other, false, nil
 		}
 	}
@@ -155,7 +171,7 @@ func (r *registry) claim(s *slice) (other *slice, busy bool, err error) {
 	}
 	r.ids[s.id()] = s
 	if !s.request.Session {
-		r.places[s.cgroup] = s
+		r.places[s.group.Cgroup] = s
 	}
 	return nil, false, nil
 }
@@ -165,14 +181,7 @@ func (r *registry) enter(s *slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slices[s.id()] = s
-	if s.request.Session {
-		r.sessions[s] = struct{}{}
-	} else {
-		r.byCgroup[where(s.cgroup)] = s
-		if s.leads {
-			r.byPIDNS[s.pidNS] = s
-		}
-	}
+	r.members.Add(s.group)
 	r.drop(s)
 }
 
@@ -182,13 +191,7 @@ func (r *registry) strike(s *slice) {
 	if r.slices[s.id()] == s {
 		delete(r.slices, s.id())
 	}
-	delete(r.sessions, s)
-	if at := where(s.cgroup); r.byCgroup[at] == s {
-		delete(r.byCgroup, at)
-	}
-	if r.byPIDNS[s.pidNS] == s {
-		delete(r.byPIDNS, s.pidNS)
-	}
+	r.members.Remove(s.group)
 }
 
 // drop drops a slice's claims. Called with mu held.
@@ -196,8 +199,8 @@ func (r *registry) drop(s *slice) {
 	if r.ids[s.id()] == s {
 		delete(r.ids, s.id())
 	}
-	if r.places[s.cgroup] == s {
-		delete(r.places, s.cgroup)
+	if r.places[s.group.Cgroup] == s {
+		delete(r.places, s.group.Cgroup)
 	}
 }
 
@@ -207,7 +210,7 @@ func (r *registry) unclaim(s *slice) (kept bool) {
 	defer r.mu.Unlock()
 	r.drop(s)
 	for other := range r.released {
-		kept = kept || !s.request.Session && other != s && other.cgroup == s.cgroup
+		kept = kept || !s.request.Session && other != s && other.group.Cgroup == s.group.Cgroup
 	}
 	return kept
 }
@@ -230,15 +233,15 @@ func (r *registry) vacate(s *slice) (last, ok bool) {
 		delete(r.released, s)
 		return false, true
 	}
-	if other := r.places[s.cgroup]; other != nil && other != s {
+	if other := r.places[s.group.Cgroup]; other != nil && other != s {
 		r.released[s] = struct{}{}
 		return false, false
 	}
 	delete(r.released, s)
-	if r.uses(s.cgroup) {
+	if r.uses(s.group.Cgroup) {
 		return false, true
 	}
-	r.places[s.cgroup] = s
+	r.places[s.group.Cgroup] = s
 	return true, true
 }
 
@@ -253,18 +256,14 @@ func (r *registry) forget(s *slice) (was bool) {
 	return was
 }
 
-// where returns a cgroup's path without its identity, which /proc/PID/cgroup does not have.
-func where(p cgroup.Path) cgroup.Path { return cgroup.Path{Mount: p.Mount, Rel: p.Rel} }
-
 // uses reports whether a cgroup has a slice, released or not. Called with mu held.
 func (r *registry) uses(p cgroup.Path) bool {
 	for s := range r.released {
-		if s.cgroup == p {
+		if s.group.Cgroup == p {
 			return true
 		}
 	}
-	s := r.byCgroup[where(p)]
-	return s != nil && s.cgroup == p
+	return r.members.At(p) != nil
 }
 
 // used is uses without mu held.
@@ -279,15 +278,15 @@ func (r *registry) ofCgroup(p cgroup.Path) (registered, released []*slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.released {
-		if s.cgroup == p {
+		if s.group.Cgroup == p {
 			released = append(released, s)
 		}
 	}
-	if s := r.byCgroup[where(p)]; s != nil && s.cgroup == p {
+	if s := r.of(r.members.At(p)); s != nil {
 		return []*slice{s}, released
 	}
 	for _, s := range r.slices { // another cgroup has the path now
-		if s.cgroup == p {
+		if s.group.Cgroup == p {
 			registered = append(registered, s)
 		}
 	}

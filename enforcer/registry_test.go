@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/members"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -35,20 +35,17 @@ func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
 	}
 }
 
-// A released slice may leave the registry after another has its id, its cgroup and its pid namespace.
-func TestTheEndOfAFormerSliceLeavesTheNextOneInItsPlace(t *testing.T) {
-	at := cgroup.Path{Mount: "/sys/fs/cgroup", Rel: "/c"}
+// A released slice may leave the registry after another has its id and its cgroup.
+func TestTheEndOfAFormerSliceLeavesTheNextOneOfItsID(t *testing.T) {
 	r := newRegistry()
 	var slices [2]*slice
 	for i := range slices {
-		slices[i] = &slice{request: api.RegisterRequest{ID: "c"}, cgroup: at, pidNS: 1, leads: true}
+		slices[i] = &slice{request: api.RegisterRequest{ID: "c"}, group: &members.Group{ID: "c"}}
 		r.enter(slices[i])
 	}
 	former, next := slices[0], slices[1]
 	r.strike(former)
-	if !r.has(next) || r.byCgroup[where(at)] != next || r.byPIDNS[1] != next {
-		t.Errorf("the next slice is struck out: %+v", r.slices)
-	}
+	expect.True(t, r.has(next) && r.of(r.members.At(next.group.Cgroup)) == next, "the next slice is struck out")
 	r.strike(next)
-	expect.Equal(t, len(r.slices)+len(r.byCgroup)+len(r.byPIDNS), 0, "the last slice stays", r.slices)
+	expect.Equal(t, len(r.slices), 0, "slices")
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -82,7 +81,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	s.let()
 	s.mu.Unlock()
-	e.reachNative(s.cgroup)
+	e.reachNative(s.group.Cgroup)
 	if err != nil {
 		// The run directory is full. The slice ends all the same, and the store is updated once it can be. After an earlier restart the record is
 		// of an ended slice, which is dropped, or of a closed page, which grants nothing more.
@@ -104,20 +103,20 @@ func (e *Enforcer) release(s *slice, cause string) error {
 // that the slice was released. The interceptor is bound in the slice's directory: if its file is removed, the kernel removes the mount in every
 // namespace, the loader preloads nothing, without a message, and new processes of the container have no quota at all. Called in the slice's turn.
 func (e *Enforcer) clearOnceEmpty(s *slice) error {
-	if !s.lingers() {
+	if !s.group.Lingers() {
 		e.clear(s)
 		return nil
 	}
 	known := e.linger(s)
 	if !known {
-		s.log.Warn("slice released with running processes: their memory counts until they exit", "cgroup", s.cgroup.String(), "remaining", len(s.remaining.All()))
+		s.log.Warn("slice released with running processes: their memory counts until they exit", "cgroup", s.group.Cgroup.String(), "remaining", len(s.group.Remaining()))
 	}
 	killpoint.Pass("release.lingering")
 	if !s.request.Session {
 		if s.request.For != nil {
-			e.cgroups.Unwatch(s.cgroup) // from now on it does not stay without processes
+			e.cgroups.Unwatch(s.group.Cgroup) // from now on it does not stay without processes
 		}
-		if err := e.watchCgroup(s.cgroup); err != nil {
+		if err := e.watchCgroup(s.group.Cgroup); err != nil {
 			s.log.Error("removing the slice's directory failed: it stays until the enforcer is restarted", "dir", s.dir, "err", err)
 		}
 	} else if !known {
@@ -142,10 +141,10 @@ func (e *Enforcer) clear(s *slice) {
 		p.part(s)
 	}
 	if last {
-		e.cgroups.Unwatch(s.cgroup)
+		e.cgroups.Unwatch(s.group.Cgroup)
 		s.clearNative()
 	}
-	s.closeRemaining()
+	s.group.CloseRemaining()
 	s.hangUp()
 	e.removeSliceDir(s.dir)
 	killpoint.Pass("release.removed")
@@ -153,20 +152,6 @@ func (e *Enforcer) clear(s *slice) {
 		s.log.Error("deleting the record of a released slice failed: trying again", "err", err)
 	}
 	killpoint.Pass("release.done")
-}
-
-// lingers reports whether a released slice has processes: those of a container may use its mounts, those of a session its memory.
-func (s *slice) lingers() bool {
-	if s.request.Session {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.remaining.Alive()
-	}
-	populated, err := cgroup.Populated(s.cgroup)
-	if err != nil {
-		s.log.Error("cannot tell whether the slice's cgroup is empty", "err", err)
-	}
-	return populated || err != nil // unless known to be dead
 }
 
 // clearReleased clears a slice that was released before its processes exited, if they have.

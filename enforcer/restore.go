@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
@@ -137,11 +136,20 @@ func ownProcesses(r store.Slice) []func() ([]int, error) {
 // revive makes a slice from its record, without its ledger. It returns in the slice's turn, since what is watched may end at once.
 func (e *Enforcer) revive(r store.Slice) *slice {
 	its := e.shareOf(&r.Request)
+	log := its.log.With("slice", r.Request.ID)
 	s := &slice{
-		e: e, log: its.log.With("slice", r.Request.ID), pace: its.pace, request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
-		created: r.Created, dir: r.Dir, initStart: r.InitStart, pidNS: r.PIDNS, leads: r.Leads, turn: guard.NewTurn(),
-		cgroup: cgroupOf(r),
+		e: e, log: log, pace: its.pace, group: e.newGroup(&r.Request, r.InitStart, log), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
+		created: r.Created, dir: r.Dir, turn: guard.NewTurn(),
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
+	}
+	s.group.PIDNS, s.group.Leads, s.group.Cgroup = r.PIDNS, r.Leads, cgroupOf(r)
+	if s.group.WatchesFirst() {
+		s.group.First, _ = process.Again(r.Request.PID, r.InitStart)
+	}
+	for _, j := range r.Joined {
+		if p, err := process.Again(j.PID, j.Start); err == nil {
+			_ = s.group.Join(p, j.UID)
+		}
 	}
 	s.newQuota()
 	for _, name := range r.Request.Pools {
@@ -153,12 +161,8 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
 	s.mayBeLimited, s.suspension = r.Native, r.Suspended
 	s.beElastic()
-	if s.watchesFirst() {
-		s.init, _ = process.Again(r.Request.PID, r.InitStart)
-	}
 	s.turn.Wait()
 	copy(s.token[:], r.TokenSum)
-	s.joined.Restore(r.Joined)
 	return s
 }
 
@@ -199,12 +203,12 @@ func (s *slice) closeLeft() bool {
 func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
 	defer s.turn.Give()
-	taken := e.used(s.cgroup) // by a slice registered since
+	taken := e.used(s.group.Cgroup) // by a slice registered since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
 	e.book.Enter(s.holder, s.account(), s.poolHolders()...)
 	var left map[string]uint64
-	if found || s.remaining.Alive() || s.e.truth != nil && s.lingers() {
+	if found || (s.request.Session || s.e.truth != nil) && s.group.Lingers() {
 		left = s.remainder(api.Active)
 	}
 	s.linger(left)
@@ -216,7 +220,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s.quota.State = api.Released
 	s.let()
 	s.mu.Unlock()
-	if !s.request.Session && s.lingers() {
+	if !s.request.Session && s.group.Lingers() {
 		if err := s.listen(); err != nil {
 			// A process that cannot attach gets no memory.
 			s.log.Error("attach socket of a released slice not opened", "err", err)
@@ -255,7 +259,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 func (s *slice) lost() error {
 	pids, err := s.e.pages.MayBeWith(s.quota.Identity, s.letIn)
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
-		s.remains(process.Open(pid))
+		s.group.Remains(process.Open(pid))
 	}
 	return errors.Join(err, errLost(pids))
 }
@@ -263,20 +267,9 @@ func (s *slice) lost() error {
 // letIn returns a function that reports whether a process, which may have any page mapped, may have attached to the slice.
 func (s *slice) letIn() (func(pid int) bool, error) {
 	if !s.request.Session {
-		return inCgroup(s.cgroup)
+		return inCgroup(s.group.Cgroup)
 	}
-	return func(pid int) (is bool) {
-		for _, above := range s.e.pages.Ancestors(pid) {
-			s.roots(func(root *process.Handle) bool {
-				is = root.PID == above && root.Alive()
-				return !is
-			})
-			if is {
-				break
-			}
-		}
-		return is
-	}, nil
+	return func(pid int) bool { return slices.ContainsFunc(s.e.pages.Ancestors(pid), s.group.HasRoot) }, nil
 }
 
 func inCgroup(path cgroup.Path) (func(pid int) bool, error) {
@@ -305,7 +298,7 @@ func (s *slice) untaken(err error) {
 func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
 	if r.Native && s.e.truth == nil {
-		s.log.Warn("the driver may keep limiting the slice to its former quota: without NVML that cannot be changed", "cgroup", s.cgroup.String())
+		s.log.Warn("the driver may keep limiting the slice to its former quota: without NVML that cannot be changed", "cgroup", s.group.Cgroup.String())
 	}
 	s.recallSuspension()
 	s.resumeNative(r)
@@ -350,28 +343,11 @@ func (e *Enforcer) listenLater() {
 	}
 }
 
-func (s *slice) pids() ([]int, error) {
-	if !s.request.Session {
-		return cgroup.PIDs(s.cgroup)
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil && s.descends(pid) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
-}
-
 // adopt takes up the ledger that the former enforcer left.
 func (s *slice) adopt(r store.Slice) {
 	// A session's process may have outlived its ancestors in the session, and a container's process may have been moved to another cgroup. A process
 	// that has the page can still write its lane.
-	claims := s.quota.Claims(func(p *process.Handle) bool { return s.e.member(s, p) || s.e.pages.MayHold(s.quota.Identity, p.PID) })
+	claims := s.quota.Claims(func(p *process.Handle) bool { return s.group.Has(p) || s.e.pages.MayHold(s.quota.Identity, p.PID) })
 	frozen := ""
 	if s.e.truth != nil && s.e.options.Policy.Bypass == api.Refuse && !s.record() {
 		frozen = "a process held memory past the ledger before the enforcer was restarted: no memory is granted until the devices are sampled"

@@ -17,31 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// roots calls each with the root processes of the session, until each returns false. All its processes descend from them.
-func (s *slice) roots(each func(*process.Handle) bool) {
-	if s.init != nil && !each(s.init) {
-		return
-	}
-	for _, j := range s.joined.All() {
-		if !each(j.Handle) {
-			return
-		}
-	}
-}
-
-// descends reports whether a process belongs to the session, by its ancestors.
-func (s *slice) descends(pid int) bool {
-	found := false
-	process.Ancestors(pid, func(above int) bool {
-		s.roots(func(root *process.Handle) bool {
-			found = root.PID == above && root.Alive()
-			return !found
-		})
-		return !found
-	})
-	return found
-}
-
 // caller returns the process that made the request; the enforcer itself if no other can.
 func (e *Enforcer) caller(ctx context.Context) (who session.Asker, known bool) {
 	if e.options.Caller == nil {
@@ -108,16 +83,8 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 }
 
 func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.Asker) error {
-	err := asker.MayName(pid)
-	var p *process.Handle
-	if err == nil {
-		p, err = process.Open(pid)
-	}
+	p, err := s.mayJoin(pid, asker)
 	if err != nil {
-		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
-	}
-	if err := e.mayJoin(s, p, asker); err != nil {
-		p.Close()
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}
 	err = s.turn.Take(ctx)
@@ -130,82 +97,51 @@ func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.As
 		return err
 	}
 	defer s.turn.Give()
-	j := session.Member{Handle: p, UID: asker.UID}
-	if err := s.addJoined(j); err != nil {
+	s.mu.Lock()
+	active := s.quota.State == api.Active
+	s.mu.Unlock()
+	if !active || !s.group.Alive() {
 		p.Close()
-		return err
+		return api.Errorf(api.CodeNotFound, "session %s has ended", s.id())
 	}
-	err = s.openTo(asker.UID)
+	if err := s.group.Join(p, asker.UID); err != nil {
+		return api.Errorf(api.CodeBusy, "%v %s: end one of them first", err, s.id())
+	}
+	if err = s.put(); err == nil {
+		killpoint.Pass("join.stored")
+		err = s.openTo(asker.UID)
+	}
 	if err == nil {
-		err = e.watchJoined(s, j)
+		err = s.group.WatchJoined(p)
 	}
 	if err != nil {
-		s.removeJoined(p)
+		s.group.Leave(p) // its record may stay, and a restart finds that it has exited
 	}
 	return err
 }
 
-// mayJoin returns an error if a process may not join. As at a session's beginning, it must be the caller's own.
-func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) error {
-	if err := owns(asker, p.PID); err != nil {
-		return err
+// mayJoin returns a handle of a process that may join. As at a session's beginning, it must be the caller's own.
+func (s *slice) mayJoin(pid int, asker session.Asker) (*process.Handle, error) {
+	if err := asker.MayName(pid); err != nil {
+		return nil, err
 	}
-	if other := e.session(p.PID); other != nil {
-		return fmt.Errorf("it is in session %s already", other.id())
+	p, err := process.Open(pid)
+	if err != nil {
+		return nil, err
 	}
-	// A container's processes stay in its slice, even with a session's token.
-	if container := e.container(p.PID); container != nil && container != e.container(s.request.PID) {
-		return fmt.Errorf("it is in slice %s of a container", container.id())
+	if err = owns(asker, pid); err == nil {
+		err = s.group.MayJoin(p)
 	}
-	if !p.Alive() {
-		return process.ErrDead // what was checked may be another process
-	}
-	return nil
-}
-
-// addJoined adds a process, and stores that. Called in the slice's turn.
-func (s *slice) addJoined(j session.Member) error {
-	s.mu.Lock()
-	over := s.quota.State != api.Active || s.init == nil || !s.init.Alive()
-	s.mu.Unlock()
-	if over {
-		return api.Errorf(api.CodeNotFound, "session %s has ended", s.id())
-	}
-	if err := s.joined.Add(j); err != nil {
-		return api.Errorf(api.CodeBusy, "%v %s: end one of them first", err, s.id())
-	}
-	if err := s.put(); err != nil {
-		s.joined.Remove(j.Handle)
-		return err
-	}
-	killpoint.Pass("join.stored")
-	return nil
-}
-
-// removeJoined removes a process. Its record stays, and a restart finds that it has exited.
-func (s *slice) removeJoined(p *process.Handle) {
-	if s.joined.Remove(p) {
-		s.e.deaths.Unwatch(p)
+	if err != nil {
 		p.Close()
 	}
-}
-
-// watchJoined removes a joined process when it exits.
-func (e *Enforcer) watchJoined(s *slice, j session.Member) error {
-	return e.deaths.Watch(j.Handle, func() { go s.removeJoined(j.Handle) })
-}
-
-func (s *slice) closeJoined() {
-	for _, j := range s.joined.Clear() {
-		s.e.deaths.Unwatch(j.Handle)
-		j.Close()
-	}
+	return p, err
 }
 
 // serveJoined opens the attach socket of a restored slice to the users of joined processes, and watches these.
 func (s *slice) serveJoined() error {
-	for _, j := range s.joined.All() {
-		if err := errors.Join(s.openTo(j.UID), s.e.watchJoined(s, j)); err != nil {
+	for _, j := range s.group.Joined() {
+		if err := errors.Join(s.openTo(j.UID), s.group.WatchJoined(j.Handle)); err != nil {
 			return err
 		}
 	}
@@ -219,7 +155,7 @@ func (s *slice) openTo(uid uint32) error {
 		return nil
 	}
 	users := []uint32{uid}
-	for _, j := range s.joined.All() {
+	for _, j := range s.group.Joined() {
 		if j.UID != 0 && j.UID != owner {
 			users = append(users, j.UID)
 		}
@@ -243,7 +179,7 @@ func (s *slice) noteRemaining() {
 	}
 	s.mu.Unlock()
 	for _, p := range attached {
-		s.remains(process.Again(p.PID, p.Start))
+		s.group.Remains(process.Again(p.PID, p.Start))
 	}
 }
 
@@ -254,56 +190,30 @@ func (s *slice) findRemaining(noted []store.Process) {
 		return
 	}
 	for _, p := range noted {
-		s.remains(process.Again(p.PID, p.Start))
+		s.group.Remains(process.Again(p.PID, p.Start))
 	}
 	if len(noted) > 0 || s.quota.Ledger == nil {
 		return
 	}
 	for _, pid := range s.e.pages.HeldBy(s.quota.Identity) {
-		s.remains(process.Open(pid))
+		s.group.Remains(process.Open(pid))
 	}
 	for _, owner := range s.quota.Owners() {
 		if s.e.pages.MayHold(s.quota.Identity, owner.PID) {
-			s.remains(process.Again(owner.PID, owner.Start))
+			s.group.Remains(process.Again(owner.PID, owner.Start))
 		}
-	}
-}
-
-// remains adds a remaining process, or logs why it cannot. Called in the slice's turn.
-func (s *slice) remains(p *process.Handle, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err == nil {
-		s.remaining.Add(p)
-	} else if !errors.Is(err, process.ErrDead) {
-		s.log.Error("a remaining process of the session could not be opened: its memory is not counted", "err", err)
 	}
 }
 
 // watchRemaining clears the session once the last remaining process has exited. Called in the slice's turn, once.
 func (e *Enforcer) watchRemaining(s *slice) error {
-	exited := func() {
+	return s.group.WatchRemaining(func() {
 		if !e.waitForReleased(s) {
 			return
 		}
 		defer s.turn.Give()
-		if !s.remaining.Alive() {
+		if !s.group.Lingers() {
 			e.clear(s)
 		}
-	}
-	var errs []error
-	for _, p := range s.remaining.All() {
-		errs = append(errs, e.deaths.Watch(p, func() { go exited() }))
-	}
-	return errors.Join(errs...)
-}
-
-// closeRemaining closes the remaining processes' handles. Called in the slice's turn.
-func (s *slice) closeRemaining() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.remaining.All() {
-		s.e.deaths.Unwatch(p)
-	}
-	s.remaining.Close()
+	})
 }

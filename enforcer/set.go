@@ -41,7 +41,7 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 	if err := s.set(r); err != nil {
 		return api.Slice{}, err
 	}
-	e.reachNative(s.cgroup)
+	e.reachNative(s.group.Cgroup)
 	e.checkLeases()
 	return s.show(false), nil
 }

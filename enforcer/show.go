@@ -52,7 +52,7 @@ func (e *Enforcer) showCommands(ctx context.Context, which func(*slice) bool) []
 	defer cancel()
 	return e.showEach(which, func(s *slice) api.Slice {
 		shown := s.show(false)
-		shown.Command = api.BoundedText(e.lines.Of(ctx, shown.PID, s.initStart))
+		shown.Command = api.BoundedText(e.lines.Of(ctx, shown.PID, s.group.Start))
 		return shown
 	})
 }
@@ -84,14 +84,12 @@ func (s *slice) showRemainder() api.Slice {
 	shown.State, shown.Reason = api.Released, "it was released while processes were alive: they get no more memory, and their memory counts until they exit"
 	var pids []int
 	if s.request.Session {
-		s.mu.Lock()
-		for _, p := range s.remaining.All() {
+		for _, p := range s.group.Remaining() {
 			if p.Alive() {
 				pids = append(pids, p.PID)
 			}
 		}
-		s.mu.Unlock()
-	} else if all, err := cgroup.PIDs(s.cgroup); err == nil {
+	} else if all, err := cgroup.PIDs(s.group.Cgroup); err == nil {
 		pids = all
 	}
 	slices.Sort(pids)
@@ -188,7 +186,7 @@ func (s *slice) show(processes bool) api.Slice {
 	s.showSuspension(&shown)
 	s.showElastic(&shown)
 	if !r.Session {
-		shown.Cgroup = s.cgroup.String()
+		shown.Cgroup = s.group.Cgroup.String()
 	}
 	if processes {
 		shown.Refusal = s.refused

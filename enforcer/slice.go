@@ -13,10 +13,9 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
-	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/members"
 	"github.com/gpuslice/gpuslice/enforcer/pace"
-	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/session"
@@ -33,15 +32,9 @@ type slice struct {
 	generation uint64
 	created    time.Time
 	dir        string
-	initStart  uint64
-	pidNS      uint64      // inode of the pid namespace of a container's first process; 0 if unknown
-	leads      bool        // that process is the first in its pid namespace: all others there descend from it, or joined
-	cgroup     cgroup.Path // of a container
+	group      *members.Group // its processes
 	token      session.Token
-	init       *process.Handle // if watchesFirst; nil if it had exited when the enforcer restarted
-	pools      []*pool         // its pools: no two have a device in common
-
-	joined session.Members
+	pools      []*pool // its pools: no two have a device in common
 
 	// turn orders changes of the slice: registering, devices, quotas, time to live, joining, releasing. Its record and the driver's limits change
 	// in the turn only.
@@ -79,8 +72,6 @@ type slice struct {
 
 	suspension *store.Suspension // nil: not suspended. What it points to does not change. Changes in the turn
 	residency  *residency        // of an elastic slice
-
-	remaining session.Remaining // of a released session, or processes that may have a ledger that was not found; changes in the turn, with mu held
 
 	mayBeLimited bool // the driver has limits on its cgroup, or will have (native.go)
 }
@@ -130,11 +121,16 @@ func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
 		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
-		InitStart: s.initStart, PIDNS: s.pidNS, Leads: s.leads,
-		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
+		InitStart: s.group.Start, PIDNS: s.group.PIDNS, Leads: s.group.Leads,
+		CgroupMount: s.group.Cgroup.Mount, CgroupRel: s.group.Cgroup.Rel, CgroupInode: s.group.Cgroup.Inode, CgroupV2: s.group.Cgroup.V2,
 		Native: s.mayBeLimited, Suspended: s.suspension,
-		Dir:    s.dir,
-		Joined: s.joined.Stored(), Survivors: s.remaining.Stored(),
+		Dir: s.dir,
+	}
+	for _, j := range s.group.Joined() {
+		r.Joined = append(r.Joined, store.Joined{Process: store.Process{PID: j.PID, Start: j.Start}, UID: j.UID})
+	}
+	for _, p := range s.group.Remaining() {
+		r.Survivors = append(r.Survivors, store.Process{PID: p.PID, Start: p.Start})
 	}
 	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
 	if s.token != (session.Token{}) {
@@ -183,7 +179,7 @@ func (s *slice) listen() error {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
 		}
 	}
-	server, err := attach.Serve(place, s.pace, s.isMember, s.answer, s.log)
+	server, err := attach.Serve(place, s.pace, s.group.Has, s.answer, s.log)
 	if err != nil {
 		return err
 	}
@@ -239,36 +235,8 @@ func (s *slice) check() {
 	s.checkNeeds()
 }
 
-// watchesFirst reports whether a pidfd of the slice's first process is watched. A cgroup of version 2 reports when it is empty; there the process
-// is looked up when needed, which saves a descriptor for each container.
-func (s *slice) watchesFirst() bool { return !s.cgroup.V2 }
-
-func (s *slice) firstLives() bool {
-	p, err := process.Again(s.request.PID, s.initStart)
-	if err != nil {
-		return !errors.Is(err, process.ErrDead) // unless known to be dead
-	}
-	p.Close()
-	return true
-}
-
 // running reports whether the slice has a living process, or stays without one. Of a session only the first process is checked.
-func (s *slice) running() bool {
-	switch {
-	case s.init != nil && s.init.Alive():
-		return true
-	case s.request.Session:
-		return false
-	case s.stays() && s.cgroup.Exists():
-		return true
-	}
-	populated, err := cgroup.Populated(s.cgroup)
-	if err != nil {
-		s.log.Error("cannot tell whether the slice's cgroup is empty", "err", err)
-		return true // it may have processes
-	}
-	return populated
-}
+func (s *slice) running() bool { return s.group.Alive() || s.stays() && s.group.Cgroup.Exists() }
 
 // stays reports whether the slice outlives its processes, as that of a lease does (api.RegisterRequest.For): the lease service starts another broker
 // in the same cgroup. While its processes are being ended, it does not.
@@ -287,7 +255,7 @@ func (s *slice) leave() {
 	s.mu.Lock()
 	s.let()
 	s.mu.Unlock()
-	s.closeRemaining()
+	s.group.CloseRemaining()
 	for _, p := range s.pools {
 		p.part(s)
 	}
@@ -309,14 +277,10 @@ func (s *slice) hangUp() {
 // let closes what the enforcer has open for the slice, except the attach socket. Called with mu held.
 func (s *slice) let() {
 	s.found, s.notes = nil, nil
-	s.closeJoined()
-	errs := []error{s.quota.Leave()}
+	s.group.Close()
+	err := s.quota.Leave()
 	s.quota.Devices = nil
-	if s.init != nil {
-		s.e.deaths.Unwatch(s.init)
-		errs = append(errs, s.init.Close())
-	}
-	if err := errors.Join(errs...); err != nil && !errors.Is(err, os.ErrClosed) {
+	if err != nil && !errors.Is(err, os.ErrClosed) {
 		s.log.Error("slice not closed", "err", err)
 	}
 }

@@ -106,7 +106,7 @@ func (s *slice) storeSuspension(to *store.Suspension) error {
 
 // sentAway adjusts the driver's limits to a slice that is off its devices. Called in the slice's turn.
 func (s *slice) sentAway() {
-	s.e.reachNative(s.cgroup)
+	s.e.reachNative(s.group.Cgroup)
 	killpoint.Pass("move.away")
 }
 
@@ -189,7 +189,7 @@ func (s *slice) bringBack() {
 	s.recommit()
 	s.wantNative()
 	s.mu.Unlock()
-	s.e.reachNative(s.cgroup)
+	s.e.reachNative(s.group.Cgroup)
 }
 
 // tellMoved reports that the memory of the slice's processes was moved or returned, and the time it took.

@@ -100,48 +100,6 @@ func child(t *testing.T) (*process.Handle, *exec.Cmd) {
 	return p, c
 }
 
-func TestMembersAreStoredAndRestored(t *testing.T) {
-	var m, restored Members
-	p, _ := child(t)
-	q, exits := child(t)
-	for _, member := range []Member{{p, 1}, {q, 2}} {
-		must.Do(t, m.Add(member))
-	}
-	before := m.All()
-	stored := m.Stored()
-	_ = exits.Process.Kill()
-	_ = exits.Wait()
-	restored.Restore(stored)
-	if all := restored.Clear(); len(all) != 1 || all[0].PID != p.PID || all[0].UID != 1 {
-		t.Errorf("%+v", all)
-	}
-	if !m.Remove(q) || m.Remove(q) || len(m.All()) != 1 || len(before) != 2 {
-		t.Error("a member was removed twice, or an earlier list was changed")
-	}
-	for range maxMembers - 1 {
-		must.Do(t, m.Add(Member{Handle: p}))
-	}
-	expect.ErrorIs(t, m.Add(Member{Handle: p}), errFull, "one too many")
-}
-
-func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
-	var r Remaining
-	p, exits := child(t)
-	twice := must.Get(process.Open(p.PID))(t)
-	r.Add(p)
-	r.Add(twice)
-	if len(r.All()) != 1 || len(r.Stored()) != 1 || !r.Alive() || !r.Has(p.PID) {
-		t.Fatalf("%+v", r.All())
-	}
-	_ = exits.Process.Kill()
-	_ = exits.Wait()
-	if r.Alive() || r.Has(p.PID) {
-		t.Error("an exited process remains")
-	}
-	r.Close()
-	expect.Equal(t, len(r.All()), 0, "it is not forgotten")
-}
-
 // dead returns a handle of an exited process, with the pid of another process.
 func dead(t *testing.T, now int) *process.Handle {
 	t.Helper()
@@ -182,18 +140,6 @@ func TestAnAskerIsTheProcessThatBeganThen(t *testing.T) {
 			t.Errorf("%+v names: %v", c.asker, err)
 		}
 	}
-}
-
-func TestAProcessWhosePidIsReusedDoesNotRemain(t *testing.T) {
-	var r Remaining
-	p, exits := child(t)
-	r.Add(p)
-	_ = exits.Process.Kill()
-	_ = exits.Wait()
-	p.PID = os.Getpid()
-	expect.True(t, !r.Has(os.Getpid()), "another process with its pid counts as it")
-	r.Add(dead(t, os.Getpid()))
-	expect.Equal(t, len(r.All()), 1, "an exited process is added")
 }
 
 func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {

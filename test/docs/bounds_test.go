@@ -33,8 +33,8 @@ var (
 // noBound lists numeric constants that bound nothing that others can spend, by what they are.
 var noBound = map[string]string{
 	"how often and how long the daemons do their own work": `api/server.drainTimeout daemon/audit.closeTimeout lease/service.drainTimeout lease/service.interval lease/service.askTimeout
-		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer.termQuiet
-		enforcer.minKillInterval enforcer.maxKillInterval enforcer.firstExit enforcer.killTimeout enforcer.drainPace
+		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer/members.termQuiet enforcer/members.minKillInterval
+		enforcer/members.maxKillInterval enforcer/members.firstExit enforcer/members.killTimeout enforcer.drainPace
 		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
 		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,

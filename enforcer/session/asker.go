@@ -5,85 +5,9 @@ package session
 import (
 	"errors"
 	"fmt"
-	"slices"
 
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
-	"github.com/gpuslice/gpuslice/enforcer/store"
 )
-
-// maxMembers bounds the processes that join a session, not their descendants. Each attach of any process checks all of them.
-const maxMembers = 256
-
-// errFull is returned if maxMembers processes have joined.
-var errFull = fmt.Errorf("%d processes have joined the session", maxMembers)
-
-// Member is a process that joined a session. It and its descendants belong to the session.
-type Member struct {
-	*process.Handle
-	UID uint32
-}
-
-// Members are the processes that joined one session.
-type Members struct {
-	mu  guard.Mutex[guard.Leaf] // guards all
-	all []Member                // replaced as a whole, never changed
-}
-
-func (m *Members) All() []Member {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.all
-}
-
-func (m *Members) Add(member Member) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.all) >= maxMembers {
-		return errFull
-	}
-	m.all = append(slices.Clone(m.all), member)
-	return nil
-}
-
-// Remove removes a member, and reports whether it was one. The caller closes its handle.
-func (m *Members) Remove(p *process.Handle) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	rest := slices.DeleteFunc(slices.Clone(m.all), func(member Member) bool { return member.Handle == p })
-	was := len(rest) < len(m.all)
-	m.all = rest
-	return was
-}
-
-func (m *Members) Clear() []Member {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := m.all
-	m.all = nil
-	return all
-}
-
-// Stored returns the members as the store keeps them.
-func (m *Members) Stored() (stored []store.Joined) {
-	for _, member := range m.All() {
-		stored = append(stored, store.Joined{Process: store.Process{PID: member.PID, Start: member.Start}, UID: member.UID})
-	}
-	return stored
-}
-
-// Restore sets the members to the live ones of the stored members.
-func (m *Members) Restore(stored []store.Joined) {
-	var all []Member
-	for _, r := range stored {
-		if p, err := process.Again(r.PID, r.Start); err == nil {
-			all = append(all, Member{p, r.UID})
-		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.all = all
-}
 
 // Asker is the process that sent a request, as the kernel reports it. It may have exited since.
 type Asker struct {
