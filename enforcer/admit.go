@@ -158,7 +158,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 			continue
 		}
 		s.log.Warn("memory of the slice's processes unknown: its whole quota counts", "device", d.Name, "err", err)
-		if errors.Is(err, errUntold) {
+		if errors.Is(err, driver.ErrUntold) {
 			err = nil // the other devices may be known
 		}
 	}
@@ -210,7 +210,7 @@ func (s *slice) holders() (map[int][]uint32, error) {
 func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (bytes uint64, err error) {
 	g := s.e.truth.device(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
-		return 0, errUntold
+		return 0, driver.ErrUntold
 	}
 	truth, err := s.e.truth.processes(g, patienceOfRelease)
 	if err != nil {
@@ -229,7 +229,7 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 			}
 		}
 		if truth[pid] == driver.Unknown {
-			return 0, errUntold
+			return 0, driver.ErrUntold
 		}
 		bytes += max(charged, truth[pid])
 		past += truth[pid] - min(charged, truth[pid])

@@ -41,6 +41,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/hostmem"
 )
 
 // Truth is the enforcer's interface to the driver.
@@ -269,7 +270,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		loops.Go(func() { e.runElastic(ctx) })
 	}
 	if e.options.HostMemory != nil {
-		loops.Go(func() { e.keepHost(ctx) })
+		loops.Go(func() { hostmem.Keep(ctx, e.options.HostMemory, e.log) })
 	}
 	loops.Go(func() { e.history.Run(ctx) })
 	ticker := time.NewTicker(e.options.Interval)

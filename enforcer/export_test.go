@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/hostmem"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
@@ -37,7 +38,7 @@ func init() {
 		if f := pretendedHost.Load(); f != nil {
 			return (*f)(), 1 << 40, true
 		}
-		return hostMemory()
+		return hostmem.Meminfo()
 	}
 	memoryShort = func(host *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
 		f := pretendedShort.Load()

@@ -3,11 +3,9 @@
 package enforcer
 
 import (
-	"context"
 	"errors"
 	"math"
 	"os"
-	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -35,9 +33,6 @@ type HostMemory interface {
 	Err() error            // why it provides nothing; never blocks
 	Close() error
 }
-
-// hostPace is the time between checks that the holder is alive.
-const hostPace = 10 * time.Second
 
 // isGiven reports whether a process's host memory is to be charged to the operator's cgroup.
 func (s *slice) isGiven(p *moved) bool {
@@ -205,27 +200,6 @@ func (e *Enforcer) recallHost() {
 		if fresh {
 			s.bare(math.MaxUint64, func(*quota.Lane) bool { return true })
 		}
-	}
-}
-
-// keepHost keeps a holder running until ctx ends.
-func (e *Enforcer) keepHost(ctx context.Context) {
-	ticker := time.NewTicker(hostPace)
-	defer ticker.Stop()
-	for said := ""; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		now := ""
-		if _, err := e.options.HostMemory.PID(); err != nil {
-			now = err.Error()
-		}
-		if now != said && now != "" {
-			e.log.Error("processes that move their own memory get no host memory", "err", now)
-		}
-		said = now
 	}
 }
 

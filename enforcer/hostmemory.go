@@ -4,9 +4,6 @@ package enforcer
 
 import (
 	"math"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -93,32 +90,9 @@ func (s *slice) fitsCgroups(needs map[int]uint64) error {
 
 // Variables, since tests replace them.
 var (
-	memoryOfHost = hostMemory
+	memoryOfHost = hostmem.Meminfo
 	memoryShort  = (*cgroup.Host).MemoryShort
 )
-
-// hostMemory returns the kernel's estimate of the bytes available without swapping, and the host's total.
-func hostMemory() (available, total uint64, known bool) {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) < 2 || f[0] != "MemTotal:" && f[0] != "MemAvailable:" {
-			continue
-		}
-		kib, err := strconv.ParseUint(f[1], 10, 54)
-		if err != nil {
-			return 0, 0, false
-		}
-		if f[0] == "MemAvailable:" { // follows MemTotal
-			return kib << 10, total, true
-		}
-		total = kib << 10
-	}
-	return 0, 0, false
-}
 
 // fitsHost returns an error if the move would exceed the host memory allowed for elastic slices: evicted, on the way, or kept by processes. From its
 // success until hasMoved the move counts, too.
@@ -140,7 +114,7 @@ func (s *slice) fitsHost(going []*moved) error {
 			switch {
 			case other.isAway():
 				for _, p := range other.suspension.Processes {
-					has := sum(onHost(p))
+					has := sum(p.OnHost())
 					if l := other.mover(p.Process); l != nil {
 						has = max(has, l.Kept)
 					}
@@ -249,7 +223,7 @@ func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane
 	case s.isAway():
 		place = ledger.Aside
 		for _, p := range s.suspension.Processes {
-			inUse[p.PID] = sum(onHost(p))
+			inUse[p.PID] = sum(p.OnHost())
 		}
 	case s.suspension != nil: // they are moving, or about to
 		return told

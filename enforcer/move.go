@@ -197,7 +197,7 @@ func (s *slice) measure(all []*moved) (others map[int]uint64, err error) {
 			p := by[pid]
 			switch {
 			case p != nil && bytes == driver.Unknown:
-				return nil, fmt.Errorf("device %s: %w", g.UUID, errUntold)
+				return nil, fmt.Errorf("device %s: %w", g.UUID, driver.ErrUntold)
 			case p != nil && bytes > 0:
 				p.Bytes[g.UUID] = bytes
 			case p == nil && bytes > 0 && bytes != driver.Unknown:
@@ -322,7 +322,7 @@ func (s *slice) spare(all []*moved) map[string]uint64 {
 func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	needs, on := make(map[string]uint64), make(map[string]uint64)
 	for _, p := range all {
-		for uuid, bytes := range onHost(p.Moved) {
+		for uuid, bytes := range p.OnHost() {
 			needs[uuid] += bytes
 			on[uuid] += spare
 		}
@@ -430,7 +430,7 @@ func (s *slice) moveBack(all []*moved) error {
 			return err
 		}
 		if _, itself := s.itself(p); itself {
-			s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
+			s.keeps(p, max(s.kept(p), sum(p.OnHost())))
 		}
 		killpoint.Pass("move.restored")
 	}

@@ -229,7 +229,7 @@ func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*
 		standing, sampling := m.after.slices[s]
 		open = open || bytes == driver.Unknown || bytes > 0 && (!sampling || !standing.charges)
 		if s != nil && bytes == driver.Unknown {
-			untold = errUntold
+			untold = driver.ErrUntold
 		}
 		if !sampling || !standing.samples {
 			continue

@@ -276,7 +276,7 @@ func (s *slice) leftLittle(p *moved) error {
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) claims to have moved its memory, but the driver still lists %s of %s for it",
 			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
 	}
-	s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
+	s.keeps(p, max(s.kept(p), sum(p.OnHost())))
 	return nil
 }
 
@@ -323,7 +323,7 @@ func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 
 // leftOf returns the part of a process's memory that it has left on the devices, as a move of its own.
 func leftOf(p *moved) *moved {
-	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, inUse: sum(onHost(p.Moved))}
+	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, inUse: sum(p.OnHost())}
 }
 
 // moveMore has the processes that left memory they can move leave less, and reports whether they did.
@@ -418,15 +418,6 @@ func (s *slice) renoteLeft(away []*moved) (err error) {
 		_, err = s.noteLeft(away)
 	}
 	return err
-}
-
-// onHost returns what was moved of a process's memory, by device.
-func onHost(p store.Moved) map[string]uint64 {
-	bytes := make(map[string]uint64)
-	for uuid, held := range p.Bytes {
-		bytes[uuid] = held - min(held, p.Left[uuid])
-	}
-	return bytes
 }
 
 func sum(bytes map[string]uint64) (sum uint64) {

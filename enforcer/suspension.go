@@ -25,7 +25,7 @@ import (
 
 // isAway reports whether the slice's memory is off its devices, so that others may use the room. Called with mu held, or before the slice is
 // registered.
-func (s *slice) isAway() bool { return s.suspension != nil && s.suspension.State == api.Suspended }
+func (s *slice) isAway() bool { return s.suspension.Away() }
 
 // unsuspended returns an error if the slice is suspended, or on the way. Called with mu held.
 func (s *slice) unsuspended() error {
@@ -197,7 +197,7 @@ func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved, took time
 	sums := make(map[string]uint64)
 	for _, p := range processes {
 		for uuid := range p.Bytes {
-			sums[uuid] += onHost(p)[uuid]
+			sums[uuid] += p.OnHost()[uuid]
 		}
 	}
 	if len(sums) == 0 {

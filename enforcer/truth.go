@@ -3,7 +3,6 @@
 package enforcer
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -28,10 +27,6 @@ var tellPatience = patienceOfProcess
 
 // patienceOfRelease is shorter, since all other changes wait for a release. Tests use a longer one.
 var patienceOfRelease = 300 * time.Millisecond
-
-var (
-	errUntold = errors.New("the driver does not report the memory of each process")
-)
 
 // driverTruth keeps the driver's defects from the rest: one query per device at a time, and each caller sets its own timeout.
 type driverTruth struct {

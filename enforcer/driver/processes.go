@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -12,6 +13,9 @@ import (
 // Unknown stands for the bytes of a process if NVML lists it without them (in confidential computing mode, on some vGPUs). Never add it to
 // a sum.
 const Unknown = math.MaxUint64
+
+// ErrUntold is the error of a caller that needs such bytes.
+var ErrUntold = errors.New("the driver does not report the memory of each process")
 
 // Processes returns the bytes that each process holds on a device, by pid on the host, or Unknown. A process that uses compute and
 // graphics, or MPS, is on several of the driver's lists, each time with its total. So the largest figure counts, not the sum.

@@ -101,6 +101,9 @@ type Suspension struct {
 	Evicted   bool              `json:"evicted,omitempty"` // it returns when a process needs it
 }
 
+// Away reports whether the memory is off the devices, so that others may use the room.
+func (s *Suspension) Away() bool { return s != nil && s.State == api.Suspended }
+
 // Moved is a process with moved memory.
 type Moved struct {
 	Process
@@ -109,6 +112,15 @@ type Moved struct {
 
 	// ByDriver means that the driver has moved Left as well, or has to.
 	ByDriver bool `json:"by_driver,omitempty"`
+}
+
+// OnHost returns what was moved of the process's memory, by device.
+func (m *Moved) OnHost() map[string]uint64 {
+	bytes := make(map[string]uint64)
+	for uuid, held := range m.Bytes {
+		bytes[uuid] = held - min(held, m.Left[uuid])
+	}
+	return bytes
 }
 
 // Joined is a process that joined a session.

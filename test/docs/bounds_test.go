@@ -35,7 +35,7 @@ var noBound = map[string]string{
 	"how often and how long the daemons do their own work": `api/server.drainTimeout daemon/audit.closeTimeout lease/service.drainTimeout lease/service.interval lease/service.askTimeout
 		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer/members.termQuiet enforcer/members.minKillInterval
 		enforcer/members.maxKillInterval enforcer/members.firstExit enforcer/members.killTimeout enforcer.drainPace
-		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.hostPace enforcer.DefaultGrace
+		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.DefaultGrace
 		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
 	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.slowest
