@@ -75,11 +75,13 @@ func (g *gpu) called(uuid string) string {
 }
 
 // gpuOf returns a device by its UUID; nil without driver truth.
-func (e *Enforcer) gpuOf(uuid string) *gpu {
-	if e.truth == nil {
+func (e *Enforcer) gpuOf(uuid string) *gpu { return e.truth.gpu(uuid) }
+
+func (t *driverTruth) gpu(uuid string) *gpu {
+	if t == nil {
 		return nil
 	}
-	for _, g := range e.truth.devices {
+	for _, g := range t.devices {
 		if g.UUID == uuid {
 			return g
 		}

@@ -54,7 +54,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 	case ledger.OpTruth:
 		reply.Bytes, err = s.tellTruth(peer, r.Device)
 	case ledger.OpHost:
-		if files, err = s.giveHost(peer, r.Used, r.Bytes); err == nil {
+		if files, err = s.memory.GiveHost(peer, r.Used, r.Bytes); err == nil {
 			reply.Bytes = r.Bytes
 		}
 	}
@@ -177,7 +177,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	if err := s.storeLedger(); err != nil {
 		return reply, nil, err
 	}
-	s.beganAnew(peer)
+	s.memory.BeganAnew(peer)
 	l := &quota.Lane{Process: peer, Refusals: who, Attached: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()

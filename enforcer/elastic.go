@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// This file decides which elastic slices are on the devices, and which in host memory. A slice's memory is moved as a whole (move.go). Its processes
+// This file decides which elastic slices are on the devices, and which in host memory. A slice's memory is moved as a whole (package mover). Its processes
 // pass a gate at each driver call (interceptor/gate.h): they count calls under way in their lanes, and while the gate is shut they wait and request
 // the slice's return. The gate is shut exactly while the slice is suspended, or on the way.
 //
@@ -59,7 +59,6 @@ var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspende
 type residency struct {
 	returned time.Time     // time of its last return to its devices
 	back     chan struct{} // closed at its return; nil while it is on its devices
-	hosting  *guard.Turn   // of its processes' requests for host memory: one at a time waits for Enforcer.hosting
 	waits    time.Time     // when a process began to wait for the return; zero if none waits
 	asked    time.Time     // when a process last requested it; a waiting process repeats the request
 	waited   time.Duration // sum of earlier waits
@@ -69,7 +68,6 @@ type residency struct {
 	calls  uint64    // number made by its processes, when last read
 	active time.Time // when it was last seen to make one
 
-	moves      uint64 // bytes that are on the way to host memory, see fitsHost
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
@@ -83,7 +81,7 @@ func (s *slice) beElastic() {
 		return
 	}
 	now := time.Now()
-	s.residency = &residency{returned: now, active: now, hosting: guard.NewTurn()}
+	s.residency = &residency{returned: now, active: now}
 	if s.suspension != nil {
 		s.residency.back, s.residency.calls = make(chan struct{}), math.MaxUint64 // the number of earlier calls is unknown
 	}

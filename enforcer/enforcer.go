@@ -28,14 +28,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
-	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/event"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/history"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/mover"
 	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
@@ -70,12 +69,6 @@ type Counter interface {
 	Told(api.Event)     // must not wait
 }
 
-// Checkpointer has the driver move a process's memory off its devices and back. A call may take as long as its timeout.
-type Checkpointer interface {
-	State(of process.Identity, timeout time.Duration) (checkpoint.State, error)
-	Do(action checkpoint.Action, to process.Identity, timeout time.Duration) error
-}
-
 // Options of an enforcer.
 type Options struct {
 	RunDir   string // slices' directories and records, best in memory; only the enforcer may have write access
@@ -94,8 +87,8 @@ type Options struct {
 	// api.Auto. With api.Native New fails where the driver does not enforce.
 	Backend     native.Backend
 	Enforcement api.Enforcement
-	Checkpoint  Checkpointer // nil: slices cannot be suspended
-	HostMemory  HostMemory   // nil: host memory of processes that move themselves is charged to their own cgroups
+	Checkpoint  mover.Checkpointer // nil: slices cannot be suspended
+	HostMemory  mover.HostMemory   // nil: host memory of processes that move themselves is charged to their own cgroups
 	Log         *slog.Logger
 	// Caller returns the process that made the request of a context, as the kernel reports it; false if unknown. nil: only this process makes
 	// requests.
@@ -136,10 +129,8 @@ type Enforcer struct {
 
 	now       func() time.Duration // since boot
 	leases    chan struct{}        // a deadline may be earlier than before
-	rooms     *rooms
+	mover     *mover.Mover
 	evictions *evictions
-	hosting   *guard.Turn  // held while a process gets or returns host memory, so that memory found unused stays unused
-	fitting   *guard.Turn  // held while a move is compared with Elastic.HostMemory, and counted
 	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 
@@ -184,8 +175,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
-	e.now, e.leases, e.rooms = options.Clock, make(chan struct{}, 1), newRooms()
-	e.hosting, e.fitting, e.evictions = guard.NewTurn(), guard.NewTurn(), newEvictions()
+	e.now, e.leases, e.evictions = options.Clock, make(chan struct{}, 1), newEvictions()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -232,6 +222,7 @@ func (e *Enforcer) open() error {
 	if err := e.openTruth(); err != nil {
 		return err
 	}
+	e.mover = e.newMover()
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
 		Limits: e.options.Admission, Devices: e.truth.bookDevices(),
@@ -248,7 +239,7 @@ func (e *Enforcer) open() error {
 	if err := e.restore(); err != nil {
 		return err
 	}
-	e.recallHost()
+	e.mover.Recall()
 	began := make(map[string]time.Time)
 	for _, s := range e.all() {
 		began[s.id()] = s.created

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/mover"
 )
 
 // This file chooses the elastic slices to evict for a holder that needs room, and evicts them, by the rules in elastic.go.
@@ -140,7 +141,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 		killpoint.Pass("evict.shut")
 		if err = s.drain(c.busy); err != nil {
 			s.setSuspension(nil)
-		} else if err = s.suspendAll(c.stay); err == nil {
+		} else if err = s.suspendAll(c.stay, true); err == nil {
 			s.mu.Lock()
 			s.residency.evictions++
 			s.mu.Unlock()
@@ -151,17 +152,12 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	return err == nil
 }
 
-// unmovable is the error if a slice's own processes prevent its move.
-type unmovable struct{ error }
-
-func (u unmovable) Unwrap() error { return u.error }
-
 // overstay ends a slice if its own processes have kept it on its devices for Elastic.Patience while others waited. err is the result of an attempt to
 // move it that started at began.
 func (s *slice) overstay(err error, began time.Time) {
 	s.mu.Lock()
 	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
-	if errors.As(err, new(unmovable)) {
+	if errors.As(err, new(mover.Unmovable)) {
 		if r.overstays.IsZero() || !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*core.ObstacleLasts { // nothing waited in between
 			r.overstays = began
 		}
@@ -192,21 +188,18 @@ func (s *slice) endForOthers(why string) {
 
 // boundMove limits a starting move of an elastic slice's processes to Elastic.Patience and the time of a sound move. After that it ends the slice
 // and kills its processes, since others wait for the device. Each call on a process returns when the process exits.
-func (s *slice) boundMove(all []*moved) (stop func()) {
+func (s *slice) boundMove(m *mover.Move) (stop func()) {
 	patience := s.e.options.Elastic.Patience
 	if s.residency == nil || patience == 0 {
 		return func() {}
 	}
-	var bytes uint64
-	for _, p := range all {
-		bytes += sum(p.Bytes)
-	}
-	most := patience + moveTimeout + time.Duration(bytes/slowest)*time.Second
+	bytes, most := m.Longest()
+	most += patience
 	timer := time.AfterFunc(most, func() {
 		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], plus the longest time for %s)", most, api.FormatSize(bytes)))
-		for _, p := range all {
+		for _, p := range m.Handles() {
 			if s.group.MaySignal(p.PID) {
-				s.group.Signal(p.handle, syscall.SIGKILL)
+				s.group.Signal(p, syscall.SIGKILL)
 			}
 		}
 	})
@@ -223,7 +216,7 @@ func (s *slice) drain(busy bool) error {
 		case pid == 0, late && busy:
 			return nil
 		case late:
-			return unmovable{api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
+			return mover.Unmovable{Err: api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
 		case s.e.ending.Load():
 			return ErrClosed
 		}

@@ -15,42 +15,42 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/mover"
 	"github.com/gpuslice/gpuslice/enforcer/process"
-	"github.com/gpuslice/gpuslice/hostmem"
 	"github.com/gpuslice/gpuslice/test/await"
 )
-
-func init() {
-	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
-	lockPatience, answerPatience, mutePatience, ownSlowest = await.Patience, await.Patience, await.Patience, 1<<50
-	moveTimeout, tellPatience = 5*time.Second, await.Patience
-}
 
 var (
 	pretendedIdle  atomic.Int64
 	pretendedHost  atomic.Pointer[func() uint64]
 	pretendedShort atomic.Pointer[func(pid int, bytes uint64) *cgroup.Short]
+	moveLimits     = mover.Limits{Call: 5 * time.Second, Lock: await.Patience, Answer: await.Patience, Silent: await.Patience, Slowest: 1 << 50}
 )
 
 func init() {
+	patienceOfRelease, returnPatience, drainPatience, tellPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond, await.Patience
 	idleAfter = func() time.Duration { return cmp.Or(time.Duration(pretendedIdle.Load()), api.IdleAfter) }
-	memoryOfHost = func() (available, total uint64, known bool) {
-		if f := pretendedHost.Load(); f != nil {
-			return (*f)(), 1 << 40, true
-		}
-		return hostmem.Meminfo()
-	}
-	memoryShort = func(host *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
-		f := pretendedShort.Load()
-		if f == nil {
-			return host.MemoryShort(needs)
-		}
-		for pid, bytes := range needs {
-			if short := (*f)(pid, bytes); short != nil {
-				return short, nil
+	moverOptions = func(o *mover.Options) {
+		meminfo, short := o.Meminfo, o.MemoryShort
+		o.Limits = moveLimits
+		o.Meminfo = func() (available, total uint64, known bool) {
+			if f := pretendedHost.Load(); f != nil {
+				return (*f)(), 1 << 40, true
 			}
+			return meminfo()
 		}
-		return nil, nil
+		o.MemoryShort = func(needs map[int]uint64) (*cgroup.Short, error) {
+			f := pretendedShort.Load()
+			if f == nil {
+				return short(needs)
+			}
+			for pid, bytes := range needs {
+				if short := (*f)(pid, bytes); short != nil {
+					return short, nil
+				}
+			}
+			return nil, nil
+		}
 	}
 }
 
@@ -210,10 +210,11 @@ func TellInTime() (restore func()) {
 	return func() { tellPatience = await.Patience }
 }
 
-// LosePatience shortens the waits for processes that do not move themselves, until restore.
+// LosePatience shortens the waits for processes that do not move themselves, in enforcers that are started before restore.
 func LosePatience() (restore func()) {
-	lockPatience, answerPatience, mutePatience = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
-	return func() { lockPatience, answerPatience, mutePatience = await.Patience, await.Patience, await.Patience }
+	was := moveLimits
+	moveLimits.Lock, moveLimits.Answer, moveLimits.Silent = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
+	return func() { moveLimits = was }
 }
 
 // ForgetObstacles lets the enforcer retry evictions that failed at once.
@@ -234,8 +235,8 @@ func (e *Enforcer) Idle(id string) time.Duration {
 
 // HoldHosting takes the turn for requests for host memory, and returns the function that gives it back.
 func (e *Enforcer) HoldHosting() (give func()) {
-	e.hosting.Wait()
-	return e.hosting.Give
+	e.mover.Giving.Wait()
+	return e.mover.Giving.Give
 }
 
 func (e *Enforcer) AskForHost(id string, pid int, to uint64) error {
@@ -243,7 +244,7 @@ func (e *Enforcer) AskForHost(id string, pid int, to uint64) error {
 	s.mu.Lock()
 	peer := s.quota.Of(pid).Process
 	s.mu.Unlock()
-	files, err := s.giveHost(peer, 0, to)
+	files, err := s.memory.GiveHost(peer, 0, to)
 	for _, f := range files {
 		_ = f.Close()
 	}

@@ -113,3 +113,24 @@ func (e *Enforcer) truthCheck(g *gpu) api.Check {
 	c.Message = said(c, "NVML has not listed the device's processes for %s: memory beyond the ledger is not detected")
 	return c
 }
+
+func (e *Enforcer) hostCheck() []api.Check {
+	h := e.options.HostMemory
+	if h == nil {
+		return nil
+	}
+	c := api.Check{Name: "host_memory", OK: true}
+	if err := h.Err(); err != nil {
+		c.OK, c.Message = false, "processes that move their own memory are left to the driver: "+err.Error()
+	}
+	return []api.Check{c}
+}
+
+// HostMemory returns the bytes charged to the operator's cgroup; false if there is none.
+func (e *Enforcer) HostMemory() (bytes uint64, known bool) {
+	if e.options.HostMemory == nil {
+		return 0, false
+	}
+	bytes, err := e.options.HostMemory.Used()
+	return bytes, err == nil
+}

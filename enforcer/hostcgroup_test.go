@@ -346,7 +346,7 @@ func TestOneSlicesRequestsForHostMemoryDelayAnothersByOne(t *testing.T) {
 		asked.Go(func() {
 			expect.NoError(t, h.AskForHost(map[*proc]string{a: "a", b: "b"}[p], p.pid(), part))
 		})
-		await.That(t, "the request waits", func() bool { return waitingIn("giveHost") == n+1 })
+		await.That(t, "the request waits", func() bool { return waitingIn("GiveHost") == n+1 })
 	}
 	give()
 	asked.Wait()

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/members"
+	"github.com/gpuslice/gpuslice/enforcer/mover"
 	"github.com/gpuslice/gpuslice/enforcer/pace"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
@@ -35,6 +36,7 @@ type slice struct {
 	group      *members.Group // its processes
 	token      session.Token
 	pools      []*pool // its pools: no two have a device in common
+	memory     *mover.Slice
 
 	// turn orders changes of the slice: registering, devices, quotas, time to live, joining, releasing. Its record and the driver's limits change
 	// in the turn only.
@@ -89,6 +91,7 @@ type note struct {
 // newQuota gives a new slice a quota without devices.
 func (s *slice) newQuota() {
 	s.quota = quota.New(quota.Options{Log: s.log, Owner: s, Lock: &s.mu, Deaths: s.e.deaths, Record: s.record()})
+	s.memory = s.e.mover.Slice(mover.Slice{ID: s.id(), Owner: s, Quota: s.quota, Turn: s.turn, Elastic: s.request.Elastic})
 }
 
 // noted returns a copy of a device's note. Called with mu held.

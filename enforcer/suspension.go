@@ -3,20 +3,24 @@
 package enforcer
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/core"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// This file is about what a suspended slice means to the rest of the enforcer. Its memory is in host memory (move.go). Its lanes stay, but their
+// This file is about what a suspended slice means to the rest of the enforcer. Its memory is in host memory (package mover). Its lanes stay, but their
 // charges are on no device (quota.SendAway): samples expect nothing of its processes, others may use the memory in the pools, and admission counts
 // only what it has left. Its quotas stay on record. No process can attach, since it could allocate what others were granted.
 //
@@ -288,22 +292,59 @@ func (s *slice) leftSuspended() int {
 	if was == nil {
 		return 0
 	}
-	all := again(was.Processes)
-	defer closeAll(all)
-	for _, p := range all {
-		if p.handle.Alive() {
+	for _, p := range was.Processes {
+		if handle, err := process.Again(p.PID, p.Start); err == nil {
+			handle.Close()
 			return p.PID
 		}
 	}
 	return 0
 }
 
-// again opens handles of the processes that are still alive.
-func again(processes []store.Moved) (all []*moved) {
-	for _, p := range processes {
-		if handle, err := process.Again(p.PID, p.Start); err == nil {
-			all = append(all, &moved{Moved: p, handle: handle})
+// Suspended, Owns and HoldersOn are of mover.Owner. Suspended is called with mu held.
+func (s *slice) Suspended() *store.Suspension { return s.suspension }
+
+func (s *slice) Owns(pid int) bool { return s.e.owner(pid) == s }
+
+// named is the number of holders that a refusal names.
+const named = 3
+
+// HoldersOn describes the largest holders of a device among those that the slice's user may know.
+func (s *slice) HoldersOn(uuid string) string {
+	listed, err := s.e.truth.Processes(uuid)
+	if err != nil {
+		return ""
+	}
+	of := make(map[string]uint64)
+	var unnamed uint64
+	for pid, bytes := range listed {
+		if bytes == driver.Unknown {
+			continue
+		}
+		holder, who := (*admission.Holder)(nil), fmt.Sprintf("process %d (%s) outside slices", pid, process.Name(pid))
+		if other := s.e.owner(pid); other != nil {
+			holder, who = other.holder, other.holder.Name
+		}
+		if s.holder.UID != nil && (holder == nil || !s.holder.MayKnow(holder)) && !s.holder.MayKnow(&admission.Holder{}) {
+			unnamed += bytes
+		} else {
+			of[who] += bytes
 		}
 	}
-	return all
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b)) })
+	var said []string
+	for i, who := range names {
+		if i < named {
+			said = append(said, who+" holds "+api.FormatSize(of[who]))
+		} else {
+			unnamed += of[who]
+		}
+	}
+	if unnamed > 0 {
+		said = append(said, "others "+api.FormatSize(unnamed))
+	}
+	if len(said) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(said, ", ") + ")"
 }

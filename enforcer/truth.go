@@ -108,6 +108,20 @@ func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64,
 	return g.who.Ask(patience)
 }
 
+// Processes and Free are of mover.Truth.
+func (t *driverTruth) Processes(uuid string) (map[int]uint64, error) {
+	return t.processes(t.gpu(uuid), patience)
+}
+
+func (t *driverTruth) Free(uuid string) (uint64, error) {
+	g := t.gpu(uuid)
+	if g == nil {
+		return 0, fmt.Errorf("%w: %s", driver.ErrNoDevice, uuid)
+	}
+	used, err := driver.Ask(g.slot, patience, func() (uint64, error) { return t.source.Used(uuid) })
+	return g.Total - min(g.Total, used), err
+}
+
 // tells reports whether the driver has lately listed a device's processes.
 func (e *Enforcer) tells(raw [16]byte) bool {
 	if e.truth == nil {

@@ -36,10 +36,10 @@ var noBound = map[string]string{
 		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer/members.termQuiet enforcer/members.minKillInterval
 		enforcer/members.maxKillInterval enforcer/members.firstExit enforcer/members.killTimeout enforcer.drainPace
 		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.DefaultGrace
-		enforcer.maxSleep enforcer.wordPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
+		enforcer.maxSleep enforcer/mover.claimPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
-	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer.slowest
-		enforcer.residue enforcer.spare enforcer.mayLeave enforcer.hostPlenty enforcer/native.rounding`,
+	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer/native.rounding
+		enforcer/mover.slowest enforcer/mover.residue enforcer/mover.spare enforcer/mover.leftShare enforcer/mover.plentyShare`,
 	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askLasts
 		enforcer/core.stayMargin enforcer/core.triedLasts enforcer/core.restedAfter enforcer/core.ObstacleLasts enforcer/core.maxQueue`,
 	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
