@@ -39,10 +39,10 @@ func init() {
 			}
 			return meminfo()
 		}
-		o.MemoryShort = func(needs map[int]uint64) (*cgroup.Short, error) {
+		o.MemoryShort = func(needs, beside map[int]uint64) (*cgroup.Short, error) {
 			f := pretendedShort.Load()
 			if f == nil {
-				return short(needs)
+				return short(needs, beside)
 			}
 			for pid, bytes := range needs {
 				if short := (*f)(pid, bytes); short != nil {

@@ -281,7 +281,7 @@ func (e *Enforcer) newMover() *mover.Mover {
 	o := mover.Options{
 		Log: e.log, Checkpoint: e.options.Checkpoint, Devices: e.truth.bookDevices(),
 		HostMemory: e.options.HostMemory, HostLimit: e.options.Elastic.HostMemory, Meminfo: hostmem.Meminfo,
-		MemoryShort: func(map[int]uint64) (*cgroup.Short, error) { return nil, nil },
+		MemoryShort: func(_, _ map[int]uint64) (*cgroup.Short, error) { return nil, nil },
 		Background:  e.ends.Go,
 		Stopping: func() error {
 			if e.ending.Load() {

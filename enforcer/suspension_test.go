@@ -320,6 +320,24 @@ func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
 	}
 }
 
+func TestMovesAtOneTimeShareTheHostsMemory(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 30*gib))
+	b, _ := h.session("b", on(gpu0, 30*gib))
+	a.uses().takes(truth, 20*gib)
+	b.uses().takes(truth, 20*gib)
+	enforcer.HostHas(30 * gib)
+	var beside error
+	f.beforeEach(func(action checkpoint.Action, pid int) {
+		if action == checkpoint.Checkpoint && pid == a.pid() {
+			beside = h.suspend("b")
+		}
+	})
+	must.Do(t, h.suspend("a"))
+	refusedWith(t, beside, api.CodeBadRequest, "it holds 20GiB, and the host has 10GiB")
+	must.Do(t, h.suspend("b"))
+}
+
 func TestASliceWithAProcessThatNeverAttachedIsNotSuspended(t *testing.T) {
 	h, truth, _ := movers(t)
 	cgroup := newCgroup(t)

@@ -27,9 +27,9 @@ var (
 	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
 )
 
-// MemoryShort returns the first cgroup, from below, without room for the given additional bytes of each process, or nil if all have room.
-// Inactive file cache counts as room.
-func (h *Host) MemoryShort(needs map[int]uint64) (*Short, error) {
+// MemoryShort returns the first cgroup, from below, without room for the given additional bytes of each process, or nil if all have room. What
+// other processes are about to get (beside) counts in cgroups that they share with these. Inactive file cache counts as room.
+func (h *Host) MemoryShort(needs, beside map[int]uint64) (*Short, error) {
 	of, files := h.controllers["memory"], memoryV1
 	if of == nil {
 		of, files = h.unified, memoryV2
@@ -45,6 +45,17 @@ func (h *Host) MemoryShort(needs map[int]uint64) (*Short, error) {
 		}
 		m.Each(func(mount, rel string) {
 			if mount == of.mount {
+				sums[rel] += bytes
+			}
+		})
+	}
+	for pid, bytes := range beside {
+		m, err := h.Membership(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		m.Each(func(mount, rel string) {
+			if _, shared := sums[rel]; shared && mount == of.mount {
 				sums[rel] += bytes
 			}
 		})

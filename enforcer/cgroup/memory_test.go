@@ -26,3 +26,20 @@ func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatOthersAreAboutToGetCountsInASharedCgroup(t *testing.T) {
+	fake := newFakeHost(t, v2...)
+	for pid, dir := range map[string]string{"501": "/all/a", "502": "/all/b", "503": "/other"} {
+		fake.process(pid, 1, "0::"+dir)
+		for name, text := range map[string]string{"memory.max": "100", "memory.current": "40", "memory.stat": "inactive_file 10"} {
+			for at := dir; at != "/"; at = filepath.Dir(at) {
+				fake.write(filepath.Join(fake.mount, "unified", at, name), text)
+			}
+		}
+	}
+	host := fake.open()
+	for beside, want := range map[int]bool{0: false, 502: true, 503: false, 504: false} {
+		short := must.Get(host.MemoryShort(map[int]uint64{501: 60}, map[int]uint64{beside: 20}))(t)
+		expect.Equal(t, short != nil, want, "beside 20 bytes of process", beside)
+	}
+}

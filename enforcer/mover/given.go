@@ -104,7 +104,7 @@ func (s *Slice) fitsGiven(bytes uint64) error {
 		return api.Errorf(api.CodeBadRequest, "slice %s: %v", s.ID, err)
 	}
 	const kernels = 64 // 1/kernels at most is the kernel's own for it
-	return s.fitsCgroups(map[int]uint64{pid: bytes + bytes/kernels})
+	return s.fitsCgroups(map[int]uint64{pid: bytes + bytes/kernels}, nil)
 }
 
 // takeBack empties a process's host memory, part by part, while still reports that none of its data can be there.

@@ -3,6 +3,8 @@
 package mover
 
 import (
+	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -49,7 +51,7 @@ func (s *Slice) noHostMemory(self, byDriver error) error {
 }
 
 // fitsHost returns which limit the copy in host memory exceeds, beyond what processes have kept for it. The copy is charged to the moved process
-// or to the operator's cgroup; the kernel would kill a process over its limit.
+// or to the operator's cgroup; the kernel would kill a process over its limit. From its success until the Move is closed, the move counts for others.
 func (s *Slice) fitsHost(all []*proc) error {
 	own, given, more := make(map[int]uint64), uint64(0), uint64(0)
 	for _, p := range all {
@@ -65,25 +67,44 @@ func (s *Slice) fitsHost(all []*proc) error {
 			own[p.PID] = need
 		}
 	}
-	if err := s.fitsCgroups(own); err != nil {
-		return err
-	}
-	return s.reclaimUntil(func() (lacks uint64, err error) {
+	var short error
+	err := s.reclaimUntil(func() (lacks uint64, err error) {
 		if given > 0 {
 			if err := s.fitsGiven(given); err != nil {
 				return math.MaxUint64, err
 			}
 		}
-		if available, _, known := s.mover.Meminfo(); known && available < more {
+		s.mover.fitting.Wait()
+		defer s.mover.fitting.Give()
+		ownOfOthers, others := make(map[int]uint64), uint64(0)
+		for other, has := range s.mover.granted {
+			if other != s {
+				maps.Copy(ownOfOthers, has.own)
+				others += has.bytes
+			}
+		}
+		if short = s.fitsCgroups(own, ownOfOthers); short != nil {
+			return 0, nil // no process could give back memory for it
+		}
+		available, _, known := s.mover.Meminfo()
+		if available -= min(available, others); known && available < more {
 			return more - available, api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.ID, api.FormatSize(more), api.FormatSize(available))
 		}
+		s.mover.granted[s] = granted{more, own}
 		return 0, nil
 	})
+	return cmp.Or(short, err)
 }
 
-// fitsCgroups returns an error if the cgroup of a process has no room for the bytes that it needs in addition.
-func (s *Slice) fitsCgroups(needs map[int]uint64) error {
-	short, err := s.mover.MemoryShort(needs)
+// granted is the host memory that a move under way may take: all bytes, and by process those in its own cgroup.
+type granted struct {
+	bytes uint64
+	own   map[int]uint64
+}
+
+// fitsCgroups returns an error if the cgroup of a process has no room for the bytes that it needs in addition, beside those of other slices.
+func (s *Slice) fitsCgroups(needs, beside map[int]uint64) error {
+	short, err := s.mover.MemoryShort(needs, beside)
 	if err == nil && short != nil {
 		err = api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
 			s.ID, api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
@@ -174,7 +195,7 @@ func (m *Mover) isLimited(p store.Process) bool {
 		}
 	}
 	const more = 1 << 62 // than any real limit
-	short, err := m.MemoryShort(map[int]uint64{p.PID: more})
+	short, err := m.MemoryShort(map[int]uint64{p.PID: more}, nil)
 	return short != nil || err != nil
 }
 

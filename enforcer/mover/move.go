@@ -58,12 +58,16 @@ func (s *Slice) Continue(was *store.Suspension) *Move {
 	return m
 }
 
-// Close closes the processes, and ends what fitsLimit counts for the move.
+// Close closes the processes, and ends what fitsLimit and fitsHost count for the move.
 func (m *Move) Close() {
 	for _, p := range m.all {
 		p.handle.Close()
 	}
 	m.slice.locked(func() { m.slice.moving = 0 })
+	of := m.slice.mover
+	of.fitting.Wait()
+	defer of.fitting.Give()
+	delete(of.granted, m.slice)
 }
 
 // Processes returns the records of the processes.

@@ -66,7 +66,7 @@ type Options struct {
 	HostLimit  uint64     // bytes of host memory for elastic slices; 0 is all that the host has
 
 	Meminfo     func() (available, total uint64, known bool)
-	MemoryShort func(needs map[int]uint64) (*cgroup.Short, error) // (*cgroup.Host).MemoryShort
+	MemoryShort func(needs, beside map[int]uint64) (*cgroup.Short, error) // (*cgroup.Host).MemoryShort
 
 	Elastic    func() []*Slice // the elastic slices
 	Stopping   func() error    // the error of moves that are left to the next enforcer, once this one is stopping
@@ -77,15 +77,16 @@ type Options struct {
 type Mover struct {
 	Options
 	rooms   *rooms
-	Giving  *guard.Turn // exported for tests: held while a process gets or returns host memory, so that memory found unused stays unused
-	fitting *guard.Turn // held while a move is compared with HostLimit, and counted
+	Giving  *guard.Turn        // exported for tests: held while a process gets or returns host memory, so that memory found unused stays unused
+	fitting *guard.Turn        // held while a move is compared with HostLimit, or with the host's memory, and counted
+	granted map[*Slice]granted // moves under way; the turn fitting guards it
 }
 
 // New returns a Mover.
 func New(o Options) *Mover {
 	o.Call, o.Lock, o.Answer = cmp.Or(o.Call, callTimeout), cmp.Or(o.Lock, 5*time.Second), cmp.Or(o.Answer, 10*time.Second)
 	o.Silent, o.Slowest = cmp.Or(o.Silent, time.Second), cmp.Or(o.Slowest, slowest)
-	return &Mover{Options: o, rooms: newRooms(), Giving: guard.NewTurn(), fitting: guard.NewTurn()}
+	return &Mover{Options: o, rooms: newRooms(), Giving: guard.NewTurn(), fitting: guard.NewTurn(), granted: make(map[*Slice]granted)}
 }
 
 // stopped reports whether err means that the enforcer is stopping.
