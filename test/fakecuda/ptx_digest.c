@@ -48,7 +48,7 @@ void ptx_digest(const char *data, uint64_t to[2])
 		const uint64_t *words =
 		    known && !(written[page] & 1) ? zeros : (const uint64_t *)(data + page * PAGE);
 
-		for (unsigned t = 0; t < DIGEST_THREADS; t++)
+		for (size_t t = 0; t < DIGEST_THREADS; t++)
 			mix(&a[t], &b[t], words[2 * t], words[2 * t + 1]);
 	}
 	for (unsigned t = 0; t < DIGEST_THREADS; t++) {

@@ -434,7 +434,7 @@ static CUresult digest(struct ptx_run *run)
 	CUdeviceptr of[2];
 
 	memcpy(of, run->parameters, sizeof(of));
-	for (unsigned i = 0; i < run->grid[0]; i++) {
+	for (uint64_t i = 0; i < run->grid[0]; i++) {
 		char *data = memory_at(run, of[0] + i * DIGEST_BYTES, DIGEST_BYTES, false);
 		void *to =
 		    memory_at(run, of[1] + i * 2 * sizeof(uint64_t), 2 * sizeof(uint64_t), true);
