@@ -216,12 +216,14 @@ func TestAClientThatReadsNothingDelaysNoOther(t *testing.T) {
 	defer cancel()
 	buffer := must(s.Alloc(ctx, 16<<20))(t)
 	deaf := rawStream(ctx, t, b)
+	ok(t, deaf.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Operation: &leasepb.Request_MemAlloc{MemAlloc: &leasepb.MemAlloc{Bytes: 16 << 20}}}}}))
+	own := must(deaf.Recv())(t).GetReplies()[0].GetMemAlloc().GetHandle()
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
 		for i := range uint64(1000) {
-			if deaf.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Sequence: i, Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
-				Handle: 1, Destination: &leasepb.MemRead_Bytes{Bytes: 16 << 20},
+			if deaf.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Sequence: i + 1, Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
+				Handle: own, Destination: &leasepb.MemRead_Bytes{Bytes: 16 << 20},
 			}}}}}) != nil {
 				return
 			}
@@ -512,4 +514,16 @@ func brokerPID(t *testing.T, b *broker) int {
 	ok(t, socket.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
 	ok(t, err)
 	return int(who.Pid)
+}
+
+func TestABufferOfAnotherLeaseIsRefused(t *testing.T) {
+	ctx := t.Context()
+	s, other := startBroker(t).open(t), startBroker(t).open(t)
+	own, theirs := must(s.Alloc(ctx, 8))(t), must(other.Alloc(ctx, 8))(t).Of(s)
+	kernels := must(s.Load(ctx, must(os.ReadFile("../test/lease/examples/kernels.ptx"))(t)))(t)
+	refused(t, own.Copy(ctx, 0, theirs, 0, 8), lease.InvalidHandle)
+	refused(t, theirs.Write(ctx, 0, make([]byte, 8)), lease.InvalidHandle)
+	refused(t, theirs.Free(ctx), lease.InvalidHandle)
+	ok(t, kernels.Launch(ctx, "scale", lease.Shape{Block: lease.Dim{X: 2}}, theirs, float32(2), uint32(2)))
+	refused(t, s.Sync(ctx), lease.InvalidHandle)
 }

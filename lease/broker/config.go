@@ -4,6 +4,7 @@ package broker
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -59,12 +60,19 @@ type Config struct {
 	Before string `json:"before,omitempty"`
 }
 
-// The upper bits of a handle are its broker's number, so that handles of different brokers never collide.
+// The upper bits of a handle are its broker's number, so that handles of a session's brokers never collide. The lower ones count from a random
+// number, so that a handle of another session is no handle of this one.
 const (
 	handleBits = 48
 	// MaxBrokers is the maximum of consecutive brokers of a session.
 	MaxBrokers = 1 << (64 - handleBits)
 )
+
+func firstHandle(number uint64) uint64 {
+	var random [8]byte
+	_, _ = rand.Read(random[:])                                                          // never fails (crypto/rand)
+	return number<<handleBits | binary.LittleEndian.Uint64(random[:])>>(64-handleBits+1) // half of the numbers are left to count
+}
 
 // Ready is the line written to ReadyFD.
 type Ready struct {

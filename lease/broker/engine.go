@@ -84,7 +84,7 @@ func newEngine(device Device, vram uint64) *engine {
 
 // succeed sets the broker's place in its session. Call it before the first request.
 func (e *engine) succeed(config Config) {
-	e.number, e.before, e.followed, e.last = config.Number, config.Before, config.Followed, config.Number<<handleBits
+	e.number, e.before, e.followed, e.last = config.Number, config.Before, config.Followed, firstHandle(config.Number)
 	e.lease = config.Lease
 	if config.Log != nil {
 		e.log = config.Log

@@ -39,6 +39,7 @@ func serve(t *testing.T, config Config) *serving {
 	if s.Broker, err = New(config, func() (Device, error) { return s.device, nil }); err != nil {
 		t.Fatal(err)
 	}
+	s.engine.last = 0 // requests name the handles of earlier ones in the same message
 	s.closeTimeout = await.Patience
 	sessions, err := net.Listen("unix", s.path)
 	if err != nil {
