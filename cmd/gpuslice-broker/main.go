@@ -181,7 +181,7 @@ func reportReady(ready *os.File, failure error) error {
 	return ready.Close()
 }
 
-// serveByHand serves a session whose sockets and token are in a directory.
+// serveByHand serves a session. It makes the sockets and the token in directory.
 func serveByHand(directory string, config broker.Config) (int, error) {
 	if err := durable.MakePrivate(directory, 0o700); err != nil {
 		return broker.ExitFailed, err

@@ -84,7 +84,7 @@ func churnCount(s *site) int {
 	return n
 }
 
-// churn starts and removes containers concurrently, and kills some of their processes meanwhile.
+// churn starts and removes containers concurrently, and kills some of their processes.
 func churn(s *site) {
 	count, seed := churnCount(s), uint64(time.Now().UnixNano())
 	s.t.Logf("seed %d", seed)

@@ -288,7 +288,7 @@ func Numbered(uuid string, index int, whole bool) string {
 	return strconv.Itoa(index) + ":" + text
 }
 
-// Count returns a number with its noun, whose plural has an s.
+// Count returns a number with its noun. The plural adds an s.
 func Count[N int | uint64](n N, noun string) string {
 	if n != 1 {
 		noun += "s"
