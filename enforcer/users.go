@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// UserOf returns the user that a slice is accounted to, whose session it is or on whose behalf root began it; nil if it is no user's.
+// UserOf returns the user that a slice is accounted to: the owner of a session, or the user named by root; nil if there is none.
 func (e *Enforcer) UserOf(id string) (uid *uint32, known bool) {
 	s := e.find(id)
 	if s == nil {

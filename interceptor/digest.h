@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Digests of 128 bits of the memory that a mover moves, one for each block of BLOCK_BYTES, by a
- * kernel on the device. A block whose digest is that of its copy in host memory is not copied
- * again.
+ * A kernel on the device computes a digest of 128 bits of each block of BLOCK_BYTES that a mover
+ * moves. If the block's copy in host memory has the same digest, it is not copied again.
  *
- * Blocks that differ in one word of 64 bits have different digests. Others have the same with a
- * probability of 2^-128, unless a program makes them so: it can corrupt only its own memory.
+ * Blocks that differ in one word of 64 bits have different digests. Other blocks have the same one
+ * with a probability of 2^-128. A program can make such blocks: it corrupts its own memory only.
  */
 #ifndef GPUSLICE_DIGEST_H
 #define GPUSLICE_DIGEST_H
@@ -42,11 +41,10 @@ void digest_close(struct digests *digests, bool well);
 /* Forgets what is on the device. */
 void digest_forget(struct digests *digests);
 
-/* Blocks from `first` to `end` are in host memory as they were on the device, as far as that is
- * known. */
+/* Notes that blocks from `first` to `end` are in host memory. */
 void digest_keep(struct digests *digests, size_t first, size_t end);
 
-/* Blocks from `first` on have no host memory any more. */
+/* Notes that blocks from `first` on have no host memory any more. */
 void digest_lose(struct digests *digests, size_t first);
 
 static inline bool digest_known(const struct digest *digest)

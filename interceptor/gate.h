@@ -32,13 +32,13 @@
 struct ledger_lane;
 struct ledger;
 
-/* What the gate asks of a process that moves its memory itself (mover.h). */
+/* The functions of a process that moves its memory itself, for the gate (mover.h). */
 struct gate_mover {
 	/* The process exits. Returns whether its memory is on the host, and stays there until
 	 * resume(). */
 	bool (*stay)(void);
 	void (*resume)(void);
-	/* Reports whether a function needs no memory back meanwhile. */
+	/* Reports whether a function works without the memory. */
 	bool (*passes)(const void *function);
 	/* Brings the memory back, without the enforcer. */
 	void (*bring_back)(void);

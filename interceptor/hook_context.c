@@ -164,7 +164,7 @@ static CUresult end(struct making *making, CUresult result, CUcontext *context, 
 	return result;
 }
 
-/* Charge the context that `call` makes. One that does not fit is destroyed. */
+/* Charge the context that `call` makes, or destroy it if it does not fit. */
 #define MAKING(context, device, primary, call)                                                     \
 	do {                                                                                       \
 		struct making making;                                                              \

@@ -25,8 +25,9 @@ uint64_t lender_name(const void *name);
 enum lender_note { LENDER_LENDS = 1, LENDER_OPEN = 2 };
 void lender_note(uint64_t name, enum lender_note note);
 void lender_unnote(uint64_t name, enum lender_note note);
-/* Returns a process that has this note. One that has the name open is alive. That its lender is
- * dead, import_watch() finds: the kernel's answer would take longer than the rest of an open. */
+/* Returns a process that has this note. A process with the name open is alive. The death of a
+ * lender is found by import_watch(): the kernel's answer would take longer than the rest of an
+ * open. */
 uint64_t lender_who(const struct process *process, uint64_t name, enum lender_note note);
 uint64_t lender_of_name(const void *name);
 

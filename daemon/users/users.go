@@ -3,7 +3,7 @@
 // Package users is what users without privileges may ask of the enforcer: they begin sessions within the operator's limits, and see, renew, move and
 // release their own. The kernel reports the user of a request; a session's token gives access to that session, too.
 //
-// It must never believe a request about its user, or reveal another user's session.
+// The package must never believe a request about its user, or reveal another user's session.
 package users
 
 import (

@@ -27,8 +27,8 @@ var (
 	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
 )
 
-// MemoryShort returns the first cgroup, from below, without room for the given additional bytes of each process, or nil if all have room. What
-// other processes are about to get (beside) counts in cgroups that they share with these. Inactive file cache counts as room.
+// MemoryShort returns the first cgroup, from below, without room for the given additional bytes of each process, or nil if all have room. The
+// additional bytes of other processes (beside) count in the cgroups that they share with these. Inactive file cache counts as room.
 func (h *Host) MemoryShort(needs, beside map[int]uint64) (*Short, error) {
 	of, files := h.controllers["memory"], memoryV1
 	if of == nil {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package members knows whose a process is, and ends processes. A container's processes are those in its cgroup and below; a session's are its first
+// Package members finds the slice of a process, and ends processes. A container's processes are those in its cgroup and below; a session's are its first
 // process, those that joined it, and the descendants of all of them. It knows nothing of quotas, records and events.
 //
-// It must never signal a process, or keep one, by its pid alone: what it reads about a pid counts once a handle says that the process is alive. It
-// reads no file of the kernel with a lock held.
+// The package must never signal a process, or keep one, by its pid alone: a fact about a pid counts once a handle says that the process is alive. No
+// file of the kernel is read with a lock held.
 package members
 
 import (

@@ -138,7 +138,7 @@ func (s *Slice) fitsLimit(all []*proc) error {
 	})
 }
 
-// inHostMemory returns the bytes that the slice counts for in fitsLimit. For the slice that asks these are only the bytes that are there already.
+// inHostMemory returns the bytes that the slice counts for in fitsLimit. For the slice that is about to move, it returns only the bytes that are there.
 func (s *Slice) inHostMemory(asks bool) (bytes uint64) {
 	s.Quota.Lock.Lock()
 	defer s.Quota.Lock.Unlock()

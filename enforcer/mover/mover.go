@@ -105,7 +105,7 @@ type Owner interface {
 	HoldersOn(uuid string) string
 }
 
-// Slice is a slice whose memory can be moved. Fields above mover do not change.
+// Slice is a slice with movable memory. Fields above mover do not change.
 type Slice struct {
 	ID      string
 	Owner   Owner

@@ -88,8 +88,8 @@ func (m *Move) reserve() error {
 	}
 }
 
-// HasRoom returns what is free on the devices that the processes need which FindAway has found, or an error that names a device without room for them,
-// and its holders.
+// HasRoom returns what is free on the devices of the processes that FindAway found. Its error names a device without room for them, and the device's
+// holders.
 func (m *Move) HasRoom() (map[string]uint64, error) {
 	s := m.slice
 	needs, free := needed(m.away, m.spare), make(map[string]uint64)

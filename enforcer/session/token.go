@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session has the parts that only sessions have: tokens, who asks, and users' limits. It takes no decision about a slice, and writes only a token's file and a socket's access control list.
+// Package session has the parts that only sessions have: tokens, the identity of a caller, and users' limits. It takes no decision about a slice, and writes only a token's file and a socket's access control list.
 package session
 
 import (
