@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a process of an elastic slice moves its memory itself: mover.c and piece.c behind the gate of
- * gate.S, and selfmove.go and move.go of the enforcer, which tells it by struct ledger_move where
+ * gate.S, and mover/self.go and move.go of the enforcer, which tells it by struct ledger_move where
  * the memory is wanted. README.md says what is in it and what is not.
  *
  * The process has two threads. Each makes a piece, launches a kernel that uses it and runs on after
@@ -549,7 +549,7 @@ died:	atomic {
 	DEATH \
 	fi
 
-/* goes() of selfmove.go: tell the process where its memory is wanted, and wait until it is there,
+/* proc.request() of mover/self.go: tell the process where its memory is wanted, and wait until it is there,
  * or `no`. What it says was done must be so. */
 #define IS_AT(place) (is == place || place == BARE && is == RUNNING)
 #if DEPENDS
@@ -573,7 +573,7 @@ died:	atomic {
 	DEATH \
 	fi
 
-/* itself() of selfmove.go: is it moving its memory itself, or has it moved it? */
+/* proc.selfState() of mover/self.go: is it moving its memory itself, or has it moved it? */
 #define ITSELF \
 	(is == ASIDE || is == BETWEEN || is == LOCKED || \
 	 is == RUNNING && (PLACE(want) == LOCKED || PLACE(want) == ASIDE))
