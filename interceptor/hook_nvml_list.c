@@ -29,69 +29,70 @@ static uint32_t pid_at(const unsigned char *at)
 
 /* In a container NVML returns pids of the host or of the container, depending on driver and kernel.
  * A lane has both. */
-struct who {
+struct viewer {
 	struct process *process; /* NULL: in no slice */
 	int device;              /* of the ledger; negative: no lane holds memory there */
 	bool host_pids;          /* NVML's pids are the enforcer's */
 };
 
 /* Returns false if NVML's lists of that device are shown unchanged. */
-static bool who_look(nvmlDevice_t device, struct who *who)
+static bool viewer_look(nvmlDevice_t device, struct viewer *viewer)
 {
-	*who = (struct who){.process = process_attached()};
-	who->device = nvml_ledger_device(who->process, device);
-	return who->device != NVML_UNNAMED && !(who->process && who->process->ledger->record);
+	*viewer = (struct viewer){.process = process_attached()};
+	viewer->device = nvml_ledger_device(viewer->process, device);
+	return viewer->device != NVML_UNNAMED &&
+	       !(viewer->process && viewer->process->ledger->record);
 }
 
-static const struct ledger_lane *own_lane(const struct who *who)
+static const struct ledger_lane *own_lane(const struct viewer *viewer)
 {
-	return &who->process->ledger->lane[who->process->lane];
+	return &viewer->process->ledger->lane[viewer->process->lane];
 }
 
 /* Returns the number of lanes, from 1, including free and dead ones. */
-static uint32_t who_lanes(const struct who *who)
+static uint32_t viewer_lanes(const struct viewer *viewer)
 {
 	uint32_t high;
 
-	if (!who->process)
+	if (!viewer->process)
 		return 0;
-	high = __atomic_load_n(&who->process->ledger->high_lane, __ATOMIC_ACQUIRE);
+	high = __atomic_load_n(&viewer->process->ledger->high_lane, __ATOMIC_ACQUIRE);
 	return high < LEDGER_LANES ? high : LEDGER_LANES - 1;
 }
 
-static bool is_near(const struct who *who, const struct ledger_lane *lane)
+static bool is_near(const struct viewer *viewer, const struct ledger_lane *lane)
 {
-	return lane->ns_pid != 0 && lane->pid_ns == own_lane(who)->pid_ns;
+	return lane->ns_pid != 0 && lane->pid_ns == own_lane(viewer)->pid_ns;
 }
 
 /* Returns the pid in the caller's namespace, or the enforcer's if it has none there. */
-static uint32_t who_pid(const struct who *who, const struct ledger_lane *lane)
+static uint32_t viewer_pid(const struct viewer *viewer, const struct ledger_lane *lane)
 {
-	return is_near(who, lane) ? lane->ns_pid : lane->pid;
+	return is_near(viewer, lane) ? lane->ns_pid : lane->pid;
 }
 
-static bool who_is_dead(const struct who *who, uint32_t lane)
+static bool viewer_is_dead(const struct viewer *viewer, uint32_t lane)
 {
-	return sibling_dead(own_lane(who), &who->process->ledger->lane[lane]);
+	return sibling_dead(own_lane(viewer), &viewer->process->ledger->lane[lane]);
 }
 
-static uint32_t lane_of(const struct who *who, uint32_t pid, bool host_pids)
+static uint32_t lane_of(const struct viewer *viewer, uint32_t pid, bool host_pids)
 {
-	for (uint32_t i = 1; i <= who_lanes(who); i++) {
-		const struct ledger_lane *lane = &who->process->ledger->lane[i];
+	for (uint32_t i = 1; i <= viewer_lanes(viewer); i++) {
+		const struct ledger_lane *lane = &viewer->process->ledger->lane[i];
 
 		if (__atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE &&
-		    (host_pids ? lane->pid == pid : is_near(who, lane) && lane->ns_pid == pid) &&
-		    !sibling_dead(own_lane(who), lane))
+		    (host_pids ? lane->pid == pid : is_near(viewer, lane) && lane->ns_pid == pid) &&
+		    !sibling_dead(own_lane(viewer), lane))
 			return i;
 	}
 	return 0;
 }
 
 /* Returns the lane of the process with NVML's pid; 0 if not in the slice. */
-static uint32_t who_lane(const struct who *who, uint32_t pid)
+static uint32_t viewer_lane(const struct viewer *viewer, uint32_t pid)
 {
-	return lane_of(who, pid, who->host_pids);
+	return lane_of(viewer, pid, viewer->host_pids);
 }
 
 /* Reports whether no process has the pid in the caller's namespace. */
@@ -107,21 +108,21 @@ static bool is_absent(uint32_t pid)
 /* Sets host_pids from `count` pids of NVML, `stride` bytes apart: all are in the namespace in which
  * more of them are ours. (Deciding for each alone would take the host's process 3000 for the
  * container's.) On a tie, a pid that does not exist here decides. */
-static void who_see_kind(struct who *who, const unsigned char *pids, size_t stride,
-                         unsigned int count)
+static void viewer_see_kind(struct viewer *viewer, const unsigned char *pids, size_t stride,
+                            unsigned int count)
 {
 	unsigned int near = 0, host = 0, absent = 0;
 
 	for (unsigned int i = 0; i < count; i++) {
 		uint32_t pid = pid_at(pids + i * stride);
 
-		near += lane_of(who, pid, false) != 0;
-		if (lane_of(who, pid, true)) {
+		near += lane_of(viewer, pid, false) != 0;
+		if (lane_of(viewer, pid, true)) {
 			host++;
 			absent += is_absent(pid);
 		}
 	}
-	who->host_pids = host > near || (host == near && absent);
+	viewer->host_pids = host > near || (host == near && absent);
 }
 
 /* --- lists of processes and their memory ---------------------------------------------------- */
@@ -172,45 +173,46 @@ struct listed {
 	uint64_t bits[LEDGER_LANES / 64 + 1];
 };
 
-static void gather_listed(const struct who *who, unsigned char *entries, unsigned int count,
+static void gather_listed(const struct viewer *viewer, unsigned char *entries, unsigned int count,
                           size_t stride, struct listed *listed, struct gathered *to)
 {
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *entry = entries + i * stride;
-		uint32_t lane = who_lane(who, pid_at(entry + PID_AT));
+		uint32_t lane = viewer_lane(viewer, pid_at(entry + PID_AT));
 		uint32_t pid;
 
 		if (!lane)
 			continue;
 		listed->bits[lane / 64] |= 1ull << lane % 64;
-		pid = who_pid(who, &who->process->ledger->lane[lane]);
+		pid = viewer_pid(viewer, &viewer->process->ledger->lane[lane]);
 		memcpy(entry + PID_AT, &pid, sizeof(pid));
 		gather(to, entry, stride);
 	}
 }
 
-static void gather_others(const struct who *who, const struct listed *listed, size_t stride,
+static void gather_others(const struct viewer *viewer, const struct listed *listed, size_t stride,
                           struct gathered *to)
 {
-	for (uint32_t i = 1; i <= who_lanes(who); i++) {
-		const struct ledger_lane *lane = &who->process->ledger->lane[i];
+	for (uint32_t i = 1; i <= viewer_lanes(viewer); i++) {
+		const struct ledger_lane *lane = &viewer->process->ledger->lane[i];
 		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
 		                                .computeInstanceId = NVML_NO_INSTANCE};
 
 		if (listed->bits[i / 64] >> i % 64 & 1 ||
 		    __atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE)
 			continue;
-		entry.usedGpuMemory = ledger_held(who->process->ledger, (uint32_t)who->device, i);
-		if (!entry.usedGpuMemory || who_is_dead(who, i))
+		entry.usedGpuMemory =
+		    ledger_held(viewer->process->ledger, (uint32_t)viewer->device, i);
+		if (!entry.usedGpuMemory || viewer_is_dead(viewer, i))
 			continue;
-		entry.pid = who_pid(who, lane);
+		entry.pid = viewer_pid(viewer, lane);
 		gather(to, &entry, stride);
 	}
 }
 
 /* Adds the slice's part of a list with room for *count entries. *count becomes NVML's. */
-static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsigned int *count,
-                                  struct gathered *to)
+static nvmlReturn_t gather_answer(const struct list *list, struct viewer *viewer,
+                                  unsigned int *count, struct gathered *to)
 {
 	size_t size = (size_t)*count * sizeof(nvmlProcessDetail_v1_t); /* the largest */
 	struct listed listed = {0};
@@ -225,10 +227,10 @@ static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsi
 	result = call_nvml(list, count, entries);
 	if (result == NVML_SUCCESS) {
 		*count = *count < room ? *count : room;
-		who_see_kind(who, entries, list->stride, *count);
-		gather_listed(who, entries, *count, list->stride, &listed, to);
-		if (list->compute && who->device >= 0)
-			gather_others(who, &listed, list->stride, to);
+		viewer_see_kind(viewer, entries, list->stride, *count);
+		gather_listed(viewer, entries, *count, list->stride, &listed, to);
+		if (list->compute && viewer->device >= 0)
+			gather_others(viewer, &listed, list->stride, to);
 	}
 	munmap(entries, size);
 	return result;
@@ -241,15 +243,15 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 	struct gathered to = {.out = infos, .room = *count};
 	nvmlReturn_t result = UNTOUCHED;
 	unsigned int room = 256;
-	struct who who;
+	struct viewer viewer;
 
 	/* NVML refuses room without an array. */
-	if ((!infos && to.room) || !who_look(list->device, &who))
+	if ((!infos && to.room) || !viewer_look(list->device, &viewer))
 		return UNTOUCHED;
 	for (int tries = 0; tries < LIST_TRIES; tries++) {
 		unsigned int found = room;
 
-		result = gather_answer(list, &who, &found, &to);
+		result = gather_answer(list, &viewer, &found, &to);
 		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room)
 			break;
 		room = found + 64; /* more processes may start */
@@ -311,19 +313,19 @@ static unsigned int keep_own_samples(nvmlDevice_t device, unsigned char *samples
                                      unsigned int count, size_t stride, size_t pid_offset)
 {
 	unsigned int kept = 0;
-	struct who who;
+	struct viewer viewer;
 
-	if (!who_look(device, &who))
+	if (!viewer_look(device, &viewer))
 		return count;
-	who_see_kind(&who, samples + pid_offset, stride, count);
+	viewer_see_kind(&viewer, samples + pid_offset, stride, count);
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *sample = samples + i * stride;
-		uint32_t lane = who_lane(&who, pid_at(sample + pid_offset));
+		uint32_t lane = viewer_lane(&viewer, pid_at(sample + pid_offset));
 		uint32_t pid;
 
 		if (!lane)
 			continue;
-		pid = who_pid(&who, &who.process->ledger->lane[lane]);
+		pid = viewer_pid(&viewer, &viewer.process->ledger->lane[lane]);
 		memcpy(sample + pid_offset, &pid, sizeof(pid));
 		memmove(samples + kept++ * stride, sample, stride);
 	}

@@ -119,29 +119,26 @@ func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.enforcer.
 
 // Slices shows the user's sessions.
 func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
-	uid, err := u.who(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return u.enforcer.SlicesOf(uid), nil
+	return u.list(ctx, u.enforcer.SlicesOf)
 }
 
 // SlicesWithCommands shows them with their commands.
 func (u *Users) SlicesWithCommands(ctx context.Context) ([]api.Slice, error) {
-	uid, err := u.who(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return u.enforcer.SlicesWithCommandsOf(ctx, uid), nil
+	return u.list(ctx, func(uid uint32) []api.Slice { return u.enforcer.SlicesWithCommandsOf(ctx, uid) })
 }
 
 // Released shows the user's sessions that were released with living processes.
 func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
+	return u.list(ctx, u.enforcer.ReleasedOf)
+}
+
+// list returns a list of slices of the calling user.
+func (u *Users) list(ctx context.Context, of func(uid uint32) []api.Slice) ([]api.Slice, error) {
 	uid, err := u.who(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return u.enforcer.ReleasedOf(uid), nil
+	return of(uid), nil
 }
 
 // History returns what the user's sessions needed.

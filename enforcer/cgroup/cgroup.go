@@ -53,11 +53,7 @@ func (p Path) Exists() bool {
 	return ok && err == nil
 }
 
-// Contains reports whether child is parent or below it, by path components: /a does not contain /ab.
-func Contains(parent, child Path) bool {
-	return parent.Mount == child.Mount && contains(parent.Rel, child.Rel)
-}
-
+// contains reports whether child is parent or below it, by path components: /a does not contain /ab.
 func contains(parent, child string) bool {
 	if parent == "/" || parent == child {
 		return true
