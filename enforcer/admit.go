@@ -91,11 +91,8 @@ func (t *driverTruth) gpu(uuid string) *gpu {
 
 // account returns the slice's record for admission. Called with mu held, or before the slice is registered.
 func (s *slice) account() core.Record {
-	r := core.Record{
-		ID: s.id(), Tenant: s.request.Tenant, Pools: s.request.Pools, Quotas: s.quotas, Limits: s.quota.Commitment(), Unlimited: s.record(),
-		Elastic: s.request.Elastic, Priority: s.request.Priority, Phase: core.Live,
-	}
-	if s.isAway() {
+	r := s.rec
+	if r.Limits = s.quota.Commitment(); s.isAway() {
 		r.Residence, r.Left = core.Away, s.left()
 	}
 	return r
@@ -119,11 +116,16 @@ func (s *slice) poolHolders() (pools []*admission.Holder) {
 
 // linger has admission count a released slice's remainder.
 func (s *slice) linger(left map[string]uint64) {
+	s.e.book.Set(s.holder, s.lingering(left), nil)
+}
+
+// lingering returns the record of a released slice that has left these bytes.
+func (s *slice) lingering(left core.Bytes) core.Record {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	r := s.account()
-	s.mu.Unlock()
 	r.Phase, r.Left = core.Lingering, left
-	s.e.book.Set(s.holder, r, nil)
+	return r
 }
 
 // remainder returns the bytes still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
@@ -256,7 +258,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if err := s.mayBeElastic(); err != nil {
 		return err
 	}
-	if _, err := e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...); err == nil {
+	if _, err := s.begin(limit); err == nil {
 		return nil
 	}
 	for _, other := range e.all() {
@@ -270,11 +272,16 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	lacks, err := e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...)
-	if err != nil {
-		return e.evictFor(err, lacks, false)
+	lacks, err := s.begin(limit)
+	return e.evictFor(err, lacks, false)
+}
+
+// begin has core grant a new slice its quotas, until recommit.
+func (s *slice) begin(limit *admission.User) (lacks *core.Want, err error) {
+	if lacks, err = s.e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...); err == nil {
+		s.e.know(s, s.generation)
 	}
-	return nil
+	return lacks, err
 }
 
 // roomForContexts rejects a quota too small for a context. Called before the slice is registered, or in its turn.

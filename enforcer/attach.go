@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -268,36 +269,21 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 			return 0, err
 		}
 	}
-	asked := min(limit, total)
 	s.mu.Lock()
-	next := s.account()
-	s.mu.Unlock()
-	next.Limits[uuid.String()] = asked
-	_, denied := s.e.book.Begin(s.holder, next, nil)
-	if denied != nil {
-		limit = 0
+	if s.totals == nil {
+		s.totals = make(map[[16]byte]uint64)
 	}
-	d := s.quota.Describe(uuid, limit, total)
-	record := s.storedNow()
-	record.Limits = append(record.Limits, s.storedLimit(d))
-	// Stored first: a page with a device that the store lacks would look damaged after a restart.
-	if err := s.e.store.PutSlice(record); err != nil {
-		s.e.book.Undo(s.holder)
+	s.totals[raw] = total
+	s.mu.Unlock()
+	err = s.e.command(nil, func(client uint64) core.Command {
+		return core.UseDevice{Client: client, ID: s.id(), Device: uuid.String(), Bytes: min(limit, total)}
+	})
+	if errors.Is(err, api.ErrQuotaExceeded) { // the device is in the ledger, with a limit of 0
+		s.log.Warn("slice uses a device on which it has no quota", "device", uuid, "err", err)
+	} else if err != nil {
 		return 0, err
 	}
-	killpoint.Pass("device.stored")
-	if denied != nil {
-		s.log.Warn("slice uses a device on which it has no quota", "device", uuid, "err", denied)
-		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked, Cause: denied.Error()})
-	}
-	s.mu.Lock()
-	if err = s.refusal(); err == nil {
-		err = s.quota.Add(d)
-	}
-	index = len(s.quota.Devices) - 1
-	s.recommit()
-	s.mu.Unlock()
-	if err != nil {
+	if index, err = s.hasDevice(raw); err != nil {
 		return 0, err
 	}
 	s.followNative()

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -412,19 +413,25 @@ func (s *slice) obstruct(err error) {
 	r.obstructed = time.Now()
 }
 
-func (e *Enforcer) movesElastic() bool { return e.options.Checkpoint != nil && e.truth != nil }
+func (e *Enforcer) movesElastic() bool { return e.whyNotElastic() == "" }
 
 // mayBeElastic returns why the slice cannot be elastic, if it is to be.
 func (s *slice) mayBeElastic() error {
-	switch {
-	case !s.request.Elastic || !s.counts():
-		return nil
-	case s.e.options.Checkpoint == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: this enforcer serves its own sessions only, gpusliced can", s.id())
-	case s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
+	if why := s.e.whyNotElastic(); why != "" && s.request.Elastic && s.counts() {
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: %s", s.id(), why)
 	}
 	return nil
+}
+
+// whyNotElastic returns why no slice or pool can be elastic; "" if they can.
+func (e *Enforcer) whyNotElastic() string {
+	switch {
+	case e.options.Checkpoint == nil:
+		return "this enforcer serves its own sessions only, gpusliced can"
+	case e.truth == nil:
+		return fmt.Sprintf("without NVML free device memory is unknown (%s)", e.options.NoTruth)
+	}
+	return ""
 }
 
 // wantOn returns the request for room with which the slice can return, after a refusal on a device.

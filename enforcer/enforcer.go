@@ -125,7 +125,8 @@ type Enforcer struct {
 	events  *event.Log
 	history *history.Log
 	book    *admission.Book // what is granted of each device, to which holders
-	ends    sync.WaitGroup  // work in the background: forced ends of slices, the samplers' writes
+	calls   calls
+	ends    sync.WaitGroup // work in the background: forced ends of slices, the samplers' writes
 
 	now       func() time.Duration // since boot
 	leases    chan struct{}        // a deadline may be earlier than before
@@ -143,8 +144,6 @@ type Enforcer struct {
 
 	pages *recovery.Scan      // during restore
 	deaf  map[*slice]struct{} // taken up without an attach socket; used by restore, and then by the regular check
-
-	lastGeneration atomic.Uint64
 
 	registry
 }
@@ -175,6 +174,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
+	e.calls.of, e.calls.holders = make(map[uint64]*call), make(map[uint64]adapter)
 	e.now, e.leases, e.evictions = options.Clock, make(chan struct{}, 1), newEvictions()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
@@ -225,8 +225,8 @@ func (e *Enforcer) open() error {
 	e.mover = e.newMover()
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
-		Limits: e.options.Admission, Devices: e.truth.bookDevices(),
-		Elastic: core.Elastic{Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum},
+		Limits: e.options.Admission, Devices: e.truth.bookDevices(), MaxTTL: e.options.MaxTTL, HostEvicts: true,
+		Elastic: core.Elastic{Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum},
 	})
 	if err := e.openNative(); err != nil {
 		return err
@@ -276,6 +276,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			for _, p := range e.allPools() {
 				p.check()
 			}
+			e.carryOut(func(a *core.Accounts) {
+				a.Repeat()
+			})
 			e.listenLater()
 			e.checkedAt(due)
 		case <-ctx.Done():

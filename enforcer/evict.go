@@ -174,10 +174,10 @@ func (s *slice) overstay(err error, began time.Time) {
 // endForOthers ends an elastic slice that keeps others from a device.
 func (s *slice) endForOthers(why string) {
 	s.mu.Lock()
-	before, ttl := s.overstayed, s.ttl
+	before, ttl := s.overstayed, s.rec.TTL
 	s.overstayed = cmp.Or(before, why)
-	s.deadline = s.e.now()
 	s.mu.Unlock()
+	s.e.book.Do(func(a *core.Accounts) { a.Overstay(s.generation, why) })
 	if before != "" {
 		return
 	}

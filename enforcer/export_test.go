@@ -151,7 +151,7 @@ func (e *Enforcer) Asked(id string) bool {
 	s := e.find(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked != 0
+	return s.rec.Asked != 0
 }
 
 // LoseDisk makes all further writes to the disk fail.

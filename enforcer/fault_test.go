@@ -317,7 +317,7 @@ func diesAsItComesBack(t *testing.T, d *daemon, c *container, points []string, l
 }
 
 var poolPoints = []string{
-	"pool.ledger", "pool.stored", "pool.set.stored", "pool.set.written", "pool.device", "pool.deleted",
+	"pool.ledger", "pool.stored", "pool.stored:2", "pool.stored:3", "pool.limited", "pool.limited:2", "pool.deleted",
 	"attach.pool.assigned", "attach.pool.live", "attach.pool.settled", "death.pool.seen", "death.pool.settled",
 }
 

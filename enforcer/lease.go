@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
@@ -41,8 +43,10 @@ func (e *Enforcer) until(ttl time.Duration) time.Duration {
 	return e.now() + ttl
 }
 
-// timeIsOver reports whether the slice's deadline has passed. Called with mu held.
-func (s *slice) timeIsOver() bool { return s.deadline != 0 && s.e.now() >= s.deadline }
+// timeIsOver reports whether the slice's deadline has passed, or it is ended before. Called with mu held.
+func (s *slice) timeIsOver() bool {
+	return s.overstayed != "" || s.rec.Deadline != 0 && s.e.now() >= s.rec.Deadline
+}
 
 // checkLeases wakes keepTime, since a deadline may be earlier than before.
 func (e *Enforcer) checkLeases() {
@@ -86,14 +90,16 @@ func (e *Enforcer) keepTime(ctx context.Context) {
 func (s *slice) due() (left time.Duration, due bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.deadline == 0 || s.ending {
+	switch {
+	case s.ending:
 		return 0, false
-	}
-	if s.timeIsOver() {
+	case s.timeIsOver():
 		s.ending = true
 		return 0, true
+	case s.rec.Deadline == 0:
+		return 0, false
 	}
-	return s.deadline - s.e.now(), false
+	return s.rec.Deadline - s.e.now(), false
 }
 
 // end takes an expired slice through these steps.
@@ -115,6 +121,26 @@ func (e *Enforcer) end(ctx context.Context, s *slice) {
 	e.endByForce(ctx, s)
 }
 
+// askToEnd sends SIGTERM to the slice's processes, and returns when they have had it.
+func (e *Enforcer) askToEnd(s *slice) time.Duration {
+	asked := func() time.Duration {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.rec.Asked
+	}
+	if asked() != 0 { // by a former enforcer
+		return asked()
+	}
+	s.group.Terminate(e.options.Grace)
+	killpoint.Pass("expire.asked")
+	if e.waitFor(s) {
+		defer s.turn.Give()
+		e.note(core.Signalled{Generation: s.generation})
+		killpoint.Pass("expire.noted")
+	}
+	return cmp.Or(asked(), e.now())
+}
+
 // sleep waits, and reports whether the slice is still registered and ctx has not ended.
 func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) bool {
 	select {
@@ -133,67 +159,16 @@ func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
 	})
 }
 
-// expire closes an expired slice to charges. It returns false if the deadline has not passed, or the slice is gone.
+// expire has core close an expired slice. It returns false if the deadline has not passed, or the slice is gone.
 func (e *Enforcer) expire(s *slice) bool {
 	if !e.waitFor(s) {
 		return false
 	}
 	defer s.turn.Give()
+	e.carryOut(func(a *core.Accounts) { a.CheckTime(s.generation) })
 	s.mu.Lock()
-	over, before := s.timeIsOver(), s.expired
-	s.expired = before || over
-	s.mu.Unlock()
-	if !over || before { // before: set by a former enforcer
-		return over
-	}
-	if err := s.put(); err != nil {
-		s.log.Error("expiry not stored: the next enforcer expires the slice again", "err", err)
-	}
-	killpoint.Pass("expire.marked")
-	s.log.Info("slice expired: charges closed, SIGTERM sent", "ttl", s.ttl, "grace", e.options.Grace)
-	s.mu.Lock()
-	told := s.overstayed != ""
-	s.mu.Unlock()
-	if !told {
-		s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
-	}
-	s.mu.Lock()
-	active := s.quota.State == api.Active
-	if active {
-		s.reportCounts()
-		s.quota.Expire()
-	}
-	s.mu.Unlock()
-	if active {
-		s.denyNative()
-	}
-	killpoint.Pass("expire.closed")
-	return true
-}
-
-// askToEnd sends SIGTERM to the slice's processes, and returns when it did.
-func (e *Enforcer) askToEnd(s *slice) time.Duration {
-	s.mu.Lock()
-	asked := s.asked
-	s.mu.Unlock()
-	if asked != 0 { // by a former enforcer
-		return asked
-	}
-	asked = e.now()
-	s.group.Terminate(e.options.Grace)
-	killpoint.Pass("expire.asked")
-	if !e.waitFor(s) {
-		return asked
-	}
-	defer s.turn.Give()
-	s.mu.Lock()
-	s.asked = asked
-	s.mu.Unlock()
-	if err := s.put(); err != nil {
-		s.log.Error("SIGTERM not stored: the next enforcer sends it again", "err", err)
-	}
-	killpoint.Pass("expire.noted")
-	return asked
+	defer s.mu.Unlock()
+	return s.rec.Phase == core.Expiring
 }
 
 // put stores the slice's record, unless the slice is gone. Called in the slice's turn.
@@ -209,11 +184,11 @@ func (s *slice) put() error {
 
 // showLease fills in the slice's time to live. Called with mu held.
 func (s *slice) showLease(shown *api.Slice) {
-	shown.TTL = s.ttl
-	if s.deadline == 0 {
+	shown.TTL = s.rec.TTL
+	if s.rec.Deadline == 0 {
 		return
 	}
-	remaining := s.deadline - s.e.now()
+	remaining := s.rec.Deadline - s.e.now()
 	at := time.Now().UTC().Add(remaining).Round(time.Second)
 	shown.Expires, shown.Remaining = &at, max(remaining, 0)
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report/lines"
@@ -37,6 +35,8 @@ type pool struct {
 	asked   api.PoolRequest // the request that created it
 	holder  *admission.Holder
 
+	generation uint64 // set before others know the pool
+
 	// turn orders changes of the pool: its quotas, devices and end. It is taken after a member's.
 	turn *guard.Turn
 
@@ -45,7 +45,9 @@ type pool struct {
 	quotas  []api.Quota
 	quota   *quota.Quota
 	shares  map[*quota.Device]*shares
-	lowered bool // a quota is below the used bytes, which admission still counts
+	totals  map[[16]byte]uint64 // bytes of the devices that members named
+	changed []string            // devices with another limit, to be told
+	lowered bool                // a quota is below the used bytes, which admission still counts
 }
 
 // shares are the enforcer's charges on a device for members.
@@ -60,7 +62,7 @@ func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest
 	p := &pool{
 		e: e, log: lines.Bound(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant, Private: asked.ByGrant},
-		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
+		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares), totals: make(map[[16]byte]uint64),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
 	return p
@@ -82,24 +84,11 @@ func (p *pool) account() core.Record {
 	}
 }
 
-// begin has admission grant the pool other limits, until settled. Called in the pool's turn.
-func (p *pool) begin(quotas []api.Quota, wants map[string]uint64) error {
-	p.mu.Lock()
-	next := p.account()
-	p.mu.Unlock()
-	next.Quotas = quotas
-	maps.Copy(next.Limits, wants)
-	if lacks, err := p.e.book.Begin(p.holder, next, nil); err != nil {
-		return p.e.evictFor(err, lacks, false)
-	}
-	return nil
-}
-
-// settled has admission count the pool's quotas in force. Bytes used beyond a lowered quota stay granted. Called in the pool's turn.
-func (p *pool) settled() {
+// lower has admission count what the pool's limits allow, and no less than its members hold beyond them.
+func (p *pool) lower() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lowered = p.e.book.Set(p.holder, p.account(), p.quota.InUse())
+	p.lowered = p.e.book.Lower(p.holder, nil, p.quota.InUse())
 }
 
 // lasting returns the pool's permanent record, with these quotas.
@@ -186,33 +175,17 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	if err != nil {
 		return err
 	}
-	var denied *api.Event
-	if err = p.begin(p.quotas, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
+	p.mu.Lock()
+	p.totals[uuid.Raw] = total
+	p.mu.Unlock()
+	err = p.e.command(nil, func(client uint64) core.Command {
+		return core.UseDevice{Client: client, Kind: core.Pool, ID: p.name, Device: uuid.String(), Bytes: min(limit, total)}
+	})
+	if errors.Is(err, api.ErrQuotaExceeded) { // the device is in the ledger, with a limit of 0
 		p.log.Warn("member uses a device on which the pool has no quota", "device", uuid, "err", err)
-		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
+		err = nil
 	}
-	d := p.quota.Describe(uuid, limit, total)
-	p.mu.Lock()
-	record := p.stored()
-	p.mu.Unlock()
-	record.Limits = append(record.Limits, storedLimit(d, limit, 0))
-	defer p.settled()
-	if err := p.e.store.PutPoolState(p.name, record); err != nil { // stored first, as for a slice
-		return err
-	}
-	killpoint.Pass("pool.device")
-	p.mu.Lock()
-	if err = refusal(p.quota); err == nil {
-		err = p.quota.Add(d)
-	}
-	p.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if denied != nil {
-		p.e.events.Append(sourceOperator, *denied)
-	}
-	return nil
+	return err
 }
 
 // hasDevice reports whether the pool's ledger has a device. The error says why members get nothing.
@@ -228,24 +201,21 @@ func (p *pool) Damaged() {
 		"err", p.quota.Reason)
 	if p.quota.Overwritten {
 		p.tellOverwritten()
-		p.e.ends.Go(p.storeDamage)
 	} else {
 		p.tellDenied(p.quota.Reason)
 	}
+	p.e.ends.Go(p.noteDamage)
 }
 
-// storeDamage stores the damage for the next enforcer: the page may be gone by then.
-func (p *pool) storeDamage() {
+// noteDamage has the damage stored for the next enforcer: the page may be gone by then.
+func (p *pool) noteDamage() {
 	p.turn.Wait()
 	defer p.turn.Give()
 	p.mu.Lock()
-	gone, record := p.quota.State == quota.Left, p.stored()
+	gone, why := p.quota.State == quota.Left, p.quota.Reason
 	p.mu.Unlock()
-	if gone {
-		return
-	}
-	if err := p.e.store.PutPoolState(p.name, record); err != nil {
-		p.log.Error("damage of the pool not persisted: the next enforcer may not detect it", "err", err)
+	if !gone {
+		p.e.note(core.Tampered{Generation: p.generation, Why: why})
 	}
 }
 
@@ -330,7 +300,7 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 		}
 		s.pools = append(s.pools, p)
 	}
-	if err := s.poolsCover(s.quotas); err != nil {
+	if err := s.poolsCover(s.rec.Quotas); err != nil {
 		return err
 	}
 	for _, p := range s.pools {
@@ -342,15 +312,20 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 // allowed returns the bytes that the slice may keep on a device of total bytes by its own quotas; false if it may not use it. A member without a
 // quota of its own may keep what the pool has. Called with mu held, or before the slice is registered.
 func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
+	return s.allowedBy(s.rec.Quotas, raw, total)
+}
+
+// allowedBy is allowed with other quotas.
+func (s *slice) allowedBy(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
 	if len(s.pools) > 0 {
 		if s.poolOn(raw) == nil {
 			return 0, false
 		}
-		if len(s.quotas) == 0 {
+		if len(quotas) == 0 {
 			return ledger.NoLimit, true
 		}
 	}
-	return quotaOn(s.quotas, raw, total)
+	return quotaOn(quotas, raw, total)
 }
 
 // foresees reports whether the slice can have the device from its beginning: for a member, the pool's ledger has it.

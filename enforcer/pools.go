@@ -8,15 +8,12 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/core"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
-	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members. Repeating the same request returns
@@ -32,35 +29,32 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	if err := ctx.Err(); err != nil {
 		return api.Pool{}, err
 	}
+	if e.isClosed() {
+		return api.Pool{}, ErrClosed
+	}
 	p := e.newPool(name, time.Now().UTC(), r)
-	p.turn.Wait() // not contended: the pool is not registered yet
+	p.turn.Wait() // no other goroutine has the pool yet
 	defer p.turn.Give()
-	for {
-		other, made, err := e.claimPool(p)
-		if err != nil {
-			return api.Pool{}, err
-		}
-		if other == nil {
-			break
-		}
-		if err := other.turn.Take(ctx); err != nil {
-			return api.Pool{}, err
-		}
-		made = made && e.findPool(name) == other // else it was deleted in between
-		other.turn.Give()
-		if made {
+	p.quota.Devices = p.foresee(p.quotas)
+	limits := p.quota.Commitment()
+	if err := e.roomForContexts("pool "+name, limits); err != nil {
+		return api.Pool{}, err
+	}
+	err = e.command(p, func(client uint64) core.Command {
+		return core.CreatePool{Client: client, Holder: p.holder, Pool: core.Record{
+			ID: name, Tenant: r.Tenant, Private: r.ByGrant, Quotas: r.Quotas, Limits: limits, Elastic: r.Elastic, Priority: r.Priority,
+		}}
+	})
+	if errors.Is(err, api.ErrExists) {
+		if other := e.findPool(name); other != nil {
 			return other.again(r)
 		}
 	}
-	err = e.makePool(p)
-	e.enterPool(p, err == nil)
 	if err != nil {
 		return api.Pool{}, err
 	}
 	p.log.Info("pool created")
-	shown := p.show()
-	p.tell(api.EventPoolCreated, shown.Devices)
-	return shown, nil
+	return p.show(), nil
 }
 
 // again is CreatePool for an existing pool.
@@ -88,37 +82,6 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists already, and the request differs in %s: `gpuslice pool set` changes quotas; nothing else can be changed", p.name, what)
 }
 
-// makePool makes and stores a new pool.
-func (e *Enforcer) makePool(p *pool) error {
-	p.quota.Devices = p.foresee(p.quotas)
-	wants := p.quota.Commitment()
-	if err := e.roomForContexts("pool "+p.name, wants); err != nil {
-		return err
-	}
-	if p.asked.Elastic && !e.movesElastic() {
-		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: without NVML free device memory is unknown (%s)", p.name, e.options.NoTruth)
-	}
-	if err := p.begin(p.quotas, wants); err != nil {
-		return err
-	}
-	err := p.quota.Begin()
-	killpoint.Pass("pool.ledger")
-	if err == nil {
-		err = e.store.PutPoolState(p.name, p.stored())
-	}
-	if err == nil {
-		err = e.store.PutPool(p.lasting(p.quotas))
-	}
-	if err != nil {
-		e.book.Drop(p.holder)
-		p.leave()
-		return err
-	}
-	p.settled()
-	killpoint.Pass("pool.stored")
-	return nil
-}
-
 // SetPool replaces a pool's quotas on the devices of the request. When it returns without an error no charge that read an older limit can take
 // effect. Members keep what they hold beyond a lowered limit.
 func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
@@ -134,7 +97,6 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 		return api.Pool{}, err
 	}
 	defer p.turn.Give()
-	before := p.show()
 	if err := p.set(r.Quotas); err != nil {
 		return api.Pool{}, err
 	}
@@ -143,91 +105,41 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 		s.setContexts() // capped by the pool's quota
 	}
 	p.log.Info("pool changed")
-	shown := p.show()
-	changed := slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
-		return slices.ContainsFunc(before.Devices, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
-	})
-	if len(changed) > 0 || !slices.Equal(before.Quotas, shown.Quotas) {
-		p.tell(api.EventPoolChanged, changed)
-	}
-	return shown, nil
+	return p.show(), nil
 }
 
 // set changes the pool's quotas. Called in the pool's turn.
 func (p *pool) set(quotas []api.Quota) error {
-	merged, devices, r, err := p.wants(quotas)
+	merged, limits, err := p.wants(quotas)
 	if err != nil {
 		return err
 	}
-	wants := make(map[string]uint64)
-	for _, l := range r.Limits {
-		wants[l.Device] = min(l.Bytes, l.Total)
-	}
-	if err := p.e.roomForContexts("pool "+p.name, wants); err != nil {
+	if err := p.e.roomForContexts("pool "+p.name, limits); err != nil {
 		return err
 	}
-	if err := p.begin(merged, wants); err != nil {
-		return err
-	}
-	defer p.settled()
-	// Stored first: the highest limits, then the quotas, from which a restart writes the page.
-	err = p.e.store.PutPoolState(p.name, r)
-	if err == nil {
-		err = p.e.store.PutPool(p.lasting(merged))
-	}
-	if err != nil {
-		p.mu.Lock()
-		r = p.stored()
-		p.mu.Unlock()
-		return errors.Join(err, p.e.store.PutPoolState(p.name, r))
-	}
-	killpoint.Pass("pool.set.stored")
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.quotas, p.quota.Devices = merged, devices
-	if p.quota.Ledger == nil {
-		return ErrClosed
-	}
-	for i, d := range p.quota.Devices {
-		d.SetLimit(r.Limits[i].Bytes, d.HighestLimit())
-		if err := p.quota.Write(i); err != nil {
-			p.quota.Damage(err)
-			return err
-		}
-		killpoint.Pass("pool.set.written")
-	}
-	return nil
+	defer p.lower()
+	return p.e.command(nil, func(client uint64) core.Command {
+		return core.ChangePool{Client: client, ID: p.name, Quotas: merged, Limits: limits}
+	})
 }
 
-// wants returns the pool with these quotas: all of its quotas, its devices, and what is stored of it.
-func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.Device, r store.PoolState, err error) {
+// wants returns all quotas of the pool once these replace some, and its limits by them.
+func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, limits core.Bytes, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch p.quota.State {
-	case api.Active:
-	case api.Damaged:
-		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it once its members have ended, and create it again", p.name, p.quota.Reason)
-	default:
-		return nil, nil, r, ErrClosed
+	if p.quota.State == quota.Left {
+		return nil, nil, ErrClosed
 	}
 	merged = replaceQuotas(p.quotas, quotas)
 	if len(merged) > api.MaxQuotas {
-		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
+		return nil, nil, api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
 	}
-	if len(merged) > len(p.quotas) {
-		for s := range p.members {
-			if len(s.pools) > 1 { // which may have, or now get, a quota there
-				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that is in other pools, too (%s): end that member before you add a quota on another device", p.name, s.holder.Name)
-			}
-		}
-	}
-	devices, r = append(slices.Clone(p.quota.Devices), p.foresee(merged)...), p.stored()
-	r.Limits = nil
-	for _, d := range devices {
+	limits = make(core.Bytes)
+	for _, d := range append(slices.Clone(p.quota.Devices), p.foresee(merged)...) {
 		limit, _ := quotaOn(merged, d.UUID, d.Total)
-		r.Limits = append(r.Limits, storedLimit(d, limit, d.HighestLimit()))
+		limits[d.Name] = min(limit, d.Total)
 	}
-	return merged, devices, r, nil
+	return merged, limits, nil
 }
 
 // replaceQuotas replaces the quota on each device of the replacements, or adds it.
@@ -262,22 +174,18 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 		return api.Pool{}, err
 	}
 	defer p.turn.Give()
-	members, shown := p.allMembers(), p.show()
-	switch {
-	case len(members) > 0:
-		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(members), some(members))
+	shown := p.show()
+	switch names := p.memberNames(); {
+	case len(names) > 0: // core does not know those that are being registered
+		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(names), core.Few(names))
 	case shown.ProcessCount > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "processes of slices that were released are still in pool %s (%d): end them first", name, shown.ProcessCount)
 	}
-	if err := e.store.DeletePool(name); err != nil {
+	err = e.command(nil, func(client uint64) core.Command { return core.DeletePool{Client: client, ID: name} })
+	if err != nil {
 		return api.Pool{}, err
 	}
-	killpoint.Pass("pool.deleted")
-	e.strikePool(p)
-	e.book.Drop(p.holder)
-	p.leave()
 	p.log.Info("pool deleted")
-	p.tell(api.EventPoolDeleted, nil)
 	shown.State = api.Released
 	return shown, nil
 }
@@ -289,18 +197,11 @@ func (p *pool) allMembers() []*slice {
 	return slices.Collect(maps.Keys(p.members))
 }
 
-// some returns the names of a few of the members.
-func some(members []*slice) string {
-	var names []string
-	for _, s := range members {
+func (p *pool) memberNames() (names []string) {
+	for _, s := range p.allMembers() {
 		names = append(names, s.holder.Name)
 	}
-	slices.Sort(names)
-	const few = 3
-	if len(names) > few {
-		return strings.Join(names[:few], ", ") + ", …"
-	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // checkPool validates a request, and returns it with devices as UUIDs.

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -143,8 +144,9 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	log := its.log.With("slice", r.ID)
 	s := &slice{
 		e: e, log: log, pace: its.pace, group: e.newGroup(&r, init.Start, log), request: r, holder: newHolder(&r), created: time.Now().UTC(),
-		turn: guard.NewTurn(), quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
+		turn: guard.NewTurn(), generation: e.nextGeneration(),
 	}
+	s.rec = s.newRecord(e.until(r.TTL))
 	s.group.First = init
 	s.newQuota()
 	if r.Elastic {
@@ -164,7 +166,6 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		s.leave()
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
 	}
-	s.generation = e.nextGeneration()
 	s.dir = e.newSliceDir(s.generation)
 	s.mayBeLimited = e.enforcesOn(s)
 	if !s.group.WatchesFirst() {
@@ -207,12 +208,17 @@ func (e *Enforcer) findCgroup(s *slice, pid int) error {
 
 // nextGeneration returns a number higher than all generations of this boot, also after a restart: microseconds since boot, or the last one plus 1.
 func (e *Enforcer) nextGeneration() uint64 {
-	for {
-		last := e.lastGeneration.Load()
-		next := max(last+1, uint64(sinceBoot().Microseconds()))
-		if e.lastGeneration.CompareAndSwap(last, next) {
-			return next
-		}
+	var next uint64
+	e.book.Do(func(a *core.Accounts) { next = a.NextGeneration(uint64(sinceBoot().Microseconds())) })
+	return next
+}
+
+// newRecord returns the record of the slice's request.
+func (s *slice) newRecord(deadline time.Duration) core.Record {
+	r := &s.request
+	return core.Record{
+		ID: r.ID, Generation: s.generation, Tenant: r.Tenant, Pools: r.Pools, Quotas: r.Quotas, Unlimited: s.record(), Elastic: r.Elastic, Priority: r.Priority,
+		Phase: core.Live, TTL: r.TTL, Deadline: deadline,
 	}
 }
 

@@ -25,14 +25,13 @@ type registry struct {
 
 	ids    map[string]*slice      // claimed by slices being registered
 	places map[cgroup.Path]*slice // claimed by those, and by one being cleared
-	names  map[string]*pool       // claimed by pools being created
 	closed bool
 }
 
 func newRegistry() registry {
 	return registry{
 		slices: make(map[string]*slice), pools: make(map[string]*pool), released: make(map[*slice]struct{}),
-		ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice), names: make(map[string]*pool),
+		ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice),
 	}
 }
 
@@ -43,6 +42,12 @@ func (r *registry) close() bool {
 	was := !r.closed
 	r.closed = true
 	return was
+}
+
+func (r *registry) isClosed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
 }
 
 // all returns the registered slices, in no order.
@@ -310,10 +315,8 @@ func (r *registry) oldestTurn() (oldest uint64) {
 	for s := range r.released {
 		add(s.turn)
 	}
-	for _, all := range []map[string]*pool{r.pools, r.names} {
-		for _, p := range all {
-			add(p.turn)
-		}
+	for _, p := range r.pools {
+		add(p.turn)
 	}
 	return oldest
 }
@@ -359,37 +362,16 @@ func (r *registry) turnOfPool(ctx context.Context, name string) (*pool, error) {
 	}
 }
 
-// claimPool claims the name of a pool that is being created. If another pool has it, it returns that; made is false while the other is being created,
-// too.
-func (r *registry) claimPool(p *pool) (other *pool, made bool, err error) {
+func (r *registry) enterPool(p *pool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.closed:
-		return nil, false, ErrClosed
-	case r.pools[p.name] != nil:
-		return r.pools[p.name], true, nil
-	case r.names[p.name] != nil:
-		return r.names[p.name], false, nil
-	case len(r.pools)+len(r.names) >= api.MaxPools:
-		return nil, false, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, the most that are accepted: delete one", p.name, api.MaxPools)
-	}
-	r.names[p.name] = p
-	return nil, false, nil
-}
-
-// enterPool drops a pool's claim, and registers the pool if made.
-func (r *registry) enterPool(p *pool, made bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.names, p.name)
-	if made {
-		r.pools[p.name] = p
-	}
+	r.pools[p.name] = p
 }
 
 func (r *registry) strikePool(p *pool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.pools, p.name)
+	if r.pools[p.name] == p {
+		delete(r.pools, p.name)
+	}
 }

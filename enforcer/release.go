@@ -7,6 +7,7 @@ import (
 	"errors"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -71,7 +72,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 		s.quota.Close()
 	}
 	s.quota.State = api.Released
-	if s.expired && (cause == causeEnded || cause == causeAsked) { // however it was noticed
+	if s.rec.Phase == core.Expiring && (cause == causeEnded || cause == causeAsked) { // however it was noticed
 		cause = causeExpired
 	}
 	s.mu.Unlock()
@@ -136,7 +137,7 @@ func (e *Enforcer) clear(s *slice) {
 		return
 	}
 	defer e.unclaim(s)
-	e.book.Drop(s.holder)
+	e.dropSlice(s)
 	for _, p := range s.pools {
 		p.part(s)
 	}

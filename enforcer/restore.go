@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -44,7 +45,7 @@ func (e *Enforcer) restore() error {
 	pools := e.loadPools()
 	for _, r := range slices.Concat(records, released) {
 		e.pages.Want(ledger.Identity(r.Ledger), ownProcesses(r)...)
-		e.lastGeneration.Store(max(e.lastGeneration.Load(), r.Generation))
+		e.book.Do(func(a *core.Accounts) { a.NextGeneration(r.Generation) })
 	}
 	for _, p := range pools {
 		var own []func() ([]int, error)
@@ -87,6 +88,7 @@ func (e *Enforcer) restore() error {
 	// All slices are registered before any is opened, since all are needed to find the slice of a process.
 	for s := range alive {
 		e.book.Enter(s.holder, s.account(), s.poolHolders()...)
+		e.know(s, s.generation)
 		e.enter(s)
 	}
 	e.reopenPools(pools, released)
@@ -140,7 +142,9 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: log, pace: its.pace, group: e.newGroup(&r.Request, r.InitStart, log), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
 		created: r.Created, dir: r.Dir, turn: guard.NewTurn(),
-		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
+	}
+	if s.rec, s.rec.Asked = s.newRecord(r.Deadline), r.Asked; r.Expired {
+		s.rec.Phase = core.Expiring
 	}
 	s.group.PIDNS, s.group.Leads, s.group.Cgroup = r.PIDNS, r.Leads, cgroupOf(r)
 	if s.group.WatchesFirst() {
@@ -206,7 +210,11 @@ func (e *Enforcer) finish(r store.Slice) error {
 	taken := e.used(s.group.Cgroup) // by a slice registered since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
-	e.book.Enter(s.holder, s.account(), s.poolHolders()...)
+	was := s.quota.Commitment()
+	if s.isAway() {
+		was = s.left()
+	}
+	e.book.Enter(s.holder, s.lingering(was), s.poolHolders()...)
 	var left map[string]uint64
 	if found || (s.request.Session || s.e.truth != nil) && s.group.Lingers() {
 		left = s.remainder(api.Active)

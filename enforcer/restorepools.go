@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -38,7 +39,8 @@ func (e *Enforcer) loadPools() []*pool {
 		})
 		loaded = append(loaded, p)
 		e.pools[r.Name] = p
-		e.book.Enter(p.holder, p.account())
+		p.generation = e.book.Enter(p.holder, p.account())
+		e.know(p, p.generation)
 	}
 	return loaded
 }
@@ -48,8 +50,11 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 	for _, p := range loaded {
 		if err := p.reopen(released); err != nil {
 			p.untaken(err)
+			e.ends.Go(p.noteDamage)
 		}
-		p.settled()
+		p.mu.Lock()
+		p.lowered = e.book.Set(p.holder, p.account(), p.quota.InUse())
+		p.mu.Unlock()
 		killpoint.Pass("restore.pool")
 	}
 }
@@ -124,7 +129,7 @@ func (p *pool) adopt() {
 func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 	those := make(map[*slice]struct{})
 	for s := range p.members {
-		if s.quota.Index(raw) >= 0 && !s.expired {
+		if s.quota.Index(raw) >= 0 && s.rec.Phase == core.Live {
 			those[s] = struct{}{}
 		}
 	}

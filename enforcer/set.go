@@ -7,14 +7,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
-	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // Kinds of change, in events.
@@ -60,67 +57,71 @@ func (s *slice) set(r api.ChangeRequest) error {
 	if err != nil {
 		return err
 	}
-	if err := s.apply(c); err != nil {
-		return err
+	if s.request.Elastic {
+		c.User = s.userLimit()
 	}
-	if r.TTL != nil {
-		s.log.Info("slice's time to live changed", "ttl", c.ttl)
-		s.tell(api.Event{Kind: api.EventChanged, Cause: changedTTL, TTL: c.ttl})
+	err = s.e.command(nil, func(client uint64) core.Command {
+		c.Client = client
+		return c
+	})
+	if c.Quotas != nil {
+		s.lower()
+		s.followNative()
+		killpoint.Pass("set.done")
 	}
-	return nil
+	return err
 }
 
-// change is a slice's new state under other quotas, or another time to live.
-type change struct {
-	quotas        []api.Quota
-	limits        map[*quota.Device]uint64 // of devices whose limits change
-	added         []*quota.Device          // without a process that uses them yet
-	ttl, deadline time.Duration
-	record        store.Slice // the slice's new record
-}
-
-// wants returns the change that a request makes, and changes nothing.
-func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
+// wants returns the command for a request, and changes nothing.
+func (s *slice) wants(r api.ChangeRequest) (c core.Change, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.unchangeable(len(r.Quotas)+len(r.Drop) > 0); err != nil {
+	c.ID, c.TTL = s.id(), r.TTL
+	changes := len(r.Quotas)+len(r.Drop) > 0
+	if err := s.unchangeable(changes); err != nil || !changes {
 		return c, err
-	}
-	c.ttl, c.deadline = s.ttl, s.deadline
-	if r.TTL != nil {
-		if c.ttl, err = core.Lifetime(s.id(), *r.TTL, s.e.options.MaxTTL); err != nil {
-			return c, err
-		}
-		c.deadline = s.e.until(c.ttl)
 	}
 	kept, err := s.without(r.Drop)
 	if err != nil {
 		return c, err
 	}
-	if c.quotas, err = s.merge(kept, r.Quotas); err != nil {
+	if c.Quotas, err = s.merge(kept, r.Quotas); err != nil {
 		return c, err
 	}
-	if c.limits, err = s.limitsBy(c.quotas); err != nil {
+	wants, err := s.limitsBy(c.Quotas)
+	if err != nil {
 		return c, err
 	}
-	c.added = s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
-		if now, then := covering(s.quotas, raw), covering(c.quotas, raw); now != nil && then != nil && *now == *then {
+	for _, d := range s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
+		if now, then := covering(s.rec.Quotas, raw), covering(c.Quotas, raw); now != nil && then != nil && *now == *then {
 			return 0, false // the request changes nothing there
 		}
-		return quotaOn(c.quotas, raw, total)
-	})
-	c.record = s.stored()
-	c.record.Request.Quotas, c.record.Request.TTL, c.record.Deadline = c.quotas, c.ttl, c.deadline
-	c.record.Changing = len(c.limits) > 0
-	for i, d := range s.quota.Devices {
-		if limit, changed := c.limits[d]; changed {
-			c.record.Limits[i] = storedLimit(d, limit, s.highestLimit(d))
-		}
+		return quotaOn(c.Quotas, raw, total)
+	}) {
+		wants[d.Name] = min(d.Granted(), d.Total)
 	}
-	for _, d := range c.added {
-		c.record.Limits = append(c.record.Limits, s.storedLimit(d))
+	if err := s.e.roomForContexts("slice "+s.id(), wants); err != nil {
+		return c, err
 	}
+	c.Limits = s.quota.Commitment()
+	maps.Copy(c.Limits, wants)
 	return c, nil
+}
+
+// lower has core count what the slice's limits allow, and no less than its processes hold beyond them.
+func (s *slice) lower() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lowerNow()
+}
+
+// lowerNow is lower with mu held.
+func (s *slice) lowerNow() {
+	var left core.Bytes
+	if s.isAway() {
+		left = s.left()
+	}
+	s.lowered = s.e.book.Lower(s.holder, left, s.quota.InUse())
 }
 
 // unchangeable returns why the slice, or its quotas, cannot be changed. Called with mu held.
@@ -128,7 +129,7 @@ func (s *slice) unchangeable(quotas bool) error {
 	switch {
 	case s.quota.State == quota.Left:
 		return ErrClosed
-	case s.expired || s.timeIsOver():
+	case s.rec.Phase == core.Expiring || s.timeIsOver():
 		return api.Errorf(api.CodeExpired, "slice %s has expired, and its processes are being ended: it cannot be changed", s.id())
 	case s.quota.State != api.Active:
 		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets no more memory: it cannot be changed", s.id(), s.quota.State)
@@ -142,7 +143,7 @@ func (s *slice) unchangeable(quotas bool) error {
 
 // without returns the slice's quotas without its own on these devices. Called with mu held.
 func (s *slice) without(devices []string) ([]api.Quota, error) {
-	kept := slices.Clone(s.quotas)
+	kept := slices.Clone(s.rec.Quotas)
 	for _, device := range devices {
 		name, err := s.e.resolve(device)
 		if err != nil {
@@ -196,11 +197,6 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 	if seen[api.AllDevices] && !s.usesAll(merged) {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s has its own quota on each device that it sees, so one for all devices would change nothing: name the device, or all of them (--device all)", s.id())
 	}
-	if s.counts() && len(quotas) > 0 {
-		if err := s.e.book.CheckSize(s.holder.Name, quotas); err != nil {
-			return nil, err
-		}
-	}
 	if len(quotas) > 0 {
 		if err := s.poolsCover(merged); err != nil {
 			return nil, err
@@ -232,89 +228,10 @@ func (s *slice) usesAll(quotas []api.Quota) bool {
 	return uses || !known
 }
 
-// apply stores a change and puts it in force. After a restart between the two the page is set from the store. Added devices that no process uses yet
-// are granted at once, as at registration. Called in the slice's turn.
-func (s *slice) apply(c change) error {
-	wants := quota.Commitment(c.added)
-	for d, limit := range c.limits {
-		wants[d.Name] = min(limit, d.Total)
-	}
-	if !s.record() {
-		if err := s.e.roomForContexts("slice "+s.id(), wants); err != nil {
-			return err
-		}
-	}
-	var limit *admission.User // of what an elastic slice may be promised
-	if s.request.Elastic {
-		limit = s.userLimit()
-	}
-	s.mu.Lock()
-	next := s.account()
-	s.mu.Unlock()
-	next.Quotas = c.quotas
-	maps.Copy(next.Limits, wants)
-	if lacks, err := s.e.book.Begin(s.holder, next, limit); err != nil {
-		return s.e.evictFor(err, lacks, false)
-	}
-	if err := s.e.store.PutSlice(c.record); err != nil {
-		s.e.book.Undo(s.holder)
-		return err
-	}
-	killpoint.Pass("set.stored")
-	before, err := s.putInForce(c)
-	if err != nil {
-		return err
-	}
-	if len(c.limits)+len(c.added) == 0 {
-		if !slices.Equal(c.quotas, before) { // for devices that are unknown until used
-			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})
-			s.followNative()
-		}
-		return nil
-	}
-	s.followNative()
-	if err := s.put(); err != nil {
-		s.log.Error("completed change of quotas not persisted: the next enforcer sets them again", "err", err)
-	}
-	killpoint.Pass("set.done")
-	return nil
-}
-
-// putInForce sets the page, and the enforcer's own copy, to the stored change. It returns the former quotas.
-func (s *slice) putInForce(c change) (before []api.Quota, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer s.recommit()
-	if s.quota.Ledger == nil {
-		return nil, ErrClosed
-	}
-	old, known := s.swapLimits(c.limits), len(s.quota.Devices)
-	before, s.quotas, s.ttl, s.deadline = s.quotas, c.quotas, c.ttl, c.deadline
-	s.quota.Devices = append(slices.Clip(s.quota.Devices), c.added...)
-	for i, d := range s.quota.Devices {
-		limit, changed := c.limits[d]
-		if i >= known {
-			limit = d.Granted()
-		} else if !changed {
-			continue
-		}
-		if err := s.quota.Write(i); err != nil {
-			s.quota.Devices = s.quota.Devices[:max(i, known)] // those on the page
-			s.quota.Damage(err)
-			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.Name, err)
-		}
-		killpoint.Pass("set.limited")
-		s.log.Info("slice's quota changed", "device", d.Name, "bytes", limit, "before", old[d])
-		u := s.showDevice(i, d)
-		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.Name, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
-	}
-	return before, nil
-}
-
 // limitsBy returns the limits that these quotas change, in bytes. A device on which the slice was granted nothing gets a limit only from a quota of
 // its own. Called with mu held.
-func (s *slice) limitsBy(quotas []api.Quota) (map[*quota.Device]uint64, error) {
-	limits := make(map[*quota.Device]uint64)
+func (s *slice) limitsBy(quotas []api.Quota) (core.Bytes, error) {
+	limits := make(core.Bytes)
 	for _, d := range s.quota.Devices {
 		covers := covering(quotas, d.UUID)
 		limit, ok := quotaOn(quotas, d.UUID, d.Total)
@@ -325,20 +242,10 @@ func (s *slice) limitsBy(quotas []api.Quota) (map[*quota.Device]uint64, error) {
 			return nil, api.Errorf(api.CodeBadRequest, "the quota of slice %s on device %s would be 0 bytes", s.id(), d.Name)
 		case now == 0 && covers.Device == api.AllDevices:
 		default:
-			limits[d] = limit
+			limits[d.Name] = min(limit, d.Total)
 		}
 	}
 	return limits, nil
-}
-
-// swapLimits sets the enforcer's own copy of limits, and returns the former ones. Called with mu held.
-func (s *slice) swapLimits(limits map[*quota.Device]uint64) map[*quota.Device]uint64 {
-	old := make(map[*quota.Device]uint64)
-	for d, limit := range limits {
-		old[d] = d.Granted()
-		d.SetLimit(limit, s.highestLimit(d))
-	}
-	return old
 }
 
 // quotaOn returns the slice's quota on a device of total bytes; false if it has none there.

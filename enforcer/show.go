@@ -174,7 +174,7 @@ func (s *slice) show(processes bool) api.Slice {
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.quota.State, Reason: s.quota.Reason, Mode: r.Mode,
 		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Names: r.Names, PoolLabels: s.poolLabels(), Session: r.Session, PID: r.PID, UID: s.holder.UID,
-		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
+		Quotas: append([]api.Quota{}, s.rec.Quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
 	}
 	s.showLease(&shown)
 	if s.quota.State == quota.Left {

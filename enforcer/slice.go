@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/members"
 	"github.com/gpuslice/gpuslice/enforcer/mover"
@@ -62,13 +63,11 @@ type slice struct {
 	needsChanged bool // since the history was updated
 	rejected     report.Rejected
 
-	quotas   []api.Quota // the current ones; request has the original ones
-	lowered  bool        // a quota is below the used bytes, which admission still counts
-	ttl      time.Duration
-	deadline time.Duration // since boot; 0 for none
-	ending   bool          // this enforcer is ending it
-	expired  bool          // its deadline has passed, by the store
-	asked    time.Duration // since boot: time of SIGTERM; 0 before
+	rec     core.Record         // as stored, but for the limits, which the quota has, and the residence, which suspension has
+	totals  map[[16]byte]uint64 // bytes of the devices that its processes named
+	changed []string            // devices with another limit, to be told
+	lowered bool                // a quota is below the used bytes, which admission still counts
+	ending  bool                // this enforcer is ending it
 
 	overstayed string // the reason if it was ended before its deadline
 
@@ -123,7 +122,7 @@ func (s *slice) record() bool { return s.request.Mode == api.Record }
 func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
-		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
+		Deadline: s.rec.Deadline, Expired: s.rec.Phase == core.Expiring, Asked: s.rec.Asked,
 		InitStart: s.group.Start, PIDNS: s.group.PIDNS, Leads: s.group.Leads,
 		CgroupMount: s.group.Cgroup.Mount, CgroupRel: s.group.Cgroup.Rel, CgroupInode: s.group.Cgroup.Inode, CgroupV2: s.group.Cgroup.V2,
 		Native: s.mayBeLimited, Suspended: s.suspension,
@@ -135,7 +134,7 @@ func (s *slice) stored() store.Slice {
 	for _, p := range s.group.Remaining() {
 		r.Survivors = append(r.Survivors, store.Process{PID: p.PID, Start: p.Start})
 	}
-	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
+	r.Request.Quotas, r.Request.TTL = s.rec.Quotas, s.rec.TTL
 	if s.token != (session.Token{}) {
 		r.TokenSum = s.token[:]
 	}
@@ -161,7 +160,7 @@ func (s *slice) storedNow() store.Slice {
 func (s *slice) storedLimit(d *quota.Device) store.Limit {
 	bytes := d.Granted()
 	if s.record() {
-		bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
+		bytes, _ = quotaOn(s.rec.Quotas, d.UUID, d.Total)
 	}
 	return storedLimit(d, bytes, d.Highest)
 }
@@ -228,11 +227,7 @@ func (s *slice) check() {
 		return
 	}
 	if s.lowered {
-		var left map[string]uint64
-		if s.isAway() {
-			left = s.left()
-		}
-		s.lowered = s.e.book.Lower(s.holder, left, s.quota.InUse())
+		s.lowerNow()
 	}
 	s.reportCounts()
 	s.checkNeeds()
@@ -246,7 +241,7 @@ func (s *slice) running() bool { return s.group.Alive() || s.stays() && s.group.
 func (s *slice) stays() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.request.For != nil && !s.ending && !s.expired
+	return s.request.For != nil && !s.ending && s.rec.Phase == core.Live
 }
 
 // leave drops the slice from memory without ending it. Called once, in the slice's turn if it is registered.

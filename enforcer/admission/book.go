@@ -51,9 +51,10 @@ func (b *Book) Do(f func(*core.Accounts)) {
 	f(b.accounts)
 }
 
-// Enter notes a holder from before a restart.
-func (b *Book) Enter(h *Holder, r core.Record, pools ...*Holder) {
-	b.Do(func(a *core.Accounts) { a.Enter(h, r, pools...) })
+// Enter notes a holder from before a restart, and returns its generation.
+func (b *Book) Enter(h *Holder, r core.Record, pools ...*Holder) (generation uint64) {
+	b.Do(func(a *core.Accounts) { generation = a.Enter(h, r, pools...) })
+	return generation
 }
 
 // Begin grants a holder its next record; Set follows once it is in force, Undo if it will not be.
@@ -76,9 +77,6 @@ func (b *Book) Lower(h *Holder, left, used core.Bytes) (more bool) {
 	b.Do(func(a *core.Accounts) { more = a.Lower(h, left, used) })
 	return more
 }
-
-// Drop forgets a holder. A session counts for its user until then, even if nothing is granted to it any more.
-func (b *Book) Drop(h *Holder) { b.Do(func(a *core.Accounts) { a.Drop(h) }) }
 
 // Has returns the bytes that a holder counts for, by device; with pools, those of a slice's pools, too.
 func (b *Book) Has(h *Holder, pools bool) (has core.Bytes) {

@@ -153,7 +153,7 @@ func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
 	b.given(t, gpu0, 20*gib, 60*gib, 1)
 	expect.True(t, !b.Lower(h, nil, core.Bytes{gpu0: 9 * gib}), "9 GiB in use are beyond 10")
 	b.given(t, gpu0, 10*gib, 70*gib, 1)
-	b.Drop(h)
+	b.Do(func(a *core.Accounts) { a.Drop(h) })
 	b.given(t, gpu1, 0, 80*gib, 0)
 }
 
@@ -206,7 +206,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		if c.says == "" {
 			continue
 		}
-		b.Drop(c.h)
+		b.Do(func(a *core.Accounts) { a.Drop(c.h) })
 		err := b.ask(c.h, core.Bytes{gpu0: rest + 1}, nil)
 		refused(t, err, c.says)
 	}
@@ -248,7 +248,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
 	b.Set(a, core.Record{Phase: core.Lingering}, nil) // released, with a process still alive
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
-	b.Drop(a)
+	b.Do(func(all *core.Accounts) { all.Drop(a) })
 	expect.NoError(t, begin(session("e"), 6*gib))
 }
 
@@ -352,7 +352,7 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 		must.Do(t, promise(b, h))
 		refused(t, b.promise(other, wants), "may be promised 80GiB together", "were promised 50GiB")
 		expect.NoError(t, b.promise(h, core.Bytes{gpu0: 80 * gib}), name, "its own promise is in its way")
-		b.Drop(h)
+		b.Do(func(a *core.Accounts) { a.Drop(h) })
 		expect.NoError(t, b.promise(other, wants), name)
 		if d := b.Promised(gpu0); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
@@ -375,7 +375,7 @@ func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 		for range 1000 {
 			expect.NoError(t, b.ask(pool, core.Bytes{gpu0: 30 * gib}, nil))
 			runtime.Gosched()
-			b.Drop(pool)
+			b.Do(func(a *core.Accounts) { a.Drop(pool) })
 			runtime.Gosched()
 		}
 	}()

@@ -13,15 +13,12 @@ import (
 
 // Accounts decides what holders are granted and which slices are evicted, for a caller that carries out its own operations. The caller asks before an
 // operation (Begin), and notes the record that is in force after it (Set). Accounts is not safe for use by several goroutines.
-type Accounts struct {
-	evictions
-	of map[*refusal.Holder]*holder
-}
+type Accounts struct{ Core }
 
 // NewAccounts returns Accounts without holders.
 func NewAccounts(config Config) *Accounts {
-	a := &Accounts{of: make(map[*refusal.Holder]*holder)}
-	a.grants = newGrants(config)
+	a := new(Accounts)
+	a.grants, a.awaited = newGrants(config), make(map[uint64]*holder)
 	return a
 }
 
@@ -51,15 +48,17 @@ func (a *Accounts) find(who *refusal.Holder) *holder {
 	return &holder{who: who}
 }
 
-// Enter makes a holder known, with a record in force. It refuses nothing. All of the holder's pools are known.
-func (a *Accounts) Enter(who *refusal.Holder, r Record, pools ...*refusal.Holder) {
+// Enter makes a holder known, with a record in force, and returns its generation. It refuses nothing. All of the holder's pools are known.
+func (a *Accounts) Enter(who *refusal.Holder, r Record, pools ...*refusal.Holder) uint64 {
 	h := a.newHolder(who, r, pools)
-	a.of[who] = h
 	a.enter(h)
+	return h.Generation
 }
 
 func (a *Accounts) newHolder(who *refusal.Holder, r Record, pools []*refusal.Holder) *holder {
-	r.Generation, r.UID = a.nextGeneration(), who.UID
+	if r.UID = who.UID; r.Generation == 0 {
+		r.Generation = a.nextGeneration()
+	}
 	h := &holder{Record: r, who: who}
 	for _, p := range pools {
 		h.pools = append(h.pools, a.of[p])
@@ -86,7 +85,6 @@ func (a *Accounts) Begin(who *refusal.Holder, next Record, user *refusal.User, p
 		}
 	}
 	if h.pending = (&operation{next: next}); !known {
-		a.of[who] = h
 		a.enter(h)
 	}
 	a.count(h)
@@ -189,7 +187,6 @@ func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
 func (a *Accounts) Drop(who *refusal.Holder) {
 	if h := a.of[who]; h != nil {
 		a.remove(h)
-		delete(a.of, who)
 	}
 }
 
@@ -296,6 +293,28 @@ func (a *Accounts) Idle(uuid string, after time.Duration) (bytes uint64) {
 	}
 	return bytes
 }
+
+// NextGeneration returns a number above that of every record that was known, and no less than least.
+func (a *Accounts) NextGeneration(least uint64) uint64 {
+	a.lastGeneration = max(a.lastGeneration+1, least)
+	return a.lastGeneration
+}
+
+// At notes the time since boot.
+func (a *Accounts) At(now time.Duration) { a.now = now }
+
+// CheckTime ends a slice if its time is over.
+func (a *Accounts) CheckTime(generation uint64) { a.note(generation, func(*holder) {}) }
+
+// Overstay has a slice expire at the next CheckTime: others waited in vain for it to be moved.
+func (a *Accounts) Overstay(generation uint64, why string) {
+	if i, is := a.index(generation); is {
+		a.holders[i].overstayed = why
+	}
+}
+
+// Repeat repeats the writes that failed, and have to succeed.
+func (a *Accounts) Repeat() { a.repeat() }
 
 // Sessions returns the number of a user's sessions.
 func (a *Accounts) Sessions(uid uint32) int { return len(a.users[uid]) }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
 func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
@@ -70,7 +71,7 @@ func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 				return err
 			}
 		}
-		if err := c.raise(h, cmd.Limits, cmd.Quotas); err != nil {
+		if err := c.raise(h, cmd.Limits, cmd.Quotas, cmd.User); err != nil {
 			return err
 		}
 	}
@@ -79,10 +80,10 @@ func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 }
 
 // raise returns why a holder cannot have these limits.
-func (c *evictions) raise(h *holder, limits Bytes, quotas []api.Quota) error {
+func (c *evictions) raise(h *holder, limits Bytes, quotas []api.Quota, user *refusal.User) error {
 	wants := c.promisedBy(&Record{Limits: limits})
 	if h.Elastic {
-		if err := c.checkPromise(h, wants, h.user); err != nil {
+		if err := c.checkPromise(h, wants, user); err != nil {
 			return err
 		}
 	}
@@ -123,7 +124,7 @@ func (c *Core) useDevice(cmd UseDevice) error {
 		if h.Kind == Pool {
 			e.Slice, e.Pool, e.Generation = "", h.ID, 0
 		}
-		c.emit(Emit{e})
+		c.emit(Emit{h.ref(), e})
 	}
 	c.begin(h, next, cmd.Client).err = err
 	return nil
@@ -131,7 +132,7 @@ func (c *Core) useDevice(cmd UseDevice) error {
 
 func (c *Core) mayUse(h *holder, limits Bytes, uuid string) error {
 	if h.Kind == Slice && len(h.pools) > 0 {
-		if p := h.poolOn(uuid); p == nil || p.Limits[uuid] == 0 {
+		if h.poolOn(uuid) == nil {
 			e := api.Errorf(api.CodeNoDevice, "slice %s uses device %s, where none of its pools (%s) has a quota", h.ID, uuid, api.PoolNames(h.Pools))
 			e.Device = uuid
 			return e
@@ -155,20 +156,24 @@ func (c *grants) over(h *holder) bool {
 	return h.overstayed != "" || h.Deadline != 0 && c.now >= h.Deadline
 }
 
+func (c *operations) repeat() {
+	retries := c.retries
+	c.retries = nil
+	for _, h := range retries {
+		c.store(h)
+	}
+}
+
 // tick takes the time. It repeats writes that failed, and ends the slices that have expired.
 func (c *Core) tick(now time.Duration) {
 	if now < c.now {
 		return
 	}
 	c.now, c.freed = now, true
-	retries := c.retries
-	c.retries = nil
-	for _, h := range retries {
-		c.store(h)
-	}
+	c.repeat()
 	for _, h := range append([]*holder(nil), c.holders...) {
 		c.settle(h)
-		if h.Phase == Expiring && !h.killed && c.now >= h.Asked+c.config.Grace {
+		if h.Phase == Expiring && h.Asked != 0 && !h.killed && c.now >= h.Asked+c.config.Grace {
 			h.killed = true
 			c.emit(End{h.ref(), true})
 		}

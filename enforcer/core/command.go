@@ -22,9 +22,10 @@ type Register struct {
 	Client uint64
 	// Slice has the fields ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL; the others are set here.
 	// Tenant, Elastic, Priority and TTL may come from its pools instead.
-	Slice Record
-	User  *refusal.User // the limit of the session's user; nil is none
-	Grant bool          // the pools are named by a grant
+	Slice  Record
+	Holder *refusal.Holder // in refusals; nil: by the record
+	User   *refusal.User   // the limit of the session's user; nil is none
+	Grant  bool            // the pools are named by a grant
 }
 
 // Change gives a slice other limits, another time to live, or both. The reply comes when they are stored and no charge beyond the new limits can
@@ -34,6 +35,7 @@ type Change struct {
 	ID     string
 	Quotas []api.Quota    // all of them; nil leaves quotas and limits as they are
 	Limits Bytes          // what the quotas come to on the devices of the slice, and on those that it gets
+	User   *refusal.User  // the limit of the slice's user; nil is none
 	TTL    *time.Duration // from now; nil leaves it, 0 is unlimited
 }
 
@@ -87,7 +89,8 @@ type Resume struct {
 type CreatePool struct {
 	Client uint64
 	// Pool has the fields ID, Tenant, Private, Quotas, Limits, Elastic, Priority and TTL, which its members get; the others are set here.
-	Pool Record
+	Pool   Record
+	Holder *refusal.Holder // in refusals; nil: by the record
 }
 
 // ChangePool gives a pool other limits. Errors: CodeNotFound, CodeBadRequest, CodeQuotaExceeded, CodeBusy.

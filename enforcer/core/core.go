@@ -44,7 +44,9 @@ type Config struct {
 	Devices []refusal.Device // nil without driver truth: nothing is refused for what others have
 	MaxTTL  time.Duration    // of a slice; 0 is unlimited
 	Grace   time.Duration    // from SIGTERM to SIGKILL
-	Elastic Elastic
+	// HostEvicts means that the host evicts slices for a refused grant, which is in Reply.Lacks; core evicts none for it.
+	HostEvicts bool
+	Elastic    Elastic
 }
 
 // Elastic has the operator's settings for elastic slices.
@@ -71,10 +73,10 @@ type holder struct {
 	counted  Bytes // in the sums of grant.go
 	promised Bytes
 
-	page   uint64 // Op of the last effect on its ledger or memory that was answered without an error; 0 if the last one failed
-	used   Bytes  // as reported since page; nil if nothing was
-	native Bytes  // as NativeLimit had it last
-	killed bool
+	page              uint64 // Op of the last change of its ledger or move of its memory; 0 if that was a change that failed
+	used              Bytes  // as reported since page; nil if nothing was
+	native            Bytes  // as NativeLimit had it last
+	signalled, killed bool   // its processes, by End
 
 	empty      bool
 	cause      string // of its release
@@ -107,6 +109,7 @@ type grants struct {
 	holders []*holder          // by generation
 	slices  map[string]*holder // by id, without those that linger
 	pools   map[string]*holder // by name
+	of      map[*refusal.Holder]*holder
 	users   map[uint32][]*holder
 	sums    map[string]*sum // by device
 	freed   bool            // room may have become free for a waiter
@@ -122,6 +125,7 @@ type operations struct {
 	retries []*holder          // whose write is repeated at the next Tick
 	ops     uint64             // the last Op
 	out     []Effect
+	lacks   *Want // of the command that was refused last, with Config.HostEvicts
 }
 
 // evictions makes room, and serves the slices that wait for it.
@@ -141,6 +145,7 @@ func newGrants(config Config) grants {
 	c := grants{
 		config: config, sums: make(map[string]*sum),
 		slices: make(map[string]*holder), pools: make(map[string]*holder), users: make(map[uint32][]*holder),
+		of: make(map[*refusal.Holder]*holder),
 	}
 	if config.Devices != nil {
 		c.devices = make(map[string]refusal.Device)
@@ -163,8 +168,9 @@ func (c *operations) emit(e ...Effect) { c.out = append(c.out, e...) }
 // answer replies to a command.
 func (c *operations) answer(client uint64, err error) {
 	if client != 0 {
-		c.emit(Reply{client, err})
+		c.emit(Reply{client, err, c.lacks})
 	}
+	c.lacks = nil
 }
 
 // Do carries out a command, or has it wait.
@@ -255,6 +261,8 @@ func (c *Core) Note(fact Fact) {
 		c.noteUsed(f)
 	case Empty:
 		c.note(f.Generation, func(h *holder) { h.empty = h.Kind == Slice })
+	case Signalled:
+		c.note(f.Generation, func(h *holder) { h.signalled = true })
 	case Tampered:
 		c.note(f.Generation, func(h *holder) { h.damage = f.Why })
 	case Excess:
@@ -331,6 +339,7 @@ func (c *grants) enter(h *holder) {
 	i, _ := c.index(h.Generation)
 	c.holders = slices.Insert(c.holders, i, h)
 	c.lastGeneration = max(c.lastGeneration, h.Generation)
+	c.of[h.who] = h
 	switch {
 	case h.Kind == Pool:
 		c.pools[h.ID] = h
@@ -358,6 +367,7 @@ func (c *operations) drop(h *holder) {
 // remove forgets a holder.
 func (c *grants) remove(h *holder) {
 	h.pending, h.gone = nil, true
+	delete(c.of, h.who)
 	if i, is := c.index(h.Generation); is {
 		c.holders = slices.Delete(c.holders, i, i+1)
 	}
@@ -378,13 +388,15 @@ func (c *grants) remove(h *holder) {
 	c.count(h)
 }
 
-// newHolder returns a holder that is not known yet.
-func newHolder(r *Record) *holder {
-	h := &holder{Record: *r, who: &refusal.Holder{Name: cmp.Or(r.Name, r.ID), Tenant: r.Tenant, UID: r.UID}}
-	if r.Kind == Pool {
-		h.who.Name, h.who.Pool, h.who.Private = "pool "+r.ID, r.ID, r.Private
+// newHolder returns a holder that is not known yet. Without who, refusals name it by its record.
+func newHolder(r *Record, who *refusal.Holder) *holder {
+	if who == nil {
+		who = &refusal.Holder{Name: cmp.Or(r.Name, r.ID), Tenant: r.Tenant, UID: r.UID}
+		if r.Kind == Pool {
+			who.Name, who.Pool, who.Private = "pool "+r.ID, r.ID, r.Private
+		}
 	}
-	return h
+	return &holder{Record: *r, who: who}
 }
 
 // nextGeneration returns a number above that of every record that the core had.

@@ -39,6 +39,7 @@ func (r Ref) Deadline() time.Duration { return quickly }
 type Make struct {
 	Ref
 	Op     uint64
+	Client uint64 // of Register or CreatePool
 	Limits Bytes
 	Away   bool // its processes' calls wait from the beginning
 }
@@ -80,7 +81,7 @@ type Close struct {
 	Op uint64
 }
 
-// End signals a slice's processes: SIGTERM, or SIGKILL with Kill.
+// End signals a slice's processes: SIGTERM, which Signalled answers, or SIGKILL with Kill.
 type End struct {
 	Ref
 	Kill bool
@@ -107,13 +108,17 @@ type NativeLimit struct {
 	Limits Bytes
 }
 
-// Emit appends an event. Of the event, Kind, Slice, Pool, Generation, Device, Cause and TTL are set as they apply.
-type Emit struct{ Event api.Event }
+// Emit appends an event of a slice or pool. Of the event, Kind, Slice, Pool, Generation, Device, Cause and TTL are set as they apply.
+type Emit struct {
+	Ref   Ref
+	Event api.Event
+}
 
 // Reply answers a command.
 type Reply struct {
 	Client uint64
 	Err    error // nil if it was done
+	Lacks  *Want // the grant for which evictions could make room, with Config.HostEvicts; nil if none could
 }
 
 // Deadline implements Effect.

@@ -199,6 +199,7 @@ func (w *world) carryOutOnce(e Effect) Fact {
 		if p.asked = true; e.Kill && p.alive {
 			w.end(p)
 		}
+		return Signalled{e.Generation}
 	}
 	return nil
 }
@@ -253,6 +254,7 @@ func (w *world) forget(e Forget) {
 
 func (w *world) moveOut(p *page, e MoveOut) Fact {
 	if err := w.fails(8); err != nil {
+		p.op = e.Op
 		return Moved{Op: e.Op, Stuck: w.r.IntN(2) == 0, Err: err}
 	}
 	w.moves++
@@ -267,7 +269,7 @@ func (w *world) moveOut(p *page, e MoveOut) Fact {
 
 func (w *world) moveIn(p *page, e MoveIn) Fact {
 	if err := w.fails(8); err != nil {
-		p.away = true
+		p.away, p.op = true, e.Op
 		return Moved{Op: e.Op, Left: maps.Clone(p.held), Err: err}
 	}
 	for uuid, n := range p.host {

@@ -43,13 +43,16 @@ type Moved struct {
 // read after Op.
 type Used struct {
 	Generation uint64
-	Op         uint64 // of the generation's last successful Limit, Close, MoveOut or MoveIn; 0 if none
+	Op         uint64 // of the generation's last successful Limit or Close, or its last MoveOut or MoveIn; 0 if none
 	Bytes      Bytes
 	Active     bool // a process called the driver since the last Used, or is in a call
 }
 
 // Empty says that a slice has no process, and gets none: its bytes are free.
 type Empty struct{ Generation uint64 }
+
+// Signalled says that the processes of an expired slice have had SIGTERM. Grace begins.
+type Signalled struct{ Generation uint64 }
 
 // Tampered says why the ledger of a slice or pool is no longer reliable.
 type Tampered struct {
@@ -66,13 +69,14 @@ type Excess struct {
 // Tick is the time since boot. It is due at least once a second; a time before the last one is ignored.
 type Tick struct{ Now time.Duration }
 
-func (Made) fact()     {}
-func (Stored) fact()   {}
-func (Opened) fact()   {}
-func (Limited) fact()  {}
-func (Moved) fact()    {}
-func (Used) fact()     {}
-func (Empty) fact()    {}
-func (Tampered) fact() {}
-func (Excess) fact()   {}
-func (Tick) fact()     {}
+func (Made) fact()      {}
+func (Stored) fact()    {}
+func (Opened) fact()    {}
+func (Limited) fact()   {}
+func (Moved) fact()     {}
+func (Used) fact()      {}
+func (Empty) fact()     {}
+func (Signalled) fact() {}
+func (Tampered) fact()  {}
+func (Excess) fact()    {}
+func (Tick) fact()      {}

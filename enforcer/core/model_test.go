@@ -37,9 +37,11 @@ func (w *world) rest() {
 				w.effect()
 			}
 		} else {
-			ticks++
-			w.now += time.Second
-			w.note(Tick{w.now})
+			if ticks++; ticks < 12 { // what the last tick has ended is reported, too
+				w.now += time.Second
+				w.note(Tick{w.now})
+				w.askAgain()
+			}
 			w.report()
 		}
 		w.check()
@@ -47,13 +49,19 @@ func (w *world) rest() {
 	w.checkRest()
 }
 
-// report has the waiting processes ask again, and reads all ledgers.
+// askAgain has the waiting processes ask again.
+func (w *world) askAgain() {
+	for _, h := range w.c.holders {
+		if h.waits != 0 && w.pages[h.Generation].alive {
+			w.do(AskReturn{h.ID})
+		}
+	}
+}
+
+// report reads all ledgers.
 func (w *world) report() {
 	for _, h := range w.c.holders {
 		p := w.pages[h.Generation]
-		if h.waits != 0 && p.alive {
-			w.do(AskReturn{h.ID})
-		}
 		w.answers = append(w.answers, Used{Generation: h.Generation, Op: p.op, Bytes: w.used(p)})
 	}
 }

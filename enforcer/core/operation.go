@@ -4,6 +4,7 @@ package core
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/api"
 )
@@ -181,13 +182,13 @@ func (c *operations) fail(h *holder, err error) {
 // forgotten drops a holder once its record is deleted.
 func (c *operations) forgotten(h *holder) {
 	p := h.pending
-	c.drop(h)
 	switch {
 	case h.Kind == Pool:
-		c.emit(Emit{api.Event{Kind: api.EventPoolDeleted, Pool: h.ID}})
+		c.emit(Emit{h.ref(), api.Event{Kind: api.EventPoolDeleted, Pool: h.ID}})
 	case h.Phase == Live || h.Phase == Expiring:
 		c.tellReleased(h)
 	}
+	c.drop(h)
 	c.answer(p.client, p.err)
 }
 
@@ -199,7 +200,7 @@ func (c *operations) tell(h *holder, was *Record) {
 	}
 	emit := func(kind api.EventKind, cause string) {
 		e.Kind, e.Cause = kind, cause
-		c.emit(Emit{e})
+		c.emit(Emit{h.ref(), e})
 	}
 	switch {
 	case h.Phase == Lingering && was.Phase != Lingering:
@@ -214,12 +215,12 @@ func (c *operations) tell(h *holder, was *Record) {
 		emit(api.EventExpired, h.Why)
 	case h.Residence != was.Residence:
 		emit(movedKind(h, was), "")
-	case h.Kind == Pool && !maps.Equal(h.Limits, was.Limits):
+	case h.Kind == Pool && (!slices.Equal(h.Quotas, was.Quotas) || h.changes(was.Limits)):
 		emit(api.EventPoolChanged, "")
 	case h.Trust == Damaged && was.Trust != Damaged:
 		emit(api.EventDenied, h.Why)
 	case h.Kind == Slice:
-		if !maps.Equal(h.Limits, was.Limits) {
+		if !slices.Equal(h.Quotas, was.Quotas) || h.changes(was.Limits) {
 			emit(api.EventChanged, "quota")
 		}
 		if h.TTL != was.TTL || h.Deadline != was.Deadline {
@@ -229,10 +230,20 @@ func (c *operations) tell(h *holder, was *Record) {
 	}
 }
 
+// changes reports whether the limits differ from former ones. A device that was added since makes no difference.
+func (r *Record) changes(limits Bytes) bool {
+	for uuid, n := range limits {
+		if r.Limits[uuid] != n {
+			return true
+		}
+	}
+	return false
+}
+
 func (c *operations) tellReleased(h *holder) {
 	cause := h.cause
-	if h.Phase == Expiring || h.Asked != 0 {
+	if h.Phase == Expiring {
 		cause = "expired"
 	}
-	c.emit(Emit{api.Event{Kind: api.EventReleased, Slice: h.ID, Generation: h.Generation, Cause: cause}})
+	c.emit(Emit{h.ref(), api.Event{Kind: api.EventReleased, Slice: h.ID, Generation: h.Generation, Cause: cause}})
 }

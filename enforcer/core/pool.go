@@ -13,13 +13,12 @@ func noPool(name string) error {
 	return api.Errorf(api.CodeNotFound, "there is no pool %.64q: `gpuslice pool list` lists them", name)
 }
 
-// createPool admits a pool. A repeated request succeeds.
+// createPool admits a pool.
 func (c *Core) createPool(cmd CreatePool) error {
 	r := cmd.Pool
-	if p := c.pools[r.ID]; p != nil {
-		return c.createdAgain(p, &cmd)
-	}
 	switch {
+	case c.pools[r.ID] != nil:
+		return api.Errorf(api.CodeExists, "pool %s exists", r.ID)
 	case len(c.pools) >= api.MaxPools:
 		return api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, the most that are accepted: delete one", r.ID, api.MaxPools)
 	case r.Elastic && c.config.Elastic.Off != "":
@@ -28,39 +27,15 @@ func (c *Core) createPool(cmd CreatePool) error {
 	p := newHolder(&Record{
 		Kind: Pool, ID: r.ID, Generation: c.nextGeneration(), Tenant: r.Tenant, Private: r.Private, Quotas: r.Quotas, Limits: r.Limits,
 		Elastic: r.Elastic, Priority: r.Priority, TTL: r.TTL,
-	})
-	if err := c.raise(p, p.Limits, p.Quotas); err != nil {
+	}, cmd.Holder)
+	if err := c.raise(p, p.Limits, p.Quotas, nil); err != nil {
 		return err
 	}
 	p.pending = &operation{next: p.Record, client: cmd.Client}
 	p.pending.next.Phase = Live
 	c.enter(p)
-	c.emit(Make{p.ref(), c.await(p, making), p.Limits, false})
+	c.emit(Make{p.ref(), c.await(p, making), cmd.Client, p.Limits, false})
 	return nil
-}
-
-// createdAgain answers CreatePool for an existing pool: properties that cannot change must be equal.
-func (c *Core) createdAgain(p *holder, cmd *CreatePool) error {
-	r := &cmd.Pool
-	var what string
-	switch {
-	case !slices.Equal(p.Quotas, r.Quotas):
-		what = "quotas"
-	case p.Tenant != r.Tenant:
-		what = "tenant"
-	case p.TTL != r.TTL:
-		what = "ttl"
-	case p.Elastic != r.Elastic:
-		what = "elastic"
-	case p.Priority != r.Priority:
-		what = "priority"
-	case p.Private != r.Private:
-		what = "by_grant"
-	default:
-		c.answer(cmd.Client, nil)
-		return nil
-	}
-	return api.Errorf(api.CodeExists, "pool %s exists already, and the request differs in %s: `gpuslice pool set` changes quotas; nothing else can be changed", p.ID, what)
 }
 
 // changePool gives a pool other limits.
@@ -79,7 +54,7 @@ func (c *Core) changePool(cmd ChangePool) error {
 			}
 		}
 	}
-	if err := c.raise(p, cmd.Limits, cmd.Quotas); err != nil {
+	if err := c.raise(p, cmd.Limits, cmd.Quotas, nil); err != nil {
 		return err
 	}
 	next := p.Record
@@ -95,19 +70,22 @@ func (c *Core) deletePool(cmd DeletePool) error {
 		return noPool(cmd.ID)
 	}
 	if n := len(p.members); n > 0 {
-		return api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", p.ID, n, some(p.members))
+		return api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", p.ID, n, Few(names(p.members)))
 	}
 	c.forget(p, cmd.Client, nil)
 	p.pending.must = false // nothing has happened yet: if the store fails, the pool stays, and the client gets the error
 	return nil
 }
 
-// some returns the names of a few members, for a message.
-func some(members []*holder) string {
-	var names []string
+func names(members []*holder) (all []string) {
 	for _, m := range members {
-		names = append(names, m.who.Name)
+		all = append(all, m.who.Name)
 	}
+	return all
+}
+
+// Few returns the first names, for a message.
+func Few(names []string) string {
 	slices.Sort(names)
 	const few = 3
 	if len(names) > few {

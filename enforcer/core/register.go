@@ -30,7 +30,7 @@ func (c *Core) register(cmd Register) error {
 	h := newHolder(&Record{
 		ID: r.ID, Generation: c.nextGeneration(), Name: r.Name, Tenant: r.Tenant, UID: r.UID, Pools: r.Pools, Quotas: r.Quotas, Limits: r.Limits,
 		Unlimited: r.Unlimited, Elastic: r.Elastic, Priority: r.Priority, Native: r.Native, TTL: r.TTL, Deadline: c.until(r.TTL),
-	})
+	}, cmd.Holder)
 	h.pools, h.user, h.active, h.returned = pools, cmd.User, c.now, c.now
 	if h.Elastic { // it starts evicted, and returns when a process asks
 		h.Residence, h.Left = Away, Bytes{}
@@ -41,7 +41,7 @@ func (c *Core) register(cmd Register) error {
 	h.pending = &operation{next: h.Record, client: cmd.Client}
 	h.pending.next.Phase = Live
 	c.enter(h)
-	c.emit(Make{h.ref(), c.await(h, making), h.Limits, h.Residence == Away})
+	c.emit(Make{h.ref(), c.await(h, making), cmd.Client, h.Limits, h.Residence == Away})
 	return nil
 }
 
@@ -67,7 +67,13 @@ func (c *Core) admit(h *holder) error {
 func (c *evictions) grant(w want) error {
 	err := c.check(w, nil)
 	var refused *api.Error
-	if !errors.As(err, &refused) || !c.makeRoom(w) {
+	switch {
+	case !errors.As(err, &refused):
+		return err
+	case c.config.HostEvicts:
+		c.lacks = w.exported()
+		return err
+	case !c.makeRoom(w):
 		return err
 	}
 	busy := *refused

@@ -21,7 +21,9 @@ func (c *Core) release(cmd Release) error {
 	case !cmd.Force:
 		return api.Errorf(api.CodeRunning, "slice %s has processes that are alive: stop them first, or force the release", h.ID)
 	}
-	h.cause = "asked"
+	if h.cause = "asked"; h.Phase == Expiring {
+		h.cause = "expired"
+	}
 	next := h.Record
 	next.Phase = Lingering
 	if h.Residence != Away {
@@ -40,6 +42,8 @@ func (c *Core) due(h *holder) bool {
 		return true
 	case h.Trust != Damaged && (h.excess != "") != (h.Trust == Frozen):
 		return true
+	case h.Phase == Expiring && h.signalled && h.Asked == 0:
+		return true
 	}
 	return h.used != nil && c.lowers(h)
 }
@@ -55,7 +59,7 @@ func (c *Core) handle(h *holder) {
 	case h.damage != "" && h.Trust != Damaged:
 		next.Trust, next.Why = Damaged, h.damage
 	case h.Phase == Live && c.over(h):
-		next.Phase, next.Asked = Expiring, max(c.now, 1)
+		next.Phase = Expiring
 		if h.overstayed != "" {
 			next.Why = h.overstayed
 		}
@@ -64,6 +68,8 @@ func (c *Core) handle(h *holder) {
 		if h.excess != "" {
 			next.Trust, next.Why = Frozen, h.excess
 		}
+	case h.Phase == Expiring && h.signalled && h.Asked == 0:
+		next.Asked = max(c.now, 1)
 	default:
 		next.Kept, next.Left = c.lowered(h)
 	}

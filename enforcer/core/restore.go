@@ -32,7 +32,7 @@ func Restore(config Config, now time.Duration, records []Record, user func(*Reco
 
 // restore takes up one slice or pool.
 func (c *Core) restore(r *Record, user func(*Record) *refusal.User) {
-	h := newHolder(r)
+	h := newHolder(r, nil)
 	h.active, h.returned = c.now, c.now
 	for _, name := range slices.Sorted(slices.Values(r.Pools)) {
 		if p := c.pools[name]; p != nil {
@@ -63,7 +63,7 @@ func (c *Core) restore(r *Record, user func(*Record) *refusal.User) {
 	if r.Kind == Slice {
 		c.emit(Listen{Ref: h.ref()})
 	}
-	if r.Phase == Expiring {
+	if r.Phase == Expiring && r.Asked == 0 {
 		c.emit(End{Ref: h.ref()})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
+	"github.com/gpuslice/gpuslice/test/expect"
 )
 
 // Slices of any sizes that never stop working take turns. Each waits for the turns of those that waited before it, and two more at most: a quantum until
@@ -63,4 +64,32 @@ func TestASliceWaitsForTheTurnsOfThoseBeforeIt(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
+	c := New(Config{})
+	create := func(name string, made error) (err error) {
+		c.Do(CreatePool{Client: 1, Pool: Record{ID: name}})
+		for effects := c.Take(); len(effects) > 0; effects = c.Take() {
+			for _, e := range effects {
+				switch e := e.(type) {
+				case Make:
+					c.Note(Made{e.Op, made})
+				case Reply:
+					err = e.Err
+				default:
+					c.Note(answerTo(e))
+				}
+			}
+		}
+		return err
+	}
+	expect.ErrorIs(t, create("fails", errNo), errNo, "a pool without a ledger")
+	for n := range api.MaxPools {
+		expect.NoError(t, create(fmt.Sprint(n), nil), "pool", n)
+	}
+	expect.ErrorIs(t, create("more", nil), api.ErrBadRequest, "one more than the limit")
+	c.Do(DeletePool{Client: 1, ID: "0"})
+	answerAll(c)
+	expect.NoError(t, create("more", nil), "after a deletion")
 }
