@@ -153,11 +153,11 @@ func TestEachRefusalOfASessionHasACodeAndAMessage(t *testing.T) {
 	m := must(s.Load(ctx, []byte(program)))(t)
 	for _, wrong := range []lease.Shape{{Block: lease.Dim{X: 1025}}, {Block: lease.Dim{X: math.MaxUint32, Y: math.MaxUint32}}} {
 		ok(t, m.Launch(ctx, "nothing", wrong))
-		refused(t, s.Sync(ctx), lease.SyncFailed)
+		refused(t, s.Sync(ctx), lease.LaunchFailed)
 		ok(t, s.Sync(ctx))
 	}
 	ok(t, m.Launch(ctx, "something", lease.Shape{}))
-	if e := refused(t, s.Sync(ctx), lease.SyncFailed); !strings.Contains(e.Message, "something") {
+	if e := refused(t, s.Sync(ctx), lease.LaunchFailed); !strings.Contains(e.Message, "something") {
 		t.Errorf("%+v", e)
 	}
 	if err := m.Launch(ctx, "nothing", lease.Shape{}, "text"); err == nil {

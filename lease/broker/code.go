@@ -164,11 +164,7 @@ func (e *engine) sync(h *history) *leasepb.Failure {
 	e.stats.syncs.Add(1)
 	f := e.wait()
 	if f == nil && h.failure != nil {
-		code := leasepb.Code_SYNC_FAILED
-		if h.failure.GetCode() == leasepb.Code_INVALID_HANDLE {
-			code = leasepb.Code_INVALID_HANDLE
-		}
-		f = advised(failed(code, "a launch since the last sync failed, of %.200q: %s", h.kernel, h.failure.GetMessage()), h.failure.GetAdvice())
+		f = advised(failed(h.failure.GetCode(), "a launch since the last sync failed, of %.200q: %s", h.kernel, h.failure.GetMessage()), h.failure.GetAdvice())
 	}
 	h.failure = nil
 	if f != nil {

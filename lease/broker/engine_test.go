@@ -199,7 +199,7 @@ func TestALaunchIsCheckedBeforeTheDriverSeesIt(t *testing.T) {
 		{Module: m, Kernel: "nothing", SharedBytes: 1 << 31},
 	} {
 		b.refuses(leasepb.Code_LAUNCH_FAILED, wrong)
-		if f := b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "a launch since the last sync failed") {
+		if f := b.refuses(leasepb.Code_LAUNCH_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "a launch since the last sync failed") {
 			t.Errorf("the sync says %q", f.GetMessage())
 		}
 		b.must(&leasepb.Sync{})

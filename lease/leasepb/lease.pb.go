@@ -39,7 +39,7 @@ const (
 	Code_INVALID_HANDLE   Code = 3 // another session's, one that was freed, or an offset past its end
 	Code_LOAD_FAILED      Code = 4 // log is what the driver's compiler said
 	Code_LAUNCH_FAILED    Code = 5
-	Code_SYNC_FAILED      Code = 6 // an earlier launch failed, or was lost with the session's broker
+	Code_SYNC_FAILED      Code = 6 // a kernel failed on the device, or was lost with the session's broker
 	Code_INVALID_REQUEST  Code = 7 // it makes no sense whatever the session holds
 	Code_REFUSED          Code = 8 // a lease, or a connection; requested, limit and current are present if for want of room
 	Code_NOT_FOUND        Code = 9 // no such lease, or not the asker's
@@ -2132,8 +2132,8 @@ func (x *Pointer) GetOffset() uint64 {
 	return 0
 }
 
-// Waits for all that was launched before it; fails with what failed since the last one: with INVALID_HANDLE if the first launch that failed named
-// what the session does not have, else with SYNC_FAILED.
+// Waits for all that was launched before it. Fails with the code of the client's first launch that failed since its last Sync, or with SYNC_FAILED
+// if a kernel failed.
 type Sync struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
