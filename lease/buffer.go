@@ -25,6 +25,17 @@ var (
 	_ io.WriterAt = (*Buffer)(nil)
 )
 
+// noBuffer stands for a nil buffer, such as one whose Alloc failed.
+var noBuffer = &Buffer{session: &Session{err: &Error{Code: InvalidHandle, Message: "the buffer is nil", Advice: "check the error of the call that should have returned it"}}}
+
+// orNone returns the buffer, or noBuffer, whose calls fail.
+func (b *Buffer) orNone() *Buffer {
+	if b == nil || b.session == nil {
+		return noBuffer
+	}
+	return b
+}
+
 // Bytes returns the memory of numbers, in the order of a device's, for [Buffer.Write], [Buffer.Read] and [Session.Submit].
 func Bytes[T int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint64 | float32 | float64](numbers []T) []byte {
 	var one T
@@ -41,14 +52,15 @@ func (s *Session) Alloc(ctx context.Context, size uint64) (*Buffer, error) {
 }
 
 // Size returns the allocated bytes.
-func (b *Buffer) Size() uint64 { return b.size }
+func (b *Buffer) Size() uint64 { return b.orNone().size }
 
 // Address returns the device address, for structs that hold pointers. Pass the buffer or a [Pointer] as a kernel argument
 // instead.
-func (b *Buffer) Address() uint64 { return b.address }
+func (b *Buffer) Address() uint64 { return b.orNone().address }
 
 // Free frees the memory.
 func (b *Buffer) Free(ctx context.Context) error {
+	b = b.orNone()
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemFree{MemFree: &leasepb.MemFree{Handle: b.handle}}})
 	return err
 }
@@ -56,6 +68,7 @@ func (b *Buffer) Free(ctx context.Context) error {
 // Write copies data to the buffer at offset. From 1 MiB on it uses memory shared with the broker, if the broker is on this
 // host and the lease has 8 MiB of shared memory left.
 func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
+	b = b.orNone()
 	staged, err := b.writeStaged(ctx, offset, data)
 	if err != nil || staged == len(data) && staged > 0 {
 		return err
@@ -77,6 +90,7 @@ func (b *Buffer) Read(ctx context.Context, offset uint64, data []byte) error {
 }
 
 func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, error) {
+	b = b.orNone()
 	staged, err := b.readStaged(ctx, offset, data)
 	if err != nil || staged == len(data) && staged > 0 {
 		return staged, err
@@ -142,6 +156,9 @@ func (b *Buffer) ReadAt(data []byte, offset int64) (int, error) {
 	if offset < 0 {
 		return 0, fmt.Errorf("read a buffer at %d: an offset is not negative", offset)
 	}
+	if b = b.orNone(); b == noBuffer {
+		return 0, b.session.err
+	}
 	if uint64(offset) >= b.size {
 		return 0, io.EOF
 	}
@@ -157,6 +174,7 @@ func (b *Buffer) ReadAt(data []byte, offset int64) (int, error) {
 
 // Set fills size bytes at offset with value.
 func (b *Buffer) Set(ctx context.Context, offset, size uint64, value byte) error {
+	b = b.orNone()
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemSet{MemSet: &leasepb.MemSet{
 		Handle: b.handle, Offset: offset, Bytes: size, Value: uint32(value),
 	}}})
@@ -165,15 +183,16 @@ func (b *Buffer) Set(ctx context.Context, offset, size uint64, value byte) error
 
 // Copy copies within the device, from another buffer or another part of this one.
 func (b *Buffer) Copy(ctx context.Context, offset uint64, from *Buffer, fromOffset, size uint64) error {
+	b = b.orNone()
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemCopy{MemCopy: &leasepb.MemCopy{
-		To: b.handle, ToOffset: offset, From: from.handle, FromOffset: fromOffset, Bytes: size,
+		To: b.handle, ToOffset: offset, From: from.orNone().handle, FromOffset: fromOffset, Bytes: size,
 	}}})
 	return err
 }
 
 // Of returns the same buffer for another connection to the lease's session.
 func (b *Buffer) Of(s *Session) *Buffer {
-	other := *b
+	other := *b.orNone()
 	other.session = s
 	return &other
 }

@@ -34,7 +34,8 @@ type Error struct {
 	Log     string // the driver's compiler log
 	// Bytes, for [AllocFailed], and for [Refused] if memory is exhausted.
 	Requested, Limit, Current uint64
-	// Lost means that all buffers and modules of the session are gone with its broker.
+	// Lost means that all buffers and modules of the session are gone with its broker. Without it, a connection to another
+	// machine may have failed alone.
 	Lost bool
 }
 

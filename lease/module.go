@@ -51,7 +51,9 @@ type Pointer struct {
 	Offset uint64
 }
 
-// Launch queues a kernel in the session's stream, and does not wait. Its failure is returned by [Session.Sync].
+// Launch sends a kernel to the session, and does not wait for the broker: requests of other connections may still precede it. Once a later call
+// of this session that waits has returned ([Session.Sync], [Buffer.Read], …), their reads see what the kernel wrote. A failure is returned by
+// Sync.
 //
 // An argument is a [*Buffer], a [Pointer], or a value of fixed size such as uint32 or float32, of exactly the parameter's
 // size. A byte slice is passed unchanged.
@@ -74,6 +76,9 @@ func launch(kernel string, shape Shape, arguments []any, pointer func(any) (*lea
 	}
 	for i, value := range arguments {
 		if p, ok := pointer(value); ok {
+			if p.GetHandle() == 0 {
+				return nil, fmt.Errorf("argument %d of %s is no buffer: pass uint64(0) for a null pointer", i, kernel)
+			}
 			l.Arguments[i] = &leasepb.Argument{Value: &leasepb.Argument_Pointer{Pointer: p}}
 			continue
 		}
@@ -89,9 +94,9 @@ func launch(kernel string, shape Shape, arguments []any, pointer func(any) (*lea
 func pointerToBuffer(value any) (*leasepb.Pointer, bool) {
 	switch v := value.(type) {
 	case *Buffer:
-		return &leasepb.Pointer{Handle: v.handle}, true
+		return &leasepb.Pointer{Handle: v.orNone().handle}, true
 	case Pointer:
-		return &leasepb.Pointer{Handle: v.Buffer.handle, Offset: v.Offset}, true
+		return &leasepb.Pointer{Handle: v.Buffer.orNone().handle, Offset: v.Offset}, true
 	}
 	return nil, false
 }

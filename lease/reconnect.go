@@ -51,7 +51,7 @@ func (s *Session) handleDisconnect(err error) {
 		return
 	}
 	killpoint.Pass("client.lost")
-	s.answerAll(lossOf(err))
+	s.answerAll(s.lossOf(err))
 	s.reconnect()
 }
 
@@ -61,8 +61,8 @@ func isFinal(err error) bool {
 	return errors.As(err, &e) && e.Code != SyncFailed
 }
 
-// lossOf returns the failure of calls in flight.
-func lossOf(err error) *leasepb.Failure {
+// lossOf returns the failure of calls in flight. A connection on this host ends with its broker alone.
+func (s *Session) lossOf(err error) *leasepb.Failure {
 	for _, detail := range status.Convert(err).Details() {
 		if f, ok := detail.(*leasepb.Failure); ok {
 			return f
@@ -72,6 +72,7 @@ func lossOf(err error) *leasepb.Failure {
 		Code:    SyncFailed,
 		Message: fmt.Sprintf("the connection to the session's broker has ended: %s", status.Convert(err).Message()),
 		Advice:  "the session continues; if the broker has exited, its buffers and modules are lost: allocate and load them again",
+		Lost:    s.directory != "",
 	}
 }
 

@@ -173,9 +173,9 @@ func (s *Session) called(err error) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.followed && !s.isGone() {
-		return failure(lossOf(err))
+		return failure(s.lossOf(err))
 	}
-	return &Error{Code: Expired, Message: "the session has ended: its broker does not answer: " + status.Convert(err).Message()}
+	return &Error{Code: Expired, Message: "the session has ended: its broker does not answer: " + status.Convert(err).Message(), Lost: true}
 }
 
 // Close closes the connection. The lease keeps the session's buffers and modules.

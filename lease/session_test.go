@@ -157,7 +157,7 @@ func TestEachRefusalOfASessionHasACodeAndAMessage(t *testing.T) {
 		ok(t, s.Sync(ctx))
 	}
 	ok(t, m.Launch(ctx, "something", lease.Shape{}))
-	if e := refused(t, s.Sync(ctx), lease.LaunchFailed); !strings.Contains(e.Message, "something") {
+	if e := refused(t, s.Sync(ctx), lease.LaunchFailed); !strings.Contains(e.Message, "something") || e.Lost {
 		t.Errorf("%+v", e)
 	}
 	if err := m.Launch(ctx, "nothing", lease.Shape{}, "text"); err == nil {
@@ -497,7 +497,9 @@ func TestABrokerThatIsKilledFailsItsClients(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGKILL))
 	select {
 	case err := <-failed:
-		refused(t, err, lease.Expired)
+		if e := refused(t, err, lease.Expired); !e.Lost {
+			t.Errorf("its buffers are not said to be lost: %v", err)
+		}
 	case <-time.After(patience):
 		t.Fatal("a write to a killed broker does not end")
 	}
@@ -514,6 +516,58 @@ func brokerPID(t *testing.T, b *broker) int {
 	ok(t, socket.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
 	ok(t, err)
 	return int(who.Pid)
+}
+
+func TestALaunchIsBeforeOtherClientsRequestsOnceItsClientHasWaited(t *testing.T) {
+	b := startBroker(t)
+	ctx := t.Context()
+	one, two := b.open(t), b.open(t)
+	buffer, other := must(one.Alloc(ctx, 4))(t), must(one.Alloc(ctx, 4))(t)
+	kernels := must(one.Load(ctx, must(os.ReadFile("../test/lease/examples/kernels.ptx"))(t)))(t)
+	waits := []func() error{
+		func() error { return one.Sync(ctx) },
+		func() error { return other.Read(ctx, 0, make([]byte, 4)) },
+		func() error { return other.Set(ctx, 0, 4, 0) },
+	}
+	for i := range 200 {
+		ok(t, kernels.Launch(ctx, "bias", lease.Shape{}, buffer, float32(1), uint32(1)))
+		ok(t, waits[i%len(waits)]())
+		number := make([]float32, 1)
+		ok(t, buffer.Of(two).Read(ctx, 0, lease.Bytes(number)))
+		if number[0] != float32(i+1) {
+			t.Fatalf("another client reads %v after %d launches", number[0], i+1)
+		}
+	}
+}
+
+func TestANilBufferIsAnError(t *testing.T) {
+	ctx := t.Context()
+	s := startBroker(t).open(t)
+	buffer, kernels := must(s.Alloc(ctx, 8))(t), must(s.Load(ctx, must(os.ReadFile("../test/lease/examples/kernels.ptx"))(t)))(t)
+	for _, none := range []*lease.Buffer{nil, {}} {
+		for _, size := range []int{0, 8, 4 << 20} {
+			refused(t, none.Write(ctx, 0, make([]byte, size)), lease.InvalidHandle)
+			refused(t, none.Read(ctx, 0, make([]byte, size)), lease.InvalidHandle)
+		}
+		_, err := none.ReadAt(make([]byte, 8), 0)
+		refused(t, err, lease.InvalidHandle)
+		_, err = none.WriteAt(make([]byte, 8), 0)
+		refused(t, err, lease.InvalidHandle)
+		refused(t, none.Set(ctx, 0, 8, 1), lease.InvalidHandle)
+		refused(t, none.Copy(ctx, 0, buffer, 0, 8), lease.InvalidHandle)
+		refused(t, buffer.Copy(ctx, 0, none, 0, 8), lease.InvalidHandle)
+		refused(t, none.Of(s).Free(ctx), lease.InvalidHandle)
+		refused(t, none.Free(ctx), lease.InvalidHandle)
+		if none.Size() != 0 || none.Address() != 0 {
+			t.Errorf("it has %d bytes at %#x", none.Size(), none.Address())
+		}
+		for _, argument := range []any{none, lease.Pointer{Buffer: none, Offset: 4}} {
+			if err := kernels.Launch(ctx, "bias", lease.Shape{}, argument, float32(1), uint32(1)); err == nil || !strings.Contains(err.Error(), "argument 0 of bias is no buffer") {
+				t.Errorf("%+v as an argument: %v", argument, err)
+			}
+		}
+	}
+	ok(t, s.Sync(ctx))
 }
 
 func TestABufferOfAnotherLeaseIsRefused(t *testing.T) {

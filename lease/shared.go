@@ -88,6 +88,7 @@ func (s *Shared) part(offset, size uint64) *leasepb.Range {
 
 // WriteShared copies to the buffer from shared memory.
 func (b *Buffer) WriteShared(ctx context.Context, offset uint64, from *Shared, fromOffset, size uint64) error {
+	b = b.orNone()
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
 		Handle: b.handle, Offset: offset, Source: &leasepb.MemWrite_Shared{Shared: from.part(fromOffset, size)},
 	}}})
@@ -96,6 +97,7 @@ func (b *Buffer) WriteShared(ctx context.Context, offset uint64, from *Shared, f
 
 // ReadShared copies from the buffer to shared memory.
 func (b *Buffer) ReadShared(ctx context.Context, offset uint64, to *Shared, toOffset, size uint64) error {
+	b = b.orNone()
 	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
 		Handle: b.handle, Offset: offset, Destination: &leasepb.MemRead_Shared{Shared: to.part(toOffset, size)},
 	}}})

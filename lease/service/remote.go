@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -130,7 +131,6 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == leasepb.Session_Work_FullMethodName {
 		s.logOf(from.who.UID).Info("session opened from another machine", "lease", l.ID, "uid", from.who.UID, "remote", from.who.remote)
 	}
-	gone := failed(leasepb.Code_SYNC_FAILED, "connect again: if it has ended, another one is started", "the broker of lease %s does not answer", l.ID)
 	proxy := httputil.ReverseProxy{
 		Transport: from.to(l.ID, filepath.Join(s.dirOf(l.ID), sessionName)),
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -138,13 +138,21 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 			p.Out.Header.Del(leaseHeader)
 		},
 		ModifyResponse: func(response *http.Response) error {
-			response.Body = &relayed{response.Body, response, gone}
+			response.Body = &relayed{response.Body, response, noAnswer(l.ID, true)}
 			return nil
 		},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { refuseCall(w, gone) },
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { refuseCall(w, noAnswer(l.ID, false)) },
 		ErrorLog:     slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	proxy.ServeHTTP(w, r)
+}
+
+// noAnswer is the failure of a call to a broker, which has ended during the call if lost is set.
+func noAnswer(id string, lost bool) error {
+	f := &failure{status: codes.FailedPrecondition}
+	f.Code, f.Message, f.Lost = leasepb.Code_SYNC_FAILED, fmt.Sprintf("the broker of lease %s does not answer", id), lost
+	f.Advice = "connect again: if it has ended, another one is started"
+	return f
 }
 
 // to returns this client's transport to a broker. Clients share none, so that one that does not read blocks no other.

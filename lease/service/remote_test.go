@@ -212,7 +212,7 @@ func TestASessionIsWorkedInFromAnotherMachine(t *testing.T) {
 	}
 	kill("lease-1")
 	var lost *leases.Error
-	if err := s.Sync(t.Context()); !errors.As(err, &lost) || lost.Code != leases.SyncFailed {
+	if err := s.Sync(t.Context()); !errors.As(err, &lost) || lost.Code != leases.SyncFailed || !lost.Lost {
 		t.Errorf("after its broker was killed: %v", err)
 	}
 	if _, err := h.open(of, "lease-1", "token"); !errors.As(err, &lost) || lost.Code != leases.SyncFailed {

@@ -55,7 +55,7 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	}()
 	h.Must(syscall.Kill(h.brokerOf(one.ID), syscall.SIGKILL))
 	var lost *lease.Error
-	if err := <-writing; !errors.As(err, &lost) || lost.Code != lease.SyncFailed && lost.Code != lease.InvalidHandle || lost.Advice == "" {
+	if err := <-writing; !errors.As(err, &lost) || lost.Code != lease.SyncFailed && lost.Code != lease.InvalidHandle || lost.Advice == "" || lost.Lost != (lost.Code == lease.SyncFailed) {
 		t.Errorf("a write to a broker that is killed: %v", err)
 	}
 	if err := old.Write(ctx, 0, []byte("x")); !errors.As(err, &lost) || lost.Code != lease.InvalidHandle || !strings.Contains(err.Error(), "former broker: signal: killed") {

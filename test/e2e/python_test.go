@@ -230,7 +230,7 @@ def fails(call):
     try:
         call()
     except gpuslice.Error as e:
-        print(type(e).__name__, flush=True)
+        print(type(e).__name__, *["lost"][:e.lost], flush=True)
 
 with gpuslice.lease("64M") as gpu:
     n = 4 << 20  # through shared memory
@@ -262,7 +262,7 @@ fails(gpuslice.Service("unix:/none.sock").list)
 	d.says("lease-")
 	h.Must(syscall.Kill(h.brokerOf(must.Get(h.List(context.Background()))(t)[0].ID), syscall.SIGKILL))
 	d.next()
-	for _, line := range []string{"SyncFailed", "InvalidHandle", "InvalidHandle", "True", "1", "2 2", "1 active", "Refused", "LeaseExpired", "Unreachable"} {
+	for _, line := range []string{"SyncFailed lost", "InvalidHandle", "InvalidHandle", "True", "1", "2 2", "1 active", "Refused", "LeaseExpired lost", "Unreachable"} {
 		d.says(line + "\n")
 	}
 }

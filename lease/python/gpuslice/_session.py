@@ -265,6 +265,7 @@ class Launcher:
 
         An argument is an Array, a Pointer, or a scalar: an int has 32 bits, a float is a C float, a bool has one byte; a
         NumPy scalar or a value of ctypes has its own type, and bytes are passed unchanged. `sync` and `get` raise what fails.
+        Call `sync` before another client of the session reads what the kernel wrote.
         """
         module, name = self._kernel.module, self._kernel.name
         module._session._stream.launch(

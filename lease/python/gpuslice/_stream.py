@@ -263,7 +263,8 @@ class Stream:
             return self.end(loss)
         if isinstance(loss, Unreachable):
             loss = SyncFailed("the connection to the session's broker was lost: " + loss.message,
-                              advice="the session continues; if the broker has exited, its arrays and modules are lost: create them again")
+                              advice="the session continues; if the broker has exited, its arrays and modules are lost: create them again",
+                              lost=bool(self._socket))  # a connection on this host ends with its broker alone
         with self._lock:
             self._held.clear()
             if not self._leave(loss) and self._unsynced:
@@ -312,7 +313,7 @@ class Stream:
         if said is not None:
             return said
         if self._is_gone():
-            return LeaseExpired("the session has ended: its broker does not answer", advice="acquire another lease")
+            return LeaseExpired("the session has ended: its broker does not answer", advice="acquire another lease", lost=True)
         return Unreachable(f"the session does not answer: {_wire.cause(call)}")
 
 
