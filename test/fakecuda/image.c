@@ -84,7 +84,7 @@ static uint64_t read_dimensions(struct reader *reader)
 	}
 }
 
-/* ".align 16 .b8 name[512]", after ".global" or ".local". */
+/* ".align 16 .b8 name[512]", after ".global", ".const" or ".local". */
 static bool read_variable(struct reader *reader, struct word *name, uint64_t *bytes,
                           bool *is_managed)
 {
@@ -168,7 +168,7 @@ static void read_word(struct reader *reader, const struct word *word)
 		reader->in_kernel = true;
 	} else if (is(word, ".func")) {
 		reader->in_kernel = false;
-	} else if (is(word, ".global")) {
+	} else if (is(word, ".global") || is(word, ".const")) {
 		read_array(reader, is_extern);
 	} else if (is(word, ".local")) {
 		read_local(reader);

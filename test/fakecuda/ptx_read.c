@@ -286,7 +286,7 @@ static bool read_module_directive(struct reader *reader)
 		return read_kernel(reader);
 	if (ptx_token_is(&word, ".func"))
 		return read_function(reader);
-	if (ptx_token_is(&word, ".global"))
+	if (ptx_token_is(&word, ".global") || ptx_token_is(&word, ".const"))
 		return ptx_read_array(reader);
 	if (ptx_token_is(&word, ".shared"))
 		return ptx_read_memory(reader, &reader->everywhere, PTX_SHARED_AT,
@@ -295,8 +295,8 @@ static bool read_module_directive(struct reader *reader)
 		ptx_next(reader);
 		return ptx_expect(reader, ";");
 	}
-	if (ptx_token_is(&word, ".const") || ptx_token_is(&word, ".section") ||
-	    ptx_token_is(&word, ".alias") || ptx_token_is(&word, ".tex"))
+	if (ptx_token_is(&word, ".section") || ptx_token_is(&word, ".alias") ||
+	    ptx_token_is(&word, ".tex"))
 		return ptx_unsupported(reader, &word);
 	reader->token = word;
 	return ptx_unexpected(reader);

@@ -137,7 +137,7 @@ static bool add_values(struct reader *reader, const struct variable *variable, u
 	return read_values(reader, variable, &list[ptx->value_count++]);
 }
 
-/* The one variable after ".global". image.c has its place. */
+/* The one variable after ".global" or ".const". image.c has its place. */
 bool ptx_read_array(struct reader *reader)
 {
 	const struct symbol *symbol;

@@ -93,7 +93,7 @@ static const char *const without_effect[] = {
     "ftz",   "approx", "full",  "uni",    "volatile", "relaxed", "acquire", "release", "acq_rel",
     "sc",    "weak",   "sys",   "gpu",    "cta",      "cluster", "gl",      "ca",      "cg",
     "cs",    "lu",     "cv",    "wb",     "wt",       "nc",      "sync",    "aligned", "to",
-    "param", "global", "local", "shared", "v2",       "v4",
+    "param", "global", "local", "shared", "const",    "v2",      "v4",
 };
 
 static const struct {
