@@ -47,18 +47,19 @@ type Lease struct {
 	// RemoteAddress is the session's address for clients on other machines, if they are served.
 	RemoteAddress string `json:"remote_address,omitempty"`
 
-	Device     string     `json:"device"` // UUID
-	DeviceName string     `json:"device_name"`
-	VRAM       uint64     `json:"vram"`     // available to clients
-	Overhead   uint64     `json:"overhead"` // added for the broker's context and code
-	Reserved   bool       `json:"reserved"`
-	Tenant     string     `json:"tenant,omitempty"`
-	UID        uint32     `json:"uid"` // of the user that acquired it
-	Acquired   time.Time  `json:"acquired"`
-	Expires    *time.Time `json:"expires,omitempty"` // nil: never
-	Charged    uint64     `json:"charged"`           // in the slice's ledger, including overhead
-	State      State      `json:"state"`
-	Reason     string     `json:"reason,omitempty"` // why it is not active
+	Device            string     `json:"device"` // UUID
+	DeviceName        string     `json:"device_name"`
+	ComputeCapability string     `json:"compute_capability,omitempty"` // of the device, such as 9.0
+	VRAM              uint64     `json:"vram"`                         // available to clients
+	Overhead          uint64     `json:"overhead"`                     // added for the broker's context and code
+	Reserved          bool       `json:"reserved"`
+	Tenant            string     `json:"tenant,omitempty"`
+	UID               uint32     `json:"uid"` // of the user that acquired it
+	Acquired          time.Time  `json:"acquired"`
+	Expires           *time.Time `json:"expires,omitempty"` // nil: never
+	Charged           uint64     `json:"charged"`           // in the slice's ledger, including overhead
+	State             State      `json:"state"`
+	Reason            string     `json:"reason,omitempty"` // why it is not active
 	// Restarts counts the brokers that replaced one that had ended by itself. RestartReason is the cause of the last such
 	// end, or why no broker serves now.
 	Restarts      uint64 `json:"restarts,omitempty"`
@@ -149,9 +150,16 @@ func (s Service) Show(ctx context.Context, id string) (*Lease, error) {
 	})
 }
 
-// List returns the caller's active leases, or all of them for root.
-func (s Service) List(ctx context.Context) ([]*Lease, error) {
-	reply, err := ask(s, func(c leasepb.LeasesClient) (*leasepb.ListReply, error) { return c.List(ctx, &leasepb.ListRequest{}) })
+// List returns the caller's active leases; for root those of all users.
+func (s Service) List(ctx context.Context) ([]*Lease, error) { return s.list(ctx, false) }
+
+// ListAll also returns those that have ended, as long as Show knows them.
+func (s Service) ListAll(ctx context.Context) ([]*Lease, error) { return s.list(ctx, true) }
+
+func (s Service) list(ctx context.Context, ended bool) ([]*Lease, error) {
+	reply, err := ask(s, func(c leasepb.LeasesClient) (*leasepb.ListReply, error) {
+		return c.List(ctx, &leasepb.ListRequest{Ended: ended})
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +232,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 
 func fromWire(l *leasepb.Lease) *Lease {
 	lease := &Lease{
-		ID: l.GetId(), Address: l.GetAddress(), TokenFile: l.GetTokenFile(), Device: l.GetDevice(), DeviceName: l.GetDeviceName(),
+		ID: l.GetId(), Address: l.GetAddress(), TokenFile: l.GetTokenFile(), Device: l.GetDevice(), DeviceName: l.GetDeviceName(), ComputeCapability: l.GetComputeCapability(),
 		VRAM: l.GetVram(), Overhead: l.GetOverhead(), Reserved: l.GetReserved(), Tenant: l.GetTenant(), UID: l.GetUid(),
 		Token: l.GetToken(), RemoteAddress: l.GetRemoteAddress(), Acquired: l.GetAcquired().AsTime(), Charged: l.GetCharged(), Reason: l.GetReason(), State: Active,
 		Restarts: l.GetRestarts(), RestartReason: l.GetRestartReason(),

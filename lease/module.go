@@ -30,6 +30,16 @@ func (s *Session) Load(ctx context.Context, image []byte) (*Module, error) {
 // Log returns the driver's compiler log, which may be empty.
 func (m *Module) Log() string { return m.log }
 
+// Variable returns a variable of the module, such as a __constant__ or __device__ one, as a buffer. It is freed with the module.
+func (m *Module) Variable(ctx context.Context, name string) (*Buffer, error) {
+	reply, err := m.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_ModuleVariable{ModuleVariable: &leasepb.ModuleVariable{Module: m.handle, Name: name}}})
+	if err != nil {
+		return nil, err
+	}
+	v := reply.GetModuleVariable()
+	return &Buffer{m.session, v.GetHandle(), v.GetAddress(), v.GetBytes()}, nil
+}
+
 // Unload unloads the module once its kernels have finished.
 func (m *Module) Unload(ctx context.Context) error {
 	_, err := m.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_ModuleUnload{ModuleUnload: &leasepb.ModuleUnload{Module: m.handle}}})

@@ -35,6 +35,9 @@ func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.M
 		return s.err
 	}
 	killpoint.Pass("client.connected")
+	if capability := header.Get(leasepb.CapabilityHeader); len(capability) > 0 {
+		s.capability = capability[0]
+	}
 	s.stream, s.away, s.followed = stream, false, len(header.Get(leasepb.FollowedHeader)) > 0
 	s.ended.Go(func() { s.receive(stream) })
 	s.notify()

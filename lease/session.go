@@ -60,22 +60,23 @@ type Session struct {
 	ended      sync.WaitGroup
 	staging    staging
 
-	mutex    sync.Mutex
-	stream   leasepb.Session_WorkClient
-	followed bool             // another broker follows if this one ends
-	away     bool             // the broker has ended, and the next has not answered yet
-	launches uint64           // total
-	synced   uint64           // launches reported by a Sync, or to be reported by lost
-	lost     *leasepb.Failure // failure of launches lost with a broker
-	room     chan struct{}    // closed when there is room or the session ends; nil if no call waits
-	send     chan struct{}    // wakes sendAll
-	outgoing []*leasepb.Request
-	waiting  []call   // unanswered, in request order: the last has number `sequence`, the others precede it without gaps
-	messages []uint64 // last request of each unanswered message
-	sending  bool     // a message is being sent
-	bytes    int      // of unanswered requests
-	sequence uint64
-	err      error // why the session has ended
+	mutex      sync.Mutex
+	stream     leasepb.Session_WorkClient
+	capability string
+	followed   bool             // another broker follows if this one ends
+	away       bool             // the broker has ended, and the next has not answered yet
+	launches   uint64           // total
+	synced     uint64           // launches reported by a Sync, or to be reported by lost
+	lost       *leasepb.Failure // failure of launches lost with a broker
+	room       chan struct{}    // closed when there is room or the session ends; nil if no call waits
+	send       chan struct{}    // wakes sendAll
+	outgoing   []*leasepb.Request
+	waiting    []call   // unanswered, in request order: the last has number `sequence`, the others precede it without gaps
+	messages   []uint64 // last request of each unanswered message
+	sending    bool     // a message is being sent
+	bytes      int      // of unanswered requests
+	sequence   uint64
+	err        error // why the session has ended
 }
 
 type call struct {
@@ -391,6 +392,13 @@ func (s *Session) Sync(ctx context.Context) error {
 		err = lost
 	}
 	return err
+}
+
+// ComputeCapability returns the compute capability of the session's device, such as "9.0". It is empty if the broker is of an older version.
+func (s *Session) ComputeCapability() string {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.capability
 }
 
 // Stats holds the session's resources and counters.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -40,6 +41,25 @@ const program = `.version 7.0
 .address_size 64
 .visible .entry nothing()
 {
+	ret;
+}
+`
+
+// variables is a module with a variable in each space.
+const variables = `.version 7.0
+.target sm_50
+.address_size 64
+.visible .const .align 4 .f32 factor = 0f40000000;
+.visible .global .align 4 .u32 count[4];
+.visible .entry scale(.param .u64 data)
+{
+	.reg .f32 %f<4>;
+	.reg .b64 %rd<2>;
+	ld.param.u64 %rd1, [data];
+	ld.global.f32 %f1, [%rd1];
+	ld.const.f32 %f2, [factor];
+	mul.f32 %f3, %f1, %f2;
+	st.global.f32 [%rd1], %f3;
 	ret;
 }
 `
@@ -538,6 +558,41 @@ func TestALaunchIsBeforeOtherClientsRequestsOnceItsClientHasWaited(t *testing.T)
 			t.Fatalf("another client reads %v after %d launches", number[0], i+1)
 		}
 	}
+}
+
+func TestAModulesVariablesAreBuffers(t *testing.T) {
+	ctx := t.Context()
+	s := startBroker(t).open(t)
+	var major, minor int
+	if n, err := fmt.Sscanf(s.ComputeCapability(), "%d.%d", &major, &minor); n != 2 || major == 0 {
+		t.Errorf("compute capability %q: %v", s.ComputeCapability(), err)
+	}
+	m, data := must(s.Load(ctx, []byte(variables)))(t), must(s.Alloc(ctx, 4))(t)
+	factor, count := must(m.Variable(ctx, "factor"))(t), must(m.Variable(ctx, "count"))(t)
+	if factor.Size() != 4 || count.Size() != 16 || count.Address() == 0 {
+		t.Errorf("%d and %d bytes at %#x", factor.Size(), count.Size(), count.Address())
+	}
+	number := []float32{3}
+	ok(t, data.Write(ctx, 0, lease.Bytes(number)))
+	ok(t, m.Launch(ctx, "scale", lease.Shape{}, data))
+	ok(t, factor.Write(ctx, 0, lease.Bytes([]float32{10})))
+	ok(t, m.Launch(ctx, "scale", lease.Shape{}, data))
+	if ok(t, data.Read(ctx, 0, lease.Bytes(number))); number[0] != 60 {
+		t.Errorf("3 times 2 times 10 is %v", number[0])
+	}
+	if ok(t, factor.Read(ctx, 0, lease.Bytes(number))); number[0] != 10 {
+		t.Errorf("the factor is %v", number[0])
+	}
+	_, err := m.Variable(ctx, "none")
+	refused(t, err, lease.NotFound)
+	refused(t, factor.Free(ctx), lease.InvalidRequest)
+	if stats := must(s.Stats(ctx))(t); stats.GetBuffers() != 1 || stats.GetPeak() != 4 {
+		t.Errorf("%v", stats)
+	}
+	ok(t, m.Unload(ctx))
+	refused(t, count.Set(ctx, 0, 16, 1), lease.InvalidHandle)
+	_, err = m.Variable(ctx, "factor")
+	refused(t, err, lease.InvalidHandle)
 }
 
 func TestANilBufferIsAnError(t *testing.T) {

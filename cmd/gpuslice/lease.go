@@ -292,6 +292,7 @@ func leaseTable(of show.Indices) *table.Table[*lease.Lease] {
 			{Head: "TENANT", Field: "Tenant", Wide: true, Text: func(l *lease.Lease) string { return l.Tenant }},
 			{Head: "ACQUIRED", Field: "Acquired", Wide: true, Number: func(l *lease.Lease) uint64 { return uint64(max(l.Acquired.UnixNano(), 0)) },
 				Text: func(l *lease.Lease) string { return l.Acquired.Local().Format(time.DateTime) }},
+			{Head: "COMPUTE", Field: "Compute", Wide: true, Text: func(l *lease.Lease) string { return l.ComputeCapability }},
 			{Head: "ADDRESS", Field: "Address", Wide: true, Text: func(l *lease.Lease) string { return l.Address }},
 		},
 		Filters: []table.Filter[*lease.Lease]{

@@ -5,6 +5,7 @@ package broker
 import (
 	"errors"
 	"math"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -47,7 +48,7 @@ func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
 		return nil, "", f
 	}
 	killpoint.Pass("broker.loaded")
-	return &module{loaded: loaded, image: bytes, kernels: map[string]*cuda.Function{}}, log, nil
+	return &module{loaded: loaded, image: bytes, kernels: map[string]*cuda.Function{}, variables: map[string]uint64{}}, log, nil
 }
 
 func (e *engine) unload(handle uint64) *leasepb.Failure {
@@ -63,6 +64,9 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	}
 	if f := e.discard(m); f != nil {
 		return f
+	}
+	for _, variable := range m.variables {
+		delete(e.buffers, variable)
 	}
 	delete(e.modules, handle)
 	e.stats.modules.Add(^uint64(0))
@@ -140,13 +144,8 @@ func (e *engine) kernel(m *module, name string) (*cuda.Function, *leasepb.Failur
 	if kernel, ok := m.kernels[name]; ok {
 		return kernel, nil
 	}
-	if name == "" || len(name) > maxKernelNames {
-		return nil, failed(leasepb.Code_LAUNCH_FAILED, "a kernel's name has 1 to %d bytes", maxKernelNames)
-	}
-	for i := range len(name) {
-		if name[i] == 0 {
-			return nil, failed(leasepb.Code_LAUNCH_FAILED, "a kernel's name has no zero byte")
-		}
+	if f := checkName(leasepb.Code_LAUNCH_FAILED, "kernel", name); f != nil {
+		return nil, f
 	}
 	kernel, err := e.device.Find(m.loaded, name)
 	switch {
@@ -158,6 +157,46 @@ func (e *engine) kernel(m *module, name string) (*cuda.Function, *leasepb.Failur
 	}
 	m.kernels[name] = kernel
 	return kernel, nil
+}
+
+func checkName(code leasepb.Code, what, name string) *leasepb.Failure {
+	switch {
+	case name == "" || len(name) > maxName:
+		return failed(code, "a %s's name has 1 to %d bytes", what, maxName)
+	case strings.IndexByte(name, 0) >= 0:
+		return failed(code, "a %s's name has no zero byte", what)
+	}
+	return nil
+}
+
+// variable returns a module's variable as a buffer, whose handle exists as long as the module.
+func (e *engine) variable(v *leasepb.ModuleVariable) (uint64, buffer, *leasepb.Failure) {
+	m, ok := e.modules[v.GetModule()]
+	if !ok {
+		return 0, buffer{}, e.noHandle("module", v.GetModule())
+	}
+	if handle, known := m.variables[v.GetName()]; known {
+		return handle, e.buffers[handle], nil
+	}
+	f := checkName(leasepb.Code_INVALID_REQUEST, "variable", v.GetName())
+	if f == nil {
+		f = e.full()
+	}
+	if f != nil {
+		return 0, buffer{}, f
+	}
+	at, err := e.device.Variable(m.loaded, v.GetName())
+	switch {
+	case errors.Is(err, cuda.NotFound):
+		return 0, buffer{}, advised(failed(leasepb.Code_NOT_FOUND, "the module has no variable %q", v.GetName()),
+			"declare it extern \"C\" __constant__ or __device__ (.visible .const or .visible .global in PTX), or use its mangled name")
+	case err != nil:
+		return 0, buffer{}, e.driverFailed(leasepb.Code_INVALID_HANDLE, err)
+	}
+	handle := e.handle()
+	m.variables[v.GetName()] = handle
+	e.buffers[handle] = buffer{start: at.Start, bytes: at.Size, module: v.GetModule()}
+	return handle, e.buffers[handle], nil
 }
 
 func (e *engine) sync(h *history) *leasepb.Failure {

@@ -26,15 +26,21 @@ type Device interface {
 	Load(image []byte) (m cuda.Module, log string, err error)
 	Unload(cuda.Module) error
 	Find(m cuda.Module, kernel string) (*cuda.Function, error)
+	Variable(m cuda.Module, name string) (cuda.Range, error)
 	Launch(f *cuda.Function, shape cuda.Shape, values []byte, offsets []uint32) error
 	Sync() error
 	Pin(memory []byte) error
 	Unpin(memory []byte) error
+	// Capability is the compute capability, such as 9.0.
+	Capability() string
 }
 
 type context struct {
 	*cuda.Stream
+	capability string
 }
+
+func (c *context) Capability() string { return c.capability }
 
 // OpenDevice returns a function that opens the configured device, for [New].
 func OpenDevice(config Config) func() (Device, error) {
@@ -85,11 +91,15 @@ func openContext(ordinal int) (*context, error) {
 }
 
 func newContext(device *cuda.Device) (*context, error) {
+	capability, err := device.ComputeCapability()
+	if err != nil {
+		return nil, err
+	}
 	stream, err := device.OpenStream()
 	if err != nil {
 		return nil, err
 	}
-	return &context{stream}, nil
+	return &context{stream, capability}, nil
 }
 
 func (c *context) Alloc(bytes uint64) (cuda.Address, error) {

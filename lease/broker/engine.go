@@ -14,12 +14,12 @@ import (
 
 // Limits of one session.
 const (
-	maxBuffers     = 1 << 16
-	maxModules     = 1 << 10
-	maxImage       = 64 << 20
-	maxImages      = 256 << 20 // bytes of all modules
-	maxKernelNames = 1 << 12   // bytes of a kernel's name
-	maxData        = 16 << 20  // bytes in one request or reply
+	maxBuffers = 1 << 16
+	maxModules = 1 << 10
+	maxImage   = 64 << 20
+	maxImages  = 256 << 20 // bytes of all modules
+	maxName    = 1 << 12   // bytes of a kernel's or a variable's name
+	maxData    = 16 << 20  // bytes in one request or reply
 )
 
 // engine executes requests on a device. One goroutine at a time may use it; the counters are safe for concurrent use.
@@ -50,21 +50,23 @@ type engine struct {
 }
 
 type counters struct {
-	allocated, buffers, modules                  atomic.Uint64
+	allocated, peak, buffers, modules            atomic.Uint64
 	requests, failures, launches, launchFailures atomic.Uint64
 	syncs, syncFailures, bytesWritten, bytesRead atomic.Uint64
 	freesRefused                                 atomic.Uint64
 }
 
 type buffer struct {
-	start cuda.Address
-	bytes uint64
+	start  cuda.Address
+	bytes  uint64
+	module uint64 // of which it is a variable; 0 if it was allocated
 }
 
 type module struct {
-	loaded  cuda.Module
-	image   uint64 // bytes
-	kernels map[string]*cuda.Function
+	loaded    cuda.Module
+	image     uint64 // bytes
+	kernels   map[string]*cuda.Function
+	variables map[string]uint64 // handles
 }
 
 // history is the state that a client's next sync reports.
@@ -135,6 +137,10 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 		return f
 	case *leasepb.Request_ModuleUnload:
 		return e.unload(o.ModuleUnload.GetModule())
+	case *leasepb.Request_ModuleVariable:
+		handle, b, f := e.variable(o.ModuleVariable)
+		reply.Result = &leasepb.Reply_ModuleVariable{ModuleVariable: &leasepb.ModuleVariableReply{Handle: handle, Address: uint64(b.start), Bytes: b.bytes}}
+		return f
 	case *leasepb.Request_Submit:
 		return e.submit(o.Submit, reply)
 	}

@@ -191,7 +191,7 @@ func TestALaunchIsCheckedBeforeTheDriverSeesIt(t *testing.T) {
 	for _, wrong := range []*leasepb.Launch{
 		launch("pointer"), launch("pointer", pointer(h, 0)), launch("pointer", pointer(h, 0), raw(4), raw(4)),
 		launch("pointer", pointer(h, 0), raw(8)), launch("pointer", raw(4), raw(4)), launch("pointer", pointer(h, 0), &leasepb.Argument{}),
-		launch("none"), launch(""), launch("a\x00b"), launch(strings.Repeat("k", maxKernelNames+1)),
+		launch("none"), launch(""), launch("a\x00b"), launch(strings.Repeat("k", maxName+1)),
 		launch("unknown", make([]*leasepb.Argument, maxArguments+1)...), launch("unknown", raw(maxParameters+1)), launch("big"),
 		{Module: m, Kernel: "nothing", Block: &leasepb.Dim{X: 1025}},
 		{Module: m, Kernel: "nothing", Block: &leasepb.Dim{X: 1 << 16, Y: 1 << 16, Z: 1}},
@@ -358,6 +358,54 @@ func TestModulesAreBoundedAndTheirLogComesBack(t *testing.T) {
 	b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.ModuleUnload{Module: 1})
 }
 
+func TestAVariableOfAModuleIsABufferUntilTheModuleIsUnloaded(t *testing.T) {
+	b := newBench(t)
+	m, own := b.load(), b.alloc(100)
+	of := func(name string) *leasepb.ModuleVariable { return &leasepb.ModuleVariable{Module: m, Name: name} }
+	v := b.must(of("factor")).GetModuleVariable()
+	if again := b.must(of("factor")).GetModuleVariable(); v.GetBytes() != 16 || v.GetAddress() == 0 || again.GetHandle() != v.GetHandle() || len(b.engine.buffers) != 2 {
+		t.Errorf("%v, and then %v; %d buffers", v, again, len(b.engine.buffers))
+	}
+	b.must(writeFrom(v.GetHandle(), 4, []byte("abc")))
+	b.must(&leasepb.MemCopy{To: own, From: v.GetHandle(), Bytes: 16})
+	if got := b.read(own, 0, 8); string(got) != "\x00\x00\x00\x00abc\x00" {
+		t.Errorf("%q", got)
+	}
+	b.must(&leasepb.Launch{Module: m, Kernel: "pointer", Arguments: []*leasepb.Argument{
+		{Value: &leasepb.Argument_Pointer{Pointer: &leasepb.Pointer{Handle: v.GetHandle(), Offset: 4}}}, {Value: &leasepb.Argument_Raw{Raw: make([]byte, 4)}},
+	}})
+	b.refuses(leasepb.Code_INVALID_HANDLE, readInto(v.GetHandle(), 10, 7))
+	b.refuses(leasepb.Code_INVALID_REQUEST, &leasepb.MemFree{Handle: v.GetHandle()})
+	if f := b.refuses(leasepb.Code_NOT_FOUND, of("other")); f.GetAdvice() == "" {
+		t.Errorf("%v", f)
+	}
+	for _, name := range []string{"", "a\x00b", strings.Repeat("v", maxName+1)} {
+		b.refuses(leasepb.Code_INVALID_REQUEST, of(name))
+	}
+	b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.ModuleVariable{Module: own, Name: "factor"})
+	if s := &b.engine.stats; s.buffers.Load() != 1 || s.allocated.Load() != 100 {
+		t.Errorf("%d buffers with %d bytes are counted", s.buffers.Load(), s.allocated.Load())
+	}
+	b.must(&leasepb.ModuleUnload{Module: m})
+	b.refuses(leasepb.Code_INVALID_HANDLE, readInto(v.GetHandle(), 0, 1))
+	m = b.load()
+	b.device.fault = failing("cuModuleGetGlobal_v2", 700)
+	b.refuses(leasepb.Code_SYNC_FAILED, of("factor"))
+}
+
+func TestThePeakIsTheMostThatWasAllocated(t *testing.T) {
+	b := newBench(t)
+	for _, size := range []uint64{100, 700} {
+		b.must(&leasepb.MemFree{Handle: b.alloc(size)})
+	}
+	b.alloc(10)
+	b.must(&leasepb.Submit{Image: []byte("ptx"), Buffers: []*leasepb.Submit_Buffer{{Bytes: 500}, {Bytes: 300}}})
+	b.refuses(leasepb.Code_ALLOC_FAILED, &leasepb.MemAlloc{Bytes: testVRAM})
+	if s := &b.engine.stats; s.peak.Load() != 810 || s.allocated.Load() != 10 {
+		t.Errorf("the peak is %d, and %d bytes are allocated", s.peak.Load(), s.allocated.Load())
+	}
+}
+
 func TestASubmissionLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	argument := func(handle uint64) *leasepb.Argument {
@@ -437,6 +485,8 @@ func FuzzRequests(f *testing.F) {
 		&leasepb.MemCopy{To: 1, From: 1, FromOffset: 500, Bytes: 500}, &leasepb.MemFree{Handle: 1})
 	add(&leasepb.MemAlloc{Bytes: 1000}, &leasepb.ModuleLoad{Image: []byte("ptx")}, &leasepb.Launch{Module: 2, Kernel: "pointer", Arguments: pointer},
 		&leasepb.Launch{Module: 2, Kernel: "unknown", Arguments: pointer}, &leasepb.Launch{Module: 2, Kernel: "fault"}, &leasepb.Sync{}, &leasepb.ModuleUnload{Module: 2})
+	add(&leasepb.ModuleLoad{Image: []byte("ptx")}, &leasepb.ModuleVariable{Module: 1, Name: "factor"}, writeFrom(2, 5, []byte("abc")), &leasepb.MemFree{Handle: 2},
+		&leasepb.ModuleVariable{Module: 1, Name: "none"}, &leasepb.ModuleUnload{Module: 1}, readInto(2, 0, 16))
 	add(&leasepb.Submit{Image: []byte("ptx"), Buffers: []*leasepb.Submit_Buffer{{Bytes: 10, Data: []byte("abc"), Out: true}},
 		Launches: []*leasepb.Launch{{Kernel: "pointer", Arguments: pointer}}}, &leasepb.Sync{})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -478,14 +528,17 @@ func FuzzRequests(f *testing.F) {
 			return // the context, and all memory, is lost
 		}
 		var held uint64
+		buffers := 0
 		for _, b := range e.buffers {
-			held += b.bytes
+			if b.module == 0 {
+				held, buffers = held+b.bytes, buffers+1
+			}
 		}
-		if held != e.stats.allocated.Load() || held > testVRAM || fakeMemory-device.room != held || len(device.memory) != len(e.buffers) {
+		if held != e.stats.allocated.Load() || held > testVRAM || fakeMemory-device.room != held || len(device.memory) != buffers {
 			t.Fatalf("the session has %d bytes in %d buffers, says %d, and the device gave %d in %d",
-				held, len(e.buffers), e.stats.allocated.Load(), fakeMemory-device.room, len(device.memory))
+				held, buffers, e.stats.allocated.Load(), fakeMemory-device.room, len(device.memory))
 		}
-		if device.loaded != len(e.modules) || e.stats.modules.Load() != uint64(len(e.modules)) || e.stats.buffers.Load() != uint64(len(e.buffers)) {
+		if device.loaded != len(e.modules) || e.stats.modules.Load() != uint64(len(e.modules)) || e.stats.buffers.Load() != uint64(buffers) {
 			t.Fatalf("%d modules are loaded, the session has %d", device.loaded, len(e.modules))
 		}
 	})

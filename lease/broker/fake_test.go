@@ -11,16 +11,18 @@ import (
 )
 
 // fakeDevice panics on the use of memory or code that it did not provide, or that is freed. Its kernels are "nothing";
-// "fault", which destroys the context; and "big", which exceeds the memory.
+// "fault", which destroys the context; and "big", which exceeds the memory. Their variable is "factor".
 type fakeDevice struct {
 	room   uint64
 	next   cuda.Address
 	memory map[cuda.Address][]byte
-	loaded int
-	pinned int
-	fault  error // of the context, reported by the next call
-	fails  map[string]error
-	ran    []launched
+	// variable is that of all modules.
+	variable [16]byte
+	loaded   int
+	pinned   int
+	fault    error // of the context, reported by the next call
+	fails    map[string]error
+	ran      []launched
 	// during is called in each Sync and Load.
 	during atomic.Pointer[func()]
 }
@@ -31,7 +33,10 @@ type launched struct {
 	offsets []uint32
 }
 
-const fakeMemory = 1 << 30
+const (
+	fakeMemory   = 1 << 30
+	fakeVariable = 0x10000 // address
+)
 
 func newFakeDevice() *fakeDevice {
 	return &fakeDevice{room: fakeMemory, next: 0x7f0000000000, memory: map[cuda.Address][]byte{}, fails: map[string]error{}}
@@ -42,6 +47,9 @@ func failing(function string, result cuda.Result) error {
 }
 
 func (d *fakeDevice) at(start cuda.Address, size uint64) []byte {
+	if start >= fakeVariable && start < fakeVariable+cuda.Address(len(d.variable)) {
+		return d.variable[start-fakeVariable:][:size:size]
+	}
 	for first, memory := range d.memory {
 		if start >= first && uint64(start-first) < uint64(len(memory)) {
 			return memory[start-first:][:size:size]
@@ -155,6 +163,18 @@ func (d *fakeDevice) Find(_ cuda.Module, kernel string) (*cuda.Function, error) 
 	}
 	return nil, failing("cuModuleGetFunction", cuda.NotFound)
 }
+
+func (d *fakeDevice) Variable(_ cuda.Module, name string) (cuda.Range, error) {
+	if err := d.broken("Variable"); err != nil {
+		return cuda.Range{}, err
+	}
+	if name != "factor" {
+		return cuda.Range{}, failing("cuModuleGetGlobal_v2", cuda.NotFound)
+	}
+	return cuda.Range{Start: fakeVariable, Size: uint64(len(d.variable))}, nil
+}
+
+func (*fakeDevice) Capability() string { return "9.0" }
 
 func (d *fakeDevice) Launch(f *cuda.Function, shape cuda.Shape, values []byte, offsets []uint32) error {
 	if err := d.broken("Launch"); err != nil {

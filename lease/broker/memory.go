@@ -15,8 +15,8 @@ func (e *engine) alloc(bytes uint64) (uint64, buffer, *leasepb.Failure) {
 	if bytes == 0 {
 		return 0, buffer{}, invalid("a buffer of 0 bytes: it has at least 1")
 	}
-	if len(e.buffers) >= maxBuffers {
-		return 0, buffer{}, invalid("the session has %d buffers, which is the limit", maxBuffers)
+	if f := e.full(); f != nil {
+		return 0, buffer{}, f
 	}
 	b, f := e.take(bytes)
 	if f != nil {
@@ -26,6 +26,13 @@ func (e *engine) alloc(bytes uint64) (uint64, buffer, *leasepb.Failure) {
 	e.buffers[handle] = b
 	e.stats.buffers.Add(1)
 	return handle, b, nil
+}
+
+func (e *engine) full() *leasepb.Failure {
+	if len(e.buffers) < maxBuffers {
+		return nil
+	}
+	return invalid("the session has %d buffers, which is the limit", maxBuffers)
 }
 
 // take allocates within the lease's limit. Requested bytes count; the driver's rounding is part of the overhead.
@@ -44,8 +51,9 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 		return buffer{}, e.driverFailed(leasepb.Code_ALLOC_FAILED, err)
 	}
 	killpoint.Pass("broker.allocated")
-	e.stats.allocated.Add(bytes)
-	return buffer{start, bytes}, nil
+	e.stats.allocated.Store(current + bytes)
+	e.stats.peak.Store(max(e.stats.peak.Load(), current+bytes))
+	return buffer{start: start, bytes: bytes}, nil
 }
 
 func (e *engine) give(b buffer) *leasepb.Failure {
@@ -62,6 +70,9 @@ func (e *engine) free(handle uint64) *leasepb.Failure {
 	b, f := e.buffer(handle, 0, 0)
 	if f != nil {
 		return f
+	}
+	if b.module != 0 {
+		return invalid("buffer %d is a variable of module %d: it is freed with the module", handle, b.module)
 	}
 	if f := e.give(b); f != nil {
 		return f

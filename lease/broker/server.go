@@ -225,12 +225,13 @@ func (b *Broker) lingered() {
 	}
 }
 
-// header returns the metadata that announces a successor.
+// header returns the metadata that describes the device, and announces a successor.
 func (b *Broker) header() metadata.MD {
-	if !b.config.Followed {
-		return nil
+	header := metadata.Pairs(leasepb.CapabilityHeader, b.engine.device.Capability())
+	if b.config.Followed {
+		header.Set(leasepb.FollowedHeader, "true")
 	}
-	return metadata.Pairs(leasepb.FollowedHeader, "true")
+	return header
 }
 
 // Work serves one client.
@@ -272,7 +273,7 @@ func (b *Broker) Stats(ctx gocontext.Context, _ *leasepb.StatsRequest) (*leasepb
 	b.mutex.Unlock()
 	s := &b.engine.stats
 	return &leasepb.StatsReply{
-		Vram: b.config.VRAM, Allocated: s.allocated.Load(), Buffers: s.buffers.Load(), Modules: s.modules.Load(),
+		Vram: b.config.VRAM, Allocated: s.allocated.Load(), Peak: s.peak.Load(), Buffers: s.buffers.Load(), Modules: s.modules.Load(),
 		Clients: uint64(clients), Shared: shared,
 		Requests: s.requests.Load(), Failures: s.failures.Load(),
 		Launches: s.launches.Load(), LaunchFailures: s.launchFailures.Load(),

@@ -42,7 +42,7 @@ const (
 	Code_SYNC_FAILED      Code = 6 // a kernel failed on the device, or was lost with the session's broker
 	Code_INVALID_REQUEST  Code = 7 // it makes no sense whatever the session holds
 	Code_REFUSED          Code = 8 // a lease, or a connection; requested, limit and current are present if for want of room
-	Code_NOT_FOUND        Code = 9 // no such lease, or not the asker's
+	Code_NOT_FOUND        Code = 9 // no such lease, or not the asker's; no such variable of a module
 )
 
 // Enum value maps for Code.
@@ -386,6 +386,7 @@ func (x *ShowRequest) GetId() string {
 
 type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ended         bool                   `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"` // also those that have ended, as long as Show knows them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,6 +419,13 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
 	return file_lease_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ListRequest) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
 }
 
 type ListReply struct {
@@ -465,28 +473,29 @@ func (x *ListReply) GetLeases() []*Lease {
 }
 
 type Lease struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                      // of the Session service, as gRPC writes it: unix:/run/gpuslice/leases/ID/session.sock
-	TokenFile     string                 `protobuf:"bytes,3,opt,name=token_file,json=tokenFile,proto3" json:"token_file,omitempty"` // readable by its owner alone
-	Device        string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`                        // UUID
-	DeviceName    string                 `protobuf:"bytes,5,opt,name=device_name,json=deviceName,proto3" json:"device_name,omitempty"`
-	Vram          uint64                 `protobuf:"varint,6,opt,name=vram,proto3" json:"vram,omitempty"`         // bytes for mem_alloc
-	Overhead      uint64                 `protobuf:"varint,7,opt,name=overhead,proto3" json:"overhead,omitempty"` // bytes that are admitted beside them for the broker's context and code
-	Reserved      bool                   `protobuf:"varint,8,opt,name=reserved,proto3" json:"reserved,omitempty"`
-	Tenant        string                 `protobuf:"bytes,9,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Uid           uint32                 `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"` // of who acquired it
-	Acquired      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=acquired,proto3" json:"acquired,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`  // absent: never
-	Charged       uint64                 `protobuf:"varint,13,opt,name=charged,proto3" json:"charged,omitempty"` // bytes that the ledger has now, overhead included
-	State         Lease_State            `protobuf:"varint,14,opt,name=state,proto3,enum=gpuslice.lease.v1.Lease_State" json:"state,omitempty"`
-	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`                                    // why it is not active
-	RemoteAddress string                 `protobuf:"bytes,16,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"` // of its session for other machines, if they are served: tls:HOST:PORT/ID
-	Token         string                 `protobuf:"bytes,17,opt,name=token,proto3" json:"token,omitempty"`                                      // for a client on another machine, which gets it and no token_file
-	Restarts      uint64                 `protobuf:"varint,18,opt,name=restarts,proto3" json:"restarts,omitempty"`                               // how often another broker was started, since the one before had ended by itself
-	RestartReason string                 `protobuf:"bytes,19,opt,name=restart_reason,json=restartReason,proto3" json:"restart_reason,omitempty"` // why that ended; if none serves, why not
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Address           string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                      // of the Session service, as gRPC writes it: unix:/run/gpuslice/leases/ID/session.sock
+	TokenFile         string                 `protobuf:"bytes,3,opt,name=token_file,json=tokenFile,proto3" json:"token_file,omitempty"` // readable by its owner alone
+	Device            string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"`                        // UUID
+	DeviceName        string                 `protobuf:"bytes,5,opt,name=device_name,json=deviceName,proto3" json:"device_name,omitempty"`
+	Vram              uint64                 `protobuf:"varint,6,opt,name=vram,proto3" json:"vram,omitempty"`         // bytes for mem_alloc
+	Overhead          uint64                 `protobuf:"varint,7,opt,name=overhead,proto3" json:"overhead,omitempty"` // bytes that are admitted beside them for the broker's context and code
+	Reserved          bool                   `protobuf:"varint,8,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	Tenant            string                 `protobuf:"bytes,9,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Uid               uint32                 `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"` // of who acquired it
+	Acquired          *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=acquired,proto3" json:"acquired,omitempty"`
+	Expires           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`  // absent: never
+	Charged           uint64                 `protobuf:"varint,13,opt,name=charged,proto3" json:"charged,omitempty"` // bytes that the ledger has now, overhead included
+	State             Lease_State            `protobuf:"varint,14,opt,name=state,proto3,enum=gpuslice.lease.v1.Lease_State" json:"state,omitempty"`
+	Reason            string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`                                                // why it is not active
+	RemoteAddress     string                 `protobuf:"bytes,16,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`             // of its session for other machines, if they are served: tls:HOST:PORT/ID
+	Token             string                 `protobuf:"bytes,17,opt,name=token,proto3" json:"token,omitempty"`                                                  // for a client on another machine, which gets it and no token_file
+	Restarts          uint64                 `protobuf:"varint,18,opt,name=restarts,proto3" json:"restarts,omitempty"`                                           // how often another broker was started, since the one before had ended by itself
+	RestartReason     string                 `protobuf:"bytes,19,opt,name=restart_reason,json=restartReason,proto3" json:"restart_reason,omitempty"`             // why that ended; if none serves, why not
+	ComputeCapability string                 `protobuf:"bytes,20,opt,name=compute_capability,json=computeCapability,proto3" json:"compute_capability,omitempty"` // of the device, such as 9.0; empty if not known
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
@@ -652,6 +661,13 @@ func (x *Lease) GetRestartReason() string {
 	return ""
 }
 
+func (x *Lease) GetComputeCapability() string {
+	if x != nil {
+		return x.ComputeCapability
+	}
+	return ""
+}
+
 // At most 66 MiB; their MemWrites and Submits at most 16 MiB of data.
 type Requests struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -775,6 +791,7 @@ type Request struct {
 	//	*Request_Launch
 	//	*Request_Sync
 	//	*Request_Submit
+	//	*Request_ModuleVariable
 	Operation     isRequest_Operation `protobuf_oneof:"operation"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -923,6 +940,15 @@ func (x *Request) GetSubmit() *Submit {
 	return nil
 }
 
+func (x *Request) GetModuleVariable() *ModuleVariable {
+	if x != nil {
+		if x, ok := x.Operation.(*Request_ModuleVariable); ok {
+			return x.ModuleVariable
+		}
+	}
+	return nil
+}
+
 type isRequest_Operation interface {
 	isRequest_Operation()
 }
@@ -971,6 +997,10 @@ type Request_Submit struct {
 	Submit *Submit `protobuf:"bytes,12,opt,name=submit,proto3,oneof"`
 }
 
+type Request_ModuleVariable struct {
+	ModuleVariable *ModuleVariable `protobuf:"bytes,13,opt,name=module_variable,json=moduleVariable,proto3,oneof"`
+}
+
 func (*Request_MemAlloc) isRequest_Operation() {}
 
 func (*Request_MemFree) isRequest_Operation() {}
@@ -993,6 +1023,8 @@ func (*Request_Sync) isRequest_Operation() {}
 
 func (*Request_Submit) isRequest_Operation() {}
 
+func (*Request_ModuleVariable) isRequest_Operation() {}
+
 type Reply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -1003,6 +1035,7 @@ type Reply struct {
 	//	*Reply_MemRead
 	//	*Reply_ModuleLoad
 	//	*Reply_Submit
+	//	*Reply_ModuleVariable
 	Result        isReply_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1095,6 +1128,15 @@ func (x *Reply) GetSubmit() *SubmitReply {
 	return nil
 }
 
+func (x *Reply) GetModuleVariable() *ModuleVariableReply {
+	if x != nil {
+		if x, ok := x.Result.(*Reply_ModuleVariable); ok {
+			return x.ModuleVariable
+		}
+	}
+	return nil
+}
+
 type isReply_Result interface {
 	isReply_Result()
 }
@@ -1115,6 +1157,10 @@ type Reply_Submit struct {
 	Submit *SubmitReply `protobuf:"bytes,6,opt,name=submit,proto3,oneof"`
 }
 
+type Reply_ModuleVariable struct {
+	ModuleVariable *ModuleVariableReply `protobuf:"bytes,7,opt,name=module_variable,json=moduleVariable,proto3,oneof"`
+}
+
 func (*Reply_MemAlloc) isReply_Result() {}
 
 func (*Reply_MemRead) isReply_Result() {}
@@ -1122,6 +1168,8 @@ func (*Reply_MemRead) isReply_Result() {}
 func (*Reply_ModuleLoad) isReply_Result() {}
 
 func (*Reply_Submit) isReply_Result() {}
+
+func (*Reply_ModuleVariable) isReply_Result() {}
 
 // New memory is zero.
 type MemAlloc struct {
@@ -1853,6 +1901,120 @@ func (x *ModuleUnload) GetModule() uint64 {
 	return 0
 }
 
+// A variable of a module, such as a __constant__ or __device__ one. Its handle is a buffer's for all requests but MemFree, and is gone with the module.
+// Without such a variable: NOT_FOUND.
+type ModuleVariable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Module        uint64                 `protobuf:"varint,1,opt,name=module,proto3" json:"module,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModuleVariable) Reset() {
+	*x = ModuleVariable{}
+	mi := &file_lease_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModuleVariable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModuleVariable) ProtoMessage() {}
+
+func (x *ModuleVariable) ProtoReflect() protoreflect.Message {
+	mi := &file_lease_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModuleVariable.ProtoReflect.Descriptor instead.
+func (*ModuleVariable) Descriptor() ([]byte, []int) {
+	return file_lease_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ModuleVariable) GetModule() uint64 {
+	if x != nil {
+		return x.Module
+	}
+	return 0
+}
+
+func (x *ModuleVariable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ModuleVariableReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Handle        uint64                 `protobuf:"varint,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	Address       uint64                 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModuleVariableReply) Reset() {
+	*x = ModuleVariableReply{}
+	mi := &file_lease_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModuleVariableReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModuleVariableReply) ProtoMessage() {}
+
+func (x *ModuleVariableReply) ProtoReflect() protoreflect.Message {
+	mi := &file_lease_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModuleVariableReply.ProtoReflect.Descriptor instead.
+func (*ModuleVariableReply) Descriptor() ([]byte, []int) {
+	return file_lease_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ModuleVariableReply) GetHandle() uint64 {
+	if x != nil {
+		return x.Handle
+	}
+	return 0
+}
+
+func (x *ModuleVariableReply) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *ModuleVariableReply) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // Answered as soon as it is in the stream.
 type Launch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1868,7 +2030,7 @@ type Launch struct {
 
 func (x *Launch) Reset() {
 	*x = Launch{}
-	mi := &file_lease_proto_msgTypes[23]
+	mi := &file_lease_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +2042,7 @@ func (x *Launch) String() string {
 func (*Launch) ProtoMessage() {}
 
 func (x *Launch) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[23]
+	mi := &file_lease_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +2055,7 @@ func (x *Launch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Launch.ProtoReflect.Descriptor instead.
 func (*Launch) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{23}
+	return file_lease_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Launch) GetModule() uint64 {
@@ -1949,7 +2111,7 @@ type Dim struct {
 
 func (x *Dim) Reset() {
 	*x = Dim{}
-	mi := &file_lease_proto_msgTypes[24]
+	mi := &file_lease_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2123,7 @@ func (x *Dim) String() string {
 func (*Dim) ProtoMessage() {}
 
 func (x *Dim) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[24]
+	mi := &file_lease_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2136,7 @@ func (x *Dim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dim.ProtoReflect.Descriptor instead.
 func (*Dim) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{24}
+	return file_lease_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Dim) GetX() uint32 {
@@ -2011,7 +2173,7 @@ type Argument struct {
 
 func (x *Argument) Reset() {
 	*x = Argument{}
-	mi := &file_lease_proto_msgTypes[25]
+	mi := &file_lease_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2185,7 @@ func (x *Argument) String() string {
 func (*Argument) ProtoMessage() {}
 
 func (x *Argument) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[25]
+	mi := &file_lease_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2198,7 @@ func (x *Argument) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Argument.ProtoReflect.Descriptor instead.
 func (*Argument) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{25}
+	return file_lease_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Argument) GetValue() isArgument_Value {
@@ -2090,7 +2252,7 @@ type Pointer struct {
 
 func (x *Pointer) Reset() {
 	*x = Pointer{}
-	mi := &file_lease_proto_msgTypes[26]
+	mi := &file_lease_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2264,7 @@ func (x *Pointer) String() string {
 func (*Pointer) ProtoMessage() {}
 
 func (x *Pointer) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[26]
+	mi := &file_lease_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2277,7 @@ func (x *Pointer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pointer.ProtoReflect.Descriptor instead.
 func (*Pointer) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{26}
+	return file_lease_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Pointer) GetHandle() uint64 {
@@ -2142,7 +2304,7 @@ type Sync struct {
 
 func (x *Sync) Reset() {
 	*x = Sync{}
-	mi := &file_lease_proto_msgTypes[27]
+	mi := &file_lease_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2316,7 @@ func (x *Sync) String() string {
 func (*Sync) ProtoMessage() {}
 
 func (x *Sync) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[27]
+	mi := &file_lease_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2329,7 @@ func (x *Sync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sync.ProtoReflect.Descriptor instead.
 func (*Sync) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{27}
+	return file_lease_proto_rawDescGZIP(), []int{29}
 }
 
 // A module, buffers, launches, all gone afterwards.
@@ -2182,7 +2344,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_lease_proto_msgTypes[28]
+	mi := &file_lease_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2356,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[28]
+	mi := &file_lease_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2369,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{28}
+	return file_lease_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Submit) GetImage() []byte {
@@ -2241,7 +2403,7 @@ type SubmitReply struct {
 
 func (x *SubmitReply) Reset() {
 	*x = SubmitReply{}
-	mi := &file_lease_proto_msgTypes[29]
+	mi := &file_lease_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2415,7 @@ func (x *SubmitReply) String() string {
 func (*SubmitReply) ProtoMessage() {}
 
 func (x *SubmitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[29]
+	mi := &file_lease_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2428,7 @@ func (x *SubmitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitReply.ProtoReflect.Descriptor instead.
 func (*SubmitReply) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{29}
+	return file_lease_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SubmitReply) GetBuffers() [][]byte {
@@ -2291,7 +2453,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_lease_proto_msgTypes[30]
+	mi := &file_lease_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2465,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[30]
+	mi := &file_lease_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2478,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{30}
+	return file_lease_proto_rawDescGZIP(), []int{32}
 }
 
 type StatsReply struct {
@@ -2336,13 +2498,14 @@ type StatsReply struct {
 	Written        uint64                 `protobuf:"varint,13,opt,name=written,proto3" json:"written,omitempty"` // bytes
 	Read           uint64                 `protobuf:"varint,14,opt,name=read,proto3" json:"read,omitempty"`
 	FreesRefused   uint64                 `protobuf:"varint,15,opt,name=frees_refused,json=freesRefused,proto3" json:"frees_refused,omitempty"` // by the driver: what was to be freed stays the session's
+	Peak           uint64                 `protobuf:"varint,16,opt,name=peak,proto3" json:"peak,omitempty"`                                     // the most that was allocated
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_lease_proto_msgTypes[31]
+	mi := &file_lease_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2517,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[31]
+	mi := &file_lease_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2530,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{31}
+	return file_lease_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatsReply) GetVram() uint64 {
@@ -2475,6 +2638,13 @@ func (x *StatsReply) GetFreesRefused() uint64 {
 	return 0
 }
 
+func (x *StatsReply) GetPeak() uint64 {
+	if x != nil {
+		return x.Peak
+	}
+	return 0
+}
+
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=gpuslice.lease.v1.Code" json:"code,omitempty"`
@@ -2491,7 +2661,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_lease_proto_msgTypes[32]
+	mi := &file_lease_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2673,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[32]
+	mi := &file_lease_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2686,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{32}
+	return file_lease_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Failure) GetCode() Code {
@@ -2586,7 +2756,7 @@ type Submit_Buffer struct {
 
 func (x *Submit_Buffer) Reset() {
 	*x = Submit_Buffer{}
-	mi := &file_lease_proto_msgTypes[33]
+	mi := &file_lease_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2768,7 @@ func (x *Submit_Buffer) String() string {
 func (*Submit_Buffer) ProtoMessage() {}
 
 func (x *Submit_Buffer) ProtoReflect() protoreflect.Message {
-	mi := &file_lease_proto_msgTypes[33]
+	mi := &file_lease_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2781,7 @@ func (x *Submit_Buffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit_Buffer.ProtoReflect.Descriptor instead.
 func (*Submit_Buffer) Descriptor() ([]byte, []int) {
-	return file_lease_proto_rawDescGZIP(), []int{28, 0}
+	return file_lease_proto_rawDescGZIP(), []int{30, 0}
 }
 
 func (x *Submit_Buffer) GetBytes() uint64 {
@@ -2654,10 +2824,11 @@ const file_lease_proto_rawDesc = "" +
 	"\vDropRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x1d\n" +
 	"\vShowRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\r\n" +
-	"\vListRequest\"=\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"#\n" +
+	"\vListRequest\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\"=\n" +
 	"\tListReply\x120\n" +
-	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\x98\x05\n" +
+	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\xc7\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1d\n" +
@@ -2680,7 +2851,8 @@ const file_lease_proto_rawDesc = "" +
 	"\x0eremote_address\x18\x10 \x01(\tR\rremoteAddress\x12\x14\n" +
 	"\x05token\x18\x11 \x01(\tR\x05token\x12\x1a\n" +
 	"\brestarts\x18\x12 \x01(\x04R\brestarts\x12%\n" +
-	"\x0erestart_reason\x18\x13 \x01(\tR\rrestartReason\"A\n" +
+	"\x0erestart_reason\x18\x13 \x01(\tR\rrestartReason\x12-\n" +
+	"\x12compute_capability\x18\x14 \x01(\tR\x11computeCapability\"A\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -2694,7 +2866,7 @@ const file_lease_proto_rawDesc = "" +
 	"\vanswer_last\x18\x03 \x01(\bR\n" +
 	"answerLast\"=\n" +
 	"\aReplies\x122\n" +
-	"\areplies\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.ReplyR\areplies\"\xae\x05\n" +
+	"\areplies\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.ReplyR\areplies\"\xfc\x05\n" +
 	"\aRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12:\n" +
 	"\tmem_alloc\x18\x02 \x01(\v2\x1b.gpuslice.lease.v1.MemAllocH\x00R\bmemAlloc\x127\n" +
@@ -2709,8 +2881,9 @@ const file_lease_proto_rawDesc = "" +
 	"\x06launch\x18\n" +
 	" \x01(\v2\x19.gpuslice.lease.v1.LaunchH\x00R\x06launch\x12-\n" +
 	"\x04sync\x18\v \x01(\v2\x17.gpuslice.lease.v1.SyncH\x00R\x04sync\x123\n" +
-	"\x06submit\x18\f \x01(\v2\x19.gpuslice.lease.v1.SubmitH\x00R\x06submitB\v\n" +
-	"\toperation\"\xe3\x02\n" +
+	"\x06submit\x18\f \x01(\v2\x19.gpuslice.lease.v1.SubmitH\x00R\x06submit\x12L\n" +
+	"\x0fmodule_variable\x18\r \x01(\v2!.gpuslice.lease.v1.ModuleVariableH\x00R\x0emoduleVariableB\v\n" +
+	"\toperation\"\xb6\x03\n" +
 	"\x05Reply\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x124\n" +
 	"\afailure\x18\x02 \x01(\v2\x1a.gpuslice.lease.v1.FailureR\afailure\x12?\n" +
@@ -2718,7 +2891,8 @@ const file_lease_proto_rawDesc = "" +
 	"\bmem_read\x18\x04 \x01(\v2\x1f.gpuslice.lease.v1.MemReadReplyH\x00R\amemRead\x12E\n" +
 	"\vmodule_load\x18\x05 \x01(\v2\".gpuslice.lease.v1.ModuleLoadReplyH\x00R\n" +
 	"moduleLoad\x128\n" +
-	"\x06submit\x18\x06 \x01(\v2\x1e.gpuslice.lease.v1.SubmitReplyH\x00R\x06submitB\b\n" +
+	"\x06submit\x18\x06 \x01(\v2\x1e.gpuslice.lease.v1.SubmitReplyH\x00R\x06submit\x12Q\n" +
+	"\x0fmodule_variable\x18\a \x01(\v2&.gpuslice.lease.v1.ModuleVariableReplyH\x00R\x0emoduleVariableB\b\n" +
 	"\x06result\" \n" +
 	"\bMemAlloc\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\"A\n" +
@@ -2764,7 +2938,14 @@ const file_lease_proto_rawDesc = "" +
 	"\x06module\x18\x01 \x01(\x04R\x06module\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\"&\n" +
 	"\fModuleUnload\x12\x16\n" +
-	"\x06module\x18\x01 \x01(\x04R\x06module\"\xf0\x01\n" +
+	"\x06module\x18\x01 \x01(\x04R\x06module\"<\n" +
+	"\x0eModuleVariable\x12\x16\n" +
+	"\x06module\x18\x01 \x01(\x04R\x06module\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"]\n" +
+	"\x13ModuleVariableReply\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\x04R\x06handle\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xf0\x01\n" +
 	"\x06Launch\x12\x16\n" +
 	"\x06module\x18\x01 \x01(\x04R\x06module\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12*\n" +
@@ -2795,7 +2976,7 @@ const file_lease_proto_rawDesc = "" +
 	"\vSubmitReply\x12\x18\n" +
 	"\abuffers\x18\x01 \x03(\fR\abuffers\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\"\x0e\n" +
-	"\fStatsRequest\"\xaf\x03\n" +
+	"\fStatsRequest\"\xc3\x03\n" +
 	"\n" +
 	"StatsReply\x12\x12\n" +
 	"\x04vram\x18\x01 \x01(\x04R\x04vram\x12\x1c\n" +
@@ -2813,7 +2994,8 @@ const file_lease_proto_rawDesc = "" +
 	"\rsync_failures\x18\f \x01(\x04R\fsyncFailures\x12\x18\n" +
 	"\awritten\x18\r \x01(\x04R\awritten\x12\x12\n" +
 	"\x04read\x18\x0e \x01(\x04R\x04read\x12#\n" +
-	"\rfrees_refused\x18\x0f \x01(\x04R\ffreesRefused\"\x8f\x02\n" +
+	"\rfrees_refused\x18\x0f \x01(\x04R\ffreesRefused\x12\x12\n" +
+	"\x04peak\x18\x10 \x01(\x04R\x04peak\"\x8f\x02\n" +
 	"\aFailure\x12+\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x17.gpuslice.lease.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
@@ -2862,7 +3044,7 @@ func file_lease_proto_rawDescGZIP() []byte {
 }
 
 var file_lease_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_lease_proto_goTypes = []any{
 	(Code)(0),                     // 0: gpuslice.lease.v1.Code
 	(Lease_State)(0),              // 1: gpuslice.lease.v1.Lease.State
@@ -2889,27 +3071,29 @@ var file_lease_proto_goTypes = []any{
 	(*ModuleLoad)(nil),            // 22: gpuslice.lease.v1.ModuleLoad
 	(*ModuleLoadReply)(nil),       // 23: gpuslice.lease.v1.ModuleLoadReply
 	(*ModuleUnload)(nil),          // 24: gpuslice.lease.v1.ModuleUnload
-	(*Launch)(nil),                // 25: gpuslice.lease.v1.Launch
-	(*Dim)(nil),                   // 26: gpuslice.lease.v1.Dim
-	(*Argument)(nil),              // 27: gpuslice.lease.v1.Argument
-	(*Pointer)(nil),               // 28: gpuslice.lease.v1.Pointer
-	(*Sync)(nil),                  // 29: gpuslice.lease.v1.Sync
-	(*Submit)(nil),                // 30: gpuslice.lease.v1.Submit
-	(*SubmitReply)(nil),           // 31: gpuslice.lease.v1.SubmitReply
-	(*StatsRequest)(nil),          // 32: gpuslice.lease.v1.StatsRequest
-	(*StatsReply)(nil),            // 33: gpuslice.lease.v1.StatsReply
-	(*Failure)(nil),               // 34: gpuslice.lease.v1.Failure
-	(*Submit_Buffer)(nil),         // 35: gpuslice.lease.v1.Submit.Buffer
-	(*durationpb.Duration)(nil),   // 36: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*ModuleVariable)(nil),        // 25: gpuslice.lease.v1.ModuleVariable
+	(*ModuleVariableReply)(nil),   // 26: gpuslice.lease.v1.ModuleVariableReply
+	(*Launch)(nil),                // 27: gpuslice.lease.v1.Launch
+	(*Dim)(nil),                   // 28: gpuslice.lease.v1.Dim
+	(*Argument)(nil),              // 29: gpuslice.lease.v1.Argument
+	(*Pointer)(nil),               // 30: gpuslice.lease.v1.Pointer
+	(*Sync)(nil),                  // 31: gpuslice.lease.v1.Sync
+	(*Submit)(nil),                // 32: gpuslice.lease.v1.Submit
+	(*SubmitReply)(nil),           // 33: gpuslice.lease.v1.SubmitReply
+	(*StatsRequest)(nil),          // 34: gpuslice.lease.v1.StatsRequest
+	(*StatsReply)(nil),            // 35: gpuslice.lease.v1.StatsReply
+	(*Failure)(nil),               // 36: gpuslice.lease.v1.Failure
+	(*Submit_Buffer)(nil),         // 37: gpuslice.lease.v1.Submit.Buffer
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_lease_proto_depIdxs = []int32{
-	36, // 0: gpuslice.lease.v1.AcquireRequest.ttl:type_name -> google.protobuf.Duration
-	36, // 1: gpuslice.lease.v1.AcquireRequest.linger:type_name -> google.protobuf.Duration
-	36, // 2: gpuslice.lease.v1.RenewRequest.ttl:type_name -> google.protobuf.Duration
+	38, // 0: gpuslice.lease.v1.AcquireRequest.ttl:type_name -> google.protobuf.Duration
+	38, // 1: gpuslice.lease.v1.AcquireRequest.linger:type_name -> google.protobuf.Duration
+	38, // 2: gpuslice.lease.v1.RenewRequest.ttl:type_name -> google.protobuf.Duration
 	8,  // 3: gpuslice.lease.v1.ListReply.leases:type_name -> gpuslice.lease.v1.Lease
-	37, // 4: gpuslice.lease.v1.Lease.acquired:type_name -> google.protobuf.Timestamp
-	37, // 5: gpuslice.lease.v1.Lease.expires:type_name -> google.protobuf.Timestamp
+	39, // 4: gpuslice.lease.v1.Lease.acquired:type_name -> google.protobuf.Timestamp
+	39, // 5: gpuslice.lease.v1.Lease.expires:type_name -> google.protobuf.Timestamp
 	1,  // 6: gpuslice.lease.v1.Lease.state:type_name -> gpuslice.lease.v1.Lease.State
 	11, // 7: gpuslice.lease.v1.Requests.requests:type_name -> gpuslice.lease.v1.Request
 	12, // 8: gpuslice.lease.v1.Replies.replies:type_name -> gpuslice.lease.v1.Reply
@@ -2921,42 +3105,44 @@ var file_lease_proto_depIdxs = []int32{
 	21, // 14: gpuslice.lease.v1.Request.mem_copy:type_name -> gpuslice.lease.v1.MemCopy
 	22, // 15: gpuslice.lease.v1.Request.module_load:type_name -> gpuslice.lease.v1.ModuleLoad
 	24, // 16: gpuslice.lease.v1.Request.module_unload:type_name -> gpuslice.lease.v1.ModuleUnload
-	25, // 17: gpuslice.lease.v1.Request.launch:type_name -> gpuslice.lease.v1.Launch
-	29, // 18: gpuslice.lease.v1.Request.sync:type_name -> gpuslice.lease.v1.Sync
-	30, // 19: gpuslice.lease.v1.Request.submit:type_name -> gpuslice.lease.v1.Submit
-	34, // 20: gpuslice.lease.v1.Reply.failure:type_name -> gpuslice.lease.v1.Failure
-	14, // 21: gpuslice.lease.v1.Reply.mem_alloc:type_name -> gpuslice.lease.v1.MemAllocReply
-	18, // 22: gpuslice.lease.v1.Reply.mem_read:type_name -> gpuslice.lease.v1.MemReadReply
-	23, // 23: gpuslice.lease.v1.Reply.module_load:type_name -> gpuslice.lease.v1.ModuleLoadReply
-	31, // 24: gpuslice.lease.v1.Reply.submit:type_name -> gpuslice.lease.v1.SubmitReply
-	19, // 25: gpuslice.lease.v1.MemWrite.shared:type_name -> gpuslice.lease.v1.Range
-	19, // 26: gpuslice.lease.v1.MemRead.shared:type_name -> gpuslice.lease.v1.Range
-	26, // 27: gpuslice.lease.v1.Launch.grid:type_name -> gpuslice.lease.v1.Dim
-	26, // 28: gpuslice.lease.v1.Launch.block:type_name -> gpuslice.lease.v1.Dim
-	27, // 29: gpuslice.lease.v1.Launch.arguments:type_name -> gpuslice.lease.v1.Argument
-	28, // 30: gpuslice.lease.v1.Argument.pointer:type_name -> gpuslice.lease.v1.Pointer
-	35, // 31: gpuslice.lease.v1.Submit.buffers:type_name -> gpuslice.lease.v1.Submit.Buffer
-	25, // 32: gpuslice.lease.v1.Submit.launches:type_name -> gpuslice.lease.v1.Launch
-	0,  // 33: gpuslice.lease.v1.Failure.code:type_name -> gpuslice.lease.v1.Code
-	2,  // 34: gpuslice.lease.v1.Leases.Acquire:input_type -> gpuslice.lease.v1.AcquireRequest
-	3,  // 35: gpuslice.lease.v1.Leases.Renew:input_type -> gpuslice.lease.v1.RenewRequest
-	4,  // 36: gpuslice.lease.v1.Leases.Drop:input_type -> gpuslice.lease.v1.DropRequest
-	6,  // 37: gpuslice.lease.v1.Leases.List:input_type -> gpuslice.lease.v1.ListRequest
-	5,  // 38: gpuslice.lease.v1.Leases.Show:input_type -> gpuslice.lease.v1.ShowRequest
-	9,  // 39: gpuslice.lease.v1.Session.Work:input_type -> gpuslice.lease.v1.Requests
-	32, // 40: gpuslice.lease.v1.Session.Stats:input_type -> gpuslice.lease.v1.StatsRequest
-	8,  // 41: gpuslice.lease.v1.Leases.Acquire:output_type -> gpuslice.lease.v1.Lease
-	8,  // 42: gpuslice.lease.v1.Leases.Renew:output_type -> gpuslice.lease.v1.Lease
-	8,  // 43: gpuslice.lease.v1.Leases.Drop:output_type -> gpuslice.lease.v1.Lease
-	7,  // 44: gpuslice.lease.v1.Leases.List:output_type -> gpuslice.lease.v1.ListReply
-	8,  // 45: gpuslice.lease.v1.Leases.Show:output_type -> gpuslice.lease.v1.Lease
-	10, // 46: gpuslice.lease.v1.Session.Work:output_type -> gpuslice.lease.v1.Replies
-	33, // 47: gpuslice.lease.v1.Session.Stats:output_type -> gpuslice.lease.v1.StatsReply
-	41, // [41:48] is the sub-list for method output_type
-	34, // [34:41] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	27, // 17: gpuslice.lease.v1.Request.launch:type_name -> gpuslice.lease.v1.Launch
+	31, // 18: gpuslice.lease.v1.Request.sync:type_name -> gpuslice.lease.v1.Sync
+	32, // 19: gpuslice.lease.v1.Request.submit:type_name -> gpuslice.lease.v1.Submit
+	25, // 20: gpuslice.lease.v1.Request.module_variable:type_name -> gpuslice.lease.v1.ModuleVariable
+	36, // 21: gpuslice.lease.v1.Reply.failure:type_name -> gpuslice.lease.v1.Failure
+	14, // 22: gpuslice.lease.v1.Reply.mem_alloc:type_name -> gpuslice.lease.v1.MemAllocReply
+	18, // 23: gpuslice.lease.v1.Reply.mem_read:type_name -> gpuslice.lease.v1.MemReadReply
+	23, // 24: gpuslice.lease.v1.Reply.module_load:type_name -> gpuslice.lease.v1.ModuleLoadReply
+	33, // 25: gpuslice.lease.v1.Reply.submit:type_name -> gpuslice.lease.v1.SubmitReply
+	26, // 26: gpuslice.lease.v1.Reply.module_variable:type_name -> gpuslice.lease.v1.ModuleVariableReply
+	19, // 27: gpuslice.lease.v1.MemWrite.shared:type_name -> gpuslice.lease.v1.Range
+	19, // 28: gpuslice.lease.v1.MemRead.shared:type_name -> gpuslice.lease.v1.Range
+	28, // 29: gpuslice.lease.v1.Launch.grid:type_name -> gpuslice.lease.v1.Dim
+	28, // 30: gpuslice.lease.v1.Launch.block:type_name -> gpuslice.lease.v1.Dim
+	29, // 31: gpuslice.lease.v1.Launch.arguments:type_name -> gpuslice.lease.v1.Argument
+	30, // 32: gpuslice.lease.v1.Argument.pointer:type_name -> gpuslice.lease.v1.Pointer
+	37, // 33: gpuslice.lease.v1.Submit.buffers:type_name -> gpuslice.lease.v1.Submit.Buffer
+	27, // 34: gpuslice.lease.v1.Submit.launches:type_name -> gpuslice.lease.v1.Launch
+	0,  // 35: gpuslice.lease.v1.Failure.code:type_name -> gpuslice.lease.v1.Code
+	2,  // 36: gpuslice.lease.v1.Leases.Acquire:input_type -> gpuslice.lease.v1.AcquireRequest
+	3,  // 37: gpuslice.lease.v1.Leases.Renew:input_type -> gpuslice.lease.v1.RenewRequest
+	4,  // 38: gpuslice.lease.v1.Leases.Drop:input_type -> gpuslice.lease.v1.DropRequest
+	6,  // 39: gpuslice.lease.v1.Leases.List:input_type -> gpuslice.lease.v1.ListRequest
+	5,  // 40: gpuslice.lease.v1.Leases.Show:input_type -> gpuslice.lease.v1.ShowRequest
+	9,  // 41: gpuslice.lease.v1.Session.Work:input_type -> gpuslice.lease.v1.Requests
+	34, // 42: gpuslice.lease.v1.Session.Stats:input_type -> gpuslice.lease.v1.StatsRequest
+	8,  // 43: gpuslice.lease.v1.Leases.Acquire:output_type -> gpuslice.lease.v1.Lease
+	8,  // 44: gpuslice.lease.v1.Leases.Renew:output_type -> gpuslice.lease.v1.Lease
+	8,  // 45: gpuslice.lease.v1.Leases.Drop:output_type -> gpuslice.lease.v1.Lease
+	7,  // 46: gpuslice.lease.v1.Leases.List:output_type -> gpuslice.lease.v1.ListReply
+	8,  // 47: gpuslice.lease.v1.Leases.Show:output_type -> gpuslice.lease.v1.Lease
+	10, // 48: gpuslice.lease.v1.Session.Work:output_type -> gpuslice.lease.v1.Replies
+	35, // 49: gpuslice.lease.v1.Session.Stats:output_type -> gpuslice.lease.v1.StatsReply
+	43, // [43:50] is the sub-list for method output_type
+	36, // [36:43] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_lease_proto_init() }
@@ -2976,12 +3162,14 @@ func file_lease_proto_init() {
 		(*Request_Launch)(nil),
 		(*Request_Sync)(nil),
 		(*Request_Submit)(nil),
+		(*Request_ModuleVariable)(nil),
 	}
 	file_lease_proto_msgTypes[10].OneofWrappers = []any{
 		(*Reply_MemAlloc)(nil),
 		(*Reply_MemRead)(nil),
 		(*Reply_ModuleLoad)(nil),
 		(*Reply_Submit)(nil),
+		(*Reply_ModuleVariable)(nil),
 	}
 	file_lease_proto_msgTypes[14].OneofWrappers = []any{
 		(*MemWrite_Data)(nil),
@@ -2991,18 +3179,18 @@ func file_lease_proto_init() {
 		(*MemRead_Bytes)(nil),
 		(*MemRead_Shared)(nil),
 	}
-	file_lease_proto_msgTypes[25].OneofWrappers = []any{
+	file_lease_proto_msgTypes[27].OneofWrappers = []any{
 		(*Argument_Raw)(nil),
 		(*Argument_Pointer)(nil),
 	}
-	file_lease_proto_msgTypes[32].OneofWrappers = []any{}
+	file_lease_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lease_proto_rawDesc), len(file_lease_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

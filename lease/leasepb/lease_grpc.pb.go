@@ -307,7 +307,7 @@ const (
 type SessionClient interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
 	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that
-	// is cheaper, and means nothing else.
+	// is cheaper, and means nothing else. The stream's header has `gpuslice-compute-capability` of the device, such as 9.0.
 	Work(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Requests, Replies], error)
 	// Stats does not wait for the requests of a stream.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
@@ -357,7 +357,7 @@ func (c *sessionClient) Stats(ctx context.Context, in *StatsRequest, opts ...grp
 type SessionServer interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
 	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that
-	// is cheaper, and means nothing else.
+	// is cheaper, and means nothing else. The stream's header has `gpuslice-compute-capability` of the device, such as 9.0.
 	Work(grpc.BidiStreamingServer[Requests, Replies]) error
 	// Stats does not wait for the requests of a stream.
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)

@@ -19,6 +19,9 @@ func (f *Failure) Status(code codes.Code) error {
 	return s.Err()
 }
 
+// CapabilityHeader is the compute capability of the session's device in the header of a Work stream, such as "9.0".
+const CapabilityHeader = "gpuslice-compute-capability"
+
 // FollowedHeader is "true" in the header of a Work stream if another broker follows when the session's broker ends by itself.
 // The client may then connect again.
 const FollowedHeader = "gpuslice-followed"

@@ -143,7 +143,7 @@ func (f *fakeEnforcer) Devices(ctx context.Context) ([]api.Device, error) {
 	free := []uint64{10 << 30, 70 << 30}
 	return []api.Device{
 		{UUID: "GPU-a", Index: 0, Name: "A", Total: 80 << 30, Free: &free[0], Context: 500 << 20},
-		{UUID: "GPU-b", Index: 1, Name: "B", Total: 80 << 30, Free: &free[1]},
+		{UUID: "GPU-b", Index: 1, Name: "B", Total: 80 << 30, Free: &free[1], ComputeCapability: "9.0"},
 	}, nil
 }
 

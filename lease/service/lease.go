@@ -38,6 +38,7 @@ type record struct {
 	BrokerUID  uint32    `json:"broker_uid"`
 	Device     string    `json:"device"`
 	DeviceName string    `json:"device_name"`
+	Capability string    `json:"compute_capability,omitempty"`
 	VRAM       uint64    `json:"vram"`
 	Overhead   uint64    `json:"overhead"`
 	Reserved   bool      `json:"reserved,omitempty"`
@@ -147,7 +148,7 @@ func (l *lease) shown() *leasepb.Lease {
 
 func (l *lease) shownLocked() *leasepb.Lease {
 	shown := &leasepb.Lease{
-		Id: l.ID, Device: l.Device, DeviceName: l.DeviceName, Vram: l.VRAM, Overhead: l.Overhead, Reserved: l.Reserved, Tenant: l.Tenant,
+		Id: l.ID, Device: l.Device, DeviceName: l.DeviceName, ComputeCapability: l.Capability, Vram: l.VRAM, Overhead: l.Overhead, Reserved: l.Reserved, Tenant: l.Tenant,
 		Uid: l.UID, Acquired: timestamppb.New(l.Acquired), Charged: l.charged, State: leasepb.Lease_ACTIVE,
 		Restarts: l.restarts, RestartReason: l.why,
 	}

@@ -107,12 +107,12 @@ func (s *server) Drop(ctx context.Context, r *leasepb.DropRequest) (*leasepb.Lea
 	return s.service.Drop(ctx, who, r)
 }
 
-func (s *server) List(ctx context.Context, _ *leasepb.ListRequest) (*leasepb.ListReply, error) {
+func (s *server) List(ctx context.Context, r *leasepb.ListRequest) (*leasepb.ListReply, error) {
 	who, err := peerOf(ctx)
 	if err != nil {
 		return nil, err
 	}
-	reply := &leasepb.ListReply{Leases: s.service.List(ctx, who)}
+	reply := &leasepb.ListReply{Leases: s.service.List(ctx, who, r.GetEnded())}
 	for _, l := range reply.GetLeases() {
 		_, _ = s.addressed(who, l, nil)
 	}

@@ -276,7 +276,7 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 		return nil, err
 	}
 	l := s.newLease(record{
-		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, VRAM: r.GetVram(), Overhead: s.overhead(device),
+		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, Capability: device.ComputeCapability, VRAM: r.GetVram(), Overhead: s.overhead(device),
 		Reserved: r.GetReserve(), Tenant: r.GetTenant(),
 	})
 	if err := s.enter(l); err != nil {
@@ -354,15 +354,20 @@ func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*le
 	return s.end(l, reasonDropped), nil // even if the caller has disconnected
 }
 
-// List returns the caller's active leases, or all of them for root.
-func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
+// List returns the caller's active leases, or all of them for root; with ended also those that Show remembers, first.
+func (s *Service) List(ctx context.Context, who Peer, ended bool) []*leasepb.Lease {
+	var list []*leasepb.Lease
+	if ended {
+		s.mu.Lock()
+		list = slices.DeleteFunc(slices.Clone(s.ended), func(l *leasepb.Lease) bool { return !who.may(l.GetUid()) })
+		s.mu.Unlock()
+	}
 	all := slices.DeleteFunc(s.all(), func(l *lease) bool { return !who.may(l.UID) })
 	if len(all) == 0 {
-		return nil
+		return list
 	}
 	question := s.question()
 	found, err := s.Enforcer.Slices(ctx)
-	var list []*leasepb.Lease
 	for _, l := range all {
 		i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
 		if err == nil && i >= 0 {

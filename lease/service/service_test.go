@@ -27,7 +27,7 @@ import (
 func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 	b := newBench(t, "")
 	l := b.acquire(&leasepb.AcquireRequest{Vram: 64 << 20, Ttl: durationpb.New(2 * time.Minute)})
-	if l.GetState() != leasepb.Lease_ACTIVE || l.GetDevice() != "GPU-b" || l.GetOverhead() != 632<<20 || l.GetUid() != alice || l.GetExpires() == nil {
+	if l.GetState() != leasepb.Lease_ACTIVE || l.GetDevice() != "GPU-b" || l.GetOverhead() != 632<<20 || l.GetComputeCapability() != "9.0" || l.GetUid() != alice || l.GetExpires() == nil {
 		t.Errorf("%v", l)
 	}
 	r := b.enforcer.requests[0]
@@ -135,7 +135,7 @@ func TestAFailedAcquireLeavesNothing(t *testing.T) {
 		failed <- err
 	}()
 	eventually(t, "its slice is there", func() bool { all, _ := b.enforcer.Slices(ctx); return len(all) == 1 })
-	if list := b.List(ctx, as(0)); len(list) != 0 {
+	if list := b.List(ctx, as(0), false); len(list) != 0 {
 		t.Errorf("what does not serve yet is listed: %v", list)
 	}
 	cancel()
@@ -239,7 +239,7 @@ func TestAUserSeesAndEndsHisOwnLeasesAlone(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if len(b.List(ctx, as(bob))) != 0 || len(b.List(ctx, as(alice))) != 1 || len(b.List(ctx, as(0))) != 1 {
+	if len(b.List(ctx, as(bob), false)) != 0 || len(b.List(ctx, as(alice), false)) != 1 || len(b.List(ctx, as(0), false)) != 1 {
 		t.Error("not alice's and root's alone")
 	}
 	if l, err := b.Renew(ctx, as(alice), &leasepb.RenewRequest{Id: id, Ttl: durationpb.New(time.Hour)}); err != nil || time.Until(l.GetExpires().AsTime()) < 59*time.Minute {
@@ -251,8 +251,13 @@ func TestAUserSeesAndEndsHisOwnLeasesAlone(t *testing.T) {
 	if _, err := b.Drop(ctx, as(0), &leasepb.DropRequest{Id: id}); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.Show(ctx, as(bob), id); codeOf(err) != leasepb.Code_NOT_FOUND {
+	if _, err := b.Show(ctx, as(bob), id); codeOf(err) != leasepb.Code_NOT_FOUND || len(b.List(ctx, as(bob), true)) != 0 {
 		t.Errorf("bob sees one that has ended: %v", err)
+	}
+	for _, who := range []uint32{alice, 0} {
+		if all := b.List(ctx, as(who), true); len(all) != 1 || all[0].GetId() != id || all[0].GetState() != leasepb.Lease_ENDED || len(b.List(ctx, as(who), false)) != 0 {
+			t.Errorf("those that have ended: %v", all)
+		}
 	}
 }
 
@@ -347,7 +352,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 		t.Errorf("%+v", after)
 	}
 	after, err := b.Show(ctx, as(alice), keep.GetId())
-	if err != nil || after.GetState() != leasepb.Lease_ACTIVE || after.GetVram() != 64<<20 || after.GetTenant() != "t" || after.GetExpires() == nil ||
+	if err != nil || after.GetState() != leasepb.Lease_ACTIVE || after.GetVram() != 64<<20 || after.GetTenant() != "t" || after.GetComputeCapability() != "9.0" || after.GetExpires() == nil ||
 		!after.GetAcquired().AsTime().Equal(keep.GetAcquired().AsTime()) {
 		t.Errorf("%v, %v", after, err)
 	}

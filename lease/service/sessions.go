@@ -46,6 +46,7 @@ var sessionMetrics = []sessionMetric{
 	sessionCounter("frees_refused_total", "Buffers and modules that the driver did not free: they stay charged to the session until its broker exits.", (*leasepb.StatsReply).GetFreesRefused),
 	sessionCounter("written_bytes_total", "Bytes that clients have written to the session's memory.", (*leasepb.StatsReply).GetWritten),
 	sessionCounter("read_bytes_total", "Bytes that clients have read from the session's memory.", (*leasepb.StatsReply).GetRead),
+	sessionGauge("peak_bytes", "The most that the session's clients have had allocated at one time.", (*leasepb.StatsReply).GetPeak),
 }
 
 func sessionDesc(name, help string) *prometheus.Desc {

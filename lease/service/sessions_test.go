@@ -38,7 +38,7 @@ func (c *countingSession) Stats(ctx context.Context, _ *leasepb.StatsRequest) (*
 	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer "+c.token {
 		return nil, errors.New("that is not the token")
 	}
-	return &leasepb.StatsReply{Allocated: 1, Clients: 2, Requests: 3, Failures: 4, Launches: 5, LaunchFailures: 6, Syncs: 7, SyncFailures: 8, FreesRefused: 9, Written: 10, Read: 11}, nil
+	return &leasepb.StatsReply{Allocated: 1, Clients: 2, Requests: 3, Failures: 4, Launches: 5, LaunchFailures: 6, Syncs: 7, SyncFailures: 8, FreesRefused: 9, Written: 10, Read: 11, Peak: 12}, nil
 }
 
 func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
@@ -66,7 +66,7 @@ func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
 	s.leases["gone"] = &lease{serving: true} // no socket any more
 	var want strings.Builder
 	for i, name := range []string{"allocated_bytes", "clients", "requests_total", "failures_total", "launches_total", "launch_failures_total", "syncs_total",
-		"sync_failures_total", "frees_refused_total", "written_bytes_total", "read_bytes_total"} {
+		"sync_failures_total", "frees_refused_total", "written_bytes_total", "read_bytes_total", "peak_bytes"} {
 		m := sessionMetrics[i]
 		kind := map[bool]string{true: "counter", false: "gauge"}[strings.HasSuffix(name, "_total")]
 		help := strings.Split(strings.Split(m.desc.String(), `help: "`)[1], `"`)[0]

@@ -31,6 +31,8 @@ import (
 
 // Device attributes, and options of cuMemGetAllocationGranularity.
 const (
+	capabilityMajor        = 75
+	capabilityMinor        = 76
 	virtualMemorySupported = 102
 	granularityMinimum     = 0
 	granularityRecommended = 1
@@ -120,6 +122,16 @@ func (d *Device) HasVirtualMemory() (bool, error) {
 	var value C.int
 	_, err := check(C.native_attribute(d.ordinal, virtualMemorySupported, &value))
 	return value != 0, err
+}
+
+// ComputeCapability returns the device's compute capability, such as 9.0.
+func (d *Device) ComputeCapability() (string, error) {
+	var major, minor C.int
+	if _, err := check(C.native_attribute(d.ordinal, capabilityMajor, &major)); err != nil {
+		return "", err
+	}
+	_, err := check(C.native_attribute(d.ordinal, capabilityMinor, &minor))
+	return fmt.Sprintf("%d.%d", major, minor), err
 }
 
 // Granularity returns the minimum and the recommended granularity in bytes. Sizes of physical memory and of ranges must be

@@ -16,6 +16,7 @@
 	F(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned int, int *, void **))            \
 	F(cuModuleUnload, (CUmodule))                                                              \
 	F(cuModuleGetFunction, (stream_function *, CUmodule, const char *))                        \
+	F(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *))                 \
 	F(cuFuncGetAttribute, (int *, int, stream_function))                                       \
 	F(cuFuncSetAttribute, (stream_function, int, int))                                         \
 	F(cuLaunchKernel,                                                                          \
@@ -128,6 +129,12 @@ struct outcome stream_find(CUcontext context, CUmodule module, const char *name,
                            stream_function *function)
 {
 	CALL_IN(context, cuModuleGetFunction, (function, module, name));
+}
+
+struct outcome stream_variable(CUcontext context, CUmodule module, const char *name,
+                               CUdeviceptr *start, size_t *bytes)
+{
+	CALL_IN(context, cuModuleGetGlobal_v2, (start, bytes, module, name));
 }
 
 struct outcome stream_attribute(CUcontext context, stream_function function, int attribute,

@@ -181,6 +181,15 @@ func (s *Stream) Find(m Module, name string) (*Function, error) {
 	}
 }
 
+// Variable returns where a variable of the module is, such as a __constant__ or __device__ one.
+func (s *Stream) Variable(m Module, name string) (Range, error) {
+	text := append([]byte(name), 0)
+	var start C.CUdeviceptr
+	var size C.size_t
+	_, err := check(C.stream_variable(s.context, m.module, (*C.char)(unsafe.Pointer(&text[0])), &start, &size))
+	return Range{Address(start), uint64(size)}, err
+}
+
 // Shape is the geometry of a launch.
 type Shape struct {
 	Grid, Block [3]uint32

@@ -30,6 +30,8 @@ struct outcome stream_load_module(CUcontext context, CUmodule *module, const voi
 struct outcome stream_unload_module(CUcontext context, CUmodule module);
 struct outcome stream_find(CUcontext context, CUmodule module, const char *name,
                            stream_function *function);
+struct outcome stream_variable(CUcontext context, CUmodule module, const char *name,
+                               CUdeviceptr *start, size_t *bytes);
 struct outcome stream_attribute(CUcontext context, stream_function function, int attribute,
                                 int *value);
 struct outcome stream_set_attribute(CUcontext context, stream_function function, int attribute,

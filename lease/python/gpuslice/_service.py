@@ -84,6 +84,7 @@ class Lease:
     remote_address: str  # of its session for clients on other machines, if they are served
     device: str  # UUID
     device_name: str
+    compute_capability: str  # of the device, such as 9.0
     vram: int  # that clients may allocate
     overhead: int  # that is admitted beside it, for the broker's context and code
     charged: int  # in the slice's ledger now, with overhead

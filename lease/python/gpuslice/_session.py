@@ -48,15 +48,18 @@ class Session:
     def array(self, data: Any, dtype: Any = None) -> Array:
         """Copies data to the device: a NumPy array, anything that NumPy makes one of, or anything with a buffer."""
         view, shape, kind = _host(data, dtype)
-        made = Array(self, shape, kind, view.nbytes)
+        made = self._alloc(shape, kind, view.nbytes)
         made._transfer(view, True)
         return made
 
     def zeros(self, shape: Shape, dtype: Any = "f") -> Array:
         """Allocates zeroed memory. `dtype` is NumPy's; without NumPy, a letter of `struct`."""
-        dims = _ints(shape)
-        kind = numpy.dtype(dtype) if numpy else dtype
-        return Array(self, dims, kind, math.prod(dims) * (kind.itemsize if numpy else struct.calcsize(kind)))
+        dims, (kind, itemsize) = _ints(shape), _dtype(dtype)
+        return self._alloc(dims, kind, math.prod(dims) * itemsize)
+
+    def _alloc(self, shape: Tuple[int, ...], dtype: Any, nbytes: int) -> Array:
+        reply = self._stream.ask("mem_alloc", bytes=nbytes).mem_alloc
+        return Array(self, shape, dtype, nbytes, self._stream.hold(reply.handle, "mem_free"), reply.address)
 
     def module(self, image: Union[str, bytes]) -> Module:
         """Loads PTX, a cubin or a fatbin."""
@@ -65,6 +68,12 @@ class Session:
     def sync(self) -> None:
         """Waits for all launches. Raises the first failure of a launch since the last `sync`."""
         self._stream.sync()
+
+    @property
+    def compute_capability(self) -> Tuple[int, int]:
+        """The compute capability of the device, such as (9, 0), for compilers. (0, 0) if the broker is of an older version."""
+        major, _, minor = self._stream.capability.partition(".")
+        return int(major or 0), int(minor or 0)
 
     def stats(self) -> Dict[str, int]:
         """What the session has, and its counters. Does not wait for the session's work."""
@@ -125,14 +134,13 @@ class Session:
 
 
 class Array:
-    """An array in the device's memory. The memory is freed with the object, or by `free`."""
+    """An array in the device's memory. The memory is freed with the object, or by `free`; that of a module's variable with the module."""
 
-    def __init__(self, session: Session, shape: Tuple[int, ...], dtype: Any, nbytes: int) -> None:
+    def __init__(self, session: Session, shape: Tuple[int, ...], dtype: Any, nbytes: int, handle: int, address: int,
+                 module: Optional[Module] = None) -> None:
         self.session, self.shape, self.dtype, self.nbytes = session, shape, dtype, nbytes
-        self._handle = 0
-        reply = session._stream.ask("mem_alloc", bytes=nbytes).mem_alloc
-        self._handle = session._stream.hold(reply.handle, "mem_free")
-        self.address = reply.address  # on the device, for structs of pointers
+        self.address = address  # on the device, for structs of pointers
+        self._handle, self._module = handle, module  # of which it is a variable
 
     @property
     def size(self) -> int:
@@ -221,7 +229,7 @@ def _host(data: Any, dtype: Any) -> Tuple[memoryview, Tuple[int, ...], Any]:
 
 
 class Module:
-    """Loaded code. Its kernels are attributes, or items if a name is no identifier: `module["_Z5scalePfi"]`."""
+    """Loaded code. Its kernels are attributes, or items if a name is no identifier or one of this class: `module["_Z5scalePfi"]`."""
 
     def __init__(self, session: Session, image: bytes) -> None:
         self._session, self._handle = session, 0
@@ -236,6 +244,16 @@ class Module:
         if name.startswith("__") or name == "_handle":
             raise AttributeError(name)
         return Kernel(self, name)
+
+
+    def variable(self, name: str, dtype: Any = "f", shape: Optional[Shape] = None) -> Array:
+        """A variable of the module, such as a __constant__ or __device__ one, as an array; without `shape`, of one dimension."""
+        reply = self._session._stream.ask("module_variable", module=self._handle, name=name).module_variable
+        kind, itemsize = _dtype(dtype)
+        dims = (reply.bytes // itemsize,) if shape is None else _ints(shape)
+        if math.prod(dims) * itemsize != reply.bytes:
+            raise ValueError(f"variable {name} has {reply.bytes} bytes: no array of {dims} {kind}")
+        return Array(self._session, dims, kind, reply.bytes, reply.handle, reply.address, self)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", 0):
@@ -271,6 +289,12 @@ class Launcher:
         module._session._stream.launch(
             module=module._handle, kernel=name, grid=self._grid, block=self._block, shared_bytes=shared,
             arguments=[_argument(f"argument {i} of {name}", value, module._session) for i, value in enumerate(arguments)])
+
+
+def _dtype(dtype: Any) -> Tuple[Any, int]:
+    """The dtype, and the bytes of an element."""
+    kind = numpy.dtype(dtype) if numpy else dtype
+    return kind, kind.itemsize if numpy else struct.calcsize(kind)
 
 
 def _ints(sizes: Shape) -> Tuple[int, ...]:

@@ -54,6 +54,7 @@ class Stream:
         self._unsynced = False  # there are launches that no sync has followed
         self._followed = False  # another broker follows if this one ends
         self._broker = 0  # counts those that were connected to
+        self.capability = ""  # of the device, such as 9.0
         self._held: Dict[int, str] = {}  # handles of this broker, and the operation that frees each
         try:
             call = self._open(OPEN_TIMEOUT if self._socket else 0)
@@ -215,7 +216,8 @@ class Stream:
         requests: Any = queue.SimpleQueue()
         call = self._work(_messages(requests), metadata=self._metadata)
         try:
-            followed = any(key == "gpuslice-followed" for key, _ in call.initial_metadata() or ())
+            header = dict(call.initial_metadata() or ())
+            followed = "gpuslice-followed" in header
             if not followed:  # the call has failed, or the broker was started by hand
                 self._stats(_wire.StatsRequest(), metadata=self._metadata, timeout=30)
                 if call.done():
@@ -225,6 +227,7 @@ class Stream:
             raise
         with self._lock:
             self._requests, self._followed = requests, followed
+            self.capability = header.get("gpuslice-compute-capability", "")
             self._broker += 1
             self._lock.notify_all()
         return call
