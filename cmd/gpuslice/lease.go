@@ -4,10 +4,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -42,7 +44,7 @@ Root is not needed: the operator sets each user's limit, as for ` + "`gpuslice r
 			&cli.StringFlag{Name: "certificate", EnvVars: []string{"GPUSLICE_LEASE_CERTIFICATE"}, Usage: "with --address: the client's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "key", EnvVars: []string{"GPUSLICE_LEASE_KEY"}, Usage: "with --address: its key, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: the CA of the host's certificate, a PEM `FILE`", TakesFile: true},
-			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service, if not that of the configuration", TakesFile: true},
+			leaseSocketFlag(),
 		},
 		OnUsageError: usageError(exitUsage),
 		Subcommands:  []*cli.Command{leaseAcquireCommand(), leaseRenewCommand(), leaseDropCommand(), leaseListCommand(), leaseShowCommand()},
@@ -53,6 +55,10 @@ Root is not needed: the operator sets each user's limit, as for ` + "`gpuslice r
 			return cli.ShowSubcommandHelp(c)
 		},
 	}
+}
+
+func leaseSocketFlag() cli.Flag {
+	return &cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service, if not that of the configuration", TakesFile: true}
 }
 
 func leaseJSONFlag() cli.Flag {
@@ -149,7 +155,7 @@ func leaseRenewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "extend or shorten a lease's time",
 		ArgsUsage: "LEASE DURATION",
-		Description: `DURATION is one such as 90s, 30m, 12h or 7d. An expired lease is not renewed.
+		Description: `LEASE may be the beginning of an id. DURATION is one such as 90s, 30m, 12h or 7d. An expired lease is not renewed.
 
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h`,
 		Flags:        []cli.Flag{leaseJSONFlag()},
@@ -166,7 +172,7 @@ func leaseRenewCommand() *cli.Command {
 			if ttl == 0 {
 				return misuse("%q is no time for a lease: a duration such as \"90s\", \"30m\" or \"12h\" is accepted", words[1])
 			}
-			l, err := leases(c).Renew(c.Context, words[0], ttl)
+			l, err := leaseNamed(c, words[0], func(s lease.Service, id string) (*lease.Lease, error) { return s.Renew(c.Context, id, ttl) })
 			return printLease(c, l, err)
 		},
 	}
@@ -176,23 +182,22 @@ func leaseDropCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "drop",
 		Aliases:   []string{"rm"},
-		Usage:     "end a lease",
-		ArgsUsage: "LEASE",
-		Description: `Its session ends, whatever its clients do; when the command returns its memory is free.
+		Usage:     "end leases",
+		ArgsUsage: "LEASE…",
+		Description: `LEASE may be the beginning of an id. Its session ends, whatever its clients do; when the command returns its memory
+is free.
 
    gpuslice lease drop lease-0f3c5e2a9b8d7614`,
 		Flags:        []cli.Flag{leaseJSONFlag()},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			words, err := arguments(c, 1, "lease drop takes one LEASE: `gpuslice lease list` lists them")
-			if err != nil {
-				return err
-			}
-			l, err := leases(c).Drop(c.Context, words[0])
-			if err != nil || !c.Bool("json") {
-				return err
-			}
-			return show.JSON(c.App.Writer, l)
+			return forEachArgument(c, "lease drop takes LEASES: `gpuslice lease list` lists them", func(id string) error {
+				l, err := leaseNamed(c, id, func(s lease.Service, id string) (*lease.Lease, error) { return s.Drop(c.Context, id) })
+				if err != nil || !c.Bool("json") {
+					return err
+				}
+				return show.JSON(c.App.Writer, l)
+			})
 		},
 	}
 }
@@ -208,13 +213,17 @@ OVERHEAD together.
 
    gpuslice lease list
    gpuslice lease list -q --filter tenant=a` + fmt.Sprintf(listHelp, "Charged"),
-		Flags:        append(listFlags(leaseTable(nil)), watchFlags()...),
+		Flags:        append(append(listFlags(leaseTable(nil)), watchFlags()...), &cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: "list leases that have ended, too"}),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
 			}
-			return list(c, leaseTable(indices(c.Context, connect(c))), leases(c).List)
+			ask := leases(c).List
+			if c.Bool("all") {
+				ask = leases(c).ListAll
+			}
+			return list(c, leaseTable(indices(c.Context, connect(c))), ask)
 		},
 	}
 }
@@ -223,23 +232,21 @@ func leaseShowCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "show",
 		Aliases:   []string{"inspect"},
-		Usage:     "show everything about one lease, as JSON",
-		ArgsUsage: "LEASE",
-		Description: `It also shows why a lease has ended, for a while.
+		Usage:     "show everything about leases, as JSON",
+		ArgsUsage: "LEASE…",
+		Description: `LEASE may be the beginning of an id. It also shows why a lease has ended, for a while.
 
    gpuslice lease show lease-0f3c5e2a9b8d7614`,
 		Flags:        []cli.Flag{alreadyJSONFlag},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			words, err := arguments(c, 1, "lease show takes one LEASE: `gpuslice lease list` lists them")
-			if err != nil {
-				return err
-			}
-			l, err := leases(c).Show(c.Context, words[0])
-			if err != nil {
-				return err
-			}
-			return show.JSON(c.App.Writer, l)
+			return forEachArgument(c, "lease show takes LEASES: `gpuslice lease list` lists them", func(id string) error {
+				l, err := leaseNamed(c, id, func(s lease.Service, id string) (*lease.Lease, error) { return s.Show(c.Context, id) })
+				if err != nil {
+					return err
+				}
+				return show.JSON(c.App.Writer, l)
+			})
 		},
 	}
 }
@@ -250,6 +257,52 @@ func leases(c *cli.Context) lease.Service {
 		Address: c.String("address"),
 		TLS:     lease.TLS{Certificate: c.String("certificate"), Key: c.String("key"), CA: c.String("ca")},
 	}
+}
+
+// overheads returns the overheads of the user's leases by id, for those of runs that are leases.
+func overheads(ctx context.Context, c *cli.Context, runs []api.Run) map[string]uint64 {
+	if !slices.ContainsFunc(runs, func(r api.Run) bool { return strings.HasPrefix(r.Slice, "lease-") }) {
+		return nil
+	}
+	all, err := leases(c).ListAll(ctx)
+	if err != nil {
+		fmt.Fprintf(c.App.ErrWriter, "gpuslice: what is suggested for leases contains their overhead: %v\n", err)
+	}
+	of := make(map[string]uint64)
+	for _, l := range all {
+		of[l.ID] = l.Overhead
+	}
+	return of
+}
+
+// leaseNamed calls do with id, or with that of the only lease of the user that it begins.
+func leaseNamed(c *cli.Context, id string, do func(s lease.Service, id string) (*lease.Lease, error)) (*lease.Lease, error) {
+	service := leases(c)
+	l, err := do(service, id)
+	var none *lease.Error
+	if !errors.As(err, &none) || none.Code != lease.NotFound {
+		return l, err
+	}
+	all, failed := service.ListAll(c.Context)
+	if failed != nil {
+		return nil, failed
+	}
+	for _, active := range []bool{true, false} {
+		var of []api.Slice
+		for _, l := range all {
+			if active == (l.State == lease.Active) {
+				of = append(of, api.Slice{ID: l.ID})
+			}
+		}
+		whole, found := show.Find(of, id, show.Means)
+		if found == nil {
+			return do(service, whole)
+		}
+		if !errors.Is(found, api.ErrNotFound) {
+			return nil, found
+		}
+	}
+	return nil, err
 }
 
 func printLease(c *cli.Context, l *lease.Lease, err error) error {

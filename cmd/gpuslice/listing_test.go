@@ -196,7 +196,7 @@ func TestPoolsAndLeasesAreEndedByTheNameThatIsTyped(t *testing.T) {
 	if _, said, code := cliRun("--socket", socket, "pool", "rm"); code != exitUsage || !strings.Contains(said, "takes one POOL") {
 		t.Errorf("%d, %s", code, said)
 	}
-	if _, said, code := cliRun("lease", "rm"); code != exitUsage || !strings.Contains(said, "takes one LEASE") {
+	if _, said, code := cliRun("lease", "rm"); code != exitUsage || !strings.Contains(said, "takes LEASES") {
 		t.Errorf("%d, %s", code, said)
 	}
 }

@@ -60,13 +60,14 @@ func recommendCommand() *cli.Command {
 		Usage:     "suggest quotas",
 		ArgsUsage: "[ID]",
 		Description: `For each slice that runs or ran: its QUOTA, the most that it held (PEAK), the number of refusals, and
-the SUGGESTED quota. The last 1024 runs are known.
+the SUGGESTED quota, or --vram of a lease, without its overhead. The last 1024 runs are known.
 
    gpuslice recommend
    gpuslice recommend --by image
    gpuslice recommend --filter refused=true` + fmt.Sprintf(listHelp, "Suggested"),
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "by", Value: "slice", Usage: "sum up by `WHAT`: slice, image, tenant or pool"},
+			leaseSocketFlag(),
 		}, listFlags(&show.NeedTable)...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
@@ -94,7 +95,7 @@ the SUGGESTED quota. The last 1024 runs are known.
 					one, err = show.FindRun(runs, words[0])
 					runs = slices.DeleteFunc(runs, func(r api.Run) bool { return r.Slice != one.Slice })
 				}
-				return show.Needs(runs, of, indices(ctx, enforcer)), err
+				return show.Needs(runs, of, overheads(ctx, c, runs), indices(ctx, enforcer)), err
 			})
 		},
 	}

@@ -229,7 +229,7 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	t.Logf("dropped in %v", took)
 	h.nothingIsLeft()
 	// The peak is still known after the end of the lease.
-	if out, code := output(h.as(0, "recommend", l.ID, "--format", "{{.Of}} {{.Peak}}")); code != 0 || !strings.HasPrefix(out, l.ID+" ") || strings.HasSuffix(out, " 0B\n") {
+	if out, code := output(h.as(0, "recommend", l.ID[:14], "--format", "{{.Of}} {{.Suggested}} {{.Peak}}")); code != 0 || !strings.HasPrefix(out, l.ID+" 64M ") || strings.HasSuffix(out, " 0B\n") {
 		t.Errorf("%d %s", code, out)
 	}
 	if _, err := s.Alloc(ctx, mib); !errors.As(err, &refusal) || refusal.Code != lease.Expired {
@@ -308,7 +308,7 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 		"root, more than there is":             {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
 		"more than the card":                   {0, []string{"acquire", "--vram", "100G"}, []string{"INVALID_REQUEST", "has 79.65GiB, of which", "are accepted"}, ""},
 		"somebody else's lease":                {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
-		"somebody else's, shown":               {nobody, []string{"show", roots.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
+		"somebody else's, shown":               {nobody, []string{"show", roots.ID[:14]}, []string{"NOT_FOUND", "you have no lease"}, ""},
 		"no size":                              {nobody, []string{"acquire"}, []string{"--vram is missing"}, ""},
 		"a wrong device":                       {nobody, []string{"acquire", "--vram", "1G", "--device", "9"}, []string{"INVALID_REQUEST", `no device "9"`}, ""},
 		"a short time":                         {nobody, []string{"renew", mine.ID, "1ms"}, []string{"from 1s to 876000h"}, ""},
@@ -343,16 +343,16 @@ func TestAUserLeasesWithinHisLimit(t *testing.T) {
 	if out, code := output(users); code != 0 || !strings.Contains(out, mine.ID) || strings.Contains(out, roots.ID) {
 		t.Errorf("%d %s", code, out)
 	}
-	if out, code := output(h.as(nobody, "lease", "renew", mine.ID, "2h")); code != 0 || !strings.Contains(out, "in 1h59m") && !strings.Contains(out, "in 2h") {
+	if out, code := output(h.as(nobody, "lease", "renew", mine.ID[:14], "2h")); code != 0 || !strings.Contains(out, "in 1h59m") && !strings.Contains(out, "in 2h") {
 		t.Errorf("%d %s", code, out)
 	}
-	if out, code := output(h.as(nobody, "lease", "drop", mine.ID)); code != 0 || out != "" {
+	if out, code := output(h.as(nobody, "lease", "drop", mine.ID[:14])); code != 0 || out != "" {
 		t.Errorf("%d %s", code, out)
 	}
-	if out, code := output(h.as(nobody, "lease", "show", mine.ID)); code != 0 || !strings.Contains(out, `"it was dropped"`) {
+	if out, code := output(h.as(nobody, "lease", "show", mine.ID[:14])); code != 0 || !strings.Contains(out, `"it was dropped"`) {
 		t.Errorf("%d %s", code, out)
 	}
-	if out, code := output(h.as(0, "lease", "drop", roots.ID)); code != 0 || out != "" {
+	if out, code := output(h.as(0, "lease", "drop", roots.ID[:14])); code != 0 || out != "" {
 		t.Errorf("%d %s", code, out)
 	}
 	h.nothingIsLeft()

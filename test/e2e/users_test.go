@@ -115,8 +115,8 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, which does not say %q", name, code, out, c.want)
 		}
 	}
-	if out, code := output(h.as(nobody, "ps")); code != 0 || !strings.Contains(out, id) {
-		t.Errorf("ps: %d %s", code, out)
+	if out, code := output(h.as(nobody, "inspect", strings.TrimPrefix(id, fmt.Sprintf("u%d-", nobody)))); code != 0 || !strings.Contains(out, id) {
+		t.Errorf("inspect, by the name that its user typed: %d %s", code, out)
 	}
 	if out, code := output(h.as(nobody, "ps", "--format", "{{.User}} {{.Command}}")); code != 0 || !strings.HasPrefix(out, "nobody ") || !strings.Contains(out, "/gpuslice run --vram 3G -- sh -c echo $GPUSLICE_TOKEN_FILE; exec $HOG ") {
 		t.Errorf("commands: %d %s", code, out)

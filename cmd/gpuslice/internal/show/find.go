@@ -18,16 +18,17 @@ type Named struct {
 	ID, Container string
 	api.Names
 	Labels []string // of its pools
+	UID    *uint32  // of the user whose session it is
 }
 
 // SliceNamed returns the names of a slice.
 func SliceNamed(s api.Slice) Named {
-	return Named{s.ID, s.Container, s.Names, s.PoolLabels}
+	return Named{s.ID, s.Container, s.Names, s.PoolLabels, s.UID}
 }
 
 // RunNamed returns the names of a run.
 func RunNamed(r api.Run) Named {
-	return Named{ID: r.Slice, Container: r.Container, Names: r.Names}
+	return Named{ID: r.Slice, Container: r.Container, Names: r.Names, UID: r.UID}
 }
 
 // Meaning is the quality of a match between a slice and a given name. Only the best matches count; lower is better.
@@ -35,7 +36,7 @@ type Meaning int
 
 const (
 	byID        Meaning = iota // exact
-	byName                     // or a prefix of an id made by an engine, or an id as tables show it
+	byName                     // or a prefix of a random id, an id as tables show it, or a session's name as its user gave it
 	byBeginning                // of an id chosen by a person
 	NotMeant
 )
@@ -72,15 +73,25 @@ func Means(given string, n Named) Meaning {
 	switch {
 	case given == n.ID, given == n.Container:
 		return byID
-	case n.Name != "" && slices.Contains(of, given):
+	case n.Name != "" && slices.Contains(of, given), n.UID != nil && api.UserSessionID(*n.UID, given) == n.ID:
 		return byName
 	}
 	for _, id := range []string{n.ID, n.Container} {
-		if shortID(id) == given || generated(id) && strings.HasPrefix(id, given) {
+		if shortID(id) == given || beginsRandom(given, id) {
 			return byName
 		}
 	}
 	return NotMeant
+}
+
+// beginsRandom reports whether given is a prefix of an id made by an engine or of a lease's, which may lack "lease-".
+func beginsRandom(given, id string) bool {
+	const prefix, digits = "lease-", 16
+	if number := strings.TrimPrefix(id, prefix); len(number) == digits && len(id) == len(prefix)+digits && isHex(number) {
+		given = strings.TrimPrefix(given, prefix)
+		return given != "" && strings.HasPrefix(number, given)
+	}
+	return generated(id) && strings.HasPrefix(id, given)
 }
 
 // begins reports whether given is a prefix of id, or its form in tables.

@@ -11,6 +11,7 @@ import (
 )
 
 func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
+	uid := uint32(1000)
 	hex := func(c string) string { return strings.Repeat(c, 64) }
 	in := func(c, pod, name string) api.Slice {
 		return api.Slice{ID: hex(c), Container: hex(c), Names: api.Names{Name: name, Pod: pod, Namespace: "team", Image: "cuda:" + c}}
@@ -20,7 +21,8 @@ func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
 		{ID: hex("d"), Names: api.Names{Name: "web"}, PoolLabels: []string{"team/claim"}},
 		{ID: hex("e"), Names: api.Names{Name: "run-1"}}, {ID: "run-1"}, {ID: "run-12"}, // a container with the name of a session
 		{ID: hex("f"), Names: api.Names{Name: strings.Repeat("d", 12)}}, // with a prefix of another container's id as name
-		{ID: "web-2"},
+		{ID: "web-2"}, {ID: "u1000-job", UID: &uid}, {ID: "u7-job", UID: new(uint32)}, {ID: "u1000-job-2", UID: &uid},
+		{ID: "lease-9f3c5e2a9b8d7614"}, {ID: "lease-9f3d000000000000"}, {ID: "lease-team"},
 	}
 	for given, want := range map[string]struct{ seen, ended string }{
 		"log":               {hex("c"), hex("c")},
@@ -33,6 +35,12 @@ func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
 		"team":              {"", ""},
 		"cuda:a":            {hex("a"), ""},
 		"team/claim":        {hex("d"), ""},
+		"job":               {"u1000-job", "u1000-job"}, // as its user named it
+		"lease-9f3c":        {"lease-9f3c5e2a9b8d7614", "lease-9f3c5e2a9b8d7614"},
+		"9f3d":              {"lease-9f3d000000000000", "lease-9f3d000000000000"},
+		"lease-9f3":         {"", ""},
+		"lease-":            {"", ""},
+		"lease-te":          {"lease-team", ""},
 		"web":               {hex("d"), hex("d")}, // a name precedes a prefix of a name chosen by a person
 		"run-1":             {"run-1", "run-1"},   // an id precedes all others
 		"dddddddddddd":      {"", ""},

@@ -161,12 +161,14 @@ type Need struct {
 	Limit    uint64    `json:"limit"`   // in the last run
 	Peak     uint64    `json:"peak"`
 	Refusals uint64    `json:"refusals"`
-	// Quota would have been sufficient for each run: the highest of the peaks and of the quotas that rejected requests needed.
+	// Quota would have been sufficient for each run: the highest of the peaks and of the quotas that rejected requests needed; of a lease without
+	// its overhead.
 	Quota uint64 `json:"quota"`
 }
 
-// Needs sums up runs by device and by the value of of; "" is left out. The result is sorted by last run, the latest first.
-func Needs(runs []api.Run, of func(api.Run, api.RunUse) string, indices Indices) []Need {
+// Needs sums up runs by device and by the value of of; "" is left out. overheads has those of leases, by id. The result is sorted by last run, the
+// latest first.
+func Needs(runs []api.Run, of func(api.Run, api.RunUse) string, overheads map[string]uint64, indices Indices) []Need {
 	type key struct{ of, device string }
 	needs := make(map[key]*Need)
 	for _, r := range runs {
@@ -187,7 +189,9 @@ func Needs(runs []api.Run, of func(api.Run, api.RunUse) string, indices Indices)
 			if !r.Began.Before(n.Last) {
 				n.Last, n.Limit = r.Began, d.Limit
 			}
-			n.Peak, n.Refusals, n.Quota = max(n.Peak, d.Peak), n.Refusals+d.Refusals, max(n.Quota, d.Peak, d.Needed)
+			quota := max(d.Peak, d.Needed)
+			quota -= min(max(quota, 1)-1, overheads[r.Slice]) // one byte is the smallest lease
+			n.Peak, n.Refusals, n.Quota = max(n.Peak, d.Peak), n.Refusals+d.Refusals, max(n.Quota, quota)
 		}
 	}
 	sorted := []Need{}

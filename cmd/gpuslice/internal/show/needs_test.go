@@ -105,7 +105,7 @@ func TestTheQuotaThatWouldHaveDoneIsTheLargestOfAllRuns(t *testing.T) {
 		{Slice: "a", Tenant: "t", Began: at(2), Devices: []api.RunUse{{Device: card, Limit: 8 << 30, Peak: 3 << 30}}},
 		{Slice: "b", Began: at(1), Ended: &ended, Devices: []api.RunUse{{Device: card, Peak: 1}, {Device: "GPU-2-0-0-0"}}},
 	}
-	needs := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Slice }, Indices{card: 3})
+	needs := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Slice }, nil, Indices{card: 3})
 	want := []Need{
 		{Of: "a", Device: card, Index: 3, Runs: 2, Running: 1, Last: at(2), Limit: 8 << 30, Peak: 4 << 30, Refusals: 3, Quota: 5<<30 + 1},
 		{Of: "b", Device: card, Index: 3, Runs: 1, Last: at(1), Peak: 1, Quota: 1},
@@ -113,7 +113,11 @@ func TestTheQuotaThatWouldHaveDoneIsTheLargestOfAllRuns(t *testing.T) {
 	if len(needs) != 2 || needs[0] != want[0] || needs[1] != want[1] {
 		t.Errorf("got %+v\nwant %+v", needs, want)
 	}
-	if tenants := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Tenant }, nil); len(tenants) != 1 || tenants[0].Of != "t" {
+	less := map[string]uint64{"a": 1 << 30, "b": 1 << 30}
+	if needs := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Slice }, less, nil); needs[0].Quota != 4<<30+1 || needs[1].Quota != 1 || needs[0].Peak != 4<<30 {
+		t.Errorf("without overheads: %+v", needs)
+	}
+	if tenants := Needs(runs, func(r api.Run, _ api.RunUse) string { return r.Tenant }, nil, nil); len(tenants) != 1 || tenants[0].Of != "t" {
 		t.Errorf("%+v", tenants)
 	}
 	var out strings.Builder

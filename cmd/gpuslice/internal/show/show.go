@@ -327,5 +327,7 @@ func shortID(id string) string {
 func ShortID(id string) string { return shortID(id) }
 
 func generated(id string) bool {
-	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+	return len(id) == 64 && isHex(id)
 }
+
+func isHex(text string) bool { return strings.Trim(text, "0123456789abcdef") == "" }
