@@ -170,6 +170,10 @@ func TestEachRefusalOfASessionHasACodeAndAMessage(t *testing.T) {
 	refused(t, buffer.Write(ctx, 0, []byte{1}), lease.InvalidHandle)
 	_, err = s.Load(ctx, nil)
 	refused(t, err, lease.InvalidRequest)
+	_, err = s.Load(ctx, []byte(strings.Replace(program, "sm_50", "sm_121", 1)))
+	if e := refused(t, err, lease.LoadFailed); !strings.Contains(e.Advice, "for compute capability "+s.ComputeCapability()+" or an older one") {
+		t.Errorf("PTX for a newer device: %+v", e)
+	}
 	m := must(s.Load(ctx, []byte(program)))(t)
 	for _, wrong := range []lease.Shape{{Block: lease.Dim{X: 1025}}, {Block: lease.Dim{X: math.MaxUint32, Y: math.MaxUint32}}} {
 		ok(t, m.Launch(ctx, "nothing", wrong))

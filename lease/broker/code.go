@@ -42,7 +42,7 @@ func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
 	if err != nil {
 		f := e.lost(err)
 		if f == nil {
-			f = advised(failed(leasepb.Code_LOAD_FAILED, "the driver does not load the module: %v", err), loadAdvice(err))
+			f = advised(failed(leasepb.Code_LOAD_FAILED, "the driver does not load the module: %v", err), loadAdvice(err, log, e.device.Capability()))
 			f.Log = log
 		}
 		return nil, "", f

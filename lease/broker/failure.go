@@ -5,6 +5,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
@@ -32,17 +33,21 @@ func noRoom(requested, limit, current uint64) *leasepb.Failure {
 	}
 }
 
-func loadAdvice(err error) string {
+// loadAdvice says what to do about a load that failed with err and the compiler's log, on a device of that compute capability.
+func loadAdvice(err error, log, capability string) string {
 	var result cuda.Result
 	if !errors.As(err, &result) {
 		return ""
 	}
 	switch result {
 	case cuda.NoBinary:
-		return "recompile without -arch, or for this device's architecture, so that the image has PTX or code for it"
+		return "recompile without -arch, or for this device's compute capability, " + capability + ", so that the image has PTX or code for it"
 	case cuda.UnsupportedPTX:
 		return "compile with the CUDA version of the host's driver or an older one, or lower the PTX's .version"
 	case cuda.InvalidPTX:
+		if strings.Contains(log, "SM version specified by .target is higher") {
+			return "recompile for compute capability " + capability + " or an older one: the PTX's .target is newer than the device"
+		}
 		return "see the log for the line"
 	case cuda.InvalidImage:
 		return "send PTX text, a cubin or a fatbin"

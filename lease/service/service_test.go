@@ -322,6 +322,9 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 			if ended.GetState() != c.state || ended.GetReason() != c.reason {
 				t.Errorf("%v", ended)
 			}
+			if text := b.log.String(); c.reason != reasonReleased && (strings.Contains(text, "level=ERROR") || strings.Contains(text, "exited unexpectedly")) {
+				t.Errorf("an end that was to come is an error in the log:\n%s", text)
+			}
 			b.enforcer.set(func() {
 				b.enforcer.refuse = nil
 				if b.enforcer.lists > 0 {
