@@ -86,16 +86,17 @@ def added(gpu, name, launch):
     check(name, (x.get() == numpy.arange(1, N + 1, dtype="f")).all())
 
 
-def triton_kernel(gpu, capability):
+def triton_kernel(gpu):
     """As docs/use/python.md has it."""
     source = triton.compiler.ASTSource(add, {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 1024})
-    k = triton.compile(source, target=GPUTarget("cuda", capability[0] * 10 + capability[1], 32))
+    major, minor = gpu.compute_capability
+    k = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32))
     m, scratch = gpu.module(k.asm["cubin"]), re.search(r"\.entry \w+\(([^)]*)", k.asm["ptx"])[1].count(".param") - 3
     added(gpu, f"a kernel of Triton {triton.__version__}", lambda x, y: m[k.metadata.name][(N + 1023) // 1024, 32 * k.metadata.num_warps](
         x, y, N, *[ctypes.c_void_p(0)] * scratch, shared=k.metadata.shared))
 
 
-def numba_kernel(gpu, capability):
+def numba_kernel(gpu):
     """As docs/use/python.md has it."""
     if not hasattr(numpy, "row_stack"):
         numpy.row_stack = numpy.vstack  # NumPy 2.4 has it no more, and Numba 0.68 asks for it when it is imported
@@ -108,7 +109,7 @@ def numba_kernel(gpu, capability):
             x[i] += y[i]
 
     floats = types.CPointer(types.float32)
-    ptx, _ = cuda.compile_ptx(add, types.void(floats, floats, types.int32), cc=capability)
+    ptx, _ = cuda.compile_ptx(add, types.void(floats, floats, types.int32), cc=gpu.compute_capability)
     m = gpu.module(ptx)
     name = re.search(r"\.entry ([\w$]+)", ptx)[1]
     added(gpu, f"a kernel of Numba {numba.__version__}", lambda x, y: m[name][(N + 255) // 256, 256](x, y, N))
@@ -120,7 +121,7 @@ def everything(host, size):
         check("the recipe", recipe(gpu)[0] == RIGHT)
         million(gpu)
         large(gpu, size)
-        capability = tuple(int(n) for n in host.devices()[0]["compute_capability"].split("."))
+        check("the device's compute capability", host.devices()[0]["compute_capability"] == gpu.lease.compute_capability == "%d.%d" % gpu.compute_capability)
         for name, kernel in (("triton", triton_kernel), ("numba", numba_kernel)):
             try:
                 __import__(name)
@@ -128,7 +129,7 @@ def everything(host, size):
                 print(f"SKIP  {name} is not installed", flush=True)
                 continue
             try:
-                kernel(gpu, capability)
+                kernel(gpu)
             except Exception as e:  # of a version that compiles otherwise: the rest is tried all the same
                 check(f"a kernel of {name}", False, repr(e))
 
