@@ -170,7 +170,7 @@ func TestEachRefusalOfASessionHasACodeAndAMessage(t *testing.T) {
 	refused(t, buffer.Write(ctx, 0, []byte{1}), lease.InvalidHandle)
 	_, err = s.Load(ctx, nil)
 	refused(t, err, lease.InvalidRequest)
-	_, err = s.Load(ctx, []byte(strings.Replace(program, "sm_50", "sm_121", 1)))
+	_, err = s.Load(ctx, []byte(strings.NewReplacer("7.0", "8.8", "sm_50", "sm_121").Replace(program)))
 	if e := refused(t, err, lease.LoadFailed); !strings.Contains(e.Advice, "for compute capability "+s.ComputeCapability()+" or an older one") {
 		t.Errorf("PTX for a newer device: %+v", e)
 	}

@@ -45,7 +45,7 @@ func loadAdvice(err error, log, capability string) string {
 	case cuda.UnsupportedPTX:
 		return "compile with the CUDA version of the host's driver or an older one, or lower the PTX's .version"
 	case cuda.InvalidPTX:
-		if strings.Contains(log, "SM version specified by .target is higher") {
+		if strings.Contains(log, ".target") { // "SM version specified by .target is higher than …"
 			return "recompile for compute capability " + capability + " or an older one: the PTX's .target is newer than the device"
 		}
 		return "see the log for the line"

@@ -179,7 +179,7 @@ def bad_input(session, data, module):
         except gpuslice.LoadFailed as e:
             check("PTX with a word that there is not: the compiler's log", "mull" in e.log, e.log.strip()[:120])
         fails("PTX of a version to come", "LOAD_FAILED", session.module, SCALE.replace(b".version 7.0", b".version 99.0"))
-    fails("PTX for another architecture", "LOAD_FAILED", session.module, SCALE.replace(b"sm_50", b"sm_121"), says="compute capability")
+    fails("PTX for another architecture", "LOAD_FAILED", session.module, SCALE.replace(b"7.0", b"8.8").replace(b"sm_50", b"sm_121"), says="compute capability")
     for name, call in {
             "no such kernel": lambda: module.other[1, 1](data, 1.0, 3),
             "too many threads": lambda: module.scale[1, 1025](data, 1.0, 3),
