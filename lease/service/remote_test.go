@@ -201,7 +201,7 @@ func TestASessionIsWorkedInFromAnotherMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if stats, err := s.Stats(t.Context()); err != nil || stats.GetVram() != 64<<20 {
+	if stats, err := s.Stats(t.Context()); err != nil || stats.GetVram() != 64<<20 || s.ComputeCapability() != "9.0" {
 		t.Errorf("%v, %v", stats, err)
 	}
 	if _, err := s.Share(t.Context(), 4096); err == nil || !strings.Contains(err.Error(), "another host") {

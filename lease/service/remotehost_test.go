@@ -165,7 +165,7 @@ func (workingSession) Work(stream leasepb.Session_WorkServer) error {
 	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer token" || len(md.Get("lease")) != 0 {
 		return failed(leasepb.Code_REFUSED, "", "that is not this lease's token").(*failure).Status(16)
 	}
-	if err := stream.SendHeader(nil); err != nil {
+	if err := stream.SendHeader(metadata.Pairs(leasepb.CapabilityHeader, "9.0")); err != nil {
 		return err
 	}
 	for {
