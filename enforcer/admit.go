@@ -92,7 +92,8 @@ func (t *driverTruth) gpu(uuid string) *gpu {
 // account returns the slice's record for admission. Called with mu held, or before the slice is registered.
 func (s *slice) account() core.Record {
 	r := s.rec
-	if r.Limits = s.quota.Commitment(); s.isAway() {
+	r.Limits, r.Residence, r.Left = s.quota.Limits(), core.Resident, nil
+	if s.isAway() {
 		r.Residence, r.Left = core.Away, s.left()
 	}
 	return r
@@ -245,9 +246,9 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 	return bytes, nil
 }
 
-// admitSlice admits a new slice, within its user's limit unless that is nil. Slices that ended unnoticed are released if it needs their room. Called
-// in its turn, before it is registered.
-func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
+// admit has core register a new slice, within its user's limit unless that is nil. Slices that ended unnoticed are released if it needs their room.
+// Called in its turn.
+func (e *Enforcer) admit(s *slice, limit *admission.User) error {
 	s.quota.Devices = s.foresee()
 	if limit != nil && e.truth != nil && len(s.quota.Devices) == 0 {
 		return api.Errorf(api.CodeBadRequest, "session %s has quotas only on missing devices, or on more devices than a slice can have", s.id())
@@ -255,11 +256,11 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
 	}
-	if err := s.mayBeElastic(); err != nil {
-		return err
+	register := func(client uint64) core.Command {
+		return core.Register{Client: client, Slice: s.account(), Holder: s.holder, User: limit, Grant: s.request.ByGrant}
 	}
-	if _, err := s.begin(limit); err == nil {
-		return nil
+	if r := e.ask(s, register); r.Err == nil || s.made {
+		return r.Err
 	}
 	for _, other := range e.all() {
 		// Reading the cgroups of thousands of living slices would take too long.
@@ -272,16 +273,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	lacks, err := s.begin(limit)
-	return e.evictFor(err, lacks, false)
-}
-
-// begin has core grant a new slice its quotas, until recommit.
-func (s *slice) begin(limit *admission.User) (lacks *core.Want, err error) {
-	if lacks, err = s.e.book.Begin(s.holder, s.account(), limit, s.poolHolders()...); err == nil {
-		s.e.know(s, s.generation)
-	}
-	return lacks, err
+	return e.command(s, register)
 }
 
 // roomForContexts rejects a quota too small for a context. Called before the slice is registered, or in its turn.

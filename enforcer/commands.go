@@ -28,17 +28,21 @@ type call struct {
 	answer chan core.Reply
 }
 
-// command carries out a command, and returns core's answer. The caller has the turn of the command's holder; made is what the command makes, nil if
-// nothing.
+// command carries out a command, and returns its error. Slices are evicted for a grant that has no room.
 func (e *Enforcer) command(made adapter, cmd func(client uint64) core.Command) error {
+	r := e.ask(made, cmd)
+	return e.evictFor(r.Err, r.Lacks, false)
+}
+
+// ask carries out a command, and returns core's answer. The caller has the turn of the command's holder; made is what the command makes, nil if nothing.
+func (e *Enforcer) ask(made adapter, cmd func(client uint64) core.Command) core.Reply {
 	c := &call{made, make(chan core.Reply, 1)}
 	e.carryOut(func(a *core.Accounts) {
 		e.calls.last++
 		e.calls.of[e.calls.last] = c
 		a.Do(cmd(e.calls.last))
 	})
-	r := <-c.answer
-	return e.evictFor(r.Err, r.Lacks, false)
+	return <-c.answer
 }
 
 // note has core take a fact.

@@ -33,11 +33,45 @@ func (e *Enforcer) devicesBy(q *quota.Quota, limits core.Bytes, totals map[[16]b
 	return all
 }
 
+// writeLimits writes the limits of devices to a quota's ledger, and returns those that were added or have another limit. Called with its lock held.
+func writeLimits(q *quota.Quota, devices []*quota.Device, limitOn func(*quota.Device) (limit, highest uint64)) (changed []string, err error) {
+	for i, d := range devices {
+		limit, highest := limitOn(d)
+		switch {
+		case i == len(q.Devices):
+			if err := q.Add(d); err != nil {
+				return changed, err
+			}
+			killpoint.Pass("device.added")
+		case limit == d.Granted():
+			continue
+		default:
+			d.SetLimit(limit, highest)
+			if err := q.Write(i); err != nil {
+				q.Damage(err)
+				return changed, err
+			}
+			killpoint.Pass("set.limited")
+		}
+		changed = append(changed, d.Name)
+	}
+	return changed, nil
+}
+
 // carryOut is of adapter.
 func (s *slice) carryOut(effect core.Effect) core.Fact {
 	switch x := effect.(type) {
+	case core.Make:
+		return core.Made{Op: x.Op, Err: s.make()}
 	case core.Store:
 		return core.Stored{Op: x.Op, Err: s.storeRecord(&x.Record)}
+	case core.Listen:
+		s.e.enter(s)
+		return core.Opened{Op: x.Op, Err: s.e.serve(s)}
+	case core.Forget: // of a registration that failed: HangUp follows
+		return core.Stored{Op: x.Op}
+	case core.HangUp:
+		s.fail()
 	case core.Limit:
 		return core.Limited{Op: x.Op, Err: s.setLimits(x.Limits)}
 	case core.Close:
@@ -49,16 +83,20 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 	return nil // End: (*Enforcer).end signals the processes, which takes longer than a turn may
 }
 
-// storeRecord stores a record. That of an expired slice is owed by the store if it cannot be written: the slice expires all the same.
+// storeRecord stores a record. A slice expires though that cannot be written: the next enforcer finds its deadline.
 func (s *slice) storeRecord(r *core.Record) error {
 	s.mu.Lock()
 	was := s.rec
+	if r.Elastic != s.request.Elastic || r.Tenant != s.holder.Tenant {
+		s.mu.Unlock()
+		return api.Errorf(api.CodeBusy, "pool %s was created while slice %s was registered: try again", s.request.Pools, s.id())
+	}
 	s.rec, s.changed = *r, nil
 	after, adds := s.stored(), false
 	for i, d := range s.devices(r.Limits) {
 		if i == len(after.Limits) {
 			after.Limits, adds = append(after.Limits, s.storedLimit(d)), true
-		} else if limit, changes := s.limitBy(r, d); changes {
+		} else if limit := s.limitBy(r, d); limit != d.Granted() {
 			after.Limits[i], after.Changing = storedLimit(d, limit, s.highestLimit(d)), true
 		}
 	}
@@ -71,6 +109,7 @@ func (s *slice) storeRecord(r *core.Record) error {
 		return err
 	}
 	switch {
+	case !s.e.has(s): // it is being registered
 	case r.Phase == core.Expiring:
 		killpoint.Pass("expire.marked")
 	case adds && slices.Equal(r.Quotas, was.Quotas):
@@ -87,60 +126,41 @@ func (s *slice) storeRecord(r *core.Record) error {
 // devices returns the slice's devices in the ledger's order, and then those that the ledger lacks. Called with mu held.
 func (s *slice) devices(limits core.Bytes) []*quota.Device {
 	return s.e.devicesBy(s.quota, limits, s.totals, func(d *quota.Device) uint64 {
-		limit, _ := s.limitBy(&core.Record{Quotas: s.rec.Quotas, Limits: limits}, d)
-		return limit
+		return s.limitBy(&core.Record{Quotas: s.rec.Quotas, Limits: limits}, d)
 	})
 }
 
-// limitBy returns the slice's limit on a device by a record, and whether that differs from the present one. A device without a limit in the record keeps
-// its own. Called with mu held.
-func (s *slice) limitBy(r *core.Record, d *quota.Device) (limit uint64, changes bool) {
-	limit = d.Granted()
-	if bytes, has := r.Limits[d.Name]; has && bytes > 0 {
-		limit, _ = s.allowedBy(r.Quotas, d.UUID, d.Total)
+// limitBy returns the slice's limit on a device by a record. A device without a limit in the record keeps its own. Called with mu held.
+func (s *slice) limitBy(r *core.Record, d *quota.Device) uint64 {
+	if r.Limits[d.Name] == 0 || d.Granted() > 0 && s.record() {
+		return d.Granted()
 	}
-	return limit, limit != d.Granted() && !s.record()
+	limit, _ := s.allowedBy(r.Quotas, d.UUID, d.Total)
+	return limit
+}
+
+// fail undoes a registration that core has given up.
+func (s *slice) fail() {
+	s.setLimited(false) // the driver is given no limits that the store does not know
+	if err := s.e.release(s, causeFailed); err != nil {
+		s.log.Error("failed registration not removed from the store: trying again", "err", err)
+	}
 }
 
 // setLimits writes the limits to the ledger.
 func (s *slice) setLimits(limits core.Bytes) error {
 	s.mu.Lock()
-	err := s.setLimitsNow(limits)
+	err := s.refusal()
+	if err == nil {
+		r := core.Record{Quotas: s.rec.Quotas, Limits: limits}
+		s.changed, err = writeLimits(s.quota, s.devices(limits), func(d *quota.Device) (uint64, uint64) { return s.limitBy(&r, d), s.highestLimit(d) })
+	}
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	if err := s.put(); err != nil {
 		s.log.Error("completed change of quotas not persisted: the next enforcer sets them again", "err", err)
-	}
-	return nil
-}
-
-// setLimitsNow is setLimits with mu held, without the store.
-func (s *slice) setLimitsNow(limits core.Bytes) error {
-	if err := s.refusal(); err != nil {
-		return err
-	}
-	r := core.Record{Quotas: s.rec.Quotas, Limits: limits}
-	for i, d := range s.devices(limits) {
-		before := d.Granted()
-		switch limit, changes := s.limitBy(&r, d); {
-		case i == len(s.quota.Devices):
-			if err := s.quota.Add(d); err != nil {
-				return err
-			}
-		case !changes:
-			continue
-		default:
-			d.SetLimit(limit, s.highestLimit(d))
-			if err := s.quota.Write(i); err != nil {
-				s.quota.Damage(err)
-				return err
-			}
-			killpoint.Pass("set.limited")
-			s.log.Info("slice's quota changed", "device", d.Name, "bytes", limit, "before", before)
-		}
-		s.changed = append(s.changed, d.Name)
 	}
 	return nil
 }
@@ -167,10 +187,17 @@ func (s *slice) emit(event api.Event) {
 	defer s.mu.Unlock()
 	switch {
 	case event.Kind == api.EventExpired && s.overstayed != "": // told by endForOthers
+	case event.Kind == api.EventRegistered:
+		r := &s.request
+		s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
+		event.PID = r.PID
+		s.tell(event)
+		s.e.checkLeases()
 	case event.Kind == api.EventChanged && event.Cause == changedQuota && len(s.changed) > 0:
 		for i, d := range s.quota.Devices {
 			if slices.Contains(s.changed, d.Name) {
 				u := s.showDevice(i, d)
+				s.log.Info("slice's quota changed", "device", d.Name, "bytes", u.Limit)
 				event.Device, event.Limit, event.Used, event.Overhead = d.Name, &u.Limit, &u.Used, &u.Overhead
 				s.tell(event)
 			}
@@ -249,27 +276,11 @@ func (p *pool) limit(limits core.Bytes) error {
 	if p.quota.Ledger == nil {
 		return ErrClosed
 	}
-	now := core.Record{Quotas: p.quotas, Limits: limits}
-	for i, d := range p.devices(limits) {
-		limit := p.limitBy(&now, d)
-		switch {
-		case i == len(p.quota.Devices):
-			if err := p.quota.Add(d); err != nil {
-				return err
-			}
-		case limit == d.Granted():
-			continue
-		default:
-			d.SetLimit(limit, d.HighestLimit())
-			if err := p.quota.Write(i); err != nil {
-				p.quota.Damage(err)
-				return err
-			}
-		}
-		p.changed = append(p.changed, d.Name)
-		killpoint.Pass("pool.limited")
-	}
-	return nil
+	r := core.Record{Quotas: p.quotas, Limits: limits}
+	changed, err := writeLimits(p.quota, p.devices(limits), func(d *quota.Device) (uint64, uint64) { return p.limitBy(&r, d), d.HighestLimit() })
+	p.changed = changed
+	killpoint.Pass("pool.limited")
+	return err
 }
 
 // devices returns the pool's devices in the ledger's order, and then those that the ledger lacks. Called with mu held.

@@ -415,14 +415,6 @@ func (s *slice) obstruct(err error) {
 
 func (e *Enforcer) movesElastic() bool { return e.whyNotElastic() == "" }
 
-// mayBeElastic returns why the slice cannot be elastic, if it is to be.
-func (s *slice) mayBeElastic() error {
-	if why := s.e.whyNotElastic(); why != "" && s.request.Elastic && s.counts() {
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: %s", s.id(), why)
-	}
-	return nil
-}
-
 // whyNotElastic returns why no slice or pool can be elastic; "" if they can.
 func (e *Enforcer) whyNotElastic() string {
 	switch {

@@ -273,7 +273,7 @@ func TestWhoCannotBeElasticIsTold(t *testing.T) {
 		_, err := h.Register(context.Background(), r)
 		refusedWith(t, err, api.CodeBadRequest, words)
 	}
-	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "x", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}, Elastic: true, Priority: 1})
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "x", PID: start(t, "", newCgroup(t)).pid(), Quotas: []api.Quota{on(gpu0, gib)}, Elastic: true, Priority: 1})
 	refusedWith(t, err, api.CodeBadRequest, "up to 0 is accepted (max_priority in [elastic]")
 	h.with(func(o *enforcer.Options) { o.Checkpoint = nil })
 	_, err = h.tryElastic("x", gib, 0)

@@ -169,7 +169,7 @@ func (d *daemon) nothingLeft() {
 
 var points = []string{
 	"register.ledger", "register.dir", "register.decided", "register.stored", "register.limited", "register.listening", "register.done",
-	"device.stored", "attach.assigned", "attach.live", "attach.replied", "attach.settled",
+	"device.stored", "device.added", "attach.assigned", "attach.live", "attach.replied", "attach.settled",
 	"death.seen", "death.settled", "release.marked", "release.closed", "release.lingering", "release.removed", "release.done",
 }
 

@@ -35,14 +35,6 @@ func sinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// until returns the deadline of a slice with this time to live from now.
-func (e *Enforcer) until(ttl time.Duration) time.Duration {
-	if ttl == 0 {
-		return 0
-	}
-	return e.now() + ttl
-}
-
 // timeIsOver reports whether the slice's deadline has passed, or it is ended before. Called with mu held.
 func (s *slice) timeIsOver() bool {
 	return s.overstayed != "" || s.rec.Deadline != 0 && s.e.now() >= s.rec.Deadline

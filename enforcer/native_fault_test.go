@@ -193,7 +193,7 @@ func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
 	if devices == nil {
 		return
 	}
-	for _, point := range []string{"set.stored", "set.limited", "set.done"} {
+	for _, point := range []string{"set.stored", "device.added", "set.done"} {
 		d := nativeDaemon(t)
 		d.start(point)
 		c := newContainer(t, d, "c")

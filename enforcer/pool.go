@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -79,7 +78,7 @@ func (p *pool) sharesOn(d *quota.Device) *shares {
 // account returns the pool's record for admission. Called with mu held, or before the pool is registered.
 func (p *pool) account() core.Record {
 	return core.Record{
-		Kind: core.Pool, ID: p.name, Tenant: p.asked.Tenant, Private: p.asked.ByGrant, Quotas: p.quotas, Limits: p.quota.Commitment(),
+		Kind: core.Pool, ID: p.name, Tenant: p.asked.Tenant, Private: p.asked.ByGrant, Quotas: p.quotas, Limits: p.quota.Limits(),
 		Elastic: p.asked.Elastic, Priority: p.asked.Priority, Phase: core.Live,
 	}
 }
@@ -128,19 +127,6 @@ func (p *pool) covers(raw [16]byte) bool {
 	return covering(p.quotas, raw) != nil
 }
 
-// poolsCover returns an error if the slice's pools do not cover these quotas.
-func (s *slice) poolsCover(quotas []api.Quota) error {
-	for _, q := range quotas {
-		uuid, err := driver.ParseUUID(q.Device)
-		if err == nil && len(s.pools) > 0 && s.poolOn(uuid.Raw) == nil {
-			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", s.id(), q.Device, s.request.Pools)
-			refusal.Device = q.Device
-			return refusal
-		}
-	}
-	return nil
-}
-
 // poolOn returns the slice's pool with a quota on a device; nil if there is none.
 func (s *slice) poolOn(raw [16]byte) *pool {
 	for _, p := range s.pools {
@@ -179,7 +165,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	p.totals[uuid.Raw] = total
 	p.mu.Unlock()
 	err = p.e.command(nil, func(client uint64) core.Command {
-		return core.UseDevice{Client: client, Kind: core.Pool, ID: p.name, Device: uuid.String(), Bytes: min(limit, total)}
+		return core.UseDevice{Client: client, Kind: core.Pool, ID: p.name, Device: uuid.String(), Bytes: limit}
 	})
 	if errors.Is(err, api.ErrQuotaExceeded) { // the device is in the ledger, with a limit of 0
 		p.log.Warn("member uses a device on which the pool has no quota", "device", uuid, "err", err)
@@ -266,47 +252,6 @@ func (p *pool) leaveTo(r *api.RegisterRequest) {
 	if ttl := p.asked.TTL; ttl != 0 && (r.TTL == 0 || r.TTL > ttl) {
 		r.TTL = ttl
 	}
-}
-
-// joinPools makes a slice a member of the pools that it names. It holds the turns of all of them, taken in the order of names, so that no two have,
-// or get (set), a quota on the same device. Called before the slice is registered.
-func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
-	for _, name := range slices.Sorted(slices.Values(s.request.Pools)) {
-		p, err := e.turnOfPool(ctx, name)
-		if err == nil && !p.accepts(&s.request) {
-			p.turn.Give()
-			err = noPool(name) // pool names of others are secret
-		}
-		if errors.Is(err, api.ErrNotFound) {
-			return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
-		}
-		if err != nil {
-			return err
-		}
-		defer p.turn.Give()
-		if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
-			return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
-		}
-		if p.asked.Elastic != s.request.Elastic { // leaveTo sets it from existing pools
-			return api.Errorf(api.CodeBadRequest, "slice %s cannot be in pool %s: all pools of a slice are elastic, or none is", s.id(), name)
-		}
-		for _, other := range s.pools {
-			if device := core.Overlap(other.quotas, p.quotas); device != "" { // quotas change in their turns only
-				if device = e.gpuOf(device).called(device); device == api.AllDevices {
-					device = "all devices"
-				}
-				return api.Errorf(api.CodeBadRequest, "pools %s and %s both have a quota on device %s: slice %s can be in one of them", other.name, name, device, s.id())
-			}
-		}
-		s.pools = append(s.pools, p)
-	}
-	if err := s.poolsCover(s.rec.Quotas); err != nil {
-		return err
-	}
-	for _, p := range s.pools {
-		p.join(s)
-	}
-	return nil
 }
 
 // allowed returns the bytes that the slice may keep on a device of total bytes by its own quotas; false if it may not use it. A member without a

@@ -36,7 +36,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	p.turn.Wait() // no other goroutine has the pool yet
 	defer p.turn.Give()
 	p.quota.Devices = p.foresee(p.quotas)
-	limits := p.quota.Commitment()
+	limits := p.quota.Limits()
 	if err := e.roomForContexts("pool "+name, limits); err != nil {
 		return api.Pool{}, err
 	}
@@ -137,7 +137,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, limits core.Bytes,
 	limits = make(core.Bytes)
 	for _, d := range append(slices.Clone(p.quota.Devices), p.foresee(merged)...) {
 		limit, _ := quotaOn(merged, d.UUID, d.Total)
-		limits[d.Name] = min(limit, d.Total)
+		limits[d.Name] = limit
 	}
 	return merged, limits, nil
 }

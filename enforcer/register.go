@@ -46,9 +46,6 @@ func (e *Enforcer) RegisterWithin(ctx context.Context, r api.RegisterRequest, li
 
 func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *admission.User) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
-	if most := e.options.Elastic.MaxPriority; r.Priority > most && (limit != nil || !r.Session) {
-		return api.RegisterReply{}, api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, most)
-	}
 	if err := e.checkRequest(&r); err != nil {
 		return api.RegisterReply{}, err
 	}
@@ -58,47 +55,22 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 	}
 	s.turn.Wait() // not contended: the slice is not registered yet
 	defer s.turn.Give()
-	if err := e.decide(ctx, s, limit); err != nil {
-		return api.RegisterReply{}, err
-	}
-	killpoint.Pass("register.decided")
-	if err := e.serve(s); err != nil {
-		return api.RegisterReply{}, err
-	}
-	killpoint.Pass("register.done")
-	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
-}
-
-// decide claims the slice's id and cgroup, has its quotas admitted, and stores it, or returns why it cannot have them. The slice then counts in
-// admission, but no process can attach yet. Called in the slice's turn, as is serve.
-func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) error {
-	err := ctx.Err() // the caller is gone and would not release it
-	if err == nil {
-		err = e.joinPools(ctx, s)
-	}
+	err = ctx.Err() // the caller is gone and would not release it
 	if err == nil {
 		err = e.makeWay(ctx, s)
 	}
 	if err == nil {
-		err = e.admitSlice(s, limit)
+		err = e.admit(s, limit)
 	}
 	if err != nil {
-		e.unclaim(s)
-		s.leave()
-		return err
+		if !s.made {
+			e.unclaim(s)
+			s.leave()
+		}
+		return api.RegisterReply{}, err
 	}
-	if err = s.make(); err == nil {
-		err = e.store.PutSlice(s.storedNow())
-	}
-	if err != nil {
-		s.setLimited(false) // the driver is given no limits that the store does not know
-		return errors.Join(err, e.release(s, causeFailed))
-	}
-	s.mu.Lock()
-	s.recommit()
-	s.mu.Unlock()
-	e.enter(s)
-	return nil
+	killpoint.Pass("register.done")
+	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 
 // serve opens a slice to its processes, once its record is stored.
@@ -112,16 +84,7 @@ func (e *Enforcer) serve(s *slice) error {
 		killpoint.Pass("register.listening")
 		err = e.watchSlice(s)
 	}
-	if err != nil {
-		return errors.Join(err, e.release(s, causeFailed))
-	}
-	r := &s.request
-	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
-	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
-	if r.TTL > 0 {
-		e.checkLeases()
-	}
-	return nil
+	return err
 }
 
 // newSlice identifies the slice's processes. It changes nothing outside the enforcer.
@@ -146,7 +109,12 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		e: e, log: log, pace: its.pace, group: e.newGroup(&r, init.Start, log), request: r, holder: newHolder(&r), created: time.Now().UTC(),
 		turn: guard.NewTurn(), generation: e.nextGeneration(),
 	}
-	s.rec = s.newRecord(e.until(r.TTL))
+	s.rec = s.newRecord(0)
+	for _, name := range r.Pools {
+		if p := e.findPool(name); p != nil { // core refuses the slice without it
+			s.pools = append(s.pools, p)
+		}
+	}
 	s.group.First = init
 	s.newQuota()
 	if r.Elastic {
@@ -217,7 +185,7 @@ func (e *Enforcer) nextGeneration() uint64 {
 func (s *slice) newRecord(deadline time.Duration) core.Record {
 	r := &s.request
 	return core.Record{
-		ID: r.ID, Generation: s.generation, Tenant: r.Tenant, Pools: r.Pools, Quotas: r.Quotas, Unlimited: s.record(), Elastic: r.Elastic, Priority: r.Priority,
+		ID: r.ID, Generation: s.generation, Tenant: r.Tenant, UID: s.holder.UID, Pools: r.Pools, Quotas: r.Quotas, Unlimited: s.record(), Elastic: r.Elastic, Priority: r.Priority,
 		Phase: core.Live, TTL: r.TTL, Deadline: deadline,
 	}
 }
@@ -296,6 +264,11 @@ func (e *Enforcer) unclaim(s *slice) {
 
 // make makes the slice's ledger, directory and token, but not its record and socket.
 func (s *slice) make() error {
+	s.made = true
+	for _, p := range s.pools {
+		p.join(s)
+	}
+	killpoint.Pass("register.decided")
 	if err := s.quota.Begin(); err != nil {
 		return err
 	}

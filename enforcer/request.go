@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
@@ -29,11 +28,6 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if err := r.CheckElastic(); err != nil {
 		return err
 	}
-	ttl, err := core.Lifetime(r.ID, r.TTL, e.options.MaxTTL)
-	if err != nil {
-		return err
-	}
-	r.TTL = ttl
 	r.Visible = e.resolveVisible(r.Visible)
 	seen := make(map[string]bool)
 	for i := range r.Quotas {
@@ -55,10 +49,7 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		// Record mode refuses nothing on any device.
 		r.Quotas = append(r.Quotas, api.Quota{Device: api.AllDevices, Percent: 100})
 	}
-	if r.Mode == api.Record {
-		return nil
-	}
-	return e.book.CheckSize(r.ID, r.Quotas)
+	return nil
 }
 
 // resolve turns a person's name for a device into its UUID. An index is resolved at once, since it depends on the program that counts, and on the boot.

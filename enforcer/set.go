@@ -98,12 +98,12 @@ func (s *slice) wants(r api.ChangeRequest) (c core.Change, err error) {
 		}
 		return quotaOn(c.Quotas, raw, total)
 	}) {
-		wants[d.Name] = min(d.Granted(), d.Total)
+		wants[d.Name] = d.Granted()
 	}
 	if err := s.e.roomForContexts("slice "+s.id(), wants); err != nil {
 		return c, err
 	}
-	c.Limits = s.quota.Commitment()
+	c.Limits = s.quota.Limits()
 	maps.Copy(c.Limits, wants)
 	return c, nil
 }
@@ -197,11 +197,6 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 	if seen[api.AllDevices] && !s.usesAll(merged) {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s has its own quota on each device that it sees, so one for all devices would change nothing: name the device, or all of them (--device all)", s.id())
 	}
-	if len(quotas) > 0 {
-		if err := s.poolsCover(merged); err != nil {
-			return nil, err
-		}
-	}
 	if len(merged) > api.MaxQuotas {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s would have %d quotas: up to %d are accepted", s.id(), len(merged), api.MaxQuotas)
 	}
@@ -242,7 +237,7 @@ func (s *slice) limitsBy(quotas []api.Quota) (core.Bytes, error) {
 			return nil, api.Errorf(api.CodeBadRequest, "the quota of slice %s on device %s would be 0 bytes", s.id(), d.Name)
 		case now == 0 && covers.Device == api.AllDevices:
 		default:
-			limits[d.Name] = min(limit, d.Total)
+			limits[d.Name] = limit
 		}
 	}
 	return limits, nil

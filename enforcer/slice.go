@@ -63,6 +63,7 @@ type slice struct {
 	needsChanged bool // since the history was updated
 	rejected     report.Rejected
 
+	made    bool                // core has admitted it
 	rec     core.Record         // as stored, but for the limits, which the quota has, and the residence, which suspension has
 	totals  map[[16]byte]uint64 // bytes of the devices that its processes named
 	changed []string            // devices with another limit, to be told

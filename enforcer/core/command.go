@@ -20,7 +20,8 @@ type Command interface {
 // CodeNoDevice, CodeQuotaExceeded, and CodeBusy while memory is being evicted for it.
 type Register struct {
 	Client uint64
-	// Slice has the fields ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL; the others are set here.
+	// Slice has the fields ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL, and a Generation or 0; the others
+	// are set here.
 	// Tenant, Elastic, Priority and TTL may come from its pools instead.
 	Slice  Record
 	Holder *refusal.Holder // in refusals; nil: by the record

@@ -21,14 +21,15 @@ func (c *Core) register(cmd Register) error {
 	if err != nil {
 		return err
 	}
-	if most := c.config.Elastic.MaxPriority; r.Priority > most && (cmd.User != nil || r.UID == nil) {
+	own := !slices.ContainsFunc(pools, func(p *holder) bool { return p.Elastic }) // a member's priority is its pools'
+	if most := c.config.Elastic.MaxPriority; own && r.Priority > most && (cmd.User != nil || r.UID == nil) {
 		return api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, most)
 	}
 	if r.TTL, err = Lifetime(r.ID, r.TTL, c.config.MaxTTL); err != nil {
 		return err
 	}
 	h := newHolder(&Record{
-		ID: r.ID, Generation: c.nextGeneration(), Name: r.Name, Tenant: r.Tenant, UID: r.UID, Pools: r.Pools, Quotas: r.Quotas, Limits: r.Limits,
+		ID: r.ID, Generation: cmp.Or(r.Generation, c.nextGeneration()), Name: r.Name, Tenant: r.Tenant, UID: r.UID, Pools: r.Pools, Quotas: r.Quotas, Limits: r.Limits,
 		Unlimited: r.Unlimited, Elastic: r.Elastic, Priority: r.Priority, Native: r.Native, TTL: r.TTL, Deadline: c.until(r.TTL),
 	}, cmd.Holder)
 	h.pools, h.user, h.active, h.returned = pools, cmd.User, c.now, c.now

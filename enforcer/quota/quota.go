@@ -222,6 +222,17 @@ func (q *Quota) OverLimit(index int) bool {
 	return q.figures(index).Used > q.Devices[index].Limit
 }
 
+// Limits returns the limit on each device, in bytes by UUID, without those of 0.
+func (q *Quota) Limits() map[string]uint64 {
+	limits := make(map[string]uint64)
+	for _, d := range q.Devices {
+		if bytes := d.Granted(); bytes > 0 {
+			limits[d.Name] = bytes
+		}
+	}
+	return limits
+}
+
 // Commitment returns the quota's commitment on each device, in bytes by UUID: the limit, or the whole device if that is less.
 func (q *Quota) Commitment() map[string]uint64 { return Commitment(q.Devices) }
 

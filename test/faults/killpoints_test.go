@@ -67,7 +67,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	if strings.Contains(point, "pool") {
 		part = "pool"
 	}
-	if point == "device.stored" { // with driver truth, all visible devices are known at the start
+	if strings.HasPrefix(point, "device.") { // with driver truth, all visible devices are known at the start
 		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
 		w.noTruth = true
 	}
