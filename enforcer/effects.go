@@ -260,7 +260,11 @@ func (p *pool) put(r *core.Record) error {
 	if err != nil && known {
 		err = errors.Join(err, p.e.store.PutPoolState(p.name, before))
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case r.Trust == core.Damaged: // that has happened
+		p.log.Error("damage of the pool not persisted: the next enforcer may not detect it", "err", err)
+	default:
 		return err
 	}
 	p.mu.Lock()

@@ -276,9 +276,6 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			for _, p := range e.allPools() {
 				p.check()
 			}
-			e.carryOut(func(a *core.Accounts) {
-				a.Repeat()
-			})
 			e.listenLater()
 			e.checkedAt(due)
 		case <-ctx.Done():

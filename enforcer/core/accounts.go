@@ -313,9 +313,6 @@ func (a *Accounts) Overstay(generation uint64, why string) {
 	}
 }
 
-// Repeat repeats the writes that failed, and have to succeed.
-func (a *Accounts) Repeat() { a.repeat() }
-
 // Sessions returns the number of a user's sessions.
 func (a *Accounts) Sessions(uid uint32) int { return len(a.users[uid]) }
 

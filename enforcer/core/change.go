@@ -156,21 +156,17 @@ func (c *grants) over(h *holder) bool {
 	return h.overstayed != "" || h.Deadline != 0 && c.now >= h.Deadline
 }
 
-func (c *operations) repeat() {
-	retries := c.retries
-	c.retries = nil
-	for _, h := range retries {
-		c.store(h)
-	}
-}
-
 // tick takes the time. It repeats writes that failed, and ends the slices that have expired.
 func (c *Core) tick(now time.Duration) {
 	if now < c.now {
 		return
 	}
 	c.now, c.freed = now, true
-	c.repeat()
+	retries := c.retries
+	c.retries = nil
+	for _, h := range retries {
+		c.store(h)
+	}
 	for _, h := range append([]*holder(nil), c.holders...) {
 		c.settle(h)
 		if h.Phase == Expiring && h.Asked != 0 && !h.killed && c.now >= h.Asked+c.config.Grace {
