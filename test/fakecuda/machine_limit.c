@@ -24,7 +24,7 @@ static bool is_cgroup(const char *path, struct stat *info)
  * Splits a path at its hierarchy's mount. The rest is "/" and names, as in /proc/self/cgroup.
  * Changes `path`.
  */
-static bool below_mount(char *path, char *relative, uint64_t *inode)
+static bool below_mount(char *path, char *relative)
 {
 	struct stat info, above;
 	size_t mount = strlen(path);
@@ -32,7 +32,6 @@ static bool below_mount(char *path, char *relative, uint64_t *inode)
 
 	if (path[0] != '/' || !is_cgroup(path, &info))
 		return false;
-	*inode = info.st_ino;
 	memcpy(whole, path, mount + 1);
 	while (mount > 0) {
 		char *slash = strrchr(path, '/');
@@ -111,7 +110,7 @@ bool machine_limits_allow(unsigned device, unsigned record, uint64_t bytes)
 	return true;
 }
 
-/* Drops limits of removed cgroups. Their reservations above them stay. */
+/* Drops limits of removed cgroups. */
 static void forget_removed(const char *mount)
 {
 	unsigned count = atomic_load(&machine_state->limit_count);
@@ -140,13 +139,11 @@ static struct limit *find(unsigned device, const char *cgroup)
 	return NULL;
 }
 
-static struct limit *find_or_add(unsigned device, const char *mount, const char *cgroup)
+static struct limit *find_or_add(unsigned device, const char *path, const char *cgroup)
 {
 	struct limit *limit = find(device, cgroup);
-	char path[PATH_MAX];
 	struct stat info;
 
-	snprintf(path, sizeof(path), "%s%s", mount, cgroup);
 	for (unsigned i = 0; !limit && i < MACHINE_MAX_LIMITS; i++) {
 		if (*machine_state->limit[i].cgroup || !is_cgroup(path, &info))
 			continue;
@@ -160,41 +157,15 @@ static struct limit *find_or_add(unsigned device, const char *mount, const char 
 	return limit;
 }
 
-static void drop_if_none(struct limit *limit)
+/* Finds the cgroup of a path, drops the limits of removed ones, and locks the state. */
+static bool begin(const char *path, char *cgroup)
 {
-	if (limit->soft == 0 && limit->hard == MACHINE_NO_LIMIT)
-		*limit->cgroup = '\0';
-}
-
-/* Adds a change of a cgroup's reservation to those above it, except the root. */
-static void reserve_above(unsigned device, const char *mount, const char *cgroup, uint64_t more)
-{
-	char above[MACHINE_CGROUP_BYTES];
-	char *slash;
-
-	snprintf(above, sizeof(above), "%s", cgroup);
-	while (more && (slash = strrchr(above, '/')) != above) {
-		struct limit *limit;
-
-		*slash = '\0';
-		limit = find_or_add(device, mount, above);
-		if (!limit)
-			return;
-		limit->soft += more;
-		drop_if_none(limit);
-	}
-}
-
-/* Splits a path into its hierarchy's mount and the cgroup, and drops removed ones. */
-static bool begin(const char *path, char *mount, char *cgroup)
-{
-	char given[PATH_MAX];
-	uint64_t inode;
+	char given[PATH_MAX], mount[PATH_MAX];
 
 	if (snprintf(given, sizeof(given), "%s", path) >= (int)sizeof(given))
 		return false;
 	memcpy(mount, given, sizeof(given));
-	if (!below_mount(given, cgroup, &inode))
+	if (!below_mount(given, cgroup))
 		return false;
 	if (strcmp(cgroup, "/") != 0)
 		mount[strlen(mount) - strlen(cgroup)] = '\0';
@@ -203,23 +174,19 @@ static bool begin(const char *path, char *mount, char *cgroup)
 	return true;
 }
 
-enum machine_limit_status machine_limit_set(unsigned device, const char *path, uint64_t soft,
-                                            uint64_t hard)
+enum machine_limit_status machine_limit_set(unsigned device, const char *path, uint64_t hard)
 {
-	char mount[PATH_MAX], cgroup[MACHINE_CGROUP_BYTES];
+	char cgroup[MACHINE_CGROUP_BYTES];
 	enum machine_limit_status status = MACHINE_LIMIT_FULL;
 	struct limit *limit;
 
-	if (!begin(path, mount, cgroup))
+	if (!begin(path, cgroup))
 		return MACHINE_LIMIT_NO_CGROUP;
-	limit = find_or_add(device, mount, cgroup);
+	limit = find_or_add(device, path, cgroup);
 	if (limit) {
-		uint64_t more = soft - limit->soft; /* below 0 it wraps, and so does the sum */
-
-		limit->soft = soft;
 		limit->hard = hard;
-		drop_if_none(limit);
-		reserve_above(device, mount, cgroup, more);
+		if (hard == MACHINE_NO_LIMIT)
+			*limit->cgroup = '\0';
 		status = MACHINE_LIMIT_OK;
 	}
 	machine_unlock();
@@ -229,14 +196,14 @@ enum machine_limit_status machine_limit_set(unsigned device, const char *path, u
 enum machine_limit_status machine_limit_get(unsigned device, const char *path,
                                             struct machine_limit *out)
 {
-	char mount[PATH_MAX], cgroup[MACHINE_CGROUP_BYTES];
+	char cgroup[MACHINE_CGROUP_BYTES];
 	struct limit *limit;
 
-	if (!begin(path, mount, cgroup))
+	if (!begin(path, cgroup))
 		return MACHINE_LIMIT_NO_CGROUP;
 	limit = find(device, cgroup);
 	if (limit)
-		*out = (struct machine_limit){limit->soft, limit->hard, used_in(device, cgroup)};
+		*out = (struct machine_limit){limit->hard, used_in(device, cgroup)};
 	machine_unlock();
 	return limit ? MACHINE_LIMIT_OK : MACHINE_LIMIT_NONE;
 }

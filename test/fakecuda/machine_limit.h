@@ -4,8 +4,7 @@
  * nvmlDeviceSetMemoryLimits_v1.
  *
  * The use of a limit is not stored: it is the sum over the live processes in the cgroup and below.
- * A limit ends with its cgroup. Soft limits are stored and returned, without further effect: each
- * cgroup has the sum of those below, and keeps that of a removed one.
+ * A limit ends with its cgroup. There are no soft limits.
  */
 #ifndef FAKECUDA_MACHINE_LIMIT_H
 #define FAKECUDA_MACHINE_LIMIT_H
@@ -15,7 +14,7 @@
 #define MACHINE_NO_LIMIT UINT64_MAX
 
 struct machine_limit {
-	uint64_t soft, hard; /* bytes; 0 and MACHINE_NO_LIMIT: none */
+	uint64_t hard; /* bytes */
 	uint64_t used;
 };
 
@@ -27,8 +26,7 @@ enum machine_limit_status {
 };
 
 /* `path` is a cgroup's directory. Setting no limit removes the former one. */
-enum machine_limit_status machine_limit_set(unsigned device, const char *path, uint64_t soft,
-                                            uint64_t hard);
+enum machine_limit_status machine_limit_set(unsigned device, const char *path, uint64_t hard);
 enum machine_limit_status machine_limit_get(unsigned device, const char *path,
                                             struct machine_limit *out);
 

@@ -51,7 +51,7 @@ struct limit {
 	char cgroup[MACHINE_CGROUP_BYTES]; /* "": this place is free */
 	uint64_t inode;
 	uint32_t device;
-	uint64_t soft, hard;
+	uint64_t hard;
 };
 
 struct state {

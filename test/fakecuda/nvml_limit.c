@@ -44,8 +44,9 @@ NVML_API nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device,
 	if (limits->softLimit > limits->hardLimit || limits->softLimit > total ||
 	    (limits->hardLimit > total && limits->hardLimit != NVML_DEVICE_MEMORY_LIMIT_MAX))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	return result_of(machine_limit_set(device->machine, limits->nameSpace, limits->softLimit,
-	                                   limits->hardLimit));
+	if (limits->softLimit != 0)
+		return NVML_ERROR_NOT_SUPPORTED;
+	return result_of(machine_limit_set(device->machine, limits->nameSpace, limits->hardLimit));
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device,
@@ -58,7 +59,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device,
 		result = result_of(machine_limit_get(device->machine, limits->nameSpace, &limit));
 	if (result != NVML_SUCCESS)
 		return result;
-	limits->softLimit = limit.soft;
+	limits->softLimit = 0;
 	limits->hardLimit = limit.hard;
 	limits->currentUsed = limit.used;
 	return NVML_SUCCESS;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machinetest tests the simulated driver's machine: all processes share its cards, an exit frees everything at once, and NVML names
-// processes by the pids of the caller's namespace.
+// Package machinetest tests the simulated driver's machine: all processes share its cards, and an exit frees everything at once.
 package machinetest
 
 import (
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,18 +20,16 @@ import (
 	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
-	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 const (
 	mib = 1 << 20
 	gib = 1 << 30
 
-	outOfMemory    = 2
-	notInitialized = 3
+	outOfMemory = 2
 )
 
-var program string
+var program, objects string
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "machinetest")
@@ -41,11 +37,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	program = filepath.Join(dir, "process")
-	compile := exec.Command("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-o", program, "testdata/process.c", "-ldl")
-	if out, err := compile.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "cc testdata/process.c: %v\n%s", err, out)
-		os.Exit(2)
+	program, objects = filepath.Join(dir, "process"), filepath.Join(dir, "objects")
+	for _, name := range []string{program, objects} {
+		source := filepath.Join("testdata", filepath.Base(name)+".c")
+		if out, err := exec.Command("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-o", name, source, "-ldl").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "cc %s: %v\n%s", source, err, out)
+			os.Exit(2)
+		}
 	}
 	code := m.Run()
 	os.RemoveAll(dir)
@@ -155,6 +153,12 @@ func (p *process) processes(index int) map[int]uint64 {
 	return list
 }
 
+func TestMemoryIsHeldWithoutAHandle(t *testing.T) {
+	cmd := exec.Command(objects)
+	cmd.Env = newMachine(t, "FAKECUDA_DEVICES=2").env
+	expect.Equal(t, string(must.Output(cmd.CombinedOutput())(t)), "", "it says")
+}
+
 func TestCapacityIsSharedByAllProcesses(t *testing.T) {
 	m := newMachine(t)
 	a, b := m.startOnCard(), m.startOnCard()
@@ -168,18 +172,6 @@ func TestCapacityIsSharedByAllProcesses(t *testing.T) {
 	b.want("alloc "+strconv.Itoa(5*gib), "0")
 }
 
-func TestMemoryOfAKilledProcessIsFreeAtOnce(t *testing.T) {
-	m := newMachine(t)
-	a, b := m.startOnCard(), m.startOnCard()
-	before := b.free()
-	a.want("alloc "+strconv.Itoa(5*gib), "0")
-	a.want("create "+strconv.Itoa(1*gib), "0")
-	a.want("async "+strconv.Itoa(1*gib), "0")
-	a.kill()
-	expect.Equal(t, b.free(), before+64*mib, "free after the kill")
-	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
-}
-
 func TestMemoryIsFreeAfterAnExec(t *testing.T) {
 	m := newMachine(t)
 	a, b := m.startOnCard(), m.startOnCard()
@@ -188,81 +180,6 @@ func TestMemoryIsFreeAfterAnExec(t *testing.T) {
 	a.want("exec", "another program")
 	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
 	must.Len(t, b.processes(0), 1, "NVML lists")
-}
-
-// leave has the process fork. end ends the child.
-func (p *process) leave() (end func()) {
-	p.t.Helper()
-	answer := p.tell("leave")
-	child, err := strconv.Atoi(answer)
-	if err != nil || child <= 0 {
-		p.t.Fatalf("leave: %q", answer)
-	}
-	end = sync.OnceFunc(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
-	p.t.Cleanup(end)
-	return end
-}
-
-// wantFree waits, since the exit of a dead process's child is reported to no process here.
-func (p *process) wantFree(bytes uint64) {
-	p.t.Helper()
-	free := p.free()
-	for deadline := time.Now().Add(await.Patience); free != bytes && time.Now().Before(deadline); free = p.free() {
-		time.Sleep(time.Millisecond)
-	}
-	must.Equal(p.t, free, bytes, "free")
-}
-
-func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
-	m := newMachine(t)
-	a, b := m.startOnCard(), m.startOnCard()
-	empty := b.free() + 64*mib
-	end := a.leave() // later processes have the same descriptors, too
-	a.want("alloc "+strconv.Itoa(5*gib), "0")
-	a.want("create "+strconv.Itoa(1*gib), "0")
-	a.kill()
-	expect.Equal(t, b.free(), empty-6*gib-64*mib, "free after the parent's death")
-	expect.Equal(t, b.processes(0)[a.cmd.Process.Pid], 6*gib+64*mib, "what NVML lists for the dead")
-	b.want("alloc "+strconv.Itoa(2*gib), strconv.Itoa(outOfMemory))
-	end()
-	b.wantFree(empty)
-	must.Len(t, b.processes(0), 1, "NVML lists")
-	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
-}
-
-// A process that saw it alive lists the dead one by the same pid, although another namespace's.
-func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
-	needs.Root(t)
-	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
-	m := newMachine(t)
-	host := m.startOnCard()
-	before := host.free()
-	inside := m.startOnCard(append(unshare, "sh", "-c", `"$0"; echo dead; sleep 600`)...)
-	inside.want("alloc "+strconv.Itoa(1*gib), "0")
-	inside.tell("leave")
-	alive := host.processes(0)
-	for pid := range alive {
-		if pid != host.cmd.Process.Pid {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-	}
-	for inside.answer() != "dead" { // skips the shell's output
-	}
-	if got := host.processes(0); len(got) != 2 || fmt.Sprint(got) != fmt.Sprint(alive) {
-		t.Errorf("NVML on the host: %v, want %v", got, alive)
-	}
-	inside.kill()
-	host.wantFree(before)
-}
-
-func TestForkedChildHasNoDriver(t *testing.T) {
-	m := newMachine(t)
-	p := m.startOnCard()
-	p.want("alloc "+strconv.Itoa(1*gib), "0")
-	before := p.free()
-	p.want("fork", fmt.Sprintf("%d %d", notInitialized, notInitialized))
-	expect.Equal(t, p.free(), before, "free after the child's end")
-	p.want("alloc "+strconv.Itoa(1*gib), "0")
 }
 
 func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
@@ -285,79 +202,6 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 	}
 	a.kill()
 	expect.Equal(t, b.free(), 8*gib-64*mib, "free after its death")
-}
-
-// A process in a container does not know its host pid. NVML on the host must name it by that, and NVML in the container must list no pid that does
-// not exist there.
-func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
-	needs.Root(t)
-	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
-	m := newMachine(t)
-	host := m.startOnCard()
-	first, second := m.startOnCard(unshare...), m.startOnCard(unshare...)
-	first.want("alloc "+strconv.Itoa(1*gib), "0")
-	second.want("alloc "+strconv.Itoa(2*gib), "0")
-
-	want := map[int]uint64{
-		host.cmd.Process.Pid: 64 * mib,
-		childOf(t, first):    1*gib + 64*mib,
-		childOf(t, second):   2*gib + 64*mib,
-	}
-	expect.Equal(t, fmt.Sprint(host.processes(0)), fmt.Sprint(want), "NVML on the host")
-	expect.Equal(t, fmt.Sprint(first.processes(0)), fmt.Sprint(map[int]uint64{1: 1*gib + 64*mib}), "NVML in the container")
-}
-
-func childOf(t *testing.T, p *process) int {
-	t.Helper()
-	pid := p.cmd.Process.Pid
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	if err != nil {
-		t.Skipf("requires /proc/PID/task/TID/children: %v", err)
-	}
-	return must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
-}
-
-func TestSixteenCardsAreApart(t *testing.T) {
-	m := newMachine(t, "FAKECUDA_DEVICES=16")
-	p := m.start()
-	p.want("init", "0")
-	uuids := strings.Fields(p.tell("uuids"))
-	seen := map[string]bool{}
-	for _, uuid := range uuids {
-		seen[uuid] = true
-	}
-	must.Len(t, seen, 16, "different UUIDs")
-	for device := range 16 {
-		p.want(fmt.Sprintf("use %d", device), "0")
-		p.want("alloc "+strconv.Itoa(7*gib), "0")
-	}
-	for device := range 16 {
-		expect.Equal(t, p.processes(device)[p.cmd.Process.Pid], 7*gib+64*mib, "card", device)
-	}
-}
-
-func TestVisibleDevicesHideCardsFromCUDAAlone(t *testing.T) {
-	m := newMachine(t, "FAKECUDA_DEVICES=4", "FAKECUDA_NVML_ORDER=reverse")
-	all := m.start()
-	all.want("init", "0")
-	uuids := strings.Fields(all.tell("uuids"))
-
-	for _, visible := range []string{"3,1", "GPU-" + dashed(uuids[3]) + ",1,nonsense,0"} {
-		m.env = append(m.env, "CUDA_VISIBLE_DEVICES="+visible)
-		p := m.start()
-		p.want("init", "0")
-		p.want("uuids", uuids[3]+" "+uuids[1])
-		p.want("use 0", "0")
-		// CUDA's 0 is the machine's 3, which NVML's reversed order calls 0.
-		must.Len(t, p.processes(0), 1, "with CUDA_VISIBLE_DEVICES", visible)
-		p.kill()
-	}
-	m.env = append(m.env, "CUDA_VISIBLE_DEVICES=")
-	m.start().want("init", "100")
-}
-
-func dashed(uuid string) string {
-	return uuid[:8] + "-" + uuid[8:12] + "-" + uuid[12:16] + "-" + uuid[16:20] + "-" + uuid[20:]
 }
 
 func TestNVMLCanBeMissingItsDriver(t *testing.T) {
@@ -418,26 +262,4 @@ func TestAStoppedProcessStopsNoOther(t *testing.T) {
 		expect.Equal(t, begins.answer(), "0", "init")
 		begins.kill()
 	}
-}
-
-// 64 processes compete for a kernel lock: a pair must still take microseconds.
-func TestContendedPairsAreCheap(t *testing.T) {
-	const processes, pairs = 64, 500
-	m := newMachine(t)
-	var all [processes]*process
-	for i := range all {
-		all[i] = m.startOnCard()
-	}
-	await.Once(t, "a contended pair", time.Millisecond, func() time.Duration {
-		begin := time.Now()
-		for _, p := range all {
-			p.send("pairs " + strconv.Itoa(pairs))
-		}
-		for _, p := range all {
-			p.answer()
-		}
-		perPair := time.Since(begin) / (processes * pairs)
-		t.Logf("%d processes: %v of machine time for each pair", processes, perPair)
-		return perPair
-	})
 }

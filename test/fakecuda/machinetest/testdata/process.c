@@ -6,9 +6,6 @@
 #define _GNU_SOURCE
 #include "../../../conformance/conformance.h"
 
-#include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_HELD 4096
@@ -81,18 +78,6 @@ static CUresult take_by_second(size_t bytes)
 	return result == CUDA_SUCCESS ? allocate(&pointer, bytes) : result;
 }
 
-static void say_uuids(void)
-{
-	CUuuid uuid;
-
-	for (int device = 0; cuDeviceGetUuid_v2(&uuid, device) == CUDA_SUCCESS; device++) {
-		printf("%s", device ? " " : "");
-		for (int i = 0; i < 16; i++)
-			printf("%02x", uuid.bytes[i]);
-	}
-	printf("\n");
-}
-
 /* pid:bytes of each process on the card with that NVML index */
 static void say_processes(unsigned int index)
 {
@@ -112,7 +97,7 @@ static void say_processes(unsigned int index)
 	printf("\n");
 }
 
-/* limit CGROUP SOFT HARD on the first card */
+/* limit CGROUP BYTES on the first card */
 static void limit(const char *line)
 {
 	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
@@ -124,15 +109,15 @@ static void limit(const char *line)
 	load(libnvml, "nvmlDeviceGetHandleByIndex_v2", &by_index);
 	load(libnvml, "nvmlDeviceSetMemoryLimits_v1", &set);
 	limits.nameSpace = cgroup;
-	if (sscanf(line, "%*s %399s %llu %llu", cgroup, &limits.softLimit, &limits.hardLimit) !=
-	        3 ||
+	limits.softLimit = 0;
+	if (sscanf(line, "%*s %399s %llu", cgroup, &limits.hardLimit) != 2 ||
 	    by_index(0, &device) != NVML_SUCCESS)
 		printf("failed\n");
 	else
 		printf("%d\n", set(device, &limits));
 }
 
-/* limits CGROUP: soft, hard and used, or NVML's error */
+/* limits CGROUP: hard and used, or NVML's error */
 static void say_limits(const char *line)
 {
 	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
@@ -148,7 +133,7 @@ static void say_limits(const char *line)
 	if (sscanf(line, "%*s %399s", cgroup) == 1 && by_index(0, &device) == NVML_SUCCESS)
 		result = get(device, &limits);
 	if (result == NVML_SUCCESS)
-		printf("%llu %llu %llu\n", limits.softLimit, limits.hardLimit, limits.currentUsed);
+		printf("%llu %llu\n", limits.hardLimit, limits.currentUsed);
 	else
 		printf("%d\n", result);
 }
@@ -162,35 +147,6 @@ static void shut_nvml_down(void)
 	shutdown();
 	dlclose(libnvml);
 	printf("0\n");
-}
-
-/* What a forked child gets from the driver: the results of an allocation and of cuInit. */
-static void fork_child(void)
-{
-	int status;
-	pid_t child;
-
-	fflush(stdout);
-	child = fork();
-	if (child == 0) {
-		printf("%d", cuMemAlloc_v2(&pointers[0], 4096));
-		printf(" %d\n", cuInit(0));
-		fflush(stdout);
-		_exit(0);
-	}
-	waitpid(child, &status, 0);
-}
-
-/* The pid of a forked child that does nothing until it is killed. */
-static void leave_child(void)
-{
-	pid_t child;
-
-	fflush(stdout);
-	child = fork();
-	while (child == 0)
-		pause();
-	printf("%d\n", child);
 }
 
 /* Takes and gives back at random, for ever, up to four at once; what it says is that it began. */
@@ -212,20 +168,6 @@ static void churn(size_t most)
 	}
 }
 
-static void say_pair_time(int pairs)
-{
-	struct timespec begin, end;
-	CUdeviceptr pointer;
-
-	clock_gettime(CLOCK_MONOTONIC, &begin);
-	for (int i = 0; i < pairs; i++)
-		if (cuMemAlloc_v2(&pointer, 2 * MiB) == CUDA_SUCCESS)
-			cuMemFree_v2(pointer);
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	printf("%lld\n",
-	       ((end.tv_sec - begin.tv_sec) * 1000000000ll + end.tv_nsec - begin.tv_nsec) / pairs);
-}
-
 static void obey(const char *line, const char *command, size_t number)
 {
 	size_t available, total;
@@ -244,8 +186,6 @@ static void obey(const char *line, const char *command, size_t number)
 	else if (strcmp(command, "info") == 0 &&
 	         cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS)
 		printf("%zu %zu\n", available, total);
-	else if (strcmp(command, "uuids") == 0)
-		say_uuids();
 	else if (strcmp(command, "limit") == 0)
 		limit(line);
 	else if (strcmp(command, "limits") == 0)
@@ -256,16 +196,10 @@ static void obey(const char *line, const char *command, size_t number)
 		printf("%d\n", nvmlInit_v2());
 	else if (strcmp(command, "shutdown") == 0)
 		shut_nvml_down();
-	else if (strcmp(command, "fork") == 0)
-		fork_child();
-	else if (strcmp(command, "leave") == 0)
-		leave_child();
 	else if (strcmp(command, "exec") == 0)
 		execlp("sh", "sh", "-c", "echo another program; cat", (char *)NULL);
 	else if (strcmp(command, "churn") == 0)
 		churn(number);
-	else if (strcmp(command, "pairs") == 0 && number)
-		say_pair_time((int)number);
 	else
 		printf("failed\n");
 	fflush(stdout);
