@@ -54,7 +54,6 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuExternalMemoryGetMappedBuffer,                                                         \
 	  (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *))             \
 	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                         \
-	X(cuStreamWaitEvent, (CUstream, CUevent, unsigned int))                                    \
 	X(cuGraphCreate, (CUgraph *, unsigned int))                                                \
 	X(cuGraphDestroy, (CUgraph))                                                               \
 	X(cuGraphClone, (CUgraph *, CUgraph))                                                      \

@@ -93,36 +93,9 @@ CUDA_API CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *sh
 CUDA_API CUresult cuArrayDestroy(CUarray array)
 {
 	DRIVER_ENTER_CONTEXT(context);
-	if (!array || array->is_level)
+	if (!array)
 		return CUDA_ERROR_INVALID_HANDLE;
 	context_disown(&array->owned);
 	destroy_array(&array->owned);
 	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
-{
-	DRIVER_ENTER_CONTEXT(context);
-	if (!array)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = array->shape;
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray array)
-{
-	CUDA_ARRAY3D_DESCRIPTOR full;
-	CUresult result;
-
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = cuArray3DGetDescriptor_v2(&full, array);
-	if (result == CUDA_SUCCESS)
-		*out = (CUDA_ARRAY_DESCRIPTOR){.Width = full.Width,
-		                               .Height = full.Height,
-		                               .Format = full.Format,
-		                               .NumChannels = full.NumChannels};
-	return result;
 }

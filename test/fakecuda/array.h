@@ -12,7 +12,6 @@ struct CUarray_st {
 	struct vram vram;
 	bool has_memory;
 	struct tiles *tiles; /* of a sparse array, once memory was mapped into it */
-	bool is_level;       /* of a mipmapped array, and destroyed with that */
 	CUDA_ARRAY3D_DESCRIPTOR shape;
 };
 
@@ -21,9 +20,6 @@ struct CUmipmappedArray_st {
 	struct vram vram;
 	bool has_memory;
 	struct physical *physical; /* the external memory in which it lies, or NULL */
-	struct tiles *tiles;
-	unsigned levels;
-	struct CUarray_st level[];
 };
 
 /* mipmap.c. For a valid shape. With `physical` it takes nothing of the card, but holds that. */

@@ -7,11 +7,10 @@
 
 struct capture {
 	struct capture *next; /* all captures of the process */
-	uint64_t id;
 	CUgraph graph;
 	CUgraphNode last;
-	CUstream origin, streams; /* the first stream; all that take part */
-	const int *thread;        /* thread_mode of the thread that began it */
+	CUstream stream;
+	const int *thread; /* thread_mode of the thread that began it */
 	int mode;
 	bool spoilt;
 };
@@ -26,22 +25,12 @@ struct capture *capture_of(CUstream stream)
 	return object ? object->capture : NULL;
 }
 
-static void enlist(struct capture *capture, CUstream stream)
-{
-	stream->capture = capture;
-	stream->next_captured = capture->streams;
-	capture->streams = stream;
-}
-
 /* Ends a capture without its graph. */
 static void end(struct capture *capture)
 {
 	struct capture **link = &captures;
 
-	while (capture->streams) {
-		capture->streams->capture = NULL;
-		capture->streams = capture->streams->next_captured;
-	}
+	capture->stream->capture = NULL;
 	while (*link != capture)
 		link = &(*link)->next;
 	*link = capture->next;
@@ -50,21 +39,10 @@ static void end(struct capture *capture)
 
 void capture_forget(CUstream stream)
 {
-	struct capture *capture = stream->capture;
-	CUstream *link;
-
-	if (!capture)
+	if (!stream->capture)
 		return;
-	if (capture->origin == stream) {
-		graph_destroy(capture->graph);
-		end(capture);
-		return;
-	}
-	link = &capture->streams;
-	while (*link != stream)
-		link = &(*link)->next_captured;
-	*link = stream->next_captured;
-	stream->capture = NULL;
+	graph_destroy(stream->capture->graph);
+	end(stream->capture);
 }
 
 static CUresult check(const struct capture *capture)
@@ -143,28 +121,12 @@ bool capture_forbids_wait(CUcontext context)
 	bool found = false;
 
 	for (struct capture *capture = captures; capture; capture = capture->next) {
-		if (capture->origin->owned.context == context) {
+		if (capture->stream->owned.context == context) {
 			(void)capture_spoil(capture);
 			found = true;
 		}
 	}
 	return found;
-}
-
-uint64_t capture_id(const struct capture *capture)
-{
-	return capture ? capture->id : 0;
-}
-
-void capture_join(uint64_t id, CUstream stream)
-{
-	CUstream object = stream_object(stream);
-	struct capture *capture = captures;
-
-	while (capture && capture->id != id)
-		capture = capture->next;
-	if (capture && object && !object->capture)
-		enlist(capture, object);
 }
 
 bool capture_takes(CUstream stream, int type, CUresult *result)
@@ -184,7 +146,6 @@ bool capture_takes(CUstream stream, int type, CUresult *result)
 
 static CUresult begin(CUstream stream, int mode)
 {
-	static uint64_t last_id;
 	CUstream object = stream_object(stream);
 	struct capture *capture;
 
@@ -203,13 +164,12 @@ static CUresult begin(CUstream stream, int mode)
 		free(capture);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	capture->id = ++last_id;
-	capture->origin = object;
+	capture->stream = object;
 	capture->thread = &thread_mode;
 	capture->mode = mode;
 	capture->next = captures;
 	captures = capture;
-	enlist(capture, object);
+	object->capture = capture;
 	return CUDA_SUCCESS;
 }
 
@@ -224,8 +184,6 @@ static CUresult finish(CUstream stream, CUgraph *out)
 	capture = capture_of(stream);
 	if (!capture)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (capture->origin != stream_object(stream))
-		return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
 	result = check(capture);
 	*out = capture->graph;
 	if (result != CUDA_SUCCESS) {

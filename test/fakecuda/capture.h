@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture: work in a stream becomes nodes of a graph. A capture is one chain: each node
- * follows the one before, in whichever of the capture's streams.
+ * Stream capture: work in one stream becomes nodes of a graph. A capture is one chain: each node
+ * follows the one before.
  */
 #ifndef FAKECUDA_CAPTURE_H
 #define FAKECUDA_CAPTURE_H
@@ -10,7 +10,7 @@
 
 /* The stream's capture, or NULL. The stream is not NULL. */
 struct capture *capture_of(CUstream stream);
-/* Ends a capture that began in the stream, or removes the stream from another's. */
+/* Ends the stream's capture, if there is one. */
 void capture_forget(CUstream stream);
 
 CUresult capture_add(struct capture *capture, int type, CUgraphNode *out);
@@ -24,11 +24,6 @@ CUresult capture_spoil(struct capture *capture);
 bool capture_forbids(void);
 /* The same for a wait for a whole context, which is forbidden in any mode. */
 bool capture_forbids_wait(CUcontext context);
-
-/* The id that an event gets when it is recorded in the capture. A stream's wait for the event makes
- * it join the capture. 0: none. */
-uint64_t capture_id(const struct capture *capture);
-void capture_join(uint64_t id, CUstream stream);
 
 /*
  * Takes the lock itself. True if the stream is being captured: the work is now a node, or *result

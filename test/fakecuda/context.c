@@ -237,11 +237,6 @@ CUDA_API CUresult cuCtxPushCurrent_v2(CUcontext context)
 	return CUDA_SUCCESS;
 }
 
-CUDA_API CUresult cuCtxPushCurrent(CUcontext context)
-{
-	return cuCtxPushCurrent_v2(context);
-}
-
 CUDA_API CUresult cuCtxPopCurrent_v2(CUcontext *out)
 {
 	DRIVER_ENTER();
@@ -251,11 +246,6 @@ CUDA_API CUresult cuCtxPopCurrent_v2(CUcontext *out)
 	if (out)
 		*out = stack[depth];
 	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuCtxPopCurrent(CUcontext *out)
-{
-	return cuCtxPopCurrent_v2(out);
 }
 
 CUDA_API CUresult cuCtxGetDevice(CUdevice *out)

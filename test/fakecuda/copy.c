@@ -22,12 +22,6 @@
 #define PAGE ((size_t)4096)
 #define MANY_PAGES 256
 
-/* An address unknown to the driver is host memory. */
-static bool is_known(CUdeviceptr address)
-{
-	return ranges_at(&allocations, address) || vmm_reservation(address);
-}
-
 static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool write)
 {
 	const struct range *range;
@@ -38,7 +32,7 @@ static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool wr
 	range = ranges_at(&allocations, start);
 	if (!range || size > range->size - (start - range->start))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (range->kind == RANGE_POOL && !pool_may_touch(range, context->device))
+	if (range->kind == RANGE_POOL && !pool_may_touch(range))
 		return CUDA_ERROR_INVALID_VALUE;
 	return CUDA_SUCCESS;
 }
@@ -184,12 +178,6 @@ CUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t 
 	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
 		return result;
 	return move(to, true, from, true, size);
-}
-
-/* Under unified addressing an address determines its side. */
-CUDA_API CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-	return move(to, is_known(to), from, is_known(from), size);
 }
 
 static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)

@@ -197,15 +197,6 @@ CUDA_API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice ordinal)
 	return CUDA_SUCCESS;
 }
 
-CUDA_API CUresult cuDeviceGetPCIBusId(char *out, int size, CUdevice ordinal)
-{
-	DRIVER_ENTER_DEVICE(device, ordinal);
-	if (!out || size <= 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(out, (size_t)size, "0000:%02X:00.0", device->machine + 1);
-	return CUDA_SUCCESS;
-}
-
 static int attribute_of(const struct device *device, int attribute)
 {
 	switch (attribute) {

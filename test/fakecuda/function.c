@@ -110,19 +110,6 @@ CUDA_API CUresult cuKernelGetAttribute(int *out, int which, CUkernel kernel, CUd
 	return attribute(which, kernel->frame, kernel->code, out);
 }
 
-CUDA_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
-{
-	DRIVER_ENTER_BY(enter_kernel(kernel, offset));
-	return parameter(kernel->code, index, offset, size);
-}
-
-CUDA_API CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
-{
-	DRIVER_ENTER_BY(enter_kernel(kernel, out));
-	*out = kernel->library;
-	return CUDA_SUCCESS;
-}
-
 CUDA_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
 {
 	DRIVER_ENTER_CONTEXT(context);

@@ -108,12 +108,6 @@ CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const
 	return add_kernel(out, graph, after, count, params, true);
 }
 
-CUDA_API CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                       size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
-{
-	return add_kernel(out, graph, after, count, params, false);
-}
-
 static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params,
                            bool second_form)
 {
@@ -131,19 +125,6 @@ CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
                                                 const CUDA_KERNEL_NODE_PARAMS *params)
 {
 	return set_kernel(node, params, true);
-}
-
-CUDA_API CUresult cuGraphKernelNodeSetParams(CUgraphNode node,
-                                             const CUDA_KERNEL_NODE_PARAMS *params)
-{
-	return set_kernel(node, params, false);
-}
-
-CUDA_API CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
-{
-	if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
-		return CUDA_ERROR_INVALID_VALUE;
-	return set_kernel(node, &params->as.kernel, true);
 }
 
 CUDA_API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,

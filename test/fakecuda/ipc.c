@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The legacy export of memory and events to other processes: a handle is 64 bytes that name the
- * allocation, and may be sent in any way.
+ * The legacy export of memory to other processes: a handle is 64 bytes that name the allocation,
+ * and may be sent in any way.
  */
 #include "alloc.h"
 #include "hold.h"
@@ -11,18 +11,11 @@
 
 #define IPC_MAGIC 0x4350494d4558ull
 #define LAZY_ENABLE_PEER_ACCESS 1u
-#define EVENT_DISABLE_TIMING 2u
 
 struct ipc_handle {
 	uint64_t magic;
 	struct exported memory;
 };
-
-typedef struct {
-	char reserved[64];
-} CUipcEventHandle;
-
-CUresult cuEventCreate(CUevent *out, unsigned int flags);
 
 CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
 {
@@ -84,29 +77,6 @@ CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 		return CUDA_ERROR_INVALID_VALUE;
 	view_close(range);
 	return CUDA_SUCCESS;
-}
-
-/* All work is done when it is submitted, so all events are alike. */
-CUDA_API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
-{
-	struct ipc_handle handle = {.magic = ~IPC_MAGIC};
-
-	DRIVER_ENTER_CONTEXT(context);
-	if (!out || !event)
-		return event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-	memset(out, 0, sizeof(*out));
-	memcpy(out, &handle, sizeof(handle));
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
-{
-	struct ipc_handle handle;
-
-	memcpy(&handle, &bytes, sizeof(handle));
-	if (handle.magic != ~IPC_MAGIC)
-		return CUDA_ERROR_INVALID_HANDLE;
-	return cuEventCreate(out, EVENT_DISABLE_TIMING);
 }
 
 /* For other devices: these cards do not support dma-buf. */

@@ -204,13 +204,6 @@ CUDA_API CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const cha
 	return name ? find_kernel(library, name, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUDA_API CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library)
-{
-	DRIVER_ENTER_BY(enter_library(library, count));
-	*count = (unsigned int)library->image->kernels.count;
-	return CUDA_SUCCESS;
-}
-
 CUDA_API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int count, CUlibrary library)
 {
 	const struct symbols *kernels;

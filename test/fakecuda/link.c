@@ -39,11 +39,6 @@ CUDA_API CUresult cuLinkCreate_v2(unsigned int count, int *options, void **value
 	return CUDA_SUCCESS;
 }
 
-CUDA_API CUresult cuLinkCreate(unsigned int count, int *options, void **values, CUlinkState *out)
-{
-	return cuLinkCreate_v2(count, options, values, out);
-}
-
 /* Of an input that is not text, the part before its first 0 byte. */
 CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t size,
                                    const char *name, unsigned int count, int *options,
@@ -71,32 +66,6 @@ CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size
 	state->text = text;
 	state->length += length + 1;
 	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuLinkAddData(CUlinkState state, int type, void *data, size_t size,
-                                const char *name, unsigned int count, int *options, void **values)
-{
-	return cuLinkAddData_v2(state, type, data, size, name, count, options, values);
-}
-
-CUDA_API CUresult cuLinkAddFile_v2(CUlinkState state, int type, const char *path,
-                                   unsigned int count, int *options, void **values)
-{
-	char *text;
-	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result =
-	    cuLinkAddData_v2(state, type, text, strlen(text) + 1, path, count, options, values);
-	free(text);
-	return result;
-}
-
-CUDA_API CUresult cuLinkAddFile(CUlinkState state, int type, const char *path, unsigned int count,
-                                int *options, void **values)
-{
-	return cuLinkAddFile_v2(state, type, path, count, options, values);
 }
 
 /* The image belongs to the state. */

@@ -2,24 +2,8 @@
 /* Mipmapped arrays: one allocation for all levels. */
 #include "array.h"
 #include "physical.h"
-#include "tile.h"
 
 #include <stdlib.h>
-
-static size_t half(size_t length)
-{
-	return length > 1 ? length / 2 : length;
-}
-
-/* The number of layers and faces is the same in each level; all else halves. */
-static CUDA_ARRAY3D_DESCRIPTOR next_level(CUDA_ARRAY3D_DESCRIPTOR shape)
-{
-	shape.Width = half(shape.Width);
-	shape.Height = half(shape.Height);
-	if (!array_is_layered(&shape))
-		shape.Depth = half(shape.Depth);
-	return shape;
-}
 
 static void destroy_mipmap(struct owned *owned)
 {
@@ -29,7 +13,6 @@ static void destroy_mipmap(struct owned *owned)
 		vram_give(&mipmap->vram);
 	if (mipmap->physical)
 		physical_unmap(mipmap->physical);
-	tiles_free(mipmap->tiles);
 	free(mipmap);
 }
 
@@ -37,7 +20,6 @@ CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
                        const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels,
                        struct physical *physical)
 {
-	CUDA_ARRAY3D_DESCRIPTOR level = *shape;
 	CUmipmappedArray mipmap;
 	size_t bytes;
 
@@ -45,16 +27,10 @@ CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
 		levels = array_level_limit(shape);
 	if (!array_bytes(shape, levels, &bytes))
 		return CUDA_ERROR_INVALID_VALUE;
-	mipmap = calloc(1, sizeof(*mipmap) + levels * sizeof(mipmap->level[0]));
+	mipmap = calloc(1, sizeof(*mipmap));
 	if (!mipmap)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	mipmap->levels = levels;
 	mipmap->has_memory = !physical && array_takes_memory(shape);
-	for (unsigned i = 0; i < levels; i++) {
-		mipmap->level[i].is_level = true;
-		mipmap->level[i].shape = level;
-		level = next_level(level);
-	}
 	if ((physical && !physical_map(physical)) ||
 	    (mipmap->has_memory && !vram_take(context->device, VRAM_ARRAY, bytes, &mipmap->vram))) {
 		free(mipmap);
@@ -73,18 +49,6 @@ CUDA_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out,
 	if (!out || !shape || !levels || !array_is_valid(shape))
 		return CUDA_ERROR_INVALID_VALUE;
 	return mipmap_create(context, out, shape, levels, NULL);
-}
-
-CUDA_API CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap,
-                                           unsigned int level)
-{
-	DRIVER_ENTER_CONTEXT(context);
-	if (!mipmap)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (!out || level >= mipmap->levels)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = &mipmap->level[level];
-	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)

@@ -234,15 +234,6 @@ CUDA_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const ch
 	return module_function(module, name, out);
 }
 
-CUDA_API CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
-{
-	DRIVER_ENTER_BY(enter_module(module));
-	if (!count)
-		return CUDA_ERROR_INVALID_VALUE;
-	*count = (unsigned int)module->image->kernels.count;
-	return CUDA_SUCCESS;
-}
-
 CUDA_API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module)
 {
 	CUresult result = CUDA_SUCCESS;

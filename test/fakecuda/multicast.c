@@ -47,17 +47,6 @@ static CUresult check(const CUmulticastObjectProp *properties)
 	return CUDA_SUCCESS;
 }
 
-CUDA_API CUresult cuMulticastGetGranularity(size_t *out, const CUmulticastObjectProp *properties,
-                                            int option)
-{
-	DRIVER_ENTER();
-	if (!out || option < 0 || option > 1)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(check(properties));
-	*out = VMM_GRANULARITY;
-	return CUDA_SUCCESS;
-}
-
 static CUresult create(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties)
 {
 	struct physical *physical;

@@ -245,7 +245,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_in
 {
 	TRY(nvml_check(device, pci));
 	memset(pci, 0, sizeof(*pci));
-	pci->bus = device->machine + 1; /* as in cuDeviceGetPCIBusId */
+	pci->bus = device->machine + 1;
 	snprintf(pci->busId, sizeof(pci->busId), "00000000:%02X:00.0", pci->bus);
 	snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "0000:%02X:00.0", pci->bus);
 	return NVML_SUCCESS;

@@ -204,12 +204,11 @@ CUmemoryPool pool_of(const struct range *range)
 	return pool_extent_of((struct range *)range)->segment->pool;
 }
 
-bool pool_may_touch(const struct range *range, const struct device *device)
+bool pool_may_touch(const struct range *range)
 {
 	const struct CUmemPoolHandle_st *pool = pool_of(range);
 
-	return pool->device || pool->managed_on || pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED ||
-	       pool->access[device->ordinal];
+	return pool->device || pool->managed_on || pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED;
 }
 
 uint64_t pool_share_segment(struct range *range)

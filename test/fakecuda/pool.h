@@ -23,9 +23,8 @@ struct CUmemPoolHandle_st {
 	uint64_t reserved, reserved_high;
 	uint64_t used, used_high; /* the attributes' values: requested bytes, not rounded */
 	int reuse[3];             /* attributes 1 to 3 */
-	int access[MACHINE_MAX_DEVICES];
-	int handle_types; /* allowed for exports */
-	uint64_t object;  /* after an export; 0 before */
+	int handle_types;         /* allowed for exports */
+	uint64_t object;          /* after an export; 0 before */
 	unsigned hold;
 	struct device *managed_on; /* the device with a managed pool's pages, or NULL */
 	unsigned chunks, spare;    /* of those pages: all taken ones, and those in no segment */
@@ -56,8 +55,8 @@ void pools_synchronise(struct device *device, CUstream stream);
 bool pools_give_back(struct device *device);
 
 CUmemoryPool pool_of(const struct range *range);
-/* True if the card may use it: pinned host memory needs cuMemPoolSetAccess first. */
-bool pool_may_touch(const struct range *range, const struct device *device);
+/* True if the card may use it: not pinned host memory. */
+bool pool_may_touch(const struct range *range);
 /* The machine's object for an allocation's segment; 0 if there is no room. */
 uint64_t pool_share_segment(struct range *range);
 

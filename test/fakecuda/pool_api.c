@@ -145,31 +145,3 @@ CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *
 	}
 	return result;
 }
-
-CUDA_API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *list, size_t count)
-{
-	DRIVER_ENTER_BY(enter_pool(pool));
-	for (size_t i = 0; i < count; i++) {
-		if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-			continue;
-		if (!device_at(list[i].location.id))
-			return CUDA_ERROR_INVALID_DEVICE;
-		pool->access[list[i].location.id] = list[i].flags;
-	}
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location)
-{
-	struct device *device;
-
-	DRIVER_ENTER_BY(enter_pool(pool));
-	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return CUDA_ERROR_INVALID_VALUE;
-	device = device_at(location->id);
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
-	/* A pool is always accessible to its own card. */
-	*flags = device == pool->device ? 3 : pool->access[device->ordinal];
-	return CUDA_SUCCESS;
-}

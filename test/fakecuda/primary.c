@@ -69,17 +69,3 @@ CUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *fla
 	*active = device->primary.alive;
 	return CUDA_SUCCESS;
 }
-
-CUDA_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
-{
-	DRIVER_ENTER_DEVICE(device, ordinal);
-	if (flags & ~CU_CTX_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
-	device->primary.flags = flags;
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)
-{
-	return cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
-}

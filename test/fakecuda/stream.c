@@ -15,9 +15,8 @@
 
 struct CUevent_st {
 	struct owned owned;
-	CUstream stream;  /* of its record; NULL: not recorded */
-	uint64_t capture; /* of its record; 0: none */
-	uint64_t after;   /* the last kernel launched before it */
+	CUstream stream; /* of its record; NULL: not recorded */
+	uint64_t after;  /* the last kernel launched before it */
 };
 
 CUstream stream_object(CUstream stream)
@@ -168,16 +167,6 @@ CUDA_API CUresult cuStreamQuery(CUstream stream)
 	return query(stream_legacy(stream), true, UINT64_MAX);
 }
 
-CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
-{
-	(void)flags;
-	DRIVER_ENTER_CONTEXT(context);
-	if (!event)
-		return CUDA_ERROR_INVALID_HANDLE;
-	capture_join(event->capture, stream_legacy(stream));
-	return CUDA_SUCCESS;
-}
-
 CUDA_API CUresult cuEventCreate(CUevent *out, unsigned int flags)
 {
 	CUevent event;
@@ -199,18 +188,12 @@ CUDA_API CUresult cuEventDestroy_v2(CUevent event)
 	return destroy_owned(event ? &event->owned : NULL);
 }
 
-CUDA_API CUresult cuEventDestroy(CUevent event)
-{
-	return cuEventDestroy_v2(event);
-}
-
 static CUresult record(CUevent event, CUstream stream)
 {
 	DRIVER_ENTER_CONTEXT(context);
 	if (!event)
 		return CUDA_ERROR_INVALID_HANDLE;
-	event->capture = capture_id(capture_of(stream));
-	event->stream = event->capture ? NULL : stream;
+	event->stream = capture_of(stream) ? NULL : stream;
 	event->after = work_last();
 	return CUDA_SUCCESS;
 }
@@ -237,14 +220,4 @@ CUDA_API CUresult cuEventSynchronize(CUevent event)
 		return CUDA_ERROR_INVALID_HANDLE;
 	return event->stream ? synchronise(event->stream, false, event->after)
 	                     : query(NULL, false, 0);
-}
-
-CUDA_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
-	if (!start || !end)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (!milliseconds)
-		return CUDA_ERROR_INVALID_VALUE;
-	*milliseconds = 0;
-	return query(STREAM_ALL, false, start->after > end->after ? start->after : end->after);
 }

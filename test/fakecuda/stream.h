@@ -6,8 +6,7 @@
 
 struct CUstream_st {
 	struct owned owned;
-	struct capture *capture; /* in which it takes part, or NULL */
-	CUstream next_captured;  /* in the same capture */
+	struct capture *capture; /* NULL: none */
 };
 
 /* The stream's object; NULL for the legacy default stream, which cannot be captured. */
