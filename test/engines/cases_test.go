@@ -32,7 +32,6 @@ var cases = []testcase{
 	{name: "host-pid", title: "host's pid namespace", run: hostPID},
 	{name: "privileged", title: "privileged", run: privileged},
 	{name: "etc-bound", title: "host directory on /etc: refused, unchanged", run: etcIsBound},
-	{name: "race", title: "two containers, the last MiB of a card", run: raceForTheLast},
 	{name: "churn", title: "200 containers, random kills", run: churn},
 	{name: "nvidia-cdi", title: "NVIDIA: `--device nvidia.com/gpu=0`", run: cdiByEngine, needs: hasWay(byCDI)},
 	{name: "nvidia-gpus", title: "NVIDIA: `--gpus`; Podman: its hook in hooks.d", run: gpusFlag, needs: hasWay(byHook, byFlag)},

@@ -63,7 +63,6 @@ func newSite(t *testing.T, r row) *site {
 		s.apart = newApart(t)
 		o.Enter = s.apart.enter()
 	}
-	o.Runtime += "\n[admission]\novercommit = 2.0" // for raceForTheLast
 	s.Host = testhost.New(t, o)
 	// All users in containers need access.
 	s.Must(os.Chmod(s.Dir, 0o755))
