@@ -70,11 +70,11 @@ func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
 	})
 }
 
-// asker requests a slice until the enforcer grants or refuses it.
+// asker requests a slice again and again.
 type asker struct {
-	id      string
-	pid     int
-	has, no bool
+	id  string
+	pid int
+	has bool
 }
 
 func (h *host) askers(count int) []*asker {
@@ -96,8 +96,6 @@ func (a *asker) ask(h *host, bytes uint64) {
 	switch {
 	case err == nil, errors.Is(err, api.ErrExists): // the enforcer died between granting and answering
 		a.has = true
-	case errors.Is(err, api.ErrQuotaExceeded):
-		a.no = true
 	case errors.Is(err, api.ErrBadRequest):
 		h.T.Errorf("%s: %v", a.id, err)
 	}
@@ -126,35 +124,6 @@ func (h *host) kept(all []*asker, bytes uint64) {
 	d := h.device()
 	if d.Quotas > d.Total || d.Quotas != uint64(len(there))*bytes || *d.Free != d.Total-d.Quotas {
 		h.T.Fatalf("%d slices have %d bytes each: %+v", len(there), bytes, d)
-	}
-}
-
-func TestTheLastBytesAreGivenOnceWhereverTheEnforcerIsKilled(t *testing.T) {
-	for _, point := range []string{"register.ledger:4", "register.dir:3", "register.decided:4", "register.stored:2", "register.listening:3", "register.done:5"} {
-		t.Run(point, func(t *testing.T) {
-			h := newHostBy(t, api.Intercept, "", "GPUSLICE_KILLPOINT="+point)
-			all := h.askers(12)
-			bytes := h.device().Total / 5
-			var deaths int
-			for undecided := all; len(undecided) > 0; {
-				together(undecided, func(a *asker) { a.ask(h, bytes) })
-				if _, err := h.Client.Info(t.Context()); err != nil {
-					deaths++
-					h.Stop(unix.SIGKILL)
-					h.Start()
-				}
-				h.kept(all, bytes)
-				undecided = nil
-				for _, a := range all {
-					if !a.has && !a.no {
-						undecided = append(undecided, a)
-					}
-				}
-			}
-			if got := len(h.Slices()); got != 5 || deaths == 0 {
-				t.Errorf("after %d deaths there are %d slices, where 5 fit", deaths, got)
-			}
-		})
 	}
 }
 
