@@ -46,9 +46,8 @@ static void without_context(CUcontext context)
 static void granularity(void)
 {
 	static const size_t sizes[] = {
-	    1,           512,         4 * KiB,     64 * KiB,     100 * KiB, 256 * KiB,   512 * KiB,
-	    1 * MiB - 1, 1 * MiB,     1 * MiB + 1, 2 * MiB - 1,  2 * MiB,   2 * MiB + 1, 3 * MiB,
-	    4 * MiB,     5 * MiB + 1, 31 * MiB,    32 * MiB + 1, 100 * MiB, 1 * GiB + 1,
+	    1,       100 * KiB,   1 * MiB, 1 * MiB + 1,  2 * MiB - 1,
+	    2 * MiB, 2 * MiB + 1, 4 * MiB, 32 * MiB + 1, 1 * GiB + 1,
 	};
 
 	for (size_t i = 0; i < COUNT(sizes); i++) {
@@ -70,9 +69,8 @@ static void granularity(void)
 static void packing(void)
 {
 	static const size_t sizes[] = {
-	    1,         257,       512,       513,       4 * KiB,     20 * KiB,
-	    64 * KiB,  100 * KiB, 128 * KiB, 200 * KiB, 256 * KiB,   300 * KiB,
-	    512 * KiB, 600 * KiB, 768 * KiB, 1 * MiB,   1 * MiB + 1,
+	    1,         512,       513,       4 * KiB, 20 * KiB,    100 * KiB,
+	    200 * KiB, 300 * KiB, 768 * KiB, 1 * MiB, 1 * MiB + 1,
 	};
 	static CUdeviceptr pointers[4096];
 

@@ -61,8 +61,7 @@ static void freed_outside(void)
 
 static void sizes(void)
 {
-	static const size_t list[] = {1,           512,      1 * MiB,  1 * MiB + 1, 2 * MiB,
-	                              2 * MiB + 1, 31 * MiB, 32 * MiB, 33 * MiB};
+	static const size_t list[] = {1, 2 * MiB, 32 * MiB, 33 * MiB};
 
 	for (size_t i = 0; i < COUNT(list); i++) {
 		struct chain made = chain();

@@ -32,9 +32,8 @@ static void set_reuse(CUmemoryPool pool, int allowed)
 /* Single allocations: while it lives, after its free, after a synchronization. */
 static void sizes(CUmemoryPool pool, CUstream stream)
 {
-	static const size_t list[] = {1,        512,       513,          1 * MiB,    2 * MiB + 1,
-	                              31 * MiB, 32 * MiB,  32 * MiB + 1, 33 * MiB,   63 * MiB,
-	                              64 * MiB, 100 * MiB, 1 * GiB,      1 * GiB + 1};
+	static const size_t list[] = {1,         512,     1 * MiB,    32 * MiB, 32 * MiB + 1,
+	                              100 * MiB, 1 * GiB, 1 * GiB + 1};
 
 	for (size_t i = 0; i < COUNT(list); i++) {
 		long long before = held();
