@@ -3,11 +3,10 @@
 package await
 
 import (
-	"errors"
 	"go/ast"
+	"go/constant"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
 	"path"
 	"path/filepath"
@@ -17,12 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/constants"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
 const (
-	module  = "github.com/gpuslice/gpuslice/"
 	tooLong = "a measured time above a bound fails the test: log it, or use await.Once"
 	tooSoon = "a wait ends before await.Patience"
 	hopeful = "an assertion follows a sleep: use await.That, or await.Quiet if nothing must happen"
@@ -47,9 +46,9 @@ var exceptions = map[string]string{
 
 // Tests wait for events with Patience, and assert measured times in Once only.
 func TestNoTestIsDecidedByWallTime(t *testing.T) {
-	found := must.Get(inspect(filepath.Join("..", "..")))(t)
-	excepted := make(map[string]bool)
-	for _, f := range found {
+	all, excepted := newTree(), make(map[string]bool)
+	must.Do(t, constants.Walk(filepath.Join("..", ".."), all.fset, all.add))
+	for _, f := range all.faults() {
 		if key := f.file + " " + f.function; exceptions[key] != "" {
 			excepted[key] = true
 		} else if exceptions[f.file] != "" {
@@ -70,114 +69,63 @@ type fault struct {
 	fault    string
 }
 
-type pkg struct {
+// tree has the files of tests by name, and the names of their functions that return an elapsed time, by directory.
+type tree struct {
 	fset     *token.FileSet
+	source   constants.Source
 	files    map[string]*ast.File
-	values   map[string]ast.Expr // package-level constants and variables
-	measures map[string]bool
+	measures map[string]map[string]bool
 }
 
-type tree map[string]*pkg
+func newTree() *tree {
+	return &tree{token.NewFileSet(), make(constants.Source), make(map[string]*ast.File), make(map[string]map[string]bool)}
+}
 
-func inspect(root string) ([]fault, error) {
-	all := make(tree)
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if n := d.Name(); name != root && (strings.HasPrefix(n, ".") || n == "testdata" || n == "bin") {
-				return filepath.SkipDir
+func (all *tree) add(name string, file *ast.File) {
+	all.source.Add(path.Dir(name), file)
+	if strings.HasSuffix(name, "_test.go") {
+		all.files[name] = file
+	}
+}
+
+func (all *tree) faults() (found []fault) {
+	each := func(do func(name string, s *scope, f *ast.FuncDecl)) {
+		for _, name := range slices.Sorted(maps.Keys(all.files)) {
+			for _, d := range all.files[name].Decls {
+				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil {
+					do(name, newScope(all, path.Dir(name), f), f)
+				}
 			}
-			return nil
 		}
-		if !strings.HasSuffix(name, ".go") {
-			return nil
+	}
+	each(func(name string, s *scope, f *ast.FuncDecl) {
+		if s.returnsTime() {
+			if all.measures[s.dir] == nil {
+				all.measures[s.dir] = make(map[string]bool)
+			}
+			all.measures[s.dir][f.Name.Name] = true
 		}
-		inside, err := filepath.Rel(root, name)
-		if err != nil {
-			return err
-		}
-		return all.add(filepath.ToSlash(inside), nil, name)
 	})
-	return all.faults(), err
-}
-
-func (all tree) add(name string, source any, at string) error {
-	p := all[path.Dir(name)]
-	if p == nil {
-		p = &pkg{fset: token.NewFileSet(), files: make(map[string]*ast.File), values: make(map[string]ast.Expr), measures: make(map[string]bool)}
-		all[path.Dir(name)] = p
-	}
-	file, err := parser.ParseFile(p.fset, at, source, parser.SkipObjectResolution)
-	if err != nil {
-		return err
-	}
-	p.files[name] = file
-	for _, d := range file.Decls {
-		g, ok := d.(*ast.GenDecl)
-		if !ok {
-			continue
+	each(func(name string, s *scope, f *ast.FuncDecl) {
+		s.look()
+		for _, at := range slices.Sorted(maps.Keys(s.found)) {
+			found = append(found, fault{name, all.fset.Position(at).Line, f.Name.Name, s.found[at]})
 		}
-		for _, s := range g.Specs {
-			if v, ok := s.(*ast.ValueSpec); ok && len(v.Values) == len(v.Names) {
-				for i, n := range v.Names {
-					p.values[n.Name] = v.Values[i]
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func (all tree) faults() []fault {
-	var found []fault
-	for _, dir := range slices.Sorted(maps.Keys(all)) {
-		p := all[dir]
-		for _, name := range slices.Sorted(maps.Keys(p.files)) {
-			for _, d := range p.files[name].Decls {
-				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && strings.HasSuffix(name, "_test.go") && newScope(all, p, dir, p.files[name], f).returnsTime() {
-					p.measures[f.Name.Name] = true
-				}
-			}
-		}
-		for _, name := range slices.Sorted(maps.Keys(p.files)) {
-			for _, d := range p.files[name].Decls {
-				if f, ok := d.(*ast.FuncDecl); ok && f.Body != nil && strings.HasSuffix(name, "_test.go") {
-					s := newScope(all, p, dir, p.files[name], f)
-					s.look()
-					for _, at := range slices.Sorted(maps.Keys(s.found)) {
-						found = append(found, fault{name, p.fset.Position(at).Line, f.Name.Name, s.found[at]})
-					}
-				}
-			}
-		}
-	}
+	})
 	return found
 }
 
 type scope struct {
-	all     tree
-	pkg     *pkg
-	dir     string
-	imports map[string]string
-	body    *ast.BlockStmt
-	values  map[string]ast.Expr // first value of each local variable and constant
-	polls   []*ast.CallExpr     // calls that poll
-	found   map[token.Pos]string
+	all    *tree
+	dir    string
+	body   *ast.BlockStmt
+	values map[string]ast.Expr // first value of each local variable and constant
+	polls  []*ast.CallExpr     // calls that poll
+	found  map[token.Pos]string
 }
 
-func newScope(all tree, p *pkg, dir string, file *ast.File, f *ast.FuncDecl) *scope {
-	s := &scope{all: all, pkg: p, dir: dir, imports: make(map[string]string), body: f.Body, values: make(map[string]ast.Expr), found: make(map[token.Pos]string)}
-	for _, i := range file.Imports {
-		if inside, err := strconv.Unquote(i.Path.Value); err == nil && strings.HasPrefix(inside, module) {
-			name := path.Base(inside)
-			if i.Name != nil {
-				name = i.Name.Name
-			}
-			s.imports[name] = strings.TrimPrefix(inside, module)
-		}
-	}
+func newScope(all *tree, dir string, f *ast.FuncDecl) *scope {
+	s := &scope{all: all, dir: dir, body: f.Body, values: make(map[string]ast.Expr), found: make(map[token.Pos]string)}
 	ast.Inspect(f.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.AssignStmt:
@@ -257,69 +205,13 @@ func fails(n ast.Node) bool {
 	})
 }
 
-func (s *scope) duration(e ast.Expr) (time.Duration, bool) { return s.evaluate(e, 0) }
-
-func (s *scope) evaluate(e ast.Expr, depth int) (time.Duration, bool) {
-	if depth > 10 {
+func (s *scope) duration(e ast.Expr) (time.Duration, bool) {
+	v, err := s.all.source.Eval(s.dir, s.values, e)
+	if err != nil {
 		return 0, false
 	}
-	switch e := e.(type) {
-	case *ast.ParenExpr:
-		return s.evaluate(e.X, depth+1)
-	case *ast.BasicLit:
-		n, err := strconv.ParseInt(strings.ReplaceAll(e.Value, "_", ""), 0, 64)
-		return time.Duration(n), err == nil
-	case *ast.Ident:
-		if v := s.values[e.Name]; v != nil {
-			return s.evaluate(v, depth+1)
-		}
-		return s.of(s.dir, e.Name, depth)
-	case *ast.SelectorExpr:
-		name := dotted(e)
-		if d, ok := map[string]time.Duration{"time.Nanosecond": 1, "time.Microsecond": time.Microsecond, "time.Millisecond": time.Millisecond,
-			"time.Second": time.Second, "time.Minute": time.Minute, "time.Hour": time.Hour}[name]; ok {
-			return d, true
-		}
-		if x, ok := e.X.(*ast.Ident); ok && s.imports[x.Name] != "" {
-			return s.of(s.imports[x.Name], e.Sel.Name, depth)
-		}
-	case *ast.CallExpr:
-		if called(e) == "time.Duration" && len(e.Args) == 1 {
-			return s.evaluate(e.Args[0], depth+1)
-		}
-	case *ast.BinaryExpr:
-		x, ok := s.evaluate(e.X, depth+1)
-		y, too := s.evaluate(e.Y, depth+1)
-		switch {
-		case !ok || !too:
-		case e.Op == token.MUL:
-			return time.Duration(int64(x) * int64(y)), true // both factors are Durations here
-		case e.Op == token.ADD:
-			return x + y, true
-		case e.Op == token.SUB:
-			return x - y, true
-		case e.Op == token.QUO && y != 0:
-			return x / y, true
-		}
-	}
-	return 0, false
-}
-
-// of evaluates a constant or variable of a package.
-func (s *scope) of(dir, name string, depth int) (time.Duration, bool) {
-	p := s.all[dir]
-	if p == nil || p.values[name] == nil {
-		return 0, false
-	}
-	there := &scope{all: s.all, pkg: p, dir: dir, imports: make(map[string]string)}
-	for _, file := range p.files { // imports of all files: constants use few packages
-		for _, i := range file.Imports {
-			if inside, err := strconv.Unquote(i.Path.Value); err == nil && strings.HasPrefix(inside, module) {
-				there.imports[path.Base(inside)] = strings.TrimPrefix(inside, module)
-			}
-		}
-	}
-	return there.evaluate(p.values[name], depth+1)
+	n, exact := constant.Int64Val(constant.ToInt(v.Value))
+	return time.Duration(n), exact
 }
 
 // short reports whether a wait is known to be shorter than Patience.
@@ -340,7 +232,7 @@ func (s *scope) measured(e ast.Expr) bool {
 
 func (s *scope) measures(n ast.Node) bool {
 	name := called(n)
-	return name == "time.Since" || last(name) == "Sub" || name != "" && s.pkg.measures[last(name)]
+	return name == "time.Since" || last(name) == "Sub" || name != "" && s.all.measures[s.dir][last(name)]
 }
 
 func (s *scope) returnsTime() bool {
@@ -507,7 +399,7 @@ func (s *scope) lookAtSleeps(list []ast.Stmt) {
 }
 
 func TestTestsThatDependOnWallTimeAreFound(t *testing.T) {
-	const constants = "const short, long = 3 * time.Second, await.Patience\nfunc took() time.Duration { begin := time.Now(); return time.Since(begin) }\n"
+	const values = "const short, long = 3 * time.Second, await.Patience\nfunc took() time.Duration { begin := time.Now(); return time.Since(begin) }\n"
 	for source, want := range map[string]string{
 		// Measured times.
 		`if took := time.Since(begin); took > short { t.Errorf("slow") }`:                                tooLong,
@@ -546,13 +438,12 @@ func TestTestsThatDependOnWallTimeAreFound(t *testing.T) {
 		`switch { case true: time.Sleep(short); if !is() { t.Fatal("no") } }`: hopeful,
 		`time.Sleep(short); act()`:                                            "",
 	} {
-		all := make(tree)
-		err := errors.Join(
-			all.add("p/x_test.go", "package p\nimport \""+module+"test/await\"\n"+constants+"func TestX(t *testing.T) {\n"+source+"\n}\n", "x_test.go"),
-			all.add("test/await/await.go", "package await\nconst Patience = time.Minute\n", "await.go"))
-		if err != nil {
-			t.Errorf("%s: %v", source, err)
-			continue
+		all := newTree()
+		for name, text := range map[string]string{
+			"p/x_test.go":         "package p\nimport \"github.com/gpuslice/gpuslice/test/await\"\n" + values + "func TestX(t *testing.T) {\n" + source + "\n}\n",
+			"test/await/await.go": "package await\nconst Patience = time.Minute\n",
+		} {
+			all.add(name, must.Get(parser.ParseFile(all.fset, name, text, parser.SkipObjectResolution))(t, source))
 		}
 		got := ""
 		for _, f := range all.faults() {

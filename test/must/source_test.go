@@ -6,29 +6,19 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/constants"
 )
 
 // A test that parses a program's output reads standard output only: libraries write other text to standard error.
 func TestNoTestTakesStandardErrorApart(t *testing.T) {
-	root := filepath.Join("..", "..")
-	fset := token.NewFileSet()
-	packages := make(map[string][]*ast.File)
-	Do(t, filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && name != root && strings.HasPrefix(d.Name(), "."):
-			return filepath.SkipDir
-		case !strings.HasSuffix(name, ".go"):
-			return nil
-		}
-		file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
-		packages[filepath.Dir(name)] = append(packages[filepath.Dir(name)], file)
-		return err
+	fset, packages := token.NewFileSet(), make(map[string][]*ast.File)
+	Do(t, constants.Walk(filepath.Join("..", ".."), fset, func(name string, file *ast.File) {
+		packages[path.Dir(name)] = append(packages[path.Dir(name)], file)
 	}))
 	for _, files := range packages {
 		for _, at := range mixed(files) {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/constants"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 )
@@ -72,37 +73,29 @@ func TestThePackageListHasTheNeedsOfEachSuite(t *testing.T) {
 var privilege = regexp.MustCompile(`(?i)\broot\b|\bprivilege|\bCAP_`)
 
 func TestRootIsAskedForInOnePlace(t *testing.T) {
-	asked := 0
-	for _, dir := range []string{"api", "cmd", "daemon", "enforcer", "hook", "hostmem", "lease", "shim", "test", "vmm"} {
-		err := filepath.WalkDir(filepath.Join("../..", dir), func(path string, entry os.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || filepath.Base(filepath.Dir(path)) == "needs" {
-				return err
-			}
-			text, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			asked += strings.Count(string(text), "needs.Root(")
-			for _, line := range ownSkips(t, path, text) {
-				t.Errorf("%s:%d: a test that needs root calls needs.Root", path, line)
-			}
-			return nil
-		})
-		must.Do(t, err)
-	}
-	expect.True(t, asked >= 50, asked, "calls were found")
+	asked, files := 0, token.NewFileSet()
+	must.Do(t, constants.Walk("../..", files, func(name string, file *ast.File) {
+		if strings.HasPrefix(name, "test/needs/") || strings.HasPrefix(name, "kubernetes/") {
+			return
+		}
+		if calls(file, "Root") {
+			asked++
+		}
+		for _, line := range ownSkips(files, file) {
+			t.Errorf("%s:%d: a test that needs root calls needs.Root", name, line)
+		}
+	}))
+	expect.True(t, asked >= 30, asked, "files with calls were found")
 }
 
 func TestASkipForWantOfRootIsFound(t *testing.T) {
 	const text = "package p\nfunc f() {\n if os.Geteuid() != 0 {\n  t.Skip(`no`)\n }\n t.Skipf(\"needs root: %v\", err)\n t.Skip(\"needs runc\")\n needs.Root(t)\n}\n"
-	expect.EqualSlices(t, ownSkips(t, "p.go", []byte(text)), []int{3, 6}, "lines")
+	files := token.NewFileSet()
+	expect.EqualSlices(t, ownSkips(files, must.Get(parser.ParseFile(files, "p.go", text, 0))(t)), []int{3, 6}, "lines")
 }
 
 // ownSkips returns the lines that skip a test for lack of root.
-func ownSkips(t *testing.T, path string, text []byte) (lines []int) {
-	t.Helper()
-	files := token.NewFileSet()
-	file := must.Get(parser.ParseFile(files, path, text, 0))(t)
+func ownSkips(files *token.FileSet, file *ast.File) (lines []int) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.IfStmt:
