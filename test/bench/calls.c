@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "calls.h"
+#include "subjects.h"
 
 #include "driver.h"
-#include "ipc.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "cold.h"
+#include "subjects.h"
 
 #include "driver.h"
-#include "measure.h"
 
 #include <stdio.h>
 #include <unistd.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The interceptor's cost for calls of the CUDA driver. measure.h has the method; calls.h, cold.h,
- * oneway.h, live.h and siblings.h have the subjects. A line of JSON per result; bench.py runs this,
- * in slices and outside.
+ * The interceptor's cost for calls of the CUDA driver. measure.h has the method, and subjects.h the
+ * subjects. A line of JSON per result; bench.py runs this, in slices and outside.
  *
  * cost calls MILLISECONDS             each call, in batches of about MILLISECONDS
  * cost live MOST MILLISECONDS         against the number of live allocations
@@ -11,13 +10,8 @@
  * cost cold                           the first small allocations of a process, and their frees
  * cost runtime MILLISECONDS           the runtime library's calls
  */
-#include "calls.h"
-#include "cold.h"
 #include "driver.h"
-#include "ipc.h"
-#include "live.h"
-#include "oneway.h"
-#include "siblings.h"
+#include "subjects.h"
 
 #include <stdio.h>
 #include <stdlib.h>

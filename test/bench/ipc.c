@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "ipc.h"
+#include "subjects.h"
 
 #include "driver.h"
 

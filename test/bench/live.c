@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "live.h"
+#include "subjects.h"
 
-#include "calls.h"
 #include "driver.h"
 
 #include <stdio.h>

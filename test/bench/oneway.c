@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "oneway.h"
+#include "subjects.h"
 
 #include "driver.h"
-#include "measure.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

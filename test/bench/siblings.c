@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "siblings.h"
+#include "subjects.h"
 
-#include "calls.h"
 #include "driver.h"
 
 #include <limits.h>

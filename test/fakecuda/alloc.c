@@ -4,7 +4,6 @@
 #include "capture.h"
 
 #include "driver.h"
-#include "external.h"
 #include "graph_memory.h"
 #include "machine_limit.h"
 #include "managed.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays as objects. array_size.c has their sizes. */
 #include "array.h"
-#include "tile.h"
 
 #include <stdlib.h>
 

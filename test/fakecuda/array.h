@@ -41,4 +41,7 @@ unsigned array_level_limit(const CUDA_ARRAY3D_DESCRIPTOR *shape);
 /* The bytes of a valid shape before rounding to portions; false if that overflows. */
 bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, size_t *bytes);
 
+/* tile.c. Unmaps all tiles; NULL is accepted. */
+void tiles_free(struct tiles *tiles);
+
 #endif

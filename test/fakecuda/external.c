@@ -4,7 +4,7 @@
  * of this driver.
  */
 #define _GNU_SOURCE
-#include "external.h"
+#include "alloc.h"
 
 #include "array.h"
 #include "hold.h"

@@ -4,8 +4,6 @@
  * no memory itself; memory bound to it outlives its own handles. From NVIDIA's documentation; not
  * observed on a card.
  */
-#include "multicast.h"
-
 #include "physical.h"
 #include "vmm.h"
 

@@ -5,7 +5,6 @@
  */
 #include "config.h"
 #include "machine.h"
-#include "nvml_fault.h"
 #include "nvml_handle.h"
 #include "uuid.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "nvml_fault.h"
+#include "nvml_handle.h"
 
 #include <fcntl.h>
 #include <stdbool.h>

@@ -2,7 +2,6 @@
 #include "physical.h"
 
 #include "hold.h"
-#include "multicast.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -53,4 +53,7 @@ void physical_unmap(struct physical *physical);
 /* Makes it an object of the machine, and returns that; 0 if there is no room. */
 uint64_t physical_share(struct physical *physical);
 
+/* multicast.c. Unbinds all memory, after the object's last handle and mapping. */
+void multicast_end(struct multicast *multicast);
+
 #endif

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sparse arrays: memory is mapped into them by tiles of 64 KiB. */
-#include "tile.h"
-
 #include "array.h"
 #include "physical.h"
 
