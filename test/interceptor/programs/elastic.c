@@ -24,7 +24,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 extern int driver_entered, *driver_forbidden;
@@ -496,26 +495,6 @@ static void old_kernel(void)
 	EXPECT(calls_of(1) == 0 && wishes() == 0 && get(&control->attached) == 1);
 }
 
-/* How long a call takes, in nanoseconds: `elastic cost`, and `elastic cost-plain`. */
-static void cost(void)
-{
-	enum { TIMES = 20000000 };
-	CUresult (*volatile function)(CUstream);
-	struct timespec from, to;
-
-	attach();
-	*(void **)&function = dlsym(cuda, "cuStreamQuery");
-	for (int pass = 0; pass < 3; pass++) {
-		clock_gettime(CLOCK_MONOTONIC, &from);
-		for (int i = 0; i < TIMES; i++)
-			(void)function((CUstream)16);
-		clock_gettime(CLOCK_MONOTONIC, &to);
-		printf("%.2f ns\n", ((double)(to.tv_sec - from.tv_sec) * 1e9 +
-		                     (double)(to.tv_nsec - from.tv_nsec)) /
-		                        TIMES);
-	}
-}
-
 static const struct {
 	const char *name;
 	void (*in_process)(void);
@@ -535,8 +514,6 @@ static const struct {
     {"used-up", used_up, false, 0},
     {"plain", not_elastic, true, 0},
     {"old-kernel", old_kernel, false, 0},
-    {"cost", cost, false, 0},
-    {"cost-plain", cost, true, 0},
 };
 
 static void deal_with(const char *name, pid_t child)
