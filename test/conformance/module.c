@@ -118,7 +118,6 @@ static void linked(void)
 	MUST(cuLinkComplete(state, &image, &size));
 	say_key("link.complete");
 	links(image);
-	libraries("linked", image);
 	MUST(cuLinkDestroy(state));
 }
 
@@ -422,7 +421,8 @@ int main(int argc, char **argv)
 	modules();
 	linked();
 	libraries("text", with_array(ARRAY));
-	sizes();
+	if (argc == 1)
+		sizes();
 	large_code();
 	if (argc > 1)
 		return 0;
