@@ -117,16 +117,3 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 	expect.Refused(twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)))(t, "pools claim and rich both have a quota on")
 	must.Len(t, h.Slices(), 1, "slices are left")
 }
-
-// Containers without a quota are only counted here; a claim is a quota.
-func TestAClaimIsAQuotaAlsoWhereContainersWithoutOneAreOnlyCounted(t *testing.T) {
-	h := newHostBy(t, api.Intercept, "missing = \"record\"")
-	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")
-	for name, start := range map[string]func(*container, ...string) *exec.Cmd{"runc": (*container).plain, "gpuslice-runtime": (*container).runtime} {
-		c := h.newContainer(nil, "/bin/sleep", "600").claims("claim")
-		must.Output(c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)))(t, name)
-		c.mustHold(gib, 4*gib, name, "it should see the claim's quota")
-		c.mustRefuse(4*gib, name, "the claim has no room")
-		must.Output(c.output(start(c, "delete", "--force", c.id)))(t, name)
-	}
-}
