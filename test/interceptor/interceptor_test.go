@@ -182,24 +182,6 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}
-	listen := func(t *testing.T, answer func(*net.UnixConn)) string {
-		dir := t.TempDir()
-		l := must.Get(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"}))(t)
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.AcceptUnix()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					answer(c)
-				}()
-			}
-		}()
-		return dir
-	}
 	reply := func(status uint16, lane uint32, size uint64) []byte {
 		var b bytes.Buffer
 		for _, v := range []any{uint32(0x31415347), uint16(3), status, lane, uint32(0), uint64(0), size, [4]uint64{}} {
@@ -207,13 +189,13 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		}
 		return b.Bytes()
 	}
-	send := func(message []byte) func(*net.UnixConn) {
-		return func(c *net.UnixConn) {
+	send := func(t *testing.T, message []byte) string {
+		return attachSocket(t, func(c *net.UnixConn, _ int) {
 			question := make([]byte, 256)
 			if _, err := c.Read(question); err == nil {
 				_, _ = c.Write(message) // the peer may be gone
 			}
-		}
+		})
 	}
 
 	cases := []struct {
@@ -226,23 +208,23 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 		{"a path that is too long", func(*testing.T) string { return "/" + strings.Repeat("x", 200) }, "in no slice"},
 		{"nobody listens", func(t *testing.T) string { return t.TempDir() }, "does not answer"},
 		{"a hung enforcer", func(t *testing.T) string {
-			return listen(t, func(*net.UnixConn) { time.Sleep(30 * time.Second) })
+			return attachSocket(t, func(*net.UnixConn, int) { time.Sleep(30 * time.Second) })
 		}, "does not answer"},
-		{"garbage", func(t *testing.T) string { return listen(t, send([]byte("garbage"))) }, "is not the enforcer"},
+		{"garbage", func(t *testing.T) string { return send(t, []byte("garbage")) }, "is not the enforcer"},
 		{"garbage of the right size", func(t *testing.T) string {
-			return listen(t, send(bytes.Repeat([]byte{0xff}, 64)))
+			return send(t, bytes.Repeat([]byte{0xff}, 64))
 		}, "is not the enforcer"},
 		{"too long an answer", func(t *testing.T) string {
-			return listen(t, send(append(reply(2, 0, 0), 0)))
+			return send(t, append(reply(2, 0, 0), 0))
 		}, "is not the enforcer"},
 		{"too short an answer", func(t *testing.T) string {
-			return listen(t, send(reply(2, 0, 0)[:63]))
+			return send(t, reply(2, 0, 0)[:63])
 		}, "is not the enforcer"},
-		{"yes without a ledger", func(t *testing.T) string { return listen(t, send(reply(0, 1, 4464640))) }, "is not the enforcer"},
-		{"not a member", func(t *testing.T) string { return listen(t, send(reply(1, 0, 0))) }, "does not belong to this slice"},
-		{"full", func(t *testing.T) string { return listen(t, send(reply(2, 0, 0))) }, "no free process slot"},
-		{"released", func(t *testing.T) string { return listen(t, send(reply(3, 0, 0))) }, "was released"},
-		{"an internal error", func(t *testing.T) string { return listen(t, send(reply(7, 0, 0))) }, "code 7"},
+		{"yes without a ledger", func(t *testing.T) string { return send(t, reply(0, 1, 4464640)) }, "is not the enforcer"},
+		{"not a member", func(t *testing.T) string { return send(t, reply(1, 0, 0)) }, "does not belong to this slice"},
+		{"full", func(t *testing.T) string { return send(t, reply(2, 0, 0)) }, "no free process slot"},
+		{"released", func(t *testing.T) string { return send(t, reply(3, 0, 0)) }, "was released"},
+		{"an internal error", func(t *testing.T) string { return send(t, reply(7, 0, 0)) }, "code 7"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
