@@ -7,14 +7,12 @@
  * The sockets are real; only the enforcer's end is simulated, and waits return at once.
  */
 #define _GNU_SOURCE
+#include "fuzz.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -46,14 +44,6 @@ static const uint8_t *data;
 static size_t size;
 static int peer = -1, round_of;
 static uint64_t fake_now;
-
-static void must(bool truth, const char *what)
-{
-	if (truth)
-		return;
-	fprintf(stderr, "attach: not so: %s\n", what);
-	abort();
-}
 
 static uint8_t take(void)
 {
@@ -209,8 +199,6 @@ static int lowest(void)
 	close(fd);
 	return fd;
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *input, size_t length);
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t length)
 {

@@ -5,8 +5,9 @@
  * The search must find a function if and only if the object defines it.
  */
 #define _GNU_SOURCE
+#include "fuzz.h"
+
 #include <link.h>
-#include <stdint.h>
 
 static int fuzz_iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data);
 /* Without a list of its own the loader's function is found by its name, as in musl. */
@@ -15,8 +16,6 @@ static struct r_debug no_list;
 #define _r_debug no_list
 #include "../../interceptor/elf_symbol.c"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MOST 64u
@@ -32,14 +31,6 @@ static struct object {
 static ElfW(Phdr) header;
 
 #define OBJECT ((ElfW(Addr)) & object)
-
-static void must(int truth, const char *what)
-{
-	if (truth)
-		return;
-	fprintf(stderr, "elf_symbol: not so: %s\n", what);
-	abort();
-}
 
 static int fuzz_iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data)
 {
@@ -99,8 +90,6 @@ static void build(uint32_t buckets)
 			chain[i - first] |= 1;
 	}
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -6,10 +6,10 @@
  * must return. A lane's owner must still know its bytes, which its own memory has.
  */
 #define _GNU_SOURCE
+#include "fuzz.h"
+
 #include "../../enforcer/ledger/native.c"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -18,14 +18,6 @@
 #define OWN_LANE 2u
 
 static struct ledger *page;
-
-static void must(bool truth, const char *what)
-{
-	if (truth)
-		return;
-	fprintf(stderr, "ledger: not so: %s\n", what);
-	abort();
-}
 
 static struct ledger *new_page(void)
 {
@@ -87,8 +79,6 @@ static void overwrite(struct input *in)
 		words[where / 10 % lane] = value;
 	}
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -2,10 +2,9 @@
 /* The interceptor's map against a list: after any sequence of insertions and removals, also while
  * iterating, both have the same entries. For values of two sizes. */
 #define _GNU_SOURCE
-#include "../../interceptor/map.c"
+#include "fuzz.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "../../interceptor/map.c"
 
 #define MOST 4096u
 
@@ -26,14 +25,6 @@ static struct {
 	bool passed; /* seen in this iteration */
 } list[MOST];
 static size_t count;
-
-static void must(bool truth, const char *what)
-{
-	if (truth)
-		return;
-	fprintf(stderr, "map: not so: %s\n", what);
-	abort();
-}
 
 static size_t place_of(uint64_t key)
 {
@@ -164,8 +155,6 @@ static uint64_t key_of(const uint8_t *in)
 	}
 	return (in[0] & 128 ? key << 21 | 0x7f0000000000ull : key) + 1;
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

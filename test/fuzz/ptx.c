@@ -4,13 +4,13 @@
  * executed or refused with an explanation, and no kernel accesses memory other than its own. The
  * card has one array, with its address as the first parameter.
  */
-#include "../fakecuda/ptx.h"
+#include "fuzz.h"
+
 #include "../fakecuda/copy.h"
 #include "../fakecuda/image.h"
 #include "../fakecuda/managed.h"
+#include "../fakecuda/ptx.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CARD_BYTES 64
@@ -43,14 +43,6 @@ void managed_touch(struct range *range, CUdeviceptr start, size_t size)
 	(void)range;
 	(void)start;
 	(void)size;
-}
-
-static void must(bool truth, const char *what)
-{
-	if (truth)
-		return;
-	fprintf(stderr, "ptx: not so: %s\n", what);
-	abort();
 }
 
 static void run(const struct ptx_kernel *kernel)
