@@ -303,17 +303,6 @@ func TestALongCauseIsCut(t *testing.T) {
 	}
 }
 
-func BenchmarkAppendToAFullLogOfManySources(b *testing.B) {
-	l := NewLog(4096)
-	names := make([]string, 1000)
-	for i := range names {
-		names[i] = strconv.Itoa(i)
-	}
-	for i := 0; b.Loop(); i++ {
-		l.Append(names[i*i%len(names)], api.Event{Kind: api.EventRefused})
-	}
-}
-
 // Slow and absent readers cost the writers nothing, since a reader keeps its own position.
 func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 	const writers, each = 8, 2000

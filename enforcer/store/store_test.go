@@ -355,24 +355,6 @@ func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
 	}
 }
 
-func BenchmarkPutSlice(b *testing.B) {
-	for _, writers := range []int{1, 16} {
-		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
-			s := newPlace(b).open()
-			var wg sync.WaitGroup
-			b.ResetTimer()
-			for w := range writers {
-				wg.Go(func() {
-					for range b.N / writers {
-						_ = s.PutSlice(example("slice", uint64(w)))
-					}
-				})
-			}
-			wg.Wait()
-		})
-	}
-}
-
 // An owed record stays owed until it or a newer one is written.
 func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	p := newPlace(t)
