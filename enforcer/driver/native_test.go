@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // limitedDevice returns what a test sets, and records the last call.
@@ -87,12 +87,8 @@ func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	if !under(t, libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G", "FAKECUDA_CONTEXT=300M") {
 		return
 	}
-	mount := "/sys/fs/cgroup"
-	if _, err := os.Stat(mount + "/unified"); err == nil {
-		mount += "/unified"
-	}
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(mount, &fs); err != nil || fs.Type != 0x63677270 {
+	mount := testhost.UnifiedCgroups()
+	if mount == "" {
 		t.Skip("a unified cgroup hierarchy is needed")
 	}
 	cgroup := must.Get(os.MkdirTemp(mount, "gpuslice-driver-"))(t)

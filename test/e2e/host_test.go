@@ -117,7 +117,7 @@ func (h *host) newContainerOf(image, programs string, annotations map[string]str
 		bind(filepath.Join(programs, "fakecuda"), "/fakecuda", "ro"),
 		bind(filepath.Join(h.Dir, "fake"), "/fake", "rw"),
 	}
-	for _, name := range h.TopDirs(image, rootfs) {
+	for _, name := range must.Get(testhost.TopDirs(image, rootfs))(h.T) {
 		mounts = append(mounts, bind(filepath.Join(image, name), name, "ro"))
 	}
 	type object = map[string]any

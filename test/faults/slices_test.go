@@ -18,7 +18,7 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 type state string
@@ -115,18 +115,10 @@ func (w *world) create(s *slice, annotations map[string]string) {
 	}
 	args := []string{"create", s.cgroup, w.rootfs(s), "/proc:proc", "/dev:dev", "/usr:usr", filepath.Dir(programs["worker"]) + ":programs",
 		filepath.Join(w.bin, "fakecuda") + ":fakecuda", filepath.Join(w.dir, "fake") + ":fake"}
-	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
-		info, err := os.Lstat("/" + name)
-		switch {
-		case err != nil:
-		case info.Mode()&os.ModeSymlink != 0:
-			target, err := os.Readlink("/" + name)
-			w.must(err)
-			w.must(os.Symlink(target, filepath.Join(w.rootfs(s), name)))
-		default:
-			w.must(os.Mkdir(filepath.Join(w.rootfs(s), name), 0o755))
-			args = append(args, "/"+name+":"+name)
-		}
+	bound, err := testhost.TopDirs("/", w.rootfs(s))
+	w.must(err)
+	for _, name := range bound {
+		args = append(args, name+":"+name[1:])
 	}
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2", "root": map[string]any{"path": "rootfs"}, "annotations": annotations,
@@ -183,16 +175,9 @@ func (w *world) hook(stage string, s *slice, words ...string) error {
 
 func (w *world) newCgroup(name string) string {
 	w.Helper()
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		var st unix.Statfs_t
-		if unix.Statfs(mount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
-			dir := filepath.Join(mount, name)
-			w.must(os.Mkdir(dir, 0o755))
-			return dir
-		}
-	}
-	w.fail("there is no unified cgroup hierarchy")
-	return ""
+	dir := filepath.Join(testhost.UnifiedCgroups(), name)
+	w.must(os.Mkdir(dir, 0o755))
+	return dir
 }
 
 func (s *slice) removeCgroup() error {

@@ -23,11 +23,10 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/daemon/audit"
 	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 type operator struct {
@@ -67,13 +66,7 @@ func (l *latencies) String() string {
 
 func (h *host) newOperator() *operator {
 	h.T.Helper()
-	o := &operator{host: h}
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		var st unix.Statfs_t
-		if unix.Statfs(mount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
-			o.cgroup = filepath.Join(mount, fmt.Sprint("operator-", time.Now().UnixNano()))
-		}
-	}
+	o := &operator{host: h, cgroup: filepath.Join(testhost.UnifiedCgroups(), fmt.Sprint("operator-", time.Now().UnixNano()))}
 	h.Must(os.Mkdir(o.cgroup, 0o755))
 	h.cgroups = append(h.cgroups, o.cgroup)
 	return o

@@ -114,7 +114,7 @@ func (h *host) newContainer(name, vram string, env []string, args ...string) *co
 		bind(filepath.Join(h.Bin, "fakecuda"), "/fakecuda", "ro"),
 		bind(filepath.Join(h.Dir, "fake"), "/fake", "rw"),
 	}
-	for _, name := range h.TopDirs("/", rootfs) {
+	for _, name := range must.Get(testhost.TopDirs("/", rootfs))(h.T) {
 		mounts = append(mounts, bind(name, name, "ro"))
 	}
 	type object = map[string]any

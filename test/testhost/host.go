@@ -159,21 +159,19 @@ func (h *Host) Env() []string {
 }
 
 // TopDirs creates the image's top-level directories in rootfs, as links if the image has links. It returns those to bind mount.
-func (h *Host) TopDirs(image, rootfs string) (bound []string) {
-	h.T.Helper()
+func TopDirs(image, rootfs string) (bound []string, err error) {
 	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
-		info, err := os.Lstat(filepath.Join(image, name))
+		target, linkErr := os.Readlink(filepath.Join(image, name))
 		switch {
-		case err != nil:
-		case info.Mode()&os.ModeSymlink != 0:
-			target := must.Get(os.Readlink(filepath.Join(image, name)))(h.T)
-			h.Must(os.Symlink(target, rootfs+name))
-		default:
-			h.Must(os.Mkdir(rootfs+name, 0o755))
+		case errors.Is(linkErr, os.ErrNotExist):
+		case linkErr == nil:
+			err = errors.Join(err, os.Symlink(target, rootfs+name))
+		default: // no link
+			err = errors.Join(err, os.Mkdir(rootfs+name, 0o755))
 			bound = append(bound, name)
 		}
 	}
-	return bound
+	return bound, err
 }
 
 func (h *Host) Must(err error) {

@@ -7,11 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/needs"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 const (
@@ -22,17 +22,13 @@ const (
 func newCgroup(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		var fs syscall.Statfs_t
-		if syscall.Statfs(mount, &fs) != nil || fs.Type != 0x63677270 {
-			continue
-		}
-		dir := must.Get(os.MkdirTemp(mount, "gpuslice-machinetest-"))(t)
-		t.Cleanup(func() { os.Remove(dir) })
-		return dir
+	mount := testhost.UnifiedCgroups()
+	if mount == "" {
+		t.Skip("needs a cgroup v2 mount")
 	}
-	t.Skip("needs a cgroup v2 mount")
-	return ""
+	dir := must.Get(os.MkdirTemp(mount, "gpuslice-machinetest-"))(t)
+	t.Cleanup(func() { os.Remove(dir) })
+	return dir
 }
 
 // in returns words that start a program in a cgroup.
