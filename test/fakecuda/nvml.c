@@ -14,7 +14,6 @@
 #include <strings.h>
 
 #define DRIVER_VERSION "580.159.04"
-#define CUDA_VERSION 13000
 
 static struct nvmlDevice_st handles[MACHINE_MAX_DEVICES];
 
@@ -40,18 +39,15 @@ static nvmlReturn_t start(void)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	}
 	count = machine_device_count();
-	for (unsigned i = 0; i < count; i++) {
-		handles[i].index = i;
+	for (unsigned i = 0; i < count; i++)
 		handles[i].machine = reverse ? count - 1 - i : i;
-	}
 	return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+NVML_API nvmlReturn_t nvmlInit_v2(void)
 {
 	nvmlReturn_t result = NVML_SUCCESS;
 
-	(void)flags;
 	pthread_mutex_lock(&lock);
 	if (!users)
 		result = start();
@@ -61,14 +57,9 @@ NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 	return result;
 }
 
-NVML_API nvmlReturn_t nvmlInit_v2(void)
-{
-	return nvmlInitWithFlags(0);
-}
-
 NVML_API nvmlReturn_t nvmlInit(void)
 {
-	return nvmlInitWithFlags(0);
+	return nvmlInit_v2();
 }
 
 NVML_API nvmlReturn_t nvmlShutdown(void)
@@ -141,24 +132,6 @@ NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int siz
 	return result == NVML_SUCCESS ? give_text(DRIVER_VERSION, version, size) : result;
 }
 
-NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int size)
-{
-	return give_text("13." DRIVER_VERSION, version, size);
-}
-
-NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
-	if (!version)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*version = CUDA_VERSION;
-	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
-	return nvmlSystemGetCudaDriverVersion_v2(version);
-}
-
 NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
 	TRY(check_started());
@@ -166,11 +139,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*count = machine_device_count();
 	return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
-{
-	return nvmlDeviceGetCount_v2(count);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
@@ -218,13 +186,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigne
 	nvmlReturn_t result = nvml_check(device, name);
 
 	return result == NVML_SUCCESS ? give_text(MACHINE_DEVICE_NAME, name, size) : result;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
-	TRY(nvml_check(device, index));
-	*index = device->index;
-	return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)

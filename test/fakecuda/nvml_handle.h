@@ -10,7 +10,6 @@
 /* A handle is the address of one of these; nvmlInit sets its card. */
 struct nvmlDevice_st {
 	unsigned machine;
-	unsigned index;
 };
 
 /* The checks at the start of each query of a card. */
