@@ -151,6 +151,8 @@ func prepare(dir string) error {
 		mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""), // as with systemd, so that pods with a host path see later mounts
 		mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		mount("none", "/mnt", "tmpfs", 0, ""),
+		os.Mkdir("/mnt/proc", 0o755),
+		mount("proc", "/mnt/proc", "proc", 0, ""), // without the files below: the kernel demands one for pods with user namespaces
 		mount("none", "/run", "tmpfs", 0, "mode=755"),
 	}
 	for _, at := range []string{"/etc", "/opt", "/var"} {
@@ -158,6 +160,9 @@ func prepare(dir string) error {
 		all = append(all, os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755),
 			mount("overlay", at, "overlay", 0, "lowerdir="+at+",upperdir="+upper+",workdir="+work))
 	}
+	// Pods with user namespaces need volumes on a file system with mapped mounts, unlike an overlay.
+	all = append(all, os.MkdirAll("/var/lib/kubelet", 0o755), mount("none", "/var/lib/kubelet", "tmpfs", 0, "mode=755"))
+	all = append(all, devices(mount))
 	for name, value := range map[string]string{"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1"} {
 		file := "/mnt/" + strings.ReplaceAll(name, "/", "_")
 		all = append(all, os.WriteFile(file, []byte(value+"\n"), 0o644), mount(file, "/proc/sys/"+name, "", unix.MS_BIND, ""))
@@ -173,6 +178,17 @@ func prepare(dir string) error {
 		}
 	}
 	return errors.Join(append(all, mount(filepath.Join(dir, "tmp"), "/tmp", "", unix.MS_BIND, ""), os.Chmod("/tmp", 0o1777))...)
+}
+
+// devices makes /dev private, so that the simulated cards' nodes can be in it.
+func devices(mount func(source, target, kind string, flags uintptr, data string) error) error {
+	const upper, work, merged = "/mnt/upper/dev", "/mnt/work/dev", "/mnt/dev"
+	all := []error{os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755), os.MkdirAll(merged, 0o755),
+		mount("overlay", merged, "overlay", 0, "lowerdir=/dev,upperdir="+upper+",workdir="+work)}
+	for _, name := range []string{"/pts", "/shm"} {
+		all = append(all, mount("/dev"+name, merged+name, "", unix.MS_BIND, ""))
+	}
+	return errors.Join(append(all, mount(merged, "/dev", "", unix.MS_BIND|unix.MS_REC, ""))...)
 }
 
 // network configures the loopback interface, the only one.

@@ -262,11 +262,10 @@ func dialTCP(address string) error {
 func (n *node) nvidia() {
 	n.t.Helper()
 	type object = map[string]any
-	n.Must(os.Mkdir(n.in("dev"), 0o755))
 	nodeOf := func(name string, minor int) object {
-		path := n.in("dev", name)
+		path := "/dev/" + name
 		n.Must(unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(195, uint32(minor)))))
-		return object{"path": "/dev/" + name, "hostPath": path}
+		return object{"path": path}
 	}
 	devices, err := n.Client.Devices(context.Background())
 	n.Must(err)
