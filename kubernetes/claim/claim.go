@@ -18,6 +18,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
@@ -161,8 +162,10 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	defer cancel()
 	var known []api.Device
 	err = p.retry(ctx, passing, func() (err error) {
-		known, err = p.Enforcer.Devices(ctx)
-		return err
+		if known, err = p.Enforcer.Devices(ctx); err != nil {
+			return err
+		}
+		return room(all, known)
 	})
 	if err != nil {
 		return nil, sentence(err)
@@ -181,6 +184,39 @@ func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 		}
 	}
 	return devices, nil
+}
+
+// room returns an error if programs outside slices hold memory that was allocated to new pools. The enforcer counts quotas alone,
+// so the pod would start and be refused memory by NVIDIA's driver.
+func room(all []share, known []api.Device) error {
+	asks := make(map[string]uint64) // by device
+	for _, s := range all {
+		for _, q := range s.request.Quotas {
+			n := slices.IndexFunc(known, func(d api.Device) bool { return d.UUID == q.Device })
+			if n < 0 || known[n].Free == nil || s.request.Elastic {
+				continue // for others to decide
+			}
+			d := known[n]
+			if _, made := d.Pools[s.pool]; made {
+				continue
+			}
+			asks[d.UUID] += q.Bytes
+			has := *d.Free
+			if d.Elastic != nil {
+				has += d.Elastic.Idle
+			}
+			if left := has - min(has, inventory.Outside(d)); asks[d.UUID] <= has && asks[d.UUID] > left {
+				return api.Errorf(api.CodeQuotaExceeded, "the claim asks for %s on device %s, of which programs outside of slices hold %s and %s are left: wait until they end (`gpuslice devices` on the node names them), or ask for less",
+					size(asks[d.UUID]), d.UUID, api.FormatSize(d.OutsideUsed), size(left))
+			}
+		}
+	}
+	return nil
+}
+
+// size formats bytes, rounded down to MiB, as a claim may ask for them.
+func size(bytes uint64) string {
+	return resource.NewQuantity(int64(bytes>>20<<20), resource.BinarySI).String()
 }
 
 // devices returns the devices for the kubelet and for the CDI specification.

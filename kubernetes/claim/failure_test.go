@@ -3,15 +3,18 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/kubernetes/cdi"
@@ -172,5 +175,37 @@ func TestACallerThatGivesUpLeavesNoTurn(t *testing.T) {
 	give()
 	if len(all.taken) != 0 || len(slot) != 0 {
 		t.Errorf("turns %v are left, and the slot has %d", all.taken, len(slot))
+	}
+}
+
+func TestMemoryThatProgramsOutsideHoldIsNotGranted(t *testing.T) {
+	made := map[string]uint64{PoolName(uid, 0): 20 * gib, PoolName(uid, 1): 20 * gib}
+	for name, c := range map[string]struct {
+		device api.Device
+		words  string
+	}{
+		"all is free":       {api.Device{Free: ptr.To[uint64](40 * gib)}, ""},
+		"the rest suffices": {api.Device{Free: ptr.To[uint64](50 * gib), OutsideUsed: 10 * gib}, ""},
+		"it does not":       {api.Device{Free: ptr.To[uint64](40 * gib), OutsideUsed: 1}, "programs outside of slices hold 1B and 40959Mi are left"},
+		"in the reserve":    {api.Device{Free: ptr.To[uint64](40 * gib), OutsideUsed: gib, Reserve: gib}, ""},
+		"beyond it":         {api.Device{Free: ptr.To[uint64](40 * gib), OutsideUsed: 2 * gib, Reserve: gib}, "39Gi are left: wait until they end"},
+		"all is outside":    {api.Device{Free: ptr.To[uint64](40 * gib), OutsideUsed: 80 * gib}, " 0 are left"},
+		"idle elastic":      {api.Device{Free: ptr.To[uint64](30 * gib), OutsideUsed: 10 * gib, Elastic: &api.ElasticDevice{Idle: 20 * gib}}, ""},
+		"its pool is made":  {api.Device{Free: ptr.To[uint64](40 * gib), OutsideUsed: 10 * gib, Pools: made}, ""},
+		"gpusliced refuses": {api.Device{Free: ptr.To[uint64](30 * gib), OutsideUsed: 10 * gib}, ""},
+		"no driver truth":   {api.Device{OutsideUsed: 10 * gib}, ""},
+		"another device":    {api.Device{UUID: "GPU-other", Free: ptr.To[uint64](40 * gib), OutsideUsed: 10 * gib}, ""},
+	} {
+		c.device.UUID = cmp.Or(c.device.UUID, "GPU-a")
+		all, err := shares(claimOf(uid, result{"one", "gpu-a", 20 * gib}, result{"other", "gpu-a", 20 * gib}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch err := room(all, []api.Device{c.device}); {
+		case (err == nil) != (c.words == "") || err != nil && !strings.Contains(err.Error(), c.words):
+			t.Errorf("%s: %v", name, err)
+		case err != nil && !passing(err):
+			t.Errorf("%s: %v is not tried again", name, err)
+		}
 	}
 }

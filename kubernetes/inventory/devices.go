@@ -113,10 +113,11 @@ func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.
 // coarse is the step in bytes to which varying amounts are rounded, to save writes.
 const coarse = 256 << 20
 
-// outside returns the memory of programs outside slices above the reserve, rounded up.
-func outside(d api.Device) uint64 {
-	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
-}
+// Outside returns the memory of programs outside slices above the reserve, in bytes.
+func Outside(d api.Device) uint64 { return d.OutsideUsed - min(d.OutsideUsed, d.Reserve) }
+
+// outside is Outside, rounded up.
+func outside(d api.Device) uint64 { return (Outside(d) + coarse - 1) / coarse * coarse }
 
 // capacity returns a total and a maximum per request in bytes, in steps of a mebibyte. The API server rejects a ResourceSlice
 // with a bound above the value.

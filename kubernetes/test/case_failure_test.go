@@ -8,7 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -119,4 +125,72 @@ func drained(n *node) {
 	n.Must(err)
 	n.running("comes")
 	n.sees("comes", "a", 4*gib)
+}
+
+// outsideComes: the scheduler allocates the second half of a card while a program outside slices takes it.
+func outsideComes(n *node) {
+	half := n.memory() / 2 / mib * mib
+	_, err := n.plane.Kubectl(fmt.Sprintf(templates, "half", fmt.Sprint(half), `'device.attributes["gpuslice.io"].index == 0'`), "--namespace="+n.ns, "apply", "-f", "-")
+	n.Must(err)
+	n.start(n.pod("first", []string{"half"}, container("a", hog(gib), "half")))
+	refused, written := n.counted(`gpuslice_dra_prepare_seconds_count{refused="true"}`), n.counted("gpuslice_dra_slices_written_total")
+	n.Must(unix.Kill(n.driver.PID(), unix.SIGSTOP)) // what is published stays as it is
+	continues := sync.OnceFunc(func() { n.Must(unix.Kill(n.driver.PID(), unix.SIGCONT)) })
+	defer continues()
+	outside := exec.Command(filepath.Join(n.Bin, "demo/cuda_hog"), fmt.Sprint(half))
+	outside.Env = n.Env()
+	n.Must(outside.Start())
+	end := sync.OnceFunc(func() {
+		_ = outside.Process.Kill()
+		_ = outside.Wait()
+	})
+	defer end()
+	n.eventually("the program has taken the memory", func() error {
+		d, err := n.Client.Devices(context.Background())
+		if err == nil && d[0].OutsideUsed < half {
+			err = fmt.Errorf("%d bytes", d[0].OutsideUsed)
+		}
+		return err
+	})
+	n.create(n.pod("second", []string{"half"}, container("a", hog(gib), "half")))
+	n.eventually("the scheduler has allocated it", func() error {
+		p, err := n.getPod("second")
+		if err == nil && p.Spec.NodeName == "" {
+			err = errors.New(n.events("second"))
+		}
+		return err
+	})
+	continues()
+	begin := time.Now()
+	// As documented in docs/use/kubernetes-reference.md.
+	n.told("second", "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: NodePrepareResources failed for ResourceClaim second-half-")
+	n.told("second", fmt.Sprintf("the claim asks for %dMi on device GPU-6b1d3c52-9a04-4e7f-8c21-5fa6d037e900, of which programs outside of slices hold ", half/mib))
+	passed := time.Since(begin).Seconds()
+	if tries := n.counted(`gpuslice_dra_prepare_seconds_count{refused="true"}`) - refused; tries > passed/30+1 {
+		n.t.Errorf("in %.0f s the driver has refused the claim %v times, want one in 30 s", passed, tries)
+	}
+	if writes := n.counted("gpuslice_dra_slices_written_total") - written; writes > passed/5+2 {
+		n.t.Errorf("in %.0f s the driver has written %v times, want one in 5 s", passed, writes)
+	}
+	end()
+	n.running("second")
+	n.wrote("second", "a", holds(gib, half))
+}
+
+// counted returns a metric of the driver, 0 if it has not counted yet.
+func (n *node) counted(name string) float64 {
+	n.t.Helper()
+	r, err := http.Get("http://127.0.0.1:9837/metrics")
+	n.Must(err)
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	n.Must(err)
+	_, rest, found := strings.Cut(string(text), "\n"+name+" ")
+	if !found {
+		return 0
+	}
+	number, _, _ := strings.Cut(rest, "\n")
+	value, err := strconv.ParseFloat(number, 64)
+	n.Must(err)
+	return value
 }
