@@ -17,8 +17,10 @@ edit '^(.*namespace): gpuslice$' '\1: {{ .Release.Namespace }}'
 edit 'system:serviceaccount:gpuslice:' 'system:serviceaccount:{{ .Release.Namespace }}:'
 edit '^(.*image): gpuslice-dra$' '\1: {{ .Values.images.driver }}'
 edit '^(.*image): gpuslice$' '\1: {{ .Values.images.gpusliced }}'
-edit '^( *)- --metrics-address=.*$' '&\n\1{{- if .Values.elastic }}\n\1- --elastic\n\1{{- end }}\n\1{{- range .Values.driverArgs }}\n\1- {{ . }}\n\1{{- end }}'
+edit '^( *)- --metrics-address=.*$' '&\n\1{{- if .Values.elastic }}\n\1- --elastic\n\1{{- end }}\n\1{{- with .Values.defaultMemory }}\n\1- --default-memory={{ . }}\n\1{{- end }}\n\1{{- with .Values.sizes }}\n\1- --sizes={{ join "," . }}\n\1{{- end }}\n\1{{- range .Values.driverArgs }}\n\1- {{ . }}\n\1{{- end }}'
 edit '^( *)- --hook=/usr/bin/gpuslice-hook$' '\1- --hook={{ .Values.hook }}'
+edit '8Gi' '{{ . }}'
+edit '8gi' '{{ lower . }}'
 edit '/opt/gpuslice' '{{ .Values.hostDir }}'
 edit '^(.*path): /$' '\1: {{ .Values.driverRoot }}'
 edit '^( *)priorityClassName: .*$' '\1{{- with .Values.imagePullSecrets }}\n\1imagePullSecrets: {{- toYaml . | nindent 6 }}\n\1{{- end }}\n\1{{- with .Values.nodeSelector }}\n\1nodeSelector: {{- toYaml . | nindent 8 }}\n\1{{- end }}\n&'
@@ -67,6 +69,7 @@ template objects "$dir/host.yaml" yes DaemonSet >"$dir/on-host"
 template objects "$dir/daemonset.yaml" yes ConfigMap DaemonSet >"$dir/in-pods"
 template cat "$dir/aliases.yaml" >"$dir/aliases"
 template grep -v '^#' elastic/deviceclass.yaml >"$dir/elastic"
+template grep -v '^#' sizes/deviceclass.yaml >"$dir/sizes"
 for ((i = 0; i < ${#edits[@]}; i += 2)); do
 	[ -n "${used[i]:-}" ] || { echo "chart.sh: nothing matches ${edits[i]}" >&2; exit 1; }
 done
@@ -76,4 +79,5 @@ done
 	echo '{{- if .Values.gpuslicedInPods }}' && cat "$dir/in-pods" && echo '{{- else }}' && cat "$dir/on-host" && echo '{{- end }}'
 } >"$to/daemonsets.yaml"
 { echo "$generated" && echo '{{- if .Values.elastic }}' && cat "$dir/elastic" && echo '{{- end }}'; } >"$to/elastic.yaml"
+{ echo "$generated" && echo '{{- range .Values.sizes }}' && echo --- && cat "$dir/sizes" && echo '{{- end }}'; } >"$to/sizes.yaml"
 { echo "$generated" && echo '{{- if .Values.aliases }}' && cat "$dir/aliases" && echo '{{- end }}'; } >"$to/aliases.yaml"

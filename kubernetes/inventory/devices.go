@@ -28,10 +28,48 @@ const (
 	// PoolPrefix begins the names of the enforcer's pools that belong to claims.
 	PoolPrefix = "dra-"
 
+	// Size is the attribute of devices of one fixed size, such as "8Gi".
+	Size = "size"
+
 	// MinMemory is the minimum of a request, in bytes. Less does not suffice for a CUDA context.
 	MinMemory = 64 * step
-	step      = 1 << 20
+	// minSize bounds the number of devices that a card is published as.
+	minSize = 1024 * step
+	step    = 1 << 20
 )
+
+// Offer is the operator's choice of the devices to publish for a card.
+type Offer struct {
+	Elastic bool     // publish a second device for elastic claims
+	Default uint64   // bytes of a request without a size; 0 for the whole card
+	Sizes   []uint64 // sizes of further devices, in bytes, for extended resources, which cannot name one
+}
+
+// ParseDefault parses Offer.Default.
+func ParseDefault(text string) (uint64, error) { return parse(text, MinMemory) }
+
+// ParseSizes parses Offer.Sizes, which commas separate.
+func ParseSizes(text string) (sizes []uint64, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		bytes, err := parse(part, minSize)
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(sizes, bytes) {
+			return nil, fmt.Errorf("size %q is listed twice: list each once", part)
+		}
+		sizes = append(sizes, bytes)
+	}
+	return sizes, nil
+}
+
+func parse(text string, least uint64) (uint64, error) {
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Value() < int64(least) || q.Value()%step != 0 {
+		return 0, fmt.Errorf("size %q is not accepted: whole MiB are, from %s on, such as \"8Gi\"", text, quantity(least))
+	}
+	return uint64(q.Value()), nil
+}
 
 // Taints of devices on which no claim can be prepared now. NoSchedule does not affect running pods.
 const (
@@ -50,10 +88,30 @@ func ElasticName(uuid string) string { return elasticPrefix + DeviceName(uuid) }
 // IsElastic reports whether name is that of a device for elastic claims.
 func IsElastic(name string) bool { return strings.HasPrefix(name, elasticPrefix) }
 
-// UUID returns the UUID of the device with the given name.
+// sizedName returns the name of a card's nth device of a size.
+func sizedName(uuid string, size uint64, n int) string {
+	return fmt.Sprintf("%s-%d-%s", strings.ToLower(quantity(size).String()), n, DeviceName(uuid))
+}
+
+// UUID returns the UUID of the card of the device with the given name.
 func UUID(name string) string {
-	kind, rest, _ := strings.Cut(strings.TrimPrefix(name, elasticPrefix), "-")
+	name = name[max(0, strings.Index(name, "gpu-"), strings.Index(name, "mig-")):]
+	kind, rest, _ := strings.Cut(name, "-")
 	return strings.ToUpper(kind) + "-" + rest
+}
+
+// Names returns the names of all devices that may be published for a card.
+func (o Offer) Names(d api.Device) []string {
+	names := []string{DeviceName(d.UUID)}
+	if d.Elastic != nil {
+		names = append(names, ElasticName(d.UUID))
+	}
+	for _, size := range o.Sizes {
+		for n := range int(d.Total / size) {
+			names = append(names, sizedName(d.UUID, size, n))
+		}
+	}
+	return names
 }
 
 // Host is the state of the host as reported by the enforcer. The parts are read at different times, so capacities use Devices
@@ -65,9 +123,9 @@ type Host struct {
 	Health  api.Health
 }
 
-// Of returns the devices to publish for a host, the fullest first, since the scheduler takes the first that fits. With elastic
+// Of returns the devices to publish for a host, the fullest first, since the scheduler takes the first that fits. With Elastic
 // each card also has a device for elastic claims, the emptiest first, since containers that share a card take turns.
-func Of(h Host, elastic bool) []resourceapi.Device {
+func (o Offer) Of(h Host) []resourceapi.Device {
 	devices := slices.DeleteFunc(slices.Clone(h.Devices), func(d api.Device) bool { return d.Free == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int {
 		return cmp.Or(cmp.Compare(*a.Free, *b.Free), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
@@ -80,34 +138,60 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 			has += d.Elastic.Idle / coarse * coarse
 		}
 		has -= min(has, outside(d))
-		all = append(all, entry(h, d, DeviceName(d.UUID), has, has)...)
+		if has >= MinMemory {
+			all = append(all, o.sized(h, d, entry(h, d, DeviceName(d.UUID), capacity(has, has, o.Default)))...)
+		}
 	}
-	if !elastic {
+	if !o.Elastic {
 		return all
 	}
 	devices = slices.DeleteFunc(devices, func(d api.Device) bool { return d.Elastic == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int { return cmp.Compare(b.Elastic.Free, a.Elastic.Free) })
 	for _, d := range devices {
 		has := d.Elastic.Free + claimed(d.Elastic.Pools)
-		all = append(all, entry(h, d, ElasticName(d.UUID), has, min(has, d.Elastic.Most))...)
+		if most := min(has, d.Elastic.Most); most >= MinMemory {
+			all = append(all, entry(h, d, ElasticName(d.UUID), capacity(has, most, o.Default)))
+		}
 	}
 	return all
 }
 
-// entry returns a device with a total and a maximum per request in bytes, or none if the maximum is below MinMemory.
-func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.Device {
-	if most < MinMemory {
-		return nil
+// sized returns a card's device and its devices of fixed sizes. A counter has the scheduler use the card for the one kind or the
+// other, and never for more than it has. The number of devices is constant: an allocation of one that is gone would not count.
+func (o Offer) sized(h Host, d api.Device, card resourceapi.Device) []resourceapi.Device {
+	if len(o.Sizes) == 0 {
+		return []resourceapi.Device{card}
 	}
+	consumes := func(memory resource.Quantity) []resourceapi.DeviceCounterConsumption {
+		return []resourceapi.DeviceCounterConsumption{{CounterSet: card.Name, Counters: map[string]resourceapi.Counter{Memory: {Value: memory}}}}
+	}
+	card.ConsumesCounters = consumes(card.Capacity[Memory].Value)
+	all := []resourceapi.Device{card}
+	for _, size := range o.Sizes {
+		c := resourceapi.DeviceCapacity{Value: *quantity(size), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: quantity(size), ValidValues: []resource.Quantity{*quantity(size)},
+		}}
+		for n := range int(d.Total / size) {
+			device := entry(h, d, sizedName(d.UUID, size, n), c)
+			device.Attributes[Size] = resourceapi.DeviceAttribute{StringValue: ptr.To(c.Value.String())}
+			device.ConsumesCounters = consumes(c.Value)
+			all = append(all, device)
+		}
+	}
+	return all
+}
+
+// entry returns a device of a card.
+func entry(h Host, d api.Device, name string, memory resourceapi.DeviceCapacity) resourceapi.Device {
 	device := resourceapi.Device{
 		Name: name, AllowMultipleAllocations: ptr.To(true), Attributes: attributes(h.Driver, d),
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: capacity(bytes, most)},
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: memory},
 	}
 	device.Attributes[Elastic] = resourceapi.DeviceAttribute{BoolValue: ptr.To(IsElastic(name))}
 	if why := Unhealthy(h.Health, d.UUID); why != "" {
 		device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
-	return []resourceapi.Device{device}
+	return device
 }
 
 // coarse is the step in bytes to which varying amounts are rounded, to save writes.
@@ -119,16 +203,18 @@ func Outside(d api.Device) uint64 { return d.OutsideUsed - min(d.OutsideUsed, d.
 // outside is Outside, rounded up.
 func outside(d api.Device) uint64 { return (Outside(d) + coarse - 1) / coarse * coarse }
 
-// capacity returns a total and a maximum per request in bytes, in steps of a mebibyte. The API server rejects a ResourceSlice
-// with a bound above the value.
-func capacity(bytes, most uint64) resourceapi.DeviceCapacity {
-	quantity := func(bytes uint64) *resource.Quantity {
-		return resource.NewQuantity(int64(bytes/step*step), resource.BinarySI)
-	}
+// capacity returns a total, a maximum per request, and the size of a request without one, in bytes; 0 is the maximum. The API
+// server rejects a ResourceSlice with a bound above the value.
+func capacity(bytes, most, without uint64) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *quantity(bytes), RequestPolicy: &resourceapi.CapacityRequestPolicy{
-		Default:    quantity(most),
+		Default:    quantity(min(cmp.Or(without, most), most)),
 		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(MinMemory), Max: quantity(most), Step: quantity(step)},
 	}}
+}
+
+// quantity returns bytes in steps of a mebibyte.
+func quantity(bytes uint64) *resource.Quantity {
+	return resource.NewQuantity(int64(bytes/step*step), resource.BinarySI)
 }
 
 func claimed(pools map[string]uint64) (bytes uint64) {
@@ -226,6 +312,17 @@ func resources(node string, devices []resourceapi.Device) resourceslice.DriverRe
 	var pool resourceslice.Pool
 	for part := range slices.Chunk(devices, maxPerSlice) {
 		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: part})
+	}
+	var counters []resourceapi.CounterSet
+	for _, d := range devices {
+		for _, c := range d.ConsumesCounters {
+			if c.CounterSet == d.Name { // the card's device, which consumes all
+				counters = append(counters, resourceapi.CounterSet{Name: c.CounterSet, Counters: c.Counters})
+			}
+		}
+	}
+	for part := range slices.Chunk(counters, resourceapi.ResourceSliceMaxCounterSets) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{SharedCounters: part})
 	}
 	if len(pool.Slices) == 0 { // a node without a GPU has no slice
 		return resourceslice.DriverResources{}

@@ -35,7 +35,11 @@ func pool(name string, bytes uint64) api.Pool {
 func value(t *testing.T, d resourceapi.Device) uint64 {
 	t.Helper()
 	c := d.Capacity[Memory]
-	for what, q := range map[string]int64{"max": c.RequestPolicy.ValidRange.Max.Value(), "default": c.RequestPolicy.Default.Value()} {
+	most := c.RequestPolicy.ValidValues
+	if len(most) == 0 {
+		most = append(most, *c.RequestPolicy.ValidRange.Max)
+	}
+	for what, q := range map[string]int64{"max": most[0].Value(), "default": c.RequestPolicy.Default.Value()} {
 		if q != c.Value.Value() || q%step != 0 {
 			t.Errorf("%s is %d where the value is %s", what, q, c.Value.String())
 		}
@@ -44,7 +48,7 @@ func value(t *testing.T, d resourceapi.Device) uint64 {
 }
 
 func TestTheFullestDeviceComesFirst(t *testing.T) {
-	got := Of(Host{Devices: []api.Device{device(uuid0, 0, 40*gib), device(uuid1, 1, 8*gib+5)}}, false)
+	got := Offer{}.Of(Host{Devices: []api.Device{device(uuid0, 0, 40*gib), device(uuid1, 1, 8*gib+5)}})
 	if len(got) != 2 || got[0].Name != DeviceName(uuid1) || got[1].Name != DeviceName(uuid0) || UUID(got[0].Name) != uuid1 {
 		t.Fatalf("got %+v", got)
 	}
@@ -58,15 +62,15 @@ func TestClaimsCountInTheCapacityAndOtherQuotasDoNot(t *testing.T) {
 	d.Pools = map[string]uint64{PoolPrefix + "a-0": 8 * gib, "llm": 4 * gib}
 	// The list of pools is of another moment, in which the claim's pool was not there.
 	h := Host{Devices: []api.Device{d}, Pools: []api.Pool{pool("llm", 4*gib)}}
-	if v := value(t, Of(h, false)[0]); v != 48*gib {
+	if v := value(t, Offer{}.Of(h)[0]); v != 48*gib {
 		t.Errorf("with a claim's pool of 8 GiB beside 40 free: %d", v)
 	}
 	h.Devices[0].Reserve, h.Devices[0].OutsideUsed = gib, 3*gib+1
-	if v := value(t, Of(h, false)[0]); v != 48*gib-2*gib-256<<20 {
+	if v := value(t, Offer{}.Of(h)[0]); v != 48*gib-2*gib-256<<20 {
 		t.Errorf("with 3 GiB and a byte outside slices, of which one is reserved: %d", v)
 	}
 	h.Devices[0].OutsideUsed = 70 * gib
-	if got := Of(h, false); len(got) != 0 {
+	if got := (Offer{}).Of(h); len(got) != 0 {
 		t.Errorf("a device of which nothing is left: %+v", got)
 	}
 }
@@ -76,7 +80,7 @@ func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
 	d.Pools = map[string]uint64{PoolPrefix + "a-0": 8 * gib}
 	d.Elastic = &api.ElasticDevice{Promised: 100 * gib, Free: 60 * gib, Most: 76 * gib, Idle: 20*gib + 5, Pools: map[string]uint64{PoolPrefix + "b-0": 40 * gib}}
 	h := Host{Devices: []api.Device{d, device(uuid1, 1, 8*gib)}}
-	got := Of(h, true)
+	got := Offer{Elastic: true}.Of(h)
 	if len(got) != 3 || got[2].Name != "elastic-"+DeviceName(uuid0) || UUID(got[2].Name) != uuid0 || !IsElastic(got[2].Name) || IsElastic(got[1].Name) {
 		t.Fatalf("%+v", got)
 	}
@@ -94,18 +98,80 @@ func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
 		t.Errorf("for elastic claims: %+v", c)
 	}
 	h.Devices[1].Elastic = &api.ElasticDevice{Free: 61 * gib, Most: 76 * gib}
-	if got := Of(h, true); len(got) != 4 || got[2].Name != ElasticName(uuid1) {
+	if got := (Offer{Elastic: true}).Of(h); len(got) != 4 || got[2].Name != ElasticName(uuid1) {
 		t.Errorf("the emptiest is not the first: %+v", got)
 	}
 	h.Devices[1].Elastic = nil
 	h.Devices[0].Elastic.Free, h.Devices[0].Elastic.Pools = 0, nil
-	if got := Of(h, true); len(got) != 2 {
+	if got := (Offer{Elastic: true}).Of(h); len(got) != 2 {
 		t.Errorf("a card of which nothing can be promised: %+v", got)
 	}
 }
 
+func TestARequestWithoutASizeGetsTheOperatorsDefault(t *testing.T) {
+	h := Host{Devices: []api.Device{device(uuid0, 0, 4*gib), device(uuid1, 1, 40*gib)}}
+	h.Devices[1].Elastic = &api.ElasticDevice{Free: 60 * gib, Most: 50 * gib}
+	for i, want := range []int64{4 * gib, 8 * gib, 8 * gib} { // the first has no more
+		if is := (Offer{Elastic: true, Default: 8 * gib}).Of(h)[i].Capacity[Memory].RequestPolicy; is.Default.Value() != want || is.ValidRange.Max.Value() < want {
+			t.Errorf("device %d: %+v", i, is)
+		}
+	}
+	for text, want := range map[string]uint64{"8Gi": 8 * gib, "64Mi": 64 << 20, "63Mi": 0, "8G": 0, "-1Gi": 0, "": 0, "much": 0, "1e30": 0} {
+		if got, err := ParseDefault(text); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q is %d, %v", text, got, err)
+		}
+	}
+}
+
+func TestACardHasDevicesOfTheSizesThatTheOperatorNames(t *testing.T) {
+	sizes, err := ParseSizes("8Gi,32Gi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Offer{Sizes: sizes}
+	h := Host{Devices: []api.Device{device(uuid0, 0, 40*gib)}}
+	devices := o.Of(h)
+	names := make(map[string]bool)
+	for i, d := range devices {
+		size := uint64(40 * gib) // the card's device has all
+		switch {
+		case i > 10:
+			size = 32 * gib
+		case i > 0:
+			size = 8 * gib
+		}
+		consumes, attribute := d.ConsumesCounters[0].Counters[Memory], d.Attributes[Size].StringValue
+		if names[d.Name] = true; value(t, d) != size || uint64(consumes.Value.Value()) != size || UUID(d.Name) != uuid0 || (attribute == nil) != (i == 0) {
+			t.Errorf("%s: %+v", d.Name, d)
+		}
+	}
+	if want := o.Names(h.Devices[0]); len(devices) != 1+10+2 || len(want) != len(names) || !names[want[0]] || !names[want[12]] {
+		t.Errorf("%d devices, with the names %v", len(devices), want)
+	}
+	pools := resources("n", devices).Pools["n"].Slices
+	if len(pools) != 2 || len(pools[1].SharedCounters) != 1 {
+		t.Fatalf("%+v", pools)
+	}
+	if memory := pools[1].SharedCounters[0].Counters[Memory]; memory.Value.Value() != 40*gib {
+		t.Errorf("together they have %s", memory.Value.String())
+	}
+	*h.Devices[0].Free = 4 * gib
+	if got := o.Of(h); len(got) != len(devices) {
+		t.Errorf("with 4 GiB free there are %d devices: an allocated one of those that are gone does not count", len(got))
+	}
+	*h.Devices[0].Free = 0
+	if got := o.Of(h); len(got) != 0 {
+		t.Errorf("a card of which nothing is left: %+v", got)
+	}
+	for _, text := range []string{"8Gi,512Mi", "8Gi,8192Mi", "", "8Gi,"} { // small sizes would be many devices
+		if got, err := ParseSizes(text); err == nil {
+			t.Errorf("%q is %v", text, got)
+		}
+	}
+}
+
 func TestADeviceHasTheAttributesThatNVIDIAsDriverGivesIt(t *testing.T) {
-	got := Of(Host{Driver: "580.159.04", Devices: []api.Device{device(uuid0, 0, gib)}}, false)[0].Attributes
+	got := Offer{}.Of(Host{Driver: "580.159.04", Devices: []api.Device{device(uuid0, 0, gib)}})[0].Attributes
 	for name, want := range map[resourceapi.QualifiedName]string{
 		"type": "gpu", "uuid": uuid0, "productName": "Card", "architecture": "Ada Lovelace", "driverVersion": "580.159.4",
 		"cudaComputeCapability": "8.9.0", "resource.kubernetes.io/pciBusID": "0000:3b:00.0",
@@ -136,7 +202,7 @@ func TestADeviceOnWhichNothingCanBeGrantedIsTainted(t *testing.T) {
 	h := Host{Devices: []api.Device{device(uuid0, 0, gib), device(uuid1, 1, gib)}, Health: api.Health{Checks: []api.Check{
 		{Name: "truth", Device: uuid0, For: api.ForReady}, {Name: "other", Device: uuid1},
 	}}}
-	got := Of(h, false)
+	got := Offer{}.Of(h)
 	if len(got[0].Taints) != 1 || got[0].Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule || len(got[1].Taints) != 0 {
 		t.Errorf("taints %+v and %+v", got[0].Taints, got[1].Taints)
 	}
@@ -294,7 +360,7 @@ func TestWhileTheEnforcerIsAwayItsDevicesAreTainted(t *testing.T) {
 
 func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testing.T) {
 	e := &enforcer{away: true}
-	w := start(t, e, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}, false))
+	w := start(t, e, quick, Offer{}.Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}))
 	eventually(t, "it is tainted", func() bool {
 		devices, count := w.last()
 		return count == 1 && len(devices) == 1 && len(devices[0].Taints) == 1 && devices[0].Taints[0].Key == TaintUnreachable
@@ -302,7 +368,7 @@ func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testin
 }
 
 func TestANodeWithoutAGPUHasNoResourceSlice(t *testing.T) {
-	w := start(t, &enforcer{}, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}, false)) // which it had before
+	w := start(t, &enforcer{}, quick, Offer{}.Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}})) // which it had before
 	eventually(t, "what was published is withdrawn", func() bool {
 		devices, count := w.last()
 		return count > 0 && len(devices) == 0

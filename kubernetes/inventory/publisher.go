@@ -42,7 +42,7 @@ type Enforcer interface {
 type Publisher struct {
 	Enforcer Enforcer
 	Node     string
-	Elastic  bool // publish devices for elastic claims
+	Offer    Offer
 	Times    Times
 	Log      *slog.Logger
 	// Publish replaces the published resources.
@@ -104,7 +104,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 				p.OnReached()
 			}
 			p.OnHost(host)
-			devices = Of(host, p.Elastic)
+			devices = p.Offer.Of(host)
 		case time.Since(answered) < p.Times.Timeout:
 			timer.Reset(p.Times.Timeout / 4)
 			continue

@@ -28,6 +28,7 @@ type Preparer interface {
 type Plugin struct {
 	Preparer Preparer
 	Node     string
+	Offer    inventory.Offer
 	Status   *Status
 	Metrics  *Metrics
 	Log      *slog.Logger
@@ -102,15 +103,11 @@ const healthEvery = 5 * time.Second
 func (p *Plugin) SetHost(h inventory.Host) {
 	report := &kubeletplugin.DeviceHealthReport{}
 	for _, d := range h.Devices {
-		health := kubeletplugin.DeviceHealth{
-			PoolName: p.Node, DeviceName: inventory.DeviceName(d.UUID), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(),
-		}
+		health := kubeletplugin.DeviceHealth{PoolName: p.Node, Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now()}
 		if why := inventory.Unhealthy(h.Health, d.UUID); why != "" {
 			health.Health, health.Message = kubeletplugin.HealthStatusUnhealthy, why
 		}
-		report.Devices = append(report.Devices, health)
-		if d.Elastic != nil {
-			health.DeviceName = inventory.ElasticName(d.UUID)
+		for _, health.DeviceName = range p.Offer.Names(d) {
 			report.Devices = append(report.Devices, health)
 		}
 	}

@@ -26,6 +26,7 @@ var cases = []struct {
 	{"each kind of workload keeps its quota", workloadsKeepQuotas},
 	{"a claim needs nothing that Pod Security forbids", restricted},
 	{"a card is shared in halves and thirds, and what does not fit waits", sharesOfACard},
+	{"pods that know nothing of claims have a quota by an extended resource", extendedResources},
 	{"a namespace's bound refuses claims above it", namespaceBounds},
 	{"forged annotations and variables change nothing", forgedAnnotations},
 	{"a RuntimeClass and a claim are one quota", runtimeClass},

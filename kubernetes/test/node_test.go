@@ -306,8 +306,8 @@ func (n *node) startDriver() {
 			"--kubeconfig=" + n.plane.Kubeconfig("driver", token.Status.Token), "--socket=" + n.Socket(), "--hook=" + n.hook(),
 			"--hook-config=" + n.Config(), "--elastic", "--metrics-address=127.0.0.1:9837", "--live-address=127.0.0.1:51515"},
 		Ready: func() error {
-			if slices := n.resourceSlices(); len(slices) != 1 {
-				return fmt.Errorf("%d ResourceSlices", len(slices))
+			if len(n.resourceSlices()) == 0 {
+				return errors.New("no ResourceSlice")
 			}
 			return dialTCP("127.0.0.1:9837")
 		},

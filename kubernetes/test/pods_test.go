@@ -302,3 +302,22 @@ func (n *node) empty() {
 	})
 	n.eventually("the node has nothing of claims", n.left)
 }
+
+// elsewhere runs do in another namespace.
+func (n *node) elsewhere(do func()) {
+	n.t.Helper()
+	ns := n.ns
+	n.of(n.t)
+	other := n.ns
+	defer func() {
+		n.ns = ns
+		n.Must(n.kube.CoreV1().Namespaces().Delete(context.Background(), other, metav1.DeleteOptions{}))
+		n.eventually("the namespace is gone", func() error {
+			if _, err := n.kube.CoreV1().Namespaces().Get(context.Background(), other, metav1.GetOptions{}); err == nil {
+				return errors.New("it is there")
+			}
+			return nil
+		})
+	}()
+	do()
+}

@@ -51,7 +51,7 @@ const usedEvery = 8 * time.Second
 
 type options struct {
 	kubeconfig, node, kubelet, cdiDirs, socket, hook, hookConfig, libraries, pod, live, metrics string
-	elastic                                                                                     bool
+	offer                                                                                       inventory.Offer
 }
 
 func main() {
@@ -67,7 +67,15 @@ func main() {
 	flag.StringVar(&o.libraries, "driver-libraries", "", "`DIR` on the host with NVIDIA's libraries, for containers on a host without NVIDIA's CDI specification")
 	flag.StringVar(&o.live, "live-address", "", "`ADDRESS` of the gRPC liveness service, such as \":51515\"; \"\" for none")
 	flag.StringVar(&o.metrics, "metrics-address", "", "`ADDRESS` where Prometheus finds /metrics; \"\" for none")
-	flag.BoolVar(&o.elastic, "elastic", false, "publish devices for elastic claims, too (DeviceClass elastic.gpuslice.io)")
+	flag.BoolVar(&o.offer.Elastic, "elastic", false, "publish devices for elastic claims, too (DeviceClass elastic.gpuslice.io)")
+	flag.Func("default-memory", "`SIZE` of a request without one, such as \"8Gi\" (default: the whole card)", func(text string) (err error) {
+		o.offer.Default, err = inventory.ParseDefault(text)
+		return err
+	})
+	flag.Func("sizes", "publish devices of these `SIZES`, too, separated by commas, for extended resources (DeviceClass vram-8gi.gpuslice.io for \"8Gi\")", func(text string) (err error) {
+		o.offer.Sizes, err = inventory.ParseSizes(text)
+		return err
+	})
 	version := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *version {
@@ -114,7 +122,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	numbers.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := plugin.NewMetrics(numbers)
 	status := &plugin.Status{Kube: kube, Node: o.node, Log: log, Every: time.Second, Claims: preparedHere(writer), Pools: enforcer.Pools, UsedEvery: usedEvery}
-	driver := &plugin.Plugin{Preparer: preparer, Node: o.node, Status: status, Metrics: metrics, Log: log, Fatal: func(err error) { cancel(err) }}
+	driver := &plugin.Plugin{Preparer: preparer, Node: o.node, Offer: o.offer, Status: status, Metrics: metrics, Log: log, Fatal: func(err error) { cancel(err) }}
 	helper, err := kubeletplugin.Start(ctx, driver,
 		kubeletplugin.KubeClient(kube), kubeletplugin.NodeName(o.node), kubeletplugin.DriverName(config.Driver), kubeletplugin.Serialize(false),
 		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RollingUpdate(types.UID(o.pod)))
@@ -128,7 +136,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 
 	collect := make(chan struct{}, 1)
 	publisher := &inventory.Publisher{
-		Enforcer: enforcer, Node: o.node, Elastic: o.elastic, Times: inventory.DefaultTimes, Log: log, Publish: helper.PublishResources, Written: metrics.Written,
+		Enforcer: enforcer, Node: o.node, Offer: o.offer, Times: inventory.DefaultTimes, Log: log, Publish: helper.PublishResources, Written: metrics.Written,
 		OnReached: func() {
 			metrics.SetReached(true)
 			select {

@@ -67,7 +67,7 @@ func TestTheChartIsMadeFromTheKustomizations(t *testing.T) {
 
 func texts(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
@@ -123,8 +123,9 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 		"with aliases":          {[]string{"host", "aliases"}, []string{"aliases=true"}},
 		"by make install":       {[]string{"base"}, []string{"hook=/usr/local/bin/gpuslice-hook"}},
 		"in pods, with aliases": {[]string{"daemonset", "aliases"}, []string{"gpuslicedInPods=true,aliases=true"}},
-		"elastic":               {[]string{elastic(t, "host")}, []string{"elastic=true"}},
-		"elastic, in pods":      {[]string{elastic(t, "daemonset")}, []string{"gpuslicedInPods=true,elastic=true"}},
+		"elastic":               {[]string{component(t, "host", "elastic")}, []string{"elastic=true"}},
+		"elastic, in pods":      {[]string{component(t, "daemonset", "elastic")}, []string{"gpuslicedInPods=true,elastic=true"}},
+		"a size":                {[]string{component(t, "host", "sizes")}, []string{"sizes={8Gi}"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := make(map[string]any)
@@ -157,8 +158,8 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 	}
 }
 
-// elastic returns a directory with a kustomization that adds elastic claims to an existing one.
-func elastic(t *testing.T, base string) string {
+// component returns a directory with a kustomization that adds a component to an existing one.
+func component(t *testing.T, base, name string) string {
 	t.Helper()
 	dir := t.TempDir()
 	to, err := filepath.Abs(deploy)
@@ -168,7 +169,7 @@ func elastic(t *testing.T, base string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%[1]s/%[2]s]\ncomponents: [%[1]s/elastic]\n", to, base)
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%[1]s/%[2]s]\ncomponents: [%[1]s/%[3]s]\n", to, base, name)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -204,6 +205,8 @@ driverRoot: /srv/driver
 driverArgs: [--driver-libraries=/srv/libraries]
 nodeSelector: {gpu: "true"}
 tolerations: [{key: tolerated, operator: Exists}]
+defaultMemory: 6Gi
+sizes: [8Gi, 16Gi]
 `
 
 func TestEachValueOfTheChartIsInItsPlace(t *testing.T) {
@@ -214,6 +217,7 @@ func TestEachValueOfTheChartIsInItsPlace(t *testing.T) {
 	run(t, "helm", "lint", "--strict", deploy+"chart", "--values="+file)
 	for inPods, wants := range map[string]map[string]int{
 		"false": {"registry.test/driver:1": 1, "--hook=/srv/hook": 1, "--driver-libraries=/srv/libraries": 1, "gpu: \"true\"": 1, "key: tolerated": 1, "name: pull": 1,
+			"--default-memory=6Gi": 1, "--sizes=8Gi,16Gi": 1, "extendedResourceName: gpuslice.io/vram-16gi": 1, "name: vram-8gi.gpuslice.io": 1,
 			"/srv/gpuslice": 0, "system:serviceaccount:vram:gpuslice-dra": 1, "namespace: gpuslice": 0},
 		"true": {"registry.test/driver:1": 1, "registry.test/gpusliced:1": 2, "--hook=/srv/gpuslice/bin/gpuslice-hook": 1, "/srv/hook": 0, "gpu: \"true\"": 2,
 			"key: tolerated": 2, "name: pull": 2, "path: /srv/driver": 1, `library = "/srv/gpuslice/lib/libgpuslice.so"`: 1, "/opt/gpuslice": 0},
@@ -228,11 +232,20 @@ func TestEachValueOfTheChartIsInItsPlace(t *testing.T) {
 	}
 }
 
+func TestAWrongValueOfTheChartIsRefused(t *testing.T) {
+	for _, value := range []string{"sizes={8G}", "sizes={512Mi}", "sizes=8Gi", "defaultMemory=much", "defaultMemory=0Gi", "elastic=maybe", "hook=gpuslice-hook", "elastik=true", "images.driver="} {
+		out, err := command(t, "helm", "template", "r", deploy+"chart", "--set="+value).CombinedOutput()
+		if name, _, _ := strings.Cut(value, "="); err == nil || !strings.Contains(string(out), "values don't meet the specifications") || !strings.Contains(string(out), strings.Split(name, ".")[0]) {
+			t.Errorf("%s: %v\n%s", value, err, out)
+		}
+	}
+}
+
 func TestTheChartIsInstalledUpgradedAndRemoved(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{})
-	helm := func(args ...string) {
+	helm := func(args ...string) string {
 		t.Helper()
-		run(t, "helm", append(args, "--namespace=vram", "--kubeconfig="+c.Kubeconfig("helm", c.Admin.BearerToken))...)
+		return run(t, "helm", append(args, "--namespace=vram", "--kubeconfig="+c.Kubeconfig("helm", c.Admin.BearerToken))...)
 	}
 	count := func(what string, want int) {
 		t.Helper()
@@ -243,12 +256,21 @@ func TestTheChartIsInstalledUpgradedAndRemoved(t *testing.T) {
 	}
 	helm("install", "gpuslice", deploy+"chart", "--create-namespace")
 	count("installed", 1)
-	helm("upgrade", "gpuslice", deploy+"chart", "--set=gpuslicedInPods=true,aliases=true")
+	said := helm("upgrade", "gpuslice", deploy+"chart", "--set=gpuslicedInPods=true,aliases=true,defaultMemory=8Gi")
+	if !strings.Contains(said, "A claim without a size gets 8Gi.") {
+		t.Errorf("the notes do not name the default: %s", said)
+	}
+	said = helm("upgrade", "gpuslice", deploy+"chart", "--reuse-values", "--set=sizes={16Gi}")
+	if !strings.Contains(said, "gets 8Gi.\nA pod without a claim gets 16Gi by the limit gpuslice.io/vram-16gi: 1.") {
+		t.Errorf("an upgrade with --reuse-values says %s", said)
+	}
 	count("with gpusliced in pods", 2)
 	policy, err := c.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), "gpuslice-own-node", metav1.GetOptions{})
 	if err != nil || !strings.Contains(fmt.Sprint(policy.Spec.MatchConditions), `"system:serviceaccount:vram:gpuslice-dra"`) {
 		t.Errorf("the policy is for another account: %v, %v", policy.Spec.MatchConditions, err)
 	}
+	helm("rollback", "gpuslice", "1")
+	count("rolled back", 1)
 	helm("uninstall", "gpuslice")
 	count("removed", 0)
 	if _, err := c.Client.ResourceV1().DeviceClasses().Get(t.Context(), "vram.gpuslice.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {

@@ -147,6 +147,13 @@ func bounds(s site) {
 		_, err = s.template("bounded", devices)
 		s.wrong(err, devices)
 	}
+	for size, want := range map[string]string{"16": "", "17": "an extended resource gpuslice.io/vram-… in this namespace may have at most 16Gi", "1024": "at most 16Gi"} {
+		_, err := s.claim("bounded", "c", `{requests: [{name: a, exactly: {deviceClassName: vram-`+size+`gi.gpuslice.io}}]}`)
+		if want != "" {
+			err = refused(err, want)
+		}
+		s.wrong(err, size)
+	}
 	s.namespace("unbounded", nil)
 	_, err := s.claim("unbounded", "c", request("1Ti"))
 	s.wrong(err, "a namespace without a bound")
@@ -198,6 +205,11 @@ func defaults(s site) {
 	if want := "4Gi 2Gi none 8Gi 4Gi"; strings.Join(sizes, " ") != want {
 		s.Errorf("got %v, want %s", sizes, want)
 	}
+	// Of what a claim for extended resources says nothing is changed: the scheduler has allocated it already.
+	allocated := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}}}
+	s.must(yaml.UnmarshalStrict([]byte(request("")), &allocated.Spec.Devices))
+	_, err = s.Client.ResourceV1().ResourceClaims("defaulted").Create(s.Context(), allocated, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	s.wrong(refused(err, "of at most 16Gi; an extended resource cannot: use a claim, or a resource with a size"), "a claim for an extended resource")
 	s.namespace("misdefaulted", map[string]string{"gpuslice.io/default-vram": "much"})
 	const words = `the namespace label gpuslice.io/default-vram "much" is no size: one such as "4Gi" is accepted`
 	s.until("the namespace is known", func() error {

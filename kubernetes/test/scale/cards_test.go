@@ -143,7 +143,7 @@ func TestASimulatedNodeRefusesWhatItsCardDoesNotHave(t *testing.T) {
 		t.Errorf("what was given back is not free: %v", err)
 	}
 	devices, _ := c.Devices(t.Context())
-	if got := inventory.Of(inventory.Host{Devices: devices}, false); len(got) != cardsPerNode || got[0].Name != device {
+	if got := (inventory.Offer{}).Of(inventory.Host{Devices: devices}); len(got) != cardsPerNode || got[0].Name != device {
 		t.Errorf("the fullest card is not published first: %v", got)
 	}
 }
