@@ -304,7 +304,7 @@ func TestAPodWhoseProgramIsRefusedMemoryHasOneEventForAll(t *testing.T) {
 	await.Quiet(t, "there is another one", 10*k.status.Every, func() bool { return len(events()) != 1 })
 	got := events()
 	if len(got) != 1 || got[0].InvolvedObject.Name != "pod-1" || got[0].Message != "a process (python) was refused "+api.FormatSize(2*gib)+": claim train has "+
-		api.FormatSize(4*gib)+", of which "+api.FormatSize(3*gib)+" were in use" {
+		api.FormatSize(4*gib)+", of which "+api.FormatSize(3*gib)+" were in use; 5Gi would have sufficed" {
 		t.Errorf("got %+v", got)
 	}
 }

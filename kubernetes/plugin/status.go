@@ -258,7 +258,7 @@ func (s *Status) write(ctx context.Context, p prepared, f *figures) error {
 		memory := r.ConsumedCapacity[inventory.Memory]
 		says := said{Granted: memory.String(), UUID: inventory.UUID(r.Device)}
 		if used, known := f.of(p.claim, r); known {
-			says.Used = resource.NewQuantity(int64((used+1<<20-1)>>20<<20), resource.BinarySI).String()
+			says.Used = quantity(used)
 		}
 		data, err := json.Marshal(says)
 		if err != nil {
@@ -328,5 +328,14 @@ func refusal(e api.Event, claim string) string {
 	if e.Overhead != nil {
 		used += *e.Overhead
 	}
-	return fmt.Sprintf("%s was refused %s: claim %s has %s, of which %s were in use", who, what, claim, api.FormatSize(*e.Limit), api.FormatSize(used))
+	said := fmt.Sprintf("%s was refused %s: claim %s has %s, of which %s were in use", who, what, claim, api.FormatSize(*e.Limit), api.FormatSize(used))
+	if e.Requested > 0 {
+		said += fmt.Sprintf("; %s would have sufficed", quantity(used+e.Requested))
+	}
+	return said
+}
+
+// quantity formats bytes, rounded up to MiB, as a claim asks for them.
+func quantity(bytes uint64) string {
+	return resource.NewQuantity(int64((bytes+1<<20-1)>>20<<20), resource.BinarySI).String()
 }
