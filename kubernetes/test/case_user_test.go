@@ -89,11 +89,16 @@ func runtimeClass(n *node) {
 	}
 	c, err := n.claimOf("both")
 	n.Must(err)
-	stranger := n.pod("stranger", nil, container("a", sleep))
-	stranger.Spec.RuntimeClassName = ptr.To("gpuslice")
-	stranger.Annotations = map[string]string{"gpuslice.pool": fmt.Sprintf("dra-%s-0", c.UID)}
-	n.create(stranger)
-	n.told("stranger", fmt.Sprintf("there is no pool dra-%s-0", c.UID))
+	n.elsewhere(func() {
+		stranger := n.pod("stranger", nil, container("a", sleep))
+		stranger.Spec.RuntimeClassName = ptr.To("gpuslice")
+		stranger.Annotations = map[string]string{"gpuslice.pool": fmt.Sprintf("dra-%s-0", c.UID)}
+		n.create(stranger)
+		n.told("stranger", fmt.Sprintf("there is no pool dra-%s-0", c.UID))
+	})
+	if limit, used := n.used("both", 0); limit != 2*gib || used > limit {
+		n.t.Errorf("after a pod of another namespace has named it the pool has %d, of which %d are in use", limit, used)
+	}
 }
 
 // runtimeClassBeside: the smaller of claim and annotation applies.
