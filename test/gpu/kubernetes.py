@@ -87,7 +87,7 @@ def held(truth, host, names):
 
 def fill(host, kubelet, truth, running):
     containers = {claim: [f"{claim}-{i}" for i in range(2)] for claim in CLAIMS}
-    out, logs, sees, holds = {}, {}, {}, {}
+    out, logs, holds = {}, {}, {}
     ids = {claim: kubelet(prepare=claim, bytes=QUOTA) for claim in CLAIMS}
     print(f"the GPU for CDI described {kubelet.by}; the containers' devices: {' '.join(ids[CLAIMS[0]])}")
     libraries = kubelet.by == "by gpuslice-dra"
@@ -99,27 +99,23 @@ def fill(host, kubelet, truth, running):
             logs[name] = os.path.join(host.out, name + ".log")
             running[name] = subprocess.Popen([hosts.RUNC, "--root", host.dir + "/runc", "run", "--bundle", path, name],
                                              stdin=subprocess.DEVNULL, stdout=open(logs[name], "w"), stderr=subprocess.STDOUT)
-    for name, log in logs.items():
-        found = said(log, r"sees (\d+)", 120)
-        sees[name] = int(found[1]) if found else 0
+    sees = {name: int((said(log, r"sees (\d+)", 120) or [0, 0])[1]) for name, log in logs.items()}
     for directory in out.values():
         open(directory + "/go", "w").close()
     most = dict.fromkeys(CLAIMS, 0)
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        done = [n for n in logs if said(logs[n], "then |Error", 1)]
         for claim, names in containers.items():
             most[claim] = max(most[claim], held(truth, host, names)[0])
-        if len(done) == len(logs):
+        if all(said(log, "then |Error", 1) for log in logs.values()):
             break
     for name, log in logs.items():
         found = said(log, r"holds (\d+), then (.*)", 1)
         holds[name] = (int(found[1]), found[2]) if found else (0, "nothing")
     time.sleep(2.5)  # two comparisons with the driver
     print(f"{'container':<10} {'sees MiB':>9} {'holds MiB':>10} {'NVML MiB':>9}  refused with")
-    for claim, names in containers.items():
-        for name in names:
-            print(f"{name:<10} {sees[name] / MIB:9.0f} {holds[name][0] / MIB:10.0f} {held(truth, host, [name])[0] / MIB:9.0f}  {holds[name][1][:80]}")
+    for name in logs:
+        print(f"{name:<10} {sees[name] / MIB:9.0f} {holds[name][0] / MIB:10.0f} {held(truth, host, [name])[0] / MIB:9.0f}  {holds[name][1][:80]}")
     for claim, names in containers.items():
         now, count = held(truth, host, names)
         most[claim] = max(most[claim], now)
@@ -136,9 +132,8 @@ def main():
     args = args.parse_args()
     out = os.path.abspath(args.out or tempfile.mkdtemp(prefix="gpuslice-kubernetes-"))
     os.makedirs(out, exist_ok=True)
-    host, truth, running = Host(out), Truth(), {}
+    host, truth, running, kubelet = Host(out), Truth(), {}, None
     before = truth.used()
-    kubelet = None
     try:
         kubelet = Kubelet(host, args.engines and os.path.abspath(args.engines))
         fill(host, kubelet, truth, running)
