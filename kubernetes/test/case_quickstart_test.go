@@ -6,6 +6,7 @@ package test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -16,8 +17,8 @@ import (
 
 const quickstartFile = "docs/use/kubernetes.md"
 
-// manifest matches the file that the document tells users to write.
-var manifest = regexp.MustCompile("(?s)in `(vram.yaml)`:\n\n```yaml\n(.*?)```")
+// manifest matches the files that the document tells users to write.
+var manifest = regexp.MustCompile("(?s)`([a-z-]+[.]yaml)`[^`\n]*:\n\n```yaml\n(.*?)```")
 
 // standIns replace programs of the document's image.
 var standIns = map[string]string{
@@ -25,17 +26,20 @@ var standIns = map[string]string{
 	"nvidia-smi": `set -- $(/demo/cuda_hog 0); echo "$(($4 / 1048576)) MiB"`,
 }
 
-// quickstart runs the document's commands and checks their output.
+// quickstart types the document's commands in a shell and compares what they print.
 func quickstart(n *node) {
 	text, err := os.ReadFile(filepath.Join("../..", quickstartFile))
 	n.Must(err)
-	found := manifest.FindStringSubmatch(string(text))
-	if found == nil {
-		n.t.Fatalf("%s has no manifest", quickstartFile)
+	dir := n.in("quickstart")
+	var image string
+	for _, found := range manifest.FindAllStringSubmatch(string(text), -1) {
+		n.write(filepath.Join(dir, found[1]), "%s", found[2])
+		image = regexp.MustCompile(`image: (\S+)`).FindStringSubmatch(found[2])[1]
 	}
-	name, yaml := found[1], found[2]
-	file := n.write(n.in(name), "%s", yaml)
-	n.pytorch(regexp.MustCompile(`image: (\S+)`).FindStringSubmatch(yaml)[1])
+	n.pytorch(image)
+	program := n.write(filepath.Join(dir, "bin/kubectl"), "#!/bin/sh\nexec %s --kubeconfig=%s --namespace=%s \"$@\"\n",
+		n.plane.Program("kubectl"), n.plane.Kubeconfig("kubectl", n.plane.Admin.BearerToken), n.ns)
+	n.Must(os.Chmod(program, 0o755))
 	blocks, err := doccommands.Read("../..")
 	n.Must(err)
 	typed := 0
@@ -44,13 +48,11 @@ func quickstart(n *node) {
 			continue
 		}
 		for _, c := range b.Commands {
-			words := strings.Fields(strings.ReplaceAll(c.Text, name, file))
-			if words[0] != "kubectl" {
-				n.t.Fatalf("%s: %s: kubectl is what is typed here", b, c.Text)
-			}
-			said, err := n.plane.Kubectl("", append([]string{"--namespace=" + n.ns}, words[1:]...)...)
-			if want := strings.TrimSpace(strings.Join(c.Printed, "\n")); err != nil || strings.TrimSpace(said) != want {
-				n.t.Errorf("%s: %s: it printed %q, %v; the document has %q; %s", b, c.Text, said, err, want, n.events("train"))
+			cmd := exec.Command("/bin/bash", "-c", c.Text)
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir, "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+			said, err := cmd.CombinedOutput()
+			if want := strings.TrimSpace(strings.Join(c.Printed, "\n")); err != nil || strings.TrimSpace(string(said)) != want {
+				n.t.Errorf("%s: %s: it printed %q, %v; the document has %q", b, c.Text, said, err, want)
 			}
 			typed++
 		}
@@ -59,6 +61,7 @@ func quickstart(n *node) {
 		n.t.Errorf("%s has nothing to type in a cluster", quickstartFile)
 	}
 	n.refused("train", "train", 3*gib)
+	n.withdraw()
 }
 
 // pytorch builds the document's image with stand-ins for its programs.
