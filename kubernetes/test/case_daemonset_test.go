@@ -32,7 +32,8 @@ const (
 // hostNVML is one of the paths at which the pods look for NVIDIA's library.
 const hostNVML = "/opt/nvidia/lib64/libnvidia-ml.so.1"
 
-// overlay is an operator's kustomization, with a patch for the simulated cards: their memory is a file.
+// overlay is an operator's kustomization, with a patch for the simulated cards: their memory is a file. A gpusliced that hangs is
+// found sooner.
 const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources:
@@ -47,6 +48,7 @@ patches:
     - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: fake, mountPath: /fake}}
     - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: FAKECUDA_STATE, value: /fake/state}}
     - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: FAKECUDA_DEVICES, value: "2"}}
+    - {op: replace, path: /spec/template/spec/containers/0/livenessProbe/periodSeconds, value: 3}
 `
 
 // inPods runs a case with gpusliced and the driver in pods instead of processes of the test.

@@ -103,11 +103,12 @@ func (n *node) seen(name string) string {
 	return strings.Join(all, "\n")
 }
 
-// withdraw deletes what makes pods.
+// withdraw deletes what makes pods, and then the pods, which have no time to end by themselves.
 func (n *node) withdraw() {
 	n.t.Helper()
-	_, err := n.plane.Kubectl("", "--namespace="+n.ns, "delete", "deployments,statefulsets,jobs,cronjobs", "--all")
+	_, err := n.plane.Kubectl("", "--namespace="+n.ns, "delete", "deployments,replicasets,statefulsets,jobs,cronjobs", "--all", "--cascade=orphan")
 	n.Must(err)
+	n.empty()
 }
 
 const once = `$pod, $claim, containers: [{name: a, $image, command: [/bin/sh, -c, "$once"], $uses}]`
@@ -202,7 +203,6 @@ func sharesOfACard(n *node) {
 		containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], $uses}]`,
 		[]string{holds(gib, whole/2*mib), holds(gib, whole/2*mib), "Pending", pending}}})
 	n.withdraw()
-	n.eventually("the card is free", n.left)
 	share := holds(gib, whole*3/10*mib)
 	n.shows([]shown{{"third", "Deployment", "replicas: 7", `$node, resourceClaims: [{name: vram, resourceClaimTemplateName: third}],
 		containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], $uses}]`,

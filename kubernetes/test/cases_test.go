@@ -13,7 +13,6 @@ var cases = []struct {
 }{
 	{"the quickstart does what it says", quickstart},
 	{"one claim is a quota that its pod keeps", oneClaim},
-	{"two containers share the quota of a claim", twoContainersShare},
 	{"two pods share the quota of a claim", twoPodsShare},
 	{"two requests are two quotas", twoRequestsInTwoContainers},
 	{"a container has two requests on two cards", twoRequestsInAContainer},
