@@ -145,7 +145,7 @@ func (s *slice) settleAway(m *mover.Move, reason string, began time.Time) error 
 	now := &store.Suspension{State: api.Suspended, Processes: m.Processes(), Spare: m.Spare(), Reason: reason}
 	if err := s.storeSuspension(now); err != nil {
 		if back := s.moveBack(m); back != nil {
-			return errors.Join(err, s.between(m, errors.Join(back, err)))
+			return errors.Join(err, s.stayPartly(m, errors.Join(back, err)))
 		}
 		return errors.Join(err, s.endSuspension())
 	}
@@ -258,13 +258,13 @@ func (s *slice) endSuspension() error {
 func (s *slice) remainAway(m *mover.Move, why error) error {
 	began := time.Now()
 	if err := m.OutAgain(); err != nil {
-		return s.between(m, errors.Join(why, err))
+		return s.stayPartly(m, errors.Join(why, err))
 	}
 	return s.settleAway(m, why.Error(), began)
 }
 
-// between leaves a slice with some processes away, or in unknown states. It counts for all its quotas, and can be resumed again.
-func (s *slice) between(m *mover.Move, why error) error {
+// stayPartly leaves a slice with some processes away, or in unknown states. It counts for all its quotas, and can be resumed again.
+func (s *slice) stayPartly(m *mover.Move, why error) error {
 	s.log.Error("slice partly in host memory: resume it again", "err", why)
 	now := &store.Suspension{State: api.Resuming, Processes: m.Processes(), Reason: why.Error()}
 	err := s.storeSuspension(now)

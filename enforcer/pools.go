@@ -47,7 +47,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	})
 	if errors.Is(err, api.ErrExists) {
 		if other := e.findPool(name); other != nil {
-			return other.again(r)
+			return other.createdBy(r)
 		}
 	}
 	if err != nil {
@@ -57,8 +57,8 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	return p.show(), nil
 }
 
-// again is CreatePool for an existing pool.
-func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
+// createdBy is CreatePool for an existing pool.
+func (p *pool) createdBy(r api.PoolRequest) (api.Pool, error) {
 	asked := p.asked
 	var what string
 	switch {

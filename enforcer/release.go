@@ -80,7 +80,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.linger(s.remainder(was))
 	killpoint.Pass("release.closed")
 	s.mu.Lock()
-	s.let()
+	s.closeFiles()
 	s.mu.Unlock()
 	e.reachNative(s.group.Cgroup)
 	if err != nil {

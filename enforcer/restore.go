@@ -226,7 +226,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	}
 	s.mu.Lock()
 	s.quota.State = api.Released
-	s.let()
+	s.closeFiles()
 	s.mu.Unlock()
 	if !s.request.Session && s.group.Lingers() {
 		if err := s.listen(); err != nil {

@@ -252,7 +252,7 @@ func (s *slice) leave() {
 	s.mu.Unlock()
 	s.hangUp()
 	s.mu.Lock()
-	s.let()
+	s.closeFiles()
 	s.mu.Unlock()
 	s.group.CloseRemaining()
 	for _, p := range s.pools {
@@ -273,8 +273,8 @@ func (s *slice) hangUp() {
 	}
 }
 
-// let closes what the enforcer has open for the slice, except the attach socket. Called with mu held.
-func (s *slice) let() {
+// closeFiles closes what the enforcer has open for the slice, except the attach socket. Called with mu held.
+func (s *slice) closeFiles() {
 	s.found, s.notes = nil, nil
 	s.group.Close()
 	err := s.quota.Leave()

@@ -165,7 +165,7 @@ func (a *Accounts) had(h *holder) Bytes {
 
 // hold has a holder count for the bytes in use, of those that it had.
 func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
-	held := least(had, used)
+	held := smaller(had, used)
 	switch {
 	case h.Phase == Lingering:
 	case h.Residence == Away:
@@ -261,7 +261,7 @@ func (a *Accounts) Victims(of *Want, quantum time.Duration, device string, lacks
 	for i, u := range which {
 		stay := Bytes{}
 		if i == len(which)-1 {
-			stay = a.beside(w, u.h, which[:i])
+			stay = a.mayStay(w, u.h, which[:i])
 		}
 		these = append(these, u.victim(stay))
 	}

@@ -148,7 +148,7 @@ func (c *evictions) makeRoom(w want) bool {
 	for i, u := range which {
 		stay := Bytes{}
 		if i == len(which)-1 && len(u.slices) == 1 {
-			stay = c.beside(w, u.h, which[:i])
+			stay = c.mayStay(w, u.h, which[:i])
 		}
 		for _, h := range u.slices {
 			if h.pending == nil { // otherwise it leaves with another of its pools
@@ -266,23 +266,23 @@ func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
 // stayMargin is kept free when memory stays: the driver's figures and the ledger's differ by a few bytes.
 const stayMargin = 128 << 20
 
-// beside returns the bytes of a holder that fit on its devices once others are evicted and a want is granted.
-func (c *grants) beside(w want, goes *holder, gone []unit) Bytes {
-	room, t := goes.counted.without0(), trial{}
+// mayStay returns the bytes of a holder that fit on its devices once others are evicted and a want is granted.
+func (c *grants) mayStay(w want, leaver *holder, evicted []unit) Bytes {
+	room, t := leaver.counted.without0(), trial{}
 	for uuid, has := range room {
 		if d := c.device(uuid); d != nil {
 			sum := c.on(uuid).all - has - w.h.counted[uuid] + max(w.h.counted[uuid], w.bytes[uuid])
-			for _, u := range gone {
+			for _, u := range evicted {
 				sum -= u.h.counted[uuid]
 			}
 			capacity := c.config.Limits.Capacity(d.Total)
 			room[uuid] = min(has, capacity-min(capacity, sum))
 		}
 	}
-	for _, u := range gone {
+	for _, u := range evicted {
 		t[u.h] = Bytes{}
 	}
-	t[goes] = room
+	t[leaver] = room
 	if c.check(w, t) != nil { // the bound of a user or a tenant prevents it
 		return Bytes{}
 	}

@@ -101,7 +101,7 @@ func (c *operations) moved(h *holder, op uint64, f Moved) {
 	switch h.Residence {
 	case Away: // what it had left on devices was to be moved; a failure is no client's error, and is retried after ObstacleLasts
 		if f.Err == nil {
-			next.Left = least(h.Left, f.Left)
+			next.Left = smaller(h.Left, f.Left)
 		} else {
 			h.stuck, p.err = c.now, nil
 		}
@@ -131,7 +131,7 @@ func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 	if len(h.pools) > 0 {
 		return left.without0()
 	}
-	some := least(c.present(&h.Record), left)
+	some := smaller(c.present(&h.Record), left)
 	if some == nil {
 		some = Bytes{}
 	}

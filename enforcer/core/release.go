@@ -92,15 +92,15 @@ func (c *grants) lowers(h *holder) bool {
 // lowered returns Kept and Left according to the reported use.
 func (c *grants) lowered(h *holder) (kept, left Bytes) {
 	if h.Phase == Lingering || h.Residence == Away {
-		return h.Kept, least(h.Left, h.used)
+		return h.Kept, smaller(h.Left, h.used)
 	}
-	kept = least(h.Kept, h.used)
+	kept = smaller(h.Kept, h.used)
 	maps.DeleteFunc(kept, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], c.total(uuid)) })
 	return kept, h.Left
 }
 
-// least returns the smaller sizes, without those that are 0.
-func least(a, b Bytes) Bytes {
+// smaller returns the smaller sizes, without those that are 0.
+func smaller(a, b Bytes) Bytes {
 	some := maps.Clone(a)
 	for uuid, n := range a {
 		if some[uuid] = min(n, b[uuid]); some[uuid] == 0 {
