@@ -24,12 +24,12 @@ static uint64_t round_up(uint64_t bytes)
 	return (bytes + STEP - 1) & ~(STEP - 1);
 }
 
-bool arena_reserve(struct mover *m, CUdevice ordinal)
+bool arena_reserve(struct arena *arena, CUdevice ordinal)
 {
 	size_t bytes = 0;
 	void *memory;
 
-	if (m->arena)
+	if (arena->memory)
 		return true;
 	if (BEHIND(cuDeviceTotalMem_v2)(&bytes, ordinal) != CUDA_SUCCESS)
 		return false;
@@ -37,15 +37,16 @@ bool arena_reserve(struct mover *m, CUdevice ordinal)
 	memory = mmap(NULL, bytes, PROT_NONE, RESERVED, -1, 0);
 	if (memory == MAP_FAILED)
 		return false;
-	m->arena = memory;
-	m->arena_bytes = bytes;
+	arena->memory = memory;
+	arena->room = bytes;
 	return true;
 }
 
 /* Request a part. False if it is refused; *descriptor is what to map, or -1 for own memory. */
-static bool ask(const struct mover *m, uint64_t bytes, int *descriptor)
+static bool ask(const struct arena *arena, uint64_t bytes, int *descriptor)
 {
-	struct attach_request request = {.op = ATTACH_OP_HOST, .used = m->mapped, .bytes = bytes};
+	struct attach_request request = {
+	    .op = ATTACH_OP_HOST, .used = arena->mapped, .bytes = bytes};
 	struct attach_reply reply = {0};
 	int descriptors[ASK_DESCRIPTORS];
 	bool accepted;
@@ -117,66 +118,65 @@ static void populate(unsigned char *from, uint64_t bytes)
 }
 
 /* Map the next part, of `bytes` in all. */
-static bool map_part(struct mover *m, uint64_t bytes)
+static bool map_part(struct arena *arena, uint64_t bytes)
 {
-	unsigned char *next = m->arena + m->mapped;
-	uint64_t end = m->mapped + ATTACH_HOST_PART;
+	unsigned char *next = arena->memory + arena->mapped;
+	uint64_t end = arena->mapped + ATTACH_HOST_PART;
 	int descriptor, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
 	void *there;
 
 	if (end > bytes)
 		end = bytes;
-	if (!ask(m, end, &descriptor))
+	if (!ask(arena, end, &descriptor))
 		return false;
 	if (descriptor >= 0)
 		flags = MAP_SHARED | MAP_FIXED;
-	there = mmap(next, end - m->mapped, PROT_READ | PROT_WRITE, flags, descriptor,
-	             descriptor >= 0 ? (off_t)m->mapped : 0);
+	there = mmap(next, end - arena->mapped, PROT_READ | PROT_WRITE, flags, descriptor,
+	             descriptor >= 0 ? (off_t)arena->mapped : 0);
 	if (descriptor >= 0)
 		close(descriptor);
 	if (there == MAP_FAILED)
 		return false;
 	/* A fork would copy pinned memory at once. */
-	(void)madvise(next, end - m->mapped, MADV_DONTFORK);
-	(void)madvise(next, end - m->mapped, MADV_HUGEPAGE);
-	populate(next, end - m->mapped);
-	m->mapped = end;
+	(void)madvise(next, end - arena->mapped, MADV_DONTFORK);
+	(void)madvise(next, end - arena->mapped, MADV_HUGEPAGE);
+	populate(next, end - arena->mapped);
+	arena->mapped = end;
 	return true;
 }
 
-bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes)
+bool arena_grow(struct arena *arena, CUdevice ordinal, uint64_t bytes, uint64_t whole)
 {
-	/* The need of the whole move, if it is known to be more. */
-	uint64_t whole = round_up(bytes > m->bytes ? bytes : m->bytes);
-
-	if (!arena_reserve(m, ordinal) || bytes > m->arena_bytes)
+	whole = round_up(bytes > whole ? bytes : whole);
+	if (!arena_reserve(arena, ordinal) || bytes > arena->room)
 		return false;
-	if (whole > m->arena_bytes)
-		whole = m->arena_bytes;
-	while (m->pinned < bytes) {
-		if (m->pinned == m->mapped && !map_part(m, whole))
+	if (whole > arena->room)
+		whole = arena->room;
+	while (arena->pinned < bytes) {
+		if (arena->pinned == arena->mapped && !map_part(arena, whole))
 			return false;
-		m->pinned += STEP;
-		if (BEHIND(cuMemHostRegister_v2)(m->arena + m->pinned - STEP, STEP,
+		arena->pinned += STEP;
+		if (BEHIND(cuMemHostRegister_v2)(arena->memory + arena->pinned - STEP, STEP,
 		                                 REGISTER_PORTABLE) != CUDA_SUCCESS) {
-			arena_trim(m, m->pinned - STEP);
+			arena_trim(arena, arena->pinned - STEP);
 			return false;
 		}
 	}
 	return true;
 }
 
-void arena_trim(struct mover *m, uint64_t bytes)
+void arena_trim(struct arena *arena, uint64_t bytes)
 {
-	while (m->pinned >= bytes + STEP) {
-		m->pinned -= STEP;
+	while (arena->pinned >= bytes + STEP) {
+		arena->pinned -= STEP;
 		/* This fails if the context that pinned it is gone: it is unpinned then. */
-		(void)BEHIND(cuMemHostUnregister)(m->arena + m->pinned);
+		(void)BEHIND(cuMemHostUnregister)(arena->memory + arena->pinned);
 	}
-	while (m->mapped > m->pinned) {
-		m->mapped -= STEP;
+	while (arena->mapped > arena->pinned) {
+		arena->mapped -= STEP;
 		/* Pages of a memfd stay without a mapping. (Own memory does not.) */
-		(void)madvise(m->arena + m->mapped, STEP, MADV_REMOVE);
-		(void)mmap(m->arena + m->mapped, STEP, PROT_NONE, RESERVED | MAP_FIXED, -1, 0);
+		(void)madvise(arena->memory + arena->mapped, STEP, MADV_REMOVE);
+		(void)mmap(arena->memory + arena->mapped, STEP, PROT_NONE, RESERVED | MAP_FIXED, -1,
+		           0);
 	}
 }

@@ -11,16 +11,26 @@
 #ifndef GPUSLICE_ARENA_H
 #define GPUSLICE_ARENA_H
 
-#include "mover.h"
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct arena {
+	unsigned char *memory; /* addresses */
+	uint64_t room;         /* their number */
+	uint64_t mapped;       /* bytes that are backed, from the start */
+	uint64_t pinned;       /* bytes of those that are pinned */
+};
 
 /* Reserve addresses, if there are none yet. */
-bool arena_reserve(struct mover *m, CUdevice ordinal);
+bool arena_reserve(struct arena *arena, CUdevice ordinal);
 
-/* Called in a context. Map and pin the first `bytes`. False if the host, a limit or the enforcer
- * does not grant them. */
-bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes);
+/* Called in a context. Map and pin the first `bytes`, and map up to `whole`, which may be needed
+ * next. False if the host, a limit or the enforcer does not grant them. */
+bool arena_grow(struct arena *arena, CUdevice ordinal, uint64_t bytes, uint64_t whole);
 
 /* Called in a context. Unmap what is after the first `bytes`. */
-void arena_trim(struct mover *m, uint64_t bytes);
+void arena_trim(struct arena *arena, uint64_t bytes);
 
 #endif

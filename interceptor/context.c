@@ -242,6 +242,30 @@ void context_pop(bool pushed)
 		(void)DRIVER(cuCtxPopCurrent_v2)(&context);
 }
 
+CUresult context_enter(uint64_t owner)
+{
+	/* The lowest bit is set while the context ends (leaving.c). */
+	return BEHIND(cuCtxPushCurrent_v2)((CUcontext)(uintptr_t)(owner & ~1ull));
+}
+
+void context_leave(void)
+{
+	CUcontext context;
+
+	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
+}
+
+CUresult context_wait(uint64_t owner)
+{
+	CUresult result = context_enter(owner);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = BEHIND(cuCtxSynchronize)();
+	context_leave();
+	return result;
+}
+
 bool context_primary_active(CUdevice device)
 {
 	unsigned int flags;

@@ -66,6 +66,11 @@ uint64_t context_current(void);
 bool context_push(CUcontext other);
 void context_pop(bool pushed);
 
+/* Behind the gate: enter an owner's context, and leave it; wait there for all work. */
+CUresult context_enter(uint64_t owner);
+void context_leave(void);
+CUresult context_wait(uint64_t owner);
+
 /* Note a context, in place of any that was noted under its handle. */
 void context_note(uint64_t handle, const struct context *context);
 

@@ -4,13 +4,12 @@
 #include "block.h"
 #include "digest_ptx.h"
 #include "entry.h"
-#include "piece.h"
+#include "stream.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
 #define REGISTER_PORTABLE_MAPPED 3u
-#define PER_THREAD ((CUstream)2) /* the thread's default stream */
 
 static bool load(struct digests *digests)
 {
@@ -46,6 +45,7 @@ bool digest_open(struct digests *digests, size_t blocks, size_t most)
 {
 	size_t bytes = blocks * sizeof(struct digest);
 
+	digests->results = 0;
 	if (!reserve(digests, most) || blocks > digests->room || !load(digests) ||
 	    BEHIND(cuMemHostRegister_v2)(digests->now, bytes, REGISTER_PORTABLE_MAPPED) !=
 	        CUDA_SUCCESS)
@@ -63,13 +63,14 @@ bool digest_begin(const struct digests *digests, CUdeviceptr pointer, size_t fir
 	void *parameters[] = {&pointer, &to};
 
 	return BEHIND(cuLaunchKernel)((CUfunction)digests->kernel, (unsigned)blocks, 1, 1,
-	                              DIGEST_THREADS, 1, 1, 0, PER_THREAD, parameters,
+	                              DIGEST_THREADS, 1, 1, 0, STREAM_OWN, parameters,
 	                              NULL) == CUDA_SUCCESS;
 }
 
 void digest_close(struct digests *digests, bool well)
 {
 	(void)BEHIND(cuMemHostUnregister)(digests->now);
+	digests->results = 0;
 	if (!well)
 		digest_forget(digests);
 }

@@ -98,25 +98,12 @@ static void end(CUdeviceptr pointer, const struct block *block)
 	process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
-/* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
-static CUresult wait_for(uint64_t owner)
-{
-	CUcontext context = (CUcontext)(uintptr_t)owner;
-	CUresult result = BEHIND(cuCtxPushCurrent_v2)(context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = BEHIND(cuCtxSynchronize)();
-	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
-	return result;
-}
-
 /* Those freed during a capture. */
 static void end_freed(void)
 {
 	struct block_at at;
 
-	while (block_pieces(0, true, &at, 1) && wait_for(at.block.owner) == CUDA_SUCCESS &&
+	while (block_pieces(0, true, &at, 1) && context_wait(at.block.owner) == CUDA_SUCCESS &&
 	       block_leave_piece(at.pointer))
 		end(at.pointer, &at.block);
 }
@@ -131,7 +118,8 @@ static CUresult free_behind(CUdeviceptr pointer)
 	/* Waiting would invalidate the capture: the next free ends this piece too. */
 	if (gate_is_leaving() || recording_any())
 		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-	result = wait_for(block.owner);
+	/* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
+	result = context_wait(block.owner);
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!block_leave_piece(pointer))

@@ -9,8 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define OWN ((CUstream)STREAM_PER_THREAD)
-
 static struct recordings *take_recordings(void)
 {
 	struct recordings *recordings = &state_get()->recordings;
@@ -21,7 +19,7 @@ static struct recordings *take_recordings(void)
 
 static bool is_own(CUstream stream, bool per_thread)
 {
-	return stream == OWN || (!stream && per_thread);
+	return stream == STREAM_OWN || (!stream && per_thread);
 }
 
 static uint64_t key_of(CUstream stream, bool per_thread)
@@ -105,7 +103,7 @@ static bool is_alive(uint32_t thread)
 static bool records(uint64_t key, const struct recording *recording)
 {
 	CUcontext context = (CUcontext)(uintptr_t)recording->context;
-	CUstream stream = recording->thread ? OWN : (CUstream)(uintptr_t)key;
+	CUstream stream = recording->thread ? STREAM_OWN : (CUstream)(uintptr_t)key;
 	CUresult result;
 	int status = 0;
 

@@ -8,6 +8,7 @@
 
 /* The highest handle of a default stream. */
 enum { STREAM_PER_THREAD = 2 };
+#define STREAM_OWN ((CUstream)STREAM_PER_THREAD) /* the thread's own default stream */
 
 /* Reports whether the stream is captured for a graph, so that work takes no memory now.
  * `per_thread`: NULL is the thread's own default stream. */

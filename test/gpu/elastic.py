@@ -416,7 +416,7 @@ print(rate(device, host), rate(host, device))
 def unchanged(worker):
     """The part of its memory that had not changed at its last move."""
     with open(worker.log) as f:
-        found = re.findall(r"(\d+) MiB can move, of which (\d+) MiB are in host memory as they are", f.read())
+        found = re.findall(r"(\d+) MiB can move, of which (\d+) MiB were in host memory as they are", f.read())
     return int(found[-1][1]) / int(found[-1][0]) if found else 0
 
 
