@@ -45,9 +45,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-static __attribute__((noinline)) CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
-                                              CUmemGenericAllocationHandle handle,
-                                              unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	struct attempt attempt;
 	CUresult result;
@@ -56,49 +55,8 @@ static __attribute__((noinline)) CUresult map(CUdeviceptr address, size_t bytes,
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = movable_is(handle) ? movable_map(address, bytes, offset, handle, flags)
 	                            : DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
-	if (result != CUDA_SUCCESS)
-		object_not_mapped(&attempt, address);
-	return result;
-}
-
-static __attribute__((noinline)) CUresult failed_to_map(CUresult result, struct object *object,
-                                                        CUdeviceptr address)
-{
-	object_not_mapped(&(struct attempt){.object = object}, address);
-	return result;
-}
-
-CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
-	struct object *object = object_map_usual(address, bytes, handle);
-	CUresult result;
-
-	if (__builtin_expect(!object, 0))
-		return map(address, bytes, offset, handle, flags);
-	result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
-		return failed_to_map(result, object, address);
-	return CUDA_SUCCESS;
-}
-
-static __attribute__((noinline)) CUresult unmap(CUdeviceptr address, size_t bytes)
-{
-	struct unmapping unmapping;
-	CUresult result;
-
-	object_unmap(&unmapping, address, bytes);
-	result = movable_unmap(address, bytes);
-	object_unmapped(&unmapping, result);
-	handover_look();
-	return result;
-}
-
-static __attribute__((noinline)) CUresult failed_to_unmap(struct unmapping *unmapping,
-                                                          CUdeviceptr address, CUresult result)
-{
-	object_not_unmapped(unmapping, address, result);
-	handover_look();
+		object_not_mapped(&attempt, address);
 	return result;
 }
 
@@ -107,12 +65,11 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	struct unmapping unmapping;
 	CUresult result;
 
-	if (__builtin_expect(!object_unmap_usual(&unmapping, address, bytes), 0))
-		return unmap(address, bytes);
-	result = DRIVER(cuMemUnmap)(address, bytes);
-	if (__builtin_expect(result != CUDA_SUCCESS, 0))
-		return failed_to_unmap(&unmapping, address, result);
-	return CUDA_SUCCESS;
+	object_unmap(&unmapping, address, bytes);
+	result = movable_unmap(address, bytes);
+	if (object_unmapped(&unmapping, result))
+		handover_look();
+	return result;
 }
 
 /* (For the host's access the driver reports the device's own: an observation.) */

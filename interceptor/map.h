@@ -37,13 +37,6 @@ struct map {
 #define map_put(m, key, fresh)                                                                     \
 	((__typeof__((m)->value))map_put_(&(m)->map, key, sizeof(*(m)->value), fresh))
 
-/* Fast paths without probing: the value of a key in its home, or of one put there, with its old
- * content. NULL: use those above. */
-#define map_find_home(m, key)                                                                      \
-	((__typeof__((m)->value))map_find_home_(&(m)->map, key, sizeof(*(m)->value)))
-#define map_put_home(m, key)                                                                       \
-	((__typeof__((m)->value))map_put_home_(&(m)->map, key, sizeof(*(m)->value)))
-
 /* Removes what map_find() or map_put() returned. */
 #define map_remove(m, found) map_remove_(&(m)->map, found, sizeof(*(m)->value))
 
@@ -93,16 +86,6 @@ static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
 static inline uint64_t *map_at_home(const struct map *map, uint64_t key, size_t size)
 {
 	return map_at(map, map_home(map, key), size);
-}
-
-static inline void *map_find_home_(const struct map *map, uint64_t key, size_t size)
-{
-	uint64_t *entry;
-
-	if (__builtin_expect(!map->count || !key, 0))
-		return NULL;
-	entry = map_at_home(map, key, size);
-	return __builtin_expect(*entry == key, 1) ? entry + 1 : NULL;
 }
 
 static inline void *map_put_home_(struct map *map, uint64_t key, size_t size)

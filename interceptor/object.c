@@ -16,9 +16,13 @@ void objects_set_waiting(void)
 	recheck_wake();
 }
 
-static struct objects *objects(void)
+/* The asm hides the address, so that one register reaches all fields: less code to fetch. */
+static inline struct objects *objects(void)
 {
-	return &state_get()->objects;
+	struct objects *all = &state_get()->objects;
+
+	__asm__("" : "+r"(all));
+	return all;
 }
 
 /* --- objects, with the lock held ------------------------------------------------------------ */
@@ -123,9 +127,6 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 	struct object *object;
 
 	lock_take(&all->lock);
-	/* objects() has initialised the state. If memory moves, no call may bypass movable.h. */
-	__atomic_store_n(&all->usual, at_hand.wiped && !process_seen()->gate.moves,
-	                 __ATOMIC_RELAXED);
 	object = new_object(all);
 	if (object) {
 		begin(all, object, what);
@@ -279,38 +280,6 @@ static struct mapping *note_mapping(struct objects *all, struct object *object, 
 	return mapping;
 }
 
-/* Fails if the lock is held, no object was made yet, or the state may be another process's. The asm
- * hides the address, so that one register reaches all fields: a cache line less of code. */
-static inline __attribute__((always_inline)) bool try_lock(struct objects **all)
-{
-	*all = &state.objects;
-	__asm__("" : "+r"(*all));
-	return __builtin_expect(__atomic_load_n(&(*all)->usual, __ATOMIC_RELAXED), 1) &&
-	       __builtin_expect(lock_try(&(*all)->lock), 1);
-}
-
-struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
-                                CUmemGenericAllocationHandle value)
-{
-	struct mapping *mapping = NULL;
-	struct object *object = NULL;
-	struct handle *handle;
-	struct objects *all;
-
-	if (__builtin_expect(!try_lock(&all), 0))
-		return NULL;
-	handle = map_find_home(&all->handles, value);
-	if (__builtin_expect(handle && !handle->object->import, 1))
-		mapping = map_put_home(&all->mapped, address);
-	if (__builtin_expect(mapping != NULL, 1)) {
-		object = handle->object;
-		*mapping = (struct mapping){object, bytes};
-		object->references++;
-	}
-	lock_give(&all->lock);
-	return object;
-}
-
 /* The size of an import is unknown: each mapping is charged before the call. */
 bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
                 CUmemGenericAllocationHandle handle)
@@ -322,22 +291,22 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
 	attempt->charged = 0;
 	lock_take(&all->lock);
 	object = find(all, handle);
-	if (object)
+	if (object) {
 		object->references++;
-	lock_give(&all->lock);
-	attempt->object = object;
-	if (object && object->import && object->ordinal >= 0)
-		fits = bytes <= UINT64_MAX - offset &&
-		       import_reaches(object->import, offset + bytes, LEDGER_CALL_IMPORT,
-		                      &attempt->charged);
-	if (!object)
-		return true;
-	lock_take(&all->lock);
-	if (!fits || !note_mapping(all, object, address, bytes)) {
-		drop(all, object);
-		attempt->object = NULL;
+		if (__builtin_expect(object->import && object->ordinal >= 0, 0)) {
+			lock_give(&all->lock);
+			fits = bytes <= UINT64_MAX - offset &&
+			       import_reaches(object->import, offset + bytes, LEDGER_CALL_IMPORT,
+			                      &attempt->charged);
+			lock_take(&all->lock);
+		}
+		if (__builtin_expect(!fits || !note_mapping(all, object, address, bytes), 0)) {
+			drop(all, object);
+			object = NULL;
+		}
 	}
 	lock_give(&all->lock);
+	attempt->object = object;
 	return fits;
 }
 
@@ -378,32 +347,6 @@ static __attribute__((noinline)) void take_several(struct objects *all, struct u
 	}
 }
 
-bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
-{
-	struct mapping *mapping;
-	struct object *object;
-	struct objects *all;
-	bool done = false;
-
-	if (__builtin_expect(!try_lock(&all), 0))
-		return false;
-	mapping = map_find_home(&all->mapped, address);
-	if (__builtin_expect(mapping && mapping->bytes == bytes, 1)) {
-		object = mapping->object;
-		if (__builtin_expect(object->references > 1 + object->exports, 1)) {
-			object->references--;
-			unmapping->one = *mapping;
-			unmapping->bytes = object->bytes;
-			unmapping->serial = object->serial;
-			unmapping->ordinal = object->ordinal;
-			map_remove(&all->mapped, mapping);
-			done = true;
-		}
-	}
-	lock_give(&all->lock);
-	return done;
-}
-
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
 {
 	struct objects *all = objects();
@@ -420,7 +363,7 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 		object = at->object;
 		unmapping->one = *at;
 		map_remove(&all->mapped, at);
-		if (object->references > 1 + object->exports) {
+		if (__builtin_expect(object->references > 1 + object->exports, 1)) {
 			unmapping->serial = object->serial;
 			unmapping->bytes = object->bytes;
 			unmapping->ordinal = object->ordinal;
@@ -464,20 +407,12 @@ static void restore_reference(struct objects *all, struct unmapping *unmapping)
 	object->references++;
 }
 
-void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result)
-{
-	unmapping->address = address;
-	unmapping->any_several = false;
-	object_unmapped(unmapping, result);
-}
-
-void object_unmapped(struct unmapping *unmapping, CUresult result)
+void object_unmapped_(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
 
-	if ((!unmapping->one.object && !unmapping->any_several) ||
-	    (unmapping->serial && result == CUDA_SUCCESS))
+	if (!unmapping->one.object && !unmapping->any_several)
 		return;
 	lock_take(&all->lock);
 	if (unmapping->one.object && unmapping->serial) /* the driver refused it */

@@ -46,9 +46,7 @@ struct binding {
 };
 
 struct objects {
-	/* On one cache line: read first by the fast paths. */
-	_Alignas(64) struct lock lock; /* guards all fields */
-	bool usual;                    /* certainly this process's: see object.c */
+	_Alignas(64) struct lock lock; /* guards all fields; on one cache line with the next two */
 	MAP(struct handle) handles;
 	MAP(struct mapping) mapped;
 	MAP(struct binding) bound; /* by a name of the part */
@@ -83,10 +81,6 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
                 CUmemGenericAllocationHandle handle);
 void object_not_mapped(const struct attempt *attempt, CUdeviceptr address);
 
-/* The fast path. Returns NULL, with nothing changed, if it does not apply. */
-struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
-                                CUmemGenericAllocationHandle handle);
-
 /* Around cuMemUnmap, which may end several adjacent mappings, but not a part of one (driver
  * observation). */
 struct unmapping {
@@ -99,12 +93,15 @@ struct unmapping {
 	MAP(struct mapping) several;
 };
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
-void object_unmapped(struct unmapping *unmapping, CUresult result);
-
-/* The fast path: one mapping of an object that other references keep. False, with nothing changed,
- * if it does not apply. object_not_unmapped() is for a refusal only. */
-bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
-void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result);
+void object_unmapped_(struct unmapping *unmapping, CUresult result);
+/* Returns whether this may have ended the object. */
+static inline bool object_unmapped(struct unmapping *unmapping, CUresult result)
+{
+	if (__builtin_expect(unmapping->serial && result == CUDA_SUCCESS, 1))
+		return false;
+	object_unmapped_(unmapping, result);
+	return true;
+}
 
 /* Some memory is charged for other processes alone. A stale value in a forked child is harmless.
  * May be set with any lock held. */
