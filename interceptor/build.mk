@@ -7,7 +7,7 @@
 # cuMemMap + cuMemUnmap became 0.6 % cheaper on a card.
 
 INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c interceptor/*.S))
-INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def)
+INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def interceptor/*.inc)
 INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt -flto=auto -falign-functions=64 \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
 # Else gcc links a constructor of its own there, which looks at the CPU. Expanded in the recipe, since deps.sh installs the compiler.

@@ -4,6 +4,8 @@
  * binding calls entry_bind() to find the function, and jumps to it with the caller's arguments
  * unchanged.
  */
+#include "registers.inc"
+
 	.file	"entry.S" /* or the symbol table names a temporary file */
 	.text
 
@@ -11,24 +13,10 @@
 
 bind:
 	.cfi_startproc
-	pushq	%rdi
-	pushq	%rsi
-	pushq	%rdx
-	pushq	%rcx
-	pushq	%r8
-	pushq	%r9
-	subq	$8, %rsp
-	.cfi_adjust_cfa_offset 56
+	SAVE
 	movl	%eax, %edi
 	call	entry_bind
-	addq	$8, %rsp
-	popq	%r9
-	popq	%r8
-	popq	%rcx
-	popq	%rdx
-	popq	%rsi
-	popq	%rdi
-	.cfi_adjust_cfa_offset -56
+	RESTORE
 	jmp	*%rax
 	.cfi_endproc
 
@@ -44,25 +32,10 @@ binding_\name:
 
 bind:
 	.cfi_startproc
-	stp	x29, x30, [sp, #-80]!
-	.cfi_def_cfa_offset 80
-	.cfi_offset x29, -80
-	.cfi_offset x30, -72
-	stp	x0, x1, [sp, #16]
-	stp	x2, x3, [sp, #32]
-	stp	x4, x5, [sp, #48]
-	stp	x6, x7, [sp, #64]
+	SAVE
 	mov	w0, w16
 	bl	entry_bind
-	mov	x16, x0
-	ldp	x0, x1, [sp, #16]
-	ldp	x2, x3, [sp, #32]
-	ldp	x4, x5, [sp, #48]
-	ldp	x6, x7, [sp, #64]
-	ldp	x29, x30, [sp], #80
-	.cfi_restore x29
-	.cfi_restore x30
-	.cfi_def_cfa_offset 0
+	RESTORE
 	br	x16
 	.cfi_endproc
 

@@ -8,6 +8,8 @@
  * Other namespaces call a dlsym of their own each, selected by the namespace's number: it jumps to
  * their C library's, which sets their dlerror().
  */
+#include "registers.inc"
+
 	.file	"route.S" /* or the symbol table names a temporary file */
 	.text
 
@@ -18,21 +20,11 @@
 \name:
 	.cfi_startproc
 	endbr64
-	pushq	%rdi
-	.cfi_adjust_cfa_offset 8
-	pushq	%rsi
-	.cfi_adjust_cfa_offset 8
-	pushq	%rdx		/* three pushes and the return address: the stack is aligned */
-	.cfi_adjust_cfa_offset 8
+	SAVE
 	movl	$\namespace, %ecx
-	movq	24(%rsp), %r8
+	movq	SAVED(%rsp), %r8
 	call	\route
-	popq	%rdx
-	.cfi_adjust_cfa_offset -8
-	popq	%rsi
-	.cfi_adjust_cfa_offset -8
-	popq	%rdi
-	.cfi_adjust_cfa_offset -8
+	RESTORE
 	testq	%rax, %rax
 	jnz	1f
 	movq	\real + 8 * \namespace(%rip), %rax
@@ -53,22 +45,11 @@
 	.type	\name, %function
 \name:
 	.cfi_startproc
-	stp	x29, x30, [sp, #-48]!
-	.cfi_def_cfa_offset 48
-	.cfi_offset x29, -48
-	.cfi_offset x30, -40
-	stp	x0, x1, [sp, #16]
-	str	x2, [sp, #32]
+	SAVE
 	mov	w3, #\namespace
 	mov	x4, x30
 	bl	\route
-	mov	x16, x0
-	ldp	x0, x1, [sp, #16]
-	ldr	x2, [sp, #32]
-	ldp	x29, x30, [sp], #48
-	.cfi_restore x29
-	.cfi_restore x30
-	.cfi_def_cfa_offset 0
+	RESTORE
 	cbnz	x16, 1f
 	adrp	x16, \real + 8 * \namespace
 	ldr	x16, [x16, #:lo12:\real + 8 * \namespace]
