@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "attach_client.h"
+#include "monotonic.h"
 #include "process.h"
 #include "say.h"
 
@@ -14,14 +15,6 @@
 #define FIRST_PATIENCE 5000000000ull
 #define RETRY_PAUSE 20000000ull
 #define RETRY_AFTER 1000000000ull
-
-static uint64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-}
 
 static void explain(struct process *process, enum ask_result result, uint16_t status)
 {
@@ -141,14 +134,14 @@ static enum ask_result adopt(struct process *process, const struct attach_reply 
 static enum ask_result ask(struct attach_request *request, struct attach_reply *reply,
                            int descriptors[ASK_DESCRIPTORS], int *connection, bool patient)
 {
-	uint64_t start = now();
+	uint64_t start = monotonic_nanoseconds();
 
 	for (;;) {
 		struct timespec pause = {.tv_nsec = RETRY_PAUSE};
 		enum ask_result result = ask_enforcer(request, reply, descriptors, connection);
 
 		if (result != ASK_UNREACHABLE || errno == EAGAIN || !patient ||
-		    now() - start >= FIRST_PATIENCE)
+		    monotonic_nanoseconds() - start >= FIRST_PATIENCE)
 			return result;
 		nanosleep(&pause, NULL);
 	}
@@ -159,7 +152,7 @@ void attach_process(struct process *process)
 	bool first = process->retry_at == 0;
 
 	say_begin();
-	if (now() < process->retry_at)
+	if (monotonic_nanoseconds() < process->retry_at)
 		return;
 	for (int again = 0;;) {
 		struct attach_request request = {.op = ATTACH_OP_ATTACH};
@@ -189,7 +182,7 @@ void attach_process(struct process *process)
 		if (died && again++ == 0)
 			continue;
 		explain(process, result, reply.status);
-		process->retry_at = now() + RETRY_AFTER;
+		process->retry_at = monotonic_nanoseconds() + RETRY_AFTER;
 		return;
 	}
 }
@@ -220,7 +213,7 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 		return device;
 	place = place_of(process, uuid);
 	if (memcmp(process->refused[place].uuid, uuid, 16) == 0 &&
-	    now() < process->refused[place].retry_at)
+	    monotonic_nanoseconds() < process->refused[place].retry_at)
 		return -1;
 	memcpy(request.uuid, uuid, 16);
 	result = ask(&request, &reply, NULL, NULL, true);
@@ -233,6 +226,6 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 		         "the slice has no quota on CUDA device %d: no memory is granted there",
 		         ordinal);
 	memcpy(process->refused[place].uuid, uuid, 16);
-	process->refused[place].retry_at = now() + RETRY_AFTER;
+	process->refused[place].retry_at = monotonic_nanoseconds() + RETRY_AFTER;
 	return -1;
 }

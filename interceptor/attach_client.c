@@ -2,6 +2,7 @@
 #include "attach_client.h"
 
 #include "ledger.h"
+#include "monotonic.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,7 +13,6 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 /* The socket's path. The container's directory comes first: an image must not redirect its
@@ -76,18 +76,10 @@ bool attach_is_elastic(void)
 	return is;
 }
 
-static uint64_t seconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec;
-}
-
 /* Return whether a signal handler interrupted the call, within ASK_SECONDS. */
 static bool interrupted(ssize_t result, uint64_t began)
 {
-	return result < 0 && errno == EINTR && seconds() - began <= ASK_SECONDS;
+	return result < 0 && errno == EINTR && monotonic_seconds() - began <= ASK_SECONDS;
 }
 
 static void close_all(int descriptors[ASK_DESCRIPTORS])
@@ -111,7 +103,7 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	                         .msg_iovlen = 1,
 	                         .msg_control = control.bytes,
 	                         .msg_controllen = sizeof(control.bytes)};
-	uint64_t began = seconds();
+	uint64_t began = monotonic_seconds();
 	struct cmsghdr *header;
 	ssize_t n;
 
@@ -149,7 +141,7 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 {
 	struct timeval patience = {.tv_sec = ASK_SECONDS};
 	struct sockaddr_un address;
-	uint64_t began = seconds();
+	uint64_t began = monotonic_seconds();
 	enum ask_result result;
 	int s, n, saved, none[ASK_DESCRIPTORS];
 	int *got = descriptors ? descriptors : none;

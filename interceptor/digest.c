@@ -4,10 +4,10 @@
 #include "block.h"
 #include "digest_ptx.h"
 #include "entry.h"
+#include "pages.h"
 #include "stream.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 #define REGISTER_PORTABLE_MAPPED 3u
 
@@ -29,9 +29,8 @@ static bool reserve(struct digests *digests, size_t most)
 
 	if (digests->room)
 		return true;
-	memory = mmap(NULL, 2 * most * sizeof(struct digest), PROT_READ | PROT_WRITE,
-	              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED)
+	memory = pages_map(2 * most * sizeof(struct digest));
+	if (!memory)
 		return false;
 	/* A fork would copy pinned memory at once. */
 	(void)madvise(memory, 2 * most * sizeof(struct digest), MADV_DONTFORK);

@@ -3,6 +3,7 @@
 
 #include "attach_client.h"
 #include "ledger.h"
+#include "monotonic.h"
 #include "process.h"
 #include "quiet.h"
 #include "say.h"
@@ -145,19 +146,11 @@ static void await_return(struct ledger *ledger)
 	syscall(SYS_futex, &ledger->away, FUTEX_WAIT, 1, &patience, NULL, 0);
 }
 
-static uint64_t seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec;
-}
-
 /* Says that calls have waited since `begun`, if they have for long. One of several threads does. */
 static bool say_waits(uint64_t begun)
 {
 	static uint64_t said; /* when it was said last */
-	uint64_t now = seconds(), before = __atomic_load_n(&said, __ATOMIC_RELAXED);
+	uint64_t now = monotonic_seconds(), before = __atomic_load_n(&said, __ATOMIC_RELAXED);
 
 	if (now - begun < SAY_AFTER || (before && now - before < SAY_AGAIN) ||
 	    !__atomic_compare_exchange_n(&said, &before, now, false, __ATOMIC_RELAXED,
@@ -191,7 +184,7 @@ __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint
 void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 {
 	struct ledger *ledger = process_seen()->ledger;
-	uint64_t begun = seconds();
+	uint64_t begun = monotonic_seconds();
 	struct quiet quiet;
 	bool gone, told = false;
 
@@ -218,7 +211,7 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 		say_line(
 		    "the memory of process %d is back on the card after %u s, and its CUDA calls "
 		    "go on",
-		    (int)getpid(), (unsigned)(seconds() - begun));
+		    (int)getpid(), (unsigned)(monotonic_seconds() - begun));
 	quiet_end(quiet);
 }
 

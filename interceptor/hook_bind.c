@@ -4,10 +4,10 @@
  * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects). */
 #include "handover.h"
 #include "movable.h"
+#include "pages.h"
 #include "table.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 static uint64_t mix(uint64_t hash, uint64_t word)
 {
@@ -47,9 +47,8 @@ static CUarrayMapInfo *driver_list(CUarrayMapInfo *list, unsigned int count)
 		    !movable_is(list[i].memHandle.memHandle))
 			continue;
 		if (copy == list) {
-			copy = mmap(NULL, count * sizeof(*copy), PROT_READ | PROT_WRITE,
-			            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-			if (copy == MAP_FAILED)
+			copy = pages_map(count * sizeof(*copy));
+			if (!copy)
 				return NULL;
 			memcpy(copy, list, count * sizeof(*copy));
 		}

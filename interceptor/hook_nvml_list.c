@@ -8,12 +8,12 @@
  * unchanged.
  */
 #include "nvml.h"
+#include "pages.h"
 #include "sibling.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define UNTOUCHED ((nvmlReturn_t)-1) /* not a result of NVML: pass the call on */
 
@@ -218,11 +218,9 @@ static nvmlReturn_t gather_answer(const struct list *list, struct viewer *viewer
 	struct listed listed = {0};
 	unsigned int room = *count;
 	nvmlReturn_t result;
-	/* Not malloc(): the program may have its own, and may be inside it. */
-	unsigned char *entries =
-	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned char *entries = pages_map(size);
 
-	if (entries == MAP_FAILED)
+	if (!entries)
 		return NVML_ERROR_MEMORY;
 	result = call_nvml(list, count, entries);
 	if (result == NVML_SUCCESS) {

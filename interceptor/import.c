@@ -3,10 +3,9 @@
 
 #include "grant.h"
 #include "lender.h"
+#include "pages.h"
 #include "quiet.h"
 #include "state.h"
-
-#include <sys/mman.h>
 
 static struct imports *imports(void)
 {
@@ -18,12 +17,10 @@ static struct import *new_import(struct imports *all)
 {
 	struct import *import = all->free;
 
-	if (import)
-		all->free = import->next;
-	else
-		import = mmap(NULL, sizeof(*import), PROT_READ | PROT_WRITE,
-		              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	return import == MAP_FAILED ? NULL : import;
+	if (!import)
+		return pages_map(sizeof(*import));
+	all->free = import->next;
+	return import;
 }
 
 /* Called with the lock held. */

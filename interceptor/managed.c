@@ -6,22 +6,15 @@
 #include "grant.h"
 #include "hold.h"
 #include "image.h"
+#include "pages.h"
 #include "quiet.h"
 #include "state.h"
 #include "table.h"
 
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* --- names ---------------------------------------------------------------------------------- */
-
-static void *map_bytes(size_t bytes)
-{
-	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	return at == MAP_FAILED ? NULL : at;
-}
 
 /* Counted only, if `names` has no memory. */
 struct collected {
@@ -50,7 +43,7 @@ static struct names read_names(const void *image, size_t size)
 	if (!all.names.bytes)
 		return all.names;
 	quiet = quiet_begin();
-	all.names.text = map_bytes(all.names.bytes);
+	all.names.text = pages_map(all.names.bytes);
 	quiet_end(quiet);
 	if (!all.names.text)
 		return (struct names){0};
@@ -69,7 +62,7 @@ static struct names read_file(int file)
 	struct names names = {0};
 	off_t end = lseek(file, 0, SEEK_END);
 	size_t done = 0, size = end > 0 ? (size_t)end : 0;
-	char *bytes = size ? map_bytes(size) : NULL;
+	char *bytes = size ? pages_map(size) : NULL;
 	ssize_t got = 1;
 
 	while (bytes && done < size && got > 0) {
@@ -154,18 +147,13 @@ static bool charge(const struct variable *v, bool anyway)
 	return fits;
 }
 
-static bool charge_of_module(CUmodule module, const char *name, bool anyway)
+bool managed_asked(CUmodule module, const char *name, bool anyway)
 {
 	struct variable v = {.source = (uint64_t)(uintptr_t)module, .owner = context_current()};
 
 	return !DRIVER_HAS(cuModuleGetGlobal_v2) ||
 	       DRIVER(cuModuleGetGlobal_v2)(&v.address, &v.bytes, module, name) != CUDA_SUCCESS ||
 	       charge(&v, anyway);
-}
-
-bool managed_asked(CUmodule module, const char *name)
-{
-	return charge_of_module(module, name, true);
 }
 
 bool managed_asked_of_library(uint64_t library, const char *name)
@@ -188,7 +176,7 @@ bool managed_load(CUmodule module, struct names names)
 	bool fits = true;
 
 	for (const char *name = NULL; fits && (name = next(names, name));)
-		fits = charge_of_module(module, name, false);
+		fits = managed_asked(module, name, false);
 	managed_drop(names);
 	return fits;
 }

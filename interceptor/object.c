@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "object.h"
 
+#include "pages.h"
 #include "recheck.h"
 #include "state.h"
-
-#include <sys/mman.h>
 
 #define CHUNK ((size_t)64 * 1024) /* bytes of objects mapped at a time */
 
@@ -32,9 +31,8 @@ static struct object *new_object(struct objects *all)
 	struct object *object, *chunk;
 
 	if (!all->free) {
-		chunk =
-		    mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (chunk == MAP_FAILED)
+		chunk = pages_map(CHUNK);
+		if (!chunk)
 			return NULL;
 		for (size_t i = 0; i < CHUNK / sizeof(*chunk); i++) {
 			chunk[i].next = all->free;

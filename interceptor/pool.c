@@ -3,11 +3,10 @@
 
 #include "grant.h"
 #include "handover.h"
+#include "pages.h"
 #include "state.h"
 #include "stream.h"
 #include "table.h"
-
-#include <sys/mman.h>
 
 static struct pools *pools(void)
 {
@@ -83,9 +82,8 @@ static struct pool *free_node(void)
 
 	if (pool)
 		return pool;
-	pool =
-	    mmap(NULL, sizeof(*pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (pool == MAP_FAILED)
+	pool = pages_map(sizeof(*pool));
+	if (!pool)
 		return NULL;
 	pool->next = pools()->list;
 	__atomic_store_n(&pools()->list, pool, __ATOMIC_RELEASE);
@@ -453,7 +451,7 @@ static bool give_back(CUdevice ordinal)
 }
 UPCALL(grant_room, give_back);
 
-static bool update_all(CUdevice ordinal, bool charge)
+bool pool_settle_all(CUdevice ordinal, bool anyway)
 {
 	bool over = false;
 
@@ -465,23 +463,13 @@ static bool update_all(CUdevice ordinal, bool charge)
 		lock_take(&pool->growing);
 		lock_take(&pool->lock);
 		settle(pool);
-		if (charge && !__atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST))
+		if (anyway && !__atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST))
 			pool_charge_anyway(pool);
 		over |= pool_is_over(pool);
 		lock_give(&pool->lock);
 		lock_give(&pool->growing);
 	}
 	return over;
-}
-
-bool pool_look_all(CUdevice ordinal)
-{
-	return update_all(ordinal, false);
-}
-
-void pool_settle_all(CUdevice ordinal)
-{
-	(void)update_all(ordinal, true);
 }
 
 /* --- destruction ---------------------------------------------------------------------------- */

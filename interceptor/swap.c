@@ -3,13 +3,13 @@
 
 #include "context.h"
 #include "movable.h"
+#include "pages.h"
 #include "piece.h"
 #include "process.h"
 #include "say.h"
 #include "stream.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 /* Bytes of a copy: none crosses a boundary of pinned parts (arena.c). */
 #define COPY (16ull << 20)
@@ -59,10 +59,9 @@ bool swap_list(struct swap *swap)
 	while ((count = fill_list(swap)) > swap->room) {
 		size_t room = 2 * count;
 		size_t each = sizeof(*swap->list) + sizeof(*swap->place);
-		void *memory = mmap(NULL, room * each, PROT_READ | PROT_WRITE,
-		                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		void *memory = pages_map(room * each);
 
-		if (memory == MAP_FAILED)
+		if (!memory)
 			return false;
 		if (swap->list)
 			munmap(swap->list, swap->room * each);
