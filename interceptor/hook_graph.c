@@ -194,7 +194,7 @@ static bool stacks_begin(struct raise raises[GRAPH_CONTEXTS], const struct graph
 		bool pushed = context_push(context_of(needs, i));
 
 		raises[i] = (struct raise){0};
-		fits = fits && stack_begin(&raises[i], needs->stacks[i].frame);
+		fits = fits && stack_begin(&raises[i], needs->stacks[i].frame, false);
 		context_pop(pushed);
 	}
 	if (!fits)

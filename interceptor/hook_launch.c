@@ -51,7 +51,7 @@ static __attribute__((noinline)) bool begin(struct launch *careful, const void *
 	}
 	pushed = context_push(context);
 	fits = (!missing || load(function, found.source)) &&
-	       (found.frame <= STACK_DEFAULT || stack_begin(&careful->raise, found.frame));
+	       (found.frame <= STACK_DEFAULT || stack_begin(&careful->raise, found.frame, false));
 	context_pop(pushed);
 	return fits;
 }

@@ -19,7 +19,7 @@ static CUresult set_stack(size_t value)
 	struct raise raise;
 	CUresult result;
 
-	if (!stack_begin_set(&raise, value))
+	if (!stack_begin(&raise, value, true))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, value);
 	stack_end(&raise);

@@ -108,7 +108,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule modu
 {
 	CUresult result = DRIVER(cuModuleGetGlobal_v2)(pointer, bytes, module, name);
 
-	if (result == CUDA_SUCCESS && !managed_asked(module, name))
+	if (result == CUDA_SUCCESS && !managed_asked(module, name, true))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
@@ -118,7 +118,7 @@ CUresult cuModuleGetGlobal(CUdeviceptr_v1 *pointer, unsigned int *bytes, CUmodul
 {
 	CUresult result = DRIVER(cuModuleGetGlobal)(pointer, bytes, module, name);
 
-	if (result == CUDA_SUCCESS && !managed_asked(module, name))
+	if (result == CUDA_SUCCESS && !managed_asked(module, name, true))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }

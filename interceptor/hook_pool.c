@@ -328,14 +328,14 @@ static __attribute__((noinline)) CUresult check_all_pools(const struct request *
 
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++) {
 		(void)pool_current(ordinal);
-		over |= pool_look_all(ordinal);
+		over |= pool_settle_all(ordinal, false);
 	}
 	if (!over)
 		return CUDA_SUCCESS;
 	call_free(r);
 	*r->pointer = 0;
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++)
-		pool_settle_all(ordinal);
+		(void)pool_settle_all(ordinal, true);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

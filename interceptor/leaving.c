@@ -59,7 +59,7 @@ static CUresult left(const struct leaving *leaving, CUresult result)
 	if (!leaving->known)
 		return result;
 	function_contexts_changed();
-	pool_settle_all(context->ordinal);
+	(void)pool_settle_all(context->ordinal, true);
 	overhead_tighten(context->ordinal, context_stream_bytes(context->most_streams));
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);

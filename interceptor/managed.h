@@ -40,8 +40,9 @@ void managed_forget(uint64_t library);
  * they stay charged, since the driver frees them only with the library. */
 bool managed_use(uint64_t library);
 
-/* Charge a variable that the program requested. False as for managed_use(). */
-bool managed_asked(CUmodule module, const char *name);
+/* Charge a variable by its name. False if it does not fit: it is charged all the same if the
+ * program requested it (`anyway`). */
+bool managed_asked(CUmodule module, const char *name, bool anyway);
 bool managed_asked_of_library(uint64_t library, const char *name);
 
 #endif

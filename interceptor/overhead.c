@@ -4,6 +4,7 @@
 #include "block.h"
 #include "grant.h"
 #include "hold.h"
+#include "monotonic.h"
 #include "quiet.h"
 #include "state.h"
 #include "table.h"
@@ -13,7 +14,7 @@
 /* Maximum number of measurements, if other threads charge during them. */
 #define TRIES 4
 /* Minimum time between requests after driver truth was unavailable. */
-#define PAUSE 10 /* milliseconds */
+#define PAUSE 10000000 /* nanoseconds */
 
 /* Maximum waits of a load for changes, and of a change for loads. */
 #define NAP 200000 /* nanoseconds */
@@ -27,14 +28,6 @@ static void sleep_briefly(void)
 
 	nanosleep(&t, NULL);
 	quiet_end(quiet);
-}
-
-static uint64_t milliseconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
 /* The lane at one time. */
@@ -84,7 +77,8 @@ bool overhead_others_change(int device)
 
 static void defer_requests(void)
 {
-	__atomic_store_n(&state.overheads.not_before, milliseconds() + PAUSE, __ATOMIC_RELAXED);
+	__atomic_store_n(&state.overheads.not_before, monotonic_nanoseconds() + PAUSE,
+	                 __ATOMIC_RELAXED);
 }
 
 bool overhead_measure(int device, bool own, struct measured *measured)
@@ -231,7 +225,8 @@ void overhead_settle_loose(CUdevice ordinal)
 /* Settles an open device, except less than PAUSE after a failed request. */
 static void close_device(CUdevice ordinal, int device)
 {
-	if (milliseconds() < __atomic_load_n(&state.overheads.not_before, __ATOMIC_RELAXED))
+	if (monotonic_nanoseconds() <
+	    __atomic_load_n(&state.overheads.not_before, __ATOMIC_RELAXED))
 		return;
 	/* First: a device left open from here on stays so. */
 	__atomic_fetch_and(&process_seen()->open, ~(1u << device), __ATOMIC_ACQ_REL);
@@ -292,6 +287,12 @@ struct watch watch_begin(void)
 	return watch;
 }
 
+/* (The account is empty in a child that a signal handler forked.) */
+static bool is_counted(const struct watch *watch)
+{
+	return watch->account && watch->account->ledger;
+}
+
 static bool took_nothing(const struct watch *watch)
 {
 	return watch->left && bytes_left() == watch->left;
@@ -348,47 +349,47 @@ static bool charge_load(const struct watch *watch, enum ledger_call call,
 	return fits;
 }
 
-bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes)
+/* Charges what the call took. *known is false if driver truth does not tell. */
+static bool charge_taken(const struct watch *watch, enum ledger_call call, uint64_t *bytes,
+                         bool *known)
 {
 	struct measured all;
-	bool fits = true;
 
 	*bytes = 0;
-	/* (The account is empty in a child that a signal handler forked.) */
-	if (!watch->account || !watch->account->ledger)
+	*known = true;
+	if (!is_counted(watch) || took_nothing(watch))
 		return true;
-	if (!took_nothing(watch) && measure_load(watch, &all))
-		fits = charge_load(watch, call, &all, bytes);
-	ledger_end_load(watch->account);
+	*known = measure_load(watch, &all);
+	return !*known || charge_load(watch, call, &all, bytes);
+}
+
+bool watch_end(const struct watch *watch, enum ledger_call call, uint64_t *bytes)
+{
+	bool known, fits = charge_taken(watch, call, bytes, &known);
+
+	watch_drop(watch);
 	return fits;
 }
 
 bool watch_end_block(const struct watch *watch, enum ledger_call call)
 {
-	struct measured all;
 	struct overheads *overheads = &state_get()->overheads;
-	uint64_t bytes = 0, guessed = 0;
-	bool fits = true;
+	uint64_t bytes;
+	bool known, fits = charge_taken(watch, call, &bytes, &known);
 	unsigned device;
 
-	if (!watch->account || !watch->account->ledger)
-		return true;
-	device = watch->account->device;
-	if (!took_nothing(watch)) {
-		if (measure_load(watch, &all)) {
-			fits = charge_load(watch, call, &all, &bytes);
-		} else {
-			guessed = BLOCK_BYTES;
-			fits = grant(watch->ordinal, guessed, KIND_OVERHEAD, call) == GRANTED;
-		}
+	if (!known) {
+		bytes = BLOCK_BYTES;
+		fits = grant(watch->ordinal, bytes, KIND_OVERHEAD, call) == GRANTED;
+	}
+	if (fits && bytes) {
+		device = watch->account->device;
 		lock_take(&overheads->lock);
-		if (fits) {
-			set_loose(overheads, device, overheads->loose[device] + bytes + guessed);
-			overheads->guessed[device] += guessed;
-		}
+		set_loose(overheads, device, overheads->loose[device] + bytes);
+		overheads->guessed[device] += known ? 0 : bytes;
 		lock_give(&overheads->lock);
 	}
-	ledger_end_load(watch->account);
+	watch_drop(watch);
 	return fits;
 }
 
@@ -403,6 +404,6 @@ void watch_end_less(const struct watch *watch, CUdevice ordinal)
 
 void watch_drop(const struct watch *watch)
 {
-	if (watch->account && watch->account->ledger)
+	if (is_counted(watch))
 		ledger_end_load(watch->account);
 }

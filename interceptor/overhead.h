@@ -22,7 +22,7 @@ struct overheads {
 	uint64_t loose[LEDGER_DEVICES];
 	/* The part of `loose` estimated from the card's free memory: whole blocks. */
 	uint64_t guessed[LEDGER_DEVICES];
-	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: no request before */
+	uint64_t not_before; /* CLOCK_MONOTONIC nanoseconds: no request before */
 };
 
 struct measured {

@@ -167,9 +167,8 @@ static inline void pool_synchronised(void)
 
 void pool_set_threshold(struct pool *pool, uint64_t bytes);
 
-/* Updates all pools on this device, between calls that grow them. Returns whether one is over. */
-bool pool_look_all(CUdevice ordinal);
-/* The same, and charges what no call can undo. */
-void pool_settle_all(CUdevice ordinal);
+/* Updates all pools on this device, between calls that grow them, and with `anyway` charges what no
+ * call can undo. Returns whether one is over. */
+bool pool_settle_all(CUdevice ordinal, bool anyway);
 
 #endif

@@ -102,7 +102,6 @@ static bool is_alive(uint32_t thread)
 
 static bool records(uint64_t key, const struct recording *recording)
 {
-	CUcontext context = (CUcontext)(uintptr_t)recording->context;
 	CUstream stream = recording->thread ? STREAM_OWN : (CUstream)(uintptr_t)key;
 	CUresult result;
 	int status = 0;
@@ -110,11 +109,10 @@ static bool records(uint64_t key, const struct recording *recording)
 	/* A default stream of another thread has no handle here. */
 	if (recording->thread && key != process_this_thread())
 		return is_alive(recording->thread);
-	result = BEHIND(cuCtxPushCurrent_v2)(context);
-	if (result != CUDA_SUCCESS)
+	if (context_enter(recording->context) != CUDA_SUCCESS)
 		return false;
 	result = BEHIND(cuStreamIsCapturing)(stream, &status);
-	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
+	context_leave();
 	return result == CUDA_SUCCESS && status;
 }
 

@@ -68,7 +68,7 @@ static bool charge(struct raise *raise, uint64_t context, uint64_t bytes)
 	return true;
 }
 
-static bool begin(struct raise *raise, uint64_t bytes, bool set)
+bool stack_begin(struct raise *raise, uint64_t bytes, bool set)
 {
 	struct lock *lock = &state_get()->contexts.stack_lock;
 	uint64_t before, context;
@@ -93,16 +93,6 @@ static bool begin(struct raise *raise, uint64_t bytes, bool set)
 	lock_give(lock);
 	quiet_end(quiet);
 	return fits;
-}
-
-bool stack_begin(struct raise *raise, uint64_t bytes)
-{
-	return begin(raise, bytes, false);
-}
-
-bool stack_begin_set(struct raise *raise, uint64_t bytes)
-{
-	return begin(raise, bytes, true);
 }
 
 void stack_end(const struct raise *raise)

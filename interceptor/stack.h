@@ -16,11 +16,10 @@ struct raise {
 	CUdevice ordinal;
 };
 
-/* Charge the increase before a call that needs `bytes` per thread, or sets them. Concurrent
- * increases in one context are charged once, for the largest. False if it does not fit: the call is
- * not made. */
-bool stack_begin(struct raise *raise, uint64_t bytes);
-bool stack_begin_set(struct raise *raise, uint64_t bytes);
+/* Charges the increase before a call that needs `bytes` per thread, or sets them (`set`).
+ * Concurrent increases in one context are charged once, for the largest. False if it does not fit:
+ * the call is not made. */
+bool stack_begin(struct raise *raise, uint64_t bytes, bool set);
 
 /* Corrects the charge to the driver's figure after the call, even a failed one. */
 void stack_end(const struct raise *raise);
