@@ -10,13 +10,18 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func loaders(t *testing.T) (program, directory string) {
-	t.Helper()
+// builder returns a new directory, and a function that compiles to a file there.
+func builder(t *testing.T) (directory string, build func(output string, args ...string) string) {
 	directory = t.TempDir()
-	build := func(output string, args ...string) string {
+	return directory, func(output string, args ...string) string {
 		t.Helper()
 		return compileTo(t, filepath.Join(directory, output), args...)
 	}
+}
+
+func loaders(t *testing.T) (program, directory string) {
+	t.Helper()
+	directory, build := builder(t)
 	driver := filepath.Join(bin(t), "fakecuda", "libcuda.so.1")
 	build("plugin-linked.so", "-shared", "-fPIC", "-DLINKED", "programs/plugin.c", driver, "-ldl")
 	build("plugin-opens.so", "-shared", "-fPIC", "-DOPENS", "programs/plugin.c", "-ldl")
@@ -41,11 +46,7 @@ func TestNoLoaderLeadsPastTheQuota(t *testing.T) {
 
 func scopes(t *testing.T) (program, directory string) {
 	t.Helper()
-	directory = t.TempDir()
-	build := func(output string, args ...string) string {
-		t.Helper()
-		return compileTo(t, filepath.Join(directory, output), args...)
-	}
+	directory, build := builder(t)
 	guest := func(name string, args ...string) {
 		build(name+".so", append([]string{"-shared", "-fPIC", "programs/guest.c"}, append(args, "-ldl", "-lpthread")...)...)
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Calls each hooked function of the driver with wrong arguments, and prints a line "situation
- * arguments name code" for each call. Each call is made in a process of its own. The codes must be
- * the same without the interceptor.
+ * arguments name code" for each call: "small3" lacks the third argument. Each call is made in a
+ * process of its own. The codes must be the same without the interceptor.
  */
 #include "driver.h"
 
@@ -36,7 +36,8 @@ static const struct {
 
 #define FUNCTIONS (sizeof(functions) / sizeof(functions[0]))
 
-static int *answer; /* of the process that made the call */
+static int *answer;      /* of the process that made the call */
+static int lacking = -1; /* the one argument that is NULL or 0 */
 
 static struct {
 	CUdeviceptr pointer;
@@ -132,7 +133,9 @@ static void call(size_t which, enum given given)
 	for (argument = strtok_r(text, ",", &rest); argument && count < ARGUMENTS;
 	     argument = strtok_r(NULL, ",", &rest)) {
 		argument += strspn(argument, " ");
-		a[count++] = stays_zero(argument) ? 0 : value_of(argument, given);
+		if (!stays_zero(argument) && (int)count != lacking)
+			a[count] = value_of(argument, given);
+		count++;
 	}
 	*(void **)&f = dlsym(dlopen("libcuda.so.1", RTLD_NOW), functions[which].name);
 	if (f)
@@ -185,8 +188,8 @@ static void print_one(enum situation situation, size_t which, enum given given)
 	if (child < 0 || waitpid(child, &status, 0) != child)
 		status = -1;
 	if (*answer != NOT_MADE || status)
-		printf("%s %s %s %d%s\n", situations[situation], givens[given],
-		       functions[which].name, *answer, status ? " ended" : "");
+		printf("%s %s%.*d %s %d%s\n", situations[situation], givens[given], lacking >= 0,
+		       lacking + 1, functions[which].name, *answer, status ? " ended" : "");
 }
 
 /* A call with the handle of a destroyed pool has an error only if no later pool has that handle. */
@@ -224,6 +227,12 @@ int main(void)
 			for (size_t which = 0; which < FUNCTIONS; which++)
 				print_one(situation, which, given);
 		}
+	}
+	for (size_t which = 0; which < FUNCTIONS; which++) {
+		const char *rest = functions[which].arguments;
+
+		for (lacking = 0; rest; lacking++, rest = strchr(rest + 1, ','))
+			print_one(CURRENT, which, SMALL);
 	}
 	return 0;
 }

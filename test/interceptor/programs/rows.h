@@ -160,8 +160,12 @@ struct message {
 	CUmemPoolPtrExportData pointer;
 	char way[16]; /* rows_keep.c's */
 };
-/* `context` is the charge of its context. The peer ends with this process. */
-pid_t peer_start(const char *name, int *socket, size_t *context);
+/* One peer at a time, which ends with this process. peer_tell() sends a message, and replaces it by
+ * the answer. */
+void peer_begin(const char *name);
+void peer_tell(struct message *message, int descriptor, int *received);
+void peer_end(void);
+extern long long peer_context; /* the charge of its context */
 void message_send(int socket, const struct message *message, int descriptor);
 bool message_receive(int socket, struct message *message, int *descriptor);
 void peer_keeper(int socket);

@@ -236,33 +236,6 @@ void peer_maker(int socket)
 	(void)verdict("maker", message.way);
 }
 
-static int peer;
-static pid_t peer_pid;
-static long long peer_context;
-
-static void begin_with(const char *name)
-{
-	size_t context = 0;
-
-	peer_pid = peer_start(name, &peer, &context);
-	peer_context = (long long)context;
-	settle();
-}
-
-static void end_peer(void)
-{
-	kill(peer_pid, SIGKILL);
-	waitpid(peer_pid, NULL, 0);
-	close(peer);
-}
-
-static void tell(struct message *message, int descriptor, int *received)
-{
-	message_send(peer, message, descriptor);
-	if (!message_receive(peer, message, received))
-		failed("the peer ended");
-}
-
 static void hand_over(const struct way *way, size_t bytes)
 {
 	struct kept made = {.bytes = bytes, .descriptor = -1};
@@ -271,7 +244,7 @@ static void hand_over(const struct way *way, size_t bytes)
 
 	snprintf(message.way, sizeof(message.way), "%s", way->name);
 	way->make(&made, &message);
-	tell(&message, made.descriptor, NULL);
+	peer_tell(&message, made.descriptor, NULL);
 	if (made.descriptor >= 0)
 		close(made.descriptor);
 	charged(way->name, (long long)bytes);
@@ -279,7 +252,7 @@ static void hand_over(const struct way *way, size_t bytes)
 	if (!way->listed)
 		charged("its maker has let go", (long long)bytes);
 	OUT_OF_MEMORY("more than what is left", cuMemAlloc_v2(&more, quota() - bytes));
-	tell(&message, -1, NULL);
+	peer_tell(&message, -1, NULL);
 	charged("all have let go", 0);
 	OK(cuMemAlloc_v2(&more, part(0.9)));
 	OK(cuMemFree_v2(more));
@@ -288,10 +261,10 @@ static void hand_over(const struct way *way, size_t bytes)
 
 static void kept_within(void)
 {
-	begin_with("keeper");
+	peer_begin("keeper");
 	for (const struct way *way = ways; way->name; way++)
 		hand_over(way, 64 * MIB);
-	end_peer();
+	peer_end();
 	saw("64 MiB that a peer keeps stay charged when their maker has let go");
 }
 
@@ -302,22 +275,22 @@ static void kept_beyond(void)
 	CUdeviceptr more = 0;
 	size_t bytes;
 
-	begin_with("keeper");
+	peer_begin("keeper");
 	bytes = part(0.6);
 	for (const struct way *way = ways; way->name; way++) {
 		made = (struct kept){.bytes = bytes, .descriptor = -1};
 		message = (struct message){.bytes = bytes};
 		snprintf(message.way, sizeof(message.way), "%s", way->name);
 		way->make(&made, &message);
-		tell(&message, made.descriptor, NULL);
+		peer_tell(&message, made.descriptor, NULL);
 		if (made.descriptor >= 0)
 			close(made.descriptor);
 		way->let_go(&made);
 		OUT_OF_MEMORY(way->name, cuMemAlloc_v2(&more, bytes));
-		tell(&message, -1, NULL);
+		peer_tell(&message, -1, NULL);
 		charged("all have let go", 0);
 	}
-	end_peer();
+	peer_end();
 	saw("beside %zu MiB that a peer keeps, as much again is refused", bytes / MIB);
 }
 
@@ -389,12 +362,12 @@ static void orphan(const struct way *way, size_t bytes)
 	struct message message = {.bytes = bytes};
 	CUdeviceptr more = 0;
 
-	begin_with("maker");
+	peer_begin("maker");
 	snprintf(message.way, sizeof(message.way), "%s", way->name);
-	tell(&message, -1, &kept.descriptor);
+	peer_tell(&message, -1, &kept.descriptor);
 	way->keep(&kept, &message);
 	charged(way->name, (long long)bytes);
-	end_peer();
+	peer_end();
 	charged_late("its maker is dead", (long long)bytes - peer_context);
 	OUT_OF_MEMORY("more than what is left", cuMemAlloc_v2(&more, quota() - bytes));
 	way->drop(&kept);

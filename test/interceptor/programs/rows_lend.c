@@ -14,6 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define FITS (256 * MIB)
@@ -195,21 +196,25 @@ const struct peer share_peers[] = {{"nothing", peer_nothing},
                                    {"maker", peer_maker},
                                    {0}};
 
-pid_t peer_start(const char *name, int *socket, size_t *context)
+static pid_t peer;
+static int peer_socket;
+long long peer_context;
+
+void peer_begin(const char *name)
 {
 	struct message message;
 	size_t before = left();
 	char number[16];
 	int pair[2];
-	pid_t child, parent = getpid();
+	pid_t parent = getpid();
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) != 0) {
 		failed("no sockets");
-		return -1;
+		return;
 	}
 	fflush(stdout);
-	child = fork();
-	if (child == 0) {
+	peer = fork();
+	if (peer == 0) {
 		/* Even if the row crashes. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(pair[0]);
@@ -219,11 +224,25 @@ pid_t peer_start(const char *name, int *socket, size_t *context)
 		_exit(127);
 	}
 	close(pair[1]);
-	*socket = pair[0];
-	if (child < 0 || !message_receive(*socket, &message, NULL))
+	peer_socket = pair[0];
+	if (peer < 0 || !message_receive(peer_socket, &message, NULL))
 		failed("no peer");
-	*context = before - left();
-	return child;
+	peer_context = (long long)(before - left());
+	settle();
+}
+
+void peer_tell(struct message *message, int descriptor, int *received)
+{
+	message_send(peer_socket, message, descriptor);
+	if (!message_receive(peer_socket, message, received))
+		failed("the peer ended");
+}
+
+void peer_end(void)
+{
+	kill(peer, SIGKILL);
+	waitpid(peer, NULL, 0);
+	close(peer_socket);
 }
 
 static int unix_socket(const char *path, struct sockaddr_un *address)

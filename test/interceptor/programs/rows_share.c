@@ -2,48 +2,20 @@
 /* Shared memory is charged to its maker, and not to processes of its slice that open it. */
 #include "rows.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-static int peer;
-static pid_t peer_pid;
-static long long peer_context;
-
-static void begin_with(const char *name)
-{
-	size_t context = 0;
-
-	peer_pid = peer_start(name, &peer, &context);
-	peer_context = (long long)context;
-	settle();
-}
 
 /* The peer creates and lends `bytes`; the descriptor is -1 if there is none. */
 static struct message ask(size_t bytes, int *descriptor)
 {
 	struct message message = {.bytes = bytes};
 
-	message_send(peer, &message, -1);
-	if (!message_receive(peer, &message, descriptor))
-		failed("the peer ended");
+	peer_tell(&message, -1, descriptor);
 	return message;
 }
 
 static void give_back(void)
 {
-	struct message message = {0};
-
-	message_send(peer, &message, -1);
-	if (!message_receive(peer, &message, NULL))
-		failed("the peer ended");
-}
-
-static void end_peer(void)
-{
-	kill(peer_pid, SIGKILL);
-	waitpid(peer_pid, NULL, 0);
-	close(peer);
+	peer_tell(&(struct message){0}, -1, NULL);
 }
 
 /* A dma-buf, where the device supports it: the charge is unchanged. */
@@ -65,7 +37,7 @@ static void ipc_within(void)
 	struct message message;
 	int none;
 
-	begin_with("ipc");
+	peer_begin("ipc");
 	message = ask(64 * MIB, &none);
 	charged("the peer's 64 MiB", 64 * MIB);
 	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
@@ -82,7 +54,7 @@ static void ipc_within(void)
 	/* When its maker exits, an importer holds it still, and driver truth counts it there. */
 	message = ask(64 * MIB, &none);
 	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
-	end_peer();
+	peer_end();
 	charged_late("its maker is dead", 64 * (long long)MIB - peer_context);
 	holds("what was opened", pointer, 64 * MIB);
 	OK(cuIpcCloseMemHandle(pointer));
@@ -98,7 +70,7 @@ static void ipc_beyond(void)
 	size_t bytes;
 	int none;
 
-	begin_with("ipc");
+	peer_begin("ipc");
 	bytes = part(0.6);
 	message = ask(bytes, &none);
 	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
@@ -109,7 +81,7 @@ static void ipc_beyond(void)
 	OK(cuMemAlloc_v2(&own, bytes));
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
-	end_peer();
+	peer_end();
 	saw("%zu MiB of a peer are opened, as much again is refused until it frees them",
 	    bytes / MIB);
 }
@@ -147,7 +119,7 @@ static void fd_within(void)
 	CUdeviceptr address = 0;
 	int descriptor = -1;
 
-	begin_with("fd");
+	peer_begin("fd");
 	own_export();
 	(void)ask(64 * MIB, &descriptor);
 	charged("the peer's 64 MiB", 64 * MIB);
@@ -164,7 +136,7 @@ static void fd_within(void)
 	close(descriptor);
 	give_back();
 	charged("released by the peer", 0);
-	end_peer();
+	peer_end();
 	saw("64 MiB of a peer are charged once; so are 64 of one's own");
 }
 
@@ -176,7 +148,7 @@ static void fd_beyond(void)
 	int descriptor = -1;
 	size_t bytes;
 
-	begin_with("fd");
+	peer_begin("fd");
 	bytes = part(0.6);
 	(void)ask(bytes, &descriptor);
 	handle = import(descriptor);
@@ -192,7 +164,7 @@ static void fd_beyond(void)
 	OK(cuMemCreate(&own, bytes, &properties, 0));
 	OK(cuMemRelease(own));
 	charged("at the end", 0);
-	end_peer();
+	peer_end();
 	saw("%zu MiB of a peer are mapped, as much again is refused until it releases them",
 	    bytes / MIB);
 }
@@ -294,7 +266,7 @@ static void external_within(void)
 	CUdeviceptr pointer = 0;
 	int descriptor = -1;
 
-	begin_with("fd");
+	peer_begin("fd");
 	(void)ask(64 * MIB, &descriptor);
 	/* The driver takes ownership of the descriptor. */
 	OK(import_external(&memory, descriptor, 64 * MIB));
@@ -306,7 +278,7 @@ static void external_within(void)
 	charged("destroyed", 64 * MIB);
 	give_back();
 	charged("released by the peer", 0);
-	end_peer();
+	peer_end();
 	saw("64 MiB of a peer are charged once");
 }
 
@@ -317,7 +289,7 @@ static void external_beyond(void)
 	int descriptor = -1;
 	size_t bytes;
 
-	begin_with("fd");
+	peer_begin("fd");
 	bytes = part(0.6);
 	(void)ask(bytes, &descriptor);
 	OK(import_external(&memory, descriptor, bytes));
@@ -327,7 +299,7 @@ static void external_beyond(void)
 	OK(cuMemAlloc_v2(&own, bytes));
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
-	end_peer();
+	peer_end();
 	saw("%zu MiB of a peer are imported, as much again is refused until it releases them",
 	    bytes / MIB);
 }
@@ -357,7 +329,7 @@ static void pool_within(void)
 	CUmemoryPool pool;
 	int descriptor = -1;
 
-	begin_with("pool");
+	peer_begin("pool");
 	message = ask(100 * MIB, &descriptor);
 	charged("the peer's 100 MiB", 128 * MIB);
 	pool = import_pool(descriptor, &message, &pointer);
@@ -369,7 +341,7 @@ static void pool_within(void)
 	charged("the import gone", 128 * MIB);
 	give_back();
 	charged("freed by the peer", 0);
-	end_peer();
+	peer_end();
 	saw("100 MiB of a peer's pool charge 128, once");
 }
 
@@ -381,7 +353,7 @@ static void pool_beyond(void)
 	int descriptor = -1;
 	size_t bytes;
 
-	begin_with("pool");
+	peer_begin("pool");
 	bytes = part(0.6);
 	message = ask(bytes, &descriptor);
 	pool = import_pool(descriptor, &message, &pointer);
@@ -393,7 +365,7 @@ static void pool_beyond(void)
 	OK(cuMemFreeAsync(own, NULL));
 	OK(cuCtxSynchronize());
 	charged("at the end", 0);
-	end_peer();
+	peer_end();
 	saw("%zu MiB of a peer's pool are imported, as much again is refused until it frees them",
 	    bytes / MIB);
 }
