@@ -65,6 +65,12 @@ if [ "$1" = --ci ] || [ "$1" = --need ]; then
 		"/usr/lib/python3/dist-packages/grpc python3-grpcio"
 		"/usr/lib/python3/dist-packages/google/protobuf python3-protobuf"
 		"/usr/lib/python3/dist-packages/numpy python3-numpy"
+		# Tools that programs run with.
+		"/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2 libjemalloc2"
+		"/usr/lib/$(uname -m)-linux-gnu/libtcmalloc_minimal.so.4 libtcmalloc-minimal4"
+		"/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketimeMT.so.1 libfaketime"
+		"valgrind valgrind"
+		"heaptrack heaptrack"
 		"zsh zsh"
 		"fish fish"
 		"prometheus prometheus"

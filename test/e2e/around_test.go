@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -66,6 +67,37 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	g := c.start("env", "LD_PRELOAD="+strings.Join(preload, ":"), "/demo/cuda_hog", strconv.Itoa(5*gib))
 	must.True(t, strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)), "it did not get past the interceptor:", g.said)
 	h.found(c.id, g.pid, 5*gib)
+}
+
+// Runtimes of sanitizers call dlsym before their own functions are ready. Allocators and clocks replace functions that the interceptor
+// calls.
+func TestProgramsStartWithSanitizersAndOtherTools(t *testing.T) {
+	h := newHost(t)
+	c := h.runContainer(vram(), "/bin/sleep", "600")
+	build := func(name string, flags ...string) string {
+		h.compileAs(name, "../interceptor/programs/plain.c", append(flags, "-ldl", "-lpthread")...)
+		return "/fake/" + name
+	}
+	plain := build("plain")
+	for _, command := range [][]string{
+		{"setarch", "-R", build("tsan", "-fsanitize=thread")},
+		{"env", "ASAN_OPTIONS=detect_leaks=0", build("asan", "-fsanitize=address", "-static-libasan")},
+		{"env", build("ubsan", "-fsanitize=undefined")},
+		{"env", "LD_PRELOAD=libjemalloc.so.2", plain},
+		{"env", "LD_PRELOAD=libtcmalloc_minimal.so.4", plain},
+		{"env", "FAKETIME=-1d", "LD_PRELOAD=/usr/$LIB/faketime/libfaketimeMT.so.1", plain},
+		{"valgrind", "-q", "--error-exitcode=1", plain},
+		{"heaptrack", "-o", "/fake/heap", plain},
+	} {
+		t.Run(strings.Join(command, " "), func(t *testing.T) {
+			out, err := c.exec(command...)
+			if _, missing := exec.LookPath(command[0]); missing != nil || strings.Contains(out, "cannot be preloaded") {
+				t.Skip("needs the tool: test/deps.sh --ci")
+			}
+			must.Do(t, err, out)
+			expect.Contains(t, out, "cuInit: 0\n")
+		})
+	}
 }
 
 // Without a loader, nothing is preloaded.

@@ -139,16 +139,3 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 		must.Output(try(name))(t, "a program that defines", name)
 	}
 }
-
-// Sanitizer runtimes call dlsym before their own definitions of C library functions are ready.
-func TestProgramsWithASanitizerStart(t *testing.T) {
-	for _, flags := range [][]string{{"-fsanitize=thread"}, {"-fsanitize=address", "-static-libasan"}, {"-fsanitize=undefined"}} {
-		program := compileTo(t, filepath.Join(t.TempDir(), "program"), append(flags, "programs/plain.c", "-ldl", "-lpthread")...)
-		cmd := exec.Command("setarch", "-R", program)
-		if err := exec.Command("setarch", "-R", "true").Run(); err != nil {
-			cmd = exec.Command(program)
-		}
-		cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0")
-		must.Output(cmd.CombinedOutput())(t, flags)
-	}
-}
