@@ -177,11 +177,12 @@ void grant_settle_after(CUdevice ordinal)
 		settle(ordinal, device);
 }
 
-void grant_retire_allocations(uint32_t *full)
+void grant_retire_allocations(CUdevice ordinal, uint32_t *full)
 {
 	struct process *process = process_get();
 
-	ledger_retire_allocations(process->ledger, (uint32_t)process_device(process, 0), full);
+	ledger_retire_allocations(process->ledger, (uint32_t)process_device(process, ordinal),
+	                          full);
 }
 
 void grant_count(CUdevice ordinal)

@@ -61,7 +61,8 @@ static inline bool grant_begin_at_once(void)
 	return true;
 }
 
-__attribute__((cold, noinline)) void grant_retire_allocations(uint32_t *full);
+/* ledger_count() returned `full`. */
+__attribute__((cold, noinline)) void grant_retire_allocations(CUdevice ordinal, uint32_t *full);
 
 static inline void grant_end_at_once(bool succeeded)
 {
@@ -73,7 +74,7 @@ static inline void grant_end_at_once(bool succeeded)
 		return; /* a child that a signal handler has just forked */
 	full = succeeded ? ledger_count(at->allocations, true) : NULL;
 	if (__builtin_expect(full != NULL, 0))
-		grant_retire_allocations(full);
+		grant_retire_allocations(0, full);
 	__atomic_store_n(word, __atomic_load_n(word, __ATOMIC_RELAXED) + LEDGER_CALL_ENDED,
 	                 __ATOMIC_RELEASE);
 }

@@ -218,21 +218,13 @@ static inline enum take take_warm(struct pool *pool, size_t bytes)
 	return TAKE_PLAIN;
 }
 
-static __attribute__((cold, noinline)) void retire(const struct pool *pool, uint32_t *full)
-{
-	struct process *process = process_get();
-
-	ledger_retire_allocations(process->ledger, (uint32_t)process_device(process, pool->ordinal),
-	                          full);
-}
-
 static __attribute__((noinline)) void count_from_other_thread(const struct pool *pool)
 {
 	uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
 	                              process_is_first_thread());
 
 	if (full)
-		retire(pool, full);
+		grant_retire_allocations(pool->ordinal, full);
 }
 
 /* Counts the call. Returns whether the pool certainly did not grow. */
@@ -244,7 +236,7 @@ static inline __attribute__((always_inline)) bool end_warm(struct pool *pool, CU
 		    ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED), true);
 
 		if (__builtin_expect(full != NULL, 0))
-			retire(pool, full);
+			grant_retire_allocations(pool->ordinal, full);
 	} else {
 		count_from_other_thread(pool);
 	}

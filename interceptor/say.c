@@ -9,17 +9,20 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static void say_with(const char *format, va_list arguments)
+void say_line(const char *format, ...)
 {
 	static const char prefix[] = "gpuslice: ";
 	char line[512];
 	int saved = errno;
 	size_t length = sizeof(prefix) - 1;
+	va_list arguments;
 	int n;
 
 	for (size_t i = 0; i < length; i++)
 		line[i] = prefix[i];
+	va_start(arguments, format);
 	n = vsnprintf(line + length, sizeof(line) - length - 1, format, arguments);
+	va_end(arguments);
 	if (n > 0) {
 		length += (size_t)n;
 		if (length > sizeof(line) - 1)
@@ -32,24 +35,9 @@ static void say_with(const char *format, va_list arguments)
 	errno = saved;
 }
 
-void say_once(struct process *process, enum once once, const char *format, ...)
+bool say_is_first(struct process *process, enum once once)
 {
-	va_list arguments;
-
-	if (__atomic_fetch_or(&process->said, once, __ATOMIC_RELAXED) & once)
-		return;
-	va_start(arguments, format);
-	say_with(format, arguments);
-	va_end(arguments);
-}
-
-void say_line(const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	say_with(format, arguments);
-	va_end(arguments);
+	return !(__atomic_fetch_or(&process->said, once, __ATOMIC_RELAXED) & once);
 }
 
 /* 0 not read yet, 1 no, 2 yes. A forked child inherits it. */
@@ -67,15 +55,4 @@ void say_begin(void)
 bool say_wants_debug(void)
 {
 	return wants_debug == 2;
-}
-
-void say_debug(const char *format, ...)
-{
-	va_list arguments;
-
-	if (!say_wants_debug())
-		return;
-	va_start(arguments, format);
-	say_with(format, arguments);
-	va_end(arguments);
 }

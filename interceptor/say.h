@@ -25,12 +25,16 @@ enum once {
 	ONCE_STAYS = 1 << 10,
 };
 
-/* Prints "gpuslice: " and the message in one write, once per process for each `once`. */
-void say_once(struct process *process, enum once once, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-/* The same each time. */
+/* Prints "gpuslice: " and the message in one write. */
 void say_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The same once per process for each `once`. */
+#define say_once(process, once, ...)                                                               \
+	do {                                                                                       \
+		if (say_is_first(process, once))                                                   \
+			say_line(__VA_ARGS__);                                                     \
+	} while (0)
+bool say_is_first(struct process *process, enum once once);
 
 /* Reads the environment, at the first attach. */
 void say_begin(void);
@@ -38,6 +42,10 @@ void say_begin(void);
 /* Reports whether GPUSLICE_DEBUG is set to something other than 0. */
 bool say_wants_debug(void);
 
-void say_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define say_debug(...)                                                                             \
+	do {                                                                                       \
+		if (say_wants_debug())                                                             \
+			say_line(__VA_ARGS__);                                                     \
+	} while (0)
 
 #endif
