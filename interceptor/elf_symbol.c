@@ -65,12 +65,13 @@ void elf_read_range(const ElfW(Phdr) * header, unsigned int count, struct elf_ob
 #define MUSL "ld-musl-aarch64.so.1"
 #endif
 
-const char *const elf_libc_names[ELF_LIBC_NAMES] = {"libc.so.6", "libdl.so.2", MUSL};
+static const char *const libc_names[] = {"libc.so.6", "libdl.so.2", "libpthread.so.0", MUSL};
+#define LIBC_NAMES (sizeof(libc_names) / sizeof(*libc_names))
 
 bool elf_is_libc(const struct elf_object *object)
 {
-	for (size_t i = 0; i < ELF_LIBC_NAMES; i++) {
-		if (text_equal(object->name, elf_libc_names[i]))
+	for (size_t i = 0; i < LIBC_NAMES; i++) {
+		if (text_equal(object->name, libc_names[i]))
 			return true;
 	}
 	return false;
@@ -261,4 +262,17 @@ static void *find_by_sysv_hash(const struct elf_object *object, const char *name
 void *elf_find_symbol(const struct elf_object *object, const char *name)
 {
 	return object->gnu_hash ? find_by_gnu_hash(object, name) : find_by_sysv_hash(object, name);
+}
+
+void *elf_find_in_libc(const char *name)
+{
+	void *found = NULL;
+
+	for (size_t i = 0; i < LIBC_NAMES && !found; i++) {
+		struct elf_object object;
+
+		if (elf_find_object(libc_names[i], &object))
+			found = elf_find_symbol(&object, name);
+	}
+	return found;
 }

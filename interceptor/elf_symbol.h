@@ -40,10 +40,8 @@ static inline bool elf_contains(const struct elf_object *object, const void *add
 /* Call the C library's dl_iterate_phdr(), even if the program defines one. */
 int elf_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data);
 
-/* The C libraries, and the part of an old one that has dlsym. */
-#define ELF_LIBC_NAMES 3
-extern const char *const elf_libc_names[ELF_LIBC_NAMES];
-
+/* Return whether it is a C library, or one of the parts of an old one that have dlsym and threads.
+ */
 bool elf_is_libc(const struct elf_object *object);
 
 /* Find the first loaded object of that name. Returns 1 if there is one. */
@@ -59,5 +57,8 @@ int elf_find_next(const void *address, const char *symbol, struct elf_object *ob
 
 /* Return NULL if the object does not define the function. */
 void *elf_find_symbol(const struct elf_object *object, const char *name);
+
+/* The same of the C library. */
+void *elf_find_in_libc(const char *name);
 
 #endif

@@ -2,7 +2,6 @@
 #include "keys.h"
 
 #include "loader.h"
-#include "text.h"
 
 #include <pthread.h>
 
@@ -19,19 +18,19 @@ static struct {
 /* A bit for each namespace with keys separated from the driver's. */
 static uint32_t parted;
 
-void keys_see(unsigned int namespace, const struct elf_object *object)
+static void set(unsigned int namespace, void *create, void *delete)
 {
-	void *create, *delete;
-
-	/* In libc since glibc 2.34. */
-	if (!text_equal(object->name, "libc.so.6") && !text_equal(object->name, "libpthread.so.0"))
-		return;
-	create = elf_find_symbol(object, "pthread_key_create");
-	delete = elf_find_symbol(object, "pthread_key_delete");
 	if (!create || !delete)
 		return;
 	__atomic_store_n((void **)&keys[namespace].delete, delete, __ATOMIC_RELAXED);
 	__atomic_store_n((void **)&keys[namespace].create, create, __ATOMIC_RELEASE);
+}
+
+void keys_see(unsigned int namespace, const struct elf_object *object)
+{
+	if (elf_is_libc(object))
+		set(namespace, elf_find_symbol(object, "pthread_key_create"),
+		    elf_find_symbol(object, "pthread_key_delete"));
 }
 
 /* A C library returns the lowest free number. */
@@ -64,17 +63,11 @@ static unsigned int at_most(unsigned int value, unsigned int most)
 
 void keys_part(unsigned int caller, unsigned int driver)
 {
-	static const char *const names[] = {"libc.so.6", "libpthread.so.0"};
 	unsigned int first;
 
 	if (__atomic_fetch_or(&parted, 1u << caller, __ATOMIC_RELAXED) & 1u << caller)
 		return;
-	for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-		struct elf_object object;
-
-		if (elf_find_object(names[i], &object))
-			keys_see(0, &object);
-	}
+	set(0, elf_find_in_libc("pthread_key_create"), elf_find_in_libc("pthread_key_delete"));
 	if (!keys[caller].create || !keys[driver].create)
 		return;
 	first = lowest_free(caller);

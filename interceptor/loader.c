@@ -16,14 +16,8 @@ void *loader_dlsym[LOADER_NAMESPACES], *loader_dlvsym[LOADER_NAMESPACES], *loade
 
 void *loader_find(void **kept, const char *name)
 {
-	void *found = NULL;
+	void *found = elf_find_in_libc(name);
 
-	for (size_t i = 0; !found && i < ELF_LIBC_NAMES; i++) {
-		struct elf_object object;
-
-		if (elf_find_object(elf_libc_names[i], &object))
-			found = elf_find_symbol(&object, name);
-	}
 	if (found)
 		__atomic_store_n(kept, found, __ATOMIC_RELEASE);
 	return found;
