@@ -33,15 +33,6 @@ static CUdevice ordinal_in(uint64_t word)
 	return (CUdevice)(word >> USES_BITS & ((1u << ORDINAL_BITS) - 1));
 }
 
-/* Return the blocks, with their lock taken. */
-static struct blocks *take_blocks(void)
-{
-	struct blocks *blocks = &state_get()->blocks;
-
-	lock_take(&blocks->lock);
-	return blocks;
-}
-
 static uint64_t *small_of(struct blocks *blocks, uint64_t number)
 {
 	return &blocks->small[number % BLOCK_PLACES];
@@ -231,7 +222,7 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 
 bool block_took_piece(CUdeviceptr pointer, const struct block *piece)
 {
-	struct blocks *blocks = take_blocks();
+	struct blocks *blocks = STATE_TAKE(blocks);
 	struct block *known = map_put(&blocks->large, key_of(pointer), NULL);
 
 	if (known) {
@@ -254,7 +245,7 @@ static struct block *piece_at(struct blocks *blocks, CUdeviceptr pointer)
 
 bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 {
-	struct blocks *blocks = take_blocks();
+	struct blocks *blocks = STATE_TAKE(blocks);
 	const struct block *known = piece_at(blocks, pointer);
 
 	if (known && known->freed)
@@ -267,7 +258,7 @@ bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 
 bool block_free_piece(CUdeviceptr pointer)
 {
-	struct blocks *blocks = take_blocks();
+	struct blocks *blocks = STATE_TAKE(blocks);
 	struct block *known = piece_at(blocks, pointer);
 	bool marked = known && !known->freed;
 
@@ -281,7 +272,7 @@ bool block_free_piece(CUdeviceptr pointer)
 
 bool block_leave_piece(CUdeviceptr pointer)
 {
-	struct blocks *blocks = take_blocks();
+	struct blocks *blocks = STATE_TAKE(blocks);
 	struct block *known = piece_at(blocks, pointer);
 
 	if (known) {
@@ -296,7 +287,7 @@ bool block_leave_piece(CUdeviceptr pointer)
 
 size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room)
 {
-	struct blocks *blocks = take_blocks();
+	struct blocks *blocks = STATE_TAKE(blocks);
 	struct block *at = NULL;
 	size_t count = 0;
 

@@ -4,15 +4,6 @@
 #include "state.h"
 #include "table.h"
 
-/* Return the contexts, with their lock taken. */
-static struct contexts *take_contexts(void)
-{
-	struct contexts *contexts = &state_get()->contexts;
-
-	lock_take(&contexts->lock);
-	return contexts;
-}
-
 uint64_t context_owner(CUcontext context)
 {
 	struct context known;
@@ -47,7 +38,7 @@ static void find_least_stack(struct contexts *contexts)
 
 void context_note(uint64_t handle, const struct context *context)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = map_put(&contexts->known, handle, NULL);
 
 	if (known)
@@ -60,7 +51,7 @@ void context_note(uint64_t handle, const struct context *context)
 
 bool context_any(CUdevice ordinal)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *at = NULL;
 	bool any = false;
 
@@ -72,7 +63,7 @@ bool context_any(CUdevice ordinal)
 
 bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *at = NULL;
 	bool any = false, all = true;
 
@@ -88,7 +79,7 @@ bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argum
 
 size_t context_list(uint64_t *handles, size_t room)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *at = NULL;
 	size_t count = 0;
 
@@ -105,7 +96,7 @@ size_t context_list(uint64_t *handles, size_t room)
 
 static bool look(uint64_t handle, struct context *context, bool take)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	*context = (struct context){0};
@@ -143,7 +134,7 @@ static struct context *known_of(struct contexts *contexts, uint64_t handle, CUde
 
 uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	uint64_t before = 0;
 	struct context *known = known_of(contexts, handle, ordinal);
 
@@ -157,7 +148,7 @@ uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 
 struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct streams streams = {0};
 	struct context *known = known_of(contexts, handle, ordinal);
 
@@ -173,7 +164,7 @@ struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 
 void context_drop_stream(uint64_t handle, bool charged)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	if (known && known->streams)
@@ -185,7 +176,7 @@ void context_drop_stream(uint64_t handle, bool charged)
 
 void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = known_of(contexts, handle, ordinal);
 
 	if (known && known->stack != stack) {
@@ -197,7 +188,7 @@ void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
 
 void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = known_of(contexts, handle, ordinal);
 
 	if (known) {
@@ -210,7 +201,7 @@ void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
 bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
                        uint64_t *after)
 {
-	struct contexts *contexts = take_contexts();
+	struct contexts *contexts = STATE_TAKE(contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	if (known) {

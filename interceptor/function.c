@@ -7,15 +7,6 @@
 
 enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
 
-/* Return the functions, with their lock taken. */
-static struct functions *take_functions(void)
-{
-	struct functions *functions = &state_get()->functions;
-
-	lock_take(&functions->lock);
-	return functions;
-}
-
 static uint64_t key_of(const void *function)
 {
 	return (uint64_t)(uintptr_t)function;
@@ -79,7 +70,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 	if (!function || (frame <= STACK_DEFAULT && !kernel))
 		return;
 	context = kernel ? 0 : context_current();
-	functions = take_functions();
+	functions = STATE_TAKE(functions);
 	known = map_put(&functions->known, key_of(function), NULL);
 	if (known) {
 		set_new(functions, function, known, kernel && !is_everywhere(source));
@@ -96,7 +87,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 
 void function_source_gone(uint64_t source)
 {
-	struct functions *functions = take_functions();
+	struct functions *functions = STATE_TAKE(functions);
 	struct function *at = NULL;
 
 	while ((at = map_next(&functions->known, at))) {
@@ -112,7 +103,7 @@ void function_source_gone(uint64_t source)
  * context made during that is seen, or its thread calls this afterwards. */
 static void look_again(uint64_t library)
 {
-	struct functions *functions = take_functions();
+	struct functions *functions = STATE_TAKE(functions);
 	struct function *at = NULL;
 	uint64_t source = 0;
 	bool everywhere = false;
@@ -148,7 +139,7 @@ void function_contexts_changed(void)
 
 bool function_find(const void *function, struct function *found)
 {
-	struct functions *functions = take_functions();
+	struct functions *functions = STATE_TAKE(functions);
 	const struct function *known = map_find(&functions->known, key_of(function));
 
 	*found = known ? *known : (struct function){0};

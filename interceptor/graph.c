@@ -157,15 +157,6 @@ void graph_needs_end(struct graph_needs *needs)
 
 /* --- executable graphs ------------------------------------------------------------------------ */
 
-/* Return the graphs, with their lock taken. */
-static struct graphs *take_graphs(void)
-{
-	struct graphs *graphs = &state_get()->graphs;
-
-	lock_take(&graphs->lock);
-	return graphs;
-}
-
 static uint64_t key_of(CUgraphExec graph, unsigned place)
 {
 	return (uint64_t)(uintptr_t)graph + place;
@@ -185,7 +176,7 @@ bool graph_maybe(CUgraphExec graph)
 
 bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
 {
-	struct graphs *graphs = take_graphs();
+	struct graphs *graphs = STATE_TAKE(graphs);
 	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
 	if (known)
@@ -196,7 +187,7 @@ bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
 
 void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
 {
-	struct graphs *graphs = take_graphs();
+	struct graphs *graphs = STATE_TAKE(graphs);
 	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
 	if (known)
@@ -220,7 +211,7 @@ static void forget(struct graphs *graphs, CUgraphExec graph)
 
 void graph_forget(CUgraphExec graph)
 {
-	struct graphs *graphs = take_graphs();
+	struct graphs *graphs = STATE_TAKE(graphs);
 
 	forget(graphs, graph);
 	lock_give(&graphs->lock);
@@ -286,7 +277,7 @@ void graph_learn(CUgraphExec graph, struct graph_needs *needs)
 		return;
 	if (needs->count)
 		qsort(needs->allocations, needs->count, sizeof(*at), by_pointer);
-	graphs = take_graphs();
+	graphs = STATE_TAKE(graphs);
 	forget(graphs, graph); /* a graph whose destruction was not seen */
 	for (size_t i = 0, end = 0; i < needs->count && place < GRAPH_PLACES; i = end, place++) {
 		struct graph_use use = {.ordinal = at[i].ordinal};

@@ -5,18 +5,9 @@
 #include "grant.h"
 #include "state.h"
 
-/* Return the holdings, with their lock taken. */
-static struct holds *take_holds(void)
-{
-	struct holds *holds = &state_get()->holds;
-
-	lock_take(&holds->lock);
-	return holds;
-}
-
 void hold(uint64_t key, const struct holding *holding)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *held = map_put(&holds->by_key, key, NULL);
 
 	holds->any_source |= holding->source != 0;
@@ -27,7 +18,7 @@ void hold(uint64_t key, const struct holding *holding)
 
 void hold_part(uint64_t key, const struct holding *part)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	bool fresh = false;
 	struct holding *held = map_put(&holds->by_key, key, &fresh);
 
@@ -41,7 +32,7 @@ void hold_part(uint64_t key, const struct holding *part)
 
 bool hold_known(uint64_t key)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	bool known = map_find(&holds->by_key, key);
 
 	lock_give(&holds->lock);
@@ -50,7 +41,7 @@ bool hold_known(uint64_t key)
 
 uint64_t hold_bytes(uint64_t key)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *held = map_find(&holds->by_key, key);
 	uint64_t bytes = held ? held->bytes : 0;
 
@@ -60,7 +51,7 @@ uint64_t hold_bytes(uint64_t key)
 
 uint64_t hold_count_sharing(CUdevice ordinal)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *at = NULL;
 	uint64_t count = 0;
 
@@ -87,7 +78,7 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 /* Count one use less. The last use, or `whole`, removes the holding. */
 static bool take_out(uint64_t key, struct holding *holding, bool whole)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *held = map_find(&holds->by_key, key);
 
 	if (held) {
@@ -119,7 +110,7 @@ CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *ho
 
 struct import *hold_import(uint64_t key)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	const struct holding *held = map_find(&holds->by_key, key);
 	struct import *import = held ? held->import : NULL;
 
@@ -131,7 +122,7 @@ struct import *hold_import(uint64_t key)
 
 bool hold_open(uint64_t key)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *held = map_find(&holds->by_key, key);
 
 	if (held)
@@ -149,7 +140,7 @@ bool hold_close(uint64_t key, struct holding *holding)
 static void give_back(uint64_t owner, uint64_t source)
 {
 	uint64_t bytes[PROCESS_ORDINALS][KIND_OVERHEAD + 1] = {0};
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *at = NULL;
 
 	while ((at = map_next(&holds->by_key, at))) {
@@ -176,7 +167,7 @@ static uint64_t apart(uint64_t source)
 
 static void set_source(uint64_t from, uint64_t to)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *at = NULL;
 
 	while (holds->any_source && (at = map_next(&holds->by_key, at))) {
@@ -208,7 +199,7 @@ void hold_owner_gone(uint64_t owner)
 
 void hold_set_owner(uint64_t from, uint64_t to)
 {
-	struct holds *holds = take_holds();
+	struct holds *holds = STATE_TAKE(holds);
 	struct holding *at = NULL;
 
 	while ((at = map_next(&holds->by_key, at))) {

@@ -95,9 +95,8 @@ static void take_over(struct imports *all, struct import *import)
 
 void import_is_on(struct import *import, CUdevice ordinal)
 {
-	struct imports *all = imports();
+	struct imports *all = STATE_TAKE(imports);
 
-	lock_take(&all->lock);
 	import->ordinal = ordinal;
 	lock_give(&all->lock);
 }
@@ -131,9 +130,8 @@ bool import_reaches(struct import *import, uint64_t bytes, enum ledger_call call
 
 void import_shrinks(struct import *import, uint64_t bytes)
 {
-	struct imports *all = imports();
+	struct imports *all = STATE_TAKE(imports);
 
-	lock_take(&all->lock);
 	import->charged -= bytes;
 	import->bytes -= bytes;
 	lock_give(&all->lock);
@@ -142,9 +140,8 @@ void import_shrinks(struct import *import, uint64_t bytes)
 
 void import_refer(struct import *import)
 {
-	struct imports *all = imports();
+	struct imports *all = STATE_TAKE(imports);
 
-	lock_take(&all->lock);
 	import->references++;
 	lock_give(&all->lock);
 }

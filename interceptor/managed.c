@@ -199,10 +199,9 @@ void managed_keep(uint64_t library, struct names names)
 
 void managed_forget(uint64_t library)
 {
-	struct manageds *manageds = &state_get()->manageds;
+	struct manageds *manageds = STATE_TAKE(manageds);
 	struct names *known, names = {0};
 
-	lock_take(&manageds->lock);
 	known = map_find(&manageds->of_library, library);
 	if (known) {
 		names = *known;
@@ -214,12 +213,11 @@ void managed_forget(uint64_t library)
 
 bool managed_use(uint64_t library)
 {
-	struct manageds *manageds = &state_get()->manageds;
+	struct manageds *manageds = STATE_TAKE(manageds);
 	const struct names *known;
 	struct names names = {0};
 	bool fits = true;
 
-	lock_take(&manageds->lock);
 	known = map_find(&manageds->of_library, library);
 	if (known)
 		names = *known;

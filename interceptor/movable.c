@@ -122,11 +122,10 @@ CUresult movable_create(CUmemGenericAllocationHandle *handle, size_t bytes,
 
 static CUresult release(CUmemGenericAllocationHandle handle)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable *movable, was = {0};
 	CUresult result = CUDA_SUCCESS;
 
-	lock_take(&all->lock);
 	movable = find(all, handle);
 	if (!movable) {
 		result = CUDA_ERROR_INVALID_VALUE;
@@ -157,11 +156,10 @@ CUresult movable_release(CUmemGenericAllocationHandle handle)
 
 static CUmemGenericAllocationHandle driver_of(CUmemGenericAllocationHandle handle)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	CUmemGenericAllocationHandle driver;
 	const struct movable *movable;
 
-	lock_take(&all->lock);
 	movable = find(all, handle);
 	driver = movable ? movable->driver : 0;
 	lock_give(&all->lock);
@@ -215,11 +213,10 @@ CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
 static size_t remove_places(CUdeviceptr address, size_t bytes, uint64_t serial,
                             CUmemGenericAllocationHandle ended[ENDED])
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable_place *at = NULL, *gone;
 	size_t count = 0;
 
-	lock_take(&all->lock);
 	gone = map_find(&all->places, address);
 	if (gone && gone->bytes == bytes && gone->serial <= serial) {
 		ended[0] = remove_place(all, gone);
@@ -269,10 +266,9 @@ CUresult movable_unmap(CUdeviceptr address, size_t bytes)
 
 static CUresult retain(CUmemGenericAllocationHandle *handle, void *address)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable_place *place;
 
-	lock_take(&all->lock);
 	place = handle ? find_place(all, (CUdeviceptr)(uintptr_t)address) : NULL;
 	if (place) {
 		map_find(&all->known, place->number)->uses++;
@@ -311,11 +307,10 @@ static void report_staying(const char *taker)
 
 static CUmemGenericAllocationHandle stay(CUmemGenericAllocationHandle handle)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	CUmemGenericAllocationHandle driver = 0;
 	struct movable *movable;
 
-	lock_take(&all->lock);
 	movable = find(all, handle);
 	if (movable) {
 		movable->stays = true;
@@ -388,11 +383,10 @@ static CUdeviceptr whole_place(struct movables *all, const struct movable *movab
 
 size_t movable_list(struct block_at *list, size_t room, uint64_t owner)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable *movable = NULL;
 	size_t count = 0;
 
-	lock_take(&all->lock);
 	while ((movable = map_next(&all->known, movable))) {
 		CUdeviceptr whole = 0;
 
@@ -454,12 +448,11 @@ static void free_memory(struct movable *movable)
 
 CUresult movable_bring(CUdeviceptr pointer)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable *movable;
 	CUresult result, ignored;
 	CUdeviceptr end;
 
-	lock_take(&all->lock);
 	movable = listed(all, pointer);
 	result = BEHIND(cuMemCreate)(&movable->driver, movable->bytes, &movable->properties, 0);
 	if (result != CUDA_SUCCESS) {
@@ -477,12 +470,11 @@ CUresult movable_bring(CUdeviceptr pointer)
 
 CUresult movable_take(CUdeviceptr pointer)
 {
-	struct movables *all = movables();
+	struct movables *all = STATE_TAKE(movables);
 	struct movable *movable;
 	CUresult result = CUDA_SUCCESS, ignored;
 	CUdeviceptr end;
 
-	lock_take(&all->lock);
 	movable = listed(all, pointer);
 	end = change_places(all, movable, 0, false, &result);
 	if (result != CUDA_SUCCESS)

@@ -121,10 +121,9 @@ static struct object *find_mapped(struct objects *all, CUdeviceptr address)
 
 static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 	struct object *object;
 
-	lock_take(&all->lock);
 	object = new_object(all);
 	if (object) {
 		begin(all, object, what);
@@ -146,10 +145,9 @@ void object_imported(CUmemGenericAllocationHandle handle, CUdevice ordinal, stru
 
 void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 	struct object *object;
 
-	lock_take(&all->lock);
 	object = find(all, handle);
 	if (!object) /* all its handles were released */
 		object = find_mapped(all, address);
@@ -218,10 +216,9 @@ static struct object *add_export(struct object *object)
 
 struct object *object_export(CUmemGenericAllocationHandle handle)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 	struct object *object;
 
-	lock_take(&all->lock);
 	object = add_export(find(all, handle));
 	lock_give(&all->lock);
 	return object;
@@ -229,9 +226,8 @@ struct object *object_export(CUmemGenericAllocationHandle handle)
 
 struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t bytes)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 
-	lock_take(&all->lock);
 	if (!object) {
 		object = new_object(all);
 		if (object)
@@ -244,9 +240,8 @@ struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t byt
 
 void object_unexport(struct object *object)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 
-	lock_take(&all->lock);
 	object->exports--;
 	drop(all, object);
 	lock_give(&all->lock);
@@ -254,10 +249,9 @@ void object_unexport(struct object *object)
 
 bool object_waits(const struct object *object)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 	bool so;
 
-	lock_take(&all->lock);
 	so = object->references == object->exports;
 	lock_give(&all->lock);
 	return so;
@@ -458,12 +452,11 @@ static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, ui
 void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint64_t holder,
                  uint64_t offset, part_function part, const void *data)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 	struct binding *binding;
 	struct object *object;
 	uint64_t key;
 
-	lock_take(&all->lock);
 	object = address ? find_mapped(all, address) : find(all, handle);
 	key = part(data, object ? object->ordinal : -1);
 	if (object)
@@ -480,9 +473,8 @@ void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint6
 
 void object_unbind(uint64_t part)
 {
-	struct objects *all = objects();
+	struct objects *all = STATE_TAKE(objects);
 
-	lock_take(&all->lock);
 	unbind(all, part);
 	lock_give(&all->lock);
 }

@@ -9,14 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct recordings *take_recordings(void)
-{
-	struct recordings *recordings = &state_get()->recordings;
-
-	lock_take(&recordings->lock);
-	return recordings;
-}
-
 static bool is_own(CUstream stream, bool per_thread)
 {
 	return stream == STREAM_OWN || (!stream && per_thread);
@@ -29,7 +21,7 @@ static uint64_t key_of(CUstream stream, bool per_thread)
 
 static void put(uint64_t key, const struct recording *recording)
 {
-	struct recordings *recordings = take_recordings();
+	struct recordings *recordings = STATE_TAKE(recordings);
 	struct recording *known = map_put(&recordings->known, key, NULL);
 
 	if (known)
@@ -39,7 +31,7 @@ static void put(uint64_t key, const struct recording *recording)
 
 static bool take(uint64_t key, struct recording *recording)
 {
-	struct recordings *recordings = take_recordings();
+	struct recordings *recordings = STATE_TAKE(recordings);
 	struct recording *known = map_find(&recordings->known, key);
 
 	if (known) {
@@ -81,7 +73,7 @@ void recording_put(CUstream stream, const struct recording *recording)
 
 void recording_context_gone(uint64_t context)
 {
-	struct recordings *recordings = take_recordings();
+	struct recordings *recordings = STATE_TAKE(recordings);
 	struct recording *at = NULL;
 
 	while ((at = map_next(&recordings->known, at))) {
@@ -118,7 +110,7 @@ static bool records(uint64_t key, const struct recording *recording)
 
 bool recording_any(void)
 {
-	struct recordings *recordings = take_recordings();
+	struct recordings *recordings = STATE_TAKE(recordings);
 	struct recording *at = NULL;
 	bool any = false;
 

@@ -55,4 +55,11 @@ static inline struct state *state_get(void)
 	return &state;
 }
 
+/* The part of that name, with its lock taken. */
+#define STATE_TAKE(part)                                                                           \
+	({                                                                                         \
+		lock_take(&state_get()->part.lock);                                                \
+		&state.part;                                                                       \
+	})
+
 #endif
