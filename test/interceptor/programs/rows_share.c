@@ -4,18 +4,13 @@
 
 #include <unistd.h>
 
-/* The peer creates and lends `bytes`; the descriptor is -1 if there is none. */
+/* The peer creates and lends `bytes`, 0: releases them; the descriptor is -1 if there is none. */
 static struct message ask(size_t bytes, int *descriptor)
 {
 	struct message message = {.bytes = bytes};
 
 	peer_tell(&message, -1, descriptor);
 	return message;
-}
-
-static void give_back(void)
-{
-	peer_tell(&(struct message){0}, -1, NULL);
 }
 
 /* A dma-buf, where the device supports it: the charge is unchanged. */
@@ -49,7 +44,7 @@ static void ipc_within(void)
 	OK(cuIpcOpenMemHandle(&again, message.ipc, 1));
 	OK(cuIpcCloseMemHandle(again));
 	charged("closed", 64 * MIB);
-	give_back();
+	(void)ask(0, NULL);
 	charged("freed", 0);
 	/* When its maker exits, an importer holds it still, and driver truth counts it there. */
 	message = ask(64 * MIB, &none);
@@ -77,7 +72,7 @@ static void ipc_beyond(void)
 	OUT_OF_MEMORY("as much of one's own", cuMemAlloc_v2(&own, bytes));
 	charged("after a refusal", (long long)bytes);
 	OK(cuIpcCloseMemHandle(pointer));
-	give_back();
+	(void)ask(0, NULL);
 	OK(cuMemAlloc_v2(&own, bytes));
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
@@ -134,7 +129,7 @@ static void fd_within(void)
 	OK(cuMemAddressFree(address, 64 * MIB));
 	charged("unmapped and released", 64 * MIB);
 	close(descriptor);
-	give_back();
+	(void)ask(0, NULL);
 	charged("released by the peer", 0);
 	peer_end();
 	saw("64 MiB of a peer are charged once; so are 64 of one's own");
@@ -160,7 +155,7 @@ static void fd_beyond(void)
 	OK(cuMemRelease(handle));
 	OK(cuMemAddressFree(address, bytes));
 	close(descriptor);
-	give_back();
+	(void)ask(0, NULL);
 	OK(cuMemCreate(&own, bytes, &properties, 0));
 	OK(cuMemRelease(own));
 	charged("at the end", 0);
@@ -276,7 +271,7 @@ static void external_within(void)
 	OK(cuMemFree_v2(pointer));
 	OK(cuDestroyExternalMemory(memory));
 	charged("destroyed", 64 * MIB);
-	give_back();
+	(void)ask(0, NULL);
 	charged("released by the peer", 0);
 	peer_end();
 	saw("64 MiB of a peer are charged once");
@@ -295,7 +290,7 @@ static void external_beyond(void)
 	OK(import_external(&memory, descriptor, bytes));
 	OUT_OF_MEMORY("as much of one's own", cuMemAlloc_v2(&own, bytes));
 	OK(cuDestroyExternalMemory(memory));
-	give_back();
+	(void)ask(0, NULL);
 	OK(cuMemAlloc_v2(&own, bytes));
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
@@ -339,7 +334,7 @@ static void pool_within(void)
 	       CUDA_ERROR_INVALID_VALUE);
 	end_import(pool, pointer, descriptor);
 	charged("the import gone", 128 * MIB);
-	give_back();
+	(void)ask(0, NULL);
 	charged("freed by the peer", 0);
 	peer_end();
 	saw("100 MiB of a peer's pool charge 128, once");
@@ -360,7 +355,7 @@ static void pool_beyond(void)
 	OUT_OF_MEMORY("as much of one's own", cuMemAllocAsync(&own, bytes, NULL));
 	charged("after a refusal", (long long)bytes);
 	end_import(pool, pointer, descriptor);
-	give_back();
+	(void)ask(0, NULL);
 	OK(cuMemAllocAsync(&own, bytes, NULL));
 	OK(cuMemFreeAsync(own, NULL));
 	OK(cuCtxSynchronize());
