@@ -40,12 +40,6 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 	return DRIVER(cuMemGetHandleForAddressRange)(handle, pointer, bytes, type, flags);
 }
 
-/* The lender may be known before it is opened, the size only afterwards. */
-static struct import *begin_opening(const CUipcMemHandle *handle)
-{
-	return import_begin(lender_of_name(handle), process_current_ordinal(), -1, handle);
-}
-
 static uint64_t size_at(CUdeviceptr pointer)
 {
 	CUdeviceptr start = 0;
@@ -56,8 +50,18 @@ static uint64_t size_at(CUdeviceptr pointer)
 	return bytes;
 }
 
-static CUresult opened(CUresult result, CUdeviceptr *pointer, struct import *import)
+/* The lender may be known before it is opened, the size only afterwards. */
+static CUresult open_handle(CUresult (*call)(CUdeviceptr *pointer, CUipcMemHandle handle,
+                                             unsigned int flags),
+                            CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
+	struct import *import =
+	    import_begin(lender_of_name(&handle), process_current_ordinal(), -1, &handle);
+	CUresult result;
+
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call(pointer, handle, flags);
 	/* Already open: the driver counts the opens, and so does this. */
 	if (result != CUDA_SUCCESS || hold_open(*pointer)) {
 		import_end(import);
@@ -79,20 +83,12 @@ static CUresult opened(CUresult result, CUdeviceptr *pointer, struct import *imp
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
-	struct import *import = begin_opening(&handle);
-
-	if (!import)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return opened(DRIVER(cuIpcOpenMemHandle)(pointer, handle, flags), pointer, import);
+	return open_handle(DRIVER(cuIpcOpenMemHandle), pointer, handle, flags);
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
-	struct import *import = begin_opening(&handle);
-
-	if (!import)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return opened(DRIVER(cuIpcOpenMemHandle_v2)(pointer, handle, flags), pointer, import);
+	return open_handle(DRIVER(cuIpcOpenMemHandle_v2), pointer, handle, flags);
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)

@@ -60,26 +60,19 @@ struct pass {
 	bool uses_cuda, uses_nvml; /* a slot leads to it now, or it became the process's own */
 };
 
-static bool find_owner(struct pass *pass, const void *address)
+/* Finds the object in which the loader would find the function or, without a name, the one that
+ * contains the address. */
+static bool find(struct pass *pass, const char *name, const void *address)
 {
-	if (elf_contains(&pass->hit.elf, address))
-		return true;
-	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (slot_read_object(map, &pass->hit) && elf_contains(&pass->hit.elf, address))
-			return true;
-	}
-	pass->hit = (struct mapped){0};
-	return false;
-}
+	struct elf_object *hit = &pass->hit.elf;
 
-/* Finds the object in which the loader would find the function. */
-static bool find_definer(struct pass *pass, const char *name)
-{
-	if (pass->hit.elf.name && elf_find_symbol(&pass->hit.elf, name) &&
-	    (is_copy(&pass->hit.elf, &library_cuda) || is_copy(&pass->hit.elf, &library_nvml)))
+	if (name ? hit->name && elf_find_symbol(hit, name) &&
+	               (is_copy(hit, &library_cuda) || is_copy(hit, &library_nvml))
+	         : elf_contains(hit, address))
 		return true;
 	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (slot_read_object(map, &pass->hit) && elf_find_symbol(&pass->hit.elf, name))
+		if (slot_read_object(map, &pass->hit) &&
+		    (name ? elf_find_symbol(hit, name) != NULL : elf_contains(hit, address)))
 			return true;
 	}
 	pass->hit = (struct mapped){0};
@@ -104,8 +97,7 @@ static bool leads_there(struct pass *pass, const struct elf_object *object,
 {
 	bool unresolved = symbol->st_shndx == SHN_UNDEF && elf_contains(object, value);
 
-	if (!value || !(unresolved ? find_definer(pass, object->strings + symbol->st_name)
-	                           : find_owner(pass, value)))
+	if (!value || !find(pass, unresolved ? object->strings + symbol->st_name : NULL, value))
 		return false;
 	/* In the base an unresolved one leads to us, or past us with RTLD_DEEPBIND. */
 	if (elf_contains(&pass->hit.elf, &scope_seen))
