@@ -51,9 +51,11 @@ static void pools(void)
 {
 	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-	CUmemoryPool pool;
+	unsigned long long keep = UINT64_MAX, none = 0;
+	CUmemoryPool pool, fallback;
 	CUdeviceptr p, q;
 
+	cuDeviceGetDefaultMemPool(&fallback, 0);
 	expect("async", cuMemAllocAsync(&p, MIB, NULL), CUDA_SUCCESS);
 	charged("async 1 MiB", 32 * MIB);
 	expect("async again", cuMemAllocAsync(&q, 20 * MIB, NULL), CUDA_SUCCESS);
@@ -63,13 +65,26 @@ static void pools(void)
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
 	charged("async, freed and synchronised", 0);
 
+	OK(cuMemPoolSetAttribute(fallback, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
 	expect("async, per-thread stream", cuMemAllocAsync_ptsz(&p, 100 * MIB, NULL), CUDA_SUCCESS);
 	charged("async 100 MiB", 128 * MIB);
 	expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
+	charged("async, kept by the threshold", 128 * MIB);
+	/* It fits only once the pool releases the memory that it keeps. */
+	OK(cuMemAlloc_v2(&p, base - 64 * MIB));
+	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
+	charged("after the pool let go", 0);
 	expect("async beyond the quota", cuMemAllocAsync(&p, 5 * GIB, NULL),
 	       CUDA_ERROR_OUT_OF_MEMORY);
 	charged("after an async refusal", 0);
+	expect("async", cuMemAllocAsync(&p, MIB, NULL), CUDA_SUCCESS);
+	expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
+	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
+	expect("trim", cuMemPoolTrimTo(fallback, 0), CUDA_SUCCESS);
+	charged("after trim", 0);
+	cuMemPoolSetAttribute(fallback, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+
 	expect("pool", cuMemPoolCreate(&pool, &properties), CUDA_SUCCESS);
 	charged("an empty pool", 0);
 	expect("from pool", cuMemAllocFromPoolAsync(&p, 40 * MIB, pool, NULL), CUDA_SUCCESS);
@@ -78,13 +93,22 @@ static void pools(void)
 	expect("synchronise", cuCtxSynchronize(), CUDA_SUCCESS);
 	expect("destroy the pool", cuMemPoolDestroy(pool), CUDA_SUCCESS);
 	charged("after the pool", 0);
+	properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
+	properties.location.id = 0;
+	if (cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS) {
+		OK(cuMemAllocFromPoolAsync(&p, 5 * GIB, pool, NULL));
+		charged("from a host pool", 0);
+		expect("free async", cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
+		cuCtxSynchronize();
+		cuMemPoolDestroy(pool);
+	}
 }
 
 static void physical(void)
 {
 	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-	CUmemGenericAllocationHandle a, b;
+	CUmemGenericAllocationHandle a, b, again;
 	CUdeviceptr range;
 
 	OK(cuMemAddressReserve(&range, 512 * GIB, 0, 0, 0));
@@ -95,6 +119,16 @@ static void physical(void)
 	charged("create, release", 0);
 	expect("release twice", cuMemRelease(a), CUDA_ERROR_INVALID_VALUE);
 	charged("release twice", 0);
+
+	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
+	expect("map", cuMemMap(range, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
+	expect("release while mapped", cuMemRelease(a), CUDA_SUCCESS);
+	charged("mapped without a handle", 64 * MIB);
+	OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(range + 4096)));
+	expect("unmap", cuMemUnmap(range, 64 * MIB), CUDA_SUCCESS);
+	charged("retained without a mapping", 64 * MIB);
+	expect("release", cuMemRelease(again), CUDA_SUCCESS);
+	charged("neither", 0);
 
 	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
 	expect("create", cuMemCreate(&b, 32 * MIB, &properties, 0), CUDA_SUCCESS);
@@ -110,6 +144,21 @@ static void physical(void)
 	charged("a handle and no mapping", 64 * MIB);
 	expect("release", cuMemRelease(a), CUDA_SUCCESS);
 	charged("neither", 0);
+
+	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
+	expect("create", cuMemCreate(&b, 32 * MIB, &properties, 0), CUDA_SUCCESS);
+	expect("map", cuMemMap(range, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
+	expect("map beside it", cuMemMap(range + 64 * MIB, 32 * MIB, 0, b, 0), CUDA_SUCCESS);
+	expect("map again", cuMemMap(range + 96 * MIB, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
+	expect("release", cuMemRelease(a), CUDA_SUCCESS);
+	expect("release", cuMemRelease(b), CUDA_SUCCESS);
+	charged("three mappings of two", 96 * MIB);
+	expect("unmap half of one", cuMemUnmap(range, 32 * MIB), CUDA_ERROR_INVALID_VALUE);
+	charged("after a failed unmap", 96 * MIB);
+	expect("unmap two at once", cuMemUnmap(range, 96 * MIB), CUDA_SUCCESS);
+	charged("one mapping left", 64 * MIB);
+	expect("unmap", cuMemUnmap(range + 96 * MIB, 64 * MIB), CUDA_SUCCESS);
+	charged("none left", 0);
 	expect("create beyond the quota", cuMemCreate(&a, 5 * GIB, &properties, 0),
 	       CUDA_ERROR_OUT_OF_MEMORY);
 	charged("after a refused create", 0);
