@@ -15,14 +15,14 @@ type adapter interface {
 	carryOut(core.Effect) core.Fact
 }
 
-// calls has the commands that core has not answered, and who carries out effects. Guarded by the book.
+// calls has the commands that core has not answered, and the adapters. Guarded by the book.
 type calls struct {
 	last    uint64
 	of      map[uint64]*call   // by client
 	holders map[uint64]adapter // by generation
 }
 
-// call is a command that waits for its answer.
+// call is a command without an answer.
 type call struct {
 	made   adapter // by the command
 	answer chan core.Reply

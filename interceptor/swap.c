@@ -233,7 +233,7 @@ static enum ledger_move_failure start(struct swap *swap, size_t i, bool out)
 	return result == CUDA_SUCCESS ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Waits for the copies of [first, end), in their context. What was not copied completely stays. */
+/* Waits for the copies of [first, end), in their context. A block that was not copied completely stays. */
 static enum ledger_move_failure finish(struct swap *swap, size_t first, size_t end, bool out)
 {
 	bool copied = BEHIND(cuStreamSynchronize)(STREAM_OWN) == CUDA_SUCCESS;
@@ -253,7 +253,7 @@ static enum ledger_move_failure finish(struct swap *swap, size_t first, size_t e
 	return all ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Returns the end of a batch that begins with `list[first]`: all of one context, and to move. */
+/* Returns the end of the batch at `list[first]`: blocks of one context that are to move. */
 static size_t batch_end(const struct swap *swap, size_t first, size_t end, bool out)
 {
 	uint64_t bytes = 0;

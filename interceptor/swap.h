@@ -21,7 +21,7 @@
 
 struct swap {
 	struct block_at *list;
-	/* `list[i]` has `place[i].offset` in the arena, in which its bytes are if it is `aside`. */
+	/* For `list[i]`: its offset in the arena, and whether the arena has its bytes. */
 	struct swap_place {
 		uint64_t offset;
 		bool aside;

@@ -25,10 +25,10 @@ var (
 	_ io.WriterAt = (*Buffer)(nil)
 )
 
-// noBuffer stands for a nil buffer, such as one whose Alloc failed.
+// noBuffer stands for a nil buffer, such as that of a failed Alloc.
 var noBuffer = &Buffer{session: &Session{err: &Error{Code: InvalidHandle, Message: "the buffer is nil", Advice: "check the error of the call that should have returned it"}}}
 
-// orNone returns the buffer, or noBuffer, whose calls fail.
+// orNone returns the buffer; noBuffer for nil, so that calls fail.
 func (b *Buffer) orNone() *Buffer {
 	if b == nil || b.session == nil {
 		return noBuffer

@@ -61,9 +61,8 @@ type Pointer struct {
 	Offset uint64
 }
 
-// Launch sends a kernel to the session, and does not wait for the broker: requests of other connections may still precede it. Once a later call
-// of this session that waits has returned ([Session.Sync], [Buffer.Read], …), their reads see what the kernel wrote. A failure is returned by
-// Sync.
+// Launch sends a kernel to the session and returns at once: requests of other connections may still precede it. After [Session.Sync], [Buffer.Read] or
+// another call with an answer, all connections read the kernel's results. Sync returns a failure.
 //
 // An argument is a [*Buffer], a [Pointer], or a value of fixed size such as uint32 or float32, of exactly the parameter's
 // size. A byte slice is passed unchanged.

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The client is in the module of all of gpuslice. What a program gets with it are these modules alone, as with a module of its own.
+// The client is in the module of all of gpuslice. A program that imports it gets these modules alone, as with a module of its own.
 func TestTheClientBringsFewModules(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("requires go")

@@ -23,7 +23,7 @@ const (
 	leaseEnded         = "lease-9fff000000000000"
 )
 
-// leaseLister is a lease service whose caller has two leases, and had a third.
+// leaseLister is a lease service with two leases of its caller, and a third that has ended.
 type leaseLister struct {
 	leasepb.UnimplementedLeasesServer
 	dropped []string

@@ -388,15 +388,15 @@ func (c *grants) remove(h *holder) {
 	c.count(h)
 }
 
-// newHolder returns a holder that is not known yet. Without who, refusals name it by its record.
-func newHolder(r *Record, who *refusal.Holder) *holder {
-	if who == nil {
-		who = &refusal.Holder{Name: cmp.Or(r.Name, r.ID), Tenant: r.Tenant, UID: r.UID}
+// newHolder returns a holder that is not known yet. A nil name takes the names of the record.
+func newHolder(r *Record, name *refusal.Holder) *holder {
+	if name == nil {
+		name = &refusal.Holder{Name: cmp.Or(r.Name, r.ID), Tenant: r.Tenant, UID: r.UID}
 		if r.Kind == Pool {
-			who.Name, who.Pool, who.Private = "pool "+r.ID, r.ID, r.Private
+			name.Name, name.Pool, name.Private = "pool "+r.ID, r.ID, r.Private
 		}
 	}
-	return &holder{Record: *r, who: who}
+	return &holder{Record: *r, who: name}
 }
 
 // nextGeneration returns a number above that of every record that the core had.

@@ -185,7 +185,7 @@ func restricted(n *node) {
 	}
 }
 
-// shares: what does not fit waits, and is told.
+// A pod that does not fit waits, and its events say why.
 func sharesOfACard(n *node) {
 	defer n.withdraw()
 	whole := n.memory() / mib

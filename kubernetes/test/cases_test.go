@@ -38,7 +38,7 @@ var cases = []struct {
 	{"a driver that is killed while it prepares a claim prepares it when it is back", killedInPrepare},
 	{"while gpusliced does not run its cards get no new pods and running pods stay", enforcerAway},
 	{"what a pod still has that was deleted by force is not given away", deletedByForce},
-	{"a claim whose memory a program outside takes waits, in a sentence, until it ends", outsideComes},
+	{"a claim waits until a program outside slices releases its memory, and says so", outsideComes},
 	{"a drained node keeps nothing of its claims", drained},
 	{"pods keep their quota when any daemon is restarted", restarts},
 	{"a pod refused by the hook says why, and leaves nothing", hookRefuses},

@@ -169,7 +169,7 @@ func checkName(code leasepb.Code, what, name string) *leasepb.Failure {
 	return nil
 }
 
-// variable returns a module's variable as a buffer, whose handle exists as long as the module.
+// variable returns a module's variable as a buffer. Its handle ends with the module.
 func (e *engine) variable(v *leasepb.ModuleVariable) (uint64, buffer, *leasepb.Failure) {
 	m, ok := e.modules[v.GetModule()]
 	if !ok {

@@ -205,7 +205,7 @@ func defaults(s site) {
 	if want := "4Gi 2Gi none 8Gi 4Gi"; strings.Join(sizes, " ") != want {
 		s.Errorf("got %v, want %s", sizes, want)
 	}
-	// Of what a claim for extended resources says nothing is changed: the scheduler has allocated it already.
+	// The policy changes no claim for extended resources: the scheduler has allocated it already.
 	allocated := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}}}
 	s.must(yaml.UnmarshalStrict([]byte(request("")), &allocated.Spec.Devices))
 	_, err = s.Client.ResourceV1().ResourceClaims("defaulted").Create(s.Context(), allocated, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
