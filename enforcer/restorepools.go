@@ -48,6 +48,7 @@ func (e *Enforcer) loadPools() []*pool {
 // reopenPools finds the pools' ledgers, or makes new ones. It runs before any slice listens, since attaching to a member needs the pool.
 func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 	for _, p := range loaded {
+		p.turn.Wait() // noteDamage waits for it: no operation of core is pending at Set
 		if err := p.reopen(released); err != nil {
 			p.untaken(err)
 			e.ends.Go(p.noteDamage)
@@ -55,6 +56,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 		p.mu.Lock()
 		p.lowered = e.book.Set(p.holder, p.account(), p.quota.InUse())
 		p.mu.Unlock()
+		p.turn.Give()
 		killpoint.Pass("restore.pool")
 	}
 }

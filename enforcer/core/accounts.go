@@ -130,7 +130,7 @@ func (a *Accounts) Undo(who *refusal.Holder) {
 	}
 }
 
-// Set notes the record in force, and ends the holder's operation. used has the bytes that its processes hold. Those beyond its limits count until Lower
+// Set notes the record in force, and ends what Begin has begun. The caller has no command or fact of the holder under way. used has the bytes that its processes hold. Those beyond its limits count until Lower
 // finds them released. It reports whether there are any.
 func (a *Accounts) Set(who *refusal.Holder, r Record, used Bytes) (more bool) {
 	h := a.of[who]
