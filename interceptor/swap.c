@@ -233,7 +233,7 @@ static enum ledger_move_failure start(struct swap *swap, size_t i, bool out)
 	return result == CUDA_SUCCESS ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Waits for the copies of [first, end), in their context. A block that was not copied completely stays. */
+/* Waits for the copies of [first, end), in their context. A block without a whole copy stays. */
 static enum ledger_move_failure finish(struct swap *swap, size_t first, size_t end, bool out)
 {
 	bool copied = BEHIND(cuStreamSynchronize)(STREAM_OWN) == CUDA_SUCCESS;

@@ -53,12 +53,17 @@ static uint8_t take(void)
 	return *data++;
 }
 
-void say_once(struct process *process, enum once once, const char *format, ...)
+bool say_is_first(struct process *process, enum once once)
+{
+	process->said |= once;
+	return true;
+}
+
+void say_line(const char *format, ...)
 {
 	char line[1024];
 	va_list list;
 
-	process->said |= once;
 	va_start(list, format);
 	vsnprintf(line, sizeof(line), format, list);
 	va_end(list);

@@ -52,15 +52,7 @@ static void put(uint64_t key, uint8_t tag)
 
 	if (i == MOST)
 		return;
-	/* The fast path, where there is one. */
-	s = tag & 1 ? map_put_home(&small, key) : NULL;
-	if (s) {
-		must(i == count, "the home of a key that is there is taken");
-		fresh_small = true;
-		*s = (struct small){0};
-	} else {
-		s = map_put(&small, key, &fresh_small);
-	}
+	s = map_put(&small, key, &fresh_small);
 	l = map_put(&large, key, &fresh_large);
 	must(s && l, "there is memory");
 	must(fresh_small == (i == count) && fresh_large == (i == count),
@@ -79,10 +71,9 @@ static void put(uint64_t key, uint8_t tag)
 static void take_out(uint64_t key)
 {
 	size_t i = place_of(key);
-	struct small *s = map_find(&small, key), *at_home = map_find_home(&small, key);
+	struct small *s = map_find(&small, key);
 	struct large *l = map_find(&large, key);
 
-	must(!at_home || at_home == s, "what is at home is found by searching, too");
 	if (i == count) {
 		must(!s && !l, "neither knows what the list has not");
 		return;
