@@ -131,6 +131,21 @@ bool hold_open(uint64_t key)
 	return held;
 }
 
+bool hold_opened(uint64_t key, const struct holding *holding)
+{
+	struct holds *holds = STATE_TAKE(holds);
+	bool fresh = false;
+	struct holding *held = map_put(&holds->by_key, key, &fresh);
+
+	holds->any_source |= holding->source != 0;
+	if (fresh)
+		*held = *holding;
+	else if (held)
+		held->opens++;
+	lock_give(&holds->lock);
+	return fresh || !held;
+}
+
 bool hold_close(uint64_t key, struct holding *holding)
 {
 	return take_out(key, holding, false);

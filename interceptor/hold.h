@@ -53,6 +53,8 @@ struct import *hold_import(uint64_t key);
 /* Count one use more or less; false if nothing is held. The last use removes the holding; *holding
  * is the state before. */
 bool hold_open(uint64_t key);
+/* Hold what a call has opened. If another thread has, count one use more, and return false. */
+bool hold_opened(uint64_t key, const struct holding *holding);
 bool hold_close(uint64_t key, struct holding *holding);
 
 /* Enclose the call that ends a source. All that came from it is released. */

@@ -68,10 +68,12 @@ static CUresult open_handle(CUresult (*call)(CUdeviceptr *pointer, CUipcMemHandl
 		return result;
 	}
 	if (import_reaches(import, block_round(size_at(*pointer)), LEDGER_CALL_IPC, NULL)) {
-		hold(*pointer, &(struct holding){.import = import,
-		                                 .opens = 1,
-		                                 .owner = context_current(),
-		                                 .ordinal = process_current_ordinal()});
+		/* Another thread may have opened it since. */
+		if (!hold_opened(*pointer, &(struct holding){.import = import,
+		                                             .opens = 1,
+		                                             .owner = context_current(),
+		                                             .ordinal = process_current_ordinal()}))
+			import_end(import);
 		return CUDA_SUCCESS;
 	}
 	if (DRIVER_HAS(cuIpcCloseMemHandle))
@@ -212,8 +214,9 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 		return result;
 	}
 	(void)import_reaches(import, steps_at(*pointer), LEDGER_CALL_IPC, NULL);
-	hold(key,
-	     &(struct holding){.import = import, .source = source, .ordinal = import->ordinal});
+	if (!hold_opened(key, &(struct holding){
+	                          .import = import, .source = source, .ordinal = import->ordinal}))
+		import_end(import);
 	return result;
 }
 
