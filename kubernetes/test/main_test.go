@@ -156,9 +156,7 @@ func prepare(dir string) error {
 		mount("none", "/run", "tmpfs", 0, "mode=755"),
 	}
 	for _, at := range []string{"/etc", "/opt", "/var"} {
-		upper, work := "/mnt/upper"+at, "/mnt/work"+at
-		all = append(all, os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755),
-			mount("overlay", at, "overlay", 0, "lowerdir="+at+",upperdir="+upper+",workdir="+work))
+		all = append(all, overlayOn(mount, at, at))
 	}
 	// Pods with user namespaces need volumes on a file system with mapped mounts, unlike an overlay.
 	all = append(all, os.MkdirAll("/var/lib/kubelet", 0o755), mount("none", "/var/lib/kubelet", "tmpfs", 0, "mode=755"))
@@ -180,11 +178,19 @@ func prepare(dir string) error {
 	return errors.Join(append(all, mount(filepath.Join(dir, "tmp"), "/tmp", "", unix.MS_BIND, ""), os.Chmod("/tmp", 0o1777))...)
 }
 
+type mounter func(source, target, kind string, flags uintptr, data string) error
+
+// overlayOn mounts a directory at target. Its writes stay in memory.
+func overlayOn(mount mounter, directory, target string) error {
+	upper, work := "/mnt/upper"+directory, "/mnt/work"+directory
+	return errors.Join(os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755),
+		mount("overlay", target, "overlay", 0, "lowerdir="+directory+",upperdir="+upper+",workdir="+work))
+}
+
 // devices makes /dev private, so that the simulated cards' nodes can be in it.
-func devices(mount func(source, target, kind string, flags uintptr, data string) error) error {
-	const upper, work, merged = "/mnt/upper/dev", "/mnt/work/dev", "/mnt/dev"
-	all := []error{os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755), os.MkdirAll(merged, 0o755),
-		mount("overlay", merged, "overlay", 0, "lowerdir=/dev,upperdir="+upper+",workdir="+work)}
+func devices(mount mounter) error {
+	const merged = "/mnt/dev"
+	all := []error{os.MkdirAll(merged, 0o755), overlayOn(mount, "/dev", merged)}
 	for _, name := range []string{"/pts", "/shm"} {
 		all = append(all, mount("/dev"+name, merged+name, "", unix.MS_BIND, ""))
 	}
