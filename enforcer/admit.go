@@ -259,7 +259,7 @@ func (e *Enforcer) admit(s *slice, limit *admission.User) error {
 	register := func(client uint64) core.Command {
 		return core.Register{Client: client, Slice: s.account(), Holder: s.holder, User: limit, Grant: s.request.ByGrant}
 	}
-	if r := e.ask(s, register); r.Err == nil || s.made {
+	if r := e.ask(s, register); !errors.Is(r.Err, api.ErrQuotaExceeded) {
 		return r.Err
 	}
 	for _, other := range e.all() {

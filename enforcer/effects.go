@@ -192,7 +192,9 @@ func (s *slice) emit(event api.Event) {
 		s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
 		event.PID = r.PID
 		s.tell(event)
-		s.e.checkLeases()
+		if event.TTL > 0 {
+			s.e.checkLeases()
+		}
 	case event.Kind == api.EventChanged && event.Cause == changedQuota && len(s.changed) > 0:
 		for i, d := range s.quota.Devices {
 			if slices.Contains(s.changed, d.Name) {
