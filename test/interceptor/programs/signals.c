@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * signals COUNT: COUNT processes in turn make their first CUDA call during a storm of signals
- * without SA_RESTART. An interrupted system call must not look like a missing enforcer: each
- * process gets its memory. Exits 0 if so.
+ * signals COUNT: COUNT processes in turn make their first CUDA call, which attaches, during a storm
+ * of signals without SA_RESTART. An interrupted system call must not look like a missing enforcer:
+ * each process gets its memory. Exits 0 if so.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -13,7 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+
+/* Attaching takes some milliseconds. A real driver needs up to a minute for a context under a storm. */
+#define STORM_SECONDS 0.2
 
 static pthread_t target;
 static int over;
@@ -23,9 +27,19 @@ static void ignore(int number)
 	(void)number;
 }
 
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 static void *rain(void *argument)
 {
-	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+	double end = now() + STORM_SECONDS;
+
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED) && now() < end)
 		pthread_kill(target, SIGUSR1);
 	return argument;
 }
