@@ -115,28 +115,14 @@ func (s *slice) poolHolders() (pools []*admission.Holder) {
 	return pools
 }
 
-// linger has admission count a released slice's remainder.
-func (s *slice) linger(left map[string]uint64) {
-	s.e.book.Set(s.holder, s.lingering(left), nil)
-}
-
-// lingering returns the record of a released slice that has left these bytes.
-func (s *slice) lingering(left core.Bytes) core.Record {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.account()
-	r.Phase, r.Left = core.Lingering, left
-	return r
-}
-
-// remainder returns the bytes still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
+// remainder returns the bytes of those that it has that are still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
 // grow, and is not lowered: nothing samples it. A slice without memory counts for nothing. The driver's figure is read, since the page may have a
 // process's false claim, and memory that an exited process lent may be another's by now. The whole grant stays if the driver does not know, or the
 // page is damaged. Called in the slice's turn; was is the state that it had.
-func (s *slice) remainder(was api.State) map[string]uint64 {
+func (s *slice) remainder(was api.State, has core.Bytes) core.Bytes {
 	ask := s.counts() && s.e.truth != nil && s.group.Lingers()
 	s.mu.Lock()
-	has, devices := s.e.book.Has(s.holder, false), s.quota.Devices
+	devices := s.quota.Devices
 	used := make([]uint64, len(devices))
 	for i := range devices {
 		used[i] = s.quota.Used(i)

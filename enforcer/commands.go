@@ -99,11 +99,3 @@ func (e *Enforcer) holderOf(x core.Effect) (h adapter) {
 func (e *Enforcer) know(h adapter, generation uint64) {
 	e.book.Do(func(*core.Accounts) { e.calls.holders[generation] = h })
 }
-
-// dropSlice has core forget a slice.
-func (e *Enforcer) dropSlice(s *slice) {
-	e.book.Do(func(a *core.Accounts) {
-		a.Drop(s.holder)
-		delete(e.calls.holders, s.generation)
-	})
-}

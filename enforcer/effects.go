@@ -64,20 +64,41 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 	case core.Make:
 		return core.Made{Op: x.Op, Err: s.make()}
 	case core.Store:
+		if x.Record.Phase == core.Lingering {
+			s.retire()
+			return core.Stored{Op: x.Op}
+		}
 		return core.Stored{Op: x.Op, Err: s.storeRecord(&x.Record)}
 	case core.Listen:
 		s.e.enter(s)
 		return core.Opened{Op: x.Op, Err: s.e.serve(s)}
-	case core.Forget: // of a registration that failed: HangUp follows
+	case core.Forget:
+		if s.closing {
+			s.clear()
+		}
 		return core.Stored{Op: x.Op}
 	case core.HangUp:
-		s.fail()
+		if !s.closing {
+			s.fail()
+		}
+		s.e.strike(s)
+		for _, p := range s.pools {
+			p.part(s) // core knows the slice no longer: the pool may be deleted
+		}
+		s.e.unclaim(s)
 	case core.Limit:
 		return core.Limited{Op: x.Op, Err: s.setLimits(x.Limits)}
 	case core.Close:
-		s.expireQuota()
+		if s.closing {
+			s.close(x.Op)
+		} else {
+			s.expireQuota()
+		}
 		return core.Limited{Op: x.Op}
 	case core.Emit:
+		if x.Event.Kind == api.EventReleased {
+			return s.tellReleased(x.Event)
+		}
 		s.emit(x.Event)
 	}
 	return nil // End: (*Enforcer).end signals the processes, which takes longer than a turn may
@@ -137,14 +158,6 @@ func (s *slice) limitBy(r *core.Record, d *quota.Device) uint64 {
 	}
 	limit, _ := s.allowedBy(r.Quotas, d.UUID, d.Total)
 	return limit
-}
-
-// fail undoes a registration that core has given up.
-func (s *slice) fail() {
-	s.setLimited(false) // the driver is given no limits that the store does not know
-	if err := s.e.release(s, causeFailed); err != nil {
-		s.log.Error("failed registration not removed from the store: trying again", "err", err)
-	}
 }
 
 // setLimits writes the limits to the ledger.

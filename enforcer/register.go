@@ -246,7 +246,7 @@ func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
 		case other.stays() && other.running(), other.group.FirstLives():
 			return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
 		case e.waitFor(other):
-			err := e.release(other, causeReplaced)
+			err := e.release(other, core.CauseReplaced)
 			other.turn.Give()
 			if err != nil {
 				return err
@@ -370,7 +370,7 @@ func (e *Enforcer) ended(s *slice) {
 	if s.running() {
 		return
 	}
-	if err := e.release(s, causeEnded); err != nil {
+	if err := e.release(s, core.CauseEnded); err != nil {
 		s.log.Error("slice not released though its processes have exited", "err", err)
 	}
 }

@@ -229,25 +229,28 @@ func (r *registry) linger(s *slice) (known bool) {
 	return known
 }
 
-// vacate prepares the clearing of a released slice. ok is false if another slice is being registered in its cgroup: clearing then follows after that.
-// last is true if no other slice has the cgroup, which stays claimed until unclaim.
-func (r *registry) vacate(s *slice) (last, ok bool) {
+// vacate prepares the clearing of a released slice, and claims its cgroup until unclaim, if no other slice has it. It returns false if another slice
+// is being registered there: clearing then follows after that.
+func (r *registry) vacate(s *slice) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s.request.Session {
-		delete(r.released, s)
-		return false, true
-	}
-	if other := r.places[s.group.Cgroup]; other != nil && other != s {
+	if other := r.places[s.group.Cgroup]; !s.request.Session && other != nil && other != s {
 		r.released[s] = struct{}{}
-		return false, false
+		return false
 	}
 	delete(r.released, s)
-	if r.uses(s.group.Cgroup) {
-		return false, true
+	r.members.Remove(s.group)
+	if !s.request.Session && !r.uses(s.group.Cgroup) {
+		r.places[s.group.Cgroup] = s
 	}
-	r.places[s.group.Cgroup] = s
-	return true, true
+	return true
+}
+
+// claims reports whether the slice has claimed its cgroup.
+func (r *registry) claims(s *slice) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.places[s.group.Cgroup] == s
 }
 
 // forget removes a slice when the enforcer is closed, and reports whether it was there.

@@ -12,17 +12,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Causes of release.
-const (
-	causeAsked    = "asked"
-	causeEnded    = "ended"    // its processes have exited
-	causeExpired  = "expired"  // its deadline had passed
-	causeReplaced = "replaced" // it had ended, and another slice took its id or cgroup
-	causeFailed   = "failed"   // its registration failed
-)
+// causeFailed is the cause, in metrics, of the end of a slice that was not registered.
+const causeFailed = "failed"
 
 // Release ends a slice; a generation other than 0 must match. Without force a slice with living processes stays. A forced one grants no more memory,
-// and the container's mounts stay until its processes exit (clearOnceEmpty). A suspended slice with memory in host memory always stays: nothing could
+// and the container's mounts stay until its processes exit (vacates). A suspended slice with memory in host memory always stays: nothing could
 // bring the memory back later. The error for an unknown slice is api.ErrNotFound.
 func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
@@ -44,69 +38,95 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 		return api.Slice{}, api.Errorf(api.CodeRunning, "slice %s has processes that are alive (it began with %d): stop them first, or force the release", id, s.request.PID)
 	}
 	shown := s.show(false)
-	if err := e.release(s, causeAsked); err != nil {
+	if err := e.release(s, core.CauseAsked); err != nil {
 		return api.Slice{}, err
 	}
 	shown.State = api.Released
 	return shown, nil
 }
 
-// release ends a slice in steps, any of which can be the last: a restart continues there. Called in the slice's turn.
+// release ends a slice in steps, any of which can be the last: a restart continues there. The slice ends though that cannot be written. Called in the
+// slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
+	r := e.ask(nil, func(client uint64) core.Command {
+		return core.Release{Client: client, ID: s.id(), Generation: s.generation, Cause: cause, Force: true}
+	})
+	return errors.Join(r.Err, s.unstored)
+}
+
+// retire stores that the slice is released.
+func (s *slice) retire() {
 	s.mu.Lock()
+	again := s.closing
 	s.closing = true
 	s.mu.Unlock()
+	if again {
+		return
+	}
 	s.noteRemaining()
-	err := e.store.Retire(s.storedNow())
+	if s.unstored = s.e.store.Retire(s.storedNow()); s.unstored != nil {
+		// The run directory is full. The store repeats the write. After an earlier restart the record is of an ended slice, which is dropped, or of a
+		// closed page, which grants nothing more.
+		s.log.Error("release not persisted: trying again", "err", s.unstored)
+	}
 	killpoint.Pass("release.marked")
+}
+
+// close closes the ledger of a retired slice, by core's operation op, and notes what its processes hold.
+func (s *slice) close(op uint64) {
 	s.mu.Lock()
 	was := s.quota.State
 	closes := s.quota.Ledger != nil && (was == api.Active || was == api.Expired)
 	if closes {
 		s.reportCounts()
 	}
-	if cause != causeFailed {
-		s.endNeeds()
-	}
+	s.endNeeds()
 	if closes {
 		s.quota.Close()
 	}
 	s.quota.State = api.Released
-	if s.rec.Phase == core.Expiring && (cause == causeEnded || cause == causeAsked) { // however it was noticed
-		cause = causeExpired
-	}
 	s.mu.Unlock()
 	s.denyNative()
-	s.linger(s.remainder(was))
+	s.remains = core.Used{Generation: s.generation, Op: op, Bytes: s.remainder(was, s.e.book.Has(s.holder, false))}
 	killpoint.Pass("release.closed")
 	s.mu.Lock()
 	s.closeFiles()
 	s.mu.Unlock()
-	e.reachNative(s.group.Cgroup)
-	if err != nil {
-		// The run directory is full. The slice ends all the same, and the store is updated once it can be. After an earlier restart the record is
-		// of an ended slice, which is dropped, or of a closed page, which grants nothing more.
-		s.log.Error("release not persisted: trying again", "err", err)
-	}
-	s.log.Info("slice released", "generation", s.generation, "cause", cause)
-	e.count(func(c Counter) { c.Released(cause) })
-	if cause == causeFailed { // no caller knows of it, so it is mounted nowhere
-		e.strike(s)
-		e.clear(s)
-		return err
-	}
-	s.tell(api.Event{Kind: api.EventReleased, Cause: cause}) // before the slice disappears from queries
-	e.strike(s)
-	return errors.Join(err, e.clearOnceEmpty(s))
+	s.e.reachNative(s.group.Cgroup)
 }
 
-// clearOnceEmpty clears what a released slice leaves on the host, once its container has no process. Until then an attaching process gets the reply
-// that the slice was released. The interceptor is bound in the slice's directory: if its file is removed, the kernel removes the mount in every
-// namespace, the loader preloads nothing, without a message, and new processes of the container have no quota at all. Called in the slice's turn.
-func (e *Enforcer) clearOnceEmpty(s *slice) error {
+// tellReleased appends the event of a slice's end. It returns what core has to know of its processes. A slice without processes stays in queries until
+// core has forgotten it: others that need its room wait for its turn.
+func (s *slice) tellReleased(event api.Event) core.Fact {
+	s.log.Info("slice released", "generation", s.generation, "cause", event.Cause)
+	s.e.count(func(c Counter) { c.Released(event.Cause) })
+	s.tell(event) // before the slice disappears from queries
+	if s.vacates() {
+		return core.Empty{Generation: s.generation}
+	}
+	s.e.strike(s)
+	return s.remains
+}
+
+// fail ends a slice whose registration failed. No caller knows of it, so it is mounted nowhere.
+func (s *slice) fail() {
+	s.setLimited(false) // the driver is given no limits that the store does not know
+	s.retire()
+	s.close(0)
+	s.e.count(func(c Counter) { c.Released(causeFailed) })
+	if !s.e.vacate(s) {
+		s.e.forget(s)
+	}
+	s.clear()
+}
+
+// vacates reports whether what the released slice leaves on the host can be cleared: its container has no process. Until then an attaching process gets
+// the reply that the slice was released. The interceptor is bound in the slice's directory: if its file is removed, the kernel removes the mount in
+// every namespace, the loader preloads nothing, without a message, and new processes of the container have no quota at all. Called in the slice's turn.
+func (s *slice) vacates() bool {
+	e := s.e
 	if !s.group.Lingers() {
-		e.clear(s)
-		return nil
+		return e.vacate(s)
 	}
 	known := e.linger(s)
 	if !known {
@@ -127,21 +147,13 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 			s.log.Error("the session's memory may count until the enforcer is restarted", "err", err)
 		}
 	}
-	return nil
+	return false
 }
 
-// clear removes what a released slice has left. Called in its turn.
-func (e *Enforcer) clear(s *slice) {
-	last, ok := e.vacate(s)
-	if !ok {
-		return
-	}
-	defer e.unclaim(s)
-	e.dropSlice(s)
-	for _, p := range s.pools {
-		p.part(s)
-	}
-	if last {
+// clear removes what the slice has left on the host, and then its record. Called in its turn.
+func (s *slice) clear() {
+	e := s.e
+	if e.claims(s) { // no other slice has the cgroup
 		e.cgroups.Unwatch(s.group.Cgroup)
 		s.clearNative()
 	}
@@ -155,13 +167,17 @@ func (e *Enforcer) clear(s *slice) {
 	killpoint.Pass("release.done")
 }
 
+// clearOnceEmpty clears a released slice if its processes have exited. Called in its turn.
+func (e *Enforcer) clearOnceEmpty(s *slice) {
+	if s.vacates() {
+		e.note(core.Empty{Generation: s.generation})
+	}
+}
+
 // clearReleased clears a slice that was released before its processes exited, if they have.
 func (e *Enforcer) clearReleased(s *slice) {
-	if !e.waitForReleased(s) {
-		return
-	}
-	defer s.turn.Give()
-	if err := e.clearOnceEmpty(s); err != nil {
-		s.log.Error("released slice not cleared", "err", err)
+	if e.waitForReleased(s) {
+		defer s.turn.Give()
+		e.clearOnceEmpty(s)
 	}
 }

@@ -78,7 +78,7 @@ func (e *Enforcer) restore() error {
 		e.log.Info("slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		e.events.Append(sourceOf(&r.Request), api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
-			Container: r.Request.Container, Names: r.Request.Names, Tenant: r.Request.Tenant, Cause: causeEnded,
+			Container: r.Request.Container, Names: r.Request.Names, Tenant: r.Request.Tenant, Cause: core.CauseEnded,
 		})
 	}
 	for _, r := range released {
@@ -110,9 +110,7 @@ func (e *Enforcer) restore() error {
 		s.turn.Give()
 	}
 	for _, r := range released {
-		if err := e.finish(r); err != nil {
-			e.log.Error("released slice not cleared: the next enforcer clears it", "slice", r.Request.ID, "err", err)
-		}
+		e.finish(r)
 	}
 	var cgroups []cgroup.Path
 	for _, r := range slices.Concat(records, released) {
@@ -204,27 +202,29 @@ func (s *slice) closeLeft() bool {
 
 // finish completes a release that the former enforcer began: it closes the page, and clears what the slice left on the host once its processes have
 // exited.
-func (e *Enforcer) finish(r store.Slice) error {
+func (e *Enforcer) finish(r store.Slice) {
 	s := e.revive(r)
 	defer s.turn.Give()
 	taken := e.used(s.group.Cgroup) // by a slice registered since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
-	was := s.quota.Commitment()
-	if s.isAway() {
-		was = s.left()
-	}
-	e.book.Enter(s.holder, s.lingering(was), s.poolHolders()...)
-	var left map[string]uint64
+	lingering := s.account()
+	lingering.Phase, lingering.Left = core.Lingering, nil
 	if found || (s.request.Session || s.e.truth != nil) && s.group.Lingers() {
-		left = s.remainder(api.Active)
+		has := s.quota.Commitment()
+		if s.isAway() {
+			has = s.left()
+		}
+		lingering.Left = s.remainder(api.Active, has)
 	}
-	s.linger(left)
+	e.book.Enter(s.holder, lingering, s.poolHolders()...)
+	e.know(s, s.generation)
 	if !taken {
 		s.storeNative(r, func() error { return e.store.Retire(s.storedNow()) })
 		s.denyNative()
 	}
 	s.mu.Lock()
+	s.closing = true
 	s.quota.State = api.Released
 	s.closeFiles()
 	s.mu.Unlock()
@@ -234,7 +234,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 			s.log.Error("attach socket of a released slice not opened", "err", err)
 		}
 	}
-	return e.clearOnceEmpty(s)
+	e.clearOnceEmpty(s)
 }
 
 func (e *Enforcer) findLedger(s *slice, r store.Slice) error {

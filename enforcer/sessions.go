@@ -212,8 +212,6 @@ func (e *Enforcer) watchRemaining(s *slice) error {
 			return
 		}
 		defer s.turn.Give()
-		if !s.group.Lingers() {
-			e.clear(s)
-		}
+		e.clearOnceEmpty(s)
 	})
 }

@@ -49,8 +49,10 @@ type slice struct {
 	strange bool // a process outside the slice was logged
 	server  *attach.Server
 
-	closing  bool // it is being released: no process can attach
-	executed bool // processes that called execve are being searched for (exec.go)
+	closing  bool      // it is being released: no process can attach
+	remains  core.Used // what its processes hold, once it is released
+	unstored error     // its release is not in the store yet
+	executed bool      // processes that called execve are being searched for (exec.go)
 
 	found       map[[16]byte]*found   // by device: results of the last samples, if any
 	adding      atomic.Bool           // a device in use is being added to the ledger

@@ -69,8 +69,17 @@ type Release struct {
 	Client     uint64
 	ID         string
 	Generation uint64 // 0 is any
+	Cause      string // of the event
 	Force      bool
 }
+
+// Causes of a release.
+const (
+	CauseAsked    = "asked"
+	CauseEnded    = "ended"    // its processes have exited
+	CauseExpired  = "expired"  // its deadline had passed
+	CauseReplaced = "replaced" // it had ended, and another slice took its id or cgroup
+)
 
 // Suspend moves the slice's memory to host memory until Resume. The reply comes when it is there and stored. Errors: CodeNotFound,
 // CodeExpired, CodeBadRequest, and the error of Moved.

@@ -124,7 +124,7 @@ func (c *operations) carryOut(h *holder) {
 	case h.Phase == Admitted && h.Kind == Slice:
 		c.limitNative(h, next)
 		c.emit(Listen{h.ref(), c.await(h, opening)})
-	case next.closed() && !h.closed():
+	case next.closed() && !h.closed(), next.Phase == Lingering && h.Phase != Lingering:
 		c.emit(Close{h.ref(), c.await(h, limiting)})
 	case !next.closed() && h.Phase != Admitted && !maps.Equal(next.page(), h.page0()):
 		c.emit(Limit{h.ref(), c.await(h, limiting), next.page(), next.Residence == Away})
@@ -182,11 +182,8 @@ func (c *operations) fail(h *holder, err error) {
 // forgotten drops a holder once its record is deleted.
 func (c *operations) forgotten(h *holder) {
 	p := h.pending
-	switch {
-	case h.Kind == Pool:
+	if h.Kind == Pool {
 		c.emit(Emit{h.ref(), api.Event{Kind: api.EventPoolDeleted, Pool: h.ID}})
-	case h.Phase == Live || h.Phase == Expiring:
-		c.tellReleased(h)
 	}
 	c.drop(h)
 	c.answer(p.client, p.err)
@@ -204,7 +201,7 @@ func (c *operations) tell(h *holder, was *Record) {
 	}
 	switch {
 	case h.Phase == Lingering && was.Phase != Lingering:
-		c.tellReleased(h)
+		emit(api.EventReleased, h.cause)
 	case was.Phase == Admitted && h.Kind == Pool:
 		emit(api.EventPoolCreated, "")
 	case was.Phase == Admitted:
@@ -238,12 +235,4 @@ func (r *Record) changes(limits Bytes) bool {
 		}
 	}
 	return false
-}
-
-func (c *operations) tellReleased(h *holder) {
-	cause := h.cause
-	if h.Phase == Expiring {
-		cause = "expired"
-	}
-	c.emit(Emit{h.ref(), api.Event{Kind: api.EventReleased, Slice: h.ID, Generation: h.Generation, Cause: cause}})
 }

@@ -21,16 +21,21 @@ func (c *Core) release(cmd Release) error {
 	case !cmd.Force:
 		return api.Errorf(api.CodeRunning, "slice %s has processes that are alive: stop them first, or force the release", h.ID)
 	}
-	if h.cause = "asked"; h.Phase == Expiring {
-		h.cause = "expired"
+	c.endSlice(h, cmd.Cause, cmd.Client)
+	return nil
+}
+
+// endSlice begins the end of a slice. The cause of an expired one is that, however its end was noticed.
+func (c *Core) endSlice(h *holder, cause string, client uint64) {
+	if h.cause = cause; h.Phase == Expiring && cause != CauseReplaced {
+		h.cause = CauseExpired
 	}
 	next := h.Record
 	next.Phase = Lingering
 	if h.Residence != Away {
 		next.Left = c.counts(&h.Record)
 	}
-	c.begin(h, next, cmd.Client).must = true
-	return nil
+	c.begin(h, next, client).must = true
 }
 
 // due reports whether handle has something to do for a holder.
@@ -52,8 +57,10 @@ func (c *Core) due(h *holder) bool {
 func (c *Core) handle(h *holder) {
 	next := h.Record
 	switch {
+	case h.empty && h.Phase != Lingering:
+		c.endSlice(h, CauseEnded, 0)
+		return
 	case h.empty: // its bytes are free
-		h.cause = orEnded(h.cause)
 		c.forget(h, 0, nil)
 		return
 	case h.damage != "" && h.Trust != Damaged:
@@ -74,13 +81,6 @@ func (c *Core) handle(h *holder) {
 		next.Kept, next.Left = c.lowered(h)
 	}
 	c.must(h, next)
-}
-
-func orEnded(cause string) string {
-	if cause == "" {
-		return "ended"
-	}
-	return cause
 }
 
 // lowers reports whether a holder has released bytes that it counts for beyond its limits.
