@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -231,7 +233,7 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w, a, b := watchedPair(t, p)
 		w.mu.Lock()
-		parent := w.watched[a].wds[0]
+		parent := w.watches[a].wds[0]
 		w.mu.Unlock()
 		event := func(name string) []byte {
 			raw := binary.NativeEndian.AppendUint32(nil, uint32(parent))
@@ -358,6 +360,35 @@ func TestUnwatchIsTheEndOfIt(t *testing.T) {
 		wantReport(t, watch(t, w, p)) // and can be watched again
 		expect.NoError(t, errors.Join(w.Close(), w.Close()))
 		expect.ErrorIs(t, w.Watch(p, func() {}), os.ErrClosed, "watch after Close")
+	})
+}
+
+// A check that fails polls again later, but must not delay a watch that was added during it.
+func TestFailedCheckDelaysNoOtherWatch(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w, empty, reports := newTestWatcher(t), below(t, p, "empty"), make(chan struct{}, 1)
+		w.retry = time.Hour
+		var once sync.Once
+		must.Do(t, w.add(p, func(Path) (bool, error) {
+			once.Do(func() { expect.NoError(t, w.Watch(empty, func() { reports <- struct{}{} })) })
+			return false, errors.New("no descriptor is free")
+		}, nil))
+		wantReport(t, reports)
+	})
+}
+
+func TestEachCloseWaitsForARunningFunction(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		var closed atomic.Int64
+		must.Do(t, w.Watch(p, func() {
+			for range 2 {
+				go func() { w.Close(); closed.Add(1) }()
+			}
+			time.Sleep(50 * time.Millisecond)
+			expect.Equal(t, closed.Load(), 0, "calls of Close that returned while a function ran")
+		}))
+		waitFor(t, "both calls of Close return", func() bool { return closed.Load() == 2 })
 	})
 }
 

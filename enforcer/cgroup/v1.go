@@ -67,11 +67,11 @@ func populatedV1(p Path) (bool, error) {
 func (w *Watcher) Recheck(p Path) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e := w.watched[p]; e != nil {
-		e.initDead, w.recheck[p] = true, true
+	if e := w.watches[p]; e != nil {
+		e.pollV1, w.polled[p] = true, true
 		w.wake()
 	}
 }
 
 // silentV1 reports whether p may become empty without an event. It cannot while its init is alive.
-func silentV1(p Path, e *watched) bool { return !p.V2 && e.initDead }
+func silentV1(p Path, e *entry) bool { return !p.V2 && e.pollV1 }
