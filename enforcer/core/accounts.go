@@ -91,7 +91,7 @@ func (a *Accounts) Begin(who *refusal.Holder, next Record, user *refusal.User, p
 	return nil, nil
 }
 
-// checkNewPromise returns why an elastic holder cannot be promised more than it is.
+// checkNewPromise returns an error if the next record promises an elastic holder more than the present one, and that cannot be promised.
 func (a *Accounts) checkNewPromise(h *holder, next *Record, user *refusal.User) error {
 	if !next.Elastic || next.Unlimited || len(next.Pools) > 0 {
 		return nil
@@ -117,7 +117,7 @@ func (a *Accounts) lacks(h *holder, next *Record, user *refusal.User) []want {
 	case h.Kind == Pool:
 		w.bytes = a.present(next)
 	case len(h.pools) > 0 && next.Residence != Away:
-		return append(a.needs(h), w)
+		return append(a.wantsToReturn(h), w)
 	}
 	return []want{w}
 }
@@ -204,11 +204,11 @@ func (a *Accounts) Has(who *refusal.Holder, pools bool) Bytes {
 
 // Needs returns the bytes that a slice's return takes from others, or its pools' if none of their members is on its devices.
 func (a *Accounts) Needs(who *refusal.Holder) Bytes {
-	needs := make(Bytes)
-	for _, w := range a.needs(a.find(who)) {
-		maps.Copy(needs, w.bytes)
+	bytes := make(Bytes)
+	for _, w := range a.wantsToReturn(a.find(who)) {
+		maps.Copy(bytes, w.bytes)
 	}
-	return needs
+	return bytes
 }
 
 // WantOn returns the grant for a slice's return that lacks room on a device.
@@ -236,7 +236,7 @@ func (a *Accounts) Observe(now time.Duration, all map[*refusal.Holder]Activity) 
 	a.now = now
 	for who, act := range all {
 		if h := a.of[who]; h != nil {
-			h.active, h.returned, h.obstructed, h.stuck, h.fixed = act.Active, act.Returned, act.Obstructed, act.Stuck, act.Fixed
+			h.active, h.returned, h.moveFailedAt, h.restFailedAt, h.immovable = act.Active, act.Returned, act.Obstructed, act.Stuck, act.Fixed
 		}
 	}
 }
@@ -251,29 +251,29 @@ type Victim struct {
 
 // Victims returns the slices to evict for a want, and whether evicting is enough. No victims and enough means that there is room for it. lacks are
 // bytes of a device that it lacks though they are granted to nobody.
-func (a *Accounts) Victims(of *Want, quantum time.Duration, device string, lacks uint64) (these []Victim, enough bool) {
+func (a *Accounts) Victims(of *Want, quantum time.Duration, device string, lacks uint64) (victims []Victim, enough bool) {
 	w := a.want(of)
-	may := a.candidates(w, quantum)
-	which, enough := a.which(w, may)
+	candidates := a.candidates(w, quantum)
+	chosen, enough := a.chooseUnits(w, candidates)
 	if !enough {
 		return nil, false
 	}
-	for i, u := range which {
+	for i, u := range chosen {
 		stay := Bytes{}
-		if i == len(which)-1 {
-			stay = a.mayStay(w, u.h, which[:i])
+		if i == len(chosen)-1 {
+			stay = a.bytesToStay(w, u.h, chosen[:i])
 		}
-		these = append(these, u.victim(stay))
+		victims = append(victims, u.victim(stay))
 	}
-	if len(these) > 0 || lacks == 0 {
-		return these, true
+	if len(victims) > 0 || lacks == 0 {
+		return victims, true
 	}
-	for _, u := range may {
+	for _, u := range candidates {
 		if n := u.h.counted[device]; n > 0 && lacks > 0 {
-			these, lacks = append(these, u.victim(Bytes{})), lacks-min(lacks, n)
+			victims, lacks = append(victims, u.victim(Bytes{})), lacks-min(lacks, n)
 		}
 	}
-	return these, lacks == 0
+	return victims, lacks == 0
 }
 
 func (u *unit) victim(stay Bytes) Victim {
@@ -308,8 +308,8 @@ func (a *Accounts) CheckTime(generation uint64) { a.note(generation, func(*holde
 
 // Overstay has a slice expire at the next CheckTime: others waited in vain for it to be moved.
 func (a *Accounts) Overstay(generation uint64, why string) {
-	if i, is := a.index(generation); is {
-		a.holders[i].overstayed = why
+	if i, known := a.index(generation); known {
+		a.holders[i].expiryReason = why
 	}
 }
 

@@ -21,10 +21,10 @@ func (c *Core) live(id string) (*holder, error) {
 	return h, c.unchangeable(h)
 }
 
-// unchangeable returns why nothing about a slice can be changed.
+// unchangeable returns CodeExpired or CodeBadRequest if a slice can no longer be changed.
 func (c *Core) unchangeable(h *holder) error {
 	switch {
-	case h.Phase == Expiring, c.over(h):
+	case h.Phase == Expiring, c.mustExpire(h):
 		return api.Errorf(api.CodeExpired, "slice %s has expired, and its processes are being ended: it cannot be changed", h.ID)
 	case h.Trust == Damaged:
 		return api.Errorf(api.CodeBadRequest, "%s is %s, and gets no more memory: it cannot be changed", h.title(), api.Damaged)
@@ -43,7 +43,7 @@ func (c *Core) change(cmd Change) error {
 		if next.TTL, err = Lifetime(h.ID, *cmd.TTL, c.config.MaxTTL); err != nil {
 			return err
 		}
-		next.Deadline = c.until(next.TTL)
+		next.Deadline = c.deadlineAfter(next.TTL)
 	}
 	if cmd.Quotas != nil {
 		if err := c.changeLimits(h, &next, cmd); err != nil {
@@ -54,7 +54,7 @@ func (c *Core) change(cmd Change) error {
 	return nil
 }
 
-// changeLimits puts other limits into the next record, or returns why they are refused.
+// changeLimits puts other limits into the next record, or returns an error if they are refused.
 func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 	switch {
 	case h.Residence != Resident:
@@ -62,7 +62,7 @@ func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 	case h.Unlimited:
 		return api.Errorf(api.CodeBadRequest, "slice %s only records: it has no limit to change, and its mode cannot be changed", h.ID)
 	}
-	if err := c.covered(&h.Record, h.pools, cmd.Quotas); err != nil {
+	if err := c.checkCovered(&h.Record, h.pools, cmd.Quotas); err != nil {
 		return err
 	}
 	if len(h.pools) == 0 {
@@ -79,7 +79,7 @@ func (c *Core) changeLimits(h *holder, next *Record, cmd Change) error {
 	return nil
 }
 
-// raise returns why a holder cannot have these limits.
+// raise returns an error if a holder cannot have these limits: with CodeBusy while slices are being evicted for them.
 func (c *evictions) raise(h *holder, limits Bytes, quotas []api.Quota, user *refusal.User) error {
 	wants := c.promisedBy(&Record{Limits: limits})
 	if h.Elastic {
@@ -90,7 +90,7 @@ func (c *evictions) raise(h *holder, limits Bytes, quotas []api.Quota, user *ref
 	if h.Kind == Pool && c.isAway(h) {
 		return nil
 	}
-	return c.grant(want{h: h, bytes: wants, quotas: quotas})
+	return c.checkOrEvict(want{h: h, bytes: wants, quotas: quotas})
 }
 
 // useDevice gives a slice or pool a device more. A device of which it can be granted nothing is noted all the same.
@@ -151,9 +151,9 @@ func (c *Core) mayUse(h *holder, limits Bytes, uuid string) error {
 	return c.check(want{h: h, bytes: Bytes{uuid: wants[uuid]}}, nil)
 }
 
-// over reports whether the slice's time is over.
-func (c *grants) over(h *holder) bool {
-	return h.overstayed != "" || h.Deadline != 0 && c.now >= h.Deadline
+// mustExpire reports whether a slice is past its deadline, or has an expiryReason.
+func (c *grants) mustExpire(h *holder) bool {
+	return h.expiryReason != "" || h.Deadline != 0 && c.now >= h.Deadline
 }
 
 // tick takes the time. It repeats writes that failed, and ends the slices that have expired.
@@ -161,7 +161,7 @@ func (c *Core) tick(now time.Duration) {
 	if now < c.now {
 		return
 	}
-	c.now, c.freed = now, true
+	c.now, c.serveAgain = now, true
 	retries := c.retries
 	c.retries = nil
 	for _, h := range retries {

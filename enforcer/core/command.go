@@ -20,13 +20,12 @@ type Command interface {
 // CodeNoDevice, CodeQuotaExceeded, and CodeBusy while memory is being evicted for it.
 type Register struct {
 	Client uint64
-	// Slice has the fields ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL, and a Generation or 0; the others
-	// are set here.
-	// Tenant, Elastic, Priority and TTL may come from its pools instead.
+	// The caller sets ID, Name, Tenant, UID, Pools, Quotas, Limits, Unlimited, Elastic, Priority, Native and TTL, and may set Generation. Core
+	// overwrites the other fields. Tenant, Elastic, Priority and TTL may come from the pools instead.
 	Slice  Record
-	Holder *refusal.Holder // in refusals; nil: by the record
+	Holder *refusal.Holder // names the slice in errors; nil: its ID, or the record's Name
 	User   *refusal.User   // the limit of the session's user; nil is none
-	Grant  bool            // the pools are named by a grant
+	Grant  bool            // private pools are allowed: a grant names them
 }
 
 // Change gives a slice other limits, another time to live, or both. The reply comes when they are stored and no charge beyond the new limits can
@@ -34,37 +33,38 @@ type Register struct {
 type Change struct {
 	Client uint64
 	ID     string
-	Quotas []api.Quota    // all of them; nil leaves quotas and limits as they are
-	Limits Bytes          // what the quotas come to on the devices of the slice, and on those that it gets
+	Quotas []api.Quota    // all of them; nil leaves Quotas and Limits unchanged
+	Limits Bytes          // the quotas in bytes, for each device of the slice and each that this change adds
 	User   *refusal.User  // the limit of the slice's user; nil is none
-	TTL    *time.Duration // from now; nil leaves it, 0 is unlimited
+	TTL    *time.Duration // from now; nil leaves it unchanged, 0 is unlimited
 }
 
-// UseDevice adds a device that a process uses to a slice or pool; of a member's pools, the one on the device has it first. If it cannot be
-// granted, the device is added with a limit of 0. Errors: CodeNotFound, CodeExpired, CodeBadRequest, CodeQuotaExceeded.
+// UseDevice adds a device that a process has begun to use to a slice or pool. For a member, the pool with a quota on the device must have it
+// first. If the bytes cannot be granted, the device is added with a limit of 0, and the Reply has the error. Errors: CodeNotFound, CodeExpired,
+// CodeBadRequest, CodeNoDevice, CodeQuotaExceeded.
 type UseDevice struct {
 	Client uint64
 	Kind   Kind
 	ID     string
 	Device string // UUID
-	Bytes  uint64 // by the quotas of the slice or pool; NoLimit for a member without one
+	Bytes  uint64 // the quota of the slice or pool on the device; NoLimit for a member without a quota of its own
 }
 
-// Attach asks whether a process of the slice may attach. After CodeBusy the adapter sends AskReturn, and Attach again later. Errors: CodeNotFound, CodeExpired, CodeBadRequest, and CodeBusy while its memory is
-// not on its devices.
+// Attach asks whether a process of the slice may attach. Errors: CodeNotFound, CodeExpired, CodeBadRequest, and CodeBusy while the slice's memory
+// is not on its devices: send AskReturn then, and repeat Attach later.
 type Attach struct {
 	Client uint64
 	ID     string
 }
 
-// AskReturn says that a process of an evicted slice waits for its memory. It is not answered, and is repeated while the process waits, at least
-// every three seconds.
+// AskReturn asks for an evicted slice to return to its devices, since one of its processes waits. It has no Reply. Repeat it at least every three
+// seconds while the process waits.
 type AskReturn struct {
 	ID string
 }
 
-// Release ends a slice. Its processes are granted nothing more, and what they hold counts until Empty. Errors: CodeNotFound, and CodeRunning for
-// a slice that is not Empty and either not forced or in host memory.
+// Release ends a slice. Its processes are granted nothing more, and the memory that they hold counts until the fact Empty. Errors: CodeNotFound;
+// CodeRunning if the slice has processes, and Force is not set or memory of them is on the host.
 type Release struct {
 	Client     uint64
 	ID         string
@@ -98,9 +98,9 @@ type Resume struct {
 // CreatePool makes a pool. The reply comes when it is stored. Errors: CodeExists, CodeBadRequest, CodeQuotaExceeded, CodeBusy.
 type CreatePool struct {
 	Client uint64
-	// Pool has the fields ID, Tenant, Private, Quotas, Limits, Elastic, Priority and TTL, which its members get; the others are set here.
+	// The caller sets ID, Tenant, Private, Quotas, Limits, Elastic, Priority and TTL (of the members). Core overwrites the other fields.
 	Pool   Record
-	Holder *refusal.Holder // in refusals; nil: by the record
+	Holder *refusal.Holder // names the pool in errors; nil: its ID
 }
 
 // ChangePool gives a pool other limits. Errors: CodeNotFound, CodeBadRequest, CodeQuotaExceeded, CodeBusy.
@@ -108,7 +108,7 @@ type ChangePool struct {
 	Client uint64
 	ID     string
 	Quotas []api.Quota // all of them
-	Limits Bytes       // what they come to
+	Limits Bytes       // the quotas in bytes, by device
 }
 
 // DeletePool ends a pool without members. Errors: CodeNotFound, CodeRunning.

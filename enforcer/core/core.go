@@ -51,7 +51,7 @@ type Config struct {
 
 // Elastic has the operator's settings for elastic slices.
 type Elastic struct {
-	Off         string        // why no slice can be elastic or suspended; "" if they can
+	Off         string        // the reason why no slice can be elastic or suspended; "" if slices can
 	Overcommit  uint64        // thousandths of a device that elastic slices may be promised together
 	MinResident time.Duration // a slice is not idle for so long after a call
 	Quantum     time.Duration // one that is not idle stays for so long after its return
@@ -68,7 +68,7 @@ type holder struct {
 	members []*holder     // of a pool, until they are forgotten
 	pending *operation
 	queue   []Command // that wait for pending
-	gone    bool      // it is forgotten
+	removed bool      // no longer in grants
 
 	counted  Bytes // in the sums of grant.go
 	promised Bytes
@@ -78,19 +78,19 @@ type holder struct {
 	native            Bytes  // as NativeLimit had it last
 	signalled, killed bool   // its processes, by End
 
-	empty      bool
-	cause      string // of its release
-	damage     string // to be stored
-	excess     string
-	overstayed string // others waited in vain for it to be moved
+	empty        bool
+	cause        string // of its release
+	damage       string // to be stored
+	excess       string
+	expiryReason string // why it expires before its deadline: it blocked others for too long
 
-	active, returned  time.Duration // when it made a call, and came back
-	waits, asked      time.Duration // since when a process waits, and its last request; 0 if none does
-	rested            bool          // it had made no call for restedAfter quanta then
-	obstructed, stuck time.Duration // when a move failed, and when the move of the rest did
-	fixed             bool          // it cannot be moved now, by Activity
-	overstays         time.Duration // since when its own processes are the reason
-	obstacle          string
+	active, returned           time.Duration // its last call, and its last return to its devices
+	waitingSince, lastAsked    time.Duration // the first AskReturn since its eviction, and the last; waitingSince is 0 if no process waits
+	rested                     bool          // at waitingSince it had made no call for restedAfter quanta
+	moveFailedAt, restFailedAt time.Duration // the last failed move, and the last failed move of Left; 0 is never
+	immovable                  bool          // it cannot be moved now (Activity.Fixed)
+	blockedSince               time.Duration // since then its own processes have prevented its move; 0 if they do not
+	moveFailure                string        // why the last move failed, or the return is not possible yet
 }
 
 func (h *holder) ref() Ref { return Ref{h.Kind, h.ID, h.Generation} }
@@ -106,13 +106,13 @@ type grants struct {
 	config  Config
 	devices map[string]refusal.Device // nil without driver truth
 
-	holders []*holder          // by generation
-	slices  map[string]*holder // by id, without those that linger
-	pools   map[string]*holder // by name
-	of      map[*refusal.Holder]*holder
-	users   map[uint32][]*holder
-	sums    map[string]*sum // by device
-	freed   bool            // room may have become free for a waiter
+	holders    []*holder          // by generation
+	slices     map[string]*holder // by id, without those that linger
+	pools      map[string]*holder // by name
+	of         map[*refusal.Holder]*holder
+	users      map[uint32][]*holder
+	sums       map[string]*sum // by device
+	serveAgain bool            // a slice began to wait, or room may have become free
 
 	now            time.Duration
 	lastGeneration uint64
@@ -205,7 +205,7 @@ func (c *Core) busy(cmd Command) *holder {
 	if h := c.find(cmd.target()); h != nil && h.pending != nil {
 		return h
 	}
-	if r, is := cmd.(Register); is {
+	if r, ok := cmd.(Register); ok {
 		for _, name := range r.Slice.Pools {
 			if p := c.pools[name]; p != nil && p.pending != nil {
 				return p
@@ -215,7 +215,7 @@ func (c *Core) busy(cmd Command) *holder {
 	return nil
 }
 
-// run returns why a command is refused. Another command is answered when its operation ends.
+// run returns an error if a command is refused. Other commands are answered when their operations end.
 func (c *Core) run(cmd Command) error {
 	switch cmd := cmd.(type) {
 	case Register:
@@ -279,7 +279,7 @@ func (c *Core) Note(fact Fact) {
 
 // note calls what for the holder of a generation, if it is known, and acts on the result.
 func (c *Core) note(generation uint64, what func(*holder)) {
-	if i, is := c.index(generation); is {
+	if i, ok := c.index(generation); ok {
 		h := c.holders[i]
 		what(h)
 		c.settle(h)
@@ -300,8 +300,8 @@ func (c *Core) noteUsed(f Used) {
 
 // settle begins the next operation of a holder without a pending one: first for facts, then for the commands that wait.
 func (c *Core) settle(h *holder) {
-	for h.pending == nil && (len(h.queue) > 0 || !h.gone && c.due(h)) {
-		if !h.gone && c.due(h) {
+	for h.pending == nil && (len(h.queue) > 0 || !h.removed && c.due(h)) {
+		if !h.removed && c.due(h) {
 			c.handle(h)
 			continue
 		}
@@ -309,7 +309,7 @@ func (c *Core) settle(h *holder) {
 		h.queue = h.queue[1:]
 		c.dispatch(cmd)
 	}
-	if !h.gone {
+	if !h.removed {
 		c.limitNative(h, &h.Record)
 	}
 }
@@ -366,9 +366,9 @@ func (c *operations) drop(h *holder) {
 
 // remove forgets a holder.
 func (c *grants) remove(h *holder) {
-	h.pending, h.gone = nil, true
+	h.pending, h.removed = nil, true
 	delete(c.of, h.who)
-	if i, is := c.index(h.Generation); is {
+	if i, known := c.index(h.Generation); known {
 		c.holders = slices.Delete(c.holders, i, i+1)
 	}
 	if h.Kind == Pool {
@@ -376,12 +376,12 @@ func (c *grants) remove(h *holder) {
 	} else if c.slices[h.ID] == h {
 		delete(c.slices, h.ID)
 	}
-	is := func(other *holder) bool { return other == h }
+	isHolder := func(other *holder) bool { return other == h }
 	for _, p := range h.pools {
-		p.members = slices.DeleteFunc(p.members, is)
+		p.members = slices.DeleteFunc(p.members, isHolder)
 	}
 	if h.UID != nil {
-		if c.users[*h.UID] = slices.DeleteFunc(c.users[*h.UID], is); len(c.users[*h.UID]) == 0 {
+		if c.users[*h.UID] = slices.DeleteFunc(c.users[*h.UID], isHolder); len(c.users[*h.UID]) == 0 {
 			delete(c.users, *h.UID)
 		}
 	}

@@ -20,7 +20,7 @@ func (w *world) take() {
 			w.checkEvicted(e)
 		case End:
 			if h := w.holder(e.Generation); h == nil || h.Phase != Expiring {
-				w.fail("the processes of %s are to end, which is not expired", e.ID)
+				w.fail("%s has not expired, but its processes are to end", e.ID)
 			}
 		}
 		w.todo = append(w.todo, e)
@@ -28,7 +28,7 @@ func (w *world) take() {
 }
 
 func (w *world) holder(generation uint64) *holder {
-	if i, is := w.c.index(generation); is {
+	if i, known := w.c.index(generation); known {
 		return w.c.holders[i]
 	}
 	return nil
@@ -97,7 +97,7 @@ func (w *world) carryOut(e Effect, answered bool) {
 		if !again || failed(f) {
 			return
 		}
-		if reply, is := e.(Reply); is {
+		if reply, ok := e.(Reply); ok {
 			w.told[reply.Client] = nil // sent twice, as any effect
 		}
 		calm := w.calm
@@ -194,7 +194,7 @@ func (w *world) carryOutOnce(e Effect) Fact {
 		delete(w.told, e.Client)
 	case End:
 		if e.Kill && !p.asked {
-			w.fail("%s is killed, and was not asked to end", e.ID)
+			w.fail("%s is killed, but was not asked to end", e.ID)
 		}
 		if p.asked = true; e.Kill && p.alive {
 			w.end(p)
@@ -224,13 +224,13 @@ func (w *world) make(e Make) {
 
 func (w *world) store(r Record) {
 	if was, known := w.disk[r.Generation]; known && was.Phase > r.Phase {
-		w.fail("%s of phase %d is stored with phase %d", r.ID, was.Phase, r.Phase)
+		w.fail("%s: the stored phase falls from %d to %d", r.ID, was.Phase, r.Phase)
 	}
 	if r.Phase == Admitted {
-		w.fail("%s is stored as not stored", r.ID)
+		w.fail("%s is stored in phase Admitted, which means not stored", r.ID)
 	}
 	if p := w.pages[r.Generation]; r.Phase == Lingering && p.alive && len(p.host.without0()) > 0 {
-		w.fail("%s is released, and its memory is on the host", r.ID)
+		w.fail("%s is released, but has memory on the host", r.ID)
 	}
 	w.disk[r.Generation] = r
 }
@@ -238,14 +238,14 @@ func (w *world) store(r Record) {
 func (w *world) forget(e Forget) {
 	p := w.pages[e.Generation]
 	if p != nil && len(p.held.without0()) > 0 && !p.unlimited {
-		w.fail("%s is forgotten, and holds %v", e.ID, p.held)
+		w.fail("%s is forgotten, but holds %v", e.ID, p.held)
 	}
 	if p != nil && p.Kind == Slice && p.alive && p.listening {
-		w.fail("%s is forgotten, and has processes", e.ID)
+		w.fail("%s is forgotten, but has processes", e.ID)
 	}
 	for _, m := range w.pages {
 		if _, stored := w.disk[m.Generation]; stored && slices.Contains(m.pools, p) {
-			w.fail("pool %s is forgotten, and has member %s", e.ID, m.ID)
+			w.fail("pool %s is forgotten, but has member %s", e.ID, m.ID)
 		}
 	}
 	delete(w.disk, e.Generation)

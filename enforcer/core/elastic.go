@@ -10,10 +10,10 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// askLasts is how long after its last AskReturn a slice counts as waiting.
-const askLasts = 9 * time.Second
+// askTimeout is the time after its last AskReturn for which a slice counts as waiting.
+const askTimeout = 9 * time.Second
 
-// restedAfter is a number of quanta. After that time without a call, a slice returns before those of its priority that made calls.
+// restedAfter is in quanta. A waiting slice that made no call for that long returns before other waiters of its priority.
 const restedAfter = 10
 
 // askReturn notes that a process of an evicted slice waits for its memory.
@@ -22,12 +22,12 @@ func (c *Core) askReturn(id string) {
 	if h == nil || h.Residence == Resident {
 		return
 	}
-	h.asked = max(c.now, 1)
-	if h.waits == 0 {
-		h.waits, h.rested = h.asked, c.now-h.active >= restedAfter*c.config.Elastic.Quantum
+	h.lastAsked = max(c.now, 1) // 0 means never
+	if h.waitingSince == 0 {
+		h.waitingSince, h.rested = h.lastAsked, c.now-h.active >= restedAfter*c.config.Elastic.Quantum
 		c.waiters = append(c.waiters, h)
 	}
-	c.freed = true
+	c.serveAgain = true
 }
 
 // mayReturn reports whether a slice returns when a process asks.
@@ -35,48 +35,58 @@ func (h *holder) mayReturn() bool {
 	return h.evictable() && h.Residence == Away && !h.Manual && h.Trust != Damaged
 }
 
-// serveWaiters brings slices back, the highest priority first, then the rested ones, then the longest wait. If a slice does not fit, others are evicted
-// for it. From then on, or once it has waited for a quantum, the later ones of the order get nothing of its devices.
+// serveWaiters returns waiting slices to their devices: the highest priority first, then rested ones, then the longest wait. If a slice does not fit,
+// others are evicted for it. Once such evictions have begun, or it has waited for a quantum, slices behind it get no memory on its devices.
 func (c *evictions) serveWaiters() {
-	if !c.freed || len(c.waiters) == 0 {
+	if !c.serveAgain || len(c.waiters) == 0 {
 		return
 	}
-	c.freed = false
+	c.serveAgain = false
 	c.waiters = slices.DeleteFunc(c.waiters, func(h *holder) bool {
-		if over := h.gone || h.waits == 0 || c.now-h.asked > askLasts; over {
-			h.waits = 0
+		if done := h.removed || h.waitingSince == 0 || c.now-h.lastAsked > askTimeout; done {
+			h.waitingSince = 0
 			return true
 		}
 		return false
 	})
-	first := map[bool]int{true: -1}
 	slices.SortFunc(c.waiters, func(a, b *holder) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), first[a.rested]-first[b.rested], cmp.Compare(a.waits, b.waits), cmp.Compare(a.Generation, b.Generation))
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), trueFirst(a.rested, b.rested), cmp.Compare(a.waitingSince, b.waitingSince), cmp.Compare(a.Generation, b.Generation))
 	})
 	claimed := make(map[string]bool)
 	for _, h := range c.waiters {
-		if h.pending == nil && h.mayReturn() && (h.obstructed == 0 || c.now-h.obstructed >= triedLasts) {
+		if h.pending == nil && h.mayReturn() && (h.moveFailedAt == 0 || c.now-h.moveFailedAt >= returnRetryDelay) {
 			c.serve(h, claimed)
 		}
 	}
 }
 
-// serve brings a slice back, or makes room for it on devices that no earlier waiter has claimed.
+// trueFirst compares booleans, for a sort with true before false.
+func trueFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// serve returns a slice to its devices, or makes room for it on devices that no earlier waiter has claimed.
 func (c *evictions) serve(h *holder, claimed map[string]bool) {
-	needs := c.needs(h)
-	for _, w := range needs {
+	wants := c.wantsToReturn(h)
+	for _, w := range wants {
 		if slices.ContainsFunc(w.bytes.devices(), func(uuid string) bool { return claimed[uuid] }) {
 			return
 		}
 	}
-	w, err := c.roomToReturn(h)
+	w, err := c.checkReturn(h)
 	if err == nil {
-		c.comeBack(h, 0)
+		c.beginMoveIn(h, 0)
 		return
 	}
-	h.obstacle = err.Error()
-	if w.busy = true; c.makeRoom(w) || c.collects(h, w) {
-		for _, w := range needs {
+	h.moveFailure = err.Error()
+	if w.busy = true; c.makeRoom(w) || c.holdsRoomFor(h, w) {
+		for _, w := range wants {
 			for uuid := range w.bytes {
 				claimed[uuid] = true
 			}
@@ -84,18 +94,18 @@ func (c *evictions) serve(h *holder, claimed map[string]bool) {
 	}
 }
 
-// collects reports whether the room that a waiter wants is kept for it: it has waited for a quantum, and there would be room if the quantum of all others
-// were over.
-func (c *evictions) collects(h *holder, w want) bool {
-	if c.now-h.waits < c.config.Elastic.Quantum {
+// holdsRoomFor reports whether room is reserved for a waiter: it has waited for a quantum, and there would be room once the quanta of all other
+// slices have ended.
+func (c *evictions) holdsRoomFor(h *holder, w want) bool {
+	if c.now-h.waitingSince < c.config.Elastic.Quantum {
 		return false
 	}
-	_, enough := c.which(w, c.candidates(w, 0))
+	_, enough := c.chooseUnits(w, c.candidates(w, 0))
 	return enough
 }
 
-// needs returns the grants for a slice's return: to it, or to its pools.
-func (c *evictions) needs(h *holder) (all []want) {
+// wantsToReturn returns the wants to check before a slice returns: its own, or those of its pools that are away.
+func (c *evictions) wantsToReturn(h *holder) (all []want) {
 	if len(h.pools) == 0 {
 		w := want{h: h, bytes: c.present(&h.Record), quotas: h.Quotas, user: h.user, priority: h.Priority}
 		if h.Unlimited {
@@ -111,9 +121,9 @@ func (c *evictions) needs(h *holder) (all []want) {
 	return all
 }
 
-// roomToReturn returns why a slice cannot return, and the grant that it lacks.
-func (c *evictions) roomToReturn(h *holder) (want, error) {
-	for _, w := range c.needs(h) {
+// checkReturn returns the first want that cannot be granted for a slice's return, and the error; nil if all can.
+func (c *evictions) checkReturn(h *holder) (want, error) {
+	for _, w := range c.wantsToReturn(h) {
 		if err := c.check(w, nil); err != nil {
 			return w, err
 		}
@@ -121,46 +131,45 @@ func (c *evictions) roomToReturn(h *holder) (want, error) {
 	return want{}, nil
 }
 
-// unit is what can be evicted as one: a slice, or the members of an elastic pool.
+// unit is a slice, or an elastic pool, whose members are evicted together.
 type unit struct {
 	h      *holder
 	slices []*holder // to be moved
-	away   bool      // they are in host memory, and may have to leave nothing on devices
+	away   bool      // all are in host memory; slices has those with a rest on a device
 	idle   time.Duration
-	busy   bool // it is not idle, and its quantum is over
+	busy   bool // not idle, but past its quantum
 }
 
-// makeRoom evicts slices so that a want can be granted, if evicting is enough. It reports whether it is, or whether evictions from the device are
-// in progress.
+// makeRoom begins to evict slices for a want, if evictions can free enough. It reports whether evictions from the want's devices are in progress.
 func (c *evictions) makeRoom(w want) bool {
 	refused := api.From(c.check(w, nil))
 	if refused.Code != api.CodeQuotaExceeded || c.config.Elastic.Off != "" {
 		return false
 	}
-	if c.leaving(w) {
+	if c.evictingFrom(w) {
 		return true
 	}
-	may := c.candidates(w, c.config.Elastic.Quantum)
-	which, enough := c.which(w, may)
+	candidates := c.candidates(w, c.config.Elastic.Quantum)
+	chosen, enough := c.chooseUnits(w, candidates)
 	if !enough {
 		return false
 	}
-	for i, u := range which {
+	for i, u := range chosen {
 		stay := Bytes{}
-		if i == len(which)-1 && len(u.slices) == 1 {
-			stay = c.mayStay(w, u.h, which[:i])
+		if i == len(chosen)-1 && len(u.slices) == 1 {
+			stay = c.bytesToStay(w, u.h, chosen[:i])
 		}
 		for _, h := range u.slices {
-			if h.pending == nil { // otherwise it leaves with another of its pools
-				c.leave(h, stay, h.Manual, 0)
+			if h.pending == nil { // otherwise it is being evicted with another of its pools
+				c.beginMoveOut(h, stay, h.Manual, 0)
 			}
 		}
 	}
 	return true
 }
 
-// leaving reports whether memory is being evicted from a wanted device, and will be free.
-func (c *evictions) leaving(w want) bool {
+// evictingFrom reports whether memory is being evicted from one of the want's devices.
+func (c *evictions) evictingFrom(w want) bool {
 	return slices.ContainsFunc(c.holders, func(h *holder) bool {
 		if h.pending == nil || !h.evictable() || h.pending.next.Residence != Leaving && h.Residence != Leaving {
 			return false
@@ -177,42 +186,41 @@ func (h *holder) takes(uuid string) uint64 {
 	return h.counted[uuid]
 }
 
-// candidates returns the units that may be evicted for a want, in order: those in host memory lose nothing; then the lowest priority; then the
-// longest idle.
-func (c *evictions) candidates(w want, quantum time.Duration) (may []unit) {
+// candidates returns the units that may be evicted for a want, in order: those in host memory first, since they lose nothing; then the lowest
+// priority; then the longest idle.
+func (c *evictions) candidates(w want, quantum time.Duration) (units []unit) {
 	for _, h := range c.holders {
 		if h == w.h || !h.Elastic || h.Kind == Slice && len(h.pools) > 0 {
 			continue
 		}
-		if u, goes := c.unitOf(h, quantum); goes && (!u.busy || w.busy && h.Priority <= w.priority) {
-			may = append(may, u)
+		if u, evictable := c.unitOf(h, quantum); evictable && (!u.busy || w.busy && h.Priority <= w.priority) {
+			units = append(units, u)
 		}
 	}
-	early := map[bool]int{true: -1}
-	slices.SortStableFunc(may, func(a, b unit) int {
-		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.h.Priority, b.h.Priority), cmp.Compare(b.idle, a.idle))
+	slices.SortStableFunc(units, func(a, b unit) int {
+		return cmp.Or(trueFirst(a.away, b.away), cmp.Compare(a.h.Priority, b.h.Priority), cmp.Compare(b.idle, a.idle))
 	})
-	return may
+	return units
 }
 
-// unitOf returns a unit, and whether it may be evicted: all of it that is on its devices.
-func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, goes bool) {
+// unitOf returns the unit of a slice or pool. evictable is false if any of its slices cannot be evicted now, or none has memory on a device.
+func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, evictable bool) {
 	u = unit{h: h, away: true, idle: 1<<63 - 1}
 	all := []*holder{h}
 	if h.Kind == Pool {
 		all = h.members
 	}
-	var leave []*holder
+	var withRest []*holder
 	for _, s := range all {
 		switch {
-		case !s.evictable() || s.pending != nil || s.Trust == Damaged || s.fixed:
+		case !s.evictable() || s.pending != nil || s.Trust == Damaged || s.immovable:
 			return u, false
 		case s.Residence == Away:
-			if len(s.Left) > 0 && (s.stuck == 0 || c.now-s.stuck >= ObstacleLasts) {
-				leave = append(leave, s)
+			if len(s.Left) > 0 && (s.restFailedAt == 0 || c.now-s.restFailedAt >= ObstacleLasts) {
+				withRest = append(withRest, s)
 			}
 		default:
-			idle, busy, may := c.idle(s, quantum)
+			idle, busy, may := c.idleState(s, quantum)
 			if !may {
 				return u, false
 			}
@@ -221,15 +229,16 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, goes bool)
 		}
 	}
 	if u.away {
-		u.slices = leave
+		u.slices = withRest
 	}
 	return u, len(u.slices) > 0
 }
 
-// idle returns how long a resident slice has made no call, whether that is too short to be idle, and whether it may be evicted.
-func (c *evictions) idle(h *holder, quantum time.Duration) (idle time.Duration, busy, may bool) {
+// idleState returns the time since a resident slice's last call. busy is true if that, or the time since its return, is below MinResident; may
+// is true if the slice may be evicted: it is not busy, or has had its quantum.
+func (c *evictions) idleState(h *holder, quantum time.Duration) (idle time.Duration, busy, may bool) {
 	o := &c.config.Elastic
-	if h.obstructed != 0 && c.now-h.obstructed < ObstacleLasts {
+	if h.moveFailedAt != 0 && c.now-h.moveFailedAt < ObstacleLasts {
 		return 0, false, false
 	}
 	idle = c.now - h.active
@@ -237,37 +246,37 @@ func (c *evictions) idle(h *holder, quantum time.Duration) (idle time.Duration, 
 	return idle, busy, !busy || c.now-h.returned >= quantum
 }
 
-// which returns the units to evict so that a want can be granted. Units at the end of may are left out if possible. It returns false if
-// evicting all units would not free enough.
-func (c *grants) which(w want, may []unit) (which []unit, enough bool) {
+// chooseUnits returns the candidates to evict so that a want can be granted. Those at the end are left out if possible. It returns false if
+// evicting all would not free enough.
+func (c *grants) chooseUnits(w want, candidates []unit) (chosen []unit, enough bool) {
 	t := make(trial)
-	for _, u := range may {
+	for _, u := range candidates {
 		if c.check(w, t) == nil {
 			break
 		}
 		if len(u.h.counted.without0()) > 0 {
-			t[u.h], which = Bytes{}, append(which, u)
+			t[u.h], chosen = Bytes{}, append(chosen, u)
 		}
 	}
 	if c.check(w, t) != nil {
 		return nil, false
 	}
-	for i := len(which) - 1; i >= 0; i-- { // it may stay now that others leave
-		delete(t, which[i].h)
+	for i := len(chosen) - 1; i >= 0; i-- { // leave it out if evicting the others is enough
+		delete(t, chosen[i].h)
 		if c.check(w, t) == nil {
-			which = slices.Delete(which, i, i+1)
+			chosen = slices.Delete(chosen, i, i+1)
 		} else {
-			t[which[i].h] = Bytes{}
+			t[chosen[i].h] = Bytes{}
 		}
 	}
-	return which, true
+	return chosen, true
 }
 
-// stayMargin is kept free when memory stays: the driver's figures and the ledger's differ by a few bytes.
+// stayMargin is kept free on each device where a part of a slice's memory stays: the driver may count more for it than the ledger.
 const stayMargin = 128 << 20
 
-// mayStay returns the bytes of a holder that fit on its devices once others are evicted and a want is granted.
-func (c *grants) mayStay(w want, leaver *holder, evicted []unit) Bytes {
+// bytesToStay returns the bytes of a holder that can stay on its devices once others are evicted and a want is granted.
+func (c *grants) bytesToStay(w want, leaver *holder, evicted []unit) Bytes {
 	room, t := leaver.counted.without0(), trial{}
 	for uuid, has := range room {
 		if d := c.device(uuid); d != nil {

@@ -20,7 +20,7 @@ type sum struct {
 
 // granted returns the bytes of devices that a holder takes from others: the larger of its record and the next one.
 func (c *grants) granted(h *holder) Bytes {
-	if h.gone {
+	if h.removed {
 		return nil
 	}
 	if h.Kind == Pool {
@@ -35,7 +35,7 @@ func (c *grants) granted(h *holder) Bytes {
 
 // promise returns the bytes that an elastic holder may have while it is on its devices.
 func (c *grants) promise(h *holder) Bytes {
-	if h.gone || !h.Elastic || h.Unlimited || len(h.Pools) > 0 {
+	if h.removed || !h.Elastic || h.Unlimited || len(h.Pools) > 0 {
 		return nil
 	}
 	has := c.promisedBy(&h.Record)
@@ -72,7 +72,7 @@ func (c *grants) count(h *holder) {
 	}
 	h.counted, h.promised = has, promised
 	for _, p := range h.pools {
-		if p.Elastic && !p.gone {
+		if p.Elastic && !p.removed {
 			c.count(p)
 		}
 	}
@@ -93,7 +93,7 @@ func (c *grants) add(uuid string, h *holder, change uint64) {
 		}
 	})
 	if change > math.MaxInt64 { // a negative change
-		c.freed = true
+		c.serveAgain = true
 	}
 }
 
@@ -131,13 +131,13 @@ type want struct {
 type trial map[*holder]Bytes
 
 func (t trial) has(h *holder, uuid string) uint64 {
-	if has, is := t[h]; is {
+	if has, replaced := t[h]; replaced {
 		return has[uuid]
 	}
 	return h.counted[uuid]
 }
 
-// check returns why a holder cannot be granted what it wants, an *api.Error; nil if it can.
+// check returns an *api.Error if a want cannot be granted.
 func (c *grants) check(w want, t trial) error {
 	if w.user != nil {
 		if err := c.checkUser(w, t); err != nil {
@@ -186,7 +186,7 @@ func (c *grants) device(uuid string) *refusal.Device {
 	return nil
 }
 
-// checkUser returns why the user's limit does not allow the session.
+// checkUser returns an error if the user's limit does not allow the session.
 func (c *grants) checkUser(w want, t trial) error {
 	var others []*holder
 	for _, h := range c.users[w.user.UID] {
@@ -218,8 +218,8 @@ func (c *grants) checkUser(w want, t trial) error {
 	return nil
 }
 
-// checkPromise returns why an elastic holder may not be promised these bytes: they would not fit alone on the host, or too much is promised to
-// others.
+// checkPromise returns an error if an elastic holder may not be promised these bytes: they would not fit on an empty host, or too much is promised
+// to others.
 func (c *grants) checkPromise(h *holder, bytes Bytes, user *refusal.User) error {
 	alone := &grants{config: c.config, devices: c.devices, sums: make(map[string]*sum)}
 	if err := alone.check(want{h: &holder{who: h.who}, bytes: bytes, quotas: h.Quotas, user: user}, nil); err != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// checkMoveOut: the store knows of a move before it begins.
+// checkMoveOut: a move out is stored before it begins.
 func (w *world) checkMoveOut(e MoveOut) {
 	h := w.holder(e.Generation)
 	if r, stored := w.disk[h.Generation]; !stored || r.Residence != h.Residence {
-		w.fail("%s is moved, and the store does not know", h.ID)
+		w.fail("%s: its move began before it was stored", h.ID)
 	}
 }
 
@@ -26,11 +26,11 @@ func (w *world) checkEvicted(e Store) {
 	}
 	idle, stay := w.c.now-h.active, w.c.now-h.returned
 	if !h.Elastic || min(idle, stay) < o.MinResident && stay < o.Quantum {
-		w.fail("%s is evicted, is idle for %s, and returned %s ago", h.ID, idle, stay)
+		w.fail("%s is evicted though it made its last call %s ago, and returned %s ago", h.ID, idle, stay)
 	}
 }
 
-// checkReply: a reply without an error is true, and so is the store.
+// checkReply: after a reply without an error, the store and the ledger have what the command asked for.
 func (w *world) checkReply(e Reply) {
 	if e.Err != nil {
 		return
@@ -41,13 +41,13 @@ func (w *world) checkReply(e Reply) {
 	}
 	kind, id := cmd.target()
 	h := w.c.find(kind, id)
-	stored := func(what string, is func(*Record, *page) bool) {
+	stored := func(what string, holds func(*Record, *page) bool) {
 		if h == nil {
-			w.fail("%s of %s is answered, and it is gone", what, id)
+			w.fail("%s of %s is answered, but core does not know it", what, id)
 		}
 		r, p := w.disk[h.Generation], w.pages[h.Generation]
-		if !is(&r, p) {
-			w.fail("%s of %s is answered, and the store has %+v, the page %+v", what, id, r, p)
+		if !holds(&r, p) {
+			w.fail("%s of %s is answered, but the store has %+v, the ledger %+v", what, id, r, p)
 		}
 	}
 	switch cmd := cmd.(type) {
@@ -70,24 +70,24 @@ func (w *world) checkReply(e Reply) {
 		stored("Resume", func(r *Record, p *page) bool { return r.Residence == Resident && !p.away })
 	case Release:
 		if h != nil && h.Phase != Admitted && h.pending == nil {
-			w.fail("%s is released, and is there", id)
+			w.fail("%s is released, but neither forgotten nor pending", id)
 		}
 	}
 }
 
-// check has the invariants that hold after each step.
+// check checks the invariants that hold after each step.
 func (w *world) check() {
 	w.checkSums()
 	w.checkMemory()
 	w.checkOperations()
 	for _, h := range w.c.holders {
 		w.checkRecord(h)
-		w.checkPage(h)
+		w.checkLedger(h)
 		w.checkIndex(h)
 	}
 }
 
-// checkSums: the cache is what the holders add up to, and no bound is exceeded.
+// checkSums: the cached sums equal the sums over all holders, and no bound is exceeded.
 func (w *world) checkSums() {
 	c := w.c
 	for uuid, s := range c.sums {
@@ -104,26 +104,26 @@ func (w *world) checkSums() {
 			}
 		}
 		if s.all != all || s.tenants["t"] != tenant || s.promised != promised {
-			w.fail("the sums of %s are %+v: the holders add up to %d, %d of the tenant, %d promised", uuid, s, all, tenant, promised)
+			w.fail("device %s: the sums are %+v, but the holders have %d bytes, %d of the tenant, %d promised", uuid, s, all, tenant, promised)
 		}
 		if bound := w.config.Limits.Tenants["t"].Bytes; tenant > bound {
-			w.fail("the tenant has %d of %s", tenant/size, uuid)
+			w.fail("device %s: the tenant has %d units, its bound is %d", uuid, tenant/size, bound/size)
 		}
 		if sessions > w.user.MaxSessions {
-			w.fail("the user has %d sessions", sessions)
+			w.fail("the user has %d sessions, the limit is %d", sessions, w.user.MaxSessions)
 		}
 		if user > w.user.MaxVRAM.Bytes {
-			w.fail("the user has %d of %s", user/size, uuid)
+			w.fail("device %s: the user has %d units, the limit is %d", uuid, user/size, w.user.MaxVRAM.Bytes/size)
 		}
 		d := c.device(uuid)
 		if d == nil {
 			continue
 		}
 		if capacity := w.config.Limits.Capacity(d.Total); all > capacity {
-			w.fail("%d of %s are granted: there are %d", all/size, uuid, capacity/size)
+			w.fail("device %s: %d units are granted, the capacity is %d", uuid, all/size, capacity/size)
 		}
-		if most := refusal.Promisable(d.Total, w.config.Elastic.Overcommit); promised > most {
-			w.fail("%d of %s are promised", promised/size, uuid)
+		if promisable := refusal.Promisable(d.Total, w.config.Elastic.Overcommit); promised > promisable {
+			w.fail("device %s: %d units are promised, the most is %d", uuid, promised/size, promisable/size)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (w *world) checkMemory() {
 		for uuid, n := range p.held {
 			sum[uuid] += n
 			if p.Kind == Slice && len(p.pools) == 0 && n > h.counted[uuid] {
-				w.fail("%s holds %d of %s, and counts for %d", p.ID, n/size, uuid, h.counted[uuid]/size)
+				w.fail("%s holds %d units of %s, but counts for %d", p.ID, n/size, uuid, h.counted[uuid]/size)
 			}
 		}
 		if p.Kind != Pool {
@@ -148,7 +148,7 @@ func (w *world) checkMemory() {
 		for _, m := range h.members {
 			for uuid, limit := range h.Limits {
 				if o := m.pending; o != nil && !o.forget && o.next.Residence != Away && h.counted[uuid] < limit {
-					w.fail("%s is on the way to devices, and %s counts for %d of %s", m.ID, h.ID, h.counted[uuid]/size, uuid)
+					w.fail("member %s is on the way to its devices, but pool %s counts for %d units of %s, below its limit", m.ID, h.ID, h.counted[uuid]/size, uuid)
 				}
 			}
 		}
@@ -161,32 +161,32 @@ func (w *world) checkMemory() {
 			}
 		}
 		for uuid, n := range members {
-			if _, its := h.Limits[uuid]; its && n > h.counted[uuid] {
-				w.fail("the members of %s hold %d of %s, and it counts for %d", p.ID, n/size, uuid, h.counted[uuid]/size)
+			if _, limited := h.Limits[uuid]; limited && n > h.counted[uuid] {
+				w.fail("the members of %s hold %d units of %s, but it counts for %d", p.ID, n/size, uuid, h.counted[uuid]/size)
 			}
 		}
 	}
 	for uuid, n := range sum {
 		if d := w.c.device(uuid); d != nil && n > w.config.Limits.Capacity(d.Total) {
-			w.fail("%d of %s are held", n/size, uuid)
+			w.fail("device %s: slices hold %d units, the capacity is %d", uuid, n/size, w.config.Limits.Capacity(d.Total)/size)
 		}
 	}
 	for generation, r := range w.disk {
 		h := w.holder(generation)
 		if h == nil {
-			w.fail("%s is stored, and unknown", r.ID)
+			w.fail("%s is stored, but core does not know it", r.ID)
 		}
 		if r.Kind == Slice {
 			for uuid, n := range w.c.counts(&r) {
 				if n > h.counted[uuid] {
-					w.fail("%s counts for %d of %s, and for %d by the store", r.ID, h.counted[uuid]/size, uuid, n/size)
+					w.fail("%s counts for %d units of %s, but for %d by its stored record", r.ID, h.counted[uuid]/size, uuid, n/size)
 				}
 			}
 		}
 	}
 	for generation := range w.acked {
 		if p := w.pages[generation]; p != nil && p.alive && w.holder(generation) == nil {
-			w.fail("%s was registered, its client has the reply, and it is lost", p.ID)
+			w.fail("%s is lost, but its client was told that it is registered", p.ID)
 		}
 	}
 }
@@ -205,10 +205,10 @@ func (w *world) checkOperations() {
 	}
 	for _, h := range w.c.holders {
 		if h.pending != nil && !due[h.pending.op] {
-			w.fail("%s waits for ever for %+v", h.ID, h.pending)
+			w.fail("%s: no answer is due for %+v", h.ID, h.pending)
 		}
 		if h.pending == nil && len(h.queue) > 0 {
-			w.fail("%s: %d commands wait for nothing", h.ID, len(h.queue))
+			w.fail("%s: %d commands wait, but no operation is pending", h.ID, len(h.queue))
 		}
 	}
 }
@@ -251,17 +251,17 @@ func answered(f Fact) uint64 {
 	return 0
 }
 
-// checkRecord: the store has what is in force.
+// checkRecord: the stored record equals the one in force.
 func (w *world) checkRecord(h *holder) {
 	r, stored := w.disk[h.Generation]
 	if h.Phase != Admitted && !stored && (h.pending == nil || !h.pending.forget) {
-		w.fail("%s is in force, and not stored", h.ID)
+		w.fail("%s is in force, but not stored", h.ID)
 	}
 	if h.pending == nil && !same(&r, &h.Record) {
-		w.fail("%s is %+v, and stored as %+v", h.ID, h.Record, r)
+		w.fail("%s: the record in force is %+v, the stored one %+v", h.ID, h.Record, r)
 	}
 	if h.pending == nil && h.moving() {
-		w.fail("%s is moved for ever", h.ID)
+		w.fail("%s is moving, but no operation is pending", h.ID)
 	}
 }
 
@@ -271,8 +271,8 @@ func same(a, b *Record) bool {
 		maps.Equal(a.Limits, b.Limits) && maps.Equal(a.Kept, b.Kept) && maps.Equal(a.Left, b.Left)
 }
 
-// checkPage: the ledger has the record's limits. Calls wait if and only if the slice is Away.
-func (w *world) checkPage(h *holder) {
+// checkLedger: the ledger, here a page, has the record's limits. Calls wait if and only if the slice is Away (see record.go).
+func (w *world) checkLedger(h *holder) {
 	p := w.pages[h.Generation]
 	if p == nil {
 		if h.Phase != Admitted {
@@ -284,22 +284,22 @@ func (w *world) checkPage(h *holder) {
 		return
 	}
 	if h.closed() && !p.closed && h.page != 0 {
-		w.fail("%s grants more, and is %s", h.ID, h.state())
+		w.fail("%s is %s, but its ledger is not closed", h.ID, h.state())
 	}
 	for uuid, limit := range h.Limits {
 		if h.Trust == Frozen {
 			limit = 0
 		}
 		if !h.closed() && h.page != 0 && p.limits[uuid] != limit {
-			w.fail("%s may hold %d of %s by its record, and %d by its ledger", h.ID, limit/size, uuid, p.limits[uuid]/size)
+			w.fail("%s: the limit on %s is %d units by its record, but %d by its ledger", h.ID, uuid, limit/size, p.limits[uuid]/size)
 		}
 	}
 	if h.Kind == Slice && p.away != (h.Residence == Away) && h.page != 0 {
-		w.fail("calls of %s wait: %v, and it is %s", h.ID, p.away, h.state())
+		w.fail("%s is %s, but its calls wait: %v", h.ID, h.state(), p.away)
 	}
 	for uuid, limit := range h.native {
 		if len(h.pools) == 0 && limit > h.counted[uuid] {
-			w.fail("the driver allows %s %d of %s, and it counts for %d", h.ID, limit/size, uuid, h.counted[uuid]/size)
+			w.fail("the driver allows %s %d units of %s, but it counts for %d", h.ID, limit/size, uuid, h.counted[uuid]/size)
 		}
 	}
 }
@@ -308,23 +308,24 @@ func (w *world) checkPage(h *holder) {
 func (w *world) checkIndex(h *holder) {
 	c := w.c
 	if other := c.find(h.Kind, h.ID); (other == h) == (h.Phase == Lingering) {
-		w.fail("%s of generation %d is of phase %d, and its id is of %v", h.ID, h.Generation, h.Phase, other != nil)
+		w.fail("%s of generation %d has phase %d, but the index by id has %+v", h.ID, h.Generation, h.Phase, other)
 	}
 	for _, p := range h.pools {
-		if p.gone || c.pools[p.ID] != p || !slices.Contains(p.members, h) {
-			w.fail("%s is a member of %s, which does not know it", h.ID, p.ID)
+		if p.removed || c.pools[p.ID] != p || !slices.Contains(p.members, h) {
+			w.fail("%s is in pool %s, but not among its members", h.ID, p.ID)
 		}
 	}
 	for _, m := range h.members {
-		if m.gone || !slices.Contains(m.pools, h) {
-			w.fail("%s has a member %s that is gone", h.ID, m.ID)
+		if m.removed || !slices.Contains(m.pools, h) {
+			w.fail("pool %s has the member %s, which is removed or not in it", h.ID, m.ID)
 		}
 	}
 }
 
-func (w *world) checkRest() {
+// checkAtRest: once nothing is pending, nothing waits, and nothing has leaked.
+func (w *world) checkAtRest() {
 	if len(w.told) > 0 {
-		w.fail("clients are not answered: %v", w.told)
+		w.fail("commands without a reply: %v", w.told)
 	}
 	generations := make(map[uint64]bool)
 	for _, h := range w.c.holders {
@@ -332,19 +333,19 @@ func (w *world) checkRest() {
 		p := w.pages[h.Generation]
 		switch {
 		case h.pending != nil:
-			w.fail("%s waits for ever: %+v", h.ID, h.pending)
+			w.fail("%s: an operation is still pending: %+v", h.ID, h.pending)
 		case h.Kind == Slice && !p.alive:
-			w.fail("%s has no process, and is there", h.ID)
-		case h.Phase == Live && w.c.over(h):
-			w.fail("%s is past its deadline, and live", h.ID)
+			w.fail("%s has no process, but still exists", h.ID)
+		case h.Phase == Live && w.c.mustExpire(h):
+			w.fail("%s must expire, but is live", h.ID)
 		case h.Phase == Expiring && !p.asked:
-			w.fail("%s is expired, and its processes were not asked to end", h.ID)
+			w.fail("%s has expired, but its processes were not asked to end", h.ID)
 		case h.Phase == Expiring && w.now > h.Asked+w.config.Grace+10*time.Second:
-			w.fail("%s is expired, and its processes live", h.ID)
+			w.fail("%s has expired, but its processes are alive", h.ID)
 		}
-		if h.waits != 0 && h.mayReturn() {
-			if _, err := w.c.roomToReturn(h); err == nil {
-				w.fail("%s waits beside free room", h.ID)
+		if h.waitingSince != 0 && h.mayReturn() {
+			if _, err := w.c.checkReturn(h); err == nil {
+				w.fail("%s waits, but there is room for it", h.ID)
 			}
 		}
 		beyond := h.Kept
@@ -353,19 +354,19 @@ func (w *world) checkRest() {
 		}
 		for uuid, n := range beyond {
 			if h.page != 0 && n > w.used(p)[uuid] {
-				w.fail("%s holds %d of %s, and may hold %d", h.ID, w.used(p)[uuid]/size, uuid, n/size)
+				w.fail("%s counts for %d units of %s, but holds %d", h.ID, n/size, uuid, w.used(p)[uuid]/size)
 			}
 		}
 		if h.native != nil && !maps.Equal(h.native, p.native) {
-			w.fail("the driver's limits of %s are %v, and should be %v", h.ID, p.native, h.native)
+			w.fail("the driver's limits of %s are %v: want %v", h.ID, p.native, h.native)
 		}
 	}
 	for generation, r := range w.disk {
 		if !generations[generation] {
-			w.fail("%s of generation %d is in the store alone", r.ID, generation)
+			w.fail("%s of generation %d is stored, but core does not know it", r.ID, generation)
 		}
 	}
 	if n := len(w.c.awaited) + len(w.c.retries); n > 0 {
-		w.fail("%d answers are awaited", n)
+		w.fail("%d effects are still without an answer", n)
 	}
 }

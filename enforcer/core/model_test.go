@@ -46,13 +46,13 @@ func (w *world) rest() {
 		}
 		w.check()
 	}
-	w.checkRest()
+	w.checkAtRest()
 }
 
 // askAgain has the waiting processes ask again.
 func (w *world) askAgain() {
 	for _, h := range w.c.holders {
-		if h.waits != 0 && w.pages[h.Generation].alive {
+		if h.waitingSince != 0 && w.pages[h.Generation].alive {
 			w.do(AskReturn{h.ID})
 		}
 	}

@@ -20,11 +20,12 @@ func (c *Core) suspend(cmd Suspend) error {
 	case h.Residence == Away && h.Manual:
 		return api.Errorf(api.CodeBadRequest, "slice %s is %s already", h.ID, h.state())
 	}
-	c.leave(h, nil, true, cmd.Client)
+	c.beginMoveOut(h, nil, true, cmd.Client)
 	return nil
 }
 
-// resume moves a suspended slice's memory back. Without room an elastic one is evicted from then on: it returns when one of its processes asks.
+// resume moves a suspended slice's memory back. Without room, an elastic slice is evicted instead of suspended: it returns when one of its
+// processes waits for it.
 func (c *Core) resume(cmd Resume) error {
 	h, err := c.live(cmd.ID)
 	switch {
@@ -33,9 +34,9 @@ func (c *Core) resume(cmd Resume) error {
 	case h.Residence == Resident:
 		return api.Errorf(api.CodeBadRequest, "slice %s is not suspended", h.ID)
 	}
-	w, err := c.roomToReturn(h)
+	w, err := c.checkReturn(h)
 	if err == nil {
-		c.comeBack(h, cmd.Client)
+		c.beginMoveIn(h, cmd.Client)
 		return nil
 	}
 	if !h.Elastic {
@@ -58,8 +59,9 @@ func (c *Core) resume(cmd Resume) error {
 	return nil
 }
 
-// leave begins to move a slice's memory to the host; stay is what may remain on each device. If the slice is Away, what remained there is moved.
-func (c *operations) leave(h *holder, stay Bytes, manual bool, client uint64) {
+// beginMoveOut begins to move a slice's memory to the host. stay has the bytes that may remain on each device; without it none may. For a slice
+// that is Away, it moves the bytes that have remained on devices.
+func (c *operations) beginMoveOut(h *holder, stay Bytes, manual bool, client uint64) {
 	next := h.Record
 	next.Manual = manual
 	if h.Residence == Resident {
@@ -69,14 +71,14 @@ func (c *operations) leave(h *holder, stay Bytes, manual bool, client uint64) {
 	p.move, p.stay = true, stay
 }
 
-// comeBack begins to move a slice's memory back, where there is room for it.
-func (c *operations) comeBack(h *holder, client uint64) {
+// beginMoveIn begins to move a slice's memory back, where there is room for it.
+func (c *operations) beginMoveIn(h *holder, client uint64) {
 	next := h.Record
 	next.Residence = Returning
 	c.begin(h, next, client).move = true
 }
 
-// move puts a stored Leaving or Returning record in force, and requests the move.
+// move puts a stored record in force, and requests the move: in if it is Returning, otherwise out.
 func (c *operations) move(h *holder) {
 	p := h.pending
 	p.move = false
@@ -94,16 +96,16 @@ func (c *operations) move(h *holder) {
 	}
 }
 
-// moved takes the answer to a move. The record that follows from it is stored before others are granted the room.
-func (c *operations) moved(h *holder, op uint64, f Moved) {
+// noteMoved takes the answer to a move. The record that follows from it is stored before others are granted the room.
+func (c *operations) noteMoved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
-	h.page, h.used, p.err = op, nil, f.Err // figures are valid that were read after a move, also after one that failed
+	h.page, h.used, p.err = op, nil, f.Err // use that was read before the move no longer counts, even if the move failed
 	switch h.Residence {
-	case Away: // what it had left on devices was to be moved; a failure is no client's error, and is retried after ObstacleLasts
+	case Away: // A rest on devices was moved. No client waits for that: a failure is retried after ObstacleLasts.
 		if f.Err == nil {
 			next.Left = smaller(h.Left, f.Left)
 		} else {
-			h.stuck, p.err = c.now, nil
+			h.restFailedAt, p.err = c.now, nil
 		}
 	case Leaving:
 		next.Residence = Resident
@@ -112,55 +114,51 @@ func (c *operations) moved(h *holder, op uint64, f Moved) {
 		} else {
 			next.Manual = false
 		}
-		c.obstruct(h, f)
+		c.noteMoveResult(h, f)
 	case Returning:
 		next.Residence, next.Manual, next.Hosted, next.Left = Resident, false, false, nil
 		if f.Err != nil {
 			next.Residence, next.Manual, next.Hosted, next.Left = Away, h.Manual, true, c.leftOf(h, f.Left)
 		}
-		c.obstruct(h, f)
+		c.noteMoveResult(h, f)
 	}
-	p.next, p.must, c.freed = next, true, true
+	p.next, p.must, c.serveAgain = next, true, true
 	c.count(h)
 	c.store(h)
 }
 
-// leftOf returns the bytes that a slice has left on devices; never nil. They are at most those that it counted for. A member of a pool counts in its pools
-// only, so that bound does not apply to it.
+// leftOf returns the bytes that a slice has left on devices. Except for a member of pools, they are at most the bytes that the slice counted for.
 func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 	if len(h.pools) > 0 {
 		return left.without0()
 	}
-	some := smaller(c.present(&h.Record), left)
-	if some == nil {
-		some = Bytes{}
-	}
-	return some
+	return smaller(c.present(&h.Record), left)
 }
 
-// triedLasts is the pause after a failed return of a slice.
-const triedLasts = 200 * time.Millisecond
+// returnRetryDelay is the time before another attempt to return a slice to its devices.
+const returnRetryDelay = 200 * time.Millisecond
 
 // ObstacleLasts is the time before another attempt to evict a slice that could not be moved.
 const ObstacleLasts = 10 * time.Second
 
-// obstruct notes why a move failed, or that it succeeded. If a slice's own processes keep it on its devices while others wait, it expires
-// after Elastic.Patience.
-func (c *operations) obstruct(h *holder, f Moved) {
-	before, now := h.obstructed, max(c.now, 1)
+// noteMoveResult records the result of a move. A slice whose own processes prevent its move for Elastic.Patience, while other slices wait, gets an
+// expiryReason, and so expires.
+func (c *operations) noteMoveResult(h *holder, f Moved) {
+	before, now := h.moveFailedAt, max(c.now, 1)
 	if f.Err == nil {
-		h.obstacle, h.obstructed, h.overstays = "", 0, 0
+		h.moveFailure, h.moveFailedAt, h.blockedSince = "", 0, 0
 		return
 	}
-	h.obstacle, h.obstructed = f.Err.Error(), now
+	h.moveFailure, h.moveFailedAt = f.Err.Error(), now
 	patience := c.config.Elastic.Patience
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
-		h.overstays = 0
-	case h.overstays == 0 || now-before > 3*ObstacleLasts: // while a slice waits, a move is tried each ObstacleLasts: none waited in between
-		h.overstays = now
-	case patience > 0 && now-h.overstays >= patience:
-		h.overstayed = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)
+		h.blockedSince = 0
+	case h.blockedSince == 0 || now-before > 3*ObstacleLasts:
+		// Moves are tried every ObstacleLasts while another slice waits. After a longer gap, the time counts from now.
+		h.blockedSince = now
+	case patience > 0 && now-h.blockedSince >= patience:
+		h.expiryReason = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)
 	}
 }
 

@@ -82,7 +82,7 @@ func (c *Core) done(op uint64, s step, f Moved) {
 			c.store(h)
 		}
 	case storing:
-		c.stored(h, f.Err)
+		c.noteStored(h, f.Err)
 	case opening:
 		if f.Err != nil {
 			c.forget(h, h.pending.client, f.Err)
@@ -90,14 +90,14 @@ func (c *Core) done(op uint64, s step, f Moved) {
 			c.finish(h)
 		}
 	case limiting:
-		c.limited(h, op, f.Err)
+		c.noteLimited(h, op, f.Err)
 	case moving:
-		c.moved(h, op, f)
+		c.noteMoved(h, op, f)
 	}
 	c.settle(h)
 }
 
-func (c *operations) stored(h *holder, err error) {
+func (c *operations) noteStored(h *holder, err error) {
 	p := h.pending
 	switch {
 	case err != nil && p.must:
@@ -109,7 +109,7 @@ func (c *operations) stored(h *holder, err error) {
 	case err != nil:
 		c.fail(h, err)
 	case p.forget:
-		c.forgotten(h)
+		c.finishForget(h)
 	default:
 		c.carryOut(h)
 	}
@@ -136,8 +136,8 @@ func (c *operations) carryOut(h *holder) {
 // page0 returns the limits that the ledger has.
 func (h *holder) page0() Bytes { return h.Record.page() }
 
-// limited takes the ledger's answer. A ledger that cannot be written to is damaged.
-func (c *operations) limited(h *holder, op uint64, err error) {
+// noteLimited takes the ledger's answer. A ledger that cannot be written to is damaged.
+func (c *operations) noteLimited(h *holder, op uint64, err error) {
 	h.page, h.used = op, nil
 	if err != nil {
 		h.page = 0
@@ -157,7 +157,7 @@ func (c *operations) finish(h *holder) {
 		delete(c.slices, h.ID)
 	}
 	if h.Residence == Resident && was.Residence != Resident {
-		h.active, h.returned, h.waits = c.now, c.now, 0
+		h.active, h.returned, h.waitingSince = c.now, c.now, 0
 	}
 	c.count(h)
 	c.tell(h, &was)
@@ -179,8 +179,8 @@ func (c *operations) fail(h *holder, err error) {
 	c.answer(p.client, err)
 }
 
-// forgotten drops a holder once its record is deleted.
-func (c *operations) forgotten(h *holder) {
+// finishForget drops a holder once its record is deleted.
+func (c *operations) finishForget(h *holder) {
 	p := h.pending
 	if h.Kind == Pool {
 		c.emit(Emit{h.ref(), api.Event{Kind: api.EventPoolDeleted, Pool: h.ID}})

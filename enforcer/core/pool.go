@@ -135,7 +135,7 @@ func (c *grants) poolCounts(p *holder) Bytes {
 	left := make(Bytes)
 	for _, m := range p.members {
 		for uuid, n := range m.Left {
-			if _, its := p.Limits[uuid]; its {
+			if _, limited := p.Limits[uuid]; limited {
 				left[uuid] += n
 			}
 		}

@@ -21,19 +21,19 @@ func (c *Core) register(cmd Register) error {
 	if err != nil {
 		return err
 	}
-	own := !slices.ContainsFunc(pools, func(p *holder) bool { return p.Elastic }) // a member's priority is its pools'
-	if most := c.config.Elastic.MaxPriority; own && r.Priority > most && (cmd.User != nil || r.UID == nil) {
-		return api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, most)
+	ownPriority := !slices.ContainsFunc(pools, func(p *holder) bool { return p.Elastic }) // otherwise it is the pools'
+	if maxPriority := c.config.Elastic.MaxPriority; ownPriority && r.Priority > maxPriority && (cmd.User != nil || r.UID == nil) {
+		return api.Errorf(api.CodeBadRequest, "slice %s asks for priority %d: up to %d is accepted (max_priority in [elastic] of the configuration)", r.ID, r.Priority, maxPriority)
 	}
 	if r.TTL, err = Lifetime(r.ID, r.TTL, c.config.MaxTTL); err != nil {
 		return err
 	}
 	h := newHolder(&Record{
 		ID: r.ID, Generation: cmp.Or(r.Generation, c.nextGeneration()), Name: r.Name, Tenant: r.Tenant, UID: r.UID, Pools: r.Pools, Quotas: r.Quotas, Limits: r.Limits,
-		Unlimited: r.Unlimited, Elastic: r.Elastic, Priority: r.Priority, Native: r.Native, TTL: r.TTL, Deadline: c.until(r.TTL),
+		Unlimited: r.Unlimited, Elastic: r.Elastic, Priority: r.Priority, Native: r.Native, TTL: r.TTL, Deadline: c.deadlineAfter(r.TTL),
 	}, cmd.Holder)
 	h.pools, h.user, h.active, h.returned = pools, cmd.User, c.now, c.now
-	if h.Elastic { // it starts evicted, and returns when a process asks
+	if h.Elastic { // it starts evicted, and returns when a process waits for it
 		h.Residence, h.Left = Away, Bytes{}
 	}
 	if err := c.admit(h); err != nil {
@@ -46,7 +46,7 @@ func (c *Core) register(cmd Register) error {
 	return nil
 }
 
-// admit returns why a new slice cannot have its quotas.
+// admit returns an error if a new slice cannot have its quotas.
 func (c *Core) admit(h *holder) error {
 	if c.devices == nil && !h.Unlimited {
 		if err := c.config.Limits.CheckSize(h.ID, h.Quotas); err != nil {
@@ -61,11 +61,12 @@ func (c *Core) admit(h *holder) error {
 			return err
 		}
 	}
-	return c.grant(want{h: h, bytes: c.counts(&h.Record), quotas: h.Quotas, user: h.user})
+	return c.checkOrEvict(want{h: h, bytes: c.counts(&h.Record), quotas: h.Quotas, user: h.user})
 }
 
-// grant returns why a want is refused; the code is CodeBusy if idle slices are evicted for it.
-func (c *evictions) grant(w want) error {
+// checkOrEvict returns nil if a want can be granted now. Otherwise it begins to evict idle slices if that makes room, and returns an error: with
+// CodeBusy if evictions are in progress. With HostEvicts it sets c.lacks instead.
+func (c *evictions) checkOrEvict(w want) error {
 	err := c.check(w, nil)
 	var refused *api.Error
 	switch {
@@ -88,7 +89,7 @@ func (c *Core) poolsOf(r *Record, grant bool) (pools []*holder, err error) {
 	for _, name := range slices.Sorted(slices.Values(r.Pools)) {
 		p := c.pools[name]
 		if p == nil || p.Private && !grant {
-			return nil, api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, r.ID, name)
+			return nil, api.Errorf(api.CodeBadRequest, "there is no pool %s for slice %s: `gpuslice pool list` shows the pools", name, r.ID)
 		}
 		r.Tenant = cmp.Or(r.Tenant, p.Tenant)
 		if p.Elastic {
@@ -108,15 +109,15 @@ func (c *Core) poolsOf(r *Record, grant bool) (pools []*holder, err error) {
 		}
 		for _, other := range pools[:i] {
 			if device := Overlap(other.Quotas, p.Quotas); device != "" {
-				return nil, api.Errorf(api.CodeBadRequest, "pools %s and %s both have a quota on device %s: slice %s can be in one of them", other.ID, p.ID, c.shown(device), r.ID)
+				return nil, api.Errorf(api.CodeBadRequest, "pools %s and %s both have a quota on device %s: slice %s can be in one of them", other.ID, p.ID, c.displayName(device), r.ID)
 			}
 		}
 	}
-	return pools, c.covered(r, pools, r.Quotas)
+	return pools, c.checkCovered(r, pools, r.Quotas)
 }
 
-// covered returns why a member of these pools cannot have the quotas.
-func (c *Core) covered(r *Record, pools []*holder, quotas []api.Quota) error {
+// checkCovered returns CodeNoDevice if a member has a quota on a device on which none of its pools has one.
+func (c *Core) checkCovered(r *Record, pools []*holder, quotas []api.Quota) error {
 	for _, q := range quotas {
 		if len(pools) == 0 || q.Device == api.AllDevices || slices.ContainsFunc(pools, func(p *holder) bool { return p.covers(q.Device) }) {
 			continue
@@ -128,8 +129,8 @@ func (c *Core) covered(r *Record, pools []*holder, quotas []api.Quota) error {
 	return nil
 }
 
-// shown returns the name of a device for people.
-func (c *grants) shown(uuid string) string {
+// displayName returns a device's name for messages.
+func (c *grants) displayName(uuid string) string {
 	if d := c.device(uuid); d != nil {
 		return d.Shown
 	}
@@ -154,26 +155,27 @@ func Overlap(a, b []api.Quota) string {
 	return ""
 }
 
-// Lifetime returns the time to live of slice id that requests ttl, within the bound of the operator. 0 means unlimited in all three.
-func Lifetime(id string, ttl, most time.Duration) (time.Duration, error) {
+// Lifetime returns the time to live of slice id: ttl, or maxTTL if ttl is 0. For ttl, maxTTL and the result, 0 means unlimited. It returns
+// CodeBadRequest if ttl is above maxTTL.
+func Lifetime(id string, ttl, maxTTL time.Duration) (time.Duration, error) {
 	switch {
-	case most == 0 || ttl > 0 && ttl <= most:
+	case maxTTL == 0 || ttl > 0 && ttl <= maxTTL:
 		return ttl, nil
 	case ttl == 0:
-		return most, nil
+		return maxTTL, nil
 	}
-	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: up to %s is (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(most))
+	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: at most %s (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(maxTTL))
 }
 
-// until returns the deadline of a slice with this time to live.
-func (c *Core) until(ttl time.Duration) time.Duration {
+// deadlineAfter returns the deadline of a slice with this time to live.
+func (c *Core) deadlineAfter(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		return 0
 	}
 	return c.now + ttl
 }
 
-// attach returns why a process of a slice may not attach.
+// attach answers the client if a process of a slice may attach, and returns an error otherwise.
 func (c *Core) attach(cmd Attach) error {
 	h := c.slices[cmd.ID]
 	if h == nil || h.Phase == Admitted {

@@ -43,7 +43,7 @@ func (c *Core) due(h *holder) bool {
 	switch {
 	case h.empty, h.damage != "" && h.Trust != Damaged:
 		return true
-	case h.Phase == Live && c.over(h):
+	case h.Phase == Live && c.mustExpire(h):
 		return true
 	case h.Trust != Damaged && (h.excess != "") != (h.Trust == Frozen):
 		return true
@@ -65,10 +65,10 @@ func (c *Core) handle(h *holder) {
 		return
 	case h.damage != "" && h.Trust != Damaged:
 		next.Trust, next.Why = Damaged, h.damage
-	case h.Phase == Live && c.over(h):
+	case h.Phase == Live && c.mustExpire(h):
 		next.Phase = Expiring
-		if h.overstayed != "" {
-			next.Why = h.overstayed
+		if h.expiryReason != "" {
+			next.Why = h.expiryReason
 		}
 	case h.Trust != Damaged && (h.excess != "") != (h.Trust == Frozen):
 		next.Trust, next.Why = Sound, ""

@@ -32,7 +32,7 @@ func (c *Core) Show() []Shown {
 }
 
 func (c *Core) show(h *holder) Shown {
-	s := Shown{Record: h.Record, State: h.state(), Reason: h.Why, Counts: h.counted.without0(), Waits: h.waits, Idle: c.now - h.active, Members: len(h.members)}
+	s := Shown{Record: h.Record, State: h.state(), Reason: h.Why, Counts: h.counted.without0(), Waits: h.waitingSince, Idle: c.now - h.active, Members: len(h.members)}
 	switch s.State {
 	case api.Released:
 		s.Reason = "it was released while processes were alive: they get no more memory, and their memory counts until they exit"
@@ -41,8 +41,8 @@ func (c *Core) show(h *holder) Shown {
 	case api.Evicted:
 		s.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until there is room for it: the next call requests that"
 	}
-	if h.obstacle != "" && h.Residence != Resident {
-		s.Reason = h.obstacle
+	if h.moveFailure != "" && h.Residence != Resident {
+		s.Reason = h.moveFailure
 	}
 	if h.Kind == Pool && s.State == api.Active && c.isAway(h) {
 		s.State = api.Evicted
@@ -110,8 +110,8 @@ func (c *grants) Device(uuid string) ShownDevice {
 		capacity := c.config.Limits.Capacity(d.Total)
 		free := capacity - min(capacity, s.Granted)
 		s.Free = &free
-		most := refusal.Promisable(d.Total, c.config.Elastic.Overcommit)
-		s.Promisable = most - min(most, s.Promised)
+		promisable := refusal.Promisable(d.Total, c.config.Elastic.Overcommit)
+		s.Promisable = promisable - min(promisable, s.Promised)
 	}
 	return s
 }

@@ -15,7 +15,7 @@ import (
 
 // Slices of any sizes that never stop working take turns. Each waits for the turns of those that waited before it, and two more at most: a quantum until
 // room is kept for it, and the quantum of the slices that returned in that time.
-func TestASliceWaitsForTheTurnsOfThoseBeforeIt(t *testing.T) {
+func TestWaitingSliceReturnsWithinTurnsOfEarlierWaiters(t *testing.T) {
 	const quantum, move, pace = 20 * time.Second, 2 * time.Second, time.Second
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -29,7 +29,7 @@ func TestASliceWaitsForTheTurnsOfThoseBeforeIt(t *testing.T) {
 			c.Do(Register{Client: 1, Slice: Record{ID: fmt.Sprint("s", i), Elastic: true, Limits: Bytes{"a": size}, Quotas: []api.Quota{{Device: "a", Bytes: size}}}})
 			answerAll(c)
 		}
-		most := make(map[*holder]time.Duration) // when a waiter has to be back
+		returnBy := make(map[*holder]time.Duration) // when a waiter has to be back
 		moves := make(map[time.Duration][]Effect)
 		for now := pace; now < 15*time.Minute; now += pace {
 			for _, e := range moves[now] {
@@ -53,20 +53,20 @@ func TestASliceWaitsForTheTurnsOfThoseBeforeIt(t *testing.T) {
 				}
 			}
 			for _, h := range c.holders {
-				switch _, known := most[h]; {
-				case h.waits == 0:
-					delete(most, h)
+				switch _, known := returnBy[h]; {
+				case h.waitingSince == 0:
+					delete(returnBy, h)
 				case !known:
-					most[h] = now + time.Duration(len(most)+2)*(quantum+2*move+2*pace)
-				case now > most[h]:
-					t.Fatalf("seed %d: %s, %d of 100, has waited from %s to %s beside %d others", seed, h.ID, h.Limits["a"], h.waits, now, slices-1)
+					returnBy[h] = now + time.Duration(len(returnBy)+2)*(quantum+2*move+2*pace)
+				case now > returnBy[h]:
+					t.Fatalf("seed %d: %s, %d of 100, has waited from %s to %s beside %d others", seed, h.ID, h.Limits["a"], h.waitingSince, now, slices-1)
 				}
 			}
 		}
 	}
 }
 
-func TestThereAreNoMorePoolsThanTheLimit(t *testing.T) {
+func TestPoolCreationBeyondLimitIsRefused(t *testing.T) {
 	c := New(Config{})
 	create := func(name string, made error) (err error) {
 		c.Do(CreatePool{Client: 1, Pool: Record{ID: name}})

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// size is what sizes of the model are multiples of.
+// size is the unit of the model's sizes, in bytes.
 const size = 64 << 20
 
 // world is the disk, the driver, the processes and the clients. It carries effects out in any order that keeps those of one key in theirs: late, twice, or

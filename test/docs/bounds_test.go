@@ -40,8 +40,8 @@ var noBound = map[string]string{
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
 	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer/native.rounding
 		enforcer/mover.slowest enforcer/mover.residue enforcer/mover.spare enforcer/mover.leftShare enforcer/mover.plentyShare`,
-	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askLasts
-		enforcer/core.stayMargin enforcer/core.triedLasts enforcer/core.restedAfter enforcer/core.ObstacleLasts enforcer/core.maxQueue`,
+	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askTimeout
+		enforcer/core.stayMargin enforcer/core.returnRetryDelay enforcer/core.restedAfter enforcer/core.ObstacleLasts enforcer/core.maxQueue`,
 	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
 	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
 		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady
