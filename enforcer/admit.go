@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // newHolder returns the holder to which the slice's quotas are granted.
@@ -92,11 +93,24 @@ func (t *driverTruth) gpu(uuid string) *gpu {
 // account returns the slice's record for admission. Called with mu held, or before the slice is registered.
 func (s *slice) account() core.Record {
 	r := s.rec
-	r.Limits, r.Residence, r.Left = s.quota.Limits(), core.Resident, nil
+	r.Limits = s.quota.Limits()
 	if s.isAway() {
-		r.Residence, r.Left = core.Away, s.left()
+		r.Left = s.left()
 	}
 	return r
+}
+
+// place notes in the record where the slice's memory is. Called before the slice is registered.
+func (s *slice) place(to *store.Suspension) {
+	switch s.suspension = to; {
+	case to == nil:
+		return
+	case s.isAway():
+		s.rec.Residence = core.Away
+	default: // a move was interrupted, and the memory is brought back
+		s.rec.Residence = core.Returning
+	}
+	s.rec.Manual = !to.Evicted
 }
 
 // recommit has admission count the slice as it is now. Bytes used beyond a lowered quota, or left on a device by a suspended slice, stay granted,

@@ -68,6 +68,9 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 			s.retire()
 			return core.Stored{Op: x.Op}
 		}
+		if x.Place {
+			return core.Stored{Op: x.Op, Err: s.storePlace(&x.Record)}
+		}
 		return core.Stored{Op: x.Op, Err: s.storeRecord(&x.Record)}
 	case core.Listen:
 		s.e.enter(s)
@@ -95,11 +98,17 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 			s.expireQuota()
 		}
 		return core.Limited{Op: x.Op}
+	case core.MoveOut, core.MoveIn:
+		return s.carryOutMove(effect)
 	case core.Emit:
-		if x.Event.Kind == api.EventReleased {
+		switch x.Event.Kind {
+		case api.EventReleased:
 			return s.tellReleased(x.Event)
+		case api.EventSuspended, api.EventEvicted, api.EventResumed, api.EventReturned:
+			s.tellMoved(x.Event)
+		default:
+			s.emit(x.Event)
 		}
-		s.emit(x.Event)
 	}
 	return nil // End: (*Enforcer).end signals the processes, which takes longer than a turn may
 }
@@ -200,6 +209,11 @@ func (s *slice) emit(event api.Event) {
 	defer s.mu.Unlock()
 	switch {
 	case event.Kind == api.EventExpired && s.overstayed != "": // told by endForOthers
+	case event.Kind == api.EventExpired && event.Cause != "":
+		s.overstayed = event.Cause
+		s.log.Warn("elastic slice ended: it cannot be moved", "why", event.Cause)
+		s.tell(event)
+		s.e.checkLeases()
 	case event.Kind == api.EventRegistered:
 		r := &s.request
 		s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)

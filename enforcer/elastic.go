@@ -394,7 +394,7 @@ func (e *Enforcer) tryReturn(s *slice) error {
 	if none {
 		return nil
 	}
-	return s.resumeWithin()
+	return s.resume()
 }
 
 // obstruct notes why the slice could not be moved; nil if it was.
@@ -449,21 +449,4 @@ func (s *slice) showElastic(shown *api.Slice) {
 		e.Idle = max(0, now.Sub(r.active))
 	}
 	shown.Elastic = e
-}
-
-// movedKind returns the kind of event for a move.
-func (s *slice) movedKind(away bool) api.EventKind {
-	s.mu.Lock()
-	by := s.suspension != nil && s.suspension.Evicted
-	s.mu.Unlock()
-	switch {
-	case away && by:
-		return api.EventEvicted
-	case away:
-		return api.EventSuspended
-	case by:
-		return api.EventReturned
-	default:
-		return api.EventResumed
-	}
 }

@@ -105,7 +105,12 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // it does not exit at SIGTERM
-	eventually(t, "a is ended", func() bool { b.expect(statusAway, "return"); return len(h.told(api.EventExpired)) == 1 })
+	eventually(t, "a is ended", func() bool {
+		enforcer.ForgetObstacles(h.Enforcer)
+		clock.pass(time.Millisecond)
+		b.expect(statusAway, "return")
+		return len(h.told(api.EventExpired)) == 1
+	})
 	back := make(chan struct{})
 	go func() { // it asks again and again
 		defer close(back)

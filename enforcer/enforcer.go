@@ -226,7 +226,7 @@ func (e *Enforcer) open() error {
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
 		Limits: e.options.Admission, Devices: e.truth.bookDevices(), MaxTTL: e.options.MaxTTL, HostEvicts: true,
-		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum},
+		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum, Patience: elastic.Patience},
 	})
 	if err := e.openNative(); err != nil {
 		return err

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/mover"
 )
 
@@ -114,61 +113,31 @@ func (e *Enforcer) evict(c *candidate) {
 	}
 }
 
-// evictOne evicts a slice, or moves what an evicted one has left, or records why it cannot. A slice that is not busy stays if a call does not end.
+// evictOne evicts a slice, or moves what an evicted one has left, or records why it cannot.
 func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	if !e.waitFor(s) {
 		return false
 	}
 	defer s.turn.Give()
-	if c.away {
-		if err := s.leaveLess(c.stay, true); err != nil {
-			s.log.Error("rest of the evicted slice's memory not moved", "why", err)
-			s.mu.Lock()
-			s.residency.stuck = time.Now()
-			s.mu.Unlock()
-			return false
-		}
-		return true
-	}
 	s.mu.Lock()
-	gone = s.suspension != nil // since evicted for another holder, or suspended
+	away, on := s.isAway(), s.suspension == nil
 	s.mu.Unlock()
-	if gone {
+	if c.away && !away || !c.away && !on { // moved since
 		return true
 	}
-	began, err := time.Now(), s.beginSuspension(true)
-	if err == nil {
-		killpoint.Pass("evict.shut")
-		if err = s.drain(c.busy); err != nil {
-			s.setSuspension(nil)
-		} else if err = s.suspendAll(c.stay, true); err == nil {
-			s.mu.Lock()
-			s.residency.evictions++
-			s.mu.Unlock()
-		}
+	err := s.command(func(client uint64) core.Command {
+		return core.Suspend{Client: client, ID: s.id(), Evict: true, Stay: c.stay, Busy: c.busy}
+	})
+	if c.away {
+		return err == nil
 	}
-	s.overstay(err, began)
+	if err == nil {
+		s.mu.Lock()
+		s.residency.evictions++
+		s.mu.Unlock()
+	}
 	s.obstruct(err)
 	return err == nil
-}
-
-// overstay ends a slice if its own processes have kept it on its devices for Elastic.Patience while others waited. err is the result of an attempt to
-// move it that started at began.
-func (s *slice) overstay(err error, began time.Time) {
-	s.mu.Lock()
-	r, patience, ends := s.residency, s.e.options.Elastic.Patience, false
-	if errors.As(err, new(mover.Unmovable)) {
-		if r.overstays.IsZero() || !r.obstructed.IsZero() && began.Sub(r.obstructed) > 3*core.ObstacleLasts { // nothing waited in between
-			r.overstays = began
-		}
-		ends = patience > 0 && time.Since(r.overstays) >= patience
-	} else {
-		r.overstays = time.Time{}
-	}
-	s.mu.Unlock()
-	if ends {
-		s.endForOthers(fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, err))
-	}
 }
 
 // endForOthers ends an elastic slice that keeps others from a device.

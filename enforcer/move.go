@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
-	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/mover"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -22,13 +22,7 @@ import (
 // elastic slice, too, then stays suspended until Resume.
 func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
-		if s.isEvicted() {
-			return s.keepAway()
-		}
-		if err := s.beginSuspension(false); err != nil {
-			return err
-		}
-		return s.suspendAll(nil, false)
+		return s.command(func(client uint64) core.Command { return core.Suspend{Client: client, ID: id} })
 	})
 }
 
@@ -37,15 +31,9 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 // are evicted for it.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
-		if s.residency == nil {
-			return s.resumeWithin()
-		}
-		if err := s.comesBack(true); err != nil {
-			return err
-		}
-		err := s.resumeWithin()
+		err := s.resume()
 		full := new(api.Error)
-		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
+		if s.residency == nil || !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
 			return err
 		}
 		said := *full
@@ -54,9 +42,21 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	})
 }
 
-// resumeWithin resumes the slice within its user's limit. Called in the slice's turn.
-func (s *slice) resumeWithin() error {
-	return s.resumeAll(s.userLimit())
+// resume resumes the slice within its user's limit. Called in the slice's turn.
+func (s *slice) resume() error {
+	limit := s.userLimit()
+	return s.command(func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id(), User: limit} })
+}
+
+// command has core suspend or resume the slice, unless its ledger is damaged. Called in the slice's turn.
+func (s *slice) command(cmd func(client uint64) core.Command) error {
+	s.mu.Lock()
+	err := s.unchangeable(false)
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.e.ask(nil, cmd).Err
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
@@ -74,9 +74,54 @@ func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error)
 	return s.show(false), nil
 }
 
-// suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave the bytes in stay. Called
-// in the slice's turn, after beginSuspension.
-func (s *slice) suspendAll(stay map[string]uint64, evicted bool) error {
+// carryOutMove has the memory moved, and returns where it is then. Each state is stored before it begins, and the last one before others get the room.
+func (s *slice) carryOutMove(effect core.Effect) core.Fact {
+	var m core.Moved
+	was := s.rec.Residence
+	switch x := effect.(type) {
+	case core.MoveOut:
+		if m.Op = x.Op; was == core.Away {
+			m.Err = s.leaveLess(x.Stay)
+		} else {
+			m.Err = s.suspendAll(x.Stay, x.Busy)
+		}
+	case core.MoveIn:
+		m.Op, m.Err = x.Op, s.resumeAll()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if was == core.Away && m.Err != nil && s.isAway() && s.residency != nil {
+		s.residency.stuck = time.Now()
+	}
+	m.Stuck = errors.As(m.Err, new(mover.Unmovable))
+	switch {
+	case s.suspension == nil:
+		m.At = core.Resident
+	case s.isAway():
+		m.At, m.Left = core.Away, s.left()
+		for uuid, bytes := range s.quota.InUse() {
+			if bytes > m.Left[uuid] {
+				m.Left[uuid] = bytes
+			}
+		}
+		s.lowered = len(m.Left) > 0
+	default:
+		m.At = core.Returning
+	}
+	return m
+}
+
+// suspendAll moves the memory of all processes to the host. Processes that move it themselves may together leave the bytes in stay. An evicted slice that is
+// not busy stays if a call does not end.
+func (s *slice) suspendAll(stay map[string]uint64, busy bool) error {
+	evicted := !s.rec.Manual
+	if evicted {
+		killpoint.Pass("evict.shut")
+		if err := s.drain(busy); err != nil {
+			s.setSuspension(nil)
+			return err
+		}
+	}
 	began := time.Now()
 	m := s.memory.Begin(stay)
 	defer m.Close()
@@ -103,30 +148,10 @@ func (s *slice) suspendAll(stay map[string]uint64, evicted bool) error {
 		case undone != nil:
 			return errors.Join(err, s.remainAway(m, undone))
 		}
-		return errors.Join(err, s.endSuspension())
-	}
-	return s.settleAway(m, "", began)
-}
-
-// beginSuspension marks the slice as suspending, so that no process can attach, or returns why it cannot be suspended. evicted marks an elastic
-// slice that returns at a process's request.
-func (s *slice) beginSuspension(evicted bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.unchangeable(false); err != nil {
+		s.endSuspension()
 		return err
 	}
-	switch {
-	case s.suspension != nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s is %s already", s.id(), s.suspension.State)
-	case s.e.options.Checkpoint == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: this enforcer serves its own sessions only, gpusliced can", s.id())
-	case s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
-	}
-	s.suspension = &store.Suspension{State: api.Suspending, Evicted: evicted}
-	s.turnGate()
-	return nil
+	return s.settleAway(m, "", began)
 }
 
 func (s *slice) moveOut(m *mover.Move) error {
@@ -147,17 +172,18 @@ func (s *slice) settleAway(m *mover.Move, reason string, began time.Time) error 
 		if back := s.moveBack(m); back != nil {
 			return errors.Join(err, s.stayPartly(m, errors.Join(back, err)))
 		}
-		return errors.Join(err, s.endSuspension())
+		s.endSuspension()
+		return err
 	}
 	killpoint.Pass("move.gone")
 	s.sentAway()
-	s.tellMoved(s.movedKind(true), now.Processes, time.Since(began))
+	s.moved = &moved{now.Processes, time.Since(began)}
 	return nil
 }
 
-// leaveLess has the processes of a slice that is off its devices move more of what they left there, to make room for others. If they have nothing
-// more to move, and byDriver is set, the driver moves the rest. Called in the slice's turn.
-func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
+// leaveLess has the processes of a slice that is off its devices move more of what they left there. If they have nothing more to move, and others need
+// the room, which stay says, the driver moves the rest.
+func (s *slice) leaveLess(stay map[string]uint64) error {
 	s.mu.Lock()
 	was := s.suspension
 	nothing := !was.Away() || len(s.left()) == 0
@@ -168,7 +194,7 @@ func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	m := s.memory.Continue(was)
 	defer m.Close()
 	less, err := m.LeaveLess(stay)
-	if err == nil && !less && byDriver {
+	if err == nil && !less && stay != nil {
 		if err = m.LeaveToDriver(); err == nil {
 			err = s.storeSuspension(&store.Suspension{State: was.State, Processes: m.Processes(), Spare: was.Spare, Reason: was.Reason})
 		}
@@ -186,26 +212,18 @@ func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	return nil
 }
 
-// resumeAll brings the slice's memory back, if it is granted its quotas within the user's limit; nil is none. Called in the slice's turn.
-func (s *slice) resumeAll(limit *admission.User) error {
+// resumeAll brings the slice's memory back: its quotas count again.
+func (s *slice) resumeAll() error {
 	s.mu.Lock()
-	was, err := s.suspension, s.unchangeable(false)
+	was := s.suspension
 	s.mu.Unlock()
 	began := time.Now()
-	switch {
-	case err != nil:
-		return err
-	case was == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s is not suspended", s.id())
-	case s.e.options.Checkpoint == nil || s.e.truth == nil:
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: without NVML free device memory is unknown (%s)", s.id(), s.e.options.NoTruth)
-	}
 	m := s.memory.Continue(was)
 	defer m.Close()
 	if err := m.FindAway(); err != nil {
 		return err
 	}
-	undo, err := s.takeBack(was.Processes, limit)
+	undo, err := s.takeBack(was.Processes)
 	if err == nil {
 		if _, err = m.HasRoom(); err == nil {
 			err = s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: was.Processes, Spare: was.Spare})
@@ -229,8 +247,9 @@ func (s *slice) resumeAll(limit *admission.User) error {
 		return errors.Join(err, s.remainAway(m, err))
 	}
 	killpoint.Pass("move.back")
-	s.tellMoved(s.movedKind(false), m.Processes(), time.Since(began))
-	return s.endSuspension()
+	s.moved = &moved{m.Processes(), time.Since(began)}
+	s.endSuspension()
+	return nil
 }
 
 func (s *slice) moveBack(m *mover.Move) error {
@@ -242,16 +261,12 @@ func (s *slice) moveBack(m *mover.Move) error {
 }
 
 // endSuspension records that the slice is no longer suspended, once all processes run.
-func (s *slice) endSuspension() error {
+func (s *slice) endSuspension() {
 	if err := s.storeSuspension(nil); err != nil {
 		s.setSuspension(nil) // the next enforcer finds all processes running
 		s.log.Error("end of the suspension not persisted: the next enforcer detects it", "err", err)
 	}
-	s.mu.Lock()
-	s.recommit()
-	s.mu.Unlock()
 	s.memory.LimitKept()
-	return nil
 }
 
 // remainAway moves away again the processes that had come back, since not all could; why is the reason. The slice is then suspended.

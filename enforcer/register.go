@@ -118,7 +118,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	s.group.First = init
 	s.newQuota()
 	if r.Elastic {
-		s.suspension = &store.Suspension{State: api.Suspended, Evicted: true}
+		s.place(&store.Suspension{State: api.Suspended, Evicted: true})
 	}
 	s.beElastic()
 	if r.Session {

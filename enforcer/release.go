@@ -49,7 +49,7 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 // slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
 	r := e.ask(nil, func(client uint64) core.Command {
-		return core.Release{Client: client, ID: s.id(), Generation: s.generation, Cause: cause, Force: true}
+		return core.Release{Client: client, ID: s.id(), Generation: s.generation, Cause: cause, Force: true, NoneHosted: true}
 	})
 	return errors.Join(r.Err, s.unstored)
 }

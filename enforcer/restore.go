@@ -161,7 +161,8 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		}
 	}
 	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
-	s.mayBeLimited, s.suspension = r.Native, r.Suspended
+	s.mayBeLimited = r.Native
+	s.place(r.Suspended)
 	s.beElastic()
 	s.turn.Wait()
 	copy(s.token[:], r.TokenSum)

@@ -75,6 +75,7 @@ type slice struct {
 	overstayed string // the reason if it was ended before its deadline
 
 	suspension *store.Suspension // nil: not suspended. What it points to does not change. Changes in the turn
+	moved      *moved            // by its last move; nil if that is told, or moved nothing
 	residency  *residency        // of an elastic slice
 
 	mayBeLimited bool // the driver has limits on its cgroup, or will have (native.go)

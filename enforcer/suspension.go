@@ -47,50 +47,39 @@ func (s *slice) setSuspension(to *store.Suspension) {
 	s.suspension = to
 	if s.isAway() {
 		s.markAway(to.Processes)
-		s.recommit()
 		s.wantNative()
 	}
 	s.turnGate()
 }
 
-// isEvicted reports whether the slice is off its devices, and returns at a process's request.
-func (s *slice) isEvicted() bool {
+// storePlace notes a residence for core. The durable states of a move are stored by the move itself (move.go).
+func (s *slice) storePlace(r *core.Record) error {
+	s.mu.Lock()
+	now := s.suspension
+	turns := r.Residence != core.Resident && s.isAway() && now.Evicted == r.Manual // from evicted to suspended, or the reverse
+	switch {
+	case r.Residence == core.Leaving:
+		s.suspension = &store.Suspension{State: api.Suspending, Evicted: !r.Manual}
+		s.turnGate()
+	case turns:
+		other := *now
+		other.Evicted, now = !r.Manual, &other
+	}
+	s.mu.Unlock()
+	if turns {
+		record := s.storedNow()
+		record.Suspended = now
+		if err := s.e.store.PutSlice(record); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.isAway() && s.suspension.Evicted
-}
-
-// comesBack sets whether a suspended slice returns at a process's request (evicted), or only by Resume. Called in the slice's turn.
-func (s *slice) comesBack(evicted bool) error {
-	s.mu.Lock()
-	to := s.suspension
-	if !s.isAway() || to.Evicted == evicted {
-		s.mu.Unlock()
-		return nil
+	if s.rec = *r; turns {
+		if s.suspension = now; r.Manual { // to be told, though nothing was moved
+			s.moved = new(moved)
+		}
 	}
-	other := *to
-	other.Evicted = evicted
-	record := s.stored()
-	s.mu.Unlock()
-	record.Suspended = &other
-	if err := s.e.store.PutSlice(record); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.suspension = &other
-	s.mu.Unlock()
-	return nil
-}
-
-// keepAway turns an evicted slice into a suspended one, and has its processes move what they left on the devices. Called in the slice's turn.
-func (s *slice) keepAway() error {
-	if err := s.comesBack(false); err != nil {
-		return err
-	}
-	if err := s.leaveLess(nil, false); err != nil {
-		s.log.Error("rest of the suspended slice's memory not moved", "why", err)
-	}
-	s.tell(api.Event{Kind: api.EventSuspended})
 	return nil
 }
 
@@ -133,22 +122,15 @@ func (s *slice) markAway(processes []store.Moved) {
 	}
 }
 
-// takeBack counts again what the slice is about to hold: its quotas on all devices, and its processes' charges in its pools; all of it or nothing.
-// If the slice is not Suspended these count already. Called in the slice's turn.
-func (s *slice) takeBack(processes []store.Moved, limit *admission.User) (undo func(), err error) {
+// takeBack counts the processes' charges in the slice's pools again, or none of them.
+func (s *slice) takeBack(processes []store.Moved) (undo func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := s.account()
-	next.Residence, next.Left = core.Resident, nil
-	if _, err := s.e.book.Begin(s.holder, next, limit); err != nil {
-		return nil, err
-	}
 	var back []store.Moved
 	revert := func() {
 		if s.isAway() {
 			s.markAway(back)
 		}
-		s.e.book.Undo(s.holder)
 	}
 	for _, p := range processes {
 		if err := resumeIn(s.pools, p.PID); err != nil {
@@ -190,26 +172,36 @@ func resumeIn(pools []*pool, pid int) error {
 func (s *slice) bringBack() {
 	s.mu.Lock()
 	s.quota.BringBack()
-	s.recommit()
 	s.wantNative()
 	s.mu.Unlock()
 	s.e.reachNative(s.group.Cgroup)
 }
 
-// tellMoved reports that the memory of the slice's processes was moved or returned, and the time it took.
-func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved, took time.Duration) {
+// moved is a move of which the event is not told yet.
+type moved struct {
+	processes []store.Moved
+	took      time.Duration
+}
+
+// tellMoved reports that the memory of the slice's processes was moved or returned, and the time it took. Nothing is told of an attempt that moved nothing.
+func (s *slice) tellMoved(event api.Event) {
+	m := s.moved
+	if s.moved = nil; m == nil {
+		return
+	}
 	sums := make(map[string]uint64)
-	for _, p := range processes {
+	for _, p := range m.processes {
 		for uuid := range p.Bytes {
 			sums[uuid] += p.OnHost()[uuid]
 		}
 	}
 	if len(sums) == 0 {
-		s.tell(api.Event{Kind: kind})
+		s.tell(event)
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(sums)) {
-		s.tell(api.Event{Kind: kind, Device: uuid, Bytes: sums[uuid]})
-		s.log.Info("slice's memory moved", "what", kind, "device", uuid, "bytes", sums[uuid], "took", took.Round(time.Millisecond))
+		event.Device, event.Bytes = uuid, sums[uuid]
+		s.tell(event)
+		s.log.Info("slice's memory moved", "what", event.Kind, "device", uuid, "bytes", sums[uuid], "took", m.took.Round(time.Millisecond))
 	}
 }
 
@@ -222,7 +214,6 @@ func (s *slice) recallSuspension() {
 	case s.suspension == nil || s.quota.State != api.Active:
 	case s.isAway():
 		s.markAway(s.suspension.Processes)
-		s.recommit()
 	default:
 		s.e.ends.Go(func() { s.e.bringBackLeft(s) })
 	}
@@ -234,7 +225,7 @@ func (e *Enforcer) bringBackLeft(s *slice) {
 		return
 	}
 	defer s.turn.Give()
-	err := s.resumeAll(nil)
+	err := s.command(func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id()} })
 	if err != nil {
 		s.log.Error("memory not returned after an interrupted move", "err", err)
 		return

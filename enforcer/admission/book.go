@@ -57,16 +57,7 @@ func (b *Book) Enter(h *Holder, r core.Record, pools ...*Holder) (generation uin
 	return generation
 }
 
-// Begin grants a holder its next record; Set follows once it is in force, Undo if it will not be.
-func (b *Book) Begin(h *Holder, next core.Record, user *User, pools ...*Holder) (lacks *core.Want, err error) {
-	b.Do(func(a *core.Accounts) { lacks, err = a.Begin(h, next, user, pools...) })
-	return lacks, err
-}
-
-// Undo ends an operation that has changed nothing.
-func (b *Book) Undo(h *Holder) { b.Do(func(a *core.Accounts) { a.Undo(h) }) }
-
-// Set notes the record in force and the bytes in use, and reports whether some of them are beyond its limits.
+// Set notes the record of a restored holder and the bytes in use, and reports whether some of them are beyond its limits.
 func (b *Book) Set(h *Holder, r core.Record, used core.Bytes) (more bool) {
 	b.Do(func(a *core.Accounts) { more = a.Set(h, r, used) })
 	return more

@@ -4,6 +4,7 @@ package admission
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"strconv"
 	"sync"
@@ -21,44 +22,129 @@ const (
 	gpu0, gpu1 = "GPU-0", "GPU-1"
 )
 
-func newBook(l Limits) *Book {
-	return New(core.Config{Limits: l, Devices: []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, Elastic: core.Elastic{Overcommit: 1000}})
+// book is a Book of which the effects succeed, unless stores fail.
+type book struct {
+	*Book
+	fails       error // of stores
+	generations sync.Map
 }
+
+func newBook(l Limits) *book {
+	return with(core.Config{Limits: l, Devices: []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, Elastic: core.Elastic{Overcommit: 1000}})
+}
+
+func with(c core.Config) *book {
+	c.HostEvicts = true
+	return &book{Book: New(c)}
+}
+
+// id is the id of a holder's slice, or the name of its pool.
+func id(h *Holder) string { return fmt.Sprintf("%s-%p", h.Name, h) }
 
 // record returns a record of a live slice, or pool, with these limits.
 func record(h *Holder, limits core.Bytes) core.Record {
-	r := core.Record{ID: h.Name, Tenant: h.Tenant, Limits: limits, Phase: core.Live}
+	r := core.Record{ID: id(h), Tenant: h.Tenant, UID: h.UID, Limits: limits, Phase: core.Live}
 	if h.Pool != "" {
 		r.Kind = core.Pool
 	}
 	return r
 }
 
-// ask is Begin for a slice or pool with these limits.
-func (b *Book) ask(h *Holder, limits core.Bytes, user *User, quotas ...api.Quota) error {
+// do carries out a command, and returns the error of its reply.
+func (b *book) do(cmd core.Command) (err error) {
+	b.Do(func(a *core.Accounts) {
+		a.Do(cmd)
+		err = b.answer(a)
+	})
+	return err
+}
+
+// answer answers all effects, and returns the error of the last reply.
+func (b *book) answer(a *core.Accounts) (err error) {
+	for effects := a.Take(); len(effects) > 0; effects = a.Take() {
+		for _, e := range effects {
+			switch e := e.(type) {
+			case core.Make:
+				a.Note(core.Made{Op: e.Op})
+			case core.Store:
+				a.Note(core.Stored{Op: e.Op, Err: b.fails})
+			case core.Forget:
+				a.Note(core.Stored{Op: e.Op})
+			case core.Listen:
+				a.Note(core.Opened{Op: e.Op})
+			case core.Limit:
+				a.Note(core.Limited{Op: e.Op})
+			case core.Close:
+				a.Note(core.Limited{Op: e.Op})
+			case core.Reply:
+				err = e.Err
+			}
+		}
+	}
+	return err
+}
+
+// grant makes a slice or pool, or changes it.
+func (b *book) grant(h *Holder, r core.Record, user *User) error {
+	b.Do(func(a *core.Accounts) { r.Generation = a.NextGeneration(0) })
+	make, change := core.Command(core.Register{Client: 1, Slice: r, Holder: h, User: user}), core.Command(core.Change{Client: 1, ID: r.ID, Quotas: append([]api.Quota{}, r.Quotas...), Limits: r.Limits, User: user})
+	if h.Pool != "" {
+		make, change = core.CreatePool{Client: 1, Pool: r, Holder: h}, core.ChangePool{Client: 1, ID: r.ID, Quotas: r.Quotas, Limits: r.Limits}
+	}
+	err := b.do(make)
+	switch {
+	case errors.Is(err, api.ErrExists):
+		return b.do(change)
+	case err == nil:
+		b.generations.Store(h, r.Generation)
+	}
+	return err
+}
+
+// ask makes or changes a slice or pool with these limits.
+func (b *book) ask(h *Holder, limits core.Bytes, user *User, quotas ...api.Quota) error {
 	r := record(h, limits)
 	r.Quotas = quotas
-	_, err := b.Begin(h, r, user)
-	return err
+	return b.grant(h, r, user)
 }
 
-// promise is Begin for an elastic slice that is not on its devices.
-func (b *Book) promise(h *Holder, limits core.Bytes) error {
+// promise is ask for an elastic slice or pool.
+func (b *book) promise(h *Holder, limits core.Bytes) error {
 	r := record(h, limits)
-	r.Elastic, r.Residence = true, core.Away
-	_, err := b.Begin(h, r, nil)
+	r.Elastic = true
+	return b.grant(h, r, nil)
+}
+
+// end ends a slice, or deletes a pool.
+func (b *book) end(h *Holder) error {
+	if h.Pool != "" {
+		return b.do(core.DeletePool{Client: 1, ID: id(h)})
+	}
+	err := b.release(h)
+	b.empty(h)
 	return err
 }
 
-func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) {
+func (b *book) release(h *Holder) error { return b.do(core.Release{Client: 1, ID: id(h), Force: true}) }
+
+// empty says that the processes of a released slice have exited.
+func (b *book) empty(h *Holder) {
+	generation, _ := b.generations.Load(h)
+	b.Do(func(a *core.Accounts) {
+		a.Note(core.Empty{Generation: generation.(uint64)})
+		_ = b.answer(a)
+	})
+}
+
+func (b *book) give(t *testing.T, h *Holder, uuid string, bytes uint64) {
 	t.Helper()
 	must.Do(t, b.ask(h, core.Bytes{uuid: bytes}, nil))
 }
 
 // has has a holder have these limits, whatever others have.
-func (b *Book) has(h *Holder, limits core.Bytes) { b.Enter(h, record(h, limits)) }
+func (b *book) has(h *Holder, limits core.Bytes) { b.Enter(h, record(h, limits)) }
 
-func (b *Book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
+func (b *book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
 	t.Helper()
 	if g := b.Granted(uuid); g.Bytes != bytes || g.Free == nil || *g.Free != free || g.Holders != holders {
 		t.Errorf("%s: %+v, want %d granted to %d and %d free", uuid, g, bytes, holders, free)
@@ -132,28 +218,25 @@ func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	must.Len(t, b.Has(h, false), 0, "it")
 }
 
-func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
+func TestWhatWasGrantedIsKeptUntilItIsReleased(t *testing.T) {
 	b := newBook(Limits{})
 	h := &Holder{Name: "a"}
 	b.give(t, h, gpu0, 40*gib)
-	b.Set(h, record(h, core.Bytes{gpu0: 40 * gib}), nil)
-	b.give(t, h, gpu0, 10*gib) // the lower limit is not in force yet
+	b.fails = errors.New("no space left")
+	expect.ErrorIs(t, b.ask(h, core.Bytes{gpu0: 50 * gib}, nil), b.fails)
 	b.given(t, gpu0, 40*gib, 40*gib, 1)
-	lower := record(h, core.Bytes{gpu0: 10 * gib, gpu1: gib})
-	expect.True(t, b.Set(h, lower, core.Bytes{gpu0: 30 * gib, gpu1: 5 * gib}), "30 GiB in use are not beyond 10")
+	b.fails = nil
+	must.Do(t, b.ask(h, core.Bytes{gpu0: 10 * gib, gpu1: gib}, nil))
+	b.given(t, gpu0, 40*gib, 40*gib, 1) // all of it may be in use
+	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 30 * gib, gpu1: 5 * gib}), "30 GiB in use are not beyond 10")
 	b.given(t, gpu0, 30*gib, 50*gib, 1)
 	b.given(t, gpu1, gib, 79*gib, 1) // what it never had does not count
-	must.Do(t, b.ask(h, core.Bytes{gpu0: 50 * gib, gpu1: 2 * gib}, nil))
-	b.given(t, gpu0, 50*gib, 30*gib, 1)
-	b.Undo(h)
-	b.given(t, gpu0, 30*gib, 50*gib, 1)
-	b.given(t, gpu1, gib, 79*gib, 1)
 	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 20 * gib}), "20 GiB in use are not beyond 10")
 	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 25 * gib}), "what counts grew")
 	b.given(t, gpu0, 20*gib, 60*gib, 1)
 	expect.True(t, !b.Lower(h, nil, core.Bytes{gpu0: 9 * gib}), "9 GiB in use are beyond 10")
 	b.given(t, gpu0, 10*gib, 70*gib, 1)
-	b.Do(func(a *core.Accounts) { a.Drop(h) })
+	must.Do(t, b.end(h))
 	b.given(t, gpu1, 0, 80*gib, 0)
 }
 
@@ -206,7 +289,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		if c.says == "" {
 			continue
 		}
-		b.Do(func(a *core.Accounts) { a.Drop(c.h) })
+		must.Do(t, b.end(c.h))
 		err := b.ask(c.h, core.Bytes{gpu0: rest + 1}, nil)
 		refused(t, err, c.says)
 	}
@@ -246,9 +329,9 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 	b.given(t, gpu0, 11*gib, 69*gib, 3)
 	must.Do(t, begin(session("d"), 0))
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
-	b.Set(a, core.Record{Phase: core.Lingering}, nil) // released, with a process still alive
+	must.Do(t, b.release(a)) // with a process still alive
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
-	b.Do(func(all *core.Accounts) { all.Drop(a) })
+	b.empty(a)
 	expect.NoError(t, begin(session("e"), 6*gib))
 }
 
@@ -274,8 +357,10 @@ func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
 		b := newBook(c.limits)
 		for i := range c.sessions {
 			h := &Holder{Name: strconv.Itoa(i), UID: &alice}
-			if b.has(h, nil); i == 0 {
-				b.Set(h, record(h, core.Bytes{gpu0: c.hers * gib}), nil)
+			if i == 0 {
+				b.has(h, core.Bytes{gpu0: c.hers * gib})
+			} else {
+				b.has(h, nil)
 			}
 		}
 		b.has(&Holder{Name: "others", UID: &bob}, core.Bytes{gpu0: c.others * gib})
@@ -301,15 +386,15 @@ func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
 func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	uid := uint32(5001)
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
-	b := New(core.Config{Limits: Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}})
+	b := with(core.Config{Limits: Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}})
 	first := &Holder{Name: "a", UID: &uid}
 	must.Do(t, b.ask(first, nil, limit, api.Quota{Device: gpu0, Bytes: 6 * gib}, api.Quota{Device: gpu1, Bytes: 2 * gib}))
 	asks := func(q api.Quota) error {
 		return b.ask(&Holder{Name: "b", UID: &uid}, nil, limit, q)
 	}
 	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
-	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "as sizes")
-	b.Set(first, core.Record{Quotas: []api.Quota{{Device: gpu0, Bytes: 5 * gib}}, Phase: core.Live}, nil)
+	refused(t, with(core.Config{}).ask(&Holder{Name: "b", UID: &uid}, nil, limit, api.Quota{Device: "*", Percent: 5}), "as sizes")
+	must.Do(t, b.ask(first, nil, limit, api.Quota{Device: gpu0, Bytes: 5 * gib}))
 	expect.NoError(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}))
 	for i := range 30 { // without a size nothing is refused
 		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
@@ -339,20 +424,20 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 // Promised bytes stay promised until their holder is dropped, also those that a former enforcer promised.
 func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 	wants := core.Bytes{gpu0: 50 * gib}
-	for name, promise := range map[string]func(b *Book, h *Holder) error{
-		"by this enforcer": func(b *Book, h *Holder) error { return b.promise(h, wants) },
-		"by a former enforcer": func(b *Book, h *Holder) error {
+	for name, promise := range map[string]func(b *book, h *Holder) error{
+		"by this enforcer": func(b *book, h *Holder) error { return b.promise(h, wants) },
+		"by a former enforcer": func(b *book, h *Holder) error {
 			r := record(h, wants)
-			r.Elastic, r.Residence = true, core.Away
+			r.Elastic = true
 			b.Enter(h, r)
 			return nil
 		},
 	} {
-		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
+		b, h, other := newBook(Limits{}), &Holder{Name: "pool a", Pool: "a"}, &Holder{Name: "b"}
 		must.Do(t, promise(b, h))
 		refused(t, b.promise(other, wants), "may be promised 80GiB together", "were promised 50GiB")
 		expect.NoError(t, b.promise(h, core.Bytes{gpu0: 80 * gib}), name, "its own promise is in its way")
-		b.Do(func(a *core.Accounts) { a.Drop(h) })
+		must.Do(t, b.end(h))
 		expect.NoError(t, b.promise(other, wants), name)
 		if d := b.Promised(gpu0); d.Promised != 50*gib || d.Free != 30*gib || d.Most != 80*gib {
 			t.Errorf("%s: %+v", name, d)
@@ -375,7 +460,7 @@ func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
 		for range 1000 {
 			expect.NoError(t, b.ask(pool, core.Bytes{gpu0: 30 * gib}, nil))
 			runtime.Gosched()
-			b.Do(func(a *core.Accounts) { a.Drop(pool) })
+			expect.NoError(t, b.end(pool))
 			runtime.Gosched()
 		}
 	}()

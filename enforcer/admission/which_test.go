@@ -60,7 +60,7 @@ func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {
 }
 
 // elastic enters a slice, which is elastic and has been idle unless idle is negative: for longer if idle is less.
-func (b *Book) elastic(h *Holder, limits core.Bytes, idle int) {
+func (b *book) elastic(h *Holder, limits core.Bytes, idle int) {
 	r := record(h, limits)
 	r.Elastic = idle >= 0
 	b.Enter(h, r)
@@ -69,7 +69,7 @@ func (b *Book) elastic(h *Holder, limits core.Bytes, idle int) {
 	})
 }
 
-func (b *Book) victims(w *core.Want) (these []core.Victim, enough bool) {
+func (b *book) victims(w *core.Want) (these []core.Victim, enough bool) {
 	b.Do(func(a *core.Accounts) { these, enough = a.Victims(w, 0, "", 0) })
 	return these, enough
 }
@@ -98,17 +98,17 @@ func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
 		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, []*Holder{s}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			book := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 30 * gib}}})
+			all := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 30 * gib}}})
 			for h, bytes := range c.has {
-				book.elastic(h, core.Bytes{gpu0: bytes * gib}, slices.Index(c.goes, h))
+				all.elastic(h, core.Bytes{gpu0: bytes * gib}, slices.Index(c.goes, h))
 			}
-			before := book.Granted(gpu0).Bytes
-			these, enough := book.victims(&core.Want{Holder: c.who, Bytes: core.Bytes{gpu0: c.wants * gib}, User: c.limit})
+			before := all.Granted(gpu0).Bytes
+			these, enough := all.victims(&core.Want{Holder: c.who, Bytes: core.Bytes{gpu0: c.wants * gib}, User: c.limit})
 			if !enough || len(these) != len(c.goes) {
 				t.Fatalf("%+v, %v", these, enough)
 			}
 			expect.Equal(t, these[len(these)-1].Stay[gpu0], max(c.left*gib, margin)-margin)
-			expect.Equal(t, book.Granted(gpu0).Bytes, before)
+			expect.Equal(t, all.Granted(gpu0).Bytes, before)
 		})
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Accounts decides what holders are granted and which slices are evicted, for a caller that carries out its own operations. The caller asks before an
-// operation (Begin), and notes the record that is in force after it (Set). Accounts is not safe for use by several goroutines.
+// Accounts is a Core for a caller that restores holders by itself (Enter, Set), reports what they hold (Lower), and chooses when slices are evicted
+// (Observe, Victims). It is not safe for use by several goroutines.
 type Accounts struct{ Core }
 
 // NewAccounts returns Accounts without holders.
@@ -66,72 +66,8 @@ func (a *Accounts) newHolder(who *refusal.Holder, r Record, pools []*refusal.Hol
 	return h
 }
 
-// Begin asks for the next record of a holder. Until Set, Undo or Drop the holder counts for the larger of its records. A refusal is an *api.Error, and
-// comes with the grant for which evictions could make room; nil if none could. user is the user with a limit; nil if there is none. A new holder gives
-// its pools.
-func (a *Accounts) Begin(who *refusal.Holder, next Record, user *refusal.User, pools ...*refusal.Holder) (*Want, error) {
-	h, known := a.of[who]
-	if !known {
-		h = a.newHolder(who, next, pools)
-		h.Phase = Admitted
-	}
-	next.Generation, next.UID, next.Kept = h.Generation, h.UID, h.Kept
-	if err := a.checkNewPromise(h, &next, user); err != nil {
-		return nil, err
-	}
-	for _, w := range a.lacks(h, &next, user) {
-		if err := a.check(w, nil); err != nil {
-			return w.exported(), err
-		}
-	}
-	if h.pending = (&operation{next: next}); !known {
-		a.enter(h)
-	}
-	a.count(h)
-	return nil, nil
-}
-
-// checkNewPromise returns an error if the next record promises an elastic holder more than the present one, and that cannot be promised.
-func (a *Accounts) checkNewPromise(h *holder, next *Record, user *refusal.User) error {
-	if !next.Elastic || next.Unlimited || len(next.Pools) > 0 {
-		return nil
-	}
-	promised := a.promisedBy(next)
-	for uuid, n := range promised {
-		if n > h.promised[uuid] {
-			return a.checkPromise(h, promised, user)
-		}
-	}
-	return nil
-}
-
-// lacks returns the grants for a holder's next record. The user's limit applies to a new slice, and to one that returns.
-func (a *Accounts) lacks(h *holder, next *Record, user *refusal.User) []want {
-	w := want{h: h, bytes: a.counts(next), quotas: next.Quotas, priority: next.Priority}
-	if h.Phase == Admitted || h.Residence == Away {
-		w.user = user
-	}
-	switch {
-	case h.Kind == Pool && a.isAway(h):
-		return nil
-	case h.Kind == Pool:
-		w.bytes = a.present(next)
-	case len(h.pools) > 0 && next.Residence != Away:
-		return append(a.wantsToReturn(h), w)
-	}
-	return []want{w}
-}
-
-// Undo ends an operation that has changed nothing.
-func (a *Accounts) Undo(who *refusal.Holder) {
-	if h := a.of[who]; h != nil {
-		h.pending = nil
-		a.count(h)
-	}
-}
-
-// Set notes the record in force, and ends what Begin has begun. The caller has no command or fact of the holder under way. used has the bytes that its processes hold. Those beyond its limits count until Lower
-// finds them released. It reports whether there are any.
+// Set notes the record of a restored holder, of which no command or fact is under way. used has the bytes that its processes hold. Those beyond its limits
+// count until Lower finds them released. It reports whether there are any.
 func (a *Accounts) Set(who *refusal.Holder, r Record, used Bytes) (more bool) {
 	h := a.of[who]
 	if h == nil {
@@ -139,10 +75,7 @@ func (a *Accounts) Set(who *refusal.Holder, r Record, used Bytes) (more bool) {
 	}
 	had := a.had(h)
 	r.Generation, r.UID, r.Kept = h.Generation, h.UID, h.Kept
-	h.Record, h.pending = r, nil
-	if h.Phase == Lingering && a.slices[h.ID] == h {
-		delete(a.slices, h.ID)
-	}
+	h.Record = r
 	return a.hold(h, r.Left, had, used)
 }
 
@@ -166,9 +99,8 @@ func (a *Accounts) had(h *holder) Bytes {
 // hold has a holder count for the bytes in use, of those that it had.
 func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
 	held := smaller(had, used)
-	switch {
-	case h.Phase == Lingering:
-	case h.Residence == Away:
+	switch h.Residence {
+	case Away:
 		h.Left = maps.Clone(left)
 		if h.Left == nil {
 			h.Left = make(Bytes)
@@ -181,13 +113,6 @@ func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
 	}
 	a.count(h)
 	return more
-}
-
-// Drop forgets a holder.
-func (a *Accounts) Drop(who *refusal.Holder) {
-	if h := a.of[who]; h != nil {
-		a.remove(h)
-	}
 }
 
 // Has returns the bytes that a holder counts for; with pools, those of a slice's pools, too.

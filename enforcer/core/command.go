@@ -71,6 +71,7 @@ type Release struct {
 	Generation uint64 // 0 is any
 	Cause      string // of the event
 	Force      bool
+	NoneHosted bool // no living process of it has memory on the host
 }
 
 // Causes of a release.
@@ -81,18 +82,22 @@ const (
 	CauseReplaced = "replaced" // it had ended, and another slice took its id or cgroup
 )
 
-// Suspend moves the slice's memory to host memory until Resume. The reply comes when it is there and stored. Errors: CodeNotFound,
-// CodeExpired, CodeBadRequest, and the error of Moved.
+// Suspend moves the slice's memory to host memory until Resume. The reply comes when it is there and stored. Errors: CodeNotFound, CodeExpired,
+// CodeBadRequest, and the error of Moved.
 type Suspend struct {
 	Client uint64
 	ID     string
+	Evict  bool  // it makes room for others, and returns when one of its processes asks
+	Stay   Bytes // with Evict: the bytes that may remain on each device
+	Busy   bool  // with Evict: a call that does not end does not prevent the move
 }
 
-// Resume moves the memory back. If an elastic slice does not fit, it returns later, when one of its processes asks. Errors: CodeNotFound,
-// CodeExpired, CodeBadRequest, CodeQuotaExceeded, CodeBusy, and the error of Moved.
+// Resume moves the memory back. An elastic slice is evicted from then on, and no longer suspended: if it does not fit, it returns later, when one of its
+// processes asks. Errors: CodeNotFound, CodeExpired, CodeBadRequest, CodeQuotaExceeded, CodeBusy, and the error of Moved.
 type Resume struct {
 	Client uint64
 	ID     string
+	User   *refusal.User // the limit of the slice's user; nil leaves it
 }
 
 // CreatePool makes a pool. The reply comes when it is stored. Errors: CodeExists, CodeBadRequest, CodeQuotaExceeded, CodeBusy.

@@ -49,6 +49,7 @@ type Store struct {
 	Ref
 	Op     uint64
 	Record Record
+	Place  bool // the memory is about to be moved, or was
 }
 
 // Forget deletes the record of a generation, if there is one. Answered by Stored.
@@ -91,7 +92,8 @@ type End struct {
 type MoveOut struct {
 	Ref
 	Op   uint64
-	Stay Bytes // so much of each device may stay there
+	Stay Bytes // so much of each device may stay there; nil is nothing
+	Busy bool  // a call that does not end does not prevent the move
 	Size uint64
 }
 

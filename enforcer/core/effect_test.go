@@ -253,24 +253,36 @@ func (w *world) forget(e Forget) {
 }
 
 func (w *world) moveOut(p *page, e MoveOut) Fact {
-	if err := w.fails(8); err != nil {
-		p.op = e.Op
-		return Moved{Op: e.Op, Stuck: w.r.IntN(2) == 0, Err: err}
+	err := w.fails(8)
+	p.op = e.Op
+	if err != nil && (p.away || w.r.IntN(2) == 0) {
+		return Moved{Op: e.Op, At: Resident, Stuck: w.r.IntN(2) == 0, Err: err}
 	}
 	w.moves++
-	p.away, p.op = true, e.Op
+	p.away = true
 	for uuid, n := range p.held {
 		stays := min(n, e.Stay[uuid])
+		if err != nil {
+			stays = n / 2
+		}
 		p.host[uuid] += n - stays
 		p.held[uuid] = stays
 	}
-	return Moved{Op: e.Op, Left: maps.Clone(p.held)}
+	return Moved{Op: e.Op, At: w.failedAt(err), Left: maps.Clone(p.held), Err: err}
+}
+
+// failedAt returns the residence of a slice with memory on the host, after a failed move.
+func (w *world) failedAt(err error) Residence {
+	if err != nil && w.r.IntN(2) == 0 {
+		return Returning
+	}
+	return Away
 }
 
 func (w *world) moveIn(p *page, e MoveIn) Fact {
 	if err := w.fails(8); err != nil {
 		p.away, p.op = true, e.Op
-		return Moved{Op: e.Op, Left: maps.Clone(p.held), Err: err}
+		return Moved{Op: e.Op, At: w.failedAt(err), Left: maps.Clone(p.held), Err: err}
 	}
 	for uuid, n := range p.host {
 		p.held[uuid] += n

@@ -161,7 +161,7 @@ func (c *evictions) makeRoom(w want) bool {
 		}
 		for _, h := range u.slices {
 			if h.pending == nil { // otherwise it is being evicted with another of its pools
-				c.beginMoveOut(h, stay, h.Manual, 0)
+				c.beginMoveOut(h, operation{next: h.Record, stay: stay, busy: u.busy}, h.Manual)
 			}
 		}
 	}
@@ -213,7 +213,7 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, evictable 
 	var withRest []*holder
 	for _, s := range all {
 		switch {
-		case !s.evictable() || s.pending != nil || s.Trust == Damaged || s.immovable:
+		case !s.evictable() || s.moving() || s.pending != nil || s.Trust == Damaged || s.immovable:
 			return u, false
 		case s.Residence == Away:
 			if len(s.Left) > 0 && (s.restFailedAt == 0 || c.now-s.restFailedAt >= ObstacleLasts) {

@@ -31,11 +31,12 @@ type Limited struct {
 	Err error
 }
 
-// Moved answers MoveOut and MoveIn. After a failed MoveOut the slice is resident; after a failed MoveIn its processes' calls still wait.
+// Moved answers MoveOut and MoveIn.
 type Moved struct {
 	Op    uint64
-	Left  Bytes // bytes that its processes hold on devices while their calls wait; they can become no more
-	Stuck bool  // with an error: the slice's own processes are the reason
+	At    Residence // of its memory now. Returning: a part is on either side, its processes' calls wait, and Resume tries again
+	Left  Bytes     // bytes that its processes hold on devices while their calls wait; they can become no more
+	Stuck bool      // with an error: the slice's own processes are the reason
 	Err   error
 }
 

@@ -65,7 +65,9 @@ func (w *world) checkReply(e Reply) {
 			return maps.Equal(r.Limits, cmd.Limits) && (p.closed || maps.Equal(p.limits, cmd.Limits))
 		})
 	case Suspend:
-		stored("Suspend", func(r *Record, p *page) bool { return r.Residence == Away && r.Manual && (p.away || !p.alive) })
+		stored("Suspend", func(r *Record, p *page) bool {
+			return r.Residence == Away && (r.Manual || cmd.Evict) && (p.away || !p.alive)
+		})
 	case Resume:
 		stored("Resume", func(r *Record, p *page) bool { return r.Residence == Resident && !p.away })
 	case Release:
@@ -260,7 +262,7 @@ func (w *world) checkRecord(h *holder) {
 	if h.pending == nil && !same(&r, &h.Record) {
 		w.fail("%s: the record in force is %+v, the stored one %+v", h.ID, h.Record, r)
 	}
-	if h.pending == nil && h.moving() {
+	if h.pending == nil && h.Residence == Leaving {
 		w.fail("%s is moving, but no operation is pending", h.ID)
 	}
 }
@@ -294,7 +296,7 @@ func (w *world) checkLedger(h *holder) {
 			w.fail("%s: the limit on %s is %d units by its record, but %d by its ledger", h.ID, uuid, limit/size, p.limits[uuid]/size)
 		}
 	}
-	if h.Kind == Slice && p.away != (h.Residence == Away) && h.page != 0 {
+	if h.Kind == Slice && p.away != (h.Residence != Resident) && h.page != 0 {
 		w.fail("%s is %s, but its calls wait: %v", h.ID, h.state(), p.away)
 	}
 	for uuid, limit := range h.native {

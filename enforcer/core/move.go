@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// suspend moves a slice's memory to the host until it is resumed.
+// suspend moves a slice's memory to the host until it is resumed, or evicts it.
 func (c *Core) suspend(cmd Suspend) error {
 	h, err := c.live(cmd.ID)
 	switch {
@@ -17,10 +17,10 @@ func (c *Core) suspend(cmd Suspend) error {
 		return err
 	case c.config.Elastic.Off != "":
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: %s", h.ID, c.config.Elastic.Off)
-	case h.Residence == Away && h.Manual:
+	case h.moving(), h.Residence == Away && h.Manual && !cmd.Evict:
 		return api.Errorf(api.CodeBadRequest, "slice %s is %s already", h.ID, h.state())
 	}
-	c.beginMoveOut(h, nil, true, cmd.Client)
+	c.beginMoveOut(h, operation{next: h.Record, client: cmd.Client, stay: cmd.Stay, busy: cmd.Busy}, h.Manual || !cmd.Evict)
 	return nil
 }
 
@@ -33,6 +33,11 @@ func (c *Core) resume(cmd Resume) error {
 		return err
 	case h.Residence == Resident:
 		return api.Errorf(api.CodeBadRequest, "slice %s is not suspended", h.ID)
+	case c.config.Elastic.Off != "":
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: %s", h.ID, c.config.Elastic.Off)
+	}
+	if cmd.User != nil {
+		h.user = cmd.User
 	}
 	w, err := c.checkReturn(h)
 	if err == nil {
@@ -42,46 +47,43 @@ func (c *Core) resume(cmd Resume) error {
 	if !h.Elastic {
 		return err
 	}
-	if full := api.From(err); full.Code == api.CodeQuotaExceeded {
+	if full := api.From(err); full.Code == api.CodeQuotaExceeded && !c.config.HostEvicts && c.makeRoom(w) {
 		refusal := *full
-		refusal.Message += "; it comes back when there is room and one of its processes asks"
-		if c.makeRoom(w) {
-			refusal.Code = api.CodeBusy // the client repeats the request
-		}
+		refusal.Code = api.CodeBusy // the client repeats the request
 		err = &refusal
 	}
 	if !h.Manual {
 		return err
 	}
-	next := h.Record
-	next.Manual = false
-	c.begin(h, next, cmd.Client).err = err
+	p := operation{next: h.Record, client: cmd.Client, place: true, err: err}
+	p.next.Manual = false
+	c.start(h, p)
 	return nil
 }
 
-// beginMoveOut begins to move a slice's memory to the host. stay has the bytes that may remain on each device; without it none may. For a slice
-// that is Away, it moves the bytes that have remained on devices.
-func (c *operations) beginMoveOut(h *holder, stay Bytes, manual bool, client uint64) {
-	next := h.Record
-	next.Manual = manual
+// beginMoveOut begins to move a slice's memory to the host. For a slice that is Away, it moves the bytes that have remained on devices.
+func (c *operations) beginMoveOut(h *holder, p operation, manual bool) {
+	p.place, p.move, p.next.Manual = true, true, manual
 	if h.Residence == Resident {
-		next.Residence = Leaving
+		p.next.Residence = Leaving
 	}
-	p := c.begin(h, next, client)
-	p.move, p.stay = true, stay
+	c.start(h, p)
 }
 
 // beginMoveIn begins to move a slice's memory back, where there is room for it.
 func (c *operations) beginMoveIn(h *holder, client uint64) {
-	next := h.Record
-	next.Residence = Returning
-	c.begin(h, next, client).move = true
+	p := operation{next: h.Record, client: client, place: true, move: true}
+	p.next.Residence, p.next.Manual = Returning, h.Manual && !h.Elastic
+	c.start(h, p)
 }
 
 // move puts a stored record in force, and requests the move: in if it is Returning, otherwise out.
 func (c *operations) move(h *holder) {
 	p := h.pending
 	p.move = false
+	if h.Residence == Away && p.next.Residence == Away && p.next.Manual && !h.Manual {
+		c.emit(Emit{h.ref(), api.Event{Kind: api.EventSuspended, Slice: h.ID, Generation: h.Generation}})
+	}
 	h.Record = p.next
 	c.count(h)
 	c.limitNative(h, &h.Record)
@@ -92,7 +94,7 @@ func (c *operations) move(h *holder) {
 	if op := c.await(h, moving); h.Residence == Returning {
 		c.emit(MoveIn{h.ref(), op, size})
 	} else {
-		c.emit(MoveOut{h.ref(), op, p.stay, size})
+		c.emit(MoveOut{h.ref(), op, p.stay, p.busy, size})
 	}
 }
 
@@ -100,26 +102,17 @@ func (c *operations) move(h *holder) {
 func (c *operations) noteMoved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
 	h.page, h.used, p.err = op, nil, f.Err // use that was read before the move no longer counts, even if the move failed
-	switch h.Residence {
-	case Away: // A rest on devices was moved. No client waits for that: a failure is retried after ObstacleLasts.
-		if f.Err == nil {
-			next.Left = smaller(h.Left, f.Left)
-		} else {
-			h.restFailedAt, p.err = c.now, nil
+	switch {
+	case h.Residence == Away && f.Err != nil: // A rest on devices was moved. No client waits for that: a failure is retried after ObstacleLasts.
+		h.restFailedAt, p.err = c.now, nil
+	case h.Residence == Away:
+		next.Left = smaller(h.Left, f.Left)
+	default:
+		next.Residence, next.Hosted, next.Left = f.At, f.At != Resident, nil
+		if f.At == Away {
+			next.Left = c.leftOf(h, f.Left)
 		}
-	case Leaving:
-		next.Residence = Resident
-		if f.Err == nil {
-			next.Residence, next.Hosted, next.Left = Away, true, c.leftOf(h, f.Left)
-		} else {
-			next.Manual = false
-		}
-		c.noteMoveResult(h, f)
-	case Returning:
-		next.Residence, next.Manual, next.Hosted, next.Left = Resident, false, false, nil
-		if f.Err != nil {
-			next.Residence, next.Manual, next.Hosted, next.Left = Away, h.Manual, true, c.leftOf(h, f.Left)
-		}
+		next.Manual = h.Manual && f.At != Resident
 		c.noteMoveResult(h, f)
 	}
 	p.next, p.must, c.serveAgain = next, true, true
@@ -154,7 +147,7 @@ func (c *operations) noteMoveResult(h *holder, f Moved) {
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
 		h.blockedSince = 0
-	case h.blockedSince == 0 || now-before > 3*ObstacleLasts:
+	case h.blockedSince == 0 || before != 0 && now-before > 3*ObstacleLasts:
 		// Moves are tried every ObstacleLasts while another slice waits. After a longer gap, the time counts from now.
 		h.blockedSince = now
 	case patience > 0 && now-h.blockedSince >= patience:
@@ -162,18 +155,18 @@ func (c *operations) noteMoveResult(h *holder, f Moved) {
 	}
 }
 
-// movedKind returns the kind of event for a change of residence. A return that failed is EventDenied.
+// movedKind returns the kind of event for a change of residence; "" is none.
 func movedKind(h *holder, was *Record) api.EventKind {
 	byHand := !h.Elastic || h.Manual || was.Manual
-	switch {
-	case h.Residence == Away && was.Residence == Returning:
-		return api.EventDenied
+	switch returned := h.Residence == Resident && was.Residence == Returning; {
 	case h.Residence == Away && byHand:
 		return api.EventSuspended
 	case h.Residence == Away:
 		return api.EventEvicted
-	case byHand:
+	case returned && byHand:
 		return api.EventResumed
+	case returned:
+		return api.EventReturned
 	}
-	return api.EventReturned
+	return ""
 }

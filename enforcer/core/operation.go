@@ -29,13 +29,19 @@ type operation struct {
 	err    error  // with this
 	must   bool   // it has happened, so its write is repeated until it succeeds
 	forget bool   // the record is deleted; next means nothing
+	place  bool   // it changes the residence, or what is left on devices
 	move   bool   // once next is stored, the memory is moved
+	busy   bool   // a call that does not end does not prevent the move
 	stay   Bytes  // so much of each device may stay
 }
 
 // begin stores a holder's next record.
 func (c *operations) begin(h *holder, next Record, client uint64) *operation {
-	h.pending = &operation{next: next, client: client}
+	return c.start(h, operation{next: next, client: client})
+}
+
+func (c *operations) start(h *holder, p operation) *operation {
+	h.pending = &p
 	c.count(h)
 	c.store(h)
 	return h.pending
@@ -63,7 +69,7 @@ func (c *operations) store(h *holder) {
 	if h.pending.forget {
 		c.emit(Forget{h.ref(), op})
 	} else {
-		c.emit(Store{h.ref(), op, h.pending.next})
+		c.emit(Store{h.ref(), op, h.pending.next, h.pending.place})
 	}
 }
 
@@ -127,7 +133,7 @@ func (c *operations) carryOut(h *holder) {
 	case next.closed() && !h.closed(), next.Phase == Lingering && h.Phase != Lingering:
 		c.emit(Close{h.ref(), c.await(h, limiting)})
 	case !next.closed() && h.Phase != Admitted && !maps.Equal(next.page(), h.page0()):
-		c.emit(Limit{h.ref(), c.await(h, limiting), next.page(), next.Residence == Away})
+		c.emit(Limit{h.ref(), c.await(h, limiting), next.page(), next.Residence != Resident})
 	default:
 		c.finish(h)
 	}
@@ -211,7 +217,9 @@ func (c *operations) tell(h *holder, was *Record) {
 		e.TTL = h.TTL
 		emit(api.EventExpired, h.Why)
 	case h.Residence != was.Residence:
-		emit(movedKind(h, was), "")
+		if kind := movedKind(h, was); kind != "" {
+			emit(kind, "")
+		}
 	case h.Kind == Pool && (!slices.Equal(h.Quotas, was.Quotas) || h.changes(was.Limits)):
 		emit(api.EventPoolChanged, "")
 	case h.Trust == Damaged && was.Trust != Damaged:

@@ -16,7 +16,7 @@ func (c *Core) release(cmd Release) error {
 		return noSlice(cmd.ID)
 	case cmd.Generation != 0 && cmd.Generation != h.Generation:
 		return api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", cmd.ID, cmd.Generation)
-	case h.Hosted:
+	case h.Hosted && !cmd.NoneHosted:
 		return api.Errorf(api.CodeRunning, "slice %s is suspended: its processes would wait forever: `gpuslice resume %s` first, or end its processes", h.ID, h.ID)
 	case !cmd.Force:
 		return api.Errorf(api.CodeRunning, "slice %s has processes that are alive: stop them first, or force the release", h.ID)

@@ -37,7 +37,7 @@ func answerTo(e Effect) Fact {
 	case Close:
 		return Limited{Op: e.Op}
 	case MoveOut:
-		return Moved{Op: e.Op}
+		return Moved{Op: e.Op, At: Away}
 	case MoveIn:
 		return Moved{Op: e.Op}
 	}

@@ -190,7 +190,10 @@ func (w *world) command() {
 	case n < 58:
 		w.ask(Release{Client: w.client(), ID: w.id(), Force: r.IntN(4) > 0})
 	case n < 63:
-		w.ask(Suspend{Client: w.client(), ID: w.id()})
+		cmd := Suspend{Client: w.client(), ID: w.id()}
+		h := w.c.slices[cmd.ID]
+		cmd.Evict = h != nil && h.Residence == Away && h.pending == nil
+		w.ask(cmd)
 	case n < 72:
 		w.ask(Resume{Client: w.client(), ID: w.id()})
 	case n < 76:
