@@ -270,11 +270,13 @@ bool block_free_piece(CUdeviceptr pointer)
 	return marked;
 }
 
-bool block_leave_piece(CUdeviceptr pointer)
+bool block_leave_piece(CUdeviceptr pointer, uint32_t serial)
 {
 	struct blocks *blocks = STATE_TAKE(blocks);
 	struct block *known = piece_at(blocks, pointer);
 
+	if (known && known->serial != serial)
+		known = NULL;
 	if (known) {
 		blocks->freed -= known->freed;
 		map_remove(&blocks->large, known);

@@ -70,11 +70,12 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
 bool block_leave(CUdeviceptr pointer, struct block *block);
 void block_left(CUdeviceptr pointer, const struct block *block, CUresult result);
 
-/* Record a piece (false without memory), find it by its first address, remove it, mark it as freed:
- * then it is not found. block_leave() reports a piece without removing it. */
+/* Record a piece (false without memory), find it by its first address, remove it if no later one
+ * has its address, mark it as freed: then it is not found. block_leave() reports a piece without
+ * removing it. */
 bool block_took_piece(CUdeviceptr pointer, const struct block *piece);
 bool block_find_piece(CUdeviceptr pointer, struct block *piece);
-bool block_leave_piece(CUdeviceptr pointer);
+bool block_leave_piece(CUdeviceptr pointer, uint32_t serial);
 bool block_free_piece(CUdeviceptr pointer);
 
 /* List up to `room` pieces of an owner, or of all (0); with `freed`, only freed ones. Return their

@@ -98,15 +98,33 @@ static void end(CUdeviceptr pointer, const struct block *block)
 	process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
-/* Those freed during a capture. */
-static void end_freed(void)
+static CUresult end_freed(void)
+{
+	struct block_at at;
+	CUresult result = CUDA_SUCCESS;
+
+	while (block_pieces(0, true, &at, 1) && result == CUDA_SUCCESS) {
+		result = recording_wait(at.block.owner);
+		if (result == CUDA_SUCCESS && block_leave_piece(at.pointer, at.block.serial))
+			end(at.pointer, &at.block);
+	}
+	return result;
+}
+
+bool piece_end_freed(void)
 {
 	struct block_at at;
 
-	while (block_pieces(0, true, &at, 1) && context_wait(at.block.owner) == CUDA_SUCCESS &&
-	       block_leave_piece(at.pointer))
-		end(at.pointer, &at.block);
+	return process_seen()->gate.moves && block_pieces(0, true, &at, 1) &&
+	       THROUGH(end_freed)() == CUDA_SUCCESS;
 }
+
+static bool make_room(CUdevice ordinal)
+{
+	(void)ordinal; /* such a process has one device */
+	return piece_end_freed();
+}
+UPCALL(grant_room, make_room);
 
 static CUresult free_behind(CUdeviceptr pointer)
 {
@@ -115,17 +133,21 @@ static CUresult free_behind(CUdeviceptr pointer)
 
 	if (!block_find_piece(pointer, &block))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
-	/* Waiting would invalidate the capture: the next free ends this piece too. */
-	if (gate_is_leaving() || recording_any())
+	if (gate_is_leaving())
 		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	/* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
-	result = context_wait(block.owner);
-	if (result != CUDA_SUCCESS)
+	result = recording_wait(block.owner);
+	if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+		if (!block_free_piece(pointer))
+			return CUDA_ERROR_INVALID_VALUE;
+	} else if (result != CUDA_SUCCESS) {
 		return result;
-	if (!block_leave_piece(pointer))
+	} else if (block_leave_piece(pointer, block.serial)) {
+		end(pointer, &block);
+	} else {
 		return CUDA_ERROR_INVALID_VALUE;
-	end(pointer, &block);
-	end_freed();
+	}
+	(void)end_freed(); /* also this one, if the capture has just ended */
 	return CUDA_SUCCESS;
 }
 
@@ -143,7 +165,7 @@ static CUresult end_all_of(uint64_t owner)
 {
 	struct block_at at;
 
-	while (block_pieces(owner, false, &at, 1) && block_leave_piece(at.pointer))
+	while (block_pieces(owner, false, &at, 1) && block_leave_piece(at.pointer, at.block.serial))
 		end(at.pointer, &at.block);
 	return CUDA_SUCCESS;
 }

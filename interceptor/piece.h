@@ -23,8 +23,12 @@ bool piece_suits(CUdevice ordinal, uint64_t bytes);
 /* cuMemAlloc_v2, with `bytes`, a multiple of BLOCK_BYTES, charged already. Records the block. */
 CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes);
 
-/* cuMemFree of what block_leave() found to be a piece. Releases its charge. */
+/* cuMemFree of what block_leave() found to be a piece. Releases its charge, during a capture later:
+ * with the capture's end, the next free or a request that does not fit. */
 CUresult piece_free(CUdeviceptr pointer);
+
+/* Ends pieces freed during a capture. False if there are none, or a capture is under way. */
+bool piece_end_freed(void);
 
 /* Reports whether it is the function that piece_free() runs behind the gate. */
 bool piece_is_free(const void *function);

@@ -7,7 +7,10 @@
 
 #include <errno.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
+
+#define WAIT_PACE 100000 /* nanoseconds */
 
 static bool is_own(CUstream stream, bool per_thread)
 {
@@ -42,23 +45,33 @@ static bool take(uint64_t key, struct recording *recording)
 	return known;
 }
 
-void recording_began(CUstream stream, bool per_thread)
+void recording_begin(CUstream stream, bool per_thread)
 {
+	struct timespec pace = {.tv_nsec = WAIT_PACE};
 	CUcontext context = stream_context(stream);
-	struct recording recording = {.context = context ? (uint64_t)(uintptr_t)context
-	                                                 : context_current()};
+	struct recording recording = {
+	    .context = context ? (uint64_t)(uintptr_t)context : context_current(), .begins = true};
+	int saved = errno;
 
 	if (is_own(stream, per_thread))
 		recording.thread = (uint32_t)syscall(SYS_gettid);
 	put(key_of(stream, per_thread), &recording);
+	while (__atomic_load_n(&state.recordings.waits, __ATOMIC_SEQ_CST))
+		nanosleep(&pace, NULL);
+	errno = saved;
 }
 
-void recording_ended(CUstream stream, bool per_thread)
+void recording_update(CUstream stream, bool per_thread)
 {
-	struct recording recording;
+	bool records = stream_records(stream, per_thread);
+	struct recordings *recordings = STATE_TAKE(recordings);
+	struct recording *known = map_find(&recordings->known, key_of(stream, per_thread));
 
-	if (!stream_records(stream, per_thread))
-		(void)take(key_of(stream, per_thread), &recording);
+	if (known && records)
+		known->begins = false;
+	else if (known)
+		map_remove(&recordings->known, known);
+	lock_give(&recordings->lock);
 }
 
 bool recording_take(CUstream stream, struct recording *recording)
@@ -92,12 +105,14 @@ static bool is_alive(uint32_t thread)
 	return alive;
 }
 
-static bool records(uint64_t key, const struct recording *recording)
+static bool is_under_way(uint64_t key, const struct recording *recording)
 {
 	CUstream stream = recording->thread ? STREAM_OWN : (CUstream)(uintptr_t)key;
 	CUresult result;
 	int status = 0;
 
+	if (recording->begins)
+		return true;
 	/* A default stream of another thread has no handle here. */
 	if (recording->thread && key != process_this_thread())
 		return is_alive(recording->thread);
@@ -115,10 +130,22 @@ bool recording_any(void)
 	bool any = false;
 
 	while (!any && (at = map_next(&recordings->known, at))) {
-		any = records(map_key(at), at);
+		any = is_under_way(map_key(at), at);
 		if (!any)
 			at = map_remove_at(&recordings->known, at);
 	}
 	lock_give(&recordings->lock);
 	return any;
+}
+
+CUresult recording_wait(uint64_t owner)
+{
+	uint32_t *waits = &state.recordings.waits;
+	CUresult result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+
+	__atomic_fetch_add(waits, 1, __ATOMIC_SEQ_CST);
+	if (!recording_any())
+		result = context_wait(owner);
+	__atomic_fetch_sub(waits, 1, __ATOMIC_SEQ_CST);
+	return result;
 }

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams that capture work for graphs. A capture also ends with its stream, context or thread: a
- * stream is recorded when it begins one, and cuStreamIsCapturing checks it later.
+ * stream is recorded before it begins one, and cuStreamIsCapturing checks it later.
+ *
+ * Waiting for a context invalidates its captures (cuCtxSynchronize's documentation). So
+ * recording_wait() announces its wait before it checks the records, and recording_begin() checks
+ * for waits after it has recorded the stream: one of the two sees the other.
  */
 #ifndef GPUSLICE_RECORDING_H
 #define GPUSLICE_RECORDING_H
@@ -15,16 +19,19 @@
 struct recording {
 	uint64_t context;
 	uint32_t thread; /* the thread whose default stream it is; 0: any */
+	bool begins;     /* the driver's call is still to be made, or under way */
 };
 
 struct recordings {
 	struct lock lock;
 	MAP(struct recording) known; /* by stream, or by the thread's address */
+	uint32_t waits;              /* calls of recording_wait() under way */
 };
 
-/* `per_thread`: NULL is the thread's own default stream. */
-void recording_began(CUstream stream, bool per_thread);
-void recording_ended(CUstream stream, bool per_thread);
+/* Before a call that begins a capture, and after one that begins or ends it, whatever its result.
+ * `per_thread`: NULL is the thread's own default stream. */
+void recording_begin(CUstream stream, bool per_thread);
+void recording_update(CUstream stream, bool per_thread);
 
 /* Around the end of a stream. False if it is not recorded. */
 bool recording_take(CUstream stream, struct recording *recording);
@@ -32,7 +39,9 @@ void recording_put(CUstream stream, const struct recording *recording);
 
 void recording_context_gone(uint64_t context);
 
-/* Called behind the gate. */
+/* Behind the gate: report whether a capture is under way; wait for all work of an owner's context,
+ * or return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED at once if one is. */
 bool recording_any(void);
+CUresult recording_wait(uint64_t owner);
 
 #endif

@@ -5,5 +5,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: e7d4bf1eb3fadca338e1f8224f2448339c35a5954695ea59f2a252c5e9df97f5
+ * SHA-256: 9f5c350e09e90a37809c196d47cbd56d1bce9b2662887a5ab3b3010578ee6441
  */

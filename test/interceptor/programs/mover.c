@@ -590,8 +590,8 @@ static void record(void)
 	EXPECT(cuMemFree_v2(pointer) != CUDA_SUCCESS);
 	EXPECT(charged() - before == 16 * MIB);
 	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
-	EXPECT(cuMemFree_v2(other) == CUDA_SUCCESS);
-	EXPECT(charged() == before);
+	EXPECT(charged() - before == 8 * MIB);
+	EXPECT(cuMemFree_v2(other) == CUDA_SUCCESS && charged() == before);
 	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
 	stop_at(2);
 	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
