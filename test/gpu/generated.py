@@ -9,11 +9,15 @@ Run as root on a machine with an NVIDIA GPU and cc, after `make card-programs`. 
 slice of 4 GiB, each time with other numbers. While it runs, the driver's list for the slice's processes stays within the quota
 and one context. At each pause the list is within what is charged and 2 MiB for each process, a second later at most. When all
 is released, nothing is charged but overhead, and the list is within that. A program that fails is run again with fewer threads,
-processes, steps and deeds as long as it fails, and printed. The exit status is the number of promises that are not kept.
+processes, steps and deeds as long as it fails, and printed. A program that does not end is killed, and what its threads wait for is in
+DIR. Prints a line for each program, with the seconds since the beginning. The exit status is the number of promises that are not kept.
 """
 import argparse
+import contextlib
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,9 +30,9 @@ from host import BIN, GIB, MIB, ROOT, Host, Truth, check, eventually, output, re
 QUOTA = 4 * GIB
 TRANSIENT = 640 * MIB  # of a context, on the cards that were tried
 BLOCK = 2 * MIB
-# Seconds until driver truth is charged: two samples. The simulated driver shares its processors with other tests.
-SETTLED = 60.0 if "FAKECUDA_STATE" in os.environ else 3.0
-HANGS = 120.0  # seconds without a line
+# Seconds until driver truth is charged: two samples; and for a program, which takes 1 to 10 on a card. The simulated driver shares its
+# processors with other tests.
+SETTLED, BOUND = (60.0, 300.0) if "FAKECUDA_STATE" in os.environ else (3.0, 60.0)
 DEEDS = 21  # of generated.c
 PROGRAM = BIN + "/gpu-test/generated"
 
@@ -41,23 +45,56 @@ def compile_program():
         sys.exit(done)
 
 
+def stacks(session):
+    """What each thread of a session waits for; where gdb is, the functions that it is in."""
+    lines = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if os.getsid(int(pid)) != session:
+                continue
+            lines.append(f"process {pid}: " + open(f"/proc/{pid}/cmdline").read().replace("\0", " "))
+            for task in os.listdir(f"/proc/{pid}/task"):
+                lines.append(" ".join([task] + [open(f"/proc/{pid}/task/{task}/{name}").read().strip() for name in ("comm", "wchan", "syscall")]))
+            if shutil.which("gdb"):
+                lines.append(output("gdb", "-p", pid, "-batch", "-ex", "thread apply all backtrace", timeout=30))
+    return "\n".join(lines) + "\n"
+
+
 class Program:
     """One run. Its fault is None if there is none."""
 
     def __init__(self, host, options, numbers):
-        self.host, self.record = host, options.record
-        self.fault, self.peak, self.pauses, self.summary = None, 0, 0, ""
+        self.host, self.record, self.numbers = host, options.record, ",".join(map(str, numbers))
+        self.stacks = os.path.join(options.out, f"stacks-{self.numbers}.txt")
+        self.fault, self.hung, self.peak, self.pauses, self.summary = None, False, 0, 0, ""
         words = ["--mode", "record"] if options.record else ["--vram", str(QUOTA)]
         words += ["--elastic"] if options.elastic else []
         self.over = threading.Event()
         self.truth = Truth()
-        eventually(lambda: not host.ps())  # the former program's
+        if not eventually(lambda: not host.ps()):  # the former program's
+            self.hung = True
+            return self.fails("the former program's slice has not ended")
         self.process = subprocess.Popen([BIN + "/gpuslice", "--socket", host.socket, "run", "--quiet", *words, "--", PROGRAM,
-                                         *map(str, numbers)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.watch(numbers)
+                                         *map(str, numbers)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        start_new_session=True)
+        self.watch()
 
     def fails(self, why):
         self.fault = self.fault or why
+
+    def kill(self):
+        """Kills its processes, too, which would keep the pipe open."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def hangs(self):
+        self.hung = True
+        self.fails(f"it has not ended after {BOUND:.0f} s: {self.stacks}")
+        try:
+            with open(self.stacks, "w") as f:
+                f.write(stacks(self.process.pid))
+        finally:
+            self.kill()
 
     def slice(self):
         """The only one there is; None if it has ended."""
@@ -105,28 +142,30 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def watch(self, numbers):
-        sampler = threading.Thread(target=self.sample)
+    def watch(self):
+        sampler = threading.Thread(target=self.sample, daemon=True)
         sampler.start()
-        timer = None
+        timer = threading.Timer(BOUND, self.hangs)
+        timer.start()
         try:
             for line in self.process.stdout:
-                if timer:
-                    timer.cancel()
-                timer = threading.Timer(HANGS, self.process.kill)
-                timer.start()
                 line = line.strip()
                 if "error" in line or "could not" in line:
                     self.fails(line)
+                if self.fault:
+                    break
                 self.answer(line)
         except BrokenPipeError:
             self.fails("it ended at a pause")
+        except subprocess.SubprocessError as e:
+            self.fails(f"gpusliced does not answer: {e}")
         finally:
-            if timer:
-                timer.cancel()
+            if self.fault:
+                self.kill()
+            code = self.process.wait()
+            timer.cancel()
             self.over.set()
-            sampler.join()
-        code = self.process.wait()
+            sampler.join(BOUND)
         if code:
             self.fails(f"exit status {code}: {self.summary}")
         if not self.record and self.peak > QUOTA + TRANSIENT:
@@ -177,24 +216,22 @@ def main():
     os.makedirs(options.out, exist_ok=True)
     compile_program()
     host = Host(options.out)
-    log = open(os.path.join(options.out, "programs.txt"), "w")
     programs = pauses = peak = 0
-    end = time.monotonic() + options.seconds
+    begun = time.monotonic()
     try:
         seed = options.seed
-        while programs < options.programs if options.programs else time.monotonic() < end:
+        while programs < options.programs if options.programs else time.monotonic() - begun < options.seconds:
             choose = random.Random(seed)
             numbers = (seed, choose.choice([n for n in (32, 64, 128, 256) if n <= options.steps]), choose.randint(1, options.threads),
                        choose.randint(1, options.processes), choose.choice([(1 << DEEDS) - 1, choose.getrandbits(DEEDS) | 1]))
             if options.only:
                 numbers = tuple(map(int, options.only.split(",")))
-            log.write(f"{','.join(map(str, numbers))}\n")
-            log.flush()
             program = Program(host, options, numbers)
             programs, pauses, peak = programs + 1, pauses + program.pauses, max(peak, program.peak)
+            print(f"{time.monotonic() - begun:6.1f} s  {program.numbers}: {program.pauses} pauses, at most {program.peak / MIB:.0f} MiB"
+                  f"{': ' if program.fault else ''}{program.fault or ''}", flush=True)
             if program.fault:
-                print(f"generated {' '.join(map(str, numbers))}: {program.fault}", flush=True)
-                if not options.only:
+                if not options.only and not program.hung:
                     numbers, program.fault = shrink(host, options, numbers, program.fault, 60)
                 check("a generated program is within what is charged, and its quota", False, f"--only {','.join(map(str, numbers))}: {program.fault}")
             seed += 1

@@ -88,7 +88,11 @@ runtimes = ["{RUNC}"]
 
     def stop(self):
         self.daemon.terminate()
-        self.daemon.wait()
+        try:
+            self.daemon.wait(30)
+        except subprocess.TimeoutExpired:
+            self.daemon.kill()
+            check("gpusliced ends within 30 s", False, "it was killed")
         shutil.rmtree(self.dir, ignore_errors=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
