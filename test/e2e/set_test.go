@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func (h *host) command(args ...string) *exec.Cmd {
@@ -105,6 +106,21 @@ func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
 	if out, err := h.cli("events"); err != nil || !strings.Contains(out, "its limit on") || !strings.Contains(out, "it is over that") {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// Programs that require that free memory never rises, such as vLLM while it loads a model, depend on this.
+func TestFreeMemoryRisesWhenAnotherSliceOfAnOvercommittedCardEnds(t *testing.T) {
+	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}, Enforcer: "enforcement = \"intercept\"\n[admission]\novercommit = 2.0\n",
+		Env: []string{"FAKECUDA_MEMORY=8G"}})}
+	p, other := h.newTeller("p", "--vram", "6G"), h.newTeller("other", "--vram", "6G")
+	rest, _ := p.info()
+	must.Equal(t, other.ask(fmt.Sprint(4*gib)), "ok", "4 GiB of 8")
+	if free, total := p.info(); total != 6*gib || free > 4*gib || free == 0 {
+		t.Errorf("beside 4 GiB of a card of 8 it sees %d of %d", free, total)
+	}
+	must.Equal(t, p.ask(fmt.Sprint(4*gib)), "refused", "4 GiB beside 4 GiB")
+	h.Must(other.in.Close())
+	h.Eventually("the quota's rest is free", func() bool { free, _ := p.info(); return free == rest })
 }
 
 // A device's quota takes precedence over the one on all devices. A change of the latter must say so.
