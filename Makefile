@@ -198,7 +198,6 @@ nightly: ## Run the long tests, for hours, and record the result in docs/evidenc
 generate: .cache/table ## Write again what is generated from other files
 	$(QUIET)$(GO) generate ./...
 	$(QUIET).cache/table exports >interceptor/exports.txt
-	$(QUIET).cache/table listed >interceptor/listed_names.h
 	$(QUIET).cache/table coverage >docs/evidence/coverage.md
 
 .PHONY: docs

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * table exports|listed|coverage|names: generates files from driver.def, nvml.def and passes.def.
+ * table exports|coverage|names: generates files from driver.def, nvml.def and passes.def.
  *
  *   exports   interceptor/exports.txt: the names that libgpuslice.so may export
- *   listed    interceptor/listed_names.h: the names of passes.def, as the library searches them
  *   coverage  docs/evidence/coverage.md
  *   names     kind, a tab, name, and for a pass a tab and its reason; for test/interceptor
  *
@@ -65,50 +64,6 @@ static void print_exports(void)
 	printf("# Generated from interceptor/driver.def by `make generate`.\n");
 	for (size_t i = 0; i < count; i++)
 		printf("%s\n", names[i]);
-}
-
-/* The sorted names of one kind, as one text with their offsets; a family's without its *. */
-static bool print_texts(enum kind kind, const char *text, const char *at)
-{
-	const char *names[ROWS];
-	size_t count = 0, offset = 0;
-
-	for (size_t i = 0; i < ROWS; i++) {
-		if (rows[i].kind == kind)
-			names[count++] = rows[i].name;
-	}
-	qsort(names, count, sizeof(names[0]), by_name);
-	printf("\nstatic const char %s[] =\n", text);
-	for (size_t i = 0; i < count; i++)
-		printf("    \"%.*s\\0\"%s\n", (int)strcspn(names[i], "*"), names[i],
-		       i + 1 < count ? "" : ";");
-	printf("\nstatic const uint16_t %s[] = {", at);
-	for (size_t i = 0; i < count; i++) {
-		size_t length = strcspn(names[i], "*");
-
-		printf("%s%zu,", i % 12 ? " " : "\n    ", offset);
-		offset += length + 1;
-		if (kind == FAMILY && i + 1 < count &&
-		    strncmp(names[i], names[i + 1], length) == 0) {
-			fprintf(stderr, "table: %s is a family of %s\n", names[i + 1], names[i]);
-			return false;
-		}
-	}
-	printf("\n};\n");
-	return offset <= 0xffff;
-}
-
-static bool print_listed(void)
-{
-	printf("/* SPDX-License-Identifier: Apache-2.0 */\n"
-	       "/*\n"
-	       " * Generated from interceptor/passes.def by `make generate`.\n"
-	       " */\n"
-	       "#include <stdint.h>\n"
-	       "\n"
-	       "/* clang-format off */\n");
-	return print_texts(PASS, "listed_names", "listed_name_at") &&
-	       print_texts(FAMILY, "listed_families", "listed_family_at");
 }
 
 static void print_names(void)
@@ -217,19 +172,16 @@ static void print_coverage(void)
 int main(int argc, char **argv)
 {
 	const char *what = argc == 2 ? argv[1] : "";
-	bool failed = false;
 
 	if (strcmp(what, "exports") == 0)
 		print_exports();
-	else if (strcmp(what, "listed") == 0)
-		failed = !print_listed();
 	else if (strcmp(what, "coverage") == 0)
 		print_coverage();
 	else if (strcmp(what, "names") == 0)
 		print_names();
 	else {
-		fprintf(stderr, "usage: table exports|listed|coverage|names\n");
+		fprintf(stderr, "usage: table exports|coverage|names\n");
 		return 2;
 	}
-	return failed || fflush(stdout) || ferror(stdout);
+	return fflush(stdout) || ferror(stdout);
 }
