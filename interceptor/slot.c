@@ -95,10 +95,21 @@ static bool is_slot(const ElfW(Rela) * relocation)
 	}
 }
 
-static void set_table(const struct mapped *object, const ElfW(Rela) * relocation, size_t bytes,
+/* Returns the value of a tag; 0 if there is none. */
+static ElfW(Addr) dynamic_value(const ElfW(Dyn) * dynamic, ElfW(Sxword) tag)
+{
+	while (dynamic->d_tag != DT_NULL && dynamic->d_tag != tag)
+		dynamic++;
+	return dynamic->d_tag == tag ? dynamic->d_un.d_ptr : 0;
+}
+
+static void set_table(const struct mapped *object, ElfW(Sxword) table, ElfW(Sxword) size,
                       slot_exchange *exchange, void *context)
 {
 	const struct elf_object *elf = &object->elf;
+	const ElfW(Rela) *relocation =
+	    (const void *)elf_address(elf, dynamic_value(object->dynamic, table));
+	size_t bytes = dynamic_value(object->dynamic, size);
 
 	for (size_t i = 0; i < bytes / sizeof(*relocation); i++, relocation++) {
 		void **slot = (void **)(elf->base + relocation->r_offset);
@@ -115,31 +126,6 @@ static void set_table(const struct mapped *object, const ElfW(Rela) * relocation
 
 void slot_set_all(const struct mapped *object, slot_exchange *exchange, void *context)
 {
-	const ElfW(Rela) *relocations = NULL, *jumps = NULL;
-	size_t relocation_bytes = 0, jump_bytes = 0;
-
-	for (const ElfW(Dyn) *d = object->dynamic; d->d_tag != DT_NULL; d++) {
-		const void *at = (const void *)elf_address(&object->elf, d->d_un.d_ptr);
-
-		switch (d->d_tag) {
-		case DT_RELA:
-			relocations = at;
-			break;
-		case DT_RELASZ:
-			relocation_bytes = d->d_un.d_val;
-			break;
-		case DT_JMPREL:
-			jumps = at;
-			break;
-		case DT_PLTRELSZ:
-			jump_bytes = d->d_un.d_val;
-			break;
-		default:
-			break;
-		}
-	}
-	if (relocations)
-		set_table(object, relocations, relocation_bytes, exchange, context);
-	if (jumps)
-		set_table(object, jumps, jump_bytes, exchange, context);
+	set_table(object, DT_RELA, DT_RELASZ, exchange, context);
+	set_table(object, DT_JMPREL, DT_PLTRELSZ, exchange, context);
 }
