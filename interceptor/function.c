@@ -53,7 +53,9 @@ static uint64_t key_of_library(uint64_t library, uint64_t context)
 
 bool function_library_is_in(uint64_t context, uint64_t library)
 {
-	return hold_known(key_of_library(library, context));
+	struct holding code;
+
+	return hold_get(key_of_library(library, context), &code);
 }
 
 static bool is_everywhere(uint64_t library)
@@ -124,11 +126,11 @@ void function_library_took(uint64_t library, CUdevice ordinal, uint64_t bytes)
 {
 	uint64_t context = context_current();
 
-	hold_part(key_of_library(library, context), &(struct holding){.bytes = bytes,
-	                                                              .owner = context,
-	                                                              .source = library,
-	                                                              .ordinal = ordinal,
-	                                                              .kind = KIND_OVERHEAD});
+	(void)hold_add(key_of_library(library, context), &(struct holding){.bytes = bytes,
+	                                                                   .owner = context,
+	                                                                   .source = library,
+	                                                                   .ordinal = ordinal,
+	                                                                   .kind = KIND_OVERHEAD});
 	look_again(library);
 }
 

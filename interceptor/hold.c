@@ -16,37 +16,31 @@ void hold(uint64_t key, const struct holding *holding)
 	lock_give(&holds->lock);
 }
 
-void hold_part(uint64_t key, const struct holding *part)
+bool hold_add(uint64_t key, const struct holding *more)
 {
 	struct holds *holds = STATE_TAKE(holds);
 	bool fresh = false;
 	struct holding *held = map_put(&holds->by_key, key, &fresh);
 
-	holds->any_source |= part->source != 0;
-	if (fresh)
-		*held = *part;
-	else if (held)
-		held->bytes += part->bytes;
+	holds->any_source |= more->source != 0;
+	if (fresh) {
+		*held = *more;
+	} else if (held) {
+		held->bytes += more->bytes;
+		held->opens += more->opens;
+	}
 	lock_give(&holds->lock);
+	return fresh || !held;
 }
 
-bool hold_known(uint64_t key)
+bool hold_get(uint64_t key, struct holding *holding)
 {
 	struct holds *holds = STATE_TAKE(holds);
-	bool known = map_find(&holds->by_key, key);
+	const struct holding *held = map_find(&holds->by_key, key);
 
+	*holding = held ? *held : (struct holding){0};
 	lock_give(&holds->lock);
-	return known;
-}
-
-uint64_t hold_bytes(uint64_t key)
-{
-	struct holds *holds = STATE_TAKE(holds);
-	struct holding *held = map_find(&holds->by_key, key);
-	uint64_t bytes = held ? held->bytes : 0;
-
-	lock_give(&holds->lock);
-	return bytes;
+	return held;
 }
 
 uint64_t hold_count_sharing(CUdevice ordinal)
@@ -129,21 +123,6 @@ bool hold_open(uint64_t key)
 		held->opens++;
 	lock_give(&holds->lock);
 	return held;
-}
-
-bool hold_opened(uint64_t key, const struct holding *holding)
-{
-	struct holds *holds = STATE_TAKE(holds);
-	bool fresh = false;
-	struct holding *held = map_put(&holds->by_key, key, &fresh);
-
-	holds->any_source |= holding->source != 0;
-	if (fresh)
-		*held = *holding;
-	else if (held)
-		held->opens++;
-	lock_give(&holds->lock);
-	return fresh || !held;
 }
 
 bool hold_close(uint64_t key, struct holding *holding)

@@ -31,10 +31,12 @@ struct holds {
  * too much rather than too little. */
 void hold(uint64_t key, const struct holding *holding);
 
-/* Record a part of what is held under one key; parts may be empty. */
-void hold_part(uint64_t key, const struct holding *part);
-bool hold_known(uint64_t key);
-uint64_t hold_bytes(uint64_t key); /* 0 if unknown */
+/* Record a part of what is held under one key, or one more use of it; parts may be empty. False if
+ * something was held already: only the bytes and uses of *more count then. */
+bool hold_add(uint64_t key, const struct holding *more);
+
+/* Get what is held; false, and all zero, if it is unknown. */
+bool hold_get(uint64_t key, struct holding *holding);
 
 /* Return the number of holdings that share overhead and are charged nothing for it. */
 uint64_t hold_count_sharing(CUdevice ordinal);
@@ -53,8 +55,6 @@ struct import *hold_import(uint64_t key);
 /* Count one use more or less; false if nothing is held. The last use removes the holding; *holding
  * is the state before. */
 bool hold_open(uint64_t key);
-/* Hold what a call has opened. If another thread has, count one use more, and return false. */
-bool hold_opened(uint64_t key, const struct holding *holding);
 bool hold_close(uint64_t key, struct holding *holding);
 
 /* Enclose the call that ends a source. All that came from it is released. */

@@ -69,10 +69,10 @@ static CUresult open_handle(CUresult (*call)(CUdeviceptr *pointer, CUipcMemHandl
 	}
 	if (import_reaches(import, block_round(size_at(*pointer)), LEDGER_CALL_IPC, NULL)) {
 		/* Another thread may have opened it since. */
-		if (!hold_opened(*pointer, &(struct holding){.import = import,
-		                                             .opens = 1,
-		                                             .owner = context_current(),
-		                                             .ordinal = process_current_ordinal()}))
+		if (!hold_add(*pointer, &(struct holding){.import = import,
+		                                          .opens = 1,
+		                                          .owner = context_current(),
+		                                          .ordinal = process_current_ordinal()}))
 			import_end(import);
 		return CUDA_SUCCESS;
 	}
@@ -200,6 +200,7 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 {
 	uint64_t lender = data ? lender_of_name(data) : 0, source = (uint64_t)(uintptr_t)pool;
 	uint64_t key = lender ? lender_name(data) ^ source : 0;
+	struct holding known;
 	struct import *import;
 	CUresult result;
 
@@ -209,13 +210,13 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 	if (!import)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMemPoolImportPointer)(pointer, pool, data);
-	if (result != CUDA_SUCCESS || hold_known(key)) {
+	if (result != CUDA_SUCCESS || hold_get(key, &known)) {
 		import_end(import);
 		return result;
 	}
 	(void)import_reaches(import, steps_at(*pointer), LEDGER_CALL_IPC, NULL);
-	if (!hold_opened(key, &(struct holding){
-	                          .import = import, .source = source, .ordinal = import->ordinal}))
+	if (!hold_add(key, &(struct holding){
+	                       .import = import, .source = source, .ordinal = import->ordinal}))
 		import_end(import);
 	return result;
 }

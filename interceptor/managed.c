@@ -122,27 +122,28 @@ static bool is_managed(CUdeviceptr address)
 static bool charge(const struct variable *v, bool anyway)
 {
 	CUdeviceptr start = v->address & ~(CUdeviceptr)(BLOCK_BYTES - 1);
-	uint64_t bytes = block_round(v->address - start + v->bytes), key = start | 1, known, more;
+	uint64_t bytes = block_round(v->address - start + v->bytes), key = start | 1, more;
 	CUdevice ordinal = process_current_ordinal();
 	struct manageds *manageds;
+	struct holding known;
 	bool fits = true;
 
 	if (ordinal < 0 || !v->bytes || !is_managed(v->address))
 		return true;
 	manageds = &state_get()->manageds;
 	lock_take(&manageds->lock);
-	known = hold_bytes(key);
-	more = bytes > known ? bytes - known : 0;
+	(void)hold_get(key, &known);
+	more = bytes > known.bytes ? bytes - known.bytes : 0;
 	if (more)
 		fits = grant(ordinal, more, KIND_UNLISTED, LEDGER_CALL_CODE) == GRANTED;
 	if (!fits && anyway)
 		process_charge_anyway(ordinal, more, KIND_UNLISTED);
 	if (more && (fits || anyway))
-		hold_part(key, &(struct holding){.bytes = more,
-		                                 .owner = v->owner,
-		                                 .source = v->source,
-		                                 .ordinal = ordinal,
-		                                 .kind = KIND_UNLISTED});
+		(void)hold_add(key, &(struct holding){.bytes = more,
+		                                      .owner = v->owner,
+		                                      .source = v->source,
+		                                      .ordinal = ordinal,
+		                                      .kind = KIND_UNLISTED});
 	lock_give(&manageds->lock);
 	return fits;
 }
