@@ -56,47 +56,30 @@ static uint32_t current_age(void)
 	       __atomic_load_n(&library_nvml.fills, __ATOMIC_ACQUIRE);
 }
 
-/* Handles are some hundred bytes apart. */
-static size_t first_slot(nvmlDevice_t device)
+static uint64_t key_of(nvmlDevice_t device)
 {
-	return (size_t)(((uintptr_t)device >> 4) * 0x9e3779b97f4a7c15u >> 58);
+	return (uint64_t)(uintptr_t)device;
 }
-
-_Static_assert(NVML_CACHE_SLOTS == 1 << (64 - 58), "first_slot() is one of them");
 
 /* Returns -1 if unknown. */
-static int recall(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age)
+static int recall(nvmlDevice_t device, uint32_t age)
 {
-	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
-		__typeof__(&cache->slot[0]) slot = &cache->slot[at % NVML_CACHE_SLOTS];
-		void *there = __atomic_load_n(&slot->device, __ATOMIC_ACQUIRE);
-		uint64_t answer;
+	struct nvml_cache *cache = STATE_TAKE(nvml);
+	const struct nvml_known *known = map_find(&cache->devices, key_of(device));
+	int index = known && known->age == age ? known->index : -1;
 
-		if (!there)
-			break;
-		if (there != device)
-			continue;
-		answer = __atomic_load_n(&slot->answer, __ATOMIC_RELAXED);
-		return answer >> 32 == age ? (int)(uint32_t)answer - 1 : -1;
-	}
-	return -1;
+	lock_give(&cache->lock);
+	return index;
 }
 
-/* If full, others are looked up each time. */
-static void remember(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age, int index)
+static void remember(nvmlDevice_t device, uint32_t age, int index)
 {
-	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
-		__typeof__(&cache->slot[0]) slot = &cache->slot[at % NVML_CACHE_SLOTS];
-		void *there = NULL;
+	struct nvml_cache *cache = STATE_TAKE(nvml);
+	struct nvml_known *known = map_put(&cache->devices, key_of(device), NULL);
 
-		if (!__atomic_compare_exchange_n(&slot->device, &there, (void *)device, false,
-		                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) &&
-		    there != device)
-			continue;
-		__atomic_store_n(&slot->answer, (uint64_t)age << 32 | (uint32_t)(index + 1),
-		                 __ATOMIC_RELAXED);
-		return;
-	}
+	if (known)
+		*known = (struct nvml_known){age, index};
+	lock_give(&cache->lock);
 }
 
 /* -------------------------------------------------------------------------------------------- */
@@ -125,13 +108,12 @@ static int find_ledger_device(struct process *process, nvmlDevice_t device)
 int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 {
 	uint32_t age = current_age(); /* before the look-up: NVML may be shut down during it */
-	struct nvml_cache *cache = process ? &state.nvml : NULL;
-	int index = cache && device ? recall(cache, device, age) : -1;
+	int index = process ? recall(device, age) : -1;
 
 	if (index >= 0)
 		return index;
 	index = find_ledger_device(process, device);
 	if (index >= 0)
-		remember(cache, device, age, index);
+		remember(device, age, index);
 	return index;
 }
