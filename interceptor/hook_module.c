@@ -103,24 +103,23 @@ CUresult cuModuleUnload(CUmodule module)
 	return result;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
-                              const char *name)
+static CUresult asked(CUresult result, CUmodule module, const char *name)
 {
-	CUresult result = DRIVER(cuModuleGetGlobal_v2)(pointer, bytes, module, name);
-
 	if (result == CUDA_SUCCESS && !managed_asked(module, name, true))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
 
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
+                              const char *name)
+{
+	return asked(DRIVER(cuModuleGetGlobal_v2)(pointer, bytes, module, name), module, name);
+}
+
 CUresult cuModuleGetGlobal(CUdeviceptr_v1 *pointer, unsigned int *bytes, CUmodule module,
                            const char *name)
 {
-	CUresult result = DRIVER(cuModuleGetGlobal)(pointer, bytes, module, name);
-
-	if (result == CUDA_SUCCESS && !managed_asked(module, name, true))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return result;
+	return asked(DRIVER(cuModuleGetGlobal)(pointer, bytes, module, name), module, name);
 }
 
 static void note_function(CUfunction function, CUmodule module)
@@ -215,35 +214,32 @@ CUresult cuLibraryUnload(CUlibrary library)
 	return result;
 }
 
+/* The result of a call that may be the first use of a library. */
 #define USING(library, call)                                                                       \
-	do {                                                                                       \
+	({                                                                                         \
 		struct use use;                                                                    \
                                                                                                    \
-		if (!library_use_begin(&use, key_of(library)))                                     \
-			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
-		return library_use_end(&use, call);                                                \
-	} while (0)
+		library_use_begin(&use, library) ? library_use_end(&use, call)                     \
+		                                 : CUDA_ERROR_OUT_OF_MEMORY;                       \
+	})
 
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
-	USING(library, DRIVER(cuLibraryGetModule)(module, library));
+	return USING(key_of(library), DRIVER(cuLibraryGetModule)(module, library));
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                             const char *name)
 {
-	USING(library, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
+	return USING(key_of(library), DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                              const char *name)
 {
-	struct use use;
-	CUresult result;
+	CUresult result =
+	    USING(key_of(library), DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
 
-	if (!library_use_begin(&use, key_of(library)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = library_use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
 	if (result == CUDA_SUCCESS && !managed_asked_of_library(key_of(library), name))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
@@ -251,7 +247,8 @@ CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary libr
 
 CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)
 {
-	USING(library, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
+	return USING(key_of(library),
+	             DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
 /* A kernel is launched by its own handle or its function's; either may be the first use. */
@@ -272,13 +269,10 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
 	struct function known;
-	struct use use;
 	CUresult result;
 
 	(void)function_find(kernel, &known);
-	if (!library_use_begin(&use, known.source))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = library_use_end(&use, DRIVER(cuKernelGetFunction)(function, kernel));
+	result = USING(known.source, DRIVER(cuKernelGetFunction)(function, kernel));
 	if (result == CUDA_SUCCESS && known.frame > STACK_DEFAULT)
 		function_note(*function, known.source, known.frame, false);
 	return result;
