@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged, and the calls that free it. */
 #include "block.h"
+#include "context.h"
 #include "grant.h"
 #include "hold.h"
 #include "piece.h"
@@ -93,7 +94,7 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 	if (grant(ordinal, charged, KIND_MEMORY, LEDGER_CALL_ALLOC) != GRANTED)
 		return grant_error();
 	if (r.entry == ID_cuMemAlloc_v2 && piece_suits(ordinal, charged)) {
-		result = piece_allocate(r.pointer, ordinal, charged);
+		result = THROUGH(piece_allocate)(r.pointer, ordinal, charged, context_current());
 		if (result == CUDA_SUCCESS)
 			grant_count(ordinal);
 		else
@@ -235,7 +236,7 @@ static inline __attribute__((always_inline)) CUresult free_by(free_function call
 	if (!block_leave(pointer, &block))
 		return free_other(call, pointer, stream);
 	if (__builtin_expect(block.piece, 0))
-		return piece_free(pointer);
+		return THROUGH(piece_free)(pointer);
 	result = call(pointer, stream);
 	block_left(pointer, &block, result);
 	return result;

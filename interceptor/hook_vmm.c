@@ -22,7 +22,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	if (grant(ordinal, bytes, KIND_MEMORY, LEDGER_CALL_CREATE) != GRANTED)
 		return grant_error_on(ordinal);
 	result = movable_suits(properties, flags)
-	             ? movable_create(handle, bytes, properties)
+	             ? THROUGH(movable_create)(handle, bytes, properties)
 	             : DRIVER(cuMemCreate)(handle, bytes, properties, flags);
 	if (result != CUDA_SUCCESS) {
 		process_release(ordinal, bytes, KIND_MEMORY);
@@ -39,7 +39,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	CUresult result;
 
 	object_release(&releasing, handle);
-	result = movable_is(handle) ? movable_release(handle) : DRIVER(cuMemRelease)(handle);
+	result =
+	    movable_is(handle) ? THROUGH(movable_release)(handle) : DRIVER(cuMemRelease)(handle);
 	object_released(&releasing, handle, result);
 	handover_look();
 	return result;
@@ -53,7 +54,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 
 	if (!object_map(&attempt, address, bytes, offset, handle))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = movable_is(handle) ? movable_map(address, bytes, offset, handle, flags)
+	result = movable_is(handle) ? THROUGH(movable_map)(address, bytes, offset, handle, flags)
 	                            : DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
 		object_not_mapped(&attempt, address);
@@ -100,6 +101,6 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
                                                 CUmemGenericAllocationHandle handle)
 {
 	return movable_is(handle)
-	           ? movable_properties(properties, handle)
+	           ? THROUGH(movable_properties)(properties, handle)
 	           : DRIVER(cuMemGetAllocationPropertiesFromHandle)(properties, handle);
 }

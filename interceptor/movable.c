@@ -92,8 +92,8 @@ static CUmemGenericAllocationHandle remove_place(struct movables *all, struct mo
 
 /* --- the driver's functions, behind the gate ------------------------------------------------ */
 
-static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes,
-                       const CUmemAllocationProp *properties)
+CUresult movable_create(CUmemGenericAllocationHandle *handle, size_t bytes,
+                        const CUmemAllocationProp *properties)
 {
 	struct movables *all = movables();
 	CUmemGenericAllocationHandle driver;
@@ -114,13 +114,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes,
 	return result;
 }
 
-CUresult movable_create(CUmemGenericAllocationHandle *handle, size_t bytes,
-                        const CUmemAllocationProp *properties)
-{
-	return THROUGH(create)(handle, bytes, properties);
-}
-
-static CUresult release(CUmemGenericAllocationHandle handle)
+CUresult movable_release(CUmemGenericAllocationHandle handle)
 {
 	struct movables *all = STATE_TAKE(movables);
 	struct movable *movable, was = {0};
@@ -149,11 +143,6 @@ static CUresult release(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-CUresult movable_release(CUmemGenericAllocationHandle handle)
-{
-	return THROUGH(release)(handle);
-}
-
 static CUmemGenericAllocationHandle driver_of(CUmemGenericAllocationHandle handle)
 {
 	struct movables *all = STATE_TAKE(movables);
@@ -166,8 +155,8 @@ static CUmemGenericAllocationHandle driver_of(CUmemGenericAllocationHandle handl
 	return driver;
 }
 
-static CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
-                    CUmemGenericAllocationHandle handle, unsigned long long flags)
+CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
+                     CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	struct movables *all = movables();
 	CUmemGenericAllocationHandle driver = driver_of(handle), stale = 0;
@@ -200,12 +189,6 @@ static CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
 	if (stale)
 		(void)BEHIND(cuMemRelease)(stale);
 	return result;
-}
-
-CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
-                     CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
-	return THROUGH(map)(address, bytes, offset, handle, flags);
 }
 
 /* Removes places in the range, of up to `serial`, and lists the handles to release. Returns how
@@ -284,17 +267,12 @@ CUresult movable_retain(CUmemGenericAllocationHandle *handle, void *address)
 	                      : DRIVER(cuMemRetainAllocationHandle)(handle, address);
 }
 
-static CUresult properties_of(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
+CUresult movable_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
 {
 	CUmemGenericAllocationHandle driver = driver_of(handle);
 
 	return driver ? BEHIND(cuMemGetAllocationPropertiesFromHandle)(properties, driver)
 	              : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult movable_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
-{
-	return THROUGH(properties_of)(properties, handle);
 }
 
 /* --- excluding memory from moves ------------------------------------------------------------ */

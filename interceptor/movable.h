@@ -11,7 +11,8 @@
  * process sees an RDMA device, memory of a process that does not move itself. (PyTorch and vLLM
  * request RDMA whenever the card supports it.)
  *
- * The functions named after the driver's replace those, and pass the gate once, as a whole.
+ * The functions named after the driver's replace those, and pass the gate (gate.h) once, as a
+ * whole.
  * Charging is in object.h, for which such a number is like any handle.
  */
 #ifndef GPUSLICE_MOVABLE_H
@@ -55,6 +56,7 @@ static inline bool movable_is(CUmemGenericAllocationHandle handle)
 /* Reports whether cuMemCreate returns a number of ours. */
 bool movable_suits(const CUmemAllocationProp *properties, unsigned long long flags);
 
+/* For handles of ours. Call them by THROUGH(). */
 CUresult movable_create(CUmemGenericAllocationHandle *handle, size_t bytes,
                         const CUmemAllocationProp *properties);
 CUresult movable_release(CUmemGenericAllocationHandle handle);

@@ -64,7 +64,7 @@ CUresult piece_unmap(CUdeviceptr pointer, uint64_t bytes)
 	return BEHIND(cuMemUnmap)(pointer, bytes);
 }
 
-static CUresult allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes, uint64_t owner)
+CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes, uint64_t owner)
 {
 	CUresult result = BEHIND(cuMemAddressReserve)(pointer, bytes, 0, 0, 0);
 
@@ -84,11 +84,6 @@ static CUresult allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes,
 	(void)BEHIND(cuMemAddressFree)(*pointer, bytes);
 	*pointer = 0;
 	return result;
-}
-
-CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes)
-{
-	return THROUGH(allocate)(pointer, ordinal, bytes, context_current());
 }
 
 static void end(CUdeviceptr pointer, const struct block *block)
@@ -126,7 +121,7 @@ static bool make_room(CUdevice ordinal)
 }
 UPCALL(grant_room, make_room);
 
-static CUresult free_behind(CUdeviceptr pointer)
+CUresult piece_free(CUdeviceptr pointer)
 {
 	struct block block;
 	CUresult result;
@@ -149,16 +144,6 @@ static CUresult free_behind(CUdeviceptr pointer)
 	}
 	(void)end_freed(); /* also this one, if the capture has just ended */
 	return CUDA_SUCCESS;
-}
-
-bool piece_is_free(const void *function)
-{
-	return function == (const void *)free_behind;
-}
-
-CUresult piece_free(CUdeviceptr pointer)
-{
-	return THROUGH(free_behind)(pointer);
 }
 
 static CUresult end_all_of(uint64_t owner)

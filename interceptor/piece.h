@@ -20,8 +20,9 @@
 /* Reports whether this process allocates that size as a piece. */
 bool piece_suits(CUdevice ordinal, uint64_t bytes);
 
-/* cuMemAlloc_v2, with `bytes`, a multiple of BLOCK_BYTES, charged already. Records the block. */
-CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes);
+/* Call the next two by THROUGH(). cuMemAlloc_v2, with `bytes`, a multiple of BLOCK_BYTES, charged
+ * already. Records the block. */
+CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes, uint64_t owner);
 
 /* cuMemFree of what block_leave() found to be a piece. Releases its charge, during a capture later:
  * with the capture's end, the next free or a request that does not fit. */
@@ -29,9 +30,6 @@ CUresult piece_free(CUdeviceptr pointer);
 
 /* Ends pieces freed during a capture. False if there are none, or a capture is under way. */
 bool piece_end_freed(void);
-
-/* Reports whether it is the function that piece_free() runs behind the gate. */
-bool piece_is_free(const void *function);
 
 /* Ends a gone context's pieces, since the driver does not. Before block_owner_gone(). */
 void piece_owner_gone(uint64_t owner);
