@@ -123,9 +123,7 @@ static bool take_after_reading(struct pool *pool, uint64_t grain)
 	bool taken;
 
 	lock_take(&pool->lock);
-	(void)pool_look(pool);
-	pool_trim_excess(pool);
-	pool_look_for_slack(pool);
+	pool_update(pool);
 	taken = pool_take(pool, grain);
 	lock_give(&pool->lock);
 	return taken;
@@ -403,8 +401,6 @@ static CUresult allocate_from(struct request *r)
 {
 	struct process *process = process_attached();
 
-	if (!r->handle)
-		return call_driver(r);
 	if (process && pool_is_retired(r->handle))
 		return CUDA_ERROR_INVALID_VALUE;
 	return allocate(process, process ? pool_of(r->handle) : NULL, r);

@@ -90,6 +90,12 @@ static struct pool *free_node(void)
 	return pool;
 }
 
+static void forget_blocks(struct pool *pool)
+{
+	for (unsigned i = 0; i < POOL_KNOWN; i++)
+		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
+}
+
 /* For fields read without the node's lock, even while it is free or reused. */
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
@@ -115,7 +121,7 @@ static struct pool *begin(CUmemoryPool handle, CUdevice ordinal, enum kind kind)
 	SET(pool->taken, 0);
 	SET(pool->crowded, false);
 	SET(pool->allocations, NULL);
-	pool_forget_blocks(pool);
+	forget_blocks(pool);
 	/* Graph memory has no handle: use a value that no pool of the driver has. */
 	__atomic_store_n(&pool->handle, handle ? handle : (CUmemoryPool)pool, __ATOMIC_RELEASE);
 	lock_give(&pool->lock);
@@ -245,12 +251,6 @@ void pool_note_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes)
 		__atomic_store_n(&pool->known[block % POOL_KNOWN], block, __ATOMIC_RELAXED);
 }
 
-void pool_forget_blocks(struct pool *pool)
-{
-	for (unsigned i = 0; i < POOL_KNOWN; i++)
-		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
-}
-
 /* Reports whether a synchronisation may shrink the pool, or has to. */
 static bool may_shrink(const struct pool *pool)
 {
@@ -298,7 +298,7 @@ uint64_t pool_look(struct pool *pool)
 	/* The driver may back released blocks again unseen. */
 	if (reserved < pool->reserved) {
 		__atomic_fetch_add(&pool->shrunk, 1, __ATOMIC_RELAXED);
-		pool_forget_blocks(pool);
+		forget_blocks(pool);
 	}
 	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELEASE);
 	note_if_it_may_shrink(pool);
@@ -314,15 +314,6 @@ void pool_charge_anyway(struct pool *pool)
 	process_charge_anyway(pool->ordinal, over, pool->kind);
 	SET(pool->forced, pool->forced + over);
 	pool_add_charge(pool, over);
-}
-
-void pool_trim_excess(struct pool *pool)
-{
-	if (!pool_is_over(pool) && !pool->forced)
-		return;
-	/* Trim to 0: with a part to keep, the driver may keep all (driver observation). */
-	pool_trim(pool, 0);
-	(void)pool_look(pool);
 }
 
 bool pool_take(struct pool *pool, uint64_t bytes)
@@ -370,6 +361,17 @@ static bool is_charged(const struct pool *pool)
 	        DRIVER_HAS(cuMemPoolGetAttribute));
 }
 
+void pool_update(struct pool *pool)
+{
+	(void)pool_look(pool);
+	if (pool_is_over(pool) || pool->forced) {
+		/* Trim to 0: with a part to keep, the driver may keep all (driver observation). */
+		pool_trim(pool, 0);
+		(void)pool_look(pool);
+	}
+	pool_look_for_slack(pool);
+}
+
 /* Called with the pool's lock held. Destroys an empty retired pool, and frees its node. */
 static void destroy_if_empty(struct pool *pool)
 {
@@ -385,9 +387,7 @@ static void settle(struct pool *pool)
 {
 	if (!pool->handle || !is_charged(pool))
 		return;
-	(void)pool_look(pool);
-	pool_trim_excess(pool);
-	pool_look_for_slack(pool);
+	pool_update(pool);
 	destroy_if_empty(pool);
 }
 

@@ -120,8 +120,6 @@ static inline bool pool_in_known_blocks(struct pool *pool, CUdeviceptr pointer, 
 }
 void pool_note_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes);
 
-void pool_forget_blocks(struct pool *pool);
-
 /* Called with the pool's lock held. Reads the driver's figure, and releases the charge that neither
  * the pool nor a pending call needs. Growth beyond the charge is charged if it fits, else its size
  * is returned, and the call that caused it undoes it. (If another call charged it, it would stay as
@@ -131,10 +129,6 @@ uint64_t pool_look(struct pool *pool);
 /* Called with the pool's lock held. Charges growth that no call can undo, without checking the
  * limit. */
 void pool_charge_anyway(struct pool *pool);
-
-/* Called with the pool's lock held. Trims the pool, and updates it, if it has more than was
- * granted. */
-void pool_trim_excess(struct pool *pool);
 
 /* Reports whether the pool reserves more than is charged. */
 static inline bool pool_is_over(const struct pool *pool)
@@ -148,6 +142,10 @@ void pool_add_charge(struct pool *pool, uint64_t bytes);
 
 /* Called with the pool's lock held, after pool_look(). Computes how much is free and charged. */
 void pool_look_for_slack(struct pool *pool);
+
+/* Called with the pool's lock held. Does both, and trims the pool if it has more than was
+ * granted. */
+void pool_update(struct pool *pool);
 
 /* Take `bytes` of the free memory before a call of the driver, and end that after it. The bytes are
  * in `taken` until the driver's figures have them, so threads never take more than there is. */
