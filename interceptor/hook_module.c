@@ -22,11 +22,6 @@ static uint64_t key_of(const void *handle)
 	return (uint64_t)(uintptr_t)handle;
 }
 
-static struct names names_in(const void *image, const char *file)
-{
-	return image ? managed_names(image) : managed_names_of_file(file);
-}
-
 /* --- modules -------------------------------------------------------------------------------- */
 
 static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module,
@@ -44,7 +39,7 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 		code.owner = context_current();
 		hold(key_of(*module), &code);
 	}
-	if (!fits || !managed_load(*module, names_in(image, file))) {
+	if (!fits || !managed_load(*module, managed_names(image, file))) {
 		(void)cuModuleUnload(*module);
 		*module = NULL;
 		overhead_settle(watch->ordinal); /* the part that the driver keeps */
@@ -148,7 +143,7 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 		watch_drop(watch);
 		return result;
 	}
-	managed_keep(key_of(*library), names_in(image, file));
+	managed_keep(key_of(*library), managed_names(image, file));
 	fits = watch_end(watch, LEDGER_CALL_CODE, &bytes);
 	if (fits && bytes)
 		function_library_took(key_of(*library), watch->ordinal, bytes);

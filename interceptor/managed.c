@@ -51,11 +51,6 @@ static struct names read_names(const void *image, size_t size)
 	return all.names;
 }
 
-struct names managed_names(const void *image)
-{
-	return image ? read_names(image, IMAGE_UNKNOWN) : (struct names){0};
-}
-
 /* Not mapped: if another process truncated the file, an access would kill this one. */
 static struct names read_file(int file)
 {
@@ -76,12 +71,16 @@ static struct names read_file(int file)
 	return names;
 }
 
-struct names managed_names_of_file(const char *path)
+struct names managed_names(const void *image, const char *path)
 {
-	struct quiet quiet = quiet_begin();
-	int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
 	struct names names = {0};
+	struct quiet quiet;
+	int file;
 
+	if (image)
+		return read_names(image, IMAGE_UNKNOWN);
+	quiet = quiet_begin();
+	file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
 	if (file >= 0) {
 		names = read_file(file);
 		close(file);
@@ -90,7 +89,7 @@ struct names managed_names_of_file(const char *path)
 	return names;
 }
 
-void managed_drop(struct names names)
+static void drop(struct names names)
 {
 	struct quiet quiet = quiet_begin();
 
@@ -178,7 +177,7 @@ bool managed_load(CUmodule module, struct names names)
 
 	for (const char *name = NULL; fits && (name = next(names, name));)
 		fits = managed_asked(module, name, false);
-	managed_drop(names);
+	drop(names);
 	return fits;
 }
 
@@ -195,7 +194,7 @@ void managed_keep(uint64_t library, struct names names)
 		*known = names;
 	lock_give(&manageds->lock);
 	if (!known)
-		managed_drop(names);
+		drop(names);
 }
 
 void managed_forget(uint64_t library)
@@ -209,7 +208,7 @@ void managed_forget(uint64_t library)
 		map_remove(&manageds->of_library, known);
 	}
 	lock_give(&manageds->lock);
-	managed_drop(names);
+	drop(names);
 }
 
 bool managed_use(uint64_t library)

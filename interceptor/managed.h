@@ -23,11 +23,9 @@ struct manageds {
 	MAP(struct names) of_library;
 };
 
-/* Return the names in an image or a file, which the caller passes to one of managed_load(),
- * managed_keep(), managed_drop(). */
-struct names managed_names(const void *image);
-struct names managed_names_of_file(const char *path);
-void managed_drop(struct names names);
+/* Returns the names in an image or else a file. The caller passes them to managed_load() or
+ * managed_keep(). */
+struct names managed_names(const void *image, const char *path);
 
 /* Charges a loaded module's variables. False if they do not fit: the caller unloads it. */
 bool managed_load(CUmodule module, struct names names);
