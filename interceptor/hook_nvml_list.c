@@ -71,11 +71,6 @@ static uint32_t viewer_pid(const struct viewer *viewer, const struct ledger_lane
 	return is_near(viewer, lane) ? lane->ns_pid : lane->pid;
 }
 
-static bool viewer_is_dead(const struct viewer *viewer, uint32_t lane)
-{
-	return sibling_dead(own_lane(viewer), &viewer->process->ledger->lane[lane]);
-}
-
 static uint32_t lane_of(const struct viewer *viewer, uint32_t pid, bool host_pids)
 {
 	for (uint32_t i = 1; i <= viewer_lanes(viewer); i++) {
@@ -89,10 +84,16 @@ static uint32_t lane_of(const struct viewer *viewer, uint32_t pid, bool host_pid
 	return 0;
 }
 
-/* Returns the lane of the process with NVML's pid; 0 if not in the slice. */
-static uint32_t viewer_lane(const struct viewer *viewer, uint32_t pid)
+/* Replaces NVML's pid by the caller's. Returns the process's lane; 0 if not in the slice. */
+static uint32_t viewer_set_pid(const struct viewer *viewer, unsigned char *at)
 {
-	return lane_of(viewer, pid, viewer->host_pids);
+	uint32_t lane = lane_of(viewer, pid_at(at), viewer->host_pids), pid;
+
+	if (lane) {
+		pid = viewer_pid(viewer, &viewer->process->ledger->lane[lane]);
+		memcpy(at, &pid, sizeof(pid));
+	}
+	return lane;
 }
 
 /* Reports whether no process has the pid in the caller's namespace. */
@@ -178,14 +179,11 @@ static void gather_listed(const struct viewer *viewer, unsigned char *entries, u
 {
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *entry = entries + i * stride;
-		uint32_t lane = viewer_lane(viewer, pid_at(entry + PID_AT));
-		uint32_t pid;
+		uint32_t lane = viewer_set_pid(viewer, entry + PID_AT);
 
 		if (!lane)
 			continue;
 		listed->bits[lane / 64] |= 1ull << lane % 64;
-		pid = viewer_pid(viewer, &viewer->process->ledger->lane[lane]);
-		memcpy(entry + PID_AT, &pid, sizeof(pid));
 		gather(to, entry, stride);
 	}
 }
@@ -203,7 +201,7 @@ static void gather_others(const struct viewer *viewer, const struct listed *list
 			continue;
 		entry.usedGpuMemory =
 		    ledger_held(viewer->process->ledger, (uint32_t)viewer->device, i);
-		if (!entry.usedGpuMemory || viewer_is_dead(viewer, i))
+		if (!entry.usedGpuMemory || sibling_dead(own_lane(viewer), lane))
 			continue;
 		entry.pid = viewer_pid(viewer, lane);
 		gather(to, &entry, stride);
@@ -318,14 +316,8 @@ static unsigned int keep_own_samples(nvmlDevice_t device, unsigned char *samples
 	viewer_see_kind(&viewer, samples + pid_offset, stride, count);
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *sample = samples + i * stride;
-		uint32_t lane = viewer_lane(&viewer, pid_at(sample + pid_offset));
-		uint32_t pid;
-
-		if (!lane)
-			continue;
-		pid = viewer_pid(&viewer, &viewer.process->ledger->lane[lane]);
-		memcpy(sample + pid_offset, &pid, sizeof(pid));
-		memmove(samples + kept++ * stride, sample, stride);
+		if (viewer_set_pid(&viewer, sample + pid_offset))
+			memmove(samples + kept++ * stride, sample, stride);
 	}
 	memset(samples + kept * stride, 0, (count - kept) * stride);
 	return kept;

@@ -103,7 +103,7 @@ bool overhead_measure(int device, bool own, struct measured *measured)
 	return false;
 }
 
-struct ledger_uncharged overhead_loads(int device)
+static struct ledger_uncharged loads_of(int device)
 {
 	const struct ledger_account *account = &process_seen()->held[device].account.slice;
 
@@ -174,7 +174,7 @@ static void release_guessed(CUdevice ordinal, int device)
 static void settle(CUdevice ordinal, int device)
 {
 	struct overheads *overheads = &state.overheads;
-	struct ledger_uncharged loads = overhead_loads(device), then = loads;
+	struct ledger_uncharged loads = loads_of(device), then = loads;
 	struct measured all;
 	uint64_t now, loose, less;
 
@@ -190,7 +190,7 @@ static void settle(CUdevice ordinal, int device)
 	lock_take(&overheads->lock);
 	overheads->guessed[device] = 0;
 	now = charged(device);
-	loads = overhead_loads(device);
+	loads = loads_of(device);
 	if (loads.under_way || loads.ended != then.ended || changes(device) != all.changes) {
 		leave_open(device); /* stale */
 	} else if (all.bytes > now) {
@@ -281,7 +281,7 @@ struct watch watch_begin(void)
 			close_device(watch.ordinal, device);
 		watch.account = &process_seen()->held[device].account.slice;
 		ledger_begin_load(watch.account);
-		watch.loads = overhead_loads(device);
+		watch.loads = loads_of(device);
 		watch.left = bytes_left();
 	}
 	return watch;

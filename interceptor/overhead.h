@@ -42,8 +42,6 @@ void overhead_change_end(CUdevice ordinal);
 /* Reports whether other changes are under way, between the two calls above. */
 bool overhead_others_change(int device);
 
-struct ledger_uncharged overhead_loads(int device);
-
 void overhead_leave_open(CUdevice ordinal);
 
 /* Charge overhead that no call charged, and release what the driver has freed. No limit is checked,

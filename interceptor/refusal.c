@@ -2,6 +2,7 @@
 #include "refusal.h"
 
 #include "say.h"
+#include "view.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,11 +20,6 @@ struct refusal {
 	uint64_t limit, own, siblings;
 	struct ledger_refusal described;
 };
-
-static uint64_t least(uint64_t a, uint64_t b)
-{
-	return a < b ? a : b;
-}
 
 /* Bytes of the other lanes, beside those of their programs. */
 struct others {
