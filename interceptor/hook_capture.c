@@ -4,16 +4,11 @@
 #include "recording.h"
 #include "table.h"
 
-/* `call` is made after recording_begin(). */
-#define BEGIN(call, stream, per_thread)                                                            \
-	({                                                                                         \
-		CUresult begun;                                                                    \
-                                                                                                   \
-		recording_begin(stream, per_thread);                                               \
-		begun = call;                                                                      \
-		recording_update(stream, per_thread);                                              \
-		begun;                                                                             \
-	})
+static CUresult begun(CUresult result, CUstream stream, bool per_thread)
+{
+	recording_update(stream, per_thread);
+	return result;
+}
 
 static CUresult ended(CUresult result, CUstream stream, bool per_thread)
 {
@@ -22,82 +17,40 @@ static CUresult ended(CUresult result, CUstream stream, bool per_thread)
 	return result;
 }
 
-CUresult cuStreamBeginCapture(CUstream stream)
-{
-	return BEGIN(DRIVER(cuStreamBeginCapture)(stream), stream, false);
-}
+/* Define a function that begins a capture, and its twin for the thread's own default stream. */
+#define BEGINS(name, parameters, arguments)                                                        \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		recording_begin(stream, false);                                                    \
+		return begun(DRIVER(name) arguments, stream, false);                               \
+	}                                                                                          \
+	CUresult name##_ptsz parameters                                                            \
+	{                                                                                          \
+		recording_begin(stream, true);                                                     \
+		return begun(DRIVER(name##_ptsz) arguments, stream, true);                         \
+	}
 
-CUresult cuStreamBeginCapture_ptsz(CUstream stream)
-{
-	return BEGIN(DRIVER(cuStreamBeginCapture_ptsz)(stream), stream, true);
-}
+BEGINS(cuStreamBeginCapture, (CUstream stream), (stream))
+BEGINS(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode))
+BEGINS(cuStreamBeginCaptureToGraph,
+       (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *data, size_t count,
+        int mode),
+       (stream, graph, after, data, count, mode))
+BEGINS(cuStreamBeginRecaptureToGraph,
+       (CUstream stream, int mode, CUgraph graph, void *callback, void *data),
+       (stream, mode, graph, callback, data))
+BEGINS(cuStreamBeginCaptureToCig, (CUstream stream, void *parameters), (stream, parameters))
 
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
-{
-	return BEGIN(DRIVER(cuStreamBeginCapture_v2)(stream, mode), stream, false);
-}
+/* The same for one that ends it. */
+#define ENDS(name, parameters, arguments)                                                          \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		return ended(DRIVER(name) arguments, stream, false);                               \
+	}                                                                                          \
+	CUresult name##_ptsz parameters                                                            \
+	{                                                                                          \
+		return ended(DRIVER(name##_ptsz) arguments, stream, true);                         \
+	}
 
-CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode)
-{
-	return BEGIN(DRIVER(cuStreamBeginCapture_v2_ptsz)(stream, mode), stream, true);
-}
-
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
-                                     const void *data, size_t count, int mode)
-{
-	return BEGIN(DRIVER(cuStreamBeginCaptureToGraph)(stream, graph, after, data, count, mode),
-	             stream, false);
-}
-
-CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after,
-                                          const void *data, size_t count, int mode)
-{
-	return BEGIN(
-	    DRIVER(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, after, data, count, mode),
-	    stream, true);
-}
-
-CUresult cuStreamBeginRecaptureToGraph(CUstream stream, int mode, CUgraph graph, void *callback,
-                                       void *data)
-{
-	return BEGIN(DRIVER(cuStreamBeginRecaptureToGraph)(stream, mode, graph, callback, data),
-	             stream, false);
-}
-
-CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, int mode, CUgraph graph,
-                                            void *callback, void *data)
-{
-	return BEGIN(
-	    DRIVER(cuStreamBeginRecaptureToGraph_ptsz)(stream, mode, graph, callback, data), stream,
-	    true);
-}
-
-CUresult cuStreamBeginCaptureToCig(CUstream stream, void *parameters)
-{
-	return BEGIN(DRIVER(cuStreamBeginCaptureToCig)(stream, parameters), stream, false);
-}
-
-CUresult cuStreamBeginCaptureToCig_ptsz(CUstream stream, void *parameters)
-{
-	return BEGIN(DRIVER(cuStreamBeginCaptureToCig_ptsz)(stream, parameters), stream, true);
-}
-
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
-{
-	return ended(DRIVER(cuStreamEndCapture)(stream, graph), stream, false);
-}
-
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
-{
-	return ended(DRIVER(cuStreamEndCapture_ptsz)(stream, graph), stream, true);
-}
-
-CUresult cuStreamEndCaptureToCig(CUstream stream)
-{
-	return ended(DRIVER(cuStreamEndCaptureToCig)(stream), stream, false);
-}
-
-CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream)
-{
-	return ended(DRIVER(cuStreamEndCaptureToCig_ptsz)(stream), stream, true);
-}
+ENDS(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
+ENDS(cuStreamEndCaptureToCig, (CUstream stream), (stream))

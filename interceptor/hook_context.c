@@ -178,37 +178,26 @@ static CUresult end(struct making *making, CUresult result, CUcontext *context, 
 		return end(&making, call, context, device, primary);                               \
 	} while (0)
 
-CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
-{
-	MAKING(context, device, false, DRIVER(cuCtxCreate)(context, flags, device));
-}
+#define CREATES(name, parameters, arguments)                                                       \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		MAKING(context, device, false, DRIVER(name) arguments);                            \
+	}
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
-	MAKING(context, device, false, DRIVER(cuCtxCreate_v2)(context, flags, device));
-}
-
-CUresult cuCtxCreate_v3(CUcontext *context, void *parameters, int count, unsigned int flags,
-                        CUdevice device)
-{
-	MAKING(context, device, false,
-	       DRIVER(cuCtxCreate_v3)(context, parameters, count, flags, device));
-}
-
-CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
-{
-	MAKING(context, device, false, DRIVER(cuCtxCreate_v4)(context, parameters, flags, device));
-}
-
-CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
-{
-	MAKING(context, device, false, DRIVER(cuGLCtxCreate)(context, flags, device));
-}
-
-CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
-	MAKING(context, device, false, DRIVER(cuGLCtxCreate_v2)(context, flags, device));
-}
+CREATES(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device),
+        (context, flags, device))
+CREATES(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),
+        (context, flags, device))
+CREATES(cuCtxCreate_v3,
+        (CUcontext * context, void *parameters, int count, unsigned int flags, CUdevice device),
+        (context, parameters, count, flags, device))
+CREATES(cuCtxCreate_v4,
+        (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),
+        (context, parameters, flags, device))
+CREATES(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device),
+        (context, flags, device))
+CREATES(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),
+        (context, flags, device))
 
 CUresult cuCtxDestroy(CUcontext context)
 {

@@ -133,39 +133,26 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 	return result;
 }
 
-CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
-{
-	if (__builtin_expect(!graph_maybe(graph), 1))
-		return DRIVER(cuGraphLaunch)(graph, stream);
-	return launch(
-	    &(struct graph_launch){graph, stream, DRIVER(cuGraphLaunch),
-	                           DRIVER_HAS(cuGraphUpload) ? DRIVER(cuGraphUpload) : NULL});
-}
+/* A launch, an upload, and their twins for the thread's own default stream. */
+#define LAUNCHES(suffix)                                                                           \
+	CUresult cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream)                         \
+	{                                                                                          \
+		if (__builtin_expect(!graph_maybe(graph), 1))                                      \
+			return DRIVER(cuGraphLaunch##suffix)(graph, stream);                       \
+		return launch(&(struct graph_launch){                                              \
+		    graph, stream, DRIVER(cuGraphLaunch##suffix),                                  \
+		    DRIVER_HAS(cuGraphUpload##suffix) ? DRIVER(cuGraphUpload##suffix) : NULL});    \
+	}                                                                                          \
+	CUresult cuGraphUpload##suffix(CUgraphExec graph, CUstream stream)                         \
+	{                                                                                          \
+		if (!graph_maybe(graph))                                                           \
+			return DRIVER(cuGraphUpload##suffix)(graph, stream);                       \
+		return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphUpload##suffix), \
+		                                     DRIVER(cuGraphUpload##suffix)});              \
+	}
 
-CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
-{
-	if (__builtin_expect(!graph_maybe(graph), 1))
-		return DRIVER(cuGraphLaunch_ptsz)(graph, stream);
-	return launch(&(struct graph_launch){
-	    graph, stream, DRIVER(cuGraphLaunch_ptsz),
-	    DRIVER_HAS(cuGraphUpload_ptsz) ? DRIVER(cuGraphUpload_ptsz) : NULL});
-}
-
-CUresult cuGraphUpload(CUgraphExec graph, CUstream stream)
-{
-	if (!graph_maybe(graph))
-		return DRIVER(cuGraphUpload)(graph, stream);
-	return launch(
-	    &(struct graph_launch){graph, stream, DRIVER(cuGraphUpload), DRIVER(cuGraphUpload)});
-}
-
-CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
-{
-	if (!graph_maybe(graph))
-		return DRIVER(cuGraphUpload_ptsz)(graph, stream);
-	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphUpload_ptsz),
-	                                     DRIVER(cuGraphUpload_ptsz)});
-}
+LAUNCHES()
+LAUNCHES(_ptsz)
 
 /* --- instantiation ---------------------------------------------------------------------------- */
 

@@ -70,95 +70,51 @@ static __attribute__((noinline)) void end(const struct launch *careful, CUstream
 	context_pop(pushed);
 }
 
-/* Make `call` between begin() and end(). */
-#define CAREFULLY(function, stream, per_thread, call)                                              \
-	do {                                                                                       \
+/* Define a hook that makes the driver's call between begin() and end(). */
+#define LAUNCH(name, parameters, arguments, stream, per_thread)                                    \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
 		struct launch careful;                                                             \
 		CUresult result;                                                                   \
                                                                                                    \
 		if (__builtin_expect(function_is_plain(function), 1))                              \
-			return call;                                                               \
+			return DRIVER(name) arguments;                                             \
 		if (!begin(&careful, function, stream, per_thread))                                \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
-		result = call;                                                                     \
+		result = DRIVER(name) arguments;                                                   \
 		end(&careful, stream);                                                             \
 		return result;                                                                     \
-	} while (0)
+	}
 
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                        void **parameters, void **extra)
-{
-	CAREFULLY(function, stream, false,
-	          DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y,
-	                                 block_z, shared_bytes, stream, parameters, extra));
-}
+/* The same, and its twin for the thread's own default stream. */
+#define LAUNCHES(name, parameters, arguments, stream)                                              \
+	LAUNCH(name, parameters, arguments, stream, false)                                         \
+	LAUNCH(name##_ptsz, parameters, arguments, stream, true)
 
-CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                             unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                             void **parameters, void **extra)
-{
-	CAREFULLY(function, stream, true,
-	          DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
-	                                      block_z, shared_bytes, stream, parameters, extra));
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                          void **extra)
-{
-	CAREFULLY(function, config ? config->hStream : NULL, false,
-	          DRIVER(cuLaunchKernelEx)(config, function, parameters, extra));
-}
-
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                               void **extra)
-{
-	CAREFULLY(function, config ? config->hStream : NULL, true,
-	          DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra));
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                                   void **parameters)
-{
-	CAREFULLY(function, stream, false,
-	          DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x,
-	                                            block_y, block_z, shared_bytes, stream,
-	                                            parameters));
-}
-
-CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x,
-                                        unsigned int grid_y, unsigned int grid_z,
-                                        unsigned int block_x, unsigned int block_y,
-                                        unsigned int block_z, unsigned int shared_bytes,
-                                        CUstream stream, void **parameters)
-{
-	CAREFULLY(function, stream, true,
-	          DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x,
-	                                                 block_y, block_z, shared_bytes, stream,
-	                                                 parameters));
-}
+LAUNCHES(cuLaunchKernel,
+         (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+          unsigned int block_x, unsigned int block_y, unsigned int block_z,
+          unsigned int shared_bytes, CUstream stream, void **parameters, void **extra),
+         (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+          parameters, extra),
+         stream)
+LAUNCHES(cuLaunchKernelEx,
+         (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),
+         (config, function, parameters, extra), config ? config->hStream : NULL)
+LAUNCHES(cuLaunchCooperativeKernel,
+         (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+          unsigned int block_x, unsigned int block_y, unsigned int block_z,
+          unsigned int shared_bytes, CUstream stream, void **parameters),
+         (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+          parameters),
+         stream)
 
 /* Launches of CUDA 3. */
-
-CUresult cuLaunch(CUfunction function)
-{
-	CAREFULLY(function, NULL, false, DRIVER(cuLaunch)(function));
-}
-
-CUresult cuLaunchGrid(CUfunction function, int width, int height)
-{
-	CAREFULLY(function, NULL, false, DRIVER(cuLaunchGrid)(function, width, height));
-}
-
-CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
-{
-	CAREFULLY(function, stream, false,
-	          DRIVER(cuLaunchGridAsync)(function, width, height, stream));
-}
+LAUNCH(cuLaunch, (CUfunction function), (function), NULL, false)
+LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), NULL,
+       false)
+LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
+       (function, width, height, stream), stream, false)
 
 /* Launches on several devices at once. */
 

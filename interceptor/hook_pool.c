@@ -406,27 +406,20 @@ static CUresult allocate_from(struct request *r)
 	return allocate(process, process ? pool_of(r->handle) : NULL, r);
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
-                                 CUstream stream)
-{
-	struct request r = {.pointer = pointer, .bytes = bytes, .handle = pool, .stream = stream};
+#define FROM_POOL(name, own)                                                                       \
+	CUresult name(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)      \
+	{                                                                                          \
+		struct request r = {.pointer = pointer,                                            \
+		                    .bytes = bytes,                                                \
+		                    .handle = pool,                                                \
+		                    .stream = stream,                                              \
+		                    .per_thread = own};                                            \
+                                                                                                   \
+		return pool ? allocate_from(&r) : DRIVER(name)(pointer, bytes, pool, stream);      \
+	}
 
-	return pool ? allocate_from(&r)
-	            : DRIVER(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
-}
-
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
-                                      CUstream stream)
-{
-	struct request r = {.pointer = pointer,
-	                    .bytes = bytes,
-	                    .handle = pool,
-	                    .stream = stream,
-	                    .per_thread = true};
-
-	return pool ? allocate_from(&r)
-	            : DRIVER(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
-}
+FROM_POOL(cuMemAllocFromPoolAsync, false)
+FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 
 /* Returns the device of a pool's memory; for managed memory the preferred or the current one. */
 static CUdevice ordinal_at(const CUmemLocation *location, int type)
