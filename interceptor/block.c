@@ -116,11 +116,10 @@ static bool use_large(struct blocks *blocks, CUdeviceptr pointer)
 
 	if (!__atomic_load_n(present(blocks, number_of(pointer)), __ATOMIC_ACQUIRE))
 		return false;
-	lock_take(&blocks->lock);
+	LOCKED(&blocks->lock);
 	known = map_find(&blocks->large, key_of(pointer));
 	if (known)
 		known->uses++;
-	lock_give(&blocks->lock);
 	return known;
 }
 
@@ -245,20 +244,19 @@ static struct block *piece_at(struct blocks *blocks, CUdeviceptr pointer)
 
 bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 {
-	struct blocks *blocks = STATE_TAKE(blocks);
+	STATE_LOCKED(blocks, blocks);
 	const struct block *known = piece_at(blocks, pointer);
 
 	if (known && known->freed)
 		known = NULL;
 	if (known)
 		*piece = *known;
-	lock_give(&blocks->lock);
 	return known;
 }
 
 bool block_free_piece(CUdeviceptr pointer)
 {
-	struct blocks *blocks = STATE_TAKE(blocks);
+	STATE_LOCKED(blocks, blocks);
 	struct block *known = piece_at(blocks, pointer);
 	bool marked = known && !known->freed;
 
@@ -266,7 +264,6 @@ bool block_free_piece(CUdeviceptr pointer)
 		known->freed = true;
 		blocks->freed++;
 	}
-	lock_give(&blocks->lock);
 	return marked;
 }
 
@@ -289,7 +286,7 @@ bool block_leave_piece(CUdeviceptr pointer, uint32_t serial)
 
 size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room)
 {
-	struct blocks *blocks = STATE_TAKE(blocks);
+	STATE_LOCKED(blocks, blocks);
 	struct block *at = NULL;
 	size_t count = 0;
 
@@ -300,7 +297,6 @@ size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t ro
 			list[count] = (struct block_at){(map_key(at) - 1) * BLOCK_BYTES, *at};
 		count++;
 	}
-	lock_give(&blocks->lock);
 	return count;
 }
 
@@ -361,12 +357,11 @@ void block_set_owner(uint64_t from, uint64_t to)
 		    __atomic_load_n(&blocks->owner[i], __ATOMIC_RELAXED) == from)
 			__atomic_store_n(&blocks->owner[i], to, __ATOMIC_RELAXED);
 	}
-	lock_take(&blocks->lock);
+	LOCKED(&blocks->lock);
 	while ((at = map_next(&blocks->large, at))) {
 		if (at->owner == from)
 			at->owner = to;
 	}
-	lock_give(&blocks->lock);
 }
 
 void block_owner_gone(uint64_t owner)

@@ -38,7 +38,7 @@ static void find_least_stack(struct contexts *contexts)
 
 void context_note(uint64_t handle, const struct context *context)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = map_put(&contexts->known, handle, NULL);
 
 	if (known)
@@ -46,24 +46,22 @@ void context_note(uint64_t handle, const struct context *context)
 	if (context->primary)
 		__atomic_store_n(&contexts->green, true, __ATOMIC_RELAXED);
 	find_least_stack(contexts);
-	lock_give(&contexts->lock);
 }
 
 bool context_any(CUdevice ordinal)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *at = NULL;
 	bool any = false;
 
 	while (!any && (at = map_next(&contexts->known, at)))
 		any = at->ordinal == ordinal;
-	lock_give(&contexts->lock);
 	return any;
 }
 
 bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *at = NULL;
 	bool any = false, all = true;
 
@@ -73,13 +71,12 @@ bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argum
 		any = true;
 		all = has(map_key(at), argument);
 	}
-	lock_give(&contexts->lock);
 	return any && all;
 }
 
 size_t context_list(uint64_t *handles, size_t room)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *at = NULL;
 	size_t count = 0;
 
@@ -90,13 +87,12 @@ size_t context_list(uint64_t *handles, size_t room)
 			handles[count] = map_key(at);
 		count++;
 	}
-	lock_give(&contexts->lock);
 	return count;
 }
 
 static bool look(uint64_t handle, struct context *context, bool take)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	*context = (struct context){0};
@@ -107,7 +103,6 @@ static bool look(uint64_t handle, struct context *context, bool take)
 			find_least_stack(contexts);
 		}
 	}
-	lock_give(&contexts->lock);
 	return known;
 }
 
@@ -134,7 +129,7 @@ static struct context *known_of(struct contexts *contexts, uint64_t handle, CUde
 
 uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	uint64_t before = 0;
 	struct context *known = known_of(contexts, handle, ordinal);
 
@@ -142,13 +137,12 @@ uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 		before = known->heap;
 		known->heap = bytes;
 	}
-	lock_give(&contexts->lock);
 	return before;
 }
 
 struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct streams streams = {0};
 	struct context *known = known_of(contexts, handle, ordinal);
 
@@ -158,50 +152,46 @@ struct streams context_add_stream(uint64_t handle, CUdevice ordinal)
 			known->most_streams = known->streams;
 		streams.after = known->most_streams;
 	}
-	lock_give(&contexts->lock);
 	return streams;
 }
 
 void context_drop_stream(uint64_t handle, bool charged)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	if (known && known->streams)
 		known->streams--;
 	if (known && !charged && known->most_streams > known->streams)
 		known->most_streams--;
-	lock_give(&contexts->lock);
 }
 
 void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = known_of(contexts, handle, ordinal);
 
 	if (known && known->stack != stack) {
 		known->stack = stack;
 		find_least_stack(contexts);
 	}
-	lock_give(&contexts->lock);
 }
 
 void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = known_of(contexts, handle, ordinal);
 
 	if (known) {
 		known->raises++;
 		known->stack_bytes += more;
 	}
-	lock_give(&contexts->lock);
 }
 
 bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
                        uint64_t *after)
 {
-	struct contexts *contexts = STATE_TAKE(contexts);
+	STATE_LOCKED(contexts, contexts);
 	struct context *known = map_find(&contexts->known, handle);
 
 	if (known) {
@@ -213,7 +203,6 @@ bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t
 		known->stack = stack;
 		find_least_stack(contexts);
 	}
-	lock_give(&contexts->lock);
 	return known;
 }
 

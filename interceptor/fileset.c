@@ -178,7 +178,7 @@ int fileset_keep(struct fileset *set, int descriptor)
 
 	if (register_at_fork && !__atomic_exchange_n(&own.begun, 1, __ATOMIC_ACQ_REL))
 		(void)register_at_fork(before_fork, after_fork, in_child, NULL);
-	lock_take(&own.lock);
+	LOCKED(&own.lock);
 	kept = fcntl(descriptor, F_DUPFD_CLOEXEC, FIRST_OF_OURS);
 	if (kept >= MOST_KEPT || (kept >= 0 && !fileset_put(set, kept, 0))) {
 		close(kept);
@@ -188,15 +188,13 @@ int fileset_keep(struct fileset *set, int descriptor)
 		own.kept[kept / 64] |= 1ull << kept % 64;
 		own.epoll = epoll_of(set);
 	}
-	lock_give(&own.lock);
 	return kept < 0 ? 0 : kept;
 }
 
 void fileset_close(int kept)
 {
-	lock_take(&own.lock);
+	LOCKED(&own.lock);
 	if (is_kept(kept) && epoll_ctl(own.epoll, EPOLL_CTL_DEL, kept, NULL) == 0)
 		close(kept);
 	forget(kept);
-	lock_give(&own.lock);
 }

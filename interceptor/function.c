@@ -89,7 +89,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 
 void function_source_gone(uint64_t source)
 {
-	struct functions *functions = STATE_TAKE(functions);
+	STATE_LOCKED(functions, functions);
 	struct function *at = NULL;
 
 	while ((at = map_next(&functions->known, at))) {
@@ -98,14 +98,13 @@ void function_source_gone(uint64_t source)
 		set_new(functions, (const void *)(uintptr_t)map_key(at), at, false);
 		at = map_remove_at(&functions->known, at);
 	}
-	lock_give(&functions->lock);
 }
 
 /* Find which kernels of a library, or of all (0), are new. Contexts are read under the lock: a
  * context made during that is seen, or its thread calls this afterwards. */
 static void look_again(uint64_t library)
 {
-	struct functions *functions = STATE_TAKE(functions);
+	STATE_LOCKED(functions, functions);
 	struct function *at = NULL;
 	uint64_t source = 0;
 	bool everywhere = false;
@@ -119,7 +118,6 @@ static void look_again(uint64_t library)
 		}
 		set_new(functions, (const void *)(uintptr_t)map_key(at), at, !everywhere);
 	}
-	lock_give(&functions->lock);
 }
 
 void function_library_took(uint64_t library, CUdevice ordinal, uint64_t bytes)
@@ -141,11 +139,10 @@ void function_contexts_changed(void)
 
 bool function_find(const void *function, struct function *found)
 {
-	struct functions *functions = STATE_TAKE(functions);
+	STATE_LOCKED(functions, functions);
 	const struct function *known = map_find(&functions->known, key_of(function));
 
 	*found = known ? *known : (struct function){0};
-	lock_give(&functions->lock);
 	return known;
 }
 

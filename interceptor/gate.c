@@ -185,7 +185,6 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 {
 	struct ledger *ledger = process_seen()->ledger;
 	uint64_t begun = monotonic_seconds();
-	struct quiet quiet;
 	bool gone, told = false;
 
 	if (!ledger)
@@ -194,7 +193,7 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 		count(calls, -(uint64_t)CALL_MADE); /* it requests no return */
 		return;
 	}
-	quiet = quiet_begin();
+	QUIETLY;
 	if (__atomic_exchange_n(&leaving, 0, __ATOMIC_ACQ_REL) && mover())
 		mover()->resume();
 	do {
@@ -212,7 +211,6 @@ void gate_wait(uint64_t *calls, const uint64_t *away, const void *function)
 		    "the memory of process %d is back on the card after %u s, and its CUDA calls "
 		    "go on",
 		    (int)getpid(), (unsigned)(monotonic_seconds() - begun));
-	quiet_end(quiet);
 }
 
 /* From the C library. (Its atexit() is not in the shared object.) */

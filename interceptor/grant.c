@@ -34,7 +34,7 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
                                                              enum ledger_result result,
                                                              bool by_pool)
 {
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 
 	while (result == LEDGER_REFUSED) {
 		bool more = false;
@@ -54,7 +54,6 @@ static __attribute__((noinline)) enum grant_result make_room(struct process *pro
 		         by_pool ? "pool" : "slice");
 	if (result != LEDGER_OK && !request->quietly)
 		refusal_report(process, (uint32_t)device, request->bytes, by_pool, request->call);
-	quiet_end(quiet);
 	return result == LEDGER_OK ? GRANTED : REFUSED;
 }
 

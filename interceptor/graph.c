@@ -176,23 +176,21 @@ bool graph_maybe(CUgraphExec graph)
 
 bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
 {
-	struct graphs *graphs = STATE_TAKE(graphs);
+	STATE_LOCKED(graphs, graphs);
 	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
 	if (known)
 		*use = *known;
-	lock_give(&graphs->lock);
 	return known;
 }
 
 void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
 {
-	struct graphs *graphs = STATE_TAKE(graphs);
+	STATE_LOCKED(graphs, graphs);
 	struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
 
 	if (known)
 		*known = *use;
-	lock_give(&graphs->lock);
 }
 
 /* Called with the lock held. */
@@ -211,10 +209,9 @@ static void forget(struct graphs *graphs, CUgraphExec graph)
 
 void graph_forget(CUgraphExec graph)
 {
-	struct graphs *graphs = STATE_TAKE(graphs);
+	STATE_LOCKED(graphs, graphs);
 
 	forget(graphs, graph);
-	lock_give(&graphs->lock);
 }
 
 static void remember(struct graphs *graphs, CUgraphExec graph, unsigned place,

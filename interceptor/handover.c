@@ -21,12 +21,12 @@ static struct handovers *handovers(void)
 static void export(CUmemGenericAllocationHandle handle, int descriptor, uint64_t name)
 {
 	struct handovers *h = handovers();
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 	struct object *object;
 	struct exported *export;
 
 	recheck_begin();
-	lock_take(&h->lock);
+	LOCKED(&h->lock);
 	object = object_export(handle);
 	export = object ? map_put(&h->exports, ++h->serial, NULL) : NULL;
 	if (export)
@@ -34,8 +34,6 @@ static void export(CUmemGenericAllocationHandle handle, int descriptor, uint64_t
 		    .object = object,
 		    .name = name,
 		    .watched = !name && fileset_put(&h->files, descriptor, h->serial)};
-	lock_give(&h->lock);
-	quiet_end(quiet);
 }
 
 void handover_file(CUmemGenericAllocationHandle handle, int descriptor)
@@ -57,12 +55,11 @@ void handover_lent(const void *name, const struct lent *lent)
 
 	recheck_begin();
 	lender_note(lender_name(name), LENDER_LENDS);
-	lock_take(&h->lock);
+	LOCKED(&h->lock);
 	known = map_put(&h->lent, lender_name(name), NULL);
 	if (known)
 		*known = *lent;
 	__atomic_store_n(&handover_lends, true, __ATOMIC_RELAXED);
-	lock_give(&h->lock);
 }
 
 /* Called with the lock held. Return whether other processes of the slice have it open. */
@@ -91,12 +88,12 @@ static struct object *keep(struct handovers *h, struct object *object, uint64_t 
 uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
 {
 	struct handovers *h = handovers();
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 	struct object *object = NULL;
 	struct lent *at = NULL;
 	uint64_t kept = 0;
 
-	lock_take(&h->lock);
+	LOCKED(&h->lock);
 	while ((at = map_next(&h->lent, at))) {
 		if (at->of_pool || at->address - address >= bytes)
 			continue;
@@ -106,8 +103,6 @@ uint64_t handover_kept_at(CUdeviceptr address, uint64_t bytes, CUdevice ordinal)
 		}
 		at = map_remove_at(&h->lent, at);
 	}
-	lock_give(&h->lock);
-	quiet_end(quiet);
 	return kept;
 }
 
@@ -127,14 +122,13 @@ static bool is_allocated(CUdeviceptr address)
 uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
 {
 	struct handovers *h = handovers();
-	struct quiet quiet;
 	struct lent *at = NULL;
 	uint64_t kept = 0, part;
 
 	if (!__atomic_load_n(&handover_lends, __ATOMIC_RELAXED))
 		return 0;
-	quiet = quiet_begin();
-	lock_take(&h->lock);
+	QUIETLY;
+	LOCKED(&h->lock);
 	while (kept < bytes && (at = map_next(&h->lent, at))) {
 		if (!at->of_pool || at->ordinal != ordinal || is_allocated(at->address))
 			continue;
@@ -145,8 +139,6 @@ uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)
 		}
 		at = map_remove_at(&h->lent, at);
 	}
-	lock_give(&h->lock);
-	quiet_end(quiet);
 	return kept;
 }
 
@@ -162,11 +154,11 @@ static void see(void *data, uint64_t serial)
 void handover_look_now(void)
 {
 	struct handovers *h = handovers();
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 	struct exported *at = NULL;
 	bool known, again = false;
 
-	lock_take(&h->lock);
+	LOCKED(&h->lock);
 	/* Clear it before the check, so that a release during the check sets it again. */
 	__atomic_store_n(&objects_waiting, false, __ATOMIC_SEQ_CST);
 	h->look++;
@@ -186,8 +178,6 @@ void handover_look_now(void)
 	}
 	if (again)
 		objects_set_waiting();
-	lock_give(&h->lock);
-	quiet_end(quiet);
 }
 
 static bool recheck(void)

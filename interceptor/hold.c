@@ -7,18 +7,17 @@
 
 void hold(uint64_t key, const struct holding *holding)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *held = map_put(&holds->by_key, key, NULL);
 
 	holds->any_source |= holding->source != 0;
 	if (held)
 		*held = *holding;
-	lock_give(&holds->lock);
 }
 
 bool hold_add(uint64_t key, const struct holding *more)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	bool fresh = false;
 	struct holding *held = map_put(&holds->by_key, key, &fresh);
 
@@ -29,29 +28,26 @@ bool hold_add(uint64_t key, const struct holding *more)
 		held->bytes += more->bytes;
 		held->opens += more->opens;
 	}
-	lock_give(&holds->lock);
 	return fresh || !held;
 }
 
 bool hold_get(uint64_t key, struct holding *holding)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	const struct holding *held = map_find(&holds->by_key, key);
 
 	*holding = held ? *held : (struct holding){0};
-	lock_give(&holds->lock);
 	return held;
 }
 
 uint64_t hold_count_sharing(CUdevice ordinal)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *at = NULL;
 	uint64_t count = 0;
 
 	while ((at = map_next(&holds->by_key, at)))
 		count += at->ordinal == ordinal && at->kind == KIND_OVERHEAD && !at->bytes;
-	lock_give(&holds->lock);
 	return count;
 }
 
@@ -72,7 +68,7 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 /* Count one use less. The last use, or `whole`, removes the holding. */
 static bool take_out(uint64_t key, struct holding *holding, bool whole)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *held = map_find(&holds->by_key, key);
 
 	if (held) {
@@ -82,7 +78,6 @@ static bool take_out(uint64_t key, struct holding *holding, bool whole)
 		else
 			map_remove(&holds->by_key, held);
 	}
-	lock_give(&holds->lock);
 	return held;
 }
 
@@ -104,24 +99,22 @@ CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *ho
 
 struct import *hold_import(uint64_t key)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	const struct holding *held = map_find(&holds->by_key, key);
 	struct import *import = held ? held->import : NULL;
 
 	if (import)
 		import_refer(import);
-	lock_give(&holds->lock);
 	return import;
 }
 
 bool hold_open(uint64_t key)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *held = map_find(&holds->by_key, key);
 
 	if (held)
 		held->opens++;
-	lock_give(&holds->lock);
 	return held;
 }
 
@@ -161,14 +154,13 @@ static uint64_t apart(uint64_t source)
 
 static void set_source(uint64_t from, uint64_t to)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *at = NULL;
 
 	while (holds->any_source && (at = map_next(&holds->by_key, at))) {
 		if (at->source == from)
 			at->source = to;
 	}
-	lock_give(&holds->lock);
 }
 
 void hold_source_leave(uint64_t source)
@@ -193,12 +185,11 @@ void hold_owner_gone(uint64_t owner)
 
 void hold_set_owner(uint64_t from, uint64_t to)
 {
-	struct holds *holds = STATE_TAKE(holds);
+	STATE_LOCKED(holds, holds);
 	struct holding *at = NULL;
 
 	while ((at = map_next(&holds->by_key, at))) {
 		if (at->owner == from)
 			at->owner = to;
 	}
-	lock_give(&holds->lock);
 }

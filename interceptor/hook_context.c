@@ -230,12 +230,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 
 	if (!primary)
 		return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-	lock_take(&primary->lock);
+	LOCKED(&primary->lock);
 	if (!context || context_primary_active(device))
 		result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
 	else if ((result = make_primary(context, device)) == CUDA_SUCCESS)
 		primary->handle = (uint64_t)(uintptr_t)*context;
-	lock_give(&primary->lock);
 	return result;
 }
 

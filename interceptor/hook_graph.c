@@ -70,10 +70,9 @@ static CUresult prepare(struct pool *pool, const struct graph_launch *l, uint64_
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*charged = most;
-	lock_take(&pool->lock);
+	LOCKED(&pool->lock);
 	pool->pending += most;
 	pool_add_charge(pool, most);
-	lock_give(&pool->lock);
 	return CUDA_SUCCESS;
 }
 

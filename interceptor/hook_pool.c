@@ -100,7 +100,7 @@ static CUresult account_for_growth(struct pool *pool, const struct request *r)
 static __attribute__((noinline)) CUresult check_for_growth(struct pool *pool,
                                                            const struct request *r)
 {
-	CUresult result = CUDA_SUCCESS;
+	CUresult result;
 	bool covered;
 
 	lock_take(&pool->lock);
@@ -110,23 +110,19 @@ static __attribute__((noinline)) CUresult check_for_growth(struct pool *pool,
 	lock_give(&pool->lock);
 	if (covered)
 		return CUDA_SUCCESS;
-	lock_take(&pool->growing);
+	LOCKED(&pool->growing);
 	lock_take(&pool->lock);
 	result = account_for_growth(pool, r);
 	lock_give(&pool->lock);
-	lock_give(&pool->growing);
 	return result;
 }
 
 static bool take_after_reading(struct pool *pool, uint64_t grain)
 {
-	bool taken;
+	LOCKED(&pool->lock);
 
-	lock_take(&pool->lock);
 	pool_update(pool);
-	taken = pool_take(pool, grain);
-	lock_give(&pool->lock);
-	return taken;
+	return pool_take(pool, grain);
 }
 
 /* Called with `growing` held. Charges the growth, and what the pool has beyond its charge, before

@@ -57,7 +57,7 @@ static void remove_marks(struct imports *all, struct import *import)
 struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, const void *name)
 {
 	struct imports *all = imports();
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 	struct import *import;
 	int kept = 0;
 
@@ -80,7 +80,6 @@ struct import *import_begin(uint64_t lender, CUdevice ordinal, int descriptor, c
 	lock_give(&all->lock);
 	if (import && import->lender)
 		recheck_wake();
-	quiet_end(quiet);
 	return import;
 }
 
@@ -95,10 +94,9 @@ static void take_over(struct imports *all, struct import *import)
 
 void import_is_on(struct import *import, CUdevice ordinal)
 {
-	struct imports *all = STATE_TAKE(imports);
+	LOCKED(&imports()->lock);
 
 	import->ordinal = ordinal;
-	lock_give(&all->lock);
 }
 
 bool import_reaches(struct import *import, uint64_t bytes, enum ledger_call call, uint64_t *more)
@@ -140,22 +138,20 @@ void import_shrinks(struct import *import, uint64_t bytes)
 
 void import_refer(struct import *import)
 {
-	struct imports *all = STATE_TAKE(imports);
+	LOCKED(&imports()->lock);
 
 	import->references++;
-	lock_give(&all->lock);
 }
 
 void import_end(struct import *import)
 {
 	struct imports *all = imports();
-	struct quiet quiet;
 	struct import **link;
 
 	if (!import)
 		return;
-	quiet = quiet_begin();
-	lock_take(&all->lock);
+	QUIETLY;
+	LOCKED(&all->lock);
 	if (--import->references == 0) {
 		for (link = &all->list; *link != import; link = &(*link)->next)
 			;
@@ -166,8 +162,6 @@ void import_end(struct import *import)
 		import->next = all->free;
 		all->free = import;
 	}
-	lock_give(&all->lock);
-	quiet_end(quiet);
 }
 
 /* Charges this process for memory of dead lenders. Returns whether any lender is alive. */
@@ -179,7 +173,7 @@ static bool watch_lenders(void)
 
 	if (!process)
 		return false;
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	for (struct import *import = all->list; import; import = import->next) {
 		if (!import->lender || import->lender == lender_self(process))
 			continue;
@@ -188,7 +182,6 @@ static bool watch_lenders(void)
 		else
 			any = true;
 	}
-	lock_give(&all->lock);
 	return any;
 }
 UPCALL(recheck, watch_lenders);

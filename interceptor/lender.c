@@ -95,11 +95,9 @@ void lender_unnote(uint64_t name, enum lender_note note)
 uint64_t lender_of_name(const void *name)
 {
 	struct process *process = process_attached();
-	struct quiet quiet = quiet_begin();
-	uint64_t lender = process ? lender_who(process, lender_name(name), LENDER_LENDS) : 0;
+	QUIETLY;
 
-	quiet_end(quiet);
-	return lender;
+	return process ? lender_who(process, lender_name(name), LENDER_LENDS) : 0;
 }
 
 /* F_SETOWN has no effect without O_ASYNC. A dead process is no owner. */
@@ -114,7 +112,7 @@ void lender_own_file(int descriptor)
 uint64_t lender_of_file(int descriptor)
 {
 	struct process *process = process_attached();
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 	struct f_owner_ex file = {0};
 	const struct ledger_lane *me, *other;
 	uint64_t owner, found = 0;
@@ -132,6 +130,5 @@ uint64_t lender_of_file(int descriptor)
 				found = owner;
 		}
 	}
-	quiet_end(quiet);
 	return found;
 }

@@ -58,4 +58,18 @@ static inline void lock_give(struct lock *lock)
 		lock_wake(lock);
 }
 
+static inline struct lock *lock_begin(struct lock *lock)
+{
+	lock_take(lock);
+	return lock;
+}
+
+static inline void lock_end(struct lock **lock)
+{
+	lock_give(*lock);
+}
+
+/* Holds a lock from here to the end of the block. */
+#define LOCKED(which) struct lock *locked __attribute__((cleanup(lock_end))) = lock_begin(which)
+
 #endif

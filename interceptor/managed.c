@@ -74,28 +74,25 @@ static struct names read_file(int file)
 struct names managed_names(const void *image, const char *path)
 {
 	struct names names = {0};
-	struct quiet quiet;
 	int file;
 
 	if (image)
 		return read_names(image, IMAGE_UNKNOWN);
-	quiet = quiet_begin();
+	QUIETLY;
 	file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
 	if (file >= 0) {
 		names = read_file(file);
 		close(file);
 	}
-	quiet_end(quiet);
 	return names;
 }
 
 static void drop(struct names names)
 {
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 
 	if (names.text)
 		munmap(names.text, names.bytes);
-	quiet_end(quiet);
 }
 
 /* --- variables ------------------------------------------------------------------------------ */
@@ -130,7 +127,7 @@ static bool charge(const struct variable *v, bool anyway)
 	if (ordinal < 0 || !v->bytes || !is_managed(v->address))
 		return true;
 	manageds = &state_get()->manageds;
-	lock_take(&manageds->lock);
+	LOCKED(&manageds->lock);
 	(void)hold_get(key, &known);
 	more = bytes > known.bytes ? bytes - known.bytes : 0;
 	if (more)
@@ -143,7 +140,6 @@ static bool charge(const struct variable *v, bool anyway)
 		                                      .source = v->source,
 		                                      .ordinal = ordinal,
 		                                      .kind = KIND_UNLISTED});
-	lock_give(&manageds->lock);
 	return fits;
 }
 

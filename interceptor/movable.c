@@ -145,14 +145,10 @@ CUresult movable_release(CUmemGenericAllocationHandle handle)
 
 static CUmemGenericAllocationHandle driver_of(CUmemGenericAllocationHandle handle)
 {
-	struct movables *all = STATE_TAKE(movables);
-	CUmemGenericAllocationHandle driver;
-	const struct movable *movable;
+	STATE_LOCKED(all, movables);
+	const struct movable *movable = find(all, handle);
 
-	movable = find(all, handle);
-	driver = movable ? movable->driver : 0;
-	lock_give(&all->lock);
-	return driver;
+	return movable ? movable->driver : 0;
 }
 
 CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
@@ -196,7 +192,7 @@ CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
 static size_t remove_places(CUdeviceptr address, size_t bytes, uint64_t serial,
                             CUmemGenericAllocationHandle ended[ENDED])
 {
-	struct movables *all = STATE_TAKE(movables);
+	STATE_LOCKED(all, movables);
 	struct movable_place *at = NULL, *gone;
 	size_t count = 0;
 
@@ -215,7 +211,6 @@ static size_t remove_places(CUdeviceptr address, size_t bytes, uint64_t serial,
 			count += ended[count] != 0;
 		}
 	}
-	lock_give(&all->lock);
 	return count;
 }
 
@@ -285,17 +280,13 @@ static void report_staying(const char *taker)
 
 static CUmemGenericAllocationHandle stay(CUmemGenericAllocationHandle handle)
 {
-	struct movables *all = STATE_TAKE(movables);
-	CUmemGenericAllocationHandle driver = 0;
-	struct movable *movable;
+	STATE_LOCKED(all, movables);
+	struct movable *movable = find(all, handle);
 
-	movable = find(all, handle);
-	if (movable) {
-		movable->stays = true;
-		driver = movable->driver;
-	}
-	lock_give(&all->lock);
-	return driver;
+	if (!movable)
+		return 0;
+	movable->stays = true;
+	return movable->driver;
 }
 
 CUmemGenericAllocationHandle movable_stay_(CUmemGenericAllocationHandle handle, const char *taker)
@@ -361,7 +352,7 @@ static CUdeviceptr whole_place(struct movables *all, const struct movable *movab
 
 size_t movable_list(struct block_at *list, size_t room, uint64_t owner)
 {
-	struct movables *all = STATE_TAKE(movables);
+	STATE_LOCKED(all, movables);
 	struct movable *movable = NULL;
 	size_t count = 0;
 
@@ -379,7 +370,6 @@ size_t movable_list(struct block_at *list, size_t room, uint64_t owner)
 			                                 .serial = (uint32_t)map_key(movable)}};
 		count += whole != 0;
 	}
-	lock_give(&all->lock);
 	return count;
 }
 
@@ -426,7 +416,7 @@ static void free_memory(struct movable *movable)
 
 CUresult movable_bring(CUdeviceptr pointer)
 {
-	struct movables *all = STATE_TAKE(movables);
+	STATE_LOCKED(all, movables);
 	struct movable *movable;
 	CUresult result, ignored;
 	CUdeviceptr end;
@@ -442,13 +432,12 @@ CUresult movable_bring(CUdeviceptr pointer)
 			free_memory(movable);
 		}
 	}
-	lock_give(&all->lock);
 	return result;
 }
 
 CUresult movable_take(CUdeviceptr pointer)
 {
-	struct movables *all = STATE_TAKE(movables);
+	STATE_LOCKED(all, movables);
 	struct movable *movable;
 	CUresult result = CUDA_SUCCESS, ignored;
 	CUdeviceptr end;
@@ -459,6 +448,5 @@ CUresult movable_take(CUdeviceptr pointer)
 		(void)change_places(all, movable, end, true, &ignored);
 	else
 		free_memory(movable);
-	lock_give(&all->lock);
 	return result;
 }

@@ -64,22 +64,19 @@ static uint64_t key_of(nvmlDevice_t device)
 /* Returns -1 if unknown. */
 static int recall(nvmlDevice_t device, uint32_t age)
 {
-	struct nvml_cache *cache = STATE_TAKE(nvml);
+	STATE_LOCKED(cache, nvml);
 	const struct nvml_known *known = map_find(&cache->devices, key_of(device));
-	int index = known && known->age == age ? known->index : -1;
 
-	lock_give(&cache->lock);
-	return index;
+	return known && known->age == age ? known->index : -1;
 }
 
 static void remember(nvmlDevice_t device, uint32_t age, int index)
 {
-	struct nvml_cache *cache = STATE_TAKE(nvml);
+	STATE_LOCKED(cache, nvml);
 	struct nvml_known *known = map_put(&cache->devices, key_of(device), NULL);
 
 	if (known)
 		*known = (struct nvml_known){age, index};
-	lock_give(&cache->lock);
 }
 
 /* -------------------------------------------------------------------------------------------- */

@@ -121,7 +121,7 @@ static struct object *find_mapped(struct objects *all, CUdeviceptr address)
 
 static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 	struct object *object;
 
 	object = new_object(all);
@@ -130,7 +130,6 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 		object->handle = handle;
 		add_handle(all, object, handle);
 	}
-	lock_give(&all->lock);
 }
 
 void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes)
@@ -145,7 +144,7 @@ void object_imported(CUmemGenericAllocationHandle handle, CUdevice ordinal, stru
 
 void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 	struct object *object;
 
 	object = find(all, handle);
@@ -153,7 +152,6 @@ void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
 		object = find_mapped(all, address);
 	if (object)
 		add_handle(all, object, handle);
-	lock_give(&all->lock);
 }
 
 void object_release(struct releasing *releasing, CUmemGenericAllocationHandle value)
@@ -216,45 +214,36 @@ static struct object *add_export(struct object *object)
 
 struct object *object_export(CUmemGenericAllocationHandle handle)
 {
-	struct objects *all = STATE_TAKE(objects);
-	struct object *object;
+	STATE_LOCKED(all, objects);
 
-	object = add_export(find(all, handle));
-	lock_give(&all->lock);
-	return object;
+	return add_export(find(all, handle));
 }
 
 struct object *object_keep(struct object *object, CUdevice ordinal, uint64_t bytes)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 
 	if (!object) {
 		object = new_object(all);
 		if (object)
 			begin(all, object, &(struct object){.ordinal = ordinal, .bytes = bytes});
 	}
-	object = add_export(object);
-	lock_give(&all->lock);
-	return object;
+	return add_export(object);
 }
 
 void object_unexport(struct object *object)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 
 	object->exports--;
 	drop(all, object);
-	lock_give(&all->lock);
 }
 
 bool object_waits(const struct object *object)
 {
-	struct objects *all = STATE_TAKE(objects);
-	bool so;
+	LOCKED(&objects()->lock);
 
-	so = object->references == object->exports;
-	lock_give(&all->lock);
-	return so;
+	return object->references == object->exports;
 }
 
 /* --- mappings ------------------------------------------------------------------------------- */
@@ -452,7 +441,7 @@ static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, ui
 void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint64_t holder,
                  uint64_t offset, part_function part, const void *data)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 	struct binding *binding;
 	struct object *object;
 	uint64_t key;
@@ -468,15 +457,13 @@ void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint6
 			*binding = (struct binding){object, holder, offset};
 		__atomic_store_n(&all->any_bound, true, __ATOMIC_RELAXED);
 	}
-	lock_give(&all->lock);
 }
 
 void object_unbind(uint64_t part)
 {
-	struct objects *all = STATE_TAKE(objects);
+	STATE_LOCKED(all, objects);
 
 	unbind(all, part);
-	lock_give(&all->lock);
 }
 
 void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes)

@@ -24,10 +24,9 @@
 static void sleep_briefly(void)
 {
 	struct timespec t = {.tv_nsec = NAP};
-	struct quiet quiet = quiet_begin();
+	QUIETLY;
 
 	nanosleep(&t, NULL);
-	quiet_end(quiet);
 }
 
 /* The lane at one time. */
@@ -40,17 +39,14 @@ static struct instant read_lane(int device)
 {
 	const struct held *held = &process_seen()->held[device];
 	const struct ledger_account *account = &held->account.slice;
-	struct instant now;
 	uint64_t other;
 
-	lock_take(&process_seen()->account_lock);
+	LOCKED(&process_seen()->account_lock);
 	other = held->overhead + held->unlisted;
-	now = (struct instant){
+	return (struct instant){
 	    .number = account->number,
 	    .asked = account->held > other ? account->held - other : 0,
 	    .calls = ledger_uncharged(account->ledger, account->device, account->lane)};
-	lock_give(&process_seen()->account_lock);
-	return now;
 }
 
 static void leave_open(int device)
@@ -147,11 +143,10 @@ void overhead_tighten(CUdevice ordinal, uint64_t bytes)
 
 	if (device < 0)
 		return;
-	lock_take(&overheads->lock);
+	LOCKED(&overheads->lock);
 	less = bytes < overheads->loose[device] ? bytes : overheads->loose[device];
 	set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
 	process_release(ordinal, less, KIND_OVERHEAD);
-	lock_give(&overheads->lock);
 }
 
 /* Without driver truth: there are at most as many shared blocks as objects in them. */
@@ -160,14 +155,13 @@ static void release_guessed(CUdevice ordinal, int device)
 	struct overheads *overheads = &state.overheads;
 	uint64_t most = hold_count_sharing(ordinal) * BLOCK_BYTES, less = 0;
 
-	lock_take(&overheads->lock);
+	LOCKED(&overheads->lock);
 	if (overheads->guessed[device] > most)
 		less = overheads->guessed[device] - most;
 	overheads->guessed[device] -= less;
 	set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
 	if (less)
 		process_release(ordinal, less, KIND_OVERHEAD);
-	lock_give(&overheads->lock);
 }
 
 /* Adjusts the loose charge to driver truth. */
@@ -187,7 +181,7 @@ static void settle(CUdevice ordinal, int device)
 		release_guessed(ordinal, device);
 		return;
 	}
-	lock_take(&overheads->lock);
+	LOCKED(&overheads->lock);
 	overheads->guessed[device] = 0;
 	now = charged(device);
 	loads = loads_of(device);
@@ -203,7 +197,6 @@ static void settle(CUdevice ordinal, int device)
 		set_loose(overheads, (unsigned)device, loose - less);
 		process_release(ordinal, less, KIND_OVERHEAD);
 	}
-	lock_give(&overheads->lock);
 }
 
 void overhead_settle(CUdevice ordinal)
@@ -333,7 +326,7 @@ static bool charge_load(const struct watch *watch, enum ledger_call call,
 	bool fits = true;
 	uint64_t now;
 
-	lock_take(&overheads->lock);
+	LOCKED(&overheads->lock);
 	now = charged((int)device);
 	if (changes((int)device) != all->changes) {
 		leave_open((int)device); /* stale */
@@ -345,7 +338,6 @@ static bool charge_load(const struct watch *watch, enum ledger_call call,
 			*bytes = 0;
 		}
 	}
-	lock_give(&overheads->lock);
 	return fits;
 }
 

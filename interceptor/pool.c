@@ -106,7 +106,7 @@ static struct pool *begin(CUmemoryPool handle, CUdevice ordinal, enum kind kind)
 
 	if (!pool)
 		return NULL;
-	lock_take(&pool->lock);
+	LOCKED(&pool->lock);
 	pool->kind = kind;
 	pool->made = false;
 	pool->pending = 0;
@@ -124,7 +124,6 @@ static struct pool *begin(CUmemoryPool handle, CUdevice ordinal, enum kind kind)
 	forget_blocks(pool);
 	/* Graph memory has no handle: use a value that no pool of the driver has. */
 	__atomic_store_n(&pool->handle, handle ? handle : (CUmemoryPool)pool, __ATOMIC_RELEASE);
-	lock_give(&pool->lock);
 	return pool;
 }
 
@@ -153,14 +152,13 @@ struct pool *pool_note(CUmemoryPool handle, CUdevice ordinal, bool managed)
 
 	if (!handle)
 		return NULL;
-	lock_take(&pools()->lock);
+	LOCKED(&pools()->lock);
 	pool = find(handle);
 	if (!pool) {
 		if (ordinal == POOL_UNSEEN)
 			ordinal = ordinal_of_unseen(handle);
 		pool = begin(handle, ordinal, managed ? KIND_UNLISTED : KIND_MEMORY);
 	}
-	lock_give(&pools()->lock);
 	return pool;
 }
 
@@ -185,13 +183,12 @@ struct pool *pool_of_graphs(CUdevice ordinal)
 	if (pool || ordinal < 0 || ordinal >= PROCESS_ORDINALS ||
 	    !DRIVER_HAS(cuDeviceGetGraphMemAttribute))
 		return pool;
-	lock_take(&pools()->lock);
+	LOCKED(&pools()->lock);
 	pool = pools()->graphs[ordinal];
 	if (!pool) {
 		pool = begin(NULL, ordinal, KIND_MEMORY);
 		__atomic_store_n(&pools()->graphs[ordinal], pool, __ATOMIC_RELEASE);
 	}
-	lock_give(&pools()->lock);
 	return pool;
 }
 
@@ -212,10 +209,9 @@ struct pool *pool_current(CUdevice ordinal)
 	    DRIVER(cuDeviceGetMemPool)(&handle, ordinal) != CUDA_SUCCESS)
 		return NULL;
 	pool = pool_of(handle);
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	if (all->forgotten == forgotten)
 		__atomic_store_n(&all->current[ordinal], pool, __ATOMIC_RELEASE);
-	lock_give(&all->lock);
 	return pool;
 }
 
@@ -223,11 +219,10 @@ void pool_forget_current(void)
 {
 	struct pools *all = pools();
 
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	__atomic_store_n(&all->forgotten, all->forgotten + 1, __ATOMIC_RELEASE);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++)
 		__atomic_store_n(&all->current[ordinal], NULL, __ATOMIC_RELEASE);
-	lock_give(&all->lock);
 }
 
 /* --- charges -------------------------------------------------------------------------------- */
@@ -395,12 +390,11 @@ void pool_shrunk(struct pool *pool)
 {
 	if (!is_charged(pool))
 		return;
-	lock_take(&pool->lock);
+	LOCKED(&pool->lock);
 	if (pool->handle &&
 	    (may_shrink(pool) ||
 	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved))
 		settle(pool);
-	lock_give(&pool->lock);
 }
 
 void pool_shrunk_any(void)

@@ -83,13 +83,12 @@ static bool open_account(struct process *process, uint32_t device)
 
 int process_find_device(struct process *process, CUdevice ordinal)
 {
-	struct quiet quiet;
 	int device;
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return -1;
-	quiet = quiet_begin();
-	lock_take(&process->attach_lock);
+	QUIETLY;
+	LOCKED(&process->attach_lock);
 	device = process->device_of[ordinal];
 	if (device == 0)
 		device = find_device(process, ordinal) + 1;
@@ -106,21 +105,15 @@ int process_find_device(struct process *process, CUdevice ordinal)
 		lock_give(&process->account_lock);
 		__atomic_store_n(&process->device_of[ordinal], (uint8_t)device, __ATOMIC_RELEASE);
 	}
-	lock_give(&process->attach_lock);
-	quiet_end(quiet);
 	return device - 1;
 }
 
 int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes)
 {
-	struct quiet quiet = quiet_begin();
-	int device;
+	QUIETLY;
+	LOCKED(&process->attach_lock);
 
-	lock_take(&process->attach_lock);
-	device = attach_device(process, uuid, bytes, -1);
-	lock_give(&process->attach_lock);
-	quiet_end(quiet);
-	return device;
+	return attach_device(process, uuid, bytes, -1);
 }
 
 CUdevice process_current_ordinal(void)
@@ -206,11 +199,9 @@ bool process_truth(int device, uint64_t *bytes)
 {
 	struct attach_request request = {.op = ATTACH_OP_TRUTH, .device = (uint32_t)device};
 	struct attach_reply reply = {0};
-	struct quiet quiet = quiet_begin();
-	enum ask_result result = ask_enforcer(&request, &reply, NULL, NULL);
+	QUIETLY;
 
-	quiet_end(quiet);
-	if (result != ASK_ANSWERED || reply.status != ATTACH_OK)
+	if (ask_enforcer(&request, &reply, NULL, NULL) != ASK_ANSWERED || reply.status != ATTACH_OK)
 		return false;
 	*bytes = reply.bytes;
 	return true;

@@ -27,4 +27,12 @@ static inline void quiet_end(struct quiet quiet)
 	errno = quiet.error;
 }
 
+static inline void quiet_end_of_block(const struct quiet *quiet)
+{
+	quiet_end(*quiet);
+}
+
+/* From here to the end of the block. */
+#define QUIETLY struct quiet quietly __attribute__((cleanup(quiet_end_of_block))) = quiet_begin()
+
 #endif

@@ -41,14 +41,12 @@ static void *run(void *unused)
 void recheck_begin(void)
 {
 	struct recheck *r = rechecks();
-	struct quiet quiet;
 	pthread_t thread;
 
 	if (__atomic_exchange_n(&r->begun, 1, __ATOMIC_ACQ_REL))
 		return;
-	quiet = quiet_begin();
+	QUIETLY;
 	(void)threads_begin(&thread, run, NULL);
-	quiet_end(quiet);
 }
 
 void recheck_wake(void)

@@ -24,24 +24,22 @@ static uint64_t key_of(CUstream stream, bool per_thread)
 
 static void put(uint64_t key, const struct recording *recording)
 {
-	struct recordings *recordings = STATE_TAKE(recordings);
+	STATE_LOCKED(recordings, recordings);
 	struct recording *known = map_put(&recordings->known, key, NULL);
 
 	if (known)
 		*known = *recording;
-	lock_give(&recordings->lock);
 }
 
 static bool take(uint64_t key, struct recording *recording)
 {
-	struct recordings *recordings = STATE_TAKE(recordings);
+	STATE_LOCKED(recordings, recordings);
 	struct recording *known = map_find(&recordings->known, key);
 
 	if (known) {
 		*recording = *known;
 		map_remove(&recordings->known, known);
 	}
-	lock_give(&recordings->lock);
 	return known;
 }
 
@@ -64,14 +62,13 @@ void recording_begin(CUstream stream, bool per_thread)
 void recording_update(CUstream stream, bool per_thread)
 {
 	bool records = stream_records(stream, per_thread);
-	struct recordings *recordings = STATE_TAKE(recordings);
+	STATE_LOCKED(recordings, recordings);
 	struct recording *known = map_find(&recordings->known, key_of(stream, per_thread));
 
 	if (known && records)
 		known->begins = false;
 	else if (known)
 		map_remove(&recordings->known, known);
-	lock_give(&recordings->lock);
 }
 
 bool recording_take(CUstream stream, struct recording *recording)
@@ -86,14 +83,13 @@ void recording_put(CUstream stream, const struct recording *recording)
 
 void recording_context_gone(uint64_t context)
 {
-	struct recordings *recordings = STATE_TAKE(recordings);
+	STATE_LOCKED(recordings, recordings);
 	struct recording *at = NULL;
 
 	while ((at = map_next(&recordings->known, at))) {
 		if (at->context == context)
 			at = map_remove_at(&recordings->known, at);
 	}
-	lock_give(&recordings->lock);
 }
 
 static bool is_alive(uint32_t thread)
@@ -125,7 +121,7 @@ static bool is_under_way(uint64_t key, const struct recording *recording)
 
 bool recording_any(void)
 {
-	struct recordings *recordings = STATE_TAKE(recordings);
+	STATE_LOCKED(recordings, recordings);
 	struct recording *at = NULL;
 	bool any = false;
 
@@ -134,7 +130,6 @@ bool recording_any(void)
 		if (!any)
 			at = map_remove_at(&recordings->known, at);
 	}
-	lock_give(&recordings->lock);
 	return any;
 }
 

@@ -72,15 +72,14 @@ bool stack_begin(struct raise *raise, uint64_t bytes, bool set)
 {
 	struct lock *lock = &state_get()->contexts.stack_lock;
 	uint64_t before, context;
-	struct quiet quiet;
 	bool fits = true;
 
 	*raise = (struct raise){.ordinal = process_current_ordinal()};
 	if (raise->ordinal < 0 || raise->ordinal >= PROCESS_ORDINALS || !threads_of(raise->ordinal))
 		return true;
 	context = context_current();
-	quiet = quiet_begin(); /* the driver is called with the lock held */
-	lock_take(lock);
+	QUIETLY; /* the driver is called with the lock held */
+	LOCKED(lock);
 	before = stack_size();
 	if (before && (set || bytes > before)) {
 		overhead_change_begin(raise->ordinal);
@@ -90,8 +89,6 @@ bool stack_begin(struct raise *raise, uint64_t bytes, bool set)
 	} else if (before) {
 		context_set_stack(context, raise->ordinal, (uint32_t)before);
 	}
-	lock_give(lock);
-	quiet_end(quiet);
 	return fits;
 }
 

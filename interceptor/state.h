@@ -62,4 +62,9 @@ static inline struct state *state_get(void)
 		&state.part;                                                                       \
 	})
 
+/* The same, as `name`, until the end of the block. */
+#define STATE_LOCKED(name, part)                                                                   \
+	__typeof__(state.part) *name = &state_get()->part;                                         \
+	LOCKED(&name->lock)
+
 #endif

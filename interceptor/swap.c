@@ -102,10 +102,9 @@ static uint64_t held_in_all(void)
 	struct process *process = process_seen();
 	uint64_t sum = 0;
 
-	lock_take(&process->account_lock);
+	LOCKED(&process->account_lock);
 	for (size_t i = 0; i < LEDGER_DEVICES; i++)
 		sum += process->held[i].account.slice.held;
-	lock_give(&process->account_lock);
 	return sum;
 }
 
