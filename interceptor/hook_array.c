@@ -194,20 +194,6 @@ static CUresult end(const struct creating *c, CUresult result, void *array, bool
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Charge the array that `call` creates, of the program's shape in full. */
-#define CREATING(array, shape, full, levels, mipmapped, call)                                      \
-	do {                                                                                       \
-		struct creating creating = {.ordinal = process_current_ordinal()};                 \
-		CUresult result;                                                                   \
-                                                                                                   \
-		if (creating.ordinal < 0 || !(array) || !(shape))                                  \
-			return call;                                                               \
-		result = begin(&creating, full, levels);                                           \
-		if (result != CUDA_SUCCESS)                                                        \
-			return result;                                                             \
-		return end(&creating, call, array, mipmapped);                                     \
-	} while (0)
-
 #define FLAT(shape)                                                                                \
 	(&(CUDA_ARRAY3D_DESCRIPTOR){.Width = (shape)->Width,                                       \
 	                            .Height = (shape)->Height,                                     \
@@ -222,32 +208,32 @@ static CUresult end(const struct creating *c, CUresult result, void *array, bool
 	                            .NumChannels = (shape)->NumChannels,                           \
 	                            .Flags = (shape)->Flags})
 
-CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
-{
-	CREATING(array, shape, FLAT(shape), 1, false, DRIVER(cuArrayCreate_v2)(array, shape));
-}
+/* Define a function that creates an array, of the program's shape in full. */
+#define CREATES(name, parameters, arguments, full, levels, mipmapped)                              \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		struct creating creating = {.ordinal = process_current_ordinal()};                 \
+		CUresult result;                                                                   \
+                                                                                                   \
+		if (creating.ordinal < 0 || !array || !shape)                                      \
+			return DRIVER(name) arguments;                                             \
+		result = begin(&creating, full, levels);                                           \
+		if (result != CUDA_SUCCESS)                                                        \
+			return result;                                                             \
+		return end(&creating, DRIVER(name) arguments, array, mipmapped);                   \
+	}
 
-CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
-{
-	CREATING(array, shape, FLAT(shape), 1, false, DRIVER(cuArrayCreate)(array, shape));
-}
-
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
-	CREATING(array, shape, shape, 1, false, DRIVER(cuArray3DCreate_v2)(array, shape));
-}
-
-CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
-{
-	CREATING(array, shape, SOLID(shape), 1, false, DRIVER(cuArray3DCreate)(array, shape));
-}
-
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape,
-                                unsigned int levels)
-{
-	CREATING(array, shape, shape, levels, true,
-	         DRIVER(cuMipmappedArrayCreate)(array, shape, levels));
-}
+CREATES(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape), (array, shape),
+        FLAT(shape), 1, false)
+CREATES(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape), (array, shape),
+        FLAT(shape), 1, false)
+CREATES(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape), (array, shape),
+        shape, 1, false)
+CREATES(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape), (array, shape),
+        SOLID(shape), 1, false)
+CREATES(cuMipmappedArrayCreate,
+        (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels),
+        (array, shape, levels), shape, levels, true)
 
 /* State across the driver's call: a small array's end may end its block. */
 struct destroying {

@@ -199,22 +199,18 @@ CREATES(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device
 CREATES(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),
         (context, flags, device))
 
-CUresult cuCtxDestroy(CUcontext context)
-{
-	return leaving_context(DRIVER(cuCtxDestroy), context);
-}
+#define DESTROYS(name)                                                                             \
+	CUresult name(CUcontext context)                                                           \
+	{                                                                                          \
+		return leaving_context(DRIVER(name), context);                                     \
+	}
 
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
-	return leaving_context(DRIVER(cuCtxDestroy_v2), context);
-}
+DESTROYS(cuCtxDestroy)
+DESTROYS(cuCtxDestroy_v2)
 
 /* Destroys the context if this was its last use, which the driver does not report. A context of
  * cuCtxCreate has one use unless cuCtxAttach (deprecated since CUDA 4) made more. */
-CUresult cuCtxDetach(CUcontext context)
-{
-	return leaving_context(DRIVER(cuCtxDetach), context);
-}
+DESTROYS(cuCtxDetach)
 
 /* --- primary contexts ------------------------------------------------------------------------ */
 
@@ -238,29 +234,16 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device)
-{
-	struct primary *primary = leaving_primary(device);
+#define LEAVES_PRIMARY(name)                                                                       \
+	CUresult name(CUdevice device)                                                             \
+	{                                                                                          \
+		struct primary *primary = leaving_primary(device);                                 \
+		CUresult result = DRIVER(name)(device);                                            \
+                                                                                                   \
+		return primary ? left_primary(primary, device, result) : result;                   \
+	}
 
-	return primary ? left_primary(primary, device, call(device)) : call(device);
-}
-
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
-{
-	return leave_primary(DRIVER(cuDevicePrimaryCtxRelease), device);
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-	return leave_primary(DRIVER(cuDevicePrimaryCtxRelease_v2), device);
-}
-
-CUresult cuDevicePrimaryCtxReset(CUdevice device)
-{
-	return leave_primary(DRIVER(cuDevicePrimaryCtxReset), device);
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-	return leave_primary(DRIVER(cuDevicePrimaryCtxReset_v2), device);
-}
+LEAVES_PRIMARY(cuDevicePrimaryCtxRelease)
+LEAVES_PRIMARY(cuDevicePrimaryCtxRelease_v2)
+LEAVES_PRIMARY(cuDevicePrimaryCtxReset)
+LEAVES_PRIMARY(cuDevicePrimaryCtxReset_v2)

@@ -307,82 +307,67 @@ CUresult cuGraphExecDestroy(CUgraphExec graph)
 
 /* An update replaces kernels. It cannot change allocations. */
 
-#define WITH_STACKS(needs, call)                                                                   \
-	do {                                                                                       \
+static struct graph_needs needs_of_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters,
+                                          bool of_library)
+{
+	struct graph_needs needs = {0};
+
+	if (parameters)
+		graph_look_at_kernel(parameters, of_library, &needs);
+	return needs;
+}
+
+static struct graph_needs needs_of_node(const struct CUgraphNodeParams_st *parameters)
+{
+	bool is_kernel = parameters && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL;
+
+	return needs_of_kernel(is_kernel ? &parameters->kernel : NULL, true);
+}
+
+/* Another graph's allocations do not matter. */
+static struct graph_needs needs_of_kernels(CUgraph source)
+{
+	struct graph_needs needs = {0};
+
+	if (function_any_large()) {
+		graph_look(source, &needs);
+		graph_needs_end(&needs);
+	}
+	return needs;
+}
+
+#define UPDATES(name, parameters, arguments, kernels)                                              \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		struct graph_needs needs = kernels;                                                \
 		struct raise raises[GRAPH_CONTEXTS];                                               \
 		CUresult result;                                                                   \
                                                                                                    \
-		if (!(needs)->stack_count)                                                         \
-			return call;                                                               \
-		if (!stacks_begin(raises, needs))                                                  \
+		if (!needs.stack_count)                                                            \
+			return DRIVER(name) arguments;                                             \
+		if (!stacks_begin(raises, &needs))                                                 \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
-		result = call;                                                                     \
-		stacks_end(raises, needs);                                                         \
+		result = DRIVER(name) arguments;                                                   \
+		stacks_end(raises, &needs);                                                        \
 		return result;                                                                     \
-	} while (0)
+	}
 
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,
-                                        const CUDA_KERNEL_NODE_PARAMS *parameters)
-{
-	struct graph_needs needs = {0};
-
-	if (parameters)
-		graph_look_at_kernel(parameters, false, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecKernelNodeSetParams)(graph, node, parameters));
-}
-
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec graph, CUgraphNode node,
-                                           const CUDA_KERNEL_NODE_PARAMS *parameters)
-{
-	struct graph_needs needs = {0};
-
-	if (parameters)
-		graph_look_at_kernel(parameters, true, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecKernelNodeSetParams_v2)(graph, node, parameters));
-}
-
-CUresult cuGraphExecNodeSetParams(CUgraphExec graph, CUgraphNode node,
-                                  const struct CUgraphNodeParams_st *parameters)
-{
-	struct graph_needs needs = {0};
-
-	if (parameters && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL)
-		graph_look_at_kernel(&parameters->kernel, true, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecNodeSetParams)(graph, node, parameters));
-}
-
-/* Find the stacks that another graph's kernels need; its allocations do not matter. */
-static void look_at_stacks(CUgraph source, struct graph_needs *needs)
-{
-	if (!function_any_large())
-		return;
-	graph_look(source, needs);
-	graph_needs_end(needs);
-}
-
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec graph, CUgraphNode node, CUgraph child)
-{
-	struct graph_needs needs = {0};
-
-	look_at_stacks(child, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecChildGraphNodeSetParams)(graph, node, child));
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error, int *status)
-{
-	struct graph_needs needs = {0};
-
-	look_at_stacks(source, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecUpdate)(graph, source, error, status));
-}
-
-CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *info)
-{
-	struct graph_needs needs = {0};
-
-	look_at_stacks(source, &needs);
-	WITH_STACKS(&needs, DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
-}
+UPDATES(cuGraphExecKernelNodeSetParams,
+        (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters),
+        (graph, node, parameters), needs_of_kernel(parameters, false))
+UPDATES(cuGraphExecKernelNodeSetParams_v2,
+        (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters),
+        (graph, node, parameters), needs_of_kernel(parameters, true))
+UPDATES(cuGraphExecNodeSetParams,
+        (CUgraphExec graph, CUgraphNode node, const struct CUgraphNodeParams_st *parameters),
+        (graph, node, parameters), needs_of_node(parameters))
+UPDATES(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraph child),
+        (graph, node, child), needs_of_kernels(child))
+UPDATES(cuGraphExecUpdate, (CUgraphExec graph, CUgraph source, CUgraphNode *error, int *status),
+        (graph, source, error, status), needs_of_kernels(source))
+UPDATES(cuGraphExecUpdate_v2,
+        (CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *info),
+        (graph, source, info), needs_of_kernels(source))
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {

@@ -48,35 +48,20 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 	return result;
 }
 
-CUresult cuModuleLoad(CUmodule *module, const char *file)
-{
-	struct watch watch = watch_begin();
+#define LOADS(name, parameters, arguments, image, file)                                            \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		struct watch watch = watch_begin();                                                \
+                                                                                                   \
+		return loaded(&watch, DRIVER(name) arguments, module, image, file);                \
+	}
 
-	return loaded(&watch, DRIVER(cuModuleLoad)(module, file), module, NULL, file);
-}
-
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-	struct watch watch = watch_begin();
-
-	return loaded(&watch, DRIVER(cuModuleLoadData)(module, image), module, image, NULL);
-}
-
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options,
-                            void **values)
-{
-	struct watch watch = watch_begin();
-
-	return loaded(&watch, DRIVER(cuModuleLoadDataEx)(module, image, count, options, values),
-	              module, image, NULL);
-}
-
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
-	struct watch watch = watch_begin();
-
-	return loaded(&watch, DRIVER(cuModuleLoadFatBinary)(module, image), module, image, NULL);
-}
+LOADS(cuModuleLoad, (CUmodule * module, const char *file), (module, file), NULL, file)
+LOADS(cuModuleLoadData, (CUmodule * module, const void *image), (module, image), image, NULL)
+LOADS(cuModuleLoadDataEx,
+      (CUmodule * module, const void *image, unsigned int count, int *options, void **values),
+      (module, image, count, options, values), image, NULL)
+LOADS(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image), image, NULL)
 
 CUresult cuModuleUnload(CUmodule module)
 {

@@ -16,27 +16,14 @@ static CUresult synchronised(CUresult result)
 	return result;
 }
 
-CUresult cuCtxSynchronize(void)
-{
-	return synchronised(DRIVER(cuCtxSynchronize)());
-}
+#define SYNCHRONISES(name, parameters, arguments)                                                  \
+	CUresult name parameters                                                                   \
+	{                                                                                          \
+		return synchronised(DRIVER(name) arguments);                                       \
+	}
 
-CUresult cuCtxSynchronize_v2(CUcontext context)
-{
-	return synchronised(DRIVER(cuCtxSynchronize_v2)(context));
-}
-
-CUresult cuStreamSynchronize(CUstream stream)
-{
-	return synchronised(DRIVER(cuStreamSynchronize)(stream));
-}
-
-CUresult cuStreamSynchronize_ptsz(CUstream stream)
-{
-	return synchronised(DRIVER(cuStreamSynchronize_ptsz)(stream));
-}
-
-CUresult cuEventSynchronize(void *event)
-{
-	return synchronised(DRIVER(cuEventSynchronize)(event));
-}
+SYNCHRONISES(cuCtxSynchronize, (void), ())
+SYNCHRONISES(cuCtxSynchronize_v2, (CUcontext context), (context))
+SYNCHRONISES(cuStreamSynchronize, (CUstream stream), (stream))
+SYNCHRONISES(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
+SYNCHRONISES(cuEventSynchronize, (void *event), (event))
