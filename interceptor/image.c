@@ -47,6 +47,16 @@ static const void *part(const struct reader *r, uint64_t offset, uint64_t size)
 	return offset <= r->size && size <= r->size - offset ? r->bytes + offset : NULL;
 }
 
+/* Copies a structure, which may not be aligned. False if it is not all there. */
+static bool copy(const struct reader *r, uint64_t offset, void *to, size_t size)
+{
+	const void *from = part(r, offset, size);
+
+	if (from)
+		memcpy(to, from, size);
+	return from;
+}
+
 static bool begins(const struct reader *r, const void *with, size_t size)
 {
 	const void *bytes = part(r, 0, size);
@@ -97,14 +107,11 @@ static void read_symbols(const struct reader *r, const Elf64_Shdr *table, const 
 	const char *names = part(r, strings->sh_offset, strings->sh_size);
 
 	for (uint64_t i = 0; names && i < table->sh_size / sizeof(Elf64_Sym); i++) {
-		const void *at =
-		    part(r, table->sh_offset + i * sizeof(Elf64_Sym), sizeof(Elf64_Sym));
 		Elf64_Sym symbol;
 		size_t room;
 
-		if (!at)
+		if (!copy(r, table->sh_offset + i * sizeof(symbol), &symbol, sizeof(symbol)))
 			return;
-		memcpy(&symbol, at, sizeof(symbol));
 		if (!(symbol.st_other & STO_CUDA_MANAGED) || symbol.st_name >= strings->sh_size)
 			continue;
 		room = strings->sh_size - symbol.st_name;
@@ -114,23 +121,17 @@ static void read_symbols(const struct reader *r, const Elf64_Shdr *table, const 
 
 static bool section(const struct reader *r, const Elf64_Ehdr *header, uint32_t i, Elf64_Shdr *out)
 {
-	const void *at =
-	    i < header->e_shnum ? part(r, header->e_shoff + i * sizeof(*out), sizeof(*out)) : NULL;
-
-	if (at)
-		memcpy(out, at, sizeof(*out));
-	return at;
+	return i < header->e_shnum &&
+	       copy(r, header->e_shoff + i * sizeof(*out), out, sizeof(*out));
 }
 
 static void read_cubin(const struct reader *r)
 {
-	const void *at = part(r, 0, sizeof(Elf64_Ehdr));
 	Elf64_Shdr table, strings;
 	Elf64_Ehdr header;
 
-	if (!at)
+	if (!copy(r, 0, &header, sizeof(header)))
 		return;
-	memcpy(&header, at, sizeof(header));
 	if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_shentsize != sizeof(Elf64_Shdr))
 		return;
 	for (uint32_t i = 0; section(r, &header, i, &table); i++) {
@@ -152,18 +153,15 @@ static void read_fatbin(const struct reader *r)
 	struct fatbin header;
 	struct entry entry;
 	uint64_t offset, end;
-	const void *at = part(r, 0, sizeof(header));
 
-	if (!at)
+	if (!copy(r, 0, &header, sizeof(header)))
 		return;
-	memcpy(&header, at, sizeof(header));
 	offset = header.header_bytes;
 	if (__builtin_add_overflow(offset, header.bytes, &end))
 		return;
-	while (offset < end && (at = part(r, offset, sizeof(entry)))) {
+	while (offset < end && copy(r, offset, &entry, sizeof(entry))) {
 		struct reader code = *r;
 
-		memcpy(&entry, at, sizeof(entry));
 		if (entry.header_bytes < sizeof(entry) ||
 		    __builtin_add_overflow(offset, entry.header_bytes, &offset))
 			return;
