@@ -6,8 +6,8 @@
 #include "table.h"
 #include "threads.h"
 
+#include <sched.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define STEP ATTACH_HOST_STEP /* bytes pinned at once */
@@ -88,14 +88,9 @@ static void *make_pages(void *argument)
 /* Return the number of processors on which this thread may run. */
 static int processors(void)
 {
-	unsigned long mask[16] = {0}; /* the kernel's may be larger: then the call fails */
-	int count = 0;
+	cpu_set_t mask; /* the kernel's may be larger: then the call fails */
 
-	if (syscall(SYS_sched_getaffinity, 0, sizeof(mask), mask) <= 0)
-		return THREADS;
-	for (size_t i = 0; i < sizeof(mask) / sizeof(*mask); i++)
-		count += __builtin_popcountl(mask[i]);
-	return count;
+	return sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask) : THREADS;
 }
 
 /* Make pages in several threads, if there are enough processors: that takes longer than to pin

@@ -48,17 +48,14 @@ static void take_below(unsigned int namespace, unsigned int end)
 {
 	pthread_key_t key;
 
+	if (end > FIRST_LEVEL)
+		end = FIRST_LEVEL;
 	while (keys[namespace].create(&key, NULL) == 0) {
 		if (key >= end) {
 			keys[namespace].delete(key);
 			return;
 		}
 	}
-}
-
-static unsigned int at_most(unsigned int value, unsigned int most)
-{
-	return value < most ? value : most;
 }
 
 void keys_part(unsigned int caller, unsigned int driver)
@@ -73,6 +70,6 @@ void keys_part(unsigned int caller, unsigned int driver)
 	first = lowest_free(caller);
 	if (first < lowest_free(driver))
 		first = lowest_free(driver);
-	take_below(driver, at_most(first, FIRST_LEVEL));
-	take_below(caller, at_most(first + DRIVER_ROOM, FIRST_LEVEL));
+	take_below(driver, first);
+	take_below(caller, first + DRIVER_ROOM);
 }
