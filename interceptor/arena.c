@@ -57,12 +57,11 @@ static bool ask(const struct arena *arena, uint64_t bytes, int *descriptor)
 	/* An older enforcer, which does not know the request, replies ATTACH_MALFORMED. */
 	accepted = reply.status == ATTACH_OWN || reply.status == ATTACH_MALFORMED ||
 	           (reply.status == ATTACH_OK && descriptors[0] >= 0);
-	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
-		if (i == 0 && reply.status == ATTACH_OK)
-			*descriptor = descriptors[0];
-		else if (descriptors[i] >= 0)
-			close(descriptors[i]);
+	if (reply.status == ATTACH_OK) {
+		*descriptor = descriptors[0];
+		descriptors[0] = -1;
 	}
+	ask_close(descriptors);
 	return accepted;
 }
 

@@ -165,10 +165,7 @@ void attach_process(struct process *process)
 			result = adopt(process, &reply, descriptors, connection);
 		died = result == ASK_UNREACHABLE && connection >= 0;
 		error = errno;
-		for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
-			if (descriptors[i] >= 0)
-				close(descriptors[i]);
-		}
+		ask_close(descriptors);
 		if (connection >= 0)
 			close(connection);
 		errno = error;

@@ -82,7 +82,7 @@ static bool interrupted(ssize_t result, uint64_t began)
 	return result < 0 && errno == EINTR && monotonic_seconds() - began <= ASK_SECONDS;
 }
 
-static void close_all(int descriptors[ASK_DESCRIPTORS])
+void ask_close(int descriptors[ASK_DESCRIPTORS])
 {
 	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
 		if (descriptors[i] >= 0)
@@ -130,7 +130,7 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	}
 	if (n != (ssize_t)sizeof(*reply) || (message.msg_flags & MSG_TRUNC) ||
 	    reply->magic != ATTACH_MAGIC || reply->version != ATTACH_VERSION) {
-		close_all(descriptors);
+		ask_close(descriptors);
 		return ASK_NONSENSE;
 	}
 	return ASK_ANSWERED;
@@ -169,7 +169,7 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 		result = exchange(s, request, reply, got);
 	saved = errno;
 	if (!descriptors)
-		close_all(got);
+		ask_close(got);
 	if (connection && result == ASK_ANSWERED)
 		*connection = s;
 	else

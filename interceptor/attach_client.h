@@ -26,6 +26,9 @@ enum ask_result {
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
                              int descriptors[ASK_DESCRIPTORS], int *connection);
 
+/* Closes those that are there. */
+void ask_close(int descriptors[ASK_DESCRIPTORS]);
+
 /* Find the attach socket; false, and an empty path, if the process is in no slice. Changes
  * errno. */
 bool attach_address(struct sockaddr_un *address);
