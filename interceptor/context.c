@@ -214,11 +214,11 @@ bool context_push(CUcontext other)
 	       DRIVER(cuCtxPushCurrent_v2)(other) == CUDA_SUCCESS;
 }
 
-void context_pop(bool pushed)
+void context_pop(const bool *pushed)
 {
 	CUcontext context;
 
-	if (pushed)
+	if (*pushed)
 		(void)DRIVER(cuCtxPopCurrent_v2)(&context);
 }
 

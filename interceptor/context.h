@@ -61,10 +61,11 @@ uint64_t context_owner(CUcontext context);
 /* Return the owner of memory in the current context; 0 without one. */
 uint64_t context_current(void);
 
-/* Make another context current (NULL: change nothing). If that returns true, context_pop() restores
- * the former one. */
+/* Makes another context current from here to the end of the block; NULL: changes nothing. */
+#define IN_CONTEXT(other)                                                                          \
+	bool context_pushed __attribute__((cleanup(context_pop))) = context_push(other)
 bool context_push(CUcontext other);
-void context_pop(bool pushed);
+void context_pop(const bool *pushed);
 
 /* Behind the gate: enter an owner's context, and leave it; wait there for all work. */
 CUresult context_enter(uint64_t owner);

@@ -110,13 +110,11 @@ static bool is_allocated(CUdeviceptr address)
 {
 	CUdeviceptr start = 0;
 	size_t bytes;
-	int mode = stream_capture_relaxed();
-	bool so = DRIVER_HAS(cuMemGetAddressRange_v2) &&
-	          DRIVER(cuMemGetAddressRange_v2)(&start, &bytes, address) == CUDA_SUCCESS &&
-	          start == address;
 
-	stream_capture_restored(mode);
-	return so;
+	STREAM_CAPTURE_RELAXED;
+	return DRIVER_HAS(cuMemGetAddressRange_v2) &&
+	       DRIVER(cuMemGetAddressRange_v2)(&start, &bytes, address) == CUDA_SUCCESS &&
+	       start == address;
 }
 
 uint64_t handover_kept_of_pools(uint64_t bytes, CUdevice ordinal)

@@ -163,10 +163,8 @@ static CUcontext context_of(const struct graph_needs *needs, size_t i)
 static void stacks_end(struct raise raises[GRAPH_CONTEXTS], const struct graph_needs *needs)
 {
 	for (size_t i = 0; i < needs->stack_count; i++) {
-		bool pushed = context_push(context_of(needs, i));
-
+		IN_CONTEXT(context_of(needs, i));
 		stack_end(&raises[i]);
-		context_pop(pushed);
 	}
 }
 
@@ -177,11 +175,9 @@ static bool stacks_begin(struct raise raises[GRAPH_CONTEXTS], const struct graph
 	bool fits = true;
 
 	for (size_t i = 0; i < needs->stack_count; i++) {
-		bool pushed = context_push(context_of(needs, i));
-
+		IN_CONTEXT(context_of(needs, i));
 		raises[i] = (struct raise){0};
 		fits = fits && stack_begin(&raises[i], needs->stacks[i].frame, false);
-		context_pop(pushed);
 	}
 	if (!fits)
 		stacks_end(raises, needs);

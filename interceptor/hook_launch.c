@@ -35,7 +35,7 @@ static __attribute__((noinline)) bool begin(struct launch *careful, const void *
 {
 	CUcontext context = stream_context(stream);
 	struct function found;
-	bool missing, pushed, fits;
+	bool missing;
 
 	*careful = (struct launch){0};
 	(void)function_find(function, &found);
@@ -49,25 +49,20 @@ static __attribute__((noinline)) bool begin(struct launch *careful, const void *
 		careful->loads = missing;
 		return true;
 	}
-	pushed = context_push(context);
-	fits = (!missing || load(function, found.source)) &&
+	IN_CONTEXT(context);
+	return (!missing || load(function, found.source)) &&
 	       (found.frame <= STACK_DEFAULT || stack_begin(&careful->raise, found.frame, false));
-	context_pop(pushed);
-	return fits;
 }
 
 static __attribute__((noinline)) void end(const struct launch *careful, CUstream stream)
 {
-	bool pushed;
-
 	if (!careful->loads && !careful->raise.context)
 		return;
-	pushed = context_push(stream_context(stream));
+	IN_CONTEXT(stream_context(stream));
 	stack_end(&careful->raise);
 	/* A library loaded for it stays, like a used one. */
 	if (careful->loads)
 		overhead_leave_open(process_current_ordinal());
-	context_pop(pushed);
 }
 
 /* Define a hook that makes the driver's call between begin() and end(). */

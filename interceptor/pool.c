@@ -17,7 +17,6 @@ uint64_t pool_attribute(const struct pool *pool, int which)
 {
 	uint64_t value = 0;
 	CUresult result;
-	int mode;
 
 	if (pool->graphs) {
 		result = DRIVER(cuDeviceGetGraphMemAttribute)(
@@ -27,9 +26,8 @@ uint64_t pool_attribute(const struct pool *pool, int which)
 		        : CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
 		    &value);
 	} else {
-		mode = stream_capture_relaxed();
+		STREAM_CAPTURE_RELAXED;
 		result = DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &value);
-		stream_capture_restored(mode);
 	}
 	if (result == CUDA_SUCCESS)
 		return value;
@@ -43,10 +41,8 @@ void pool_trim(const struct pool *pool, uint64_t keep)
 		if (DRIVER_HAS(cuDeviceGraphMemTrim))
 			(void)DRIVER(cuDeviceGraphMemTrim)(pool->ordinal);
 	} else if (DRIVER_HAS(cuMemPoolTrimTo)) {
-		int mode = stream_capture_relaxed();
-
+		STREAM_CAPTURE_RELAXED;
 		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, keep);
-		stream_capture_restored(mode);
 	}
 }
 
@@ -496,7 +492,7 @@ static void retire(struct pool *pool)
 	int count = 0, mode = stream_capture_relaxed();
 
 	(void)DRIVER(cuMemPoolSetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
-	stream_capture_restored(mode);
+	stream_capture_restored(&mode);
 	if (DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS) {
 		for (CUdevice ordinal = 0; ordinal < count; ordinal++)
 			make_default_current(pool->handle, ordinal);

@@ -23,7 +23,7 @@ static inline bool stream_records(CUstream stream, bool per_thread)
 }
 
 /* During a capture, other calls of any thread can invalidate it, even queries of a pool (driver
- * observation), except in relaxed mode. Queries of pools go between these two. */
+ * observation), except in relaxed mode, in which queries of pools are made. */
 static inline int stream_capture_relaxed(void)
 {
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -33,11 +33,16 @@ static inline int stream_capture_relaxed(void)
 	return mode;
 }
 
-static inline void stream_capture_restored(int mode)
+static inline void stream_capture_restored(int *mode)
 {
 	if (DRIVER_HAS(cuThreadExchangeStreamCaptureMode))
-		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(mode);
 }
+
+/* From here to the end of the block. */
+#define STREAM_CAPTURE_RELAXED                                                                     \
+	int stream_capture_mode __attribute__((cleanup(stream_capture_restored))) =                \
+	    stream_capture_relaxed()
 
 /* Returns a stream's context; NULL for a default stream, which uses the current one. */
 static inline CUcontext stream_context(CUstream stream)
