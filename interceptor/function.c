@@ -7,14 +7,9 @@
 
 enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
 
-static uint64_t key_of(const void *function)
-{
-	return (uint64_t)(uintptr_t)function;
-}
-
 static uint32_t *care_of(struct functions *functions, const void *function)
 {
-	uint64_t hash = (key_of(function) >> 4) * 0x9e3779b97f4a7c15ull;
+	uint64_t hash = (map_key_of(function) >> 4) * 0x9e3779b97f4a7c15ull;
 
 	return &functions->care[hash >> 52];
 }
@@ -73,7 +68,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 		return;
 	context = kernel ? 0 : context_current();
 	functions = STATE_TAKE(functions);
-	known = map_put(&functions->known, key_of(function), NULL);
+	known = map_put(&functions->known, map_key_of(function), NULL);
 	if (known) {
 		set_new(functions, function, known, kernel && !is_everywhere(source));
 		known->frame = frame;
@@ -140,7 +135,7 @@ void function_contexts_changed(void)
 bool function_find(const void *function, struct function *found)
 {
 	STATE_LOCKED(functions, functions);
-	const struct function *known = map_find(&functions->known, key_of(function));
+	const struct function *known = map_find(&functions->known, map_key_of(function));
 
 	*found = known ? *known : (struct function){0};
 	return known;

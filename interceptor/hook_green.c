@@ -11,11 +11,6 @@
 #include "leaving.h"
 #include "table.h"
 
-static uint64_t key_of(const void *handle)
-{
-	return (uint64_t)(uintptr_t)handle;
-}
-
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device, unsigned int flags)
 {
 	CUcontext primary = NULL, context = NULL;
@@ -29,8 +24,8 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 		return result;
 	result = DRIVER(cuGreenCtxCreate)(green, description, device, flags);
 	if (result == CUDA_SUCCESS) {
-		context_note(key_of(*green),
-		             &(struct context){.ordinal = device, .primary = key_of(primary)});
+		context_note(map_key_of(*green),
+		             &(struct context){.ordinal = device, .primary = map_key_of(primary)});
 		/* Launches in its streams run in this context, even if the program never gets
 		 * it. */
 		if (DRIVER_HAS(cuCtxFromGreenCtx))
@@ -47,17 +42,17 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	struct primary *primary;
 	CUresult result;
 
-	if (!context_take(key_of(green), &known))
+	if (!context_take(map_key_of(green), &known))
 		return DRIVER(cuGreenCtxDestroy)(green);
 	if (DRIVER_HAS(cuCtxFromGreenCtx) &&
 	    DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
-		(void)context_take(key_of(context), &made);
+		(void)context_take(map_key_of(context), &made);
 	primary = leaving_primary(known.ordinal);
 	result = left_primary(primary, known.ordinal, DRIVER(cuGreenCtxDestroy)(green));
 	if (result != CUDA_SUCCESS) {
-		context_note(key_of(green), &known);
+		context_note(map_key_of(green), &known);
 		if (context)
-			context_note(key_of(context), &known);
+			context_note(map_key_of(context), &known);
 	}
 	return result;
 }
@@ -67,7 +62,7 @@ CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 	CUresult result = DRIVER(cuCtxFromGreenCtx)(context, green);
 	struct context known;
 
-	if (result == CUDA_SUCCESS && context_get(key_of(green), &known))
-		context_note(key_of(*context), &known);
+	if (result == CUDA_SUCCESS && context_get(map_key_of(green), &known))
+		context_note(map_key_of(*context), &known);
 	return result;
 }

@@ -17,11 +17,6 @@
 
 enum { LOADING_LAZY = 2 }; /* CUmoduleLoadingMode */
 
-static uint64_t key_of(const void *handle)
-{
-	return (uint64_t)(uintptr_t)handle;
-}
-
 /* --- modules -------------------------------------------------------------------------------- */
 
 static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module,
@@ -37,7 +32,7 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 	fits = watch_end(watch, LEDGER_CALL_CODE, &code.bytes);
 	if (fits && code.bytes) {
 		code.owner = context_current();
-		hold(key_of(*module), &code);
+		hold(map_key_of(*module), &code);
 	}
 	if (!fits || !managed_load(*module, managed_names(image, file))) {
 		(void)cuModuleUnload(*module);
@@ -66,18 +61,18 @@ LOADS(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, im
 CUresult cuModuleUnload(CUmodule module)
 {
 	struct holding code;
-	bool known = unhold(key_of(module), &code);
+	bool known = unhold(map_key_of(module), &code);
 	CUresult result;
 
 	/* Before the call, since the driver may reuse the handles at once. */
-	function_source_gone(key_of(module));
-	hold_source_leave(key_of(module));
+	function_source_gone(map_key_of(module));
+	hold_source_leave(map_key_of(module));
 	if (!known)
 		code.ordinal = process_current_ordinal();
 	overhead_change_begin(code.ordinal);
-	result = hold_source_left(DRIVER(cuModuleUnload)(module), key_of(module));
+	result = hold_source_left(DRIVER(cuModuleUnload)(module), map_key_of(module));
 	if (known)
-		result = release_or_hold(result, key_of(module), &code);
+		result = release_or_hold(result, map_key_of(module), &code);
 	overhead_change_end(code.ordinal);
 	overhead_settle_loose(code.ordinal);
 	return result;
@@ -104,7 +99,7 @@ CUresult cuModuleGetGlobal(CUdeviceptr_v1 *pointer, unsigned int *bytes, CUmodul
 
 static void note_function(CUfunction function, CUmodule module)
 {
-	function_note(function, key_of(module), function_frame_of(function, NULL), false);
+	function_note(function, map_key_of(module), function_frame_of(function, NULL), false);
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
@@ -128,12 +123,12 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 		watch_drop(watch);
 		return result;
 	}
-	managed_keep(key_of(*library), managed_names(image, file));
+	managed_keep(map_key_of(*library), managed_names(image, file));
 	fits = watch_end(watch, LEDGER_CALL_CODE, &bytes);
 	if (fits && bytes)
-		function_library_took(key_of(*library), watch->ordinal, bytes);
+		function_library_took(map_key_of(*library), watch->ordinal, bytes);
 	/* (A lazy one was not watched, and has taken nothing yet.) */
-	if (!fits || (watch->ordinal >= 0 && !managed_use(key_of(*library)))) {
+	if (!fits || (watch->ordinal >= 0 && !managed_use(map_key_of(*library)))) {
 		(void)cuLibraryUnload(*library);
 		*library = NULL;
 		overhead_settle(watch->ordinal);
@@ -184,11 +179,11 @@ CUresult cuLibraryUnload(CUlibrary library)
 	CUdevice ordinal = process_current_ordinal();
 	CUresult result;
 
-	function_source_gone(key_of(library));
-	managed_forget(key_of(library));
-	hold_source_leave(key_of(library));
+	function_source_gone(map_key_of(library));
+	managed_forget(map_key_of(library));
+	hold_source_leave(map_key_of(library));
 	overhead_change_begin(ordinal);
-	result = hold_source_left(DRIVER(cuLibraryUnload)(library), key_of(library));
+	result = hold_source_left(DRIVER(cuLibraryUnload)(library), map_key_of(library));
 	overhead_change_end(ordinal);
 	overhead_settle_loose(ordinal);
 	return result;
@@ -205,36 +200,37 @@ CUresult cuLibraryUnload(CUlibrary library)
 
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
-	return USING(key_of(library), DRIVER(cuLibraryGetModule)(module, library));
+	return USING(map_key_of(library), DRIVER(cuLibraryGetModule)(module, library));
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                             const char *name)
 {
-	return USING(key_of(library), DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
+	return USING(map_key_of(library),
+	             DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                              const char *name)
 {
 	CUresult result =
-	    USING(key_of(library), DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+	    USING(map_key_of(library), DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
 
-	if (result == CUDA_SUCCESS && !managed_asked_of_library(key_of(library), name))
+	if (result == CUDA_SUCCESS && !managed_asked_of_library(map_key_of(library), name))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
 
 CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)
 {
-	return USING(key_of(library),
+	return USING(map_key_of(library),
 	             DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
 /* A kernel is launched by its own handle or its function's; either may be the first use. */
 static void note_kernel(CUkernel kernel, CUlibrary library)
 {
-	function_note(kernel, key_of(library), function_frame_of(NULL, kernel), true);
+	function_note(kernel, map_key_of(library), function_frame_of(NULL, kernel), true);
 }
 
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)

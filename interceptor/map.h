@@ -51,6 +51,11 @@ struct map {
 /* Frees the memory; the map is empty then. */
 #define map_end(m) map_end_(&(m)->map, sizeof(*(m)->value))
 
+static inline uint64_t map_key_of(const void *handle)
+{
+	return (uint64_t)(uintptr_t)handle;
+}
+
 static inline uint64_t map_key(const void *value)
 {
 	return ((const uint64_t *)value)[-1];

@@ -56,16 +56,11 @@ static uint32_t current_age(void)
 	       __atomic_load_n(&library_nvml.fills, __ATOMIC_ACQUIRE);
 }
 
-static uint64_t key_of(nvmlDevice_t device)
-{
-	return (uint64_t)(uintptr_t)device;
-}
-
 /* Returns -1 if unknown. */
 static int recall(nvmlDevice_t device, uint32_t age)
 {
 	STATE_LOCKED(cache, nvml);
-	const struct nvml_known *known = map_find(&cache->devices, key_of(device));
+	const struct nvml_known *known = map_find(&cache->devices, map_key_of(device));
 
 	return known && known->age == age ? known->index : -1;
 }
@@ -73,7 +68,7 @@ static int recall(nvmlDevice_t device, uint32_t age)
 static void remember(nvmlDevice_t device, uint32_t age, int index)
 {
 	STATE_LOCKED(cache, nvml);
-	struct nvml_known *known = map_put(&cache->devices, key_of(device), NULL);
+	struct nvml_known *known = map_put(&cache->devices, map_key_of(device), NULL);
 
 	if (known)
 		*known = (struct nvml_known){age, index};
