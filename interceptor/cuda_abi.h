@@ -53,7 +53,6 @@ enum {
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
 	CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
-	CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -153,10 +152,6 @@ enum {
 typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
-
-typedef struct {
-	unsigned char data[64];
-} CUmemFabricHandle;
 
 typedef struct {
 	unsigned char reserved[64];

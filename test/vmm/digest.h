@@ -5,5 +5,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: 9f5c350e09e90a37809c196d47cbd56d1bce9b2662887a5ab3b3010578ee6441
+ * SHA-256: 36df4f9e6c94f73b7ca06d206dcf252264445d1db0c824f545bffa2ae3833741
  */
