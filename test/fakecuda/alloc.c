@@ -168,51 +168,18 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 }
 
 /* The entry points of CUDA 3.1, with 32-bit addresses. Contexts of today's API refuse them. */
-static CUresult refuse_old(void)
-{
-	DRIVER_ENTER_CONTEXT(context);
-	return CUDA_ERROR_INVALID_CONTEXT;
-}
+#define REFUSED(name)                                                                              \
+	CUDA_API CUresult name(void)                                                               \
+	{                                                                                          \
+		DRIVER_ENTER_CONTEXT(context);                                                     \
+		return CUDA_ERROR_INVALID_CONTEXT;                                                 \
+	}
 
-CUDA_API CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int size)
-{
-	(void)out;
-	(void)size;
-	return refuse_old();
-}
-
-CUDA_API CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned int width,
-                                  unsigned int height, unsigned int element)
-{
-	(void)out;
-	(void)pitch;
-	(void)width;
-	(void)height;
-	(void)element;
-	return refuse_old();
-}
-
-CUDA_API CUresult cuMemFree(CUdeviceptr_v1 pointer)
-{
-	(void)pointer;
-	return refuse_old();
-}
-
-CUDA_API CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
-{
-	(void)available;
-	(void)total;
-	return refuse_old();
-}
-
-CUDA_API CUresult cuMemGetAddressRange(CUdeviceptr_v1 *start, unsigned int *size,
-                                       CUdeviceptr_v1 pointer)
-{
-	(void)start;
-	(void)size;
-	(void)pointer;
-	return refuse_old();
-}
+REFUSED(cuMemAlloc)
+REFUSED(cuMemAllocPitch)
+REFUSED(cuMemFree)
+REFUSED(cuMemGetInfo)
+REFUSED(cuMemGetAddressRange)
 
 CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {

@@ -230,51 +230,19 @@ CUDA_API CUresult cuStreamBeginCapture_ptsz(CUstream stream)
 	return begin(stream_per_thread(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-static CUresult not_simulated(void)
-{
-	DRIVER_ENTER_CONTEXT(context);
-	(void)context;
-	return CUDA_ERROR_NOT_SUPPORTED;
-}
+#define NOT_SIMULATED(name)                                                                        \
+	CUDA_API CUresult name(void)                                                               \
+	{                                                                                          \
+		DRIVER_ENTER_CONTEXT(context);                                                     \
+		(void)context;                                                                     \
+		return CUDA_ERROR_NOT_SUPPORTED;                                                   \
+	}
 
-/* Captures into an existing graph are not supported. */
-CUDA_API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
-                                              const CUgraphNode *after, const void *data,
-                                              size_t count, int mode)
-{
-	(void)stream;
-	(void)graph;
-	(void)after;
-	(void)data;
-	(void)count;
-	(void)mode;
-	return not_simulated();
-}
-
-/* Of drivers newer than 580. */
-CUDA_API CUresult cuStreamBeginRecaptureToGraph(CUstream stream, int mode, CUgraph graph,
-                                                void *callback, void *data)
-{
-	(void)stream;
-	(void)mode;
-	(void)graph;
-	(void)callback;
-	(void)data;
-	return not_simulated();
-}
-
-CUDA_API CUresult cuStreamBeginCaptureToCig(CUstream stream, void *parameters)
-{
-	(void)stream;
-	(void)parameters;
-	return not_simulated();
-}
-
-CUDA_API CUresult cuStreamEndCaptureToCig(CUstream stream)
-{
-	(void)stream;
-	return not_simulated();
-}
+/* Captures into an existing graph, and functions of drivers newer than 580. */
+NOT_SIMULATED(cuStreamBeginCaptureToGraph)
+NOT_SIMULATED(cuStreamBeginRecaptureToGraph)
+NOT_SIMULATED(cuStreamBeginCaptureToCig)
+NOT_SIMULATED(cuStreamEndCaptureToCig)
 
 CUDA_API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
 {
