@@ -5,5 +5,5 @@
  *
  *   ../../interceptor/cuda_abi.h
  *
- * SHA-256: 36df4f9e6c94f73b7ca06d206dcf252264445d1db0c824f545bffa2ae3833741
+ * SHA-256: 713391fc49eba675fe124b99aafae76f07507e7d80ad8035e935ed9faee1fd94
  */
