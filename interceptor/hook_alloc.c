@@ -275,16 +275,13 @@ static __attribute__((noinline)) CUresult free_linear(free_function call, CUdevi
 	return free_by(call, pointer, stream);
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
-{
-	if (__builtin_expect(!block_maybe(pointer), 1))
-		return DRIVER(cuMemFreeAsync)(pointer, stream);
-	return free_linear(DRIVER(cuMemFreeAsync), pointer, stream);
-}
+#define FREES_ASYNC(name)                                                                          \
+	CUresult name(CUdeviceptr pointer, CUstream stream)                                        \
+	{                                                                                          \
+		if (__builtin_expect(!block_maybe(pointer), 1))                                    \
+			return DRIVER(name)(pointer, stream);                                      \
+		return free_linear(DRIVER(name), pointer, stream);                                 \
+	}
 
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
-{
-	if (__builtin_expect(!block_maybe(pointer), 1))
-		return DRIVER(cuMemFreeAsync_ptsz)(pointer, stream);
-	return free_linear(DRIVER(cuMemFreeAsync_ptsz), pointer, stream);
-}
+FREES_ASYNC(cuMemFreeAsync)
+FREES_ASYNC(cuMemFreeAsync_ptsz)

@@ -88,15 +88,14 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
 	return result;
 }
 
-CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-	return map_array(DRIVER(cuMemMapArrayAsync), list, count, stream);
-}
+#define MAPS(name)                                                                                 \
+	CUresult name(CUarrayMapInfo *list, unsigned int count, CUstream stream)                   \
+	{                                                                                          \
+		return map_array(DRIVER(name), list, count, stream);                               \
+	}
 
-CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-	return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
-}
+MAPS(cuMemMapArrayAsync)
+MAPS(cuMemMapArrayAsync_ptsz)
 
 /* A multicast object takes no memory of the device. It is recorded for its bindings. */
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,

@@ -455,21 +455,17 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 	                        source);
 }
 
-CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
-{
-	CUresult result = DRIVER(cuMemGetDefaultMemPool)(pool, location, type);
+#define NOTES(name)                                                                                \
+	CUresult name(CUmemoryPool *pool, CUmemLocation *location, int type)                       \
+	{                                                                                          \
+		CUresult result = DRIVER(name)(pool, location, type);                              \
+                                                                                                   \
+		(void)note(result, pool, location, type);                                          \
+		return result;                                                                     \
+	}
 
-	(void)note(result, pool, location, type);
-	return result;
-}
-
-CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
-{
-	CUresult result = DRIVER(cuMemGetMemPool)(pool, location, type);
-
-	(void)note(result, pool, location, type);
-	return result;
-}
+NOTES(cuMemGetDefaultMemPool)
+NOTES(cuMemGetMemPool)
 
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {

@@ -83,15 +83,14 @@ static CUresult open_handle(CUresult (*call)(CUdeviceptr *pointer, CUipcMemHandl
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
-{
-	return open_handle(DRIVER(cuIpcOpenMemHandle), pointer, handle, flags);
-}
+#define OPENS(name)                                                                                \
+	CUresult name(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)             \
+	{                                                                                          \
+		return open_handle(DRIVER(name), pointer, handle, flags);                          \
+	}
 
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
-{
-	return open_handle(DRIVER(cuIpcOpenMemHandle_v2), pointer, handle, flags);
-}
+OPENS(cuIpcOpenMemHandle)
+OPENS(cuIpcOpenMemHandle_v2)
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
