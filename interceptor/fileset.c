@@ -2,8 +2,8 @@
 #include "fileset.h"
 
 #include "process.h"
+#include "quiet.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -129,7 +129,7 @@ static void forget(int kept)
 static void before_fork(void)
 {
 	struct epoll_event none = {0};
-	int saved = errno;
+	QUIETLY;
 
 	if (!lock_try(&own.lock))
 		return;
@@ -138,7 +138,6 @@ static void before_fork(void)
 		if (is_kept(i) && epoll_ctl(own.epoll, EPOLL_CTL_MOD, i, &none) != 0)
 			forget(i);
 	}
-	errno = saved;
 }
 
 static bool has_forked(void)
@@ -156,7 +155,7 @@ static void after_fork(void)
 
 static void in_child(void)
 {
-	int saved = errno;
+	QUIETLY;
 
 	for (int i = 0; has_forked() && i < MOST_KEPT; i++) {
 		if (is_kept(i))
@@ -165,7 +164,6 @@ static void in_child(void)
 	memset(own.kept, 0, sizeof(own.kept));
 	own.forking = 0;
 	own.lock = (struct lock){0};
-	errno = saved;
 }
 
 /* pthread_atfork(3), which no library exports. Only glibc has this function. */

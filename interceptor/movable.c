@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "movable.h"
 
+#include "quiet.h"
 #include "say.h"
 #include "state.h"
 
-#include <errno.h>
 #include <unistd.h>
 
 #define ENDED 64 /* handles released at a time */
-
-static struct movables *movables(void)
-{
-	return &state.movables;
-}
 
 static bool moves_itself(void)
 {
@@ -25,12 +20,11 @@ static bool has_rdma_device(void)
 {
 	static const char *const devices[] = {"/dev/infiniband", "/dev/hfi1_0", "/dev/gdrdrv",
 	                                      "/dev/nvidia-fs0"};
-	int saved = errno;
 	bool any = false;
 
+	QUIETLY;
 	for (size_t i = 0; i < sizeof(devices) / sizeof(*devices) && !any; i++)
 		any = access(devices[i], F_OK) == 0;
-	errno = saved;
 	return any;
 }
 
@@ -95,7 +89,7 @@ static CUmemGenericAllocationHandle remove_place(struct movables *all, struct mo
 CUresult movable_create(CUmemGenericAllocationHandle *handle, size_t bytes,
                         const CUmemAllocationProp *properties)
 {
-	struct movables *all = movables();
+	struct movables *all = &state.movables;
 	CUmemGenericAllocationHandle driver;
 	struct movable *movable;
 	uint64_t number;
@@ -154,7 +148,7 @@ static CUmemGenericAllocationHandle driver_of(CUmemGenericAllocationHandle handl
 CUresult movable_map(CUdeviceptr address, size_t bytes, size_t offset,
                      CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	struct movables *all = movables();
+	struct movables *all = &state.movables;
 	CUmemGenericAllocationHandle driver = driver_of(handle), stale = 0;
 	struct movable *movable;
 	struct movable_place *place;
@@ -216,7 +210,7 @@ static size_t remove_places(CUdeviceptr address, size_t bytes, uint64_t serial,
 
 static CUresult unmap(CUdeviceptr address, size_t bytes)
 {
-	struct movables *all = movables();
+	struct movables *all = &state.movables;
 	CUmemGenericAllocationHandle ended[ENDED];
 	uint64_t serial;
 	size_t count;
@@ -301,7 +295,7 @@ CUmemGenericAllocationHandle movable_stay_(CUmemGenericAllocationHandle handle, 
 /* (If the memory is on the host, the call that follows brings it back, and then it stays.) */
 void movable_stay_at(CUdeviceptr address, size_t bytes, const char *taker)
 {
-	struct movables *all = movables();
+	struct movables *all = &state.movables;
 	struct movable_place *at = NULL;
 	bool any = false;
 

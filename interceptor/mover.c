@@ -21,11 +21,6 @@
 #define DRAIN_PACE 1000000   /* nanoseconds */
 #define RETURN_PACE 10000000 /* nanoseconds */
 
-static struct mover *mover_of(void)
-{
-	return &state.mover;
-}
-
 static uint8_t wanted(const struct mover *m)
 {
 	return __atomic_load_n(&m->move->want, __ATOMIC_SEQ_CST);
@@ -146,7 +141,7 @@ static enum ledger_move_failure take_step(struct mover *m, uint8_t want)
 
 static void *run(void *unused)
 {
-	struct mover *m = mover_of();
+	struct mover *m = &state.mover;
 	union {
 		struct ledger_move move;
 		uint32_t word;
@@ -191,7 +186,7 @@ static void *run(void *unused)
 
 static void set_stopped(bool stopped)
 {
-	struct mover *m = mover_of();
+	struct mover *m = &state.mover;
 
 	lock_take(&m->lock);
 	m->stopped = stopped;
@@ -236,7 +231,7 @@ static bool stay(void)
 	struct elf_object object;
 
 	/* All is on the host, and no move is under way. */
-	if (__atomic_load_n(&mover_of()->is, __ATOMIC_SEQ_CST) != LEDGER_ASIDE)
+	if (__atomic_load_n(&state.mover.is, __ATOMIC_SEQ_CST) != LEDGER_ASIDE)
 		return false;
 	set_stopped(true);
 	if (library_find(&library_cuda, &object)) {
@@ -264,7 +259,7 @@ static bool passes(const void *function)
 static void bring_back(void)
 {
 	struct timespec pace = {.tv_nsec = RETURN_PACE};
-	struct mover *m = mover_of();
+	struct mover *m = &state.mover;
 	struct ledger_move *move = m->move;
 
 	for (;;) {
@@ -293,7 +288,7 @@ static void begin(void)
 {
 	struct process *process = process_seen();
 	struct ledger_lane *lane = &process->ledger->lane[process->lane];
-	struct mover *m = mover_of();
+	struct mover *m = &state.mover;
 	struct ledger_move *none = NULL;
 	pthread_t thread;
 

@@ -162,7 +162,7 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle va
 
 	releasing->object = NULL;
 	releasing->last = false;
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	handle = map_find(&all->handles, value);
 	if (handle) {
 		/* Removed before the driver may reuse the value. The reference stays until the
@@ -180,7 +180,6 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle va
 			releasing->object = object;
 		}
 	}
-	lock_give(&all->lock);
 }
 
 void object_released(const struct releasing *releasing, CUmemGenericAllocationHandle handle,
@@ -194,11 +193,10 @@ void object_released(const struct releasing *releasing, CUmemGenericAllocationHa
 		make(handle, &releasing->was);
 	if (!releasing->object)
 		return;
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	if (result != CUDA_SUCCESS)
 		add_handle(all, releasing->object, handle);
 	drop(all, releasing->object);
-	lock_give(&all->lock);
 }
 
 /* --- exports -------------------------------------------------------------------------------- */
@@ -300,12 +298,11 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
 		return;
 	if (attempt->charged)
 		import_shrinks(attempt->object->import, attempt->charged);
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	mapping = map_find(&all->mapped, address);
 	if (mapping && mapping->object == attempt->object)
 		map_remove(&all->mapped, mapping);
 	drop(all, attempt->object);
-	lock_give(&all->lock);
 }
 
 /* For a range without exactly one mapping. */
@@ -338,7 +335,7 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 	unmapping->one.object = NULL;
 	unmapping->serial = 0;
 	unmapping->any_several = false;
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	at = map_find(&all->mapped, address);
 	if (__builtin_expect(at && at->bytes == bytes, 1)) {
 		object = at->object;
@@ -353,7 +350,6 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 	} else {
 		take_several(all, unmapping, address, bytes);
 	}
-	lock_give(&all->lock);
 }
 
 static void end_mapping(struct objects *all, CUdeviceptr address, const struct mapping *was,
@@ -472,7 +468,6 @@ void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t 
 
 	if (!__atomic_load_n(&all->any_bound, __ATOMIC_RELAXED))
 		return;
-	lock_take(&all->lock);
+	LOCKED(&all->lock);
 	unbind_all(all, holder, device, offset, bytes);
-	lock_give(&all->lock);
 }

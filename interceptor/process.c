@@ -156,11 +156,10 @@ enum ledger_result process_charge(struct process *process, int device, uint64_t 
 	struct held *held = &process->held[device];
 	enum ledger_result result;
 
-	lock_take(&process->account_lock);
+	LOCKED(&process->account_lock);
 	result = account_charge(&held->account, bytes, by_pool);
 	if (result == LEDGER_OK)
 		count_kind(held, bytes, 0, kind);
-	lock_give(&process->account_lock);
 	return result;
 }
 
@@ -171,10 +170,9 @@ static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, enum kind kin
 
 	if (device < 0)
 		return;
-	lock_take(&process->account_lock);
+	LOCKED(&process->account_lock);
 	account_adjust(&process->held[device].account, more, less);
 	count_kind(&process->held[device], more, less, kind);
-	lock_give(&process->account_lock);
 }
 
 void process_charge_anyway(CUdevice ordinal, uint64_t bytes, enum kind kind)

@@ -2,6 +2,7 @@
 #include "recording.h"
 
 #include "context.h"
+#include "quiet.h"
 #include "state.h"
 #include "stream.h"
 
@@ -19,7 +20,7 @@ static bool is_own(CUstream stream, bool per_thread)
 
 static uint64_t key_of(CUstream stream, bool per_thread)
 {
-	return is_own(stream, per_thread) ? process_this_thread() : (uint64_t)(uintptr_t)stream;
+	return is_own(stream, per_thread) ? process_this_thread() : map_key_of(stream);
 }
 
 static void put(uint64_t key, const struct recording *recording)
@@ -31,32 +32,19 @@ static void put(uint64_t key, const struct recording *recording)
 		*known = *recording;
 }
 
-static bool take(uint64_t key, struct recording *recording)
-{
-	STATE_LOCKED(recordings, recordings);
-	struct recording *known = map_find(&recordings->known, key);
-
-	if (known) {
-		*recording = *known;
-		map_remove(&recordings->known, known);
-	}
-	return known;
-}
-
 void recording_begin(CUstream stream, bool per_thread)
 {
 	struct timespec pace = {.tv_nsec = WAIT_PACE};
 	CUcontext context = stream_context(stream);
 	struct recording recording = {
 	    .context = context ? (uint64_t)(uintptr_t)context : context_current(), .begins = true};
-	int saved = errno;
+	QUIETLY;
 
 	if (is_own(stream, per_thread))
 		recording.thread = (uint32_t)syscall(SYS_gettid);
 	put(key_of(stream, per_thread), &recording);
 	while (__atomic_load_n(&state.recordings.waits, __ATOMIC_SEQ_CST))
 		nanosleep(&pace, NULL);
-	errno = saved;
 }
 
 void recording_update(CUstream stream, bool per_thread)
@@ -73,12 +61,19 @@ void recording_update(CUstream stream, bool per_thread)
 
 bool recording_take(CUstream stream, struct recording *recording)
 {
-	return take((uint64_t)(uintptr_t)stream, recording);
+	STATE_LOCKED(recordings, recordings);
+	struct recording *known = map_find(&recordings->known, map_key_of(stream));
+
+	if (known) {
+		*recording = *known;
+		map_remove(&recordings->known, known);
+	}
+	return known;
 }
 
 void recording_put(CUstream stream, const struct recording *recording)
 {
-	put((uint64_t)(uintptr_t)stream, recording);
+	put(map_key_of(stream), recording);
 }
 
 void recording_context_gone(uint64_t context)
@@ -94,11 +89,9 @@ void recording_context_gone(uint64_t context)
 
 static bool is_alive(uint32_t thread)
 {
-	int saved = errno;
-	bool alive = syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
+	QUIETLY;
 
-	errno = saved;
-	return alive;
+	return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
 }
 
 static bool is_under_way(uint64_t key, const struct recording *recording)

@@ -149,6 +149,7 @@ static void *route(const struct lookup *lookup)
 {
 	bool by_handle = lookup->handle != RTLD_DEFAULT && lookup->handle != RTLD_NEXT;
 	struct library *library;
+	struct elf_object object;
 	unsigned int namespace = lookup->namespace;
 	void *stand_in, *found;
 
@@ -170,13 +171,9 @@ static void *route(const struct lookup *lookup)
 		return by_handle ? ROUTE_NOTHING : JUMP;
 	if (library)
 		return result_of(lookup, library, found);
-	{
-		struct elf_object object;
-
-		return scope_find(found, &object, &namespace) && elf_is_libc(&object)
-		           ? stand_in_of_libc(lookup->name, namespace)
-		           : found;
-	}
+	return scope_find(found, &object, &namespace) && elf_is_libc(&object)
+	           ? stand_in_of_libc(lookup->name, namespace)
+	           : found;
 }
 
 /* Called by the trampolines: return the result, JUMP or ROUTE_NOTHING. A jump needs loader_dlsym

@@ -7,19 +7,17 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 void say_line(const char *format, ...)
 {
-	static const char prefix[] = "gpuslice: ";
-	char line[512];
+	char line[512] = "gpuslice: ";
 	int saved = errno;
-	size_t length = sizeof(prefix) - 1;
+	size_t length = strlen(line);
 	va_list arguments;
 	int n;
 
-	for (size_t i = 0; i < length; i++)
-		line[i] = prefix[i];
 	va_start(arguments, format);
 	n = vsnprintf(line + length, sizeof(line) - length - 1, format, arguments);
 	va_end(arguments);

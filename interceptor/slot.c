@@ -84,15 +84,10 @@ static void set_slot(const struct mapped *object, void **slot, void *value)
 
 static bool is_slot(const ElfW(Rela) * relocation)
 {
-	switch (ELF64_R_TYPE(relocation->r_info)) {
-	case JUMP_SLOT:
-	case GLOB_DAT:
-		return true;
-	case ABSOLUTE:
-		return relocation->r_addend == 0;
-	default:
-		return false;
-	}
+	uint64_t type = ELF64_R_TYPE(relocation->r_info);
+
+	return type == JUMP_SLOT || type == GLOB_DAT ||
+	       (type == ABSOLUTE && relocation->r_addend == 0);
 }
 
 /* Returns the value of a tag; 0 if there is none. */
@@ -111,7 +106,7 @@ static void set_table(const struct mapped *object, ElfW(Sxword) table, ElfW(Sxwo
 	    (const void *)elf_address(elf, dynamic_value(object->dynamic, table));
 	size_t bytes = dynamic_value(object->dynamic, size);
 
-	for (size_t i = 0; i < bytes / sizeof(*relocation); i++, relocation++) {
+	for (size_t i = 0; relocation && i < bytes / sizeof(*relocation); i++, relocation++) {
 		void **slot = (void **)(elf->base + relocation->r_offset);
 		void *value;
 
