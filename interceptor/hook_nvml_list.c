@@ -9,6 +9,7 @@
  */
 #include "nvml.h"
 #include "pages.h"
+#include "quiet.h"
 #include "sibling.h"
 
 #include <errno.h>
@@ -49,15 +50,10 @@ static const struct ledger_lane *own_lane(const struct viewer *viewer)
 	return &viewer->process->ledger->lane[viewer->process->lane];
 }
 
-/* Returns the number of lanes, from 1, including free and dead ones. */
+/* Returns the end of the lanes, from 1, including free and dead ones. */
 static uint32_t viewer_lanes(const struct viewer *viewer)
 {
-	uint32_t high;
-
-	if (!viewer->process)
-		return 0;
-	high = __atomic_load_n(&viewer->process->ledger->high_lane, __ATOMIC_ACQUIRE);
-	return high < LEDGER_LANES ? high : LEDGER_LANES - 1;
+	return viewer->process ? ledger_lanes(viewer->process->ledger) : 0;
 }
 
 static bool is_near(const struct viewer *viewer, const struct ledger_lane *lane)
@@ -73,7 +69,7 @@ static uint32_t viewer_pid(const struct viewer *viewer, const struct ledger_lane
 
 static uint32_t lane_of(const struct viewer *viewer, uint32_t pid, bool host_pids)
 {
-	for (uint32_t i = 1; i <= viewer_lanes(viewer); i++) {
+	for (uint32_t i = 1; i < viewer_lanes(viewer); i++) {
 		const struct ledger_lane *lane = &viewer->process->ledger->lane[i];
 
 		if (__atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE &&
@@ -99,11 +95,9 @@ static uint32_t viewer_set_pid(const struct viewer *viewer, unsigned char *at)
 /* Reports whether no process has the pid in the caller's namespace. */
 static bool is_absent(uint32_t pid)
 {
-	int saved = errno;
-	bool absent = kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+	QUIETLY;
 
-	errno = saved;
-	return absent;
+	return kill((pid_t)pid, 0) != 0 && errno == ESRCH;
 }
 
 /* Sets host_pids from `count` pids of NVML, `stride` bytes apart: all are in the namespace in which
@@ -128,8 +122,6 @@ static void viewer_see_kind(struct viewer *viewer, const unsigned char *pids, si
 
 /* --- lists of processes and their memory ---------------------------------------------------- */
 
-/* An entry begins with pid, padding, bytes held. The rest differs. */
-#define PID_AT 0
 #define LIST_TRIES 8 /* with more room each: the list may grow meanwhile */
 
 struct list {
@@ -140,6 +132,7 @@ struct list {
 	size_t stride;              /* bytes of an entry */
 };
 
+/* An entry begins with pid, padding, bytes held. The rest differs. */
 static nvmlReturn_t call_nvml(const struct list *list, unsigned int *count, void *infos)
 {
 	nvmlReturn_t (*function)(nvmlDevice_t, unsigned int *, void *);
@@ -179,7 +172,7 @@ static void gather_listed(const struct viewer *viewer, unsigned char *entries, u
 {
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *entry = entries + i * stride;
-		uint32_t lane = viewer_set_pid(viewer, entry + PID_AT);
+		uint32_t lane = viewer_set_pid(viewer, entry);
 
 		if (!lane)
 			continue;
@@ -191,7 +184,7 @@ static void gather_listed(const struct viewer *viewer, unsigned char *entries, u
 static void gather_others(const struct viewer *viewer, const struct listed *listed, size_t stride,
                           struct gathered *to)
 {
-	for (uint32_t i = 1; i <= viewer_lanes(viewer); i++) {
+	for (uint32_t i = 1; i < viewer_lanes(viewer); i++) {
 		const struct ledger_lane *lane = &viewer->process->ledger->lane[i];
 		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
 		                                .computeInstanceId = NVML_NO_INSTANCE};
@@ -261,11 +254,12 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 #define LIST(name, type, computes)                                                                 \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                   \
 	{                                                                                          \
-		struct list list = {                                                               \
-		    .device = device, .compute = computes, .stride = sizeof(type)};                \
+		struct list list = {.device = device,                                              \
+		                    .function = (void *)NVML(name),                                \
+		                    .compute = computes,                                           \
+		                    .stride = sizeof(type)};                                       \
 		nvmlReturn_t result = UNTOUCHED;                                                   \
                                                                                                    \
-		list.function = (void *)NVML(name);                                                \
 		if (count)                                                                         \
 			result = slice_of(&list, count, infos);                                    \
 		return result == UNTOUCHED ? NVML(name)(device, count, infos) : result;            \

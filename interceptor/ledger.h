@@ -400,6 +400,14 @@ void ledger_lend(struct ledger *ledger, uint64_t name);
 void ledger_unlend(struct ledger *ledger, uint64_t name);
 bool ledger_lent(const struct ledger *ledger, uint64_t name);
 
+/* Returns the end of the lanes ever assigned, which begin at 1. */
+static inline uint32_t ledger_lanes(const struct ledger *ledger)
+{
+	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
+
+	return high < LEDGER_SLOTS ? high + 1 : LEDGER_LANES;
+}
+
 /* Returns the bytes that a lane holds, as seen by another process. */
 uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane);
 

@@ -64,9 +64,7 @@ static uint64_t note_of(uint64_t name, uint64_t owner, enum lender_note note)
 
 uint64_t lender_who(const struct process *process, uint64_t name, enum lender_note note)
 {
-	uint32_t high = __atomic_load_n(&process->ledger->high_lane, __ATOMIC_ACQUIRE);
-
-	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
+	for (uint32_t lane = 1; lane < ledger_lanes(process->ledger); lane++) {
 		uint64_t owner = owner_of(process->ledger, lane);
 
 		if (owner && ledger_lent(process->ledger, note_of(name, owner, note)) &&
@@ -103,10 +101,8 @@ uint64_t lender_of_name(const void *name)
 /* F_SETOWN has no effect without O_ASYNC. A dead process is no owner. */
 void lender_own_file(int descriptor)
 {
-	int saved = errno;
-
+	QUIETLY;
 	(void)fcntl(descriptor, F_SETOWN, (int)syscall(SYS_getpid));
-	errno = saved;
 }
 
 uint64_t lender_of_file(int descriptor)
@@ -115,20 +111,17 @@ uint64_t lender_of_file(int descriptor)
 	QUIETLY;
 	struct f_owner_ex file = {0};
 	const struct ledger_lane *me, *other;
-	uint64_t owner, found = 0;
-	uint32_t high;
 
-	if (process && fcntl(descriptor, F_GETOWN_EX, &file) == 0 && file.type == F_OWNER_PID &&
-	    file.pid > 0) {
-		me = &process->ledger->lane[process->lane];
-		high = __atomic_load_n(&process->ledger->high_lane, __ATOMIC_ACQUIRE);
-		for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES && !found; lane++) {
-			other = &process->ledger->lane[lane];
-			owner = owner_of(process->ledger, lane);
-			if (owner && other->pid_ns == me->pid_ns &&
-			    other->ns_pid == (uint32_t)file.pid)
-				found = owner;
-		}
+	if (!process || fcntl(descriptor, F_GETOWN_EX, &file) != 0 || file.type != F_OWNER_PID ||
+	    file.pid <= 0)
+		return 0;
+	me = &process->ledger->lane[process->lane];
+	for (uint32_t lane = 1; lane < ledger_lanes(process->ledger); lane++) {
+		uint64_t owner = owner_of(process->ledger, lane);
+
+		other = &process->ledger->lane[lane];
+		if (owner && other->pid_ns == me->pid_ns && other->ns_pid == (uint32_t)file.pid)
+			return owner;
 	}
-	return found;
+	return 0;
 }

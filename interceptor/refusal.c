@@ -31,10 +31,9 @@ static struct others look_at_others(const struct ledger_account *account)
 {
 	const struct ledger *ledger = account->ledger;
 	uint32_t device = account->device;
-	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
 	struct others others = {0};
 
-	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
+	for (uint32_t lane = 1; lane < ledger_lanes(ledger); lane++) {
 		const struct ledger_lane *l = &ledger->lane[lane];
 		uint32_t state = __atomic_load_n(&l->state, __ATOMIC_ACQUIRE);
 		uint64_t context = __atomic_load_n(&l->entry[device].context, __ATOMIC_RELAXED);

@@ -59,12 +59,6 @@ static int is_dead(uint32_t pid)
 	return dead;
 }
 
-/* Reports whether start times match the enforcer's: not in another time namespace. */
-static bool comparable(const struct ledger_lane *me)
-{
-	return start_of(me->ns_pid) == me->start;
-}
-
 bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other)
 {
 	uint32_t pid = other->ns_pid;
@@ -74,17 +68,17 @@ bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other)
 		return false;
 	if (is_dead(pid))
 		return true;
-	/* The pid may be reused. */
+	/* The pid may be reused. In another time namespace, start times do not match the
+	 * enforcer's. */
 	start = start_of(pid);
-	return start != 0 && start != other->start && comparable(me);
+	return start != 0 && start != other->start && start_of(me->ns_pid) == me->start;
 }
 
 bool sibling_loads(const struct ledger *ledger, uint32_t own)
 {
-	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
 	bool any = false;
 
-	for (uint32_t lane = 1; !any && lane <= high && lane < LEDGER_LANES; lane++)
+	for (uint32_t lane = 1; !any && lane < ledger_lanes(ledger); lane++)
 		any = lane != own && ledger_loads(ledger, lane).under_way;
 	return any;
 }
@@ -92,10 +86,9 @@ bool sibling_loads(const struct ledger *ledger, uint32_t own)
 bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own)
 {
 	const struct ledger_lane *me = &ledger->lane[own];
-	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
 	bool recovered = false;
 
-	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
+	for (uint32_t lane = 1; lane < ledger_lanes(ledger); lane++) {
 		const struct ledger_lane *other = &ledger->lane[lane];
 		uint64_t generation = __atomic_load_n(&other->generation, __ATOMIC_ACQUIRE);
 		uint64_t bytes = 0;

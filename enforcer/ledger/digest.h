@@ -8,5 +8,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 8defedd3dfbb11a1dbd75e360ca021311d903cd5ecb7aaad79489f2cf1e24bf9
+ * SHA-256: 71367aadc03bcf71566e7ef4f046695313bfa40302d57656c4fadb56507232da
  */
