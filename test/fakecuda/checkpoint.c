@@ -87,27 +87,23 @@ CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 	return CUDA_SUCCESS;
 }
 
-/* A call under way continues to its end. */
-CUDA_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
+/* Their last argument has no effect. A call under way continues to its end. */
+CUDA_API CUresult cuCheckpointProcessLock(int pid)
 {
-	(void)arguments;
 	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED);
 }
 
-CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
+CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid)
 {
-	(void)arguments;
 	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED);
 }
 
-CUDA_API CUresult cuCheckpointProcessRestore(int pid, const void *arguments)
+CUDA_API CUresult cuCheckpointProcessRestore(int pid)
 {
-	(void)arguments;
 	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED);
 }
 
-CUDA_API CUresult cuCheckpointProcessUnlock(int pid, const void *arguments)
+CUDA_API CUresult cuCheckpointProcessUnlock(int pid)
 {
-	(void)arguments;
 	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING);
 }

@@ -112,26 +112,19 @@ static CUresult load(CUlibrary *out, const void *text, struct jit_log log)
 	return CUDA_SUCCESS;
 }
 
+/* Options of a library, the last arguments, have no effect. */
 CUDA_API CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit_options,
-                                    void **jit_values, unsigned int jit_count, int *options,
-                                    void **values, unsigned int count)
+                                    void **jit_values, unsigned int jit_count)
 {
-	(void)options;
-	(void)values;
-	(void)count;
 	return load(out, image, jit_log_of(jit_count, jit_options, jit_values));
 }
 
 CUDA_API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit_options,
-                                        void **jit_values, unsigned int jit_count, int *options,
-                                        void **values, unsigned int count)
+                                        void **jit_values, unsigned int jit_count)
 {
 	char *text;
 	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
 
-	(void)options;
-	(void)values;
-	(void)count;
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = load(out, text, jit_log_of(jit_count, jit_options, jit_values));
