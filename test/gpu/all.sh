@@ -230,6 +230,7 @@ generated=''
 [ -z "${GPUSLICE_GENERATED:-}" ] || generated="--seconds $GPUSLICE_GENERATED"
 part generated $((120 + ${GPUSLICE_GENERATED:-100})) "$here/generated.py" "${generated:---seconds 100} --out @" \
 	"${generated:---programs 10 --threads 1 --processes 1} --out @"
+part pieces 120 "$here/generated.py" "--elastic --seconds 60 --out @" "--elastic --programs 4 --seed 100 --out @"
 part bypass 200 "$here/bypass.py" "--out @" "--out @"
 part elastic 90 "$here/elastic.py" "--size 20 --small 4 --seconds 12 --only notebook turns --out @" \
 	"--size 1 --small 2 --seconds 4 --only cost notebook frameworks turns woken --out @"
