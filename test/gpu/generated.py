@@ -74,6 +74,7 @@ class Program:
         if not eventually(lambda: not host.ps()):  # the former program's
             self.hung = True
             return self.fails("the former program's slice has not ended")
+        self.others = set(self.truth.processes())  # a card may be in use
         self.process = subprocess.Popen([BIN + "/gpuslice", "--socket", host.socket, "run", "--quiet", *words, "--", PROGRAM,
                                          *map(str, numbers)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         start_new_session=True)
@@ -111,7 +112,7 @@ class Program:
 
     def sample(self):
         while not self.over.is_set():
-            self.peak = max(self.peak, sum(self.truth.processes().values()))
+            self.peak = max(self.peak, sum(b for p, b in self.truth.processes().items() if p not in self.others))
             time.sleep(0.002)
 
     def within(self, allowed, what):
