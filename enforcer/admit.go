@@ -129,10 +129,10 @@ func (s *slice) poolHolders() (pools []*admission.Holder) {
 	return pools
 }
 
-// remainder returns the bytes of those that it has that are still granted to a released slice until it is cleared: what its living processes held when it was closed. This cannot
-// grow, and is not lowered: nothing samples it. A slice without memory counts for nothing. The driver's figure is read, since the page may have a
-// process's false claim, and memory that an exited process lent may be another's by now. The whole grant stays if the driver does not know, or the
-// page is damaged. Called in the slice's turn; was is the state that it had.
+// remainder returns the bytes that stay granted to a released slice until it is cleared: those that its living processes held when it was closed. They
+// are at most the bytes in has, cannot grow, and are not sampled. The driver's figure is read, since the page may have a process's false claim, and
+// memory that an exited process lent may be another's by now. The whole grant stays if the driver does not know, or the page is damaged. was is the
+// state before the release. Called in the slice's turn.
 func (s *slice) remainder(was api.State, has core.Bytes) core.Bytes {
 	ask := s.counts() && s.e.truth != nil && s.group.Lingers()
 	s.mu.Lock()

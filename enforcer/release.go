@@ -108,7 +108,7 @@ func (s *slice) tellReleased(event api.Event) core.Fact {
 	return s.remains
 }
 
-// fail ends a slice whose registration failed. No caller knows of it, so it is mounted nowhere.
+// fail removes a slice after its registration failed. No caller knows it, so it is mounted nowhere.
 func (s *slice) fail() {
 	s.setLimited(false) // the driver is given no limits that the store does not know
 	s.retire()

@@ -183,7 +183,7 @@ type moved struct {
 	took      time.Duration
 }
 
-// tellMoved reports that the memory of the slice's processes was moved or returned, and the time it took. Nothing is told of an attempt that moved nothing.
+// tellMoved appends the event of the last move, with the bytes and the time that it took. An attempt that moved nothing has no event.
 func (s *slice) tellMoved(event api.Event) {
 	m := s.moved
 	if s.moved = nil; m == nil {

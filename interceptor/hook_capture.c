@@ -17,7 +17,7 @@ static CUresult ended(CUresult result, CUstream stream, bool per_thread)
 	return result;
 }
 
-/* Define a function that begins a capture, and its twin for the thread's own default stream. */
+/* A function that starts a capture, and its variant for the default stream of each thread. */
 #define BEGINS(name, parameters, arguments)                                                        \
 	CUresult name parameters                                                                   \
 	{                                                                                          \

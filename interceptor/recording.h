@@ -28,8 +28,8 @@ struct recordings {
 	uint32_t waits;              /* calls of recording_wait() under way */
 };
 
-/* Before a call that begins a capture, and after one that begins or ends it, whatever its result.
- * `per_thread`: NULL is the thread's own default stream. */
+/* Before a call that starts a capture, and after one that starts or ends it, also after a failure.
+ * With `per_thread`, NULL is the default stream of the thread. */
 void recording_begin(CUstream stream, bool per_thread);
 void recording_update(CUstream stream, bool per_thread);
 

@@ -131,7 +131,7 @@ func (c *evictions) checkReturn(h *holder) (want, error) {
 	return want{}, nil
 }
 
-// unit is a slice, or an elastic pool, whose members are evicted together.
+// unit is a slice, or an elastic pool. The members of a pool are evicted together.
 type unit struct {
 	h      *holder
 	slices []*holder // to be moved

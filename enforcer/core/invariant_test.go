@@ -188,7 +188,7 @@ func (w *world) checkMemory() {
 	}
 	for generation := range w.acked {
 		if p := w.pages[generation]; p != nil && p.alive && w.holder(generation) == nil {
-			w.fail("%s is lost, but its client was told that it is registered", p.ID)
+			w.fail("%s is lost after the reply to its registration", p.ID)
 		}
 	}
 }

@@ -134,8 +134,7 @@ const returnRetryDelay = 200 * time.Millisecond
 // ObstacleLasts is the time before another attempt to evict a slice that could not be moved.
 const ObstacleLasts = 10 * time.Second
 
-// noteMoveResult records the result of a move. A slice whose own processes prevent its move for Elastic.Patience, while other slices wait, gets an
-// expiryReason, and so expires.
+// noteMoveResult records the result of a move. A slice expires if its own processes prevent its move for Elastic.Patience while others wait.
 func (c *operations) noteMoveResult(h *holder, f Moved) {
 	before, now := h.moveFailedAt, max(c.now, 1)
 	if f.Err == nil {
