@@ -7,13 +7,13 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/core"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -38,18 +38,6 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 	return h
 }
 
-// bookDevices returns the devices that driver truth knows; nil without it.
-func (t *driverTruth) bookDevices() []admission.Device {
-	if t == nil {
-		return nil
-	}
-	devices := []admission.Device{}
-	for _, g := range t.devices {
-		devices = append(devices, admission.Device{UUID: g.UUID, Shown: g.called(g.UUID), Total: g.Total})
-	}
-	return devices
-}
-
 // idleAfter is api.IdleAfter. Tests use a shorter time.
 var idleAfter = func() time.Duration { return api.IdleAfter }
 
@@ -67,28 +55,8 @@ func (e *Enforcer) showGranted(d *api.Device) {
 // TenantBounds returns the bytes that all slices of a tenant together may be granted, by device.
 func (e *Enforcer) TenantBounds(tenant string) map[string]uint64 { return e.book.TenantBounds(tenant) }
 
-// called returns a device's name for people: its index as nvidia-smi counts, and its UUID. g may be nil.
-func (g *gpu) called(uuid string) string {
-	if g == nil || g.Index < 0 {
-		return uuid
-	}
-	return strconv.Itoa(g.Index) + " (" + uuid + ")"
-}
-
 // gpuOf returns a device by its UUID; nil without driver truth.
-func (e *Enforcer) gpuOf(uuid string) *gpu { return e.truth.gpu(uuid) }
-
-func (t *driverTruth) gpu(uuid string) *gpu {
-	if t == nil {
-		return nil
-	}
-	for _, g := range t.devices {
-		if g.UUID == uuid {
-			return g
-		}
-	}
-	return nil
-}
+func (e *Enforcer) gpuOf(uuid string) *devices.Device { return e.truth.Of(uuid) }
 
 // account returns the slice's record for admission. Called with mu held, or before the slice is registered.
 func (s *slice) account() core.Record {
@@ -213,11 +181,11 @@ func (s *slice) holders() (map[int][]uint32, error) {
 // stillOn returns the holders' bytes on a device: for each the driver's figure, or its lanes if they hold more. A checkpointed process holds
 // nothing, and gets nothing back. Called in the slice's turn.
 func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (bytes uint64, err error) {
-	g := s.e.truth.device(d.UUID)
+	g := s.e.truth.At(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
 		return 0, driver.ErrUntold
 	}
-	truth, err := s.e.truth.processes(g, patienceOfRelease)
+	truth, err := g.Processes(patienceOfRelease)
 	if err != nil {
 		s.e.failing(g, err)
 		return 0, err
@@ -292,9 +260,9 @@ func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
 		if g == nil {
 			continue
 		}
-		if cost := min(e.truth.learned(g), e.options.ContextBytes); wants[uuid] < cost {
+		if _, learned := e.truth.Context(g); wants[uuid] < min(learned, e.options.ContextBytes) {
 			return api.Errorf(api.CodeBadRequest, "%s asks for %s on device %s, where a CUDA context alone takes %s: ask for more",
-				who, api.FormatSize(wants[uuid]), g.called(uuid), api.FormatSize(e.truth.learned(g)))
+				who, api.FormatSize(wants[uuid]), g.Called(uuid), api.FormatSize(learned))
 		}
 	}
 	return nil

@@ -244,7 +244,7 @@ func refusal(q *quota.Quota) error {
 func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	uuid := driver.UUID{Raw: raw}
 	if s.e.truth != nil {
-		known := s.e.truth.device(raw)
+		known := s.e.truth.At(raw)
 		if known == nil {
 			return 0, ledger.StatusNoDevice
 		}

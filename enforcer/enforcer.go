@@ -29,7 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/core"
-	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/history"
@@ -44,16 +44,7 @@ import (
 )
 
 // Truth is the enforcer's interface to the driver.
-type Truth interface {
-	Devices() ([]driver.Device, error)
-	// Processes returns the bytes that the driver holds on a device for each pid of the host; driver.Unknown where it gives no figure.
-	Processes(uuid string) (map[int]uint64, error)
-	// Used returns the bytes of a device's memory in use, including the driver's own.
-	Used(uuid string) (uint64, error)
-	// Busy returns the percentage of the time since then in which kernels of each pid ran on a device; nil if the driver does not report it.
-	Busy(uuid string, since time.Time) (map[int]uint32, error)
-	DriverVersion() string
-}
+type Truth = devices.Source
 
 // DefaultContextBytes is about the memory that a first context takes on a large device.
 const DefaultContextBytes = 512 << 20
@@ -120,7 +111,7 @@ type Enforcer struct {
 	host    *cgroup.Host     // nil if unprivileged
 	cgroups *cgroup.Watcher  // nil if unprivileged
 	deaths  *process.Watcher // of members and of first processes
-	truth   *driverTruth     // nil without driver truth
+	truth   *devices.Devices // nil without driver truth
 	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
 	history *history.Log
@@ -225,7 +216,7 @@ func (e *Enforcer) open() error {
 	e.mover = e.newMover()
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
-		Limits: e.options.Admission, Devices: e.truth.bookDevices(), MaxTTL: e.options.MaxTTL, HostEvicts: true,
+		Limits: e.options.Admission, Devices: e.truth.Sizes(), MaxTTL: e.options.MaxTTL, HostEvicts: true,
 		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum, Patience: elastic.Patience},
 	})
 	if err := e.openNative(); err != nil {
@@ -252,7 +243,7 @@ func (e *Enforcer) open() error {
 func (e *Enforcer) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	if e.truth != nil {
-		for _, d := range e.truth.devices {
+		for _, d := range e.truth.All() {
 			loops.Go(func() { e.newSampler(d).run(ctx) })
 		}
 	}
@@ -385,7 +376,7 @@ func (e *Enforcer) Info(context.Context) (api.Info, error) {
 	if e.truth == nil {
 		info.Truth = e.options.NoTruth
 	} else {
-		info.Driver = e.truth.version
+		info.Driver = e.truth.Version()
 	}
 	return info, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/mover"
@@ -140,8 +141,8 @@ func (e *Enforcer) Age(by time.Duration) {
 	e.progress.checked.Add(-int64(by))
 	e.progress.changed.Add(-int64(by))
 	if e.truth != nil {
-		for _, g := range e.truth.devices {
-			g.answer.Add(-int64(by))
+		for _, g := range e.truth.All() {
+			g.Answer.Add(-int64(by))
 		}
 	}
 }
@@ -206,7 +207,7 @@ func WaitWithReleases(limit time.Duration) (restore func()) {
 
 // TellInTime has the enforcer answer processes in its usual time, until restore.
 func TellInTime() (restore func()) {
-	tellPatience = patienceOfProcess
+	tellPatience = devices.ShortTimeout
 	return func() { tellPatience = await.Patience }
 }
 

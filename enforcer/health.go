@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 )
 
 // This file reports whether the enforcer makes progress. It takes no lock that is held over a wait, so it answers when all else hangs.
@@ -63,10 +64,8 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	changes.OK = p.since(&p.changed) < timeout || !loop.OK // the loop itself checks
 	changes.Message = said(changes, "a change of a slice has been running for %s")
 	h := api.Health{Checks: append([]api.Check{loop, changes}, e.storeChecks()...)}
-	if e.truth != nil {
-		for _, g := range e.truth.devices {
-			h.Checks = append(h.Checks, e.truthCheck(g))
-		}
+	for _, g := range e.truth.All() {
+		h.Checks = append(h.Checks, e.truthCheck(g))
 	}
 	h.Checks = append(h.Checks, e.hostCheck()...)
 	if e.options.Checks != nil {
@@ -97,19 +96,10 @@ func (e *Enforcer) storeChecks() []api.Check {
 	return []api.Check{live, ready}
 }
 
-// answered notes whether the driver answered about a device; nil also if no query was needed.
-func (g *gpu) answered(err error) {
-	if err != nil {
-		g.failures.Add(1)
-		return
-	}
-	g.answer.Store(int64(time.Since(g.begin)))
-}
-
-func (e *Enforcer) truthCheck(g *gpu) api.Check {
-	age := max(0, time.Since(g.begin)-time.Duration(g.answer.Load()))
-	c := api.Check{Name: "truth", Device: g.UUID, Age: age, Failures: g.failures.Load()}
-	c.OK = age < missedChecks*max(e.options.Interval, patience)
+func (e *Enforcer) truthCheck(g *devices.Device) api.Check {
+	age, failures := g.Silence()
+	c := api.Check{Name: "truth", Device: g.UUID, Age: age, Failures: failures}
+	c.OK = age < missedChecks*max(e.options.Interval, devices.Timeout)
 	c.Message = said(c, "NVML has not listed the device's processes for %s: memory beyond the ledger is not detected")
 	return c
 }

@@ -294,7 +294,7 @@ var moverOptions = func(*mover.Options) {}
 
 func (e *Enforcer) newMover() *mover.Mover {
 	o := mover.Options{
-		Log: e.log, Checkpoint: e.options.Checkpoint, Devices: e.truth.bookDevices(),
+		Log: e.log, Checkpoint: e.options.Checkpoint, Devices: e.truth.Sizes(),
 		HostMemory: e.options.HostMemory, HostLimit: e.options.Elastic.HostMemory, Meminfo: hostmem.Meminfo,
 		MemoryShort: func(_, _ map[int]uint64) (*cgroup.Short, error) { return nil, nil },
 		Background:  e.ends.Go,

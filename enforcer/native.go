@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/native"
@@ -39,8 +40,8 @@ func (e *Enforcer) openNative() (err error) {
 		}
 	} else {
 		o.Mount, o.Why = e.nativeMount()
-		for _, g := range e.truth.devices {
-			devices = append(devices, native.Device{UUID: g.UUID, Shown: g.called(g.UUID), Total: g.Total, MIG: g.Parent != ""})
+		for _, g := range e.truth.All() {
+			devices = append(devices, native.Device{UUID: g.UUID, Shown: g.Called(g.UUID), Total: g.Total, MIG: g.Parent != ""})
 		}
 	}
 	e.native, err = native.Open(devices, o)
@@ -84,7 +85,7 @@ func (s *slice) enforcementOn(uuid string) api.Enforcement {
 // driverLimit returns the bytes to which the driver is to limit the slice on a device; false if the slice has no quota there. It is the page's limit
 // without what checkpointed processes lend, as the driver does not count their memory; for a member without a quota of its own, the pool's. Called
 // with mu held.
-func (s *slice) driverLimit(g *gpu) (uint64, bool) {
+func (s *slice) driverLimit(g *devices.Device) (uint64, bool) {
 	if i := s.quota.Index(g.Raw); i >= 0 {
 		has := s.quota.Devices[i]
 		if has.Frozen {
@@ -119,24 +120,24 @@ func (s *slice) wantNative() {
 }
 
 // nothing is the limit of a slice that gets no memory any more.
-func (s *slice) nothing(g *gpu) (uint64, bool) {
+func (s *slice) nothing(g *devices.Device) (uint64, bool) {
 	_, has := s.driverLimit(g)
 	return 0, has
 }
 
 // onlyLeft is the limit of a suspended slice. Called with mu held.
-func (s *slice) onlyLeft(g *gpu) (uint64, bool) {
+func (s *slice) onlyLeft(g *devices.Device) (uint64, bool) {
 	_, has := s.driverLimit(g)
 	return s.left()[g.UUID], has
 }
 
 // limitNative sets the wanted limits of the slice's cgroup. Called with mu held.
-func (s *slice) limitNative(limitOn func(*gpu) (uint64, bool)) {
+func (s *slice) limitNative(limitOn func(*devices.Device) (uint64, bool)) {
 	if !s.mayBeLimited || s.e.truth == nil {
 		return
 	}
 	limits := make(map[string]uint64)
-	for _, g := range s.e.truth.devices {
+	for _, g := range s.e.truth.All() {
 		if bytes, has := limitOn(g); has && s.e.enforcesOn(s) {
 			limits[g.UUID] = bytes
 		}
@@ -169,7 +170,7 @@ func (s *slice) denyNative() {
 
 // reachNative waits until the driver's limits are as wanted, or have failed: a slice in use continues with its ledger in any case.
 func (e *Enforcer) reachNative(cgroups ...cgroup.Path) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), devices.Timeout)
 	defer cancel()
 	_, _ = e.native.Reach(ctx, cgroups...) // a failure is reported as an event, and retried
 }
@@ -177,12 +178,12 @@ func (e *Enforcer) reachNative(cgroups ...cgroup.Path) {
 // startNative sets the limits of a stored slice that is not in use yet. Without them its registration fails.
 func (s *slice) startNative() error {
 	s.followNative()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), devices.Timeout)
 	defer cancel()
 	device, err := s.e.native.Reach(ctx, s.group.Cgroup)
 	if err != nil {
 		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)",
-			s.id(), s.e.gpuOf(device).called(device), err, api.Intercept)
+			s.id(), s.e.gpuOf(device).Called(device), err, api.Intercept)
 		refusal.Device = device
 		return refusal
 	}
@@ -230,7 +231,7 @@ func (s *slice) clearNative() {
 	if !s.mayBeLimited {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), devices.Timeout)
 	defer cancel()
 	s.e.native.Drop(ctx, s.group.Cgroup)
 	killpoint.Pass("release.unlimited")

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/core"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -117,7 +118,7 @@ func (p *pool) stored() store.PoolState {
 // foresee returns the known devices that these quotas cover and the ledger lacks, or none if it cannot hold all. Other devices are added when a
 // member's process uses them. Called with mu held, or before the pool is registered.
 func (p *pool) foresee(quotas []api.Quota) []*quota.Device {
-	return p.e.foresee(p.quota, func(g *gpu) (uint64, bool) { return quotaOn(quotas, g.Raw, g.Total) })
+	return p.e.foresee(p.quota, func(g *devices.Device) (uint64, bool) { return quotaOn(quotas, g.Raw, g.Total) })
 }
 
 // covers reports whether a member may use a device at all.

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/core"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -301,7 +302,7 @@ func (s *slice) foresee() []*quota.Device {
 
 // foreseeBy is foresee with the limits that limitOn returns. Called with mu held, or before the slice is registered.
 func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*quota.Device {
-	return s.e.foresee(s.quota, func(g *gpu) (uint64, bool) {
+	return s.e.foresee(s.quota, func(g *devices.Device) (uint64, bool) {
 		if !sees(&s.request, g.UUID) || !s.foresees(g.Raw) {
 			return 0, false
 		}
@@ -311,12 +312,12 @@ func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool
 
 // foresee returns the known devices that the quota's ledger lacks and that limitOn has a limit for, or nil if the ledger cannot hold all. Called
 // with the quota's lock held, or before other goroutines can reach it.
-func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *gpu) (uint64, bool)) []*quota.Device {
+func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *devices.Device) (uint64, bool)) []*quota.Device {
 	if e.truth == nil {
 		return nil
 	}
 	var devices []*quota.Device
-	for _, g := range e.truth.devices {
+	for _, g := range e.truth.All() {
 		limit, ok := limitOn(g)
 		uuid, err := driver.ParseUUID(g.UUID)
 		if ok && limit > 0 && err == nil && q.Index(g.Raw) < 0 {

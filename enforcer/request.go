@@ -61,18 +61,18 @@ func (e *Enforcer) resolve(name string) (string, error) {
 		if e.truth == nil {
 			return "", api.Errorf(api.CodeNoDevice, "device %d is an index, which needs NVML: give the UUID that nvidia-smi -L shows", index)
 		}
-		for _, d := range e.truth.devices {
+		for _, d := range e.truth.All() {
 			if d.Index == index {
 				return d.UUID, nil
 			}
 		}
-		return "", api.Errorf(api.CodeNoDevice, "there is no device %d: NVML shows %d devices (nvidia-smi -L)", index, len(e.truth.devices))
+		return "", api.Errorf(api.CodeNoDevice, "there is no device %d: NVML shows %d devices (nvidia-smi -L)", index, len(e.truth.All()))
 	}
 	uuid, err := driver.ParseUUID(name)
 	if err != nil {
 		return "", api.Errorf(api.CodeBadRequest, "%v, or an index, or %q for all", err, api.AllDevices)
 	}
-	if e.truth != nil && e.truth.device(uuid.Raw) == nil {
+	if e.truth != nil && e.truth.At(uuid.Raw) == nil {
 		return "", api.Errorf(api.CodeNoDevice, "there is no device %s: nvidia-smi -L lists the devices", uuid)
 	}
 	return uuid.String(), nil

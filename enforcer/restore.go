@@ -370,7 +370,7 @@ func (s *slice) adopt(r store.Slice) {
 	}
 	s.quota.Adopt(quota.Restart{Over: r.Expired, Changing: r.Changing, Frozen: frozen}, claims)
 	for _, d := range s.quota.Devices {
-		if d.Frozen && s.e.truth.device(d.UUID) != nil {
+		if d.Frozen && s.e.truth.At(d.UUID) != nil {
 			if s.unsampled == nil {
 				s.unsampled = make(map[[16]byte]struct{})
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -28,7 +29,7 @@ type Policy = policy.Policy
 // sampler samples one device. It belongs to one goroutine.
 type sampler struct {
 	e     *Enforcer
-	g     *gpu
+	g     *devices.Device
 	rules truth.Rules
 	idle  truth.Idle
 	known map[int]*sampled // by pid: slices' processes that the driver lists
@@ -71,7 +72,7 @@ type use struct {
 	cause   string  // of a violation; "" if there is none
 }
 
-func (e *Enforcer) newSampler(g *gpu) *sampler {
+func (e *Enforcer) newSampler(g *devices.Device) *sampler {
 	o := e.options
 	return &sampler{
 		e: e, g: g, known: make(map[int]*sampled), before: newLanes(), after: newLanes(),
@@ -96,7 +97,7 @@ func (m *sampler) run(ctx context.Context) {
 		case <-ctx.Done():
 			m.e.publish(m.g) // what was learned since the last sample
 			return
-		case <-m.g.exits:
+		case <-m.g.Exits:
 			if at := time.Now().Add(m.rules.ExitGrace); again.IsZero() || at.Before(again) {
 				again = at
 			}
@@ -119,7 +120,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	if len(all) == 0 {
 		clear(m.known)
 		m.idle = truth.Idle{}
-		g.answered(nil)
+		g.Rests()
 		return again
 	}
 	at := time.Now()
@@ -128,7 +129,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	case errors.Is(err, driver.ErrHangs): // the next query would hang, too
 	case err == nil && mayStand && m.idle.Stands(at, before, e.options.IdleInterval):
 		e.failing(g, nil)
-		g.occupied(at, before.Used, nil, false)
+		g.Sampled(at, before.Used, nil, false)
 		return again
 	}
 	m.idle = truth.Idle{}
@@ -136,7 +137,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 		e.failing(g, err)
 		return again
 	}
-	listed, failed := e.truth.processes(g, patience)
+	listed, failed := g.Processes(devices.Timeout)
 	if failed != nil {
 		e.failing(g, failed)
 		return again
@@ -145,7 +146,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	known, open, untold := m.identify(at, listed)
 	e.failing(g, untold)
 	if errAfter == nil {
-		g.occupied(at, after.Used, m.outside, true)
+		g.Sampled(at, after.Used, m.outside, true)
 	}
 
 	results := make(map[*slice]*found)
@@ -213,7 +214,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 // read reads the lanes of all slices, then the device's memory in use.
 func (m *sampler) read(l *lanes, all []*slice) (truth.Totals, error) {
 	l.read(all, m.g.Raw)
-	used, err := driver.Ask(m.g.slot, patience, func() (uint64, error) { return m.e.truth.source.Used(m.g.UUID) })
+	used, err := m.g.Used(devices.Timeout)
 	return truth.Totals{Used: used, Lanes: l.digest}, err
 }
 
@@ -346,22 +347,19 @@ func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sa
 }
 
 // failing notes whether the driver answers, and logs changes.
-func (e *Enforcer) failing(g *gpu, err error) {
-	g.answered(err)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case err != nil && !g.failing:
+func (e *Enforcer) failing(g *devices.Device, err error) {
+	switch changed := g.Asked(err); {
+	case !changed:
+	case err != nil:
 		e.log.Error("NVML query failed: memory beyond the ledger is not detected on the device", "device", g.UUID, "err", err)
-	case err == nil && g.failing:
+	default:
 		e.log.Info("NVML answers again", "device", g.UUID)
 	}
-	g.failing = err != nil
 }
 
 // charge sets lane 0 of a device to what was found there. overLimit reports whether the slice then exceeds a limit; uses, whether the slice lacks
 // the device but may have it.
-func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
+func (s *slice) charge(g *devices.Device, f *found, at time.Time) (overLimit, uses bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	index := s.quota.Index(g.Raw)
@@ -403,7 +401,7 @@ func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 
 // uses adds a device to the ledger that a process uses unannounced, and reports whether the slice may use it. The addition is stored, so it runs in
 // the background, one at a time.
-func (s *slice) uses(g *gpu) bool {
+func (s *slice) uses(g *devices.Device) bool {
 	if _, covered := s.quotaOn(g.Raw, g.Total); !covered {
 		return false
 	}
@@ -490,7 +488,7 @@ func (s *slice) exited(p *process.Handle) {
 		return
 	}
 	for _, d := range s.quota.Devices {
-		g := s.e.truth.device(d.UUID)
+		g := s.e.truth.At(d.UUID)
 		// If the driver does not answer there may be any number by now.
 		n := s.note(d)
 		if g == nil || len(n.exits) >= ledger.Slots {
@@ -500,10 +498,7 @@ func (s *slice) exited(p *process.Handle) {
 			n.exits = make(map[int]exit)
 		}
 		n.exits[p.PID] = exit{s, truth.Process{PID: p.PID, Start: p.Start}, time.Now()}
-		select {
-		case g.exits <- struct{}{}:
-		default: // one is due already
-		}
+		g.Exited()
 	}
 }
 

@@ -152,9 +152,9 @@ func (s *slice) without(devices []string) ([]api.Quota, error) {
 		i := slices.IndexFunc(kept, func(q api.Quota) bool { return q.Device == name })
 		switch {
 		case i < 0:
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota of its own on device %s", s.id(), s.e.gpuOf(name).called(name))
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota of its own on device %s", s.id(), s.e.gpuOf(name).Called(name))
 		case !slices.ContainsFunc(kept, func(q api.Quota) bool { return q.Device == api.AllDevices }):
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota for all devices to replace the one on device %s: set that one", s.id(), s.e.gpuOf(name).called(name))
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota for all devices to replace the one on device %s: set that one", s.id(), s.e.gpuOf(name).Called(name))
 		}
 		kept = slices.Delete(kept, i, i+1)
 	}
@@ -214,7 +214,7 @@ func (s *slice) usesAll(quotas []api.Quota) bool {
 		device(d.UUID)
 	}
 	if s.e.truth != nil {
-		for _, g := range s.e.truth.devices {
+		for _, g := range s.e.truth.All() {
 			if sees(&s.request, g.UUID) {
 				device(g.Raw)
 			}

@@ -134,9 +134,10 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 	e.observeAll(time.Now())
 	index := make(map[[16]byte]int)
 	if e.truth != nil {
-		for _, g := range e.truth.devices {
+		for _, g := range e.truth.All() {
 			index[g.Raw] = len(shown)
-			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g), PCI: g.PCI, ComputeCapability: g.Capability}
+			_, cost := e.truth.Context(g)
+			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: cost, PCI: g.PCI, ComputeCapability: g.Capability}
 			if g.Minor >= 0 {
 				d.Minor = &g.Minor
 			}

@@ -3,152 +3,38 @@
 package enforcer
 
 import (
-	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
-const (
-	// patience limits driver queries, since the driver can hang: under a reset, or if a device has fallen off the bus.
-	patience = 5 * time.Second
-	// patienceOfProcess is shorter than the timeout of the requesting process.
-	patienceOfProcess = 700 * time.Millisecond
-)
-
-// tellPatience is patienceOfProcess. Tests use a longer one.
-var tellPatience = patienceOfProcess
+// tellPatience limits the wait for the driver of a request by a process. Tests use a longer one.
+var tellPatience = devices.ShortTimeout
 
 // patienceOfRelease is shorter, since all other changes wait for a release. Tests use a longer one.
 var patienceOfRelease = 300 * time.Millisecond
 
-// driverTruth keeps the driver's defects from the rest: one query per device at a time, and each caller sets its own timeout.
-type driverTruth struct {
-	source  Truth
-	devices []*gpu
-	version string // of the driver at the start, so that Info never waits for the driver
-
-	mu       guard.Mutex[guard.Leaf]
-	contexts map[string]uint64 // the least cost of a first context seen, by model and driver version
-}
-
-type gpu struct {
-	driver.Device
-	slot driver.Slot                    // taken during a query of this device
-	who  *driver.Shared[map[int]uint64] // bytes of each process on the device
-	// exits is sent to when a process exits for which the driver may hold memory here.
-	exits chan struct{}
-
-	begin    time.Time     // start of the time in answer
-	answer   atomic.Int64  // when the driver last listed processes, or a list was not needed
-	failures atomic.Uint64 // queries without an answer
-
-	mu        guard.Mutex[guard.Leaf]
-	occupancy occupancy
-	busy      busy
-	failing   bool
-	learned   bool // the model's cost of a context is to be published
-	storing   bool // the published cost is being stored
-}
-
-func (e *Enforcer) openTruth() error {
+func (e *Enforcer) openTruth() (err error) {
 	if e.options.Truth == nil {
 		e.log.Warn("no driver truth: hidden memory and the driver's own are not detected, a context is charged at the configured size, and admission does not know the devices' capacity",
 			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
 		return nil
 	}
-	t := &driverTruth{source: e.options.Truth}
-	type answer struct {
-		devices []driver.Device
-		version string
-	}
-	found := make(chan answer, 1)
-	go func() {
-		devices, err := t.source.Devices()
-		if err != nil {
-			e.log.Error("device cannot be read: no slice can use it", "err", err)
-		}
-		found <- answer{devices, t.source.DriverVersion()}
-	}()
-	select {
-	case a := <-found:
-		t.version = a.version
-		for _, d := range a.devices {
-			slot := driver.NewSlot()
-			t.devices = append(t.devices, &gpu{
-				Device: d, slot: slot, exits: make(chan struct{}, 1), begin: time.Now(),
-				who: &driver.Shared[map[int]uint64]{Slot: slot, Put: func() (map[int]uint64, error) { return t.source.Processes(d.UUID) }},
-			})
-		}
-	case <-time.After(2 * patience):
-		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", driver.ErrHangs)
-	}
-	t.contexts = e.store.Contexts()
-	e.truth = t
-	return nil
-}
-
-func (t *driverTruth) device(raw [16]byte) *gpu {
-	for _, g := range t.devices {
-		if g.Raw == raw {
-			return g
-		}
-	}
-	return nil
-}
-
-// processes returns the driver's bytes of each process on a device. Callers share the map.
-func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
-	return g.who.Ask(patience)
-}
-
-// Processes and Free are of mover.Truth.
-func (t *driverTruth) Processes(uuid string) (map[int]uint64, error) {
-	return t.processes(t.gpu(uuid), patience)
-}
-
-func (t *driverTruth) Free(uuid string) (uint64, error) {
-	g := t.gpu(uuid)
-	if g == nil {
-		return 0, fmt.Errorf("%w: %s", driver.ErrNoDevice, uuid)
-	}
-	used, err := driver.Ask(g.slot, patience, func() (uint64, error) { return t.source.Used(uuid) })
-	return g.Total - min(g.Total, used), err
+	e.truth, err = devices.Open(e.options.Truth, e.store.Contexts(), func(err error) {
+		e.log.Error("device cannot be read: no slice can use it", "err", err)
+	})
+	return err
 }
 
 // tells reports whether the driver has lately listed a device's processes.
 func (e *Enforcer) tells(raw [16]byte) bool {
-	if e.truth == nil {
-		return false
-	}
-	g := e.truth.device(raw)
-	if g == nil {
-		return false
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return !g.failing
-}
-
-// costs returns the key of a context's cost: the device's model and the driver's version; "" if the device has no name.
-func (t *driverTruth) costs(g *gpu) string {
-	if g.Name == "" {
-		return ""
-	}
-	return g.Name + ", driver " + t.version
-}
-
-// learned returns the known cost of a first context on a device; 0 if unknown.
-func (t *driverTruth) learned(g *gpu) uint64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.contexts[t.costs(g)]
+	g := e.truth.At(raw)
+	return g != nil && g.Answers()
 }
 
 // ContextBytes is called by the quota. It returns what a process charges before its first context on a device. With driver truth this is 0 until one
@@ -159,11 +45,11 @@ func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	if s.e.truth == nil {
 		return s.e.options.ContextBytes
 	}
-	g := s.e.truth.device(d.UUID)
+	g := s.e.truth.At(d.UUID)
 	if g == nil {
 		return s.e.options.ContextBytes
 	}
-	bytes := s.e.truth.learned(g)
+	_, bytes := s.e.truth.Context(g)
 	limits := []uint64{s.limit(d)}
 	if p := s.poolOn(d.UUID); p != nil {
 		limits = append(limits, p.limitOn(d.UUID))
@@ -187,49 +73,20 @@ func (s *slice) setContexts() {
 	}
 }
 
-// learn notes the cost of a first context. The least with the driver's version counts: a process can make it appear higher, and the next process of
-// every slice charges it.
-func (e *Enforcer) learn(g *gpu, bytes uint64) {
-	model := e.truth.costs(g)
-	if bytes == 0 || model == "" {
-		return
-	}
-	e.truth.mu.Lock()
-	known := e.truth.contexts[model]
-	less := known == 0 || bytes < known
-	if less {
-		e.truth.contexts[model] = bytes
-	}
-	e.truth.mu.Unlock()
-	if less {
-		g.mu.Lock()
-		g.learned = true
-		g.mu.Unlock()
-	}
-}
-
 // publish writes the learned cost to all ledgers and to the store, without a wait for the disk. It is called by the sampler and stores one cost at a
 // time, so that short-lived processes cannot keep the disk busy.
-func (e *Enforcer) publish(g *gpu) {
-	g.mu.Lock()
-	learned := g.learned && !g.storing
-	if learned {
-		g.learned, g.storing = false, true
-	}
-	g.mu.Unlock()
-	if !learned {
+func (e *Enforcer) publish(g *devices.Device) {
+	if !g.Publishes() {
 		return
 	}
 	for _, s := range e.all() {
 		s.setContexts()
 	}
 	e.ends.Go(func() {
-		if err := e.store.PutContext(e.truth.costs(g), e.truth.learned(g)); err != nil {
+		defer g.Published()
+		if err := e.store.PutContext(e.truth.Context(g)); err != nil {
 			e.log.Error("cost of a context not persisted", "device", g.UUID, "err", err)
 		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.storing = false
 	})
 }
 
@@ -243,11 +100,11 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	if s.e.truth == nil {
 		return 0, ledger.StatusUnknown
 	}
-	g := s.e.truth.device(raw)
+	g := s.e.truth.At(raw)
 	if g == nil {
 		return 0, ledger.StatusUnknown
 	}
-	all, err := s.e.truth.processes(g, tellPatience)
+	all, err := g.Processes(tellPatience)
 	if err != nil {
 		return 0, ledger.StatusUnknown // the sampler logs it, once
 	}
@@ -265,7 +122,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 		asked := max(before, after) - min(context, max(before, after))
 		if bytes > asked {
 			// At once for this slice's next process; publish follows for the others.
-			s.e.learn(g, bytes-asked)
+			s.e.truth.Learn(g, bytes-asked)
 			s.quota.Ledger.SetContextBytes(int(index), s.ContextBytes(s.quota.Devices[index]))
 		}
 	}

@@ -93,7 +93,7 @@ func (e *Enforcer) LimitsWithin(uid uint32, l *admission.User) api.UserLimits {
 	if e.truth == nil {
 		return shown
 	}
-	for _, g := range e.truth.devices {
+	for _, g := range e.truth.All() {
 		d := devices[g.UUID]
 		d.Index, d.Name = g.Index, g.Name
 		shown.Devices = append(shown.Devices, d)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/devices"
 )
 
 // sees reports whether the slice of a request, with devices as UUIDs, sees a device.
@@ -22,7 +23,7 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 		return nil
 	}
 	visible := make(map[string]bool)
-	mark := func(found []*gpu) bool {
+	mark := func(found []*devices.Device) bool {
 		for _, g := range found {
 			visible[g.UUID] = true
 		}
@@ -32,14 +33,14 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 	for _, name := range names {
 		if minor, ok := api.ParseMinor(name); ok {
 			nodes = append(nodes, minor)
-		} else if !mark(e.truth.named(name)) {
+		} else if !mark(e.truth.Named(name)) {
 			return nil
 		}
 	}
 	for _, minor := range nodes {
-		found := e.truth.ofMinor(minor)
+		found := e.truth.OfMinor(minor)
 		// The node of a GPU in MIG mode leads to all its instances, but to a named instance alone.
-		if slices.ContainsFunc(found, func(g *gpu) bool { return g.Parent != "" && visible[g.UUID] }) {
+		if slices.ContainsFunc(found, func(g *devices.Device) bool { return g.Parent != "" && visible[g.UUID] }) {
 			continue
 		}
 		if !mark(found) {
@@ -47,7 +48,7 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 		}
 	}
 	var uuids []string
-	for _, g := range e.truth.devices {
+	for _, g := range e.truth.All() {
 		if visible[g.UUID] {
 			uuids = append(uuids, g.UUID)
 		}
@@ -55,33 +56,10 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 	return uuids
 }
 
-// named returns the devices of an index or a UUID. For a GPU in MIG mode these are its instances.
-func (t *driverTruth) named(name string) []*gpu {
-	name, _ = api.DeviceName(name)
-	index, err := strconv.Atoi(name)
-	return t.devicesThat(func(g *gpu) bool {
-		return err == nil && g.Index == index || g.UUID == name || g.Parent == name
-	})
-}
-
-func (t *driverTruth) ofMinor(minor int) []*gpu {
-	return t.devicesThat(func(g *gpu) bool { return g.Minor == minor })
-}
-
-func (t *driverTruth) devicesThat(are func(*gpu) bool) []*gpu {
-	var found []*gpu
-	for _, g := range t.devices {
-		if are(g) {
-			found = append(found, g)
-		}
-	}
-	return found
-}
-
 // unseen is the error for a quota on a device that the container does not see, where it would have no effect.
 func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
 	var seen []string
-	for _, g := range e.truth.devices {
+	for _, g := range e.truth.All() {
 		if slices.Contains(r.Visible, g.UUID) {
 			name := g.UUID
 			if g.Index >= 0 {

@@ -89,7 +89,7 @@ func (c *Core) poolsOf(r *Record, grant bool) (pools []*holder, err error) {
 	for _, name := range slices.Sorted(slices.Values(r.Pools)) {
 		p := c.pools[name]
 		if p == nil || p.Private && !grant {
-			return nil, api.Errorf(api.CodeBadRequest, "there is no pool %s for slice %s: `gpuslice pool list` shows the pools", name, r.ID)
+			return nil, api.Errorf(api.CodeBadRequest, "there is no pool %s for slice %s: `gpuslice pool list` lists the pools, `gpuslice pool create %s --vram SIZE` makes it", name, r.ID, name)
 		}
 		r.Tenant = cmp.Or(r.Tenant, p.Tenant)
 		if p.Elastic {
@@ -164,7 +164,7 @@ func Lifetime(id string, ttl, maxTTL time.Duration) (time.Duration, error) {
 	case ttl == 0:
 		return maxTTL, nil
 	}
-	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: at most %s (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(maxTTL))
+	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: use up to %s (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(maxTTL))
 }
 
 // deadlineAfter returns the deadline of a slice with this time to live.
