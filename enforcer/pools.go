@@ -214,7 +214,7 @@ func (e *Enforcer) checkPool(name string, r api.PoolRequest) (api.PoolRequest, e
 	}
 	r.Quotas = slices.Clone(r.Quotas)
 	for i, q := range r.Quotas {
-		device, err := e.resolve(q.Device)
+		device, err := e.truth.Resolve(q.Device)
 		if err != nil {
 			return r, err
 		}

@@ -3,7 +3,8 @@
 package enforcer
 
 import (
-	"strconv"
+	"slices"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -28,11 +29,11 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if err := r.CheckElastic(); err != nil {
 		return err
 	}
-	r.Visible = e.resolveVisible(r.Visible)
+	r.Visible = e.truth.Visible(r.Visible)
 	seen := make(map[string]bool)
 	for i := range r.Quotas {
 		q := &r.Quotas[i]
-		name, err := e.resolve(q.Device)
+		name, err := e.truth.Resolve(q.Device)
 		if err != nil {
 			return err
 		}
@@ -50,32 +51,6 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		r.Quotas = append(r.Quotas, api.Quota{Device: api.AllDevices, Percent: 100})
 	}
 	return nil
-}
-
-// resolve turns a person's name for a device into its UUID. An index is resolved at once, since it depends on the program that counts, and on the boot.
-func (e *Enforcer) resolve(name string) (string, error) {
-	if name == api.AllDevices {
-		return name, nil
-	}
-	if index, err := strconv.Atoi(name); err == nil {
-		if e.truth == nil {
-			return "", api.Errorf(api.CodeNoDevice, "device %d is an index, which needs NVML: give the UUID that nvidia-smi -L shows", index)
-		}
-		for _, d := range e.truth.All() {
-			if d.Index == index {
-				return d.UUID, nil
-			}
-		}
-		return "", api.Errorf(api.CodeNoDevice, "there is no device %d: NVML shows %d devices (nvidia-smi -L)", index, len(e.truth.All()))
-	}
-	uuid, err := driver.ParseUUID(name)
-	if err != nil {
-		return "", api.Errorf(api.CodeBadRequest, "%v, or an index, or %q for all", err, api.AllDevices)
-	}
-	if e.truth != nil && e.truth.At(uuid.Raw) == nil {
-		return "", api.Errorf(api.CodeNoDevice, "there is no device %s: nvidia-smi -L lists the devices", uuid)
-	}
-	return uuid.String(), nil
 }
 
 // quotaOn returns the bytes that these quotas allow on a device of total bytes; false if none covers it. A device's own quota precedes one on all.
@@ -102,4 +77,25 @@ func covering(quotas []api.Quota, raw [16]byte) *api.Quota {
 		}
 	}
 	return covers
+}
+
+// sees reports whether the slice of a request, with devices as UUIDs, sees a device.
+func sees(r *api.RegisterRequest, uuid string) bool {
+	return len(r.Visible) == 0 || slices.Contains(r.Visible, uuid)
+}
+
+// unseen is the error for a quota on a device that the container does not see, where it would have no effect.
+func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
+	var seen []string
+	for _, g := range e.truth.All() {
+		if slices.Contains(r.Visible, g.UUID) {
+			seen = append(seen, g.Called(g.UUID))
+		}
+	}
+	if written != uuid {
+		written += " (" + uuid + ")"
+	}
+	refusal := api.Errorf(api.CodeNoDevice, "there is a quota on device %s, which %s does not use: it sees only %s", written, r.ID, strings.Join(seen, ", "))
+	refusal.Device = uuid
+	return refusal
 }

@@ -145,7 +145,7 @@ func (s *slice) unchangeable(quotas bool) error {
 func (s *slice) without(devices []string) ([]api.Quota, error) {
 	kept := slices.Clone(s.rec.Quotas)
 	for _, device := range devices {
-		name, err := s.e.resolve(device)
+		name, err := s.e.truth.Resolve(device)
 		if err != nil {
 			return nil, err
 		}
@@ -166,7 +166,7 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 	merged := slices.Clone(kept)
 	seen := make(map[string]bool)
 	for _, q := range quotas {
-		name, err := s.e.resolve(q.Device)
+		name, err := s.e.truth.Resolve(q.Device)
 		if err != nil {
 			return nil, err
 		}

@@ -6,10 +6,8 @@ package devices
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 
-	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
@@ -98,29 +96,6 @@ func (t *Devices) Of(uuid string) *Device {
 		}
 	}
 	return nil
-}
-
-// Named returns the devices of an index or a UUID. For a GPU in MIG mode these are its instances.
-func (t *Devices) Named(name string) []*Device {
-	name, _ = api.DeviceName(name)
-	index, err := strconv.Atoi(name)
-	return t.that(func(g *Device) bool {
-		return err == nil && g.Index == index || g.UUID == name || g.Parent == name
-	})
-}
-
-// OfMinor returns the devices behind the device node with a minor number.
-func (t *Devices) OfMinor(minor int) []*Device {
-	return t.that(func(g *Device) bool { return g.Minor == minor })
-}
-
-func (t *Devices) that(are func(*Device) bool) (found []*Device) {
-	for _, g := range t.All() {
-		if are(g) {
-			found = append(found, g)
-		}
-	}
-	return found
 }
 
 // Sizes returns the devices for admission; nil for the nil Devices.

@@ -37,9 +37,9 @@ func open(t *testing.T, s *source, contexts map[string]uint64) *Devices {
 func TestAGPUInMIGModeIsNamedByItsInstances(t *testing.T) {
 	d := open(t, &source{}, nil)
 	for name, want := range map[string]int{"0": 1, "GPU-0": 1, "GPU-1": 2, "MIG-2": 1, "9": 0} {
-		must.Len(t, d.Named(name), want, name)
+		must.Len(t, d.named(name), want, name)
 	}
-	must.Len(t, d.OfMinor(1), 2, "instances of minor 1")
+	must.Len(t, d.ofMinor(1), 2, "instances of minor 1")
 	expect.Equal(t, d.Of("GPU-0").Called("GPU-0"), "0 (GPU-0)")
 	must.Len(t, (*Devices)(nil).All(), 0, "without driver truth")
 }
