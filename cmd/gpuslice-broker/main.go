@@ -34,7 +34,7 @@ Usage:
 Example:
   gpuslice run --vram 1G -- gpuslice-broker --directory /tmp/session --vram 64M
 
-DIR gets the sockets session.sock and shared.sock, and the file token, which clients show.
+DIR gets the sockets session.sock and shared.sock, and the file token. A client must send that token.
 
 Flags:
 `
@@ -60,13 +60,13 @@ func parse(args []string) (options, error) {
 	flags := flag.NewFlagSet("gpuslice-broker", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&o.directory, "directory", "", "create the sockets and the token in this directory")
-	flags.Func("vram", "how much clients may allocate, such as 64M or 7G", size(&o.config.VRAM))
-	flags.IntVar(&o.config.Device, "device", 0, "the device's number, as CUDA counts those that this process sees")
+	flags.Func("vram", "how much clients may allocate, such as 64M or 7G", parseSize(&o.config.VRAM))
+	flags.IntVar(&o.config.Device, "device", 0, "CUDA device ordinal, after CUDA_VISIBLE_DEVICES")
 	flags.BoolVar(&o.config.Reserve, "reserve", false, "take all of --vram from the card at once, and hold it")
 	flags.IntVar(&o.config.Clients, "clients", broker.DefaultClients, "how many clients may be connected at once")
 	flags.DurationVar(&o.config.Linger, "linger", 0, "exit this long after the last connection has closed (0: never)")
 	flags.DurationVar(&o.config.LoadTimeout, "load-timeout", broker.DefaultLoadTimeout, "exit if the driver compiles one module for longer than this")
-	flags.Func("shared", "how much memory may be shared with clients (default 256M)", size(&o.config.SharedBytes))
+	flags.Func("shared", "how much memory may be shared with clients (default 256M)", parseSize(&o.config.SharedBytes))
 	flags.BoolVar(&o.service, "service", false, "started by the lease service: read everything from descriptors")
 	flags.BoolVar(&o.version, "version", false, "print the version")
 	err := flags.Parse(args)
@@ -93,7 +93,8 @@ func parse(args []string) (options, error) {
 	return o, err
 }
 
-func size(into *uint64) func(string) error {
+// parseSize returns a parser for a flag of a size.
+func parseSize(into *uint64) func(string) error {
 	return func(text string) error {
 		bytes, err := units.RAMInBytes(text)
 		if err != nil || bytes <= 0 {
@@ -137,14 +138,15 @@ func service() (int, error) {
 	if err == nil {
 		b, err = start(config)
 	}
-	if failed := reportReady(ready, err); err != nil || failed != nil {
-		return broker.ExitFailed, errors.Join(err, failed)
+	if reportErr := reportReady(ready, err); err != nil || reportErr != nil {
+		return broker.ExitFailed, errors.Join(err, reportErr)
 	}
 	killpoint.Pass("broker.ready")
 	return serve(b, sessions, shared)
 }
 
-// execAgain executes this program again, with the environment that the dynamic loader needs.
+// execAgain executes this program again with config.Environment: the dynamic loader reads its variables only at the start. It returns only an
+// error.
 func execAgain(config broker.Config) error {
 	environment := append(os.Environ(), config.Environment...)
 	config.Environment = nil

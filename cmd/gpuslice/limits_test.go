@@ -13,15 +13,15 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-// bounds is an enforcer with these limits for root, and none for others.
-type bounds struct {
+// limitsServer returns root's limits to root and without a user, and refuses all other users.
+type limitsServer struct {
 	server.Service
-	all api.UserLimits
+	root api.UserLimits
 }
 
-func (b bounds) Limits(_ context.Context, who *api.User) (api.UserLimits, error) {
+func (b limitsServer) Limits(_ context.Context, who *api.User) (api.UserLimits, error) {
 	if who == nil || who.UID == 0 {
-		return b.all, nil
+		return b.root, nil
 	}
 	return api.UserLimits{}, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host", who.UID)
 }
@@ -31,7 +31,7 @@ func TestLimitsAreListedByDevice(t *testing.T) {
 		{Device: cardA, Index: 0, Name: "H100", Limit: 40 << 30, Given: 8 << 30, Left: 32 << 30},
 		{Device: cardB, Index: 1, Name: "H100", Limit: 40 << 30, Left: 3 << 30},
 	}}
-	socket := listen(t, bounds{all: known})
+	socket := listen(t, limitsServer{root: known})
 	for args, want := range map[string]string{
 		"": `INDEX  DEVICE        NAME  LIMIT  GIVEN  LEFT   SESSIONS  TTL
 0      GPU-1b2c3d4e  H100  40GiB  8GiB   32GiB  1 of 4    12h
@@ -59,7 +59,7 @@ func TestLimitsAreListedByDevice(t *testing.T) {
 	if _, said, code := cliRun("--socket", socket, "limits", "--user", "1"); code != 1 || said != "uid 1 may have no session on this host" {
 		t.Errorf("%d, %s", code, said)
 	}
-	unknown := listen(t, bounds{all: api.UserLimits{MaxVRAM: "4GiB"}})
+	unknown := listen(t, limitsServer{root: api.UserLimits{MaxVRAM: "4GiB"}})
 	out, _, _ = cliRun("--socket", unknown, "limits")
 	expect.Equal(t, out, "INDEX  DEVICE  NAME  LIMIT  GIVEN    LEFT     SESSIONS  TTL\n-      any     -     4GiB   unknown  unknown  0         any\n")
 }

@@ -14,19 +14,19 @@ const (
 	sensorsTimeout = time.Second // the driver can hang
 )
 
-// sensors reads the devices of this host from the driver, at most once in sensorsEvery. It does not ask gpusliced, which shows no
-// devices to unprivileged users, and must not wait for a driver that hangs.
+// sensors reads the devices of this host from the driver, at most once in sensorsEvery: gpusliced shows no devices to unprivileged
+// users. It gives up after sensorsTimeout, so that a hung driver does not block the caller.
 type sensors struct {
 	slot driver.Slot
 
 	// The fields below belong to the call that has the slot.
 	nvml    *driver.NVML
-	devices []api.Device // without what is granted
-	last    map[string]driver.Sensors
+	devices []api.Device // without granted bytes, which the driver does not know
+	values  map[string]driver.Sensors
 	at      time.Time
 }
 
-// read returns the devices, and what they report of themselves by UUID; nothing without a driver that answers in time.
+// read returns the devices, and their sensor values by UUID. Both are nil if the driver does not answer within sensorsTimeout.
 func (s *sensors) read() ([]api.Device, map[string]driver.Sensors) {
 	type answer struct {
 		devices []api.Device
@@ -34,10 +34,10 @@ func (s *sensors) read() ([]api.Device, map[string]driver.Sensors) {
 	}
 	a, err := driver.Ask(s.slot, sensorsTimeout, func() (answer, error) {
 		if time.Since(s.at) >= sensorsEvery {
-			s.ask()
+			s.refresh()
 			s.at = time.Now()
 		}
-		return answer{s.devices, s.last}, nil
+		return answer{s.devices, s.values}, nil
 	})
 	if err != nil {
 		return nil, nil
@@ -45,8 +45,9 @@ func (s *sensors) read() ([]api.Device, map[string]driver.Sensors) {
 	return a.devices, a.sensors
 }
 
-func (s *sensors) ask() {
-	s.devices, s.last = nil, nil
+// refresh reads devices and values anew. Without a driver they are nil. Called with the slot held.
+func (s *sensors) refresh() {
+	s.devices, s.values = nil, nil
 	if s.nvml == nil {
 		nvml, err := driver.Open()
 		if err != nil {
@@ -55,13 +56,13 @@ func (s *sensors) ask() {
 		s.nvml = nvml // until this process ends
 	}
 	found, _ := s.nvml.Devices() // those that can be read
-	s.last = make(map[string]driver.Sensors)
+	s.values = make(map[string]driver.Sensors)
 	for _, d := range found {
 		device := api.Device{UUID: d.UUID, Index: d.Index, Name: d.Name, Total: d.Total}
 		if used, err := s.nvml.Used(d.UUID); err == nil {
 			device.Used = &used
 		}
 		s.devices = append(s.devices, device)
-		s.last[d.UUID] = s.nvml.Sensors(d.UUID)
+		s.values[d.UUID] = s.nvml.Sensors(d.UUID)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// inside returns a process's pid in its own pid namespace.
-func (h *host) inside(pid int) string {
+// nsPID returns a process's pid in its own PID namespace.
+func (h *host) nsPID(pid int) string {
 	h.T.Helper()
 	text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(h.T)
 	for line := range strings.Lines(string(text)) {
@@ -28,8 +28,8 @@ func (h *host) inside(pid int) string {
 	return ""
 }
 
-// shown returns NVML's figures in the container and the sorted pids of its processes. Each process must hold half a GiB or more.
-func (c *container) shown(env ...string) (figures string, pids []string) {
+// nvmlShow returns NVML's memory line in the container, and the sorted pids of its processes. Each process must hold half a GiB or more.
+func (c *container) nvmlShow(env ...string) (figures string, pids []string) {
 	c.T.Helper()
 	out, err := c.exec(append(append([]string{"env"}, env...), "/fake/nvml", "show")...)
 	if err != nil {
@@ -57,11 +57,12 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	if !first.holds(gib, quota) || !second.holds(gib/2, quota) || !stranger.holds(gib, quota) {
 		t.Fatalf("said %q, %q and %q", first.said, second.said, stranger.said)
 	}
-	want := []string{h.inside(first.pid), h.inside(second.pid)}
+	want := []string{h.nsPID(first.pid), h.nsPID(second.pid)}
 	slices.Sort(want)
-	// A process of the host's list has the same pid there as one in the container.
-	pids := fmt.Sprintf("%s %d\n%s %d\n0 %d\n0 %s\n", h.inside(first.pid), first.pid, h.inside(second.pid), second.pid,
-		stranger.pid, h.inside(second.pid))
+	// Lines of the fake NVML: the pid in the container's namespace (0: none), and the pid that NVML lists. The stranger is also listed with the
+	// second's pid: it must not be taken for the second.
+	pids := fmt.Sprintf("%s %d\n%s %d\n0 %d\n0 %s\n", h.nsPID(first.pid), first.pid, h.nsPID(second.pid), second.pid,
+		stranger.pid, h.nsPID(second.pid))
 	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "pids"), []byte(pids), 0o644))
 
 	for _, how := range []string{"", "FAKECUDA_NVML_LISTS=none", "FAKECUDA_NVML_PIDS=/fake/pids"} {
@@ -69,9 +70,9 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 		if how != "" {
 			env = append(env, how)
 		}
-		h.Eventually("what is shown and what is counted are of one moment", func() bool {
+		h.Eventually("NVML and the enforcer report the same use", func() bool {
 			before := h.Use(c.id)
-			figures, listed := c.shown(env...)
+			figures, listed := c.nvmlShow(env...)
 			must.True(t, slices.Equal(listed, want), how, "the container's processes are", want, "listed are", listed)
 			used := before.Used + before.Overhead
 			return before == h.Use(c.id) && figures == fmt.Sprintf(
@@ -82,9 +83,9 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 
 	c.kill(first)
 	for _, how := range []string{"FAKECUDA_NVML_LISTS=none", "FAKECUDA_NVML_PIDS=/fake/pids"} {
-		h.Eventually("the killed one is on no list", func() bool {
-			_, listed := c.shown(how)
-			return slices.Equal(listed, []string{h.inside(second.pid)})
+		h.Eventually("NVML no longer lists the killed process", func() bool {
+			_, listed := c.nvmlShow(how)
+			return slices.Equal(listed, []string{h.nsPID(second.pid)})
 		})
 	}
 }

@@ -28,7 +28,8 @@ func (h *host) mustRun(args ...string) string {
 	return out
 }
 
-func (h *host) pool(name string) api.PoolUse {
+// poolUse returns the use of an active pool's first device.
+func (h *host) poolUse(name string) api.PoolUse {
 	h.T.Helper()
 	var p api.Pool
 	h.Must(json.Unmarshal([]byte(h.mustRun("pool", "show", name)), &p))
@@ -48,36 +49,36 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		const limit = 6 * gib
 		h.mustRun("pool", "create", "llm", "--vram", "6G")
-		own, elastic := h.newContainer(inPool("4G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
-		own.run()
-		elastic.run()
+		limited, unlimited := h.newContainer(inPool("4G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
+		limited.run()
+		unlimited.run()
 
-		own.mustHold(gib, 4*gib, "it should see its own quota")
-		first := elastic.hog(3 * gib)
+		limited.mustHold(gib, 4*gib, "it should see its own quota")
+		first := unlimited.hog(3 * gib)
 		must.True(t, first.holds(3*gib, limit), "it should see the pool's quota, and said", first.said)
-		use := h.pool("llm")
+		use := h.poolUse("llm")
 		if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
-			t.Fatalf("%+v", use)
+			t.Fatalf("the pool has %+v: want 4 GiB used, overhead, and a limit of 6 GiB", use)
 		}
 		// This fits its own quota, but not the pool's.
 		left := limit - use.Used - use.Overhead
-		own.mustRefuse(left, "with its context there is no room for that in the pool")
+		limited.mustRefuse(left, "with its context there is no room for that in the pool")
 		// An exit in one container frees memory for the other.
-		elastic.kill(first)
-		h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
-		own.mustHold(gib, 4*gib, "there is room")
-		h.Eventually("driver truth agrees", func() bool {
-			all := h.Use(own.id)
-			use := h.pool("llm")
+		unlimited.kill(first)
+		h.Eventually("the killed process's memory is free", func() bool { return h.poolUse("llm").Used == gib })
+		limited.mustHold(gib, 4*gib, "there is room")
+		h.Eventually("the slice and the pool have the same use", func() bool {
+			all := h.Use(limited.id)
+			use := h.poolUse("llm")
 			return all.Used == use.Used && all.Overhead == use.Overhead
 		})
 
-		elastic.mustRefuse(5*gib, "there is no room")
-		h.Eventually("the refusal is told", func() bool {
+		unlimited.mustRefuse(5*gib, "there is no room")
+		h.Eventually("the refusal is an event", func() bool {
 			out := h.mustRun("events")
 			return strings.Contains(out, "limit of pool llm 6GiB")
 		})
-		out, err := elastic.exec("env", "GPUSLICE_DEBUG=1", "/demo/cuda_hog", strconv.Itoa(5*gib))
+		out, err := unlimited.exec("env", "GPUSLICE_DEBUG=1", "/demo/cuda_hog", strconv.Itoa(5*gib))
 		expect.Refused(out, err)(t, "limit of pool llm 6442450944 bytes (6.0 GiB), used by this process")
 		expect.Refused(h.cli("pool", "delete", "llm"))(t, "has 2 members", "a pool with members")
 		out = h.mustRun("pool", "list")
@@ -101,7 +102,7 @@ func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 	h.Eventually("it holds 1 of its 2 GiB", func() bool { return strings.Contains(said.String(), "holds 1073741824 of 2147483648") })
 	h.Must(holds.Process.Signal(unix.SIGTERM))
 	_ = holds.Wait()
-	for _, args := range [][]string{
+	for _, args := range [][]string{ // each is refused in one line
 		{"run", "--pool", "nobody", "--", "/bin/true"},
 		{"run", "--pool", "llm", "--embedded", "--", "/bin/true"},
 		{"run", "--pool", "llm", "--mode", "record", "--", "/bin/true"},
@@ -124,13 +125,13 @@ func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 		c.mustRefuse(3*gib, "with its contexts there is no room in 4 GiB")
 		c.mustHold(gib, 4*gib)
 		if use := h.Use(c.id); use.Limit != 4*gib || use.Used != 2*gib {
-			t.Errorf("%+v", use)
+			t.Errorf("the slice has %+v: want 2 of 4 GiB used", use)
 		}
 	})
 }
 
-// The race of test/interceptor, limited by the pool only. It relies on the programs' results, not on the ledgers.
-func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
+// race.c checks each result against its own books. Here only the pool limits it: the pool's peak and refusals are checked, too.
+func TestConcurrentAllocationsNeverExceedPoolLimit(t *testing.T) {
 	t.Parallel()
 	const limit = 1536 * mib
 	card := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT=8M"}
@@ -138,14 +139,14 @@ func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	h.compileLinked("race", "../interceptor/programs/race.c")
 	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit)+"b")
 	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
-		"run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Dir, "fake", "race"), "4", "24", "4", strconv.Itoa(limit), "1")
+		"run", "--pool", "llm", "--quiet", "--", filepath.Join(h.Dir, "fake", "race"), "4", "24", "4", strconv.Itoa(limit), "1") // seconds, processes, kills, limit, refusals
 	race.Env = append(h.Env(), card...)
 	t.Logf("%s", must.Output(race.CombinedOutput())(t))
-	h.Eventually("nothing is left", func() bool {
-		use := h.pool("llm")
+	h.Eventually("the pool is empty", func() bool {
+		use := h.poolUse("llm")
 		return use.Used == 0 && use.Overhead == 0
 	})
-	if use := h.pool("llm"); use.Peak > limit || use.Refusals == 0 {
-		t.Errorf("%+v", use)
+	if use := h.poolUse("llm"); use.Peak > limit || use.Refusals == 0 {
+		t.Errorf("the pool has %+v: want a peak of at most %d, and refusals", use, limit)
 	}
 }

@@ -198,7 +198,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 			if want == api.Suspended {
 				a.stands()
 				b.stands()
-				expect.Equal(t, h.pool("llm").Used, 0, "the pool")
+				expect.Equal(t, h.poolUse("llm").Used, 0, "the pool")
 				h.mustRun("resume", c.id)
 			}
 			a.goesOn()
@@ -206,7 +206,7 @@ func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
 			if use := h.Use(c.id); use.Used < 2*gib || use.Suspended != 0 {
 				t.Errorf("%+v", use)
 			}
-			expect.True(t, h.pool("llm").Used >= 2*gib, "the pool has less than 2 GiB")
+			expect.True(t, h.poolUse("llm").Used >= 2*gib, "the pool has less than 2 GiB")
 			h.mustRun("suspend", c.id)
 			h.mustRun("resume", c.id)
 			a.goesOn()

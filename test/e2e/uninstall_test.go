@@ -16,7 +16,7 @@ import (
 )
 
 // Without the programs, an engine can neither start a process in a container nor stop it.
-func TestProgramsInUseAreNotUninstalled(t *testing.T) {
+func TestUninstallRefusesWhileProgramsAreInUse(t *testing.T) {
 	h := newHost(t)
 	prefix := filepath.Join(h.Dir, "installed")
 	program := filepath.Join(prefix, "bin", "gpuslice")
@@ -32,7 +32,7 @@ exec ../../configs/install.sh uninstall`)
 		return string(out), err
 	}
 	c := h.runContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
-	h.Eventually("its program runs in place of runc", func() bool {
+	h.Eventually("the container's program has replaced runc init", func() bool {
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.pid()))
 		return err == nil && string(name) == "sleep\n"
 	})
@@ -43,15 +43,15 @@ exec ../../configs/install.sh uninstall`)
 	}{
 		{"", []string{fmt.Sprintf("process %d (sleep): kill -9 %d", c.pid(), c.pid())}},
 		{"1", []string{
-			fmt.Sprintf("process %d (sleep): runs within its quota; its engine can neither start a process in it nor end it; to end it: kill %d", c.pid(), c.pid()),
-			fmt.Sprintf("a daemon that systemd does not run, process %d (gpusliced): runs on; to end it: kill %d", info.PID, info.PID),
+			fmt.Sprintf("process %d (sleep): keeps running within its quota; the engine can no longer exec into the container or stop it; to end it: kill %d", c.pid(), c.pid()),
+			fmt.Sprintf("a daemon that systemd does not run, process %d (gpusliced): keeps running; to end it: kill %d", info.PID, info.PID),
 		}},
 	} {
 		h.Must(exec.Command("cp", filepath.Join(h.Bin, "gpuslice"), program).Run())
 		out, err := uninstall(run.force)
-		_, gone := os.Stat(program)
-		if removed := err == nil; removed != (run.force != "") || removed != (gone != nil) {
-			t.Errorf("force %q: %v, the programs are gone: %v\n%s", run.force, err, gone != nil, out)
+		_, statErr := os.Stat(program)
+		if removed := err == nil; removed != (run.force != "") || removed != (statErr != nil) {
+			t.Errorf("force %q: uninstall returned %v, stat of the program %v\n%s", run.force, err, statErr, out)
 		}
 		for _, want := range run.want {
 			expect.Contains(t, out, want, "force", run.force)
@@ -59,8 +59,8 @@ exec ../../configs/install.sh uninstall`)
 	}
 }
 
-// With gpuslice as the default runtime, most containers have no quota.
-func TestAContainerWithoutAnnotationsIsCountedWhereTheOperatorHasItSo(t *testing.T) {
+// missing = "record" counts a container without annotations, and does not limit it.
+func TestContainerWithoutAnnotationsIsRecorded(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "missing = \"record\"")
 	c := h.runContainer(nil, "sleep", "1000")
 	expect.Contains(t, c.hog(3*gib).said, "holds ")

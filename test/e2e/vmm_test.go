@@ -71,7 +71,7 @@ func TestAPoolOfSlicesIsTheLimitOfSharedModels(t *testing.T) {
 	second := holds()
 	read(second, "refused: requested %d, limit %d, current %d", &requested, &limit, &current)
 	read(second, "holds %d: limit %d, current %d", &held, &limit, &all)
-	use := h.pool("llm")
+	use := h.poolUse("llm")
 	if requested != 64<<20 || limit != 6*gib || current+requested <= limit || current < held+2*gib || use.Used != held+2*gib {
 		t.Errorf("requested %d, limit %d, current %d, holds %d; the pool says %+v", requested, limit, current, held, use)
 	}

@@ -68,7 +68,7 @@ func (h Host) Daemon() []Use {
 	if err != nil || syntax != nil || h.read(pid, "comm") != "gpusliced" {
 		return nil
 	}
-	return []Use{{What: "a daemon that systemd does not run", PID: pid, Command: "gpusliced", End: "kill " + strconv.Itoa(pid), Left: "runs on"}}
+	return []Use{{What: "a daemon that systemd does not run", PID: pid, Command: "gpusliced", End: "kill " + strconv.Itoa(pid), Left: "keeps running"}}
 }
 
 // pids returns the pids of all processes in ascending order: a container's first process precedes its children.
@@ -152,12 +152,12 @@ var leased = regexp.MustCompile(`/gpuslice-leases/([^/]+)`)
 
 func useOf(at string, container bool) Use {
 	if m := leased.FindStringSubmatch(at); m != nil {
-		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "runs until it expires"}
+		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "keeps running until it expires"}
 	}
 	if !container {
-		return Use{What: "a session of gpuslice run", Left: "runs within its quota; new processes in it get no GPU memory"}
+		return Use{What: "a session of gpuslice run", Left: "keeps running within its quota; new processes in it get no GPU memory"}
 	}
-	u := Use{What: "a container in cgroup " + at, Left: "runs within its quota; its engine can neither start a process in it nor end it"}
+	u := Use{What: "a container in cgroup " + at, Left: "keeps running within its quota; the engine can no longer exec into the container or stop it"}
 	for _, e := range engines {
 		if m := e.cgroups.FindStringSubmatch(at); m != nil {
 			short := m[1][:12]
