@@ -18,12 +18,13 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// maxLine is the maximum length of an event, or of a line of an answer's head, in bytes.
+// maxLine is the maximum length of an event, or of a header line, in bytes.
 const maxLine = 64 << 10
 
-// Events calls each with the events after number since of instance, or of the current enforcer if that is empty, the oldest
-// first; lost events are reported as api.EventMissed. With follow it continues until ctx ends, each returns an error, or the
-// enforcer ends, for which the error wraps api.ErrUnreachable. Waiting for events has no timeout.
+// Events calls each for every event of an enforcer instance with a number above since, oldest first. An empty instance means the running
+// enforcer. If events were lost, each gets one api.EventMissed. With follow, Events waits for further events without a timeout. It returns
+// each's error unchanged, context.Cause(ctx) once ctx ends, an *api.Error if the enforcer refuses the request, and an error that wraps
+// api.ErrUnreachable if the enforcer does not begin to answer within DefaultTimeout, or exits.
 func (c *Client) Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error {
 	path := "/v1/events?since=" + strconv.FormatUint(since, 10) + "&follow=" + strconv.FormatBool(follow)
 	if instance != "" {
@@ -42,7 +43,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
-	status, err := head(lines)
+	status, err := readHeader(lines)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -60,7 +61,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	for lines.Scan() {
 		var e api.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return fmt.Errorf("an event from the enforcer: %w", err)
+			return fmt.Errorf("decode an event from the enforcer: %w", err)
 		}
 		if err := each(e); err != nil {
 			return err
@@ -72,13 +73,13 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	case lines.Err() != nil:
 		return fmt.Errorf("read the enforcer's events: %w", lines.Err())
 	case follow:
-		return fmt.Errorf("%w any more: it has exited, or sent more events than this client could read", api.ErrUnreachable)
+		return fmt.Errorf("the event stream ended: the enforcer exited, or this client read too slowly: %w", api.ErrUnreachable)
 	}
 	return nil
 }
 
-// head reads the lines up to the empty one before the body.
-func head(lines *bufio.Scanner) (status int, err error) {
+// readHeader reads the status line and the headers of an HTTP/1 response, and returns the status code.
+func readHeader(lines *bufio.Scanner) (status int, err error) {
 	if !lines.Scan() {
 		return 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF)
 	}
