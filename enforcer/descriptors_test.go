@@ -21,26 +21,26 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-// The enforcer's descriptors, divided by those per slice, bound how many slices a host can have.
+// Each slice costs the enforcer descriptors, so its limit of open files bounds the number of slices.
 func TestASliceCostsFewDescriptors(t *testing.T) {
 	needs.Root(t)
 	const slices = 100
-	register := func(t *testing.T, request func(id string) api.RegisterRequest, each int) {
+	checkCost := func(t *testing.T, request func(id string) api.RegisterRequest, each int) {
 		t.Helper()
 		h := newHost(t, nil)
 		before := openFiles(t)
 		for i := range slices {
 			must.Get(h.Register(context.Background(), request(fmt.Sprint("s", i))))(t)
 		}
-		// Other descriptors vary, by fewer than there are slices.
+		// The enforcer also opens a few other descriptors. One too many per slice would be 100.
 		if n := openFiles(t) - before; n > slices*each+slices/2 {
-			t.Errorf("%d slices have %d descriptors, not %d each", slices, n, each)
+			t.Errorf("%d slices have %d descriptors, want %d each", slices, n, each)
 		}
 	}
 	containers := func(parent func(*testing.T) string, each int) func(*testing.T) {
 		return func(t *testing.T) {
 			pids := inCgroups(t, parent(t), slices)
-			register(t, func(id string) api.RegisterRequest {
+			checkCost(t, func(id string) api.RegisterRequest {
 				pid := pids[0]
 				pids = pids[1:]
 				return api.RegisterRequest{ID: id, Container: id, PID: pid, Quotas: []api.Quota{on(gpu0, gib)}}
@@ -48,11 +48,11 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 		}
 	}
 	t.Run("containers", containers(newCgroup, 1)) // the attach socket
-	if _, err := os.Stat(oldCgroups); err == nil {
-		t.Run("containers of version 1", containers(newOldCgroup, 2)) // and a pidfd of the first process: its exit may leave the cgroup empty
+	if _, err := os.Stat(cgroupV1Root); err == nil {
+		t.Run("containers on cgroup v1", containers(newCgroupV1, 2)) // and a pidfd of the first process: its exit may leave the cgroup empty
 	}
 	t.Run("sessions", func(t *testing.T) {
-		register(t, func(id string) api.RegisterRequest {
+		checkCost(t, func(id string) api.RegisterRequest {
 			return api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}
 		}, 2)
 	})
@@ -76,7 +76,7 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 		reply := must.Get(h.Register(context.Background(), request))(t)
 		lead(t, link, reply)
 		init.must("attach") // opens what a slice's first attach needs
-		none := openFiles(t)
+		baseline := openFiles(t)
 		var others []*proc
 		for range processes {
 			others = append(others, start(t, link, dir))
@@ -89,7 +89,7 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 		for _, p := range others {
 			p.kill()
 		}
-		eventually(t, "they are gone with them", func() bool { return openFiles(t) <= none })
+		eventually(t, "the descriptors of the killed processes are closed", func() bool { return openFiles(t) <= baseline })
 	}
 }
 
@@ -115,7 +115,7 @@ func inCgroups(t *testing.T, parent string, n int) (pids []int) {
 }
 
 // An enforcer without descriptors refuses new requests, keeps its slices, and works again once descriptors are free.
-func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
+func TestEnforcerRecoversFromDescriptorExhaustion(t *testing.T) {
 	d := newDaemon(t)
 	d.start("")
 	request := func(id string) error {
@@ -131,15 +131,15 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		must.Do(t, unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: limit.Max}, nil))
 	}
 	entries := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid)))(t)
-	// From none left to a few: each number fails another step.
+	// With each number of descriptors left, another step of a registration fails.
 	for left := range uint64(8) {
 		set(uint64(len(entries)) + left)
 		if err := request(fmt.Sprint("short", left)); err == nil {
 			if _, err := d.Release(context.Background(), fmt.Sprint("short", left), 0, true); err != nil {
-				t.Log("it cannot be released now:", err)
+				t.Log("the slice cannot be released now:", err)
 			}
 		}
-		must.True(t, d.alive(), "it died with", left, "descriptors left\n", d.log())
+		must.True(t, d.alive(), "the enforcer died with", left, "descriptors left\n", d.log())
 	}
 	// And with all of them taken by idle connections.
 	set(uint64(len(entries)) + 20)
@@ -153,7 +153,7 @@ func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
 		conn.Close()
 	}
 	set(limit.Cur)
-	eventually(t, "it answers again", func() bool { return request("after") == nil })
+	eventually(t, "the enforcer answers again", func() bool { return request("after") == nil })
 	for id, s := range d.ids() {
 		expect.Equal(t, s.State, api.Active, id, s.Reason)
 		expect.NoError(t, must.Err(d.Release(context.Background(), id, 0, true)))

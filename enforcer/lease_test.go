@@ -119,8 +119,8 @@ func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
 // A slice's processes are known in three ways: by a cgroup that the kernel kills at once, by one of v1, and by descent.
 func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 	places := map[string]func(*testing.T) string{"cgroup v2": newCgroup, "session": func(*testing.T) string { return "" }}
-	if _, err := os.Stat(oldCgroups); err == nil {
-		places["cgroup v1"] = newOldCgroup
+	if _, err := os.Stat(cgroupV1Root); err == nil {
+		places["cgroup v1"] = newCgroupV1
 	}
 	for name, place := range places {
 		t.Run(name, func(t *testing.T) {
@@ -186,12 +186,12 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 	must.Len(t, processes(t, cgroup), 0, "left")
 }
 
-const oldCgroups = "/sys/fs/cgroup/pids"
+const cgroupV1Root = "/sys/fs/cgroup/pids"
 
-func newOldCgroup(t *testing.T) string {
+func newCgroupV1(t *testing.T) string {
 	t.Helper()
 	needs.Root(t)
-	dir := must.Get(os.MkdirTemp(oldCgroups, "gpuslice-test-"))(t)
+	dir := must.Get(os.MkdirTemp(cgroupV1Root, "gpuslice-test-"))(t)
 	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
 	return dir
 }

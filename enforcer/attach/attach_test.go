@@ -36,13 +36,13 @@ func echo(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.F
 	return ledger.Reply{Lane: uint32(peer.PID), Device: r.Device}, nil, true
 }
 
-func serve(t testing.TB, handler Handler) string {
+func serveAnyone(t testing.TB, handler Handler) string {
 	t.Helper()
-	_, dir := serving(t, anybody, handler)
+	_, dir := serveMembers(t, anybody, handler)
 	return dir
 }
 
-func serving(t testing.TB, member Member, handler Handler) (s *Server, dir string) {
+func serveMembers(t testing.TB, member Member, handler Handler) (s *Server, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
 	must.Do(t, err)
@@ -77,7 +77,7 @@ func ask(t testing.TB, conn *net.UnixConn, message, rights []byte) ledger.Reply 
 }
 
 func TestThePeerIsWhoTheKernelSays(t *testing.T) {
-	conn := dial(t, serve(t, echo))
+	conn := dial(t, serveAnyone(t, echo))
 	defer conn.Close()
 	if r := ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: 5}.Encode(), nil); r.Status != ledger.StatusOK || int(r.Lane) != os.Getpid() || r.Device != 5 {
 		t.Fatalf("%+v", r)
@@ -86,7 +86,7 @@ func TestThePeerIsWhoTheKernelSays(t *testing.T) {
 
 func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 	good := ledger.Request{Op: ledger.OpAttach}.Encode()
-	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serveAnyone(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("the message was handled as a request")
 		return echo(peer, true, ledger.Request{})
 	})
@@ -113,7 +113,7 @@ func descriptors(t testing.TB) int {
 }
 
 func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
-	s, dir := serving(t, anybody, echo)
+	s, dir := serveMembers(t, anybody, echo)
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
 	if unixsocket.Refuses() {
@@ -137,7 +137,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 
 // A peer may disconnect, or stay silent, at any step of the exchange.
 func TestADisconnectedPeerLeavesNoDescriptor(t *testing.T) {
-	dir := serve(t, echo)
+	dir := serveAnyone(t, echo)
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
 	for range 20 {
@@ -168,11 +168,11 @@ func TestADisconnectedPeerLeavesNoDescriptor(t *testing.T) {
 func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 	message := ledger.Request{Op: ledger.OpAttach}.Encode()
 	answered, all := make(chan struct{}), make(chan struct{}, InFlight)
-	flooded, other := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	flooded, other := serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		all <- struct{}{}
 		<-answered
 		return echo(peer, true, r)
-	}), serve(t, echo)
+	}), serveAnyone(t, echo)
 	end := sync.OnceFunc(func() { close(answered) })
 	defer end()
 	for range InFlight + backlog/2 {
@@ -201,7 +201,7 @@ func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 
 func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 	var now, most atomic.Int64
-	dir := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		n := now.Add(1)
 		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 		}
@@ -226,7 +226,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 }
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
-	dir := serve(t, echo)
+	dir := serveAnyone(t, echo)
 	again := must.Get(Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, slog.New(slog.DiscardHandler)))(t)
 	defer again.Close()
 	info := must.Get(os.Lstat(filepath.Join(dir, api.AttachSocketName)))(t)
@@ -261,7 +261,7 @@ func FuzzAttach(f *testing.F) {
 	f.Add([]byte{}, true)
 	f.Add(bytes.Repeat(good, 3), false)
 	f.Add(mutate(good, 59), false) // a reserved field
-	dir := serve(f, echo)
+	dir := serveAnyone(f, echo)
 	f.Fuzz(func(t *testing.T, message []byte, rights bool) {
 		message = message[:min(len(message), 1<<16)]
 		conn := dial(t, dir)
@@ -289,7 +289,7 @@ func FuzzAttach(f *testing.F) {
 // A member is cached until it exits.
 func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
-	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo)
+	s, _ := serveMembers(t, func(*process.Handle) bool { asked++; return is }, echo)
 	cmd := exec.Command("sleep", "1000")
 	must.Start(t, cmd)
 	p := must.Get(process.Open(cmd.Process.Pid))(t)
@@ -313,7 +313,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	read, file, err := os.Pipe()
 	must.Do(t, err)
 	defer read.Close()
-	conn := dial(t, serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	conn := dial(t, serveAnyone(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		peer.Close()
 		return ledger.Reply{}, []*os.File{file}, true
 	}))
@@ -341,7 +341,7 @@ func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
 
 func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	var asked atomic.Int64
-	conn := dial(t, serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	conn := dial(t, serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		asked.Add(1)
 		return echo(peer, true, r)
 	}))

@@ -3,6 +3,7 @@
 package attach
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -39,18 +40,18 @@ func hammer(dir string) {
 // While 64 processes flood one slice's socket, each request on another socket gets a reply, and the flood gets no more than the rate.
 func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	var flood atomic.Int64
-	flooded := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	flooded := serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		flood.Add(1)
 		return echo(peer, true, r)
 	})
-	other := serve(t, echo)
+	other := serveAnyone(t, echo)
 	began := time.Now()
 	for range 64 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), "ATTACH_HAMMER="+flooded)
 		must.Start(t, child)
 	}
-	// Until the burst is over, and the rate applies.
+	// Ask until the flood has used up its burst, and at least 200 times.
 	asked := 0
 	for deadline := began.Add(time.Minute); time.Now().Before(deadline) && (flood.Load() < int64(Burst+Rate) || asked < 200); asked++ {
 		conn := dial(t, other)
@@ -68,7 +69,7 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 // Any number of peers causes one walk of the process tree at a time.
 func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 	var now, answered atomic.Int64
-	_, dir := serving(t, func(*process.Handle) bool {
+	_, dir := serveMembers(t, func(*process.Handle) bool {
 		if n := now.Add(1); n > 1 {
 			t.Errorf("%d at a time", n)
 		}
@@ -99,14 +100,14 @@ func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
 
 // The attach socket rejects other protocols, above all the control API.
 func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
-	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serveAnyone(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("the message was handled as a request")
 		return echo(peer, true, ledger.Request{})
 	})
 	for _, verb := range []string{
 		"GET /v1/slices HTTP/1.0\r\n\r\n",
 		"DELETE /v1/slices/x?force=true HTTP/1.0\r\nHost: gpuslice\r\n\r\n",
-		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, like a request
+		fmt.Sprintf("%-*s", ledger.MessageSize, "POST /v1/slices HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"), // of a request's length
 	} {
 		conn := dial(t, dir)
 		expect.Equal(t, ask(t, conn, []byte(verb), nil).Status, ledger.StatusMalformed, verb)
@@ -121,14 +122,13 @@ func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
 
 // Without free descriptors the server accepts no connection, and it recovers.
 func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
-	dir := os.Getenv("ATTACH_EXHAUSTED")
-	if dir == "" {
+	if os.Getenv("ATTACH_EXHAUSTED") == "" { // a process of its own, since the test lowers RLIMIT_NOFILE
 		child := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptorsItWaitsAndComesBack$")
-		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1") // for a limit of its own
+		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1")
 		must.Output(child.CombinedOutput())(t)
 		return
 	}
-	dir = serve(t, echo)
+	dir := serveAnyone(t, echo)
 	conn := dial(t, dir) // connects before the descriptors are exhausted
 	defer conn.Close()
 	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
@@ -145,7 +145,7 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 		}
 		taken = append(taken, file)
 	}
-	expect.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "there is one left")
+	expect.Error(t, must.Err(os.ReadDir("/proc/"+strconv.Itoa(os.Getpid())+"/fd")), "a descriptor is left")
 	time.Sleep(300 * time.Millisecond) // time for a few failed attempts
 	for _, file := range taken {
 		file.Close()
@@ -157,13 +157,13 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 	}
 }
 
-// A member is checked once a second. Any other process is checked each time, since it may have become a member.
-func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
+// Any other process is checked each time, since it may have become a member.
+func TestMembershipIsCachedForMemberFor(t *testing.T) {
 	var looked atomic.Int64
-	var is atomic.Bool
-	_, dir := serving(t, func(*process.Handle) bool { looked.Add(1); return is.Load() },
+	var isMember atomic.Bool
+	_, dir := serveMembers(t, func(*process.Handle) bool { looked.Add(1); return isMember.Load() },
 		func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
-			expect.Equal(t, member, is.Load(), "what the handler got of Member")
+			expect.Equal(t, member, isMember.Load(), "the member argument of the handler")
 			return echo(peer, member, r)
 		})
 	asks := func() {
@@ -175,12 +175,12 @@ func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
 		asks()
 	}
 	expect.Equal(t, looked.Load(), 3, "checks of a process that is no member")
-	is.Store(true)
-	begun := time.Now()
+	isMember.Store(true)
+	began := time.Now()
 	for range 50 {
 		asks()
 	}
-	if n, most := looked.Load()-3, int64(time.Since(begun)/memberFor)+1; n > most {
+	if n, most := looked.Load()-3, int64(time.Since(began)/memberFor)+1; n > most {
 		t.Errorf("a member was checked %d times, want at most %d", n, most)
 	}
 }

@@ -59,7 +59,7 @@ const (
 	Restore    Action = "restore"    // Checkpointed to Locked; to Failed if the device has no room
 	Unlock     Action = "unlock"     // Locked to Running
 
-	ask Action = "state"
+	getState Action = "state"
 )
 
 // CUresult values with a meaning to the enforcer.
@@ -105,18 +105,18 @@ type answer struct {
 
 // State returns the state of a process.
 func (d *Driver) State(of process.Identity, timeout time.Duration) (State, error) {
-	a, err := d.ask(ask, of, timeout)
+	a, err := d.call(getState, of, timeout)
 	return a.State, err
 }
 
 // Do performs an action on a process. The error is an *Error if the driver reported it, or wraps ErrNone or ErrHangs.
 func (d *Driver) Do(action Action, to process.Identity, timeout time.Duration) error {
-	_, err := d.ask(action, to, timeout)
+	_, err := d.call(action, to, timeout)
 	return err
 }
 
-// ask runs a child for one action. It passes the process's start time: while the child waits for the lock, the pid may be reused.
-func (d *Driver) ask(action Action, about process.Identity, timeout time.Duration) (a answer, err error) {
+// call runs a child for one action. It passes the process's start time: while the child waits for the lock, the pid may be reused.
+func (d *Driver) call(action Action, about process.Identity, timeout time.Duration) (a answer, err error) {
 	pid := about.PID
 	guard.MayWait("a checkpoint by the driver")
 	lock, err := os.OpenFile(d.LockFile, os.O_CREATE|os.O_RDWR, 0o600)
@@ -127,7 +127,7 @@ func (d *Driver) ask(action Action, about process.Identity, timeout time.Duratio
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var out, said bytes.Buffer
-	child := exec.CommandContext(ctx, "/proc/self/exe", childWord, string(action), strconv.Itoa(pid), strconv.FormatUint(about.Start, 10))
+	child := exec.CommandContext(ctx, "/proc/self/exe", childArg, string(action), strconv.Itoa(pid), strconv.FormatUint(about.Start, 10))
 	child.Args[0], child.Stdout, child.Stderr, child.ExtraFiles = os.Args[0], &out, &said, []*os.File{lock}
 	if err := child.Start(); err != nil {
 		return a, fmt.Errorf("cannot start the program that calls the driver: %w", err)

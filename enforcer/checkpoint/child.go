@@ -21,16 +21,17 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// childWord is the first argument of a child.
-const childWord = "checkpoint-child"
+// childArg is the first argument of a child, before the action, the pid and the start time.
+const childArg = "checkpoint-child"
 
 // lockFD is the descriptor of the lock file in a child.
 const lockFD = 3
 
-// IsChild reports whether the arguments are those of a child.
-func IsChild(args []string) bool { return len(args) == 5 && args[1] == childWord }
+// IsChild reports whether this process was started to make one checkpoint call (see Child).
+func IsChild(args []string) bool { return len(args) == 5 && args[1] == childArg }
 
-// Child runs a child. It prints one line, and returns the exit status.
+// Child makes one call to the driver, after earlier calls on the same pid have ended, and prints the answer as a line of JSON. It runs in a process
+// of its own, since a call may hang. The answer includes an error of the driver; the returned exit status is 1 only if no call was made.
 func Child(args []string, stdout, stderr io.Writer) int {
 	a, err := child(Action(args[2]), args[3], args[4])
 	if err == nil {
@@ -43,12 +44,12 @@ func Child(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-func child(action Action, pidWord, startWord string) (a answer, err error) {
-	pid, err := strconv.Atoi(pidWord)
+func child(action Action, pidArg, startArg string) (a answer, err error) {
+	pid, err := strconv.Atoi(pidArg)
 	if err != nil {
 		return a, err
 	}
-	start, err := strconv.ParseUint(startWord, 10, 64)
+	start, err := strconv.ParseUint(startArg, 10, 64)
 	if err != nil {
 		return a, err
 	}
@@ -56,7 +57,7 @@ func child(action Action, pidWord, startWord string) (a answer, err error) {
 		err = unix.FcntlFlock(lockFD, unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(pid), Len: 1})
 	}
 	if err != nil {
-		return a, fmt.Errorf("cannot wait for the previous call on the process: %w", err)
+		return a, fmt.Errorf("cannot lock pid %d in the lock file: %w", pid, err)
 	}
 	handle, err := process.Again(pid, start)
 	if err != nil {
@@ -70,7 +71,7 @@ func child(action Action, pidWord, startWord string) (a answer, err error) {
 	result := C.checkpoint_init()
 	if result == 0 {
 		switch action {
-		case ask:
+		case getState:
 			var state C.int
 			result = C.checkpoint_state(C.int(pid), &state)
 			a.State = State(state)

@@ -61,7 +61,7 @@ func Exists(pid int) bool {
 // FromPidfd returns a handle on the process of a pidfd from the kernel (SO_PEERPIDFD). It owns fd, even if it fails. It checks the pid that
 // came with it (SO_PEERCRED) against the pidfd; 0 means that none came.
 func FromPidfd(fd, pid int) (*Handle, error) {
-	id, known := lately.of(fd)
+	id, known := identityCache.of(fd)
 	named, err := id.PID, error(nil)
 	if !known {
 		named, err = pidOf(fd)
@@ -80,7 +80,7 @@ func FromPidfd(fd, pid int) (*Handle, error) {
 // its pid is not reused.
 func take(fd, pid int) (*Handle, error) {
 	h := &Handle{fd: fd}
-	id, known := lately.of(fd)
+	id, known := identityCache.of(fd)
 	var err error
 	if !known || id.PID != pid {
 		id, err = identify(pid)
@@ -98,7 +98,7 @@ func take(fd, pid int) (*Handle, error) {
 	}
 	h.Identity = id
 	if !known {
-		lately.keep(fd, id)
+		identityCache.keep(fd, id)
 	}
 	return h, nil
 }

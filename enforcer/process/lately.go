@@ -11,20 +11,20 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// lately caches the identities of processes by the inodes of their pidfds, so that repeated requests of one process do not read /proc each
+// identityCache caches the identities of processes by the inodes of their pidfds, so that repeated requests of one process do not read /proc each
 // time. Such an inode is unique to a process until reboot (pidfs, since Linux 6.9).
-var lately identities
+var identityCache identities
 
 type identities struct {
-	mu guard.Mutex[guard.Leaf] // guards by
-	by map[uint64]Identity
+	mu      guard.Mutex[guard.Leaf] // guards by
+	byInode map[uint64]Identity
 }
 
-// maxLately is the capacity of the cache, about 100 KiB. A full cache is cleared.
-const maxLately = 1024
+// cacheCapacity is the capacity of the cache, about 100 KiB. A full cache is cleared.
+const cacheCapacity = 1024
 
-// unique reports whether each process's pidfds have an inode of their own.
-var unique = sync.OnceValue(func() bool {
+// pidfdInodesAreUnique reports whether each process's pidfds have an inode of their own.
+var pidfdInodesAreUnique = sync.OnceValue(func() bool {
 	const pidfs = 0x50494446
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -38,25 +38,25 @@ var unique = sync.OnceValue(func() bool {
 // of returns the cached identity of a pidfd's process, which may have exited.
 func (i *identities) of(pidfd int) (id Identity, known bool) {
 	var st unix.Stat_t
-	if !unique() || unix.Fstat(pidfd, &st) != nil {
+	if !pidfdInodesAreUnique() || unix.Fstat(pidfd, &st) != nil {
 		return id, false
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	id, known = i.by[st.Ino]
+	id, known = i.byInode[st.Ino]
 	return id, known
 }
 
 // keep adds an identity to the cache.
 func (i *identities) keep(pidfd int, id Identity) {
 	var st unix.Stat_t
-	if !unique() || unix.Fstat(pidfd, &st) != nil {
+	if !pidfdInodesAreUnique() || unix.Fstat(pidfd, &st) != nil {
 		return
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.by == nil || len(i.by) >= maxLately {
-		i.by = make(map[uint64]Identity)
+	if i.byInode == nil || len(i.byInode) >= cacheCapacity {
+		i.byInode = make(map[uint64]Identity)
 	}
-	i.by[st.Ino] = id
+	i.byInode[st.Ino] = id
 }

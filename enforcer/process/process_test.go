@@ -87,7 +87,7 @@ func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
 	}
 	defer again.Close()
 	expect.True(t, Exists(first.PID), "it does not exist")
-	expect.ErrorIs(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "an earlier process of the same pid")
+	expect.ErrorIs(t, must.Err(Again(first.PID, first.Start+1)), ErrDead, "a process of the same pid with another start time")
 	must.Do(t, cmd.Process.Kill())
 	waitFor(t, func() bool { return !first.Alive() })
 	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // still a zombie
@@ -111,7 +111,7 @@ func TestAClosedHandleSignalsNoProcess(t *testing.T) {
 	expect.True(t, !h.Alive(), "alive, though closed")
 }
 
-func TestFromPidfdBelievesThePidfd(t *testing.T) {
+func TestFromPidfdRejectsAWrongPID(t *testing.T) {
 	one, other := sleeper(t), sleeper(t)
 	pidfd := func() int {
 		return must.Get(unix.PidfdOpen(one.Process.Pid, 0))(t)
@@ -166,8 +166,8 @@ func TestBootIDIsOneWord(t *testing.T) {
 }
 
 // A cached identity belongs to a pidfd, not to a pid.
-func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
-	if !unique() {
+func TestCachedIdentityIsNotReusedForAnotherProcess(t *testing.T) {
+	if !pidfdInodesAreUnique() {
 		t.Skip("requires Linux 6.9, where each process's pidfds have an inode of their own")
 	}
 	for range 8 {
@@ -187,18 +187,18 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 	}
 	h := must.Get(Open(os.Getpid()))(t)
 	defer h.Close()
-	var kept identities
-	for range 3 * maxLately {
-		kept.keep(h.fd, h.Identity)
-		kept.mu.Lock()
-		kept.by[uint64(len(kept.by))<<40] = Identity{} // of another process
-		n := len(kept.by)
-		kept.mu.Unlock()
-		must.True(t, n <= maxLately+1, n, "are kept")
+	var cache identities
+	for range 3 * cacheCapacity {
+		cache.keep(h.fd, h.Identity)
+		cache.mu.Lock()
+		cache.byInode[uint64(len(cache.byInode))<<40] = Identity{} // by an inode that no pidfd here has
+		n := len(cache.byInode)
+		cache.mu.Unlock()
+		must.True(t, n <= cacheCapacity+1, n, "identities are cached")
 	}
 }
 
-func TestANameMovesNoCursor(t *testing.T) {
+func TestNameStripsControlCharacters(t *testing.T) {
 	const comm = "/proc/self/comm"
 	was := must.Get(os.ReadFile(comm))(t)
 	defer func() { _ = os.WriteFile(comm, was, 0) }()
@@ -217,7 +217,7 @@ func TestAProgramsNameCannotForgeItsStatus(t *testing.T) {
 	}
 }
 
-func TestAStatusThatIsNoneIsAnError(t *testing.T) {
+func TestMalformedStatIsAnError(t *testing.T) {
 	for _, s := range []string{"", "7", "7 (a", "7 (a)", "7 (a) S 1 2 3", "7 (a) S x 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654"} {
 		if got, err := parseStat([]byte(s)); err == nil {
 			t.Errorf("%q: got %+v", s, got)
@@ -245,7 +245,7 @@ func TestTheInnermostNamespaceCounts(t *testing.T) {
 }
 
 // The real, effective, saved and filesystem ids; those of a setuid program differ.
-func TestAProcessIsItsUsersIfAllItsUserIDsAre(t *testing.T) {
+func TestOwnedByRequiresAllFourUIDs(t *testing.T) {
 	for s, want := range map[string]bool{
 		"Name:\tx\nUid:\t7\t7\t7\t7\nGid:\t7\t7\t7\t7\n": true,
 		"Uid:\t0\t7\t7\t7\n":                             false,
