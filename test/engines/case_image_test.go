@@ -21,7 +21,7 @@ func setuidWorks(s *site) {
 	expect.True(s.t, strings.HasPrefix(said, "su "), "a setuid program says", said)
 	id := s.id(name)
 	hog := func(bytes uint64) hog {
-		return s.hogBy(name, "su nobody -s /bin/sh -c '"+
+		return s.startHog(name, "su nobody -s /bin/sh -c '"+
 			"LD_LIBRARY_PATH=/fakecuda FAKECUDA_STATE=/fake/state exec /demo/cuda_hog "+strconv.FormatUint(bytes, 10)+"'")
 	}
 	must.Equal(s.t, hog(gib).said, fmt.Sprintf("holds %d of %d", gib, quota), "another user's process")

@@ -111,8 +111,8 @@ func (s *site) killShim(c container) {
 		_ = unix.Kill(init, unix.SIGKILL) // the engine no longer knows it
 	}
 	s.Eventually("the slice is gone", s.IsGone(id))
-	if e, ok := s.engine.(interface{ forgotten(id string) }); ok {
-		e.forgotten(id)
+	if e, ok := s.engine.(interface{ deleteForgotten(id string) }); ok {
+		e.deleteForgotten(id)
 	}
 	name = s.run(c)
 	s.works(name)

@@ -13,12 +13,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// namer is an engine that names its containers: names returns what a slice is shown with, and whether that includes the image.
+// namer is an engine whose containers have names. names returns those that gpuslice shows for a container, and whether it shows the image, too.
 type namer interface {
 	names(name string) (want api.Names, image bool)
 }
 
-func hasNames(e engine) string {
+// skipWithoutNames returns the reason to skip a case of names; "" if the engine has names.
+func skipWithoutNames(e engine) string {
 	if _, ok := e.(namer); !ok {
 		return "its containers have no names but their ids"
 	}
@@ -27,12 +28,12 @@ func hasNames(e engine) string {
 
 func namesAreShown(s *site) {
 	name := s.run(container{})
-	is := must.Get(s.Client.Slice(context.Background(), s.id(name)))(s.T)
+	got := must.Get(s.Client.Slice(context.Background(), s.id(name)))(s.T)
 	want, image := s.engine.(namer).names(name)
-	if image == (is.Image == "") || image && !strings.Contains(is.Image, "debian") {
-		s.t.Errorf("the image is %q", is.Image)
+	if image == (got.Image == "") || image && !strings.Contains(got.Image, "debian") {
+		s.t.Errorf("the image is %q", got.Image)
 	}
-	is.Image = ""
-	expect.Equal(s.t, is.Names, want)
-	expect.Contains(s.t, s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()), is.ID, "inspect", want.Path())
+	got.Image = ""
+	expect.Equal(s.t, got.Names, want)
+	expect.Contains(s.t, s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()), got.ID, "inspect", want.Path())
 }

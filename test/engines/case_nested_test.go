@@ -115,7 +115,7 @@ func dockerInDocker(s *site) {
 
 	// A process that may mount the host's cgroups can leave its own; the pid namespace still identifies it.
 	s.exec(outer, "sh", "-euc", "mkdir /host; mount -t cgroup2 none /host")
-	if g := s.hogBy(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
+	if g := s.startHog(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
 		s.t.Errorf("in another cgroup it said %q", g.said)
 	}
 	expect.Equal(s.t, s.Use(id).Used, gib, "the container shows")

@@ -89,8 +89,8 @@ func (s *site) gives(c container, seen ...int) {
 	}
 	for _, n := range seen {
 		hog := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d /demo/cuda_hog ", n) // the simulated driver shows all GPUs
-		expect.Equal(s.t, s.hogBy(name, fmt.Sprint(hog, 3*gib)).said, fmt.Sprintf("holds %d of %d", 3*gib, quota), c.flags, c.env, "on GPU", n)
-		expect.Contains(s.t, s.hogBy(name, fmt.Sprint(hog, 2*gib)).said, ": CUDA_ERROR_OUT_OF_MEMORY", c.flags, c.env, "2 GiB beside 3 on GPU", n)
+		expect.Equal(s.t, s.startHog(name, fmt.Sprint(hog, 3*gib)).said, fmt.Sprintf("holds %d of %d", 3*gib, quota), c.flags, c.env, "on GPU", n)
+		expect.Contains(s.t, s.startHog(name, fmt.Sprint(hog, 2*gib)).said, ": CUDA_ERROR_OUT_OF_MEMORY", c.flags, c.env, "2 GiB beside 3 on GPU", n)
 	}
 	if seen == nil {
 		expect.Contains(s.t, s.hog(name, gib).said, "dlopen: ", c.flags, c.env, "it was given no driver")
@@ -123,7 +123,7 @@ func cdiByEngine(s *site) {
 		s.gives(s.asked(byCDI, "all"), 0, 1)
 		c := s.asked(byCDI, "0")
 		c.annotations = map[string]string{"gpuslice.vram.1": "4G"}
-		if p, ok := s.engine.(*equippedPodman); ok && p.hooks {
+		if p, ok := s.engine.(*equippedPodman); ok && p.hookMode {
 			return // crun drops the output of hooks
 		}
 		s.refuses(c, "device 1", "does not use", "it sees only 0")

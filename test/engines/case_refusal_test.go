@@ -58,7 +58,7 @@ func (s *site) checkMessage(out string, parts ...string) {
 	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // Podman's prefix, after its log
 		shown = after
 	}
-	if e, ok := s.engine.(*podman); ok && e.hooks {
+	if e, ok := s.engine.(*podman); ok && e.hookMode {
 		return
 	}
 	if e, ok := s.engine.(interface{ showsRuncToo() bool }); ok && e.showsRuncToo() {

@@ -46,7 +46,7 @@ func newRootless(s *site, e *podman) *rootless {
 		"PATH=" + tools + "/podman:" + s.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + r.home, "XDG_RUNTIME_DIR=" + r.home + "/run",
 		"USER=rootless", "GPUSLICE_SESSION_SOCKET=" + session, "LD_LIBRARY_PATH=" + s.Bin + "/fakecuda", "FAKECUDA_STATE=" + s.in("fake", "state"),
 	}
-	low := filepath.Join(append([]string{tools}, e.low...)...)
+	low := filepath.Join(append([]string{tools}, e.runtimeParts...)...)
 	for file, text := range map[string]string{
 		"containers.conf": fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -131,7 +131,7 @@ func rootlessContainers(s *site) {
 	defer r.end()
 	must.Output(r.podman("import", s.in("tools", "images", "debian.tar"), "debian"))(s.t, "import")
 	flags := []string{"--annotation", "gpuslice.vram=1G"}
-	if !e.hooks {
+	if !e.hookMode {
 		flags = append(flags, "--runtime", "gpuslice")
 	}
 	out, err := s.finish(r.command(r.run(flags, []string{"true"})...))

@@ -14,7 +14,7 @@ type testcase struct {
 var cases = []testcase{
 	{name: "quota", title: "one quota for all processes and `exec`", run: quotaIsShared},
 	{name: "refusals", title: "bad annotations: gpuslice's message is shown", run: refusalsAreShown},
-	{name: "names", title: "shown with its name and image", run: namesAreShown, needs: hasNames},
+	{name: "names", title: "shown with its name and image", run: namesAreShown, needs: skipWithoutNames},
 	{name: "documents", title: "commands of the documents, and what they print", run: documentsAreTrue, needs: hasDocuments},
 	{name: "restart", title: "restart under the same id", run: restartKeepsTheQuota, needs: restarts},
 	{name: "pause", title: "paused: keeps what it holds", run: pausedKeeps, needs: pauses},

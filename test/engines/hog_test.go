@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/test/expect"
 	"github.com/gpuslice/gpuslice/test/must"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -29,25 +28,28 @@ func (g hog) holds(bytes, total uint64) bool {
 
 func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
 
-// mustHold starts a process that has to get the bytes, on a card that it sees as large as total.
+// mustHold starts a process that allocates bytes. It must succeed, and see a card with total bytes of memory.
 func (s *site) mustHold(name string, bytes, total uint64, what ...any) {
 	s.t.Helper()
 	must.Equal(s.t, s.hog(name, bytes).said, fmt.Sprintf("holds %d of %d", bytes, total), what...)
 }
 
-// mustRefuse starts a process that has to be refused the bytes.
+// mustRefuse starts a process that allocates bytes. It must get CUDA_ERROR_OUT_OF_MEMORY.
 func (s *site) mustRefuse(name string, bytes uint64, what ...any) {
 	s.t.Helper()
-	expect.Contains(s.t, s.hog(name, bytes).said, ": CUDA_ERROR_OUT_OF_MEMORY", what...)
+	g := s.hog(name, bytes)
+	must.True(s.t, g.refused(), append(what, "said", g.said)...)
 }
 
 // hog starts a process that allocates memory and keeps it, by the engine's exec.
 func (s *site) hog(name string, bytes uint64) hog {
 	s.t.Helper()
-	return s.hogBy(name, "/demo/cuda_hog "+strconv.FormatUint(bytes, 10))
+	return s.startHog(name, "/demo/cuda_hog "+strconv.FormatUint(bytes, 10))
 }
 
-func (s *site) hogBy(name, command string) hog {
+// startHog runs a command in the container by the engine's exec, and returns its first output and its pid. The command's output goes to a file in
+// /fake, which host and container share.
+func (s *site) startHog(name, command string) hog {
 	s.t.Helper()
 	said := fmt.Sprintf("said-%s-%d", name, names.Add(1))
 	pid := strings.TrimSpace(s.exec(name, "/bin/sh", "-c",
@@ -59,7 +61,7 @@ func (s *site) hogBy(name, command string) hog {
 	}
 	file := s.in("fake", said)
 	defer os.Remove(file)
-	s.Eventually("the process has said what it got", func() bool {
+	s.Eventually("the process has printed its result", func() bool {
 		text, err := os.ReadFile(file)
 		g.said = testhost.LastLine(string(text))
 		return err == nil && g.said != ""
@@ -77,7 +79,7 @@ func (s *site) killHogs(id string) {
 		}
 	}
 	// Contexts too: a refused process's context counts until the process ends.
-	s.Eventually("what they held is back", func() bool {
+	s.Eventually("the slice uses no memory", func() bool {
 		use := s.Use(id)
 		return use.Used+use.Overhead == 0
 	})
@@ -95,6 +97,6 @@ func (s *site) works(name string) {
 		s.t.Fatalf("two processes hold 1 GiB each and one was refused; the slice shows %+v", use)
 	}
 	s.killHogs(id)
-	s.mustHold(name, 3*gib, quota, "after they were killed one: there is room")
+	s.mustHold(name, 3*gib, quota, "a process started after the others were killed: there is room for 3 GiB")
 	s.killHogs(id)
 }

@@ -208,7 +208,9 @@ func (e *equippedNerdctl) up(s *site) {
 // equippedPodman has NVIDIA's hook in hooks.d, next to ours.
 type equippedPodman struct{ *podman }
 
-func (e *podman) equipped() engine { return &equippedPodman{&podman{low: e.low, hooks: e.hooks}} }
+func (e *podman) equipped() engine {
+	return &equippedPodman{&podman{runtimeParts: e.runtimeParts, hookMode: e.hookMode}}
+}
 
 func (e *podman) ask(w way, gpus string) (c container, not string) {
 	switch {

@@ -31,7 +31,7 @@ func (e *oci) isCrun() bool { return e.runtime[0] == "crun" }
 // showsRuncToo: standard error of runc and of the container's process are one stream.
 func (e *oci) showsRuncToo() bool { return !e.isCrun() }
 
-func (e *oci) isApart() bool { return e.isCrun() }
+func (e *oci) needsOwnNamespace() bool { return e.isCrun() }
 
 func (e *oci) low(t testing.TB) string {
 	if e.isCrun() {

@@ -14,38 +14,38 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// podman is Debian's Podman. Since it runs apart, it uses the default configuration paths: the distribution's files and those of
-// `gpuslice install podman`.
+// podman is Debian's Podman. It runs in a mount namespace of its own (see apart), so it can use the default configuration paths: the
+// distribution's files and those of `gpuslice install podman`.
 type podman struct {
 	dockerlike
-	low   []string // the low-level runtime, in the cache
-	hooks bool     // Podman runs it directly, with our hook in hooks.d
-	path  string   // of the low-level runtime
+	runtimeParts []string // the low-level runtime, in the cache
+	hookMode     bool     // Podman runs it directly, with our hook in hooks.d
+	runtimePath  string   // of the low-level runtime
 }
 
 func (e *podman) options(t testing.TB) testhost.Options {
-	e.path = isolatedRuntime(t, e.low...)
-	return testhost.Options{Runtimes: []string{e.path}}
+	e.runtimePath = isolatedRuntime(t, e.runtimeParts...)
+	return testhost.Options{Runtimes: []string{e.runtimePath}}
 }
 
-func (e *podman) isApart() bool { return true }
+func (e *podman) needsOwnNamespace() bool { return true }
 
 func (e *podman) up(s *site) {
 	tool(s.t, "podman", "podman")
 	s.prepend("podman")
 	install := []string{"install", "podman"}
 	e.s, e.program = s, []string{"podman", "--runtime", "gpuslice"}
-	if e.hooks {
+	if e.hookMode {
 		install = append(install, "--hooks")
 		e.program = e.program[:1]
 	}
 	e.flags = []string{"--network", "none", "--cgroup-parent", "/" + cgroupParent(s.Dir), "--pull", "never"}
 	e.userns = []string{"--uidmap", fmt.Sprintf("0:%d:65536", usernsBase), "--gidmap", fmt.Sprintf("0:%d:65536", usernsBase)}
 
-	s.Must(os.Symlink(filepath.Join(filepath.Dir(e.path), "state"), s.in("runc")))
+	s.Must(os.Symlink(filepath.Join(filepath.Dir(e.runtimePath), "state"), s.in("runc")))
 	s.Must(os.WriteFile(s.in("containers.conf"), []byte(e.config()), 0o644))
 	s.Must(os.WriteFile(s.in("storage.conf"), []byte(e.storage()), 0o644))
-	// Removes the host's configuration. The monitors of all containers share a cgroup, which stays.
+	// Replace the configuration in this namespace: the host's stays. The monitors of all containers share a cgroup, which stays, too.
 	s.must("sh", "-euc", `
 		cd "$2"
 		rm -rf /etc/containers /usr/share/containers
@@ -67,8 +67,8 @@ func (e *podman) config() string {
 	for _, v := range append([]string{"PATH=" + e.s.path}, e.s.env...) {
 		env = append(env, fmt.Sprintf("%q", v))
 	}
-	name := filepath.Base(e.path)
-	// Limits stay within the test's own, without a pids controller. Paths shared with the host's Podman are redirected.
+	name := filepath.Base(e.runtimePath)
+	// The ulimits must not exceed the test's. There is no pids controller here. Paths that the host's Podman uses are redirected.
 	return fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 pids_limit = 0
@@ -89,7 +89,7 @@ tmp_dir = %q
 [engine.runtimes]
 %s = [%q]
 `, strings.Join(env, ", "), tool(e.s.t, "podman", "conmon"), tool(e.s.t, "podman"), tool(e.s.t, "podman", "catatonit"),
-		name, e.s.in("podman", "tmp"), name, e.path)
+		name, e.s.in("podman", "tmp"), name, e.runtimePath)
 }
 
 func (e *podman) storage() string {
@@ -103,23 +103,23 @@ skip_mount_home = "true"
 `, e.s.in("podman", "graph"), e.s.in("podman", "run"))
 }
 
-// refusals: the hook does not run without an annotation of ours.
+// refusals returns the bad containers that are refused. With hooks, a container without our annotations is not: its hook does not run.
 func (e *podman) refusals() (all []refusal) {
 	for _, r := range bad {
-		if !e.hooks || len(r.annotations) > 0 {
+		if !e.hookMode || len(r.annotations) > 0 {
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-// forgotten deletes the runtime state that Podman leaves when a container's monitor was killed, with gpuslice or without.
-func (e *podman) forgotten(id string) {
+// deleteForgotten deletes the runtime's state, which Podman leaves when a container's monitor is killed, also without gpuslice.
+func (e *podman) deleteForgotten(id string) {
 	e.s.t.Helper()
-	// Podman has removed the bundle in which crun would run the poststop hook, so crun may die from its pipe before or after it
+	// Podman has removed the bundle in which crun would run the poststop hook, so SIGPIPE may kill crun before or after it
 	// deletes the container. Deleting a deleted container is no error.
 	e.s.Eventually("crun has deleted it", func() bool {
-		_, err := e.s.output(e.path, "delete", "--force", id)
+		_, err := e.s.output(e.runtimePath, "delete", "--force", id)
 		return err == nil
 	})
 }

@@ -30,8 +30,8 @@ var rows = []row{
 	{name: "docker 20.10", version: []string{"docker-20", "containerd-1.6", "runc-1.1"}, make: func() engine {
 		return &docker{version: "docker-20", containerd: "containerd-1.6", low: []string{"runc-1.1", "runc"}, old: true}
 	}},
-	{name: "Podman", version: []string{"podman", "crun"}, make: func() engine { return &podman{low: []string{"crun", "crun"}} }},
+	{name: "Podman", version: []string{"podman", "crun"}, make: func() engine { return &podman{runtimeParts: []string{"crun", "crun"}} }},
 	{name: "Podman, hooks.d", version: []string{"podman", "runc-1.4"}, make: func() engine {
-		return &podman{low: []string{"runc-1.4", "runc"}, hooks: true}
+		return &podman{runtimeParts: []string{"runc-1.4", "runc"}, hookMode: true}
 	}},
 }

@@ -59,7 +59,7 @@ func newSite(t *testing.T, r row) *site {
 	}); ok {
 		o = e.options(t)
 	}
-	if e, ok := s.engine.(interface{ isApart() bool }); ok && e.isApart() {
+	if e, ok := s.engine.(interface{ needsOwnNamespace() bool }); ok && e.needsOwnNamespace() {
 		s.apart = newApart(t)
 		o.Enter = s.apart.enter()
 	}

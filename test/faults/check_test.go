@@ -82,7 +82,7 @@ func (w *world) never(looks int) {
 
 func (w *world) overcharged() error {
 	w.Helper()
-	if w.away != "" || w.mayFail != "" {
+	if w.downReason != "" || w.mayFail != "" {
 		return nil
 	}
 	byID := map[string]*slice{}
@@ -94,7 +94,7 @@ func (w *world) overcharged() error {
 			if d.Index < 0 || d.Index >= devices {
 				continue // without NVML there are no figures
 			}
-			if s := byID[s.ID]; s != nil && s.state != spoilt && d.Used+d.Overhead > max(s.most(w, d.Index), s.charged[d.Index]) {
+			if s := byID[s.ID]; s != nil && s.state != damaged && d.Used+d.Overhead > max(s.most(w, d.Index), s.charged[d.Index]) {
 				return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, where it may have %d", s.id, d.Used, d.Overhead, d.Index, s.most(w, d.Index))
 			}
 		}
@@ -111,7 +111,7 @@ func (w *world) overheld() error {
 			for _, p := range s.workers {
 				bytes += listed[device][p.pid]
 			}
-			if bytes > s.most(w, device) && s.state != spoilt {
+			if bytes > s.most(w, device) && s.state != damaged {
 				return fmt.Errorf("the driver holds %d bytes on device %d for slice %s, which may have %d", bytes, device, s.id, s.most(w, device))
 			}
 		}
@@ -124,7 +124,7 @@ func (w *world) overheld() error {
 				for _, q := range s.workers {
 					if s.pool == p {
 						bytes += listed[device][q.pid]
-						honest = honest && s.state != spoilt
+						honest = honest && s.state != damaged
 					}
 				}
 			}
@@ -154,7 +154,7 @@ func (w *world) check() {
 	w.never(1)
 	listed := w.listed()
 	mine := w.leased.brokers()
-	mine[w.looker.pid] = true
+	mine[w.observer.pid] = true
 	for _, t := range w.turners {
 		mine[t.init.pid] = true
 	}
@@ -166,7 +166,7 @@ func (w *world) check() {
 				if !p.contexts[device] {
 					want = 0 // NVML only lists processes with a context
 				}
-				if got := listed[device][p.pid]; got != want && s.state != spoilt {
+				if got := listed[device][p.pid]; got != want && s.state != damaged {
 					w.fail("the driver holds %d bytes on device %d for process %d of %s, the model %d", got, device, p.pid, s.id, want)
 				}
 			}
@@ -179,7 +179,7 @@ func (w *world) check() {
 			}
 		}
 	}
-	if w.away != "" || w.mayFail != "" {
+	if w.downReason != "" || w.mayFail != "" {
 		return
 	}
 	w.resolve()
@@ -244,7 +244,7 @@ func (w *world) differs() error {
 		case s.state == released:
 		case !there:
 			return fmt.Errorf("slice %s is lost", s.id)
-		case s.state == spoilt:
+		case s.state == damaged:
 		case s.state == closed && got.State != api.Damaged:
 			return fmt.Errorf("slice %s is %s, and its page was closed", s.id, got.State)
 		case s.state == closed:

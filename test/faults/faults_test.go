@@ -48,12 +48,12 @@ func faults() []fault {
 		{name: "wall clock set by hours, days and years, to and fro", inject: jumpingClock},
 		{name: "container frozen", inject: frozen},
 		{name: "container frozen, and the enforcer killed", inject: frozenAndKilled},
-		{name: "clients that say half a request on the control socket", inject: halfRequests},
-		{name: "processes that say nothing, half, or nonsense on the attach socket", inject: halfAttaches},
-		{name: "NVML fails", inject: func(w *world, r *rand.Rand) string { return w.nvml("fail", false) }},
-		{name: "NVML fails, and the enforcer is killed", inject: func(w *world, r *rand.Rand) string { return w.nvml("fail", true) }},
-		{name: "NVML hangs", inject: func(w *world, r *rand.Rand) string { return w.nvml("hang", false) }},
-		{name: "ledger overwritten by a process of the slice", inject: scribble},
+		{name: "clients that send malformed requests on the control socket", inject: malformedRequests},
+		{name: "processes that send nothing or malformed messages on the attach socket", inject: malformedAttaches},
+		{name: "NVML fails", inject: func(w *world, r *rand.Rand) string { return w.breakNVML("fail", false) }},
+		{name: "NVML fails, and the enforcer is killed", inject: func(w *world, r *rand.Rand) string { return w.breakNVML("fail", true) }},
+		{name: "NVML hangs", inject: func(w *world, r *rand.Rand) string { return w.breakNVML("hang", false) }},
+		{name: "ledger overwritten by a process of the slice", inject: overwriteLedger},
 	}
 	for _, point := range killPoints() {
 		list = append(list, fault{name: "enforcer killed at `" + point + "`", inject: func(w *world, r *rand.Rand) string { return w.killAt(point, r) }})
@@ -78,7 +78,7 @@ func (w *world) inject(f fault) {
 	w.step++
 	w.say("FAULT: %s", f.name)
 	outcome := f.inject(w, w.random())
-	w.mayFail, w.away = "", ""
+	w.mayFail, w.downReason = "", ""
 	if f.leases {
 		w.leased.check()
 	}
@@ -175,9 +175,9 @@ func (w *world) populate(r *rand.Rand) {
 func away(w *world, r *rand.Rand) string {
 	w.populate(r)
 	w.daemon.end(unix.SIGKILL)
-	w.away = "the enforcer is away"
+	w.downReason = "the enforcer is away"
 	w.operations(8)
-	if err := w.hook("prestart", &slice{id: w.name(), init: w.looker}); err == nil {
+	if err := w.hook("prestart", &slice{id: w.name(), init: w.observer}); err == nil {
 		w.fail("a container was given a slice, and no enforcer is there")
 	}
 	w.start()
@@ -188,7 +188,7 @@ func stopped(w *world, r *rand.Rand) string {
 	w.populate(r)
 	cmd, _ := w.daemon.now()
 	w.must(cmd.Process.Signal(unix.SIGSTOP))
-	w.away = "the enforcer is stopped"
+	w.downReason = "the enforcer is stopped"
 	w.say("(hooks wait for their time, so slices end later)")
 	for range 6 {
 		w.step++

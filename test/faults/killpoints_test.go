@@ -54,7 +54,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	policy := w.policy
 	w.configure(configuredFor(point, w.policy, r))
 	if part == "restore" {
-		w.away = "the enforcer is away"
+		w.downReason = "the enforcer is away"
 		for range 4 {
 			if killProcess(w, r) {
 				w.check()
@@ -62,7 +62,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 			w.step++
 			r = w.random()
 		}
-		w.away = ""
+		w.downReason = ""
 	}
 	if strings.Contains(point, "pool") {
 		part = "pool"

@@ -47,7 +47,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 		w.stopContainer(s)
 		return true
 	}
-	s.state = spoilt // the model predicts nothing for a slice about to end
+	s.state = damaged // the model predicts nothing for a slice about to end
 	w.begin(s)
 	stubborn := r.IntN(2) == 0
 	for range 2 {

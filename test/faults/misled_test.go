@@ -146,10 +146,10 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	}
 	empty()
 	w.lie(lies{})
-	if w.away != "" || kill && r.IntN(2) == 0 {
+	if w.downReason != "" || kill && r.IntN(2) == 0 {
 		w.restart(unix.SIGKILL)
 	}
-	w.away = ""
+	w.downReason = ""
 	w.eventually("the audit log is written again", func() bool {
 		health, err := w.client.Health(w.Context())
 		w.must(err)
@@ -161,7 +161,7 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 // isFull checks that the enforcer, unable to write, makes no promise and reports why.
 func (w *world) isFull() {
 	w.Helper()
-	if w.away != "" {
+	if w.downReason != "" {
 		return
 	}
 	w.named++
@@ -198,7 +198,7 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		started := w.daemon.up() == nil
 		if !started {
 			w.say("it does not start")
-			w.away = "the enforcer cannot start"
+			w.downReason = "the enforcer cannot start"
 			w.hasSaid(max(l.writeError, l.syncError))
 		} else if l.writeError == unix.EROFS {
 			w.fail("it has started with a state that it cannot write")
@@ -208,7 +208,7 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		if !started || r.IntN(2) == 0 {
 			w.restart(unix.SIGKILL)
 		}
-		w.away = ""
+		w.downReason = ""
 	} else if r.IntN(2) == 0 {
 		w.say("the disk is well, and the enforcer is stopped")
 		w.lie(lies{})

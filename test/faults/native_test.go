@@ -10,7 +10,7 @@ import "fmt"
 // none.
 func (w *world) limitsDiffer() error {
 	for _, s := range w.slices {
-		if s.session || s.state == spoilt || s.state == closed {
+		if s.session || s.state == damaged || s.state == closed {
 			continue
 		}
 		for device := range devices {
@@ -24,7 +24,7 @@ func (w *world) limitsDiffer() error {
 			default:
 				want = fmt.Sprint("ok ", s.limit)
 			}
-			if got := w.looker.ask("limit %d %s", device, s.cgroup); got != want {
+			if got := w.observer.ask("limit %d %s", device, s.cgroup); got != want {
 				return fmt.Errorf("the driver holds the cgroup of %s to %q on device %d, the model to %q", s.id, got, device, want)
 			}
 		}

@@ -72,7 +72,7 @@ func (w *world) operate() {
 	n := r.IntN(len(list))
 	for i := range list {
 		o := list[(n+i)%len(list)]
-		if o.needsEnforcer && w.away != "" || !o.run(w, w.random()) {
+		if o.needsEnforcer && w.downReason != "" || !o.run(w, w.random()) {
 			continue
 		}
 		w.steps++
@@ -175,7 +175,7 @@ func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	}
 	most, least := s.room(p.w, device)
 	switch {
-	case s.state == spoilt:
+	case s.state == damaged:
 	case s.mayRefuseAttach && !ok:
 		p.retryAt = time.Now().Add(retryAfter)
 	case (s.state == released || s.state == closed) && ok:
@@ -299,7 +299,7 @@ func askTotal(w *world, r *rand.Rand) bool {
 		size = min(size, s.pool.limit)
 	}
 	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the bytes.
-	if sure := w.away == "" && w.mayFail == ""; err != nil || left > most || sure && (left != most || total != size) {
+	if sure := w.downReason == "" && w.mayFail == ""; err != nil || left > most || sure && (left != most || total != size) {
 		w.fail("process %d of %s got answer %q for device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
 	}
 	return true

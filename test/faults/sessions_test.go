@@ -34,14 +34,14 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 		err := w.reap(s.run)
 		p.forget()
 		w.drop(s)
-		if w.mayFail == "" && w.away == "" {
+		if w.mayFail == "" && w.downReason == "" {
 			w.fail("the session %s was refused: %v", s.id, err)
 		}
 		w.say("… refused")
 		return nil
 	}
-	if w.away != "" {
-		w.fail("the session %s has begun, and %s", s.id, w.away)
+	if w.downReason != "" {
+		w.fail("the session %s has begun, and %s", s.id, w.downReason)
 	}
 	pid, err := strconv.Atoi(strings.TrimPrefix(said, "ready "))
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 	active   state = "active"
 	released state = "released" // by force: its processes get no more memory
 	closed   state = "closed"   // like released, but listed as damaged: the disk missed the release, and the enforcer was replaced
-	spoilt   state = "spoilt"   // a process overwrote its ledger: the model predicts nothing
+	damaged  state = "damaged"  // a process overwrote its ledger: the model predicts nothing
 	unknown  state = "unknown"  // it may be released: resolved when the enforcer is well again
 )
 
@@ -206,15 +206,15 @@ func (w *world) beginContainer(s *slice, annotations map[string]string, words ..
 	w.add(s)
 	w.create(s, annotations)
 	if err := w.hook("prestart", s, words...); err != nil {
-		if w.mayFail == "" && w.away == "" {
+		if w.mayFail == "" && w.downReason == "" {
 			w.fail("the container %s was refused: %v", s.id, err)
 		}
 		w.say("… refused: %.300v", err)
 		w.stopContainer(s)
 		return nil
 	}
-	if w.away != "" {
-		w.fail("the hook has given the container %s a slice, and %s", s.id, w.away)
+	if w.downReason != "" {
+		w.fail("the hook has given the container %s a slice, and %s", s.id, w.downReason)
 	}
 	w.begin(s)
 	return s

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-func (w *world) fill(dir string) (empty func()) {
+// fill uses up the blocks and inodes of dir's file system. free removes its files.
+func (w *world) fill(dir string) (free func()) {
 	place := filepath.Join(dir, "filler")
 	w.must(os.Mkdir(place, 0o700))
 	file, err := os.Create(filepath.Join(place, "bytes"))
@@ -39,46 +40,46 @@ func (w *world) fill(dir string) (empty func()) {
 	return func() { w.must(os.RemoveAll(place)) }
 }
 
-// killWhileFull: the next enforcer starts, or reports why it cannot.
+// killWhileFull kills the enforcer and starts the next one. It must start, or report ENOSPC.
 func (w *world) killWhileFull() {
 	w.Helper()
 	w.daemon.end(unix.SIGKILL)
 	w.must(w.daemon.launch("", 0))
 	if err := w.daemon.up(); errors.Is(err, errEnded) {
 		w.say("it does not start")
-		w.away = "the enforcer cannot start"
+		w.downReason = "the enforcer cannot start"
 		w.hasSaid(unix.ENOSPC)
 	} else if err != nil {
 		w.fail("start the enforcer: %v", err)
 	}
 }
 
-// roomAgain: after the shortage, this enforcer or the next grants rejected requests.
-func (w *world) roomAgain(r *rand.Rand, empty func()) string {
+// endShortage frees the space. Then this enforcer, or the next one, must grant requests that it rejected.
+func (w *world) endShortage(r *rand.Rand, free func()) string {
 	w.Helper()
 	w.operations(3)
-	empty()
-	if w.away != "" || r.IntN(2) == 0 {
+	free()
+	if w.downReason != "" || r.IntN(2) == 0 {
 		w.restart(unix.SIGKILL)
 	}
-	w.away = ""
+	w.downReason = ""
 	return w.checkRecovered(r)
 }
 
 func runFull(w *world, r *rand.Rand) string {
-	empty := w.fillRun(r)
-	empty()
+	free := w.fillRun(r)
+	free()
 	return w.checkRecovered(r)
 }
 
 func runFullAndKilled(w *world, r *rand.Rand) string {
-	empty := w.fillRun(r)
+	free := w.fillRun(r)
 	w.killWhileFull()
-	return w.roomAgain(r, empty)
+	return w.endShortage(r, free)
 }
 
-func (w *world) fillRun(r *rand.Rand) (empty func()) {
-	empty = w.fill(filepath.Join(w.dir, "run"))
+func (w *world) fillRun(r *rand.Rand) (free func()) {
+	free = w.fill(filepath.Join(w.dir, "run"))
 	w.mayFail, w.full = "the run directory is full", true
 	for _, s := range w.slices {
 		s.mayRefuseAttach = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
@@ -86,10 +87,10 @@ func (w *world) fillRun(r *rand.Rand) (empty func()) {
 	w.operations(6)
 	beginContainer(w, r)
 	beginSession(w, r)
-	return empty
+	return free
 }
 
-// checkRecovered: operations that failed during the fault succeed again.
+// checkRecovered checks that operations that failed during the fault succeed again.
 func (w *world) checkRecovered(r *rand.Rand) string {
 	w.mayFail, w.full = "", false
 	for _, s := range w.slices {
@@ -103,7 +104,8 @@ func (w *world) checkRecovered(r *rand.Rand) string {
 	return "refused or done, and well afterwards"
 }
 
-// readOnly: a file system with a file open for writing cannot become read-only, so the enforcer finds it so at its start.
+// readOnly makes the state directory read-only, while no enforcer runs: a file system with a file open for writing stays writable. The next
+// enforcer must refuse to start.
 func readOnly(w *world, r *rand.Rand) string {
 	state := filepath.Join(w.dir, "state")
 	w.populate(r)
@@ -111,14 +113,14 @@ func readOnly(w *world, r *rand.Rand) string {
 	w.must(unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=4m"))
 	w.must(w.daemon.launch("", 0))
 	err := w.daemon.up()
-	w.away = "the enforcer cannot start"
+	w.downReason = "the enforcer cannot start"
 	if err == nil {
-		w.fail("it has started with a state that it cannot write")
+		w.fail("the enforcer has started with a read-only state directory")
 	}
 	w.operations(4)
 	w.must(unix.Mount("", state, "", unix.MS_REMOUNT, "size=4m"))
 	w.start()
-	w.away = ""
+	w.downReason = ""
 	return w.checkRecovered(r)
 }
 
@@ -166,7 +168,7 @@ func frozenAndKilled(w *world, r *rand.Rand) string {
 	return "harms nobody else; " + whole
 }
 
-func halfRequests(w *world, r *rand.Rand) string {
+func malformedRequests(w *world, r *rand.Rand) string {
 	var open []net.Conn
 	for _, text := range []string{"", "GET /v1/sl", "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{\"id\":", "\x00\xff\n\n", "DELETE"} {
 		for range 8 {
@@ -184,16 +186,14 @@ func halfRequests(w *world, r *rand.Rand) string {
 	return "harms nobody else"
 }
 
-func halfAttaches(w *world, r *rand.Rand) string {
+func malformedAttaches(w *world, r *rand.Rand) string {
 	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
 	if s == nil {
 		s = w.registerContainer(r)
 	}
-	shown, err := w.client.Slice(w.Context(), s.id)
-	w.must(err)
 	sockets, err := filepath.Glob(filepath.Join(w.slicesDir(), "*", "bind", api.AttachSocketName))
 	w.must(err)
-	w.say("%d sockets get half of a message, and that of %s", len(sockets), shown.ID)
+	w.say("malformed messages to %d attach sockets, including that of slice %s", len(sockets), s.id)
 	var open []net.Conn
 	for _, socket := range sockets {
 		for _, n := range []int{0, 1, 63, 64, 65, 4096} {
@@ -216,9 +216,9 @@ func halfAttaches(w *world, r *rand.Rand) string {
 	return "harms nobody else"
 }
 
-// nvml: without driver truth the ledger alone counts.
-func (w *world) nvml(what string, kill bool) string {
-	w.must(os.WriteFile(w.nvmlFault(), []byte(what), 0o644))
+// breakNVML makes NVML fail or hang. The enforcer must then rely on its ledger alone.
+func (w *world) breakNVML(fault string, kill bool) string {
+	w.must(os.WriteFile(w.nvmlFault(), []byte(fault), 0o644))
 	w.operations(4)
 	if kill {
 		w.noTruth = true
@@ -231,12 +231,12 @@ func (w *world) nvml(what string, kill bool) string {
 		w.check()
 		w.restart(unix.SIGKILL)
 	}
-	return "the ledger goes on"
+	return "the ledger remains correct"
 }
 
-// scribble: overwriting a ledger harms only the writer's own slice. (Members of a pool share its ledger, and each can damage
-// it.)
-func scribble(w *world, r *rand.Rand) string {
+// overwriteLedger has a process overwrite its ledger, which must harm only its own slice. (Members of a pool share its ledger, and each can
+// damage it.)
+func overwriteLedger(w *world, r *rand.Rand) string {
 	victim := func(p *worker) bool { return p.attached && p.slice.state == active && p.slice.pool == nil }
 	p := w.pickWorker(r, victim)
 	if p == nil {
@@ -246,9 +246,10 @@ func scribble(w *world, r *rand.Rand) string {
 		p = s.init
 	}
 	s := p.slice
-	s.state = spoilt
+	s.state = damaged
 	w.say("process %d overwrites the ledger of %s", p.pid, s.id)
 	got := p.ask("scribble %d %d", r.Uint32(), 1+r.IntN(2000))
+	// With the policy kill it may be killed before it answers.
 	if !strings.HasPrefix(got, "ok ") && w.policy != api.Kill || got == "ok 0" {
 		w.fail("process %d has not found its ledger: %q", p.pid, got)
 	}

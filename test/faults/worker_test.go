@@ -135,7 +135,7 @@ func (p *worker) forget() {
 	p.in.Close()
 	p.out.Close()
 	if p.slice != nil {
-		if pool := p.slice.pool; pool != nil && (p.w.away != "" || p.w.mayFail != "") {
+		if pool := p.slice.pool; pool != nil && (p.w.downReason != "" || p.w.mayFail != "") {
 			for device := range devices {
 				pool.exitedBytes[device] += p.on(device)
 			}
@@ -171,7 +171,7 @@ func (w *world) listed() (all [devices]map[int]uint64) {
 	w.Helper()
 	for device := range devices {
 		all[device] = make(map[int]uint64)
-		words := strings.Fields(w.looker.ask("list %d", device))
+		words := strings.Fields(w.observer.ask("list %d", device))
 		if len(words) == 0 || words[0] != "ok" {
 			w.fail("NVML does not answer the observer: %q", words)
 		}

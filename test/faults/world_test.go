@@ -45,21 +45,21 @@ const (
 // world is one host: a daemon with its own file systems, the simulated cards, the slices, and their model.
 type world struct {
 	*testing.T
-	dir, bin string
-	seed     uint64
-	step     int
-	client   *client.Client
-	daemon   *daemon
-	looker   *worker // outside all slices; queries NVML
-	slices   []*slice
-	leased   *leased // nil: no lease service runs
-	turners  []*turner
-	turned   int // number started
-	pools    []*pool
-	named    int    // slices so far
-	mayFail  string // why the enforcer may fail a request; "" if it may not
-	full     bool   // the run directory is full
-	away     string // why the enforcer does not run
+	dir, bin   string
+	seed       uint64
+	step       int
+	client     *client.Client
+	daemon     *daemon
+	observer   *worker // outside all slices; queries NVML
+	slices     []*slice
+	leased     *leased // nil: no lease service runs
+	turners    []*turner
+	turned     int // number started
+	pools      []*pool
+	named      int    // slices so far
+	mayFail    string // why the enforcer may fail a request; "" if it may not
+	full       bool   // the run directory is full
+	downReason string // why the enforcer does not run
 	// The disk may keep a change that it rejects: it prevents the undo, and the enforcer is killed before retrying.
 	diskKeepsChanges bool
 	noTruth          bool // the enforcer has no driver truth and does not know the card's size
@@ -99,11 +99,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=700"))
 	w.configure(w.policy, false)
 	w.client = client.New(w.socket())
-	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
-	if said := w.looker.readLine(); !strings.HasPrefix(said, "ready ") {
+	w.observer = w.newWorker(nil, exec.Command(programs["worker"]))
+	if said := w.observer.readLine(); !strings.HasPrefix(said, "ready ") {
 		w.fail("the observer: %q", said)
 	}
-	w.looker.ask("list 0") // creates the cards
+	w.observer.ask("list 0") // creates the cards
 	w.start()
 	w.warm()
 	w.eventually("the enforcer has nothing open of former slices", func() bool {

@@ -45,10 +45,10 @@ func userActions(v victims) []action {
 		{name: "asks for what is the operator's, and follows events", atLeast: 5, do: u.asksForTheOperators},
 		{name: "sends garbage, and asks on paths that there are not", atLeast: 5, do: u.sendsGarbage},
 		{name: "looks for others' directories and sockets", atLeast: 500, pause: 10 * time.Millisecond, do: u.looksAround},
-		{name: "attaches by hand to his elastic session and never counts calls, without end", atLeast: 500, do: u.floodsHisSession},
-		{name: "asks for host memory for his session, without end", atLeast: 100, do: u.asksForHostMemory},
-		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 100 * time.Millisecond, do: u.suspendsAndStops},
-		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginsUrgent},
+		{name: "attaches by hand to their elastic session and never counts calls, without end", atLeast: 500, do: u.floodOwnSession},
+		{name: "asks for host memory for their session, without end", atLeast: 100, do: u.requestHostMemory},
+		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 100 * time.Millisecond, do: u.suspendAndStop},
+		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginWithHighestPriority},
 		{name: "sends descriptors to the users' socket and to his session's", atLeast: 20, do: u.sendsDescriptors},
 		{name: "allocates in his session until he is refused, and is killed", atLeast: 10, do: u.allocates},
 	}
@@ -239,7 +239,7 @@ func (u *user) renews() error {
 	return err
 }
 
-func (u *user) beginsUrgent() error {
+func (u *user) beginWithHighestPriority() error {
 	body, err := json.Marshal(api.RegisterRequest{
 		ID: fmt.Sprint("hostile-", u.names.Add(1)), PID: os.Getpid(), Session: true, TTL: time.Second, Elastic: true, Priority: api.MaxPriority,
 		Quotas: []api.Quota{{Device: api.AllDevices, Bytes: contextBytes}},
@@ -305,8 +305,8 @@ func asElastic(body []byte) []byte {
 	return bytes.Replace(body, []byte("{"), []byte(`{"elastic":true,`), 1)
 }
 
-// suspendsAndStops has its own session: a suspended one would stop the other actions.
-func (u *user) suspendsAndStops() error {
+// suspendAndStop has its own session: a suspended one would stop the other actions.
+func (u *user) suspendAndStop() error {
 	w, path, end, err := u.inSession(false)
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ func (u *user) looksAround() error {
 	return nil
 }
 
-func (u *user) floodsHisSession() error {
+func (u *user) floodOwnSession() error {
 	s, _, err := u.ownSession()
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func (u *user) floodsHisSession() error {
 	return c.sends(ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
 }
 
-func (u *user) asksForHostMemory() error {
+func (u *user) requestHostMemory() error {
 	s, _, err := u.ownSession()
 	if err != nil {
 		return err
