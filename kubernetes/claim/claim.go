@@ -108,7 +108,7 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 		}
 		i, known := index[r.Request]
 		if !known {
-			cfg, err := config.Of(c, r.Request)
+			cfg, err := config.ForRequest(c, r.Request)
 			if err != nil {
 				return nil, err
 			}

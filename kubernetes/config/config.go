@@ -27,12 +27,12 @@ const (
 	kind       = "ClaimConfig"
 )
 
-// Request is the configuration of one request of a claim.
-type Request struct {
+// RequestConfig is the configuration of one request of a claim.
+type RequestConfig struct {
 	Tenant   string        // tenant charged for its memory
 	TTL      time.Duration // limit per container; 0 for none
 	Elastic  bool          // its memory may be evicted while its containers are idle
-	Priority int           // for elastic requests
+	Priority int           // for elastic requests: api.MinPriority to api.MaxPriority; the lowest is evicted first
 }
 
 type parameters struct {
@@ -45,10 +45,10 @@ type parameters struct {
 	Priority   *int    `json:"priority"`
 }
 
-// Of returns the configuration of a request of an allocated claim. The claim's values override the class's. Errors are sentences
-// for the author of the claim.
-func Of(claim *resourceapi.ResourceClaim, request string) (Request, error) {
-	r := Request{Tenant: claim.Namespace}
+// ForRequest returns the configuration of a request of a claim, which must be allocated. Kubernetes lists the class's configuration before
+// the claim's, so the claim's values win. Errors are sentences for the author of the claim.
+func ForRequest(claim *resourceapi.ResourceClaim, request string) (RequestConfig, error) {
+	r := RequestConfig{Tenant: claim.Namespace}
 	for _, c := range claim.Status.Allocation.Devices.Config {
 		if c.Opaque == nil || c.Opaque.Driver != Driver || !concerns(c.Requests, request) {
 			continue
@@ -58,7 +58,7 @@ func Of(claim *resourceapi.ResourceClaim, request string) (Request, error) {
 			err = r.apply(p, c.Source == resourceapi.AllocationConfigSourceClass)
 		}
 		if err != nil {
-			return Request{}, fmt.Errorf("the configuration of request %s: %w", request, err)
+			return RequestConfig{}, fmt.Errorf("the configuration of request %s: %w", request, err)
 		}
 	}
 	return r, nil
@@ -80,28 +80,29 @@ func parse(raw []byte) (p parameters, err error) {
 		return p, fmt.Errorf("it cannot be read: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return p, errors.New("there is text after its end: give one object")
+		return p, errors.New("there is text after the JSON object: give exactly one")
 	}
 	if p.APIVersion != apiVersion || p.Kind != kind {
-		return p, fmt.Errorf("apiVersion %q and kind %q are not accepted: %q and %q are", p.APIVersion, p.Kind, apiVersion, kind)
+		return p, fmt.Errorf("apiVersion %q and kind %q are not accepted: use %q and %q", p.APIVersion, p.Kind, apiVersion, kind)
 	}
 	return p, nil
 }
 
-func (r *Request) apply(p parameters, class bool) error {
+// apply sets the fields that p has. fromClass permits tenant and priority, which a claim may not set.
+func (r *RequestConfig) apply(p parameters, fromClass bool) error {
 	if p.Mode != nil && *p.Mode != string(api.Enforce) {
-		return fmt.Errorf("mode %q is not accepted: a claim is a quota, and %q is the one mode of a quota that several containers share", *p.Mode, api.Enforce)
+		return fmt.Errorf("mode %q is not accepted in a claim: use %q, or leave it out", *p.Mode, api.Enforce)
 	}
 	if p.TTL != nil {
 		ttl, err := api.ParseDuration(*p.TTL)
 		if err != nil || ttl < api.MinTTL || ttl > api.MaxTTL {
-			return fmt.Errorf(`ttl %q is not accepted: a duration from %s to %s is, such as "90s", "30m", "12h" or "7d"`,
+			return fmt.Errorf(`ttl %q is not accepted: use a duration from %s to %s, such as "90s", "30m", "12h" or "7d"`,
 				*p.TTL, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
 		}
 		r.TTL = ttl
 	}
 	if p.Tenant != nil {
-		if !class {
+		if !fromClass {
 			return errors.New("a claim may not name its tenant: the tenant is the namespace unless the device class names another")
 		}
 		if err := api.CheckTenant(*p.Tenant); err != nil {
@@ -113,11 +114,11 @@ func (r *Request) apply(p parameters, class bool) error {
 		r.Elastic = *p.Elastic
 	}
 	if p.Priority != nil {
-		if !class {
+		if !fromClass {
 			return errors.New("a claim may not name its priority: only its device class may, such as elastic.gpuslice.io")
 		}
 		if *p.Priority < api.MinPriority || *p.Priority > api.MaxPriority {
-			return fmt.Errorf("priority %d is not accepted: %d to %d are", *p.Priority, api.MinPriority, api.MaxPriority)
+			return fmt.Errorf("priority %d is not accepted: use %d to %d", *p.Priority, api.MinPriority, api.MaxPriority)
 		}
 		r.Priority = *p.Priority
 	}

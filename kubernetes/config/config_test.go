@@ -26,61 +26,61 @@ func said(source resourceapi.AllocationConfigSource, text string, requests ...st
 	}}
 }
 
-func TestARequestHasItsNamespaceAsTenantUnlessTheClassNamesOne(t *testing.T) {
-	if r, err := Of(claim(), "gpu"); err != nil || r != (Request{Tenant: "team"}) {
+func TestTenantIsTheNamespaceUnlessTheClassNamesOne(t *testing.T) {
+	if r, err := ForRequest(claim(), "gpu"); err != nil || r != (RequestConfig{Tenant: "team"}) {
 		t.Errorf("got %+v, %v", r, err)
 	}
-	r, err := Of(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"tenant":"physics","ttl":"1h"}`)), "gpu")
-	if err != nil || r != (Request{Tenant: "physics", TTL: time.Hour}) {
+	r, err := ForRequest(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"tenant":"physics","ttl":"1h"}`)), "gpu")
+	if err != nil || r != (RequestConfig{Tenant: "physics", TTL: time.Hour}) {
 		t.Errorf("got %+v, %v", r, err)
 	}
 }
 
-func TestAClaimsSettingsReplaceTheClassesForItsRequests(t *testing.T) {
+func TestClaimValuesOverrideClassValues(t *testing.T) {
 	c := claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"ttl":"1h"}`),
 		said(resourceapi.AllocationConfigSourceClaim, `{`+head+`,"mode":"enforce","ttl":"30m"}`, "gpu"))
 	for request, want := range map[string]time.Duration{"gpu": 30 * time.Minute, "gpu/large": 30 * time.Minute, "other": time.Hour} {
-		if r, err := Of(c, request); err != nil || r.TTL != want {
+		if r, err := ForRequest(c, request); err != nil || r.TTL != want {
 			t.Errorf("%s: got %+v, %v, want %v", request, r, err, want)
 		}
 	}
 	foreign := said(resourceapi.AllocationConfigSourceClaim, `nonsense`)
 	foreign.Opaque.Driver = "other.io"
-	if _, err := Of(claim(foreign), "gpu"); err != nil {
+	if _, err := ForRequest(claim(foreign), "gpu"); err != nil {
 		t.Errorf("another driver's: %v", err)
 	}
 }
 
-func TestATTLIsCountedInDaysAsTheAnnotationIs(t *testing.T) {
+func TestTTLMayBeInDays(t *testing.T) {
 	for text, want := range map[string]time.Duration{"7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "90s": 90 * time.Second} {
-		if r, err := Of(claim(said(resourceapi.AllocationConfigSourceClaim, `{`+head+`,"ttl":"`+text+`"}`)), "gpu"); err != nil || r.TTL != want {
+		if r, err := ForRequest(claim(said(resourceapi.AllocationConfigSourceClaim, `{`+head+`,"ttl":"`+text+`"}`)), "gpu"); err != nil || r.TTL != want {
 			t.Errorf("%s: got %+v, %v, want %v", text, r, err, want)
 		}
 	}
 }
 
-func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
+func TestMalformedConfigurationIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`nonsense`:                       "it cannot be read",
-		`{` + head + `}{}`:               "text after its end",
+		`{` + head + `}{}`:               "text after the JSON object",
 		`{` + head + `,"vram":"4G"}`:     `field "vram" is unknown: apiVersion, kind, mode, ttl, tenant, elastic and priority are accepted`,
 		`{` + head + `,"elastic":"yes"}`: "it cannot be read",
 		`{` + head + `,"priority":-5}`:   "a claim may not name its priority",
-		`{"kind":"ClaimConfig"}`:         `"gpuslice.io/v1" and "ClaimConfig" are`,
+		`{"kind":"ClaimConfig"}`:         `use "gpuslice.io/v1" and "ClaimConfig"`,
 		`{` + head + `,"mode":"record"}`: `mode "record" is not accepted`,
 		`{` + head + `,"ttl":"soon"}`:    `ttl "soon" is not accepted`,
 		`{` + head + `,"ttl":"1ns"}`:     `ttl "1ns" is not accepted`,
 		`{` + head + `,"tenant":"x"}`:    "a claim may not name its tenant",
 	} {
-		_, err := Of(claim(said(resourceapi.AllocationConfigSourceClaim, text)), "gpu")
+		_, err := ForRequest(claim(said(resourceapi.AllocationConfigSourceClaim, text)), "gpu")
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "the configuration of request gpu: ") {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if _, err := Of(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"tenant":"a b"}`)), "gpu"); err == nil {
+	if _, err := ForRequest(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"tenant":"a b"}`)), "gpu"); err == nil {
 		t.Error("a tenant that is no name")
 	}
-	if _, err := Of(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"priority":1001}`)), "gpu"); err == nil || !strings.Contains(err.Error(), "-1000 to 1000 are") {
+	if _, err := ForRequest(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"priority":1001}`)), "gpu"); err == nil || !strings.Contains(err.Error(), "use -1000 to 1000") {
 		t.Errorf("a priority beyond all: %v", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// driverWith runs do with more arguments of the driver.
+// driverWith runs do while the driver has additional arguments.
 func (n *node) driverWith(do func(), args ...string) {
 	n.t.Helper()
 	was := n.driver.Command
@@ -37,20 +37,20 @@ func (n *node) driverWith(do func(), args ...string) {
 	do()
 }
 
-// limit is the spec of a pod that knows nothing of claims.
-func limit(resource string) string {
+// podWithResource is the spec of a pod that requests one unit of an extended resource, and has no claim of its own.
+func podWithResource(resource string) string {
 	return `$pod, containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], resources: {limits: {` + resource + `: 1}}}]`
 }
 
-const implicit = "deviceclass.resource.kubernetes.io/vram.gpuslice.io"
+const implicitResource = "deviceclass.resource.kubernetes.io/vram.gpuslice.io"
 
-// extendedResources: pods that know nothing of claims have the operator's default, or a size that their resource names, and no more
-// than their namespace may have.
+// extendedResources: a pod that requests an extended resource gets the operator's default size, or the size in the resource's name. The
+// max-vram of its namespace is the upper bound.
 func extendedResources(n *node) {
 	n.label("gpuslice.io/max-vram", "16Gi")
-	n.label("gpuslice.io/default-vram", "4Gi") // fills in what a user leaves out, not what the scheduler has allocated
+	n.label("gpuslice.io/default-vram", "4Gi") // for claims without a size; the scheduler has already allocated one here
 	const bound = "must name capacity.requests.memory of at most 16Gi"
-	n.shows([]shown{{"whole", "Pod", "", limit(implicit), []string{bound, "Pending"}}})
+	n.applyAndWait([]workload{{"whole", "Pod", "", podWithResource(implicitResource), []string{bound, "Pending"}}})
 	claims, err := n.kube.ResourceV1().ResourceClaims(n.ns).List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(claims.Items) > 0 {
 		n.t.Errorf("the pod has claims %v, %v", claims.Items, err)
@@ -69,25 +69,25 @@ func extendedResources(n *node) {
 			}
 			return nil
 		})
-		n.shows([]shown{
-			{"four", "Pod", "", limit("gpuslice.io/vram-4gi"), []string{holds(gib, 4*gib)}},
-			{"moved", "Deployment", "replicas: 2", strings.Replace(limit("gpuslice.io/vram-4gi"), "$pod", "$node", 1),
+		n.applyAndWait([]workload{
+			{"four", "Pod", "", podWithResource("gpuslice.io/vram-4gi"), []string{holds(gib, 4*gib)}},
+			{"moved", "Deployment", "replicas: 2", strings.Replace(podWithResource("gpuslice.io/vram-4gi"), "$pod", "$node", 1),
 				[]string{holds(gib, 4*gib), holds(gib, 4*gib)}},
-			{"large", "Pod", "", limit("gpuslice.io/vram-32gi"), []string{"may have at most 16Gi", "Pending"}},
+			{"large", "Pod", "", podWithResource("gpuslice.io/vram-32gi"), []string{"may have at most 16Gi", "Pending"}},
 		})
 		n.elsewhere(func() {
 			n.template("unsized", request("gpu", ""))
 			n.template("most", request("gpu", "60Gi"))
 			n.template("more", request("gpu", "20Gi"))
 			most := `$pod, resourceClaims: [{name: vram, resourceClaimTemplateName: most}], containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], $uses}]`
-			n.shows([]shown{
-				{"default", "Pod", "", limit(implicit), []string{holds(gib, 2*gib)}},
+			n.applyAndWait([]workload{
+				{"default", "Pod", "", podWithResource(implicitResource), []string{holds(gib, 2*gib)}},
 				{"unsized", "Pod", "", strings.Replace(most, ": most", ": unsized", 1), []string{holds(gib, 2*gib)}},
 				{"most", "Pod", "", most, []string{holds(gib, 60*gib)}},
-				{"large", "Pod", "", limit("gpuslice.io/vram-32gi"), []string{holds(gib, 32*gib)}},
+				{"large", "Pod", "", podWithResource("gpuslice.io/vram-32gi"), []string{holds(gib, 32*gib)}},
 			})
-			// The card with devices of fixed sizes has 35 GiB, but not for claims of any size.
-			n.shows([]shown{{"more", "Pod", "", strings.Replace(most, ": most", ": more", 1), []string{"cannot allocate all claims", "Pending"}}})
+			// The card used for fixed sizes has 35 GiB left, which claims with a size of their own cannot use.
+			n.applyAndWait([]workload{{"more", "Pod", "", strings.Replace(most, ": most", ": more", 1), []string{"cannot allocate all claims", "Pending"}}})
 			devices, err := n.Client.Devices(context.Background())
 			n.Must(err)
 			for _, d := range devices {
@@ -95,7 +95,7 @@ func extendedResources(n *node) {
 				for _, bytes := range d.Pools {
 					sum += bytes
 				}
-				if sum != (3*4+32)*gib && sum != (2+2+60)*gib {
+				if sum != (3*4+32)*gib && sum != (2+2+60)*gib { // four, moved twice and large; or default, unsized and most
 					n.t.Errorf("device %d has %v", d.Index, d.Pools)
 				}
 			}

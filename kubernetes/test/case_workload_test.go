@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// shown is an object with pods, and what its user sees: texts of the pods' logs and events, each as often as listed.
-type shown struct {
+// workload is an object with pods, and the texts that its pods' logs and events must have, each as often as listed.
+type workload struct {
 	name, kind string
 	spec       string // of the object, without that of its pods
 	pod        string
@@ -43,7 +43,7 @@ var words = strings.NewReplacer(
 	"$none", "ls -d /dev/nvidia* /.gpuslice /demo || echo none",
 )
 
-func (s shown) yaml() string {
+func (s workload) yaml() string {
 	pod := words.Replace(words.Replace(s.pod))
 	spec := fmt.Sprintf("%s, template: {metadata: {labels: {app: %s}}, spec: {%s}}", s.spec, s.name, pod)
 	version := "batch/v1"
@@ -58,8 +58,8 @@ func (s shown) yaml() string {
 	return fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: %s, labels: {app: %[3]s}}\nspec: {%[4]s}\n", version, s.kind, s.name, spec)
 }
 
-// shows applies all manifests at once and waits for what each should show.
-func (n *node) shows(all []shown) {
+// applyAndWait applies all manifests at once, and waits for the wanted output of each.
+func (n *node) applyAndWait(all []workload) {
 	n.t.Helper()
 	var text []string
 	for _, s := range all {
@@ -74,7 +74,7 @@ func (n *node) shows(all []shown) {
 		}
 	}
 	for _, s := range all {
-		n.eventually(s.name+" shows what it should", func() error {
+		n.eventually(s.name+" has its wanted output", func() error {
 			seen := n.seen(s.name)
 			for _, text := range s.want {
 				if want := len(s.want) - len(slices.DeleteFunc(slices.Clone(s.want), func(other string) bool { return other == text })); strings.Count(seen, text) < want {
@@ -113,7 +113,7 @@ func (n *node) withdraw() {
 
 const once = `$pod, $claim, containers: [{name: a, $image, command: [/bin/sh, -c, "$once"], $uses}]`
 
-var workloads = []shown{
+var workloads = []workload{
 	{"deployment", "Deployment", "replicas: 2", `$node, $claim, containers: [{$hog}]`,
 		[]string{keeps, keeps}},
 	{"set", "StatefulSet", "replicas: 2", `$node, $claim, containers: [{$hog}]`,
@@ -160,7 +160,7 @@ func workloadsKeepQuotas(n *node) {
 		_, err := n.plane.Kubectl(fmt.Sprintf(templates, name, fmt.Sprint(small), "'"+selector+"'"), "--namespace="+n.ns, "apply", "-f", "-")
 		n.Must(err)
 	}
-	n.shows(workloads)
+	n.applyAndWait(workloads)
 
 	// A container for debugging cannot name a claim, and has nothing of it.
 	out, err := n.plane.Kubectl("", "--namespace="+n.ns, "debug", "beside", "--image="+imageRef("debian"), "--image-pull-policy=Never", "--profile=general", "--container=d",
@@ -175,7 +175,7 @@ func workloadsKeepQuotas(n *node) {
 func restricted(n *node) {
 	n.label("pod-security.kubernetes.io/enforce", "restricted")
 	n.template("small", request("gpu", fmt.Sprint(small)))
-	n.shows([]shown{{"plain", "Pod", "", `restartPolicy: Never, $claim, securityContext: {runAsNonRoot: true, runAsUser: 65534, seccompProfile: {type: RuntimeDefault}}, containers: [
+	n.applyAndWait([]workload{{"plain", "Pod", "", `restartPolicy: Never, $claim, securityContext: {runAsNonRoot: true, runAsUser: 65534, seccompProfile: {type: RuntimeDefault}}, containers: [
 		{$hog,
 		securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]`, []string{keeps}}})
 	p := n.pod("socket", []string{"small"}, container("a", sleep, "small"))
@@ -199,12 +199,12 @@ func sharesOfACard(n *node) {
 		n.Must(err)
 	}
 	const pending = "cannot allocate all claims"
-	n.shows([]shown{{"half", "Deployment", "replicas: 3", `$node, resourceClaims: [{name: vram, resourceClaimTemplateName: half}],
+	n.applyAndWait([]workload{{"half", "Deployment", "replicas: 3", `$node, resourceClaims: [{name: vram, resourceClaimTemplateName: half}],
 		containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], $uses}]`,
 		[]string{holds(gib, whole/2*mib), holds(gib, whole/2*mib), "Pending", pending}}})
 	n.withdraw()
 	share := holds(gib, whole*3/10*mib)
-	n.shows([]shown{{"third", "Deployment", "replicas: 7", `$node, resourceClaims: [{name: vram, resourceClaimTemplateName: third}],
+	n.applyAndWait([]workload{{"third", "Deployment", "replicas: 7", `$node, resourceClaims: [{name: vram, resourceClaimTemplateName: third}],
 		containers: [{name: a, $image, command: [/demo/cuda_hog, "1073741824"], $uses}]`,
 		append(slices.Repeat([]string{share}, 6), "Pending", pending)}})
 	n.eventually("each card has three", func() error {

@@ -303,7 +303,7 @@ func configuration(s site) {
 			}
 			claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
 			claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{Source: source, DeviceConfiguration: opaque(text)}}
-			if _, driver := config.Of(claim, "gpu"); (driver == nil) != (err == nil) {
+			if _, driver := config.ForRequest(claim, "gpu"); (driver == nil) != (err == nil) {
 				s.Errorf("%s (%s): the driver says %v, the policy %v", text, source, driver, err)
 			}
 		}

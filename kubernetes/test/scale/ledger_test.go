@@ -18,20 +18,20 @@ import (
 
 type card struct{ node, device string }
 
-// ledger sums the allocations of each card. It receives all changes of claims in order, so it sees every state.
-type ledger struct {
+// cardSums sums the allocations of each card. It receives all changes of claims in order.
+type cardSums struct {
 	claims      map[string]map[card]uint64 // by UID
 	cards       map[card]uint64
 	most        uint64   // maximum of a card at any time, bytes
 	overcommits []string // each time that a card was overcommitted
 }
 
-func newLedger() *ledger {
-	return &ledger{claims: make(map[string]map[card]uint64), cards: make(map[card]uint64)}
+func newCardSums() *cardSums {
+	return &cardSums{claims: make(map[string]map[card]uint64), cards: make(map[card]uint64)}
 }
 
-// set records a claim's allocation, which is empty if the claim is gone or not allocated.
-func (l *ledger) set(uid, version string, has map[card]uint64) {
+// set records a claim's allocation, which is empty if the claim is deleted or not allocated. version, the resourceVersion, is for the report.
+func (l *cardSums) set(uid, version string, has map[card]uint64) {
 	for c, bytes := range l.claims[uid] {
 		l.cards[c] -= bytes
 		if l.cards[c] == 0 {
@@ -67,17 +67,17 @@ func allocated(claim *resourceapi.ResourceClaim) map[card]uint64 {
 	return has
 }
 
-// packing compares the number of cards in use with lower numbers.
+// packing compares the number of cards in use with that of best-fit decreasing, and with a lower bound.
 type packing struct {
-	Claims  int     `json:"claims"`
-	Load    float64 `json:"load"`     // fraction of all memory
-	Touched int     `json:"touched"`  // cards with a claim
-	OnNodes int     `json:"on_nodes"` // cards used by best-fit decreasing, with each claim on its node
-	Best    int     `json:"best"`     // cards used by best-fit decreasing in the cluster
-	Least   int     `json:"least"`    // lower bound of any packing
+	Claims         int     `json:"claims"`
+	Load           float64 `json:"load"`     // fraction of all memory
+	Used           int     `json:"touched"`  // cards with a claim
+	BestFitPerNode int     `json:"on_nodes"` // cards used by best-fit decreasing, with each claim on its node
+	BestFit        int     `json:"best"`     // cards used by best-fit decreasing in the cluster
+	LowerBound     int     `json:"least"`    // lower bound of any packing
 }
 
-func (l *ledger) packing(cards int) packing {
+func (l *cardSums) packing(cards int) packing {
 	var all []uint64
 	var sum uint64
 	nodes := make(map[string][]uint64)
@@ -89,16 +89,16 @@ func (l *ledger) packing(cards int) packing {
 		}
 	}
 	p := packing{
-		Claims: len(l.claims), Load: float64(sum) / float64(cards) / cardBytes, Touched: len(l.cards), Best: bestFitDecreasing(all), Least: leastCards(all),
+		Claims: len(l.claims), Load: float64(sum) / float64(cards) / cardBytes, Used: len(l.cards), BestFit: bestFitDecreasing(all), LowerBound: leastCards(all),
 	}
 	for sizes := range maps.Values(nodes) {
-		p.OnNodes += bestFitDecreasing(sizes)
+		p.BestFitPerNode += bestFitDecreasing(sizes)
 	}
 	return p
 }
 
-// bestFitDecreasing returns the number of cards for claims of these sizes, if each, the largest first, goes to the card with the
-// least memory left.
+// bestFitDecreasing returns the number of cards for claims of these sizes, if each, the largest first, goes to the fullest card on which it
+// fits, or else to a new one.
 func bestFitDecreasing(sizes []uint64) int {
 	sizes = slices.Clone(sizes)
 	slices.SortFunc(sizes, func(a, b uint64) int { return cmp.Compare(b, a) })
@@ -129,8 +129,8 @@ func leastCards(sizes []uint64) int {
 	return max(large, int((sum+cardBytes-1)/cardBytes))
 }
 
-func TestTheLedgerSeesACardThatIsOverForOneInstant(t *testing.T) {
-	l := newLedger()
+func TestCardSumsFindAShortOvercommit(t *testing.T) {
+	l := newCardSums()
 	a := card{"n", "gpu-0"}
 	l.set("1", "10", map[card]uint64{a: 60 * gib})
 	l.set("1", "11", map[card]uint64{a: 60 * gib}) // another change of the same allocation counts once
@@ -143,12 +143,12 @@ func TestTheLedgerSeesACardThatIsOverForOneInstant(t *testing.T) {
 	if len(l.overcommits) != 1 || l.most != 80*gib || l.cards[a] != 20*gib {
 		t.Errorf("over %v, most %d, now %d", l.overcommits, l.most, l.cards[a])
 	}
-	if p := l.packing(8); p.Claims != 2 || p.Touched != 2 || p.OnNodes != 2 || p.Least != 2 {
+	if p := l.packing(8); p.Claims != 2 || p.Used != 2 || p.BestFitPerNode != 2 || p.LowerBound != 2 {
 		t.Errorf("packing %+v", p)
 	}
 }
 
-func TestBestFitDecreasingIsNeverBelowTheBound(t *testing.T) {
+func TestBestFitDecreasingIsAtLeastTheLowerBound(t *testing.T) {
 	for _, c := range []struct {
 		sizes       []uint64 // GiB
 		best, least int

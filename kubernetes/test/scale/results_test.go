@@ -94,7 +94,7 @@ func (r *run) part(do func(*rand.Rand)) (p part) {
 	r.count(func(c *counts) {
 		p.Bound, p.Ended, p.PerSecond = c.bound, c.ended, float64(c.bound)/p.Seconds
 		p.Median, p.P99 = quantile(c.waits, 0.5), quantile(c.waits, 0.99)
-		p.Packing = r.ledger.packing(*nodes * cardsPerNode)
+		p.Packing = r.sums.packing(*nodes * cardsPerNode)
 	})
 	after, _ := r.slices.count()
 	p.Writes = after - before
@@ -115,7 +115,7 @@ func (r *run) sample(begin time.Time, into *results) (stop func()) {
 					bound, last = bound+last, 0
 				}
 				last = c.bound
-				s.Bound, s.packing = bound+last, r.ledger.packing(*nodes*cardsPerNode)
+				s.Bound, s.packing = bound+last, r.sums.packing(*nodes*cardsPerNode)
 			})
 			into.Samples = append(into.Samples, s)
 			select {

@@ -54,7 +54,7 @@ type run struct {
 	pods       pods
 
 	mu     sync.Mutex // protects the fields below
-	ledger *ledger
+	sums   *cardSums
 	counts counts
 	faults []string
 }
@@ -147,7 +147,7 @@ func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
 			Dir: dir, Controlled: true, Scheduler: []string{"--config=" + schedulerConfig(t, dir)},
 			Controller: []string{"--kube-api-qps=1000", "--kube-api-burst=2000"},
 		}),
-		ledger: newLedger(), slices: written{of: make(map[string][]time.Time)}, pods: pods{all: make(map[string]*pod)},
+		sums: newCardSums(), slices: written{of: make(map[string][]time.Time)}, pods: pods{all: make(map[string]*pod)},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r.ctx = ctx
@@ -175,11 +175,11 @@ func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
 	r.usage(&results)
 
 	r.mu.Lock()
-	results.Over, results.Most, results.Faults = len(r.ledger.overcommits), float64(r.ledger.most)/cardBytes, len(r.faults)
+	results.Over, results.Most, results.Faults = len(r.sums.overcommits), float64(r.sums.most)/cardBytes, len(r.faults)
 	for _, fault := range r.faults[:min(len(r.faults), 10)] {
 		t.Error(fault)
 	}
-	for _, over := range r.ledger.overcommits {
+	for _, over := range r.sums.overcommits {
 		t.Error(over)
 	}
 	r.mu.Unlock()
@@ -269,7 +269,7 @@ func (r *run) watchClaims() {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.ledger.set(string(claim.UID), claim.ResourceVersion, has)
+		r.sums.set(string(claim.UID), claim.ResourceVersion, has)
 	})
 }
 
@@ -285,21 +285,21 @@ func (r *run) watchSlices() {
 	})
 }
 
-// compareWithAList compares the ledger with a list from the API server once neither changes.
+// compareWithAList compares the sums with those of a list from the API server once neither changes.
 func (r *run) compareWithAList() {
 	r.T.Helper()
-	r.eventually("the ledger is what the API server lists", time.Minute, func() error {
+	r.eventually("the sums equal those of the API server's list", time.Minute, func() error {
 		list, err := r.Client.ResourceV1().ResourceClaims(namespace).List(r.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		again := newLedger()
+		again := newCardSums()
 		for i := range list.Items {
 			again.set(string(list.Items[i].UID), "", allocated(&list.Items[i]))
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if a, b := again.packing(1), r.ledger.packing(1); a != b {
+		if a, b := again.packing(1), r.sums.packing(1); a != b {
 			return fmt.Errorf("listed %+v, added up %+v", a, b)
 		}
 		return nil
