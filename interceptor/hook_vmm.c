@@ -17,7 +17,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 
 	if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
-	/* The location, not the current context's device. */
+	/* Memory is charged to the device of its location, not to the current context's. */
 	ordinal = properties->location.id;
 	if (grant(ordinal, bytes, KIND_MEMORY, LEDGER_CALL_CREATE) != GRANTED)
 		return grant_error_on(ordinal);
@@ -73,7 +73,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
-/* (For the host's access the driver reports the device's own: an observation.) */
+/* Memory that the host may access is not moved: for the host, cuMemGetAccess reports the device's
+ * access (driver observation), so a move could not restore the host's. */
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *list,
                         size_t count)
 {
@@ -88,7 +89,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 {
 	CUresult result;
 
-	/* As the driver does for memory of cuMemAlloc. */
+	/* The driver refuses memory of cuMemAlloc. Ours is mapped memory, so refuse it here. */
 	if (piece_has((CUdeviceptr)(uintptr_t)address, NULL))
 		return CUDA_ERROR_INVALID_VALUE;
 	result = movable_retain(handle, address);

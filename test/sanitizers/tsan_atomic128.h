@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * interceptor/atomic128.h for the thread sanitizer, included before it. The sanitizer does not look
- * into assembly, and its own swap of 16 bytes takes a lock of one process, where others swap
- * without; so it is the same instruction, with a word to the sanitizer that it orders what the
- * threads did before and do after.
+ * Replaces interceptor/atomic128.h in builds with the thread sanitizer, which include this first.
+ * The sanitizer does not see inside assembly, and its own 16-byte compare-and-swap takes a
+ * process-local lock, but the ledger is shared between processes. So this is the same instruction,
+ * and a release and an acquire tell the sanitizer that it orders memory accesses. x86-64 only.
  */
 #ifndef GPUSLICE_ATOMIC128_H
 #define GPUSLICE_ATOMIC128_H

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lookups [PLUGIN]: look the loader's functions and one of the driver's up in every way, from the
- * program, its constructor, and a plugin of the same source. Each answer must be the interceptor's.
- * As a preloaded library (-shared) the constructor does the same. Exits 0 if so.
+ * lookups [PLUGIN]: looks up the loader's functions and cuMemAlloc_v2 through dlsym and dlvsym,
+ * with each handle and version: from the program, its constructor, and PLUGIN, built of the same
+ * source. Each function that is found must be the interceptor's; otherwise it exits 1. Built with
+ * -shared and preloaded, only the constructor runs.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

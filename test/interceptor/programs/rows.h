@@ -132,7 +132,7 @@ void expect(const char *step, CUresult result, CUresult wanted);
 __attribute__((format(printf, 1, 2))) void failed(const char *format, ...);
 
 /* Adds to the row's line, which is printed if the row passes. */
-__attribute__((format(printf, 1, 2))) void saw(const char *format, ...);
+__attribute__((format(printf, 1, 2))) void report(const char *format, ...);
 
 /* The memory can be written and read, at both ends. holds() only reads what usable() wrote, maybe
  * in another process, if the driver shares bytes: the simulated one shares their count only. */

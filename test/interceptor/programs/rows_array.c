@@ -50,7 +50,8 @@ static void arrays_within(void)
 	for (unsigned i = 0; i < COUNT; i++)
 		OK(cuArrayDestroy(array[i]));
 	charged("all destroyed", 0);
-	saw("1D, 2D, 3D, layered and cubemap arrays charge %lld bytes, as an H100 gave them", sum);
+	report("1D, 2D, 3D, layered and cubemap arrays charge %lld bytes, as an H100 gave them",
+	       sum);
 }
 
 /* One texel is 16 bytes, so a row is 256 KiB. */
@@ -85,7 +86,8 @@ static void mipmapped_within(void)
 	OK(cuMipmappedArrayDestroy(a));
 	OK(cuMipmappedArrayDestroy(b));
 	charged("both destroyed", 0);
-	saw("five levels of 4096 x 4096 charge 358612992 bytes, two of 1000 x 100 x 30 60817408");
+	report(
+	    "five levels of 4096 x 4096 charge 358612992 bytes, two of 1000 x 100 x 30 60817408");
 }
 
 static CUresult make_mipmapped(size_t bytes, uint64_t *made)
@@ -130,7 +132,7 @@ static void small_within(void)
 	for (unsigned i = 0; i < COUNT; i += APART)
 		OK(cuArrayDestroy(array[i]));
 	charged("all destroyed", 0);
-	saw("64 arrays of 1 MiB are charged 64 MiB, 16 that are left in as many blocks 32");
+	report("64 arrays of 1 MiB are charged 64 MiB, 16 that are left in as many blocks 32");
 }
 
 /* Of each four arrays one is kept, until one is refused: as many are kept as blocks fit. */
@@ -165,7 +167,7 @@ static void small_beyond(void)
 	}
 	give_room(most);
 	charged("all destroyed", 0);
-	saw("%zu blocks are had by a fourth of the arrays that were in them", count / APART);
+	report("%zu blocks are had by a fourth of the arrays that were in them", count / APART);
 }
 
 const struct row array_rows[] = {

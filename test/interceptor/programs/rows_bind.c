@@ -63,7 +63,7 @@ static void tiles_within(void)
 	}
 	OK(cuArrayDestroy(array));
 	charged("the array destroyed", 0);
-	saw("64 MiB stay charged by a tile, until it is unmapped or the array is destroyed");
+	report("64 MiB stay charged by a tile, until it is unmapped or the array is destroyed");
 }
 
 static void tiles_beyond(void)
@@ -82,13 +82,14 @@ static void tiles_beyond(void)
 	OK(cuMemRelease(handle));
 	OK(cuArrayDestroy(array));
 	charged("at the end", 0);
-	saw("%zu MiB held by a tile: as much again is refused until it is unmapped", bytes / MIB);
+	report("%zu MiB held by a tile: as much again is refused until it is unmapped",
+	       bytes / MIB);
 }
 
 static bool one_real_device(void)
 {
 	if (!simulated())
-		saw("one device: not on a real GPU");
+		report("one device: not on a real GPU");
 	return !simulated();
 }
 
@@ -144,7 +145,7 @@ static void multicast_within(void)
 	OK(cuMemRelease(object));
 	charged("the object released", 0);
 	OK(cuMemAddressFree(range, 64 * MIB));
-	saw("64 and 64 MiB stay charged while they are bound");
+	report("64 and 64 MiB stay charged while they are bound");
 }
 
 static void multicast_beyond(void)
@@ -164,7 +165,7 @@ static void multicast_beyond(void)
 	OK(cuMemRelease(more));
 	OK(cuMemRelease(object));
 	charged("at the end", 0);
-	saw("%zu MiB bound: as much again is refused until they are unbound", bytes / MIB);
+	report("%zu MiB bound: as much again is refused until they are unbound", bytes / MIB);
 }
 
 const struct row bind_rows[] = {

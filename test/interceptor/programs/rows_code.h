@@ -10,7 +10,8 @@
 /* For the code itself, and for the remainders of blocks of 2 MiB. */
 #define SLACK (16 * (long long)MIB)
 
-static inline void takes(const char *step, long long bytes)
+/* The row is charged `bytes`, give or take SLACK. */
+static inline void expect_charge(const char *step, long long bytes)
 {
 	charged_beside(step, bytes, SLACK);
 }

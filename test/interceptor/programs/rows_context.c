@@ -64,7 +64,8 @@ static void contexts_within(void)
 		OK(cuCtxSetCurrent(own_context));
 		charged("a second context destroyed", 0);
 	}
-	saw("a second context charges %zu MiB by each version, and 0 when it is gone", cost / MIB);
+	report("a second context charges %zu MiB by each version, and 0 when it is gone",
+	       cost / MIB);
 }
 
 static void contexts_beyond(void)
@@ -85,7 +86,7 @@ static void contexts_beyond(void)
 	OK(cuCtxDestroy_v2(context));
 	OK(cuCtxSetCurrent(own_context));
 	charged("at the end", 0);
-	saw("with 8 MiB free a second context is refused by each version, later granted");
+	report("with 8 MiB free a second context is refused by each version, later granted");
 }
 
 /* A context for the graphics of a window; tests have no window. */
@@ -100,7 +101,7 @@ static void graphics_within(void)
 		OK(cuCtxDestroy_v2(context));
 	OK(cuCtxSetCurrent(own_context));
 	charged("no context of OpenGL", 0);
-	saw(v2 ? "without OpenGL it fails and charges nothing" : "this driver has none");
+	report(v2 ? "without OpenGL it fails and charges nothing" : "this driver has none");
 }
 
 static void graphics_beyond(void)
@@ -114,7 +115,7 @@ static void graphics_beyond(void)
 	OK(cuCtxSetCurrent(own_context));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);
-	saw(make ? "with 8 MiB free it is refused" : "this driver has none");
+	report(make ? "with 8 MiB free it is refused" : "this driver has none");
 }
 
 /* Memory of each kind that is freed with its context: charges 64 + 2 + 64 + 64 MiB. */
@@ -146,8 +147,8 @@ static void destroy_within(void)
 	OK(cuCtxDestroy_v2(context));
 	OK(cuCtxSetCurrent(own_context));
 	charged("destroyed", 0);
-	saw("%zu MiB of a context and %lld that live in it go with it", cost / MIB,
-	    LIVE / (long long)MIB);
+	report("%zu MiB of a context and %lld that live in it go with it", cost / MIB,
+	       LIVE / (long long)MIB);
 }
 
 static void destroy_beyond(void)
@@ -164,7 +165,7 @@ static void destroy_beyond(void)
 	OK(cuMemAlloc_v2(&pointer, part(0.9)));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);
-	saw("a slice that a context filled is empty again without it");
+	report("a slice that a context filled is empty again without it");
 }
 
 static void primary_within(void)
@@ -195,8 +196,8 @@ static void primary_within(void)
 		charged("reset", 0);
 		(void)cuDevicePrimaryCtxRelease_v2(0);
 	}
-	saw("%zu MiB of the primary context and %lld that live in it go by release and reset",
-	    cost / MIB, LIVE / (long long)MIB);
+	report("%zu MiB of the primary context and %lld that live in it go by release and reset",
+	       cost / MIB, LIVE / (long long)MIB);
 }
 
 static void primary_beyond(void)
@@ -210,7 +211,7 @@ static void primary_beyond(void)
 	OK(cuDevicePrimaryCtxRetain(&primary, 0));
 	OK(cuDevicePrimaryCtxRelease_v2(0));
 	charged("at the end", 0);
-	saw("with 8 MiB free it is refused, later granted");
+	report("with 8 MiB free it is refused, later granted");
 }
 
 #define RESOURCE_OF_MULTIPROCESSORS 1
@@ -260,9 +261,9 @@ static void green_within(void)
 	charged_about("the first destroyed", cost + 64 * (long long)MIB, GREEN_SLACK);
 	OK(cuGreenCtxDestroy(b));
 	charged_about("both destroyed", 0, GREEN_SLACK);
-	saw("two charge the primary context's %lld MiB; 64 allocated in one stay until both are"
-	    " destroyed",
-	    cost / (long long)MIB);
+	report("two charge the primary context's %lld MiB; 64 allocated in one stay until both are"
+	       " destroyed",
+	       cost / (long long)MIB);
 }
 
 static void green_beyond(void)
@@ -276,7 +277,7 @@ static void green_beyond(void)
 	OK(make_green(&green));
 	OK(cuGreenCtxDestroy(green));
 	charged_about("at the end", 0, GREEN_SLACK);
-	saw("with 8 MiB free it is refused, later granted");
+	report("with 8 MiB free it is refused, later granted");
 }
 
 static void limit_within(void)
@@ -299,7 +300,7 @@ static void limit_within(void)
 	OK(cuCtxDestroy_v2(context));
 	OK(cuCtxSetCurrent(own_context));
 	charged("the context destroyed", 0);
-	saw("a heap is charged when it is set, and goes with its context");
+	report("a heap is charged when it is set, and goes with its context");
 }
 
 static void limit_beyond(void)
@@ -318,7 +319,7 @@ static void limit_beyond(void)
 	OK(cuCtxDestroy_v2(context));
 	OK(cuCtxSetCurrent(own_context));
 	charged("at the end", 0);
-	saw("64 MiB more than are free are refused, and the heap stays; 64 MiB are granted");
+	report("64 MiB more than are free are refused, and the heap stays; 64 MiB are granted");
 }
 
 /* Streams take memory that depends on the driver, and stays with their context. */
@@ -351,7 +352,7 @@ static void streams_within(void)
 		OK(cuStreamDestroy_v2(streams[i]));
 	OK(cuMemFree_v2(pointer));
 	agrees_late("destroyed", STREAMS_SLACK);
-	saw("what 2,000 streams take is charged");
+	report("what 2,000 streams take is charged");
 }
 
 static void streams_beyond(void)
@@ -373,7 +374,7 @@ static void streams_beyond(void)
 	OK(cuStreamDestroy_v2(streams[0]));
 	OK(make_stream(0));
 	OUT_OF_MEMORY("4 MiB more", cuMemAlloc_v2(&pointer, 4 * MIB));
-	saw("%u streams in 64 MiB, and none beyond the quota", count);
+	report("%u streams in 64 MiB, and none beyond the quota", count);
 }
 
 const struct row context_rows[] = {

@@ -90,7 +90,7 @@ static void explicit_within(void)
 	charged("the graph destroyed", 128 * MIB);
 	trim("trimmed", 0);
 	many_pieces();
-	saw("100 MiB charge 128 from upload or launch until the trim");
+	report("100 MiB charge 128 from upload or launch until the trim");
 }
 
 static void explicit_beyond(void)
@@ -110,7 +110,7 @@ static void explicit_beyond(void)
 	charged("a smaller one", 64 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	trim("at the end", 0);
-	saw("%zu MiB refused at upload and at launch, 64 granted", room / MIB + 64);
+	report("%zu MiB refused at upload and at launch, 64 granted", room / MIB + 64);
 }
 
 static void outside_within(void)
@@ -133,7 +133,7 @@ static void outside_within(void)
 	OK(cuGraphExecDestroy(graph));
 	OK(cuMemFree_v2(pointer));
 	trim("freed after the graph's end, and trimmed", 0);
-	saw("64 MiB stay charged until they are freed and trimmed");
+	report("64 MiB stay charged until they are freed and trimmed");
 }
 
 static void outside_beyond(void)
@@ -152,8 +152,8 @@ static void outside_beyond(void)
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
 	trim("at the end", 0);
-	saw("%zu MiB left allocated: a graph of that size is refused until they are freed",
-	    bytes / MIB);
+	report("%zu MiB left allocated: a graph of that size is refused until they are freed",
+	       bytes / MIB);
 }
 
 static void shared_within(void)
@@ -170,7 +170,7 @@ static void shared_within(void)
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
 	trim("trimmed", 0);
-	saw("graphs of 96 and 64 MiB charge 96");
+	report("graphs of 96 and 64 MiB charge 96");
 }
 
 /* Both do not fit at once, but one after the other they do. */
@@ -193,8 +193,8 @@ static void shared_beyond(void)
 	OK(cuGraphExecDestroy(b));
 	OK(cuGraphExecDestroy(large));
 	trim("trimmed", 0);
-	saw("two graphs of %zu MiB are granted in the same memory, one of %zu is refused",
-	    bytes / MIB, 2 * bytes / MIB);
+	report("two graphs of %zu MiB are granted in the same memory, one of %zu is refused",
+	       bytes / MIB, 2 * bytes / MIB);
 }
 
 static void trim_within(void)
@@ -211,7 +211,7 @@ static void trim_within(void)
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
 	trim("trimmed twice", 0);
-	saw("a byte charges 32 MiB, and 0 when it is trimmed");
+	report("a byte charges 32 MiB, and 0 when it is trimmed");
 }
 
 /* Cached graph memory is released for another request. */
@@ -231,7 +231,7 @@ static void trim_beyond(void)
 	run(graph);
 	OK(cuGraphExecDestroy(graph));
 	trim("at the end", 0);
-	saw("%zu MiB that graphs kept are released for a larger request", bytes / MIB);
+	report("%zu MiB that graphs kept are released for a larger request", bytes / MIB);
 }
 
 /* Captured, and by the functions of per-thread default streams. */
@@ -315,7 +315,7 @@ static void captured_within(void)
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
 	trim("at the end", 0);
-	saw("50 MiB recorded charge 0, uploaded 64");
+	report("50 MiB recorded charge 0, uploaded 64");
 }
 
 static void captured_beyond(void)
@@ -341,7 +341,7 @@ static void captured_beyond(void)
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
 	trim("at the end", 0);
-	saw("%zu MiB recorded are refused at upload and at launch, 64 granted", room / MIB + 64);
+	report("%zu MiB recorded are refused at upload and at launch, 64 granted", room / MIB + 64);
 }
 
 static void plain(CUdeviceptr pointer, size_t bytes, long long expected)
@@ -382,7 +382,7 @@ static void plain_within(void)
 	plain(pointer, 64 * MIB, 64 * MIB);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("300 launches charge nothing");
+	report("300 launches charge nothing");
 }
 
 static void plain_beyond(void)
@@ -395,7 +395,7 @@ static void plain_beyond(void)
 	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("300 launches are granted in a full slice");
+	report("300 launches are granted in a full slice");
 }
 
 const struct row graph_rows[] = {

@@ -100,7 +100,7 @@ static void info_within(void)
 	agree(bytes);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("CUDA and NVML show %zu bytes, and the same free", bytes);
+	report("CUDA and NVML show %zu bytes, and the same free", bytes);
 }
 
 static void info_beyond(void)
@@ -120,7 +120,7 @@ static void info_beyond(void)
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
 	agree(bytes);
-	saw("a full slice shows %zu bytes free of %zu", free_then, bytes);
+	report("a full slice shows %zu bytes free of %zu", free_then, bytes);
 }
 
 typedef CUresult (*allocate_function)(CUdeviceptr *pointer, size_t bytes);
@@ -153,7 +153,7 @@ static void routes_within(void)
 		OK(cuMemFree_v2(pointer));
 		charged("freed", 0);
 	}
-	saw("64 MiB charge 64, by both forms");
+	report("64 MiB charge 64, by both forms");
 }
 
 static CUresult make(size_t bytes, uint64_t *made)
@@ -197,7 +197,7 @@ static void processes_within(void)
 	processes(64 * MIB);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("NVML lists the one process of the slice");
+	report("NVML lists the one process of the slice");
 }
 
 static void processes_beyond(void)
@@ -214,7 +214,7 @@ static void processes_beyond(void)
 	processes(room - 2 * MIB);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("NVML lists what a process holds that filled the slice");
+	report("NVML lists what a process holds that filled the slice");
 }
 
 const struct row info_rows[] = {

@@ -265,7 +265,7 @@ static void kept_within(void)
 	for (const struct way *way = ways; way->name; way++)
 		hand_over(way, 64 * MIB);
 	peer_end();
-	saw("64 MiB that a peer keeps stay charged when their maker has let go");
+	report("64 MiB that a peer keeps stay charged when their maker has let go");
 }
 
 static void kept_beyond(void)
@@ -291,7 +291,7 @@ static void kept_beyond(void)
 		charged("all have let go", 0);
 	}
 	peer_end();
-	saw("beside %zu MiB that a peer keeps, as much again is refused", bytes / MIB);
+	report("beside %zu MiB that a peer keeps, as much again is refused", bytes / MIB);
 }
 
 static pid_t idle_child(void)
@@ -333,7 +333,8 @@ static void own_within(void)
 			waitpid(child, NULL, 0);
 		}
 	}
-	saw("64 MiB that are exported and imported again are charged once, until all have let go");
+	report(
+	    "64 MiB that are exported and imported again are charged once, until all have let go");
 }
 
 static void own_beyond(void)
@@ -351,8 +352,8 @@ static void own_beyond(void)
 	drop_external(&kept);
 	OK(cuMemAlloc_v2(&more, made.bytes));
 	OK(cuMemFree_v2(more));
-	saw("beside %zu MiB of one's own that are kept as external memory, as much is refused",
-	    made.bytes / MIB);
+	report("beside %zu MiB of one's own that are kept as external memory, as much is refused",
+	       made.bytes / MIB);
 }
 
 /* The maker is killed: the holder is charged, within about a second. */
@@ -381,13 +382,13 @@ static void orphan_within(void)
 		if (way->keep != keep_file && way->keep != keep_handle)
 			orphan(way, 64 * MIB);
 	}
-	saw("64 MiB of a peer that has ended are charged to the process that has them");
+	report("64 MiB of a peer that has ended are charged to the process that has them");
 }
 
 static void orphan_beyond(void)
 {
 	orphan(way_of("mapping"), part(0.6));
-	saw("more than what is left beside a dead peer's memory is refused");
+	report("more than what is left beside a dead peer's memory is refused");
 }
 
 const struct row keep_rows[] = {

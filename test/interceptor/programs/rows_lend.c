@@ -389,9 +389,9 @@ int borrow_main(const char *kind, const char *path)
 		}
 	}
 	if (strcmp(kind, "pool") == 0)
-		saw("its exporter pays: nothing is charged");
+		report("its exporter pays: nothing is charged");
 	else
-		saw("%zu MiB are charged while they are open, %zu refused", FITS / MIB,
-		    DOES_NOT_FIT / MIB);
+		report("%zu MiB are charged while they are open, %zu refused", FITS / MIB,
+		       DOES_NOT_FIT / MIB);
 	return verdict("borrow", kind);
 }

@@ -60,7 +60,7 @@ static bool no_libraries(void)
 {
 	if (driver_symbol("cuLibraryLoadData"))
 		return false;
-	saw("this driver has no libraries");
+	report("this driver has no libraries");
 	return true;
 }
 
@@ -71,13 +71,14 @@ static void lazy_within(void)
 	for (size_t i = 0; i < USES; i++) {
 		CUlibrary library = library_of(text);
 
-		takes("loaded lazily", 0);
+		expect_charge("loaded lazily", 0);
 		expect(uses[i].name, uses[i].use(library), CUDA_SUCCESS);
-		takes(uses[i].name, (long long)ARRAY);
+		expect_charge(uses[i].name, (long long)ARRAY);
 		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", 0);
+		expect_charge("unloaded", 0);
 	}
-	saw("an array of %zu MiB is charged at the first use of its library, until it is unloaded",
+	report(
+	    "an array of %zu MiB is charged at the first use of its library, until it is unloaded",
 	    ARRAY / MIB);
 }
 
@@ -116,11 +117,11 @@ static void lazy_over(CUresult (*use)(CUlibrary library), const char *name, cons
 		failed("another library: %zu bytes are held, and %zu were", then, held);
 	never_ran(library);
 	give_room(pointer);
-	takes(name, (long long)ARRAY);
+	expect_charge(name, (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(other));
-	takes("the other one unloaded", (long long)ARRAY);
+	expect_charge("the other one unloaded", (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(library));
-	takes("unloaded", 0);
+	expect_charge("unloaded", 0);
 }
 
 static void lazy_beyond(void)
@@ -133,8 +134,9 @@ static void lazy_beyond(void)
 	library = library_of(text);
 	OK(use_global(library));
 	OK(OPTIONAL(cuLibraryUnload)(library));
-	takes("at the end", 0);
-	saw("%zu MiB are refused at the first use of their library with 32 less free, and charged"
+	expect_charge("at the end", 0);
+	report(
+	    "%zu MiB are refused at the first use of their library with 32 less free, and charged"
 	    " until it is unloaded",
 	    ARRAY / MIB);
 }
@@ -158,16 +160,16 @@ static void managed_within(void)
 	for (size_t i = 0; i < MANAGED_USES; i++) {
 		CUlibrary library = library_of(text);
 
-		takes("loaded lazily", 0);
+		expect_charge("loaded lazily", 0);
 		OK(managed_uses[i](library));
-		takes("used", (long long)ARRAY);
+		expect_charge("used", (long long)ARRAY);
 		OK(use_managed(library));
-		takes("asked for", (long long)ARRAY);
+		expect_charge("asked for", (long long)ARRAY);
 		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", 0);
+		expect_charge("unloaded", 0);
 	}
-	saw("a managed variable of %zu MiB is charged from the first use of its library on",
-	    ARRAY / MIB);
+	report("a managed variable of %zu MiB is charged from the first use of its library on",
+	       ARRAY / MIB);
 }
 
 static void managed_beyond(void)
@@ -183,9 +185,10 @@ static void managed_beyond(void)
 			failed("%zu bytes are free", left());
 		give_room(pointer);
 		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", 0);
+		expect_charge("unloaded", 0);
 	}
-	saw("a managed variable of %zu MiB is refused at the first use of its library, and charged"
+	report(
+	    "a managed variable of %zu MiB is refused at the first use of its library, and charged"
 	    " until it is unloaded",
 	    ARRAY / MIB);
 }
@@ -218,12 +221,13 @@ static void contexts_within(void)
 		library = library_of(text);
 		for (int again = 0; again < 2; again++) {
 			OK(use_in(own_context, uses[i].use, library));
-			takes(uses[i].name, cost + (again ? 2 : 1) * (long long)ARRAY);
+			expect_charge(uses[i].name, cost + (again ? 2 : 1) * (long long)ARRAY);
 			OK(use_in(second, use_launch, library));
-			takes("launched in the second context", cost + 2 * (long long)ARRAY);
+			expect_charge("launched in the second context",
+			              cost + 2 * (long long)ARRAY);
 		}
 		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", cost);
+		expect_charge("unloaded", cost);
 	}
 	/* A library that was used in each, and then in a newer one. */
 	library = library_of(text);
@@ -231,18 +235,18 @@ static void contexts_within(void)
 	OK(use_in(second, use_launch, library));
 	OK(cuCtxDestroy_v2(second));
 	OK(use_in(own_context, use_launch, library));
-	takes("the second context destroyed", (long long)ARRAY);
+	expect_charge("the second context destroyed", (long long)ARRAY);
 	second = another(&cost);
 	OK(use_in(own_context, use_launch, library));
-	takes("another context", cost + (long long)ARRAY);
+	expect_charge("another context", cost + (long long)ARRAY);
 	OK(use_in(second, use_launch, library));
-	takes("launched there", cost + 2 * (long long)ARRAY);
+	expect_charge("launched there", cost + 2 * (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	OK(cuCtxDestroy_v2(second));
 	OK(cuCtxSetCurrent(own_context));
-	takes("at the end", 0);
-	saw("an array of %zu MiB is charged at the first launch in each of two contexts",
-	    ARRAY / MIB);
+	expect_charge("at the end", 0);
+	report("an array of %zu MiB is charged at the first launch in each of two contexts",
+	       ARRAY / MIB);
 }
 
 static void contexts_beyond(void)
@@ -262,9 +266,9 @@ static void contexts_beyond(void)
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	OK(cuCtxDestroy_v2(second));
 	OK(cuCtxSetCurrent(own_context));
-	takes("at the end", 0);
-	saw("%zu MiB are refused at the first launch in a second context with 32 less free",
-	    ARRAY / MIB);
+	expect_charge("at the end", 0);
+	report("%zu MiB are refused at the first launch in a second context with 32 less free",
+	       ARRAY / MIB);
 }
 
 static CUgraph capture_use(CUstream stream, CUlibrary library)
@@ -291,20 +295,21 @@ static void captured_within(void)
 	library = library_of(module_text(ARRAY, NULL));
 	graph = capture_use(stream, library);
 	OK(cuMemAlloc_v2(&pointer, MIB));
-	takes("captured, and a small allocation", (long long)ARRAY);
+	expect_charge("captured, and a small allocation", (long long)ARRAY);
 	OK(cuMemFree_v2(pointer));
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
 	OK(cuGraphLaunch(executable, stream));
 	OK(cuCtxSynchronize());
 	agrees_late("launched as a graph", SLACK);
 	OK(use_launch(library));
-	takes("launched by its handle", (long long)ARRAY);
+	expect_charge("launched by its handle", (long long)ARRAY);
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	OK(cuStreamDestroy_v2(stream));
-	takes("unloaded", 0);
-	saw("an array of %zu MiB is charged after its kernel's launch was captured", ARRAY / MIB);
+	expect_charge("unloaded", 0);
+	report("an array of %zu MiB is charged after its kernel's launch was captured",
+	       ARRAY / MIB);
 }
 
 static void captured_beyond(void)
@@ -323,8 +328,8 @@ static void captured_beyond(void)
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	give_room(pointer);
 	OK(cuStreamDestroy_v2(stream));
-	takes("at the end", 0);
-	saw("a capture is not refused, but the next allocation");
+	expect_charge("at the end", 0);
+	report("a capture is not refused, but the next allocation");
 }
 
 /* Symbols that a library lacks: an H100 answers with these codes and loads nothing. */
@@ -363,13 +368,13 @@ static void absent_within(void)
 			continue;
 		library = library_of(text);
 		expect(seeks[i].name, seeks[i].seek(library), seeks[i].answer);
-		takes(seeks[i].name, 0);
+		expect_charge(seeks[i].name, 0);
 		OK(use_global(library));
-		takes("used", (long long)ARRAY);
+		expect_charge("used", (long long)ARRAY);
 		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", 0);
+		expect_charge("unloaded", 0);
 	}
-	saw("a library that was searched in vain is charged at its first use");
+	report("a library that was searched in vain is charged at its first use");
 }
 
 /* With nothing left, the driver is not asked for the symbol. */
@@ -387,8 +392,8 @@ static void absent_beyond(void)
 	OK(OPTIONAL(cuLibraryUnload)(library));
 	OK(OPTIONAL(cuLibraryUnload)(other));
 	give_room(pointer);
-	takes("at the end", 0);
-	saw("with nothing left no library is searched");
+	expect_charge("at the end", 0);
+	report("with nothing left no library is searched");
 }
 
 /* The environment requests eager loading before the driver starts. */
@@ -408,15 +413,15 @@ static void eager_within(void)
 		failed("no library in %s", path);
 	close(file);
 	library = library_of(text);
-	takes("loaded eagerly", (long long)ARRAY);
+	expect_charge("loaded eagerly", (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(library));
-	takes("unloaded", 0);
+	expect_charge("unloaded", 0);
 	OK(OPTIONAL(cuLibraryLoadFromFile)(&library, path, NULL, NULL, 0, NULL, NULL, 0));
-	takes("loaded from a file", (long long)ARRAY);
+	expect_charge("loaded from a file", (long long)ARRAY);
 	OK(OPTIONAL(cuLibraryUnload)(library));
-	takes("that unloaded", 0);
+	expect_charge("that unloaded", 0);
 	unlink(path);
-	saw("an array of %zu MiB is charged when its library is loaded", ARRAY / MIB);
+	report("an array of %zu MiB is charged when its library is loaded", ARRAY / MIB);
 }
 
 static void eager_beyond(void)
@@ -427,11 +432,11 @@ static void eager_beyond(void)
 
 	OUT_OF_MEMORY("an eager load",
 	              OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
-	takes("undone", 0);
+	expect_charge("undone", 0);
 	give_room(pointer);
 	OK(OPTIONAL(cuLibraryUnload)(library_of(text)));
-	takes("at the end", 0);
-	saw("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
+	expect_charge("at the end", 0);
+	report("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
 }
 
 const struct row library_rows[] = {

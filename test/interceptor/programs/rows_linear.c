@@ -32,7 +32,7 @@ static void small_within(void)
 		OK(cuMemFreeAsync(pointer[i], NULL));
 	OK(cuCtxSynchronize());
 	charged("all freed", 0);
-	saw("64 of 512 KiB charge 16 blocks of 2 MiB, and 0 when they are freed");
+	report("64 of 512 KiB charge 16 blocks of 2 MiB, and 0 when they are freed");
 }
 
 static void small_beyond(void)
@@ -58,7 +58,7 @@ static void small_beyond(void)
 		OK(cuMemFree_v2(pointer[i]));
 	OK(cuMemFree_v2(rest));
 	charged("all freed", 0);
-	saw("%u of 1 MiB, then refused", count);
+	report("%u of 1 MiB, then refused", count);
 }
 
 static void large_within(void)
@@ -75,7 +75,7 @@ static void large_within(void)
 	OK(cuMemFreeAsync(b, NULL));
 	OK(cuCtxSynchronize());
 	charged("both freed", 0);
-	saw("64 MiB and a byte charge 66, 3 charge 4");
+	report("64 MiB and a byte charge 66, 3 charge 4");
 }
 
 static void pitch_within(void)
@@ -89,7 +89,7 @@ static void pitch_within(void)
 	usable("pitched memory", pointer, pitch * 6000);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("6000 rows of 10001 bytes charge %zu", bytes);
+	report("6000 rows of 10001 bytes charge %zu", bytes);
 }
 
 static CUresult make_pitch(size_t bytes, uint64_t *made)
@@ -115,7 +115,7 @@ static void managed_within(void)
 	charged("64 MiB that the card has touched", 64 * MIB);
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);
-	saw("64 MiB are charged, touched or not");
+	report("64 MiB are charged, touched or not");
 }
 
 static CUresult make_managed(size_t bytes, uint64_t *made)
@@ -158,7 +158,8 @@ static void granted_or_not(const char *step, CUresult result, const CUarray *arr
 	if (result == CUDA_SUCCESS)
 		OK(cuArrayDestroy(*array));
 	charged("destroyed", 0);
-	saw("%s %s", step, result == CUDA_SUCCESS ? "charges 64 MiB" : "is refused by the driver");
+	report("%s %s", step,
+	       result == CUDA_SUCCESS ? "charges 64 MiB" : "is refused by the driver");
 }
 
 static void v1_within(void)
@@ -176,7 +177,7 @@ static void v1_within(void)
 	OK(cuDeviceTotalMem(&total, 0));
 	if (total != (quota() < UINT32_MAX ? quota() : UINT32_MAX))
 		failed("cuDeviceTotalMem tells %u bytes", total);
-	saw("linear memory is refused by the driver");
+	report("linear memory is refused by the driver");
 	granted_or_not("cuArrayCreate", make_plane(64 * MIB, &array), &array);
 	granted_or_not("cuArray3DCreate", make_cube(64 * MIB, &array), &array);
 }
@@ -189,7 +190,7 @@ static void v1_beyond(void)
 	OUT_OF_MEMORY("cuArrayCreate", make_plane(room + 64 * MIB, &array));
 	OUT_OF_MEMORY("cuArray3DCreate", make_cube(room + 64 * MIB, &array));
 	charged("after refusals", 0);
-	saw("%zu MiB are refused", room / MIB + 64);
+	report("%zu MiB are refused", room / MIB + 64);
 	granted_or_not("cuArrayCreate", make_plane(64 * MIB, &array), &array);
 	granted_or_not("cuArray3DCreate", make_cube(64 * MIB, &array), &array);
 }

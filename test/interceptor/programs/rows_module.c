@@ -50,7 +50,7 @@ static CUresult by_link(CUmodule *module, const char *text)
 	OK(OPTIONAL(cuLinkAddData_v2)(state, CU_JIT_INPUT_PTX, (void *)(uintptr_t)text,
 	                              strlen(text) + 1, "text", 0, NULL, NULL));
 	OK(OPTIONAL(cuLinkComplete)(state, &image, &bytes));
-	takes("linked", 0);
+	expect_charge("linked", 0);
 	result = cuModuleLoadData(module, image);
 	OK(OPTIONAL(cuLinkDestroy)(state));
 	return result;
@@ -77,14 +77,14 @@ static void modules_within(const struct way *way)
 		size_t bytes = 0;
 
 		if (!driver_symbol(way->name)) {
-			saw("no %s", way->name);
+			report("no %s", way->name);
 			continue;
 		}
 		if (way->load(&module, text) != CUDA_SUCCESS && way->load == by_fat_binary) {
-			saw("%s takes no text", way->name);
+			report("%s takes no text", way->name);
 			continue;
 		}
-		takes(way->name, (long long)ARRAY);
+		expect_charge(way->name, (long long)ARRAY);
 		if (driver_symbol("cuModuleGetGlobal_v2")) {
 			OK(OPTIONAL(cuModuleGetGlobal_v2)(&array, &bytes, module, "big"));
 			if (bytes != ARRAY)
@@ -93,9 +93,9 @@ static void modules_within(const struct way *way)
 				usable("a module's array", array, ARRAY);
 		}
 		OK(cuModuleUnload(module));
-		takes("unloaded", 0);
-		saw("%s charges an array of %zu MiB until the module is unloaded", way->name,
-		    ARRAY / MIB);
+		expect_charge("unloaded", 0);
+		report("%s charges an array of %zu MiB until the module is unloaded", way->name,
+		       ARRAY / MIB);
 	}
 }
 
@@ -113,10 +113,10 @@ static void modules_beyond(const struct way *way)
 		result = w->load(&module, text);
 		if (w->load != by_fat_binary || result == CUDA_SUCCESS)
 			expect(w->name, result, CUDA_ERROR_OUT_OF_MEMORY);
-		takes("undone", 0);
+		expect_charge("undone", 0);
 	}
 	give_room(pointer);
-	takes("freed", 0);
+	expect_charge("freed", 0);
 	for (const struct way *w = way; w->name; w++) {
 		CUmodule module = NULL;
 
@@ -125,8 +125,8 @@ static void modules_beyond(const struct way *way)
 			OK(cuModuleUnload(module));
 		}
 	}
-	takes("at the end", 0);
-	saw("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
+	expect_charge("at the end", 0);
+	report("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
 }
 
 static void data_within(void)
@@ -177,17 +177,18 @@ static void managed_within(void)
 		if (!driver_symbol(way->name))
 			continue;
 		expect(way->name, way->load(&module, text), CUDA_SUCCESS);
-		takes(way->name, (long long)ARRAY);
+		expect_charge(way->name, (long long)ARRAY);
 		OK(OPTIONAL(cuModuleGetGlobal_v2)(&big, &bytes, module, "big"));
 		if (bytes != ARRAY)
 			failed("the variable is of %zu bytes", bytes);
 		else
 			usable("a managed variable", big, ARRAY);
-		takes("used", (long long)ARRAY);
+		expect_charge("used", (long long)ARRAY);
 		OK(cuModuleUnload(module));
-		takes("unloaded", 0);
+		expect_charge("unloaded", 0);
 	}
-	saw("a managed variable of %zu MiB is charged until its module is unloaded", ARRAY / MIB);
+	report("a managed variable of %zu MiB is charged until its module is unloaded",
+	       ARRAY / MIB);
 }
 
 static void managed_beyond(void)
@@ -197,15 +198,15 @@ static void managed_beyond(void)
 	CUmodule module = NULL;
 
 	OUT_OF_MEMORY("a managed variable", cuModuleLoadData(&module, text));
-	takes("undone", 0);
+	expect_charge("undone", 0);
 	give_room(pointer);
 	OUT_OF_MEMORY("one of 12 GiB", cuModuleLoadData(&module, huge));
-	takes("undone", 0);
+	expect_charge("undone", 0);
 	OK(cuModuleLoadData(&module, text));
 	OK(cuModuleUnload(module));
-	takes("at the end", 0);
-	saw("a managed variable of %zu MiB is refused with 32 less free, as one of 12 GiB",
-	    ARRAY / MIB);
+	expect_charge("at the end", 0);
+	report("a managed variable of %zu MiB is refused with 32 less free, as one of 12 GiB",
+	       ARRAY / MIB);
 }
 
 /* Many small modules, as programs with run-time compilation have. */
@@ -216,11 +217,11 @@ static void many_within(void)
 
 	for (unsigned i = 0; i < 64; i++)
 		modules[i] = load(text);
-	takes("64 arrays of 3 MiB", 256 * (long long)MIB);
+	expect_charge("64 arrays of 3 MiB", 256 * (long long)MIB);
 	for (unsigned i = 0; i < 64; i++)
 		OK(cuModuleUnload(modules[i]));
-	takes("unloaded", 0);
-	saw("64 arrays of 3 MiB charge 4 each");
+	expect_charge("unloaded", 0);
+	report("64 arrays of 3 MiB charge 4 each");
 }
 
 static void many_beyond(void)
@@ -241,7 +242,7 @@ static void many_beyond(void)
 		failed("%zu arrays of 64 MiB were loaded into %zu MiB", count, room / MIB);
 	for (size_t i = 0; i < count; i++)
 		OK(cuModuleUnload(modules[i]));
-	saw("%zu arrays of 64 MiB fit %zu MiB, the next one is refused", count, room / MIB);
+	report("%zu arrays of 64 MiB fit %zu MiB, the next one is refused", count, room / MIB);
 }
 
 /* --- printf --- */
@@ -261,7 +262,7 @@ static void print_within(void)
 	OK(cuCtxSynchronize());
 	agrees("launched", SLACK);
 	OK(cuModuleUnload(module));
-	saw("what a buffer for printf takes is charged when it is taken");
+	report("what a buffer for printf takes is charged when it is taken");
 }
 
 static void print_beyond(void)
@@ -281,8 +282,8 @@ static void print_beyond(void)
 	if (result != CUDA_SUCCESS)
 		OK(cuModuleLoadData(&module, printing_module_text()));
 	OK(cuModuleUnload(module));
-	saw("with 4 MiB free it is %s",
-	    result == CUDA_SUCCESS ? "granted: it takes less" : "refused");
+	report("with 4 MiB free it is %s",
+	       result == CUDA_SUCCESS ? "granted: it takes less" : "refused");
 }
 
 const struct row module_rows[] = {

@@ -23,7 +23,7 @@ static void physical_within(void)
 	OK(cuMemRelease(handle));
 	charged("released", 0);
 	OK(cuMemAddressFree(address, 64 * MIB));
-	saw("64 MiB charge 64");
+	report("64 MiB charge 64");
 }
 
 static CUresult make(size_t bytes, uint64_t *made)
@@ -63,7 +63,7 @@ static const char *on_host(long long bytes)
 
 static void host_within(void)
 {
-	saw("64 MiB of the host (%s) charge nothing", on_host(0));
+	report("64 MiB of the host (%s) charge nothing", on_host(0));
 }
 
 static void host_beyond(void)
@@ -76,7 +76,7 @@ static void host_beyond(void)
 	OUT_OF_MEMORY("32 MiB of the device", make(32 * MIB, &more));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);
-	saw("with the quota full: 64 MiB of the host (%s), 32 of the device refused", answer);
+	report("with the quota full: 64 MiB of the host (%s), 32 of the device refused", answer);
 }
 
 static void order_within(void)
@@ -103,7 +103,7 @@ static void order_within(void)
 	OK(cuMemUnmap(range + 96 * MIB, 64 * MIB));
 	charged("all unmapped", 0);
 	OK(cuMemAddressFree(range, 256 * MIB));
-	saw("64 and 32 MiB stay charged until their last mapping is gone");
+	report("64 and 32 MiB stay charged until their last mapping is gone");
 }
 
 /* Memory that is mapped without a handle is refused and released alike. */
@@ -127,8 +127,8 @@ static void order_beyond(void)
 	OK(drop(more));
 	charged("released", 0);
 	OK(cuMemAddressFree(range, bytes));
-	saw("%zu MiB mapped and released: as much again is refused until they are unmapped",
-	    bytes / MIB);
+	report("%zu MiB mapped and released: as much again is refused until they are unmapped",
+	       bytes / MIB);
 }
 
 static void retain_within(void)
@@ -150,7 +150,7 @@ static void retain_within(void)
 	OK(cuMemUnmap(range, 64 * MIB));
 	charged("neither", 0);
 	OK(cuMemAddressFree(range, 64 * MIB));
-	saw("64 MiB stay charged by a retained handle");
+	report("64 MiB stay charged by a retained handle");
 }
 
 static void retain_beyond(void)
@@ -174,7 +174,7 @@ static void retain_beyond(void)
 	OK(drop(more));
 	charged("at the end", 0);
 	OK(cuMemAddressFree(range, bytes));
-	saw("%zu MiB retained: as much again is refused until they are released", bytes / MIB);
+	report("%zu MiB retained: as much again is refused until they are released", bytes / MIB);
 }
 
 static void addresses_within(void)
@@ -186,7 +186,7 @@ static void addresses_within(void)
 	charged("addresses of eight times the quota", 0);
 	OK(cuMemAddressFree(range, bytes));
 	charged("freed", 0);
-	saw("%zu MiB of addresses charge nothing", bytes / MIB);
+	report("%zu MiB of addresses charge nothing", bytes / MIB);
 }
 
 /* As much of the addresses is mapped as there is memory. */
@@ -214,7 +214,7 @@ static void addresses_beyond(void)
 	OK(cuMemUnmap(range, mapped));
 	charged("unmapped", 0);
 	OK(cuMemAddressFree(range, bytes));
-	saw("%zu MiB of %zu could be mapped", mapped / MIB, bytes / MIB);
+	report("%zu MiB of %zu could be mapped", mapped / MIB, bytes / MIB);
 }
 
 const struct row physical_rows[] = {

@@ -38,7 +38,7 @@ static void default_within(void)
 	OK(cuMemFree_v2(b));
 	OK(cuCtxSynchronize());
 	charged("freed and synchronised", 0);
-	saw("40 and 20 MiB charge 64 in steps of 32, and 0 when they are freed and waited for");
+	report("40 and 20 MiB charge 64 in steps of 32, and 0 when they are freed and waited for");
 }
 
 static void waits_within(void)
@@ -68,8 +68,8 @@ static void waits_within(void)
 	}
 	OK(cuEventDestroy_v2(event));
 	OK(cuStreamDestroy_v2(stream));
-	saw("a stream, an event%s: each wait gives 64 MiB back",
-	    of_context ? ", the context by its handle" : "");
+	report("a stream, an event%s: each wait gives 64 MiB back",
+	       of_context ? ", the context by its handle" : "");
 }
 
 /* The program need not synchronize: a pool's free bytes are released for another request. */
@@ -93,7 +93,7 @@ static void waits_beyond(void)
 	OK(cuMemFree_v2(pointer));
 	OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none));
 	charged("freed", 0);
-	saw("%zu MiB that a pool kept are released for a larger request", bytes / MIB);
+	report("%zu MiB that a pool kept are released for a larger request", bytes / MIB);
 }
 
 static void own_within(void)
@@ -134,7 +134,8 @@ static void own_within(void)
 	charged("40 MiB, freed and kept", 64 * MIB);
 	OK(cuMemPoolDestroy(pool));
 	charged("destroyed", 0);
-	saw("100 MiB charge 128 until they are trimmed, 40 charge 64 until the pool is destroyed");
+	report(
+	    "100 MiB charge 128 until they are trimmed, 40 charge 64 until the pool is destroyed");
 }
 
 static CUmemoryPool pool_in_use;
@@ -180,7 +181,7 @@ static void managed_within(void)
 	OK(cuCtxSynchronize());
 	charged("freed and synchronised", 0);
 	OK(cuMemPoolDestroy(pool));
-	saw("64 MiB charge 64");
+	report("64 MiB charge 64");
 }
 
 static void managed_beyond(void)
@@ -208,7 +209,7 @@ static void on_host(long long bytes)
 static void host_within(void)
 {
 	on_host(0);
-	saw("256 MiB of the host charge nothing");
+	report("256 MiB of the host charge nothing");
 }
 
 static void host_beyond(void)
@@ -221,7 +222,7 @@ static void host_beyond(void)
 	OUT_OF_MEMORY("32 MiB of the device", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);
-	saw("with the quota full: 256 MiB of the host are granted, 32 of the device refused");
+	report("with the quota full: 256 MiB of the host are granted, 32 of the device refused");
 }
 
 static void threads_within(void)
@@ -247,7 +248,7 @@ static void threads_within(void)
 	OK(cuMemFreeAsync_ptsz(a, NULL));
 	OK(cuStreamSynchronize_ptsz(NULL));
 	charged("linear memory freed in the stream", 0);
-	saw("40 and 100 MiB charge 64 and 128, and 0 when they are freed and waited for");
+	report("40 and 100 MiB charge 64 and 128, and 0 when they are freed and waited for");
 }
 
 static CUresult make_thread(size_t bytes, uint64_t *made)
@@ -301,7 +302,7 @@ static void current_within(void)
 	OK(cuMemFreeAsync(b, NULL));
 	OK(cuCtxSynchronize());
 	charged("freed and synchronised", 0);
-	saw("with the current pool destroyed, 40 and 20 MiB charge 64");
+	report("with the current pool destroyed, 40 and 20 MiB charge 64");
 }
 
 static const char *const found_names[] = {"cuMemGetDefaultMemPool", "cuMemGetMemPool"};
@@ -314,7 +315,7 @@ static CUmemoryPool find_managed(unsigned which)
 	CUmemoryPool pool = NULL;
 
 	if (!find)
-		saw("no %s", found_names[which]);
+		report("no %s", found_names[which]);
 	else
 		expect(found_names[which], find(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED),
 		       CUDA_SUCCESS);
@@ -337,7 +338,7 @@ static void found_within(void)
 		OK(cuCtxSynchronize());
 		OK(cuMemPoolTrimTo(pool, 0));
 		charged("freed and trimmed", 0);
-		saw("%s: 100 MiB charge 128", found_names[which]);
+		report("%s: 100 MiB charge 128", found_names[which]);
 	}
 }
 
@@ -400,7 +401,8 @@ static void destroyed_within(void)
 	charged("all freed", 0);
 	destroy_many(ROUNDS);
 	charged("at the end", 0);
-	saw("a pool destroyed in use charges until its memory is freed: %u times in a row", ROUNDS);
+	report("a pool destroyed in use charges until its memory is freed: %u times in a row",
+	       ROUNDS);
 }
 
 static void destroyed_beyond(void)
@@ -411,7 +413,7 @@ static void destroyed_beyond(void)
 	room -= (long long)left();
 	destroy_many(ROUNDS);
 	charged("at the end", room);
-	saw("%u pools in turn, with room for two", ROUNDS);
+	report("%u pools in turn, with room for two", ROUNDS);
 }
 
 const struct row pool_rows[] = {

@@ -55,7 +55,7 @@ static void ipc_within(void)
 	OK(cuIpcCloseMemHandle(pointer));
 	charged("closed", -peer_context);
 	lend_to_devices();
-	saw("64 MiB of a peer are charged once, and while they are open when it is dead");
+	report("64 MiB of a peer are charged once, and while they are open when it is dead");
 }
 
 static void ipc_beyond(void)
@@ -77,8 +77,8 @@ static void ipc_beyond(void)
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
 	peer_end();
-	saw("%zu MiB of a peer are opened, as much again is refused until it frees them",
-	    bytes / MIB);
+	report("%zu MiB of a peer are opened, as much again is refused until it frees them",
+	       bytes / MIB);
 }
 
 static CUmemGenericAllocationHandle import(int descriptor)
@@ -132,7 +132,7 @@ static void fd_within(void)
 	(void)ask(0, NULL);
 	charged("released by the peer", 0);
 	peer_end();
-	saw("64 MiB of a peer are charged once; so are 64 of one's own");
+	report("64 MiB of a peer are charged once; so are 64 of one's own");
 }
 
 static void fd_beyond(void)
@@ -160,8 +160,8 @@ static void fd_beyond(void)
 	OK(cuMemRelease(own));
 	charged("at the end", 0);
 	peer_end();
-	saw("%zu MiB of a peer are mapped, as much again is refused until it releases them",
-	    bytes / MIB);
+	report("%zu MiB of a peer are mapped, as much again is refused until it releases them",
+	       bytes / MIB);
 }
 
 static CUmemGenericAllocationHandle exportable(size_t bytes)
@@ -226,7 +226,7 @@ static void again_within(void)
 	charged("held by the import", 32 * MIB);
 	OK(cuMemRelease(a));
 	charged("at the end", 0);
-	saw("a descriptor's number that is used again stands for the second object");
+	report("a descriptor's number that is used again stands for the second object");
 }
 
 static void again_beyond(void)
@@ -241,7 +241,8 @@ static void again_beyond(void)
 	OK(cuMemRelease(more));
 	OK(cuMemRelease(a));
 	charged("at the end", 0);
-	saw("%zu MiB of the second are free for others, those of the first are not", bytes / MIB);
+	report("%zu MiB of the second are free for others, those of the first are not",
+	       bytes / MIB);
 }
 
 static CUresult import_external(CUexternalMemory *memory, int descriptor, size_t bytes)
@@ -274,7 +275,7 @@ static void external_within(void)
 	(void)ask(0, NULL);
 	charged("released by the peer", 0);
 	peer_end();
-	saw("64 MiB of a peer are charged once");
+	report("64 MiB of a peer are charged once");
 }
 
 static void external_beyond(void)
@@ -295,8 +296,8 @@ static void external_beyond(void)
 	OK(cuMemFree_v2(own));
 	charged("at the end", 0);
 	peer_end();
-	saw("%zu MiB of a peer are imported, as much again is refused until it releases them",
-	    bytes / MIB);
+	report("%zu MiB of a peer are imported, as much again is refused until it releases them",
+	       bytes / MIB);
 }
 
 static CUmemoryPool import_pool(int descriptor, struct message *message, CUdeviceptr *pointer)
@@ -337,7 +338,7 @@ static void pool_within(void)
 	(void)ask(0, NULL);
 	charged("freed by the peer", 0);
 	peer_end();
-	saw("100 MiB of a peer's pool charge 128, once");
+	report("100 MiB of a peer's pool charge 128, once");
 }
 
 static void pool_beyond(void)
@@ -361,7 +362,8 @@ static void pool_beyond(void)
 	OK(cuCtxSynchronize());
 	charged("at the end", 0);
 	peer_end();
-	saw("%zu MiB of a peer's pool are imported, as much again is refused until it frees them",
+	report(
+	    "%zu MiB of a peer's pool are imported, as much again is refused until it frees them",
 	    bytes / MIB);
 }
 

@@ -30,15 +30,15 @@ static inline CUfunction function_of(CUmodule module, size_t frame)
 }
 
 /* Shrink local memory to a fresh context's, and check the charge of the rest. */
-static inline void no_stacks_but(long long bytes)
+static inline void shrink_stacks_but(long long bytes)
 {
 	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
-	takes("the stack's limit lowered", bytes);
+	expect_charge("the stack's limit lowered", bytes);
 }
 
-static inline void no_stacks(void)
+static inline void shrink_stacks(void)
 {
-	no_stacks_but(0);
+	shrink_stacks_but(0);
 }
 
 static inline size_t stack_limit(void)

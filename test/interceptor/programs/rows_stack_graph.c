@@ -11,7 +11,7 @@ static bool no_kernel_nodes(void)
 {
 	if (driver_symbol("cuGraphAddKernelNode_v2"))
 		return false;
-	saw("this driver has no cuGraphAddKernelNode_v2");
+	report("this driver has no cuGraphAddKernelNode_v2");
 	return true;
 }
 
@@ -50,7 +50,7 @@ static void run_and_end(CUgraphExec executable, long long bytes)
 {
 	OK(cuGraphLaunch(executable, NULL));
 	OK(cuCtxSynchronize());
-	takes("launched", bytes);
+	expect_charge("launched", bytes);
 	OK(cuGraphExecDestroy(executable));
 }
 
@@ -62,31 +62,31 @@ static void graphs_within(void)
 	CUmodule module = load(module_text(0, frames));
 	CUgraph graph = graph_of(function_of(module, 2048), &node);
 
-	takes("a node", 0);
+	expect_charge("a node", 0);
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
-	takes("instantiated", stacks(2048));
+	expect_charge("instantiated", stacks(2048));
 	if (driver_symbol("cuGraphExecKernelNodeSetParams_v2")) {
 		OK(change(executable, node, function_of(module, 4096)));
-		takes("another kernel in it", stacks(4096));
+		expect_charge("another kernel in it", stacks(4096));
 		run_and_end(executable, stacks(4096));
 	} else {
 		run_and_end(executable, stacks(2048));
 	}
 	OK(cuGraphDestroy(graph));
-	no_stacks();
+	shrink_stacks();
 	OK(cuStreamCreate(&stream, 1));
 	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
 	OK(cuLaunchKernel(function_of(module, 2048), 1, 1, 1, 1, 1, 1, 0, stream, parameters,
 	                  NULL));
 	OK(cuStreamEndCapture(stream, &graph));
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
-	takes("captured and instantiated", stacks(2048));
+	expect_charge("captured and instantiated", stacks(2048));
 	run_and_end(executable, stacks(2048));
 	OK(cuGraphDestroy(graph));
 	OK(cuStreamDestroy_v2(stream));
-	no_stacks();
-	saw("a graph takes %lld MiB for a frame of 2 KiB when it is instantiated",
-	    stacks(2048) / (long long)MIB);
+	shrink_stacks();
+	report("a graph takes %lld MiB for a frame of 2 KiB when it is instantiated",
+	       stacks(2048) / (long long)MIB);
 }
 
 static void graphs_beyond(void)
@@ -99,22 +99,22 @@ static void graphs_beyond(void)
 	CUgraph large = graph_of(function_of(module, 4096), &node);
 
 	OUT_OF_MEMORY("to instantiate", cuGraphInstantiateWithFlags(&executable, large, 0));
-	takes("refused before it", 0);
+	expect_charge("refused", 0);
 	small = graph_of(function_of(module, 0), &node);
 	OK(cuGraphInstantiateWithFlags(&executable, small, 0));
 	if (driver_symbol("cuGraphExecKernelNodeSetParams_v2")) {
 		OUT_OF_MEMORY("another kernel in it",
 		              change(executable, node, function_of(module, 4096)));
-		takes("refused before it", 0);
+		expect_charge("refused", 0);
 	}
 	run_and_end(executable, 0);
 	give_room(pointer);
 	OK(cuGraphInstantiateWithFlags(&executable, large, 0));
-	takes("granted later", stacks(4096));
+	expect_charge("granted later", stacks(4096));
 	run_and_end(executable, stacks(4096));
-	no_stacks();
-	saw("a graph with a frame of 4 KiB is refused with %lld MiB free",
-	    stacks(4096) / (long long)MIB - 64);
+	shrink_stacks();
+	report("a graph with a frame of 4 KiB is refused with %lld MiB free",
+	       stacks(4096) / (long long)MIB - 64);
 }
 
 /* A graph's kernels have their stacks in their own contexts, whichever is current. */
@@ -135,7 +135,7 @@ static void graph_contexts_within(void)
 	graph = graph_of(function_of(other, 2048), &node);
 	OK(cuCtxSetCurrent(own_context));
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
-	takes("instantiated", cost + stacks(2048));
+	expect_charge("instantiated", cost + stacks(2048));
 	still_here();
 	run_and_end(executable, cost + stacks(2048));
 	small = graph_of(function_of(module, 0), &node);
@@ -146,19 +146,19 @@ static void graph_contexts_within(void)
 		OK(cuCtxSetCurrent(second));
 		OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
 		OK(cuCtxSetCurrent(own_context));
-		takes("lowered there", cost);
+		expect_charge("lowered there", cost);
 		/* (The driver may refuse to change a kernel's context in this way.) */
 		if (OPTIONAL(cuGraphExecUpdate_v2)(executable, graph, &info) == CUDA_SUCCESS)
-			takes("updated", cost + stacks(2048));
+			expect_charge("updated", cost + stacks(2048));
 	}
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(small));
 	OK(cuGraphDestroy(graph));
 	OK(cuCtxDestroy_v2(second));
 	OK(cuCtxSetCurrent(own_context));
-	takes("its context destroyed", 0);
-	saw("%lld MiB in the context of a graph's kernel, which is not current",
-	    stacks(2048) / (long long)MIB);
+	expect_charge("its context destroyed", 0);
+	report("%lld MiB in the context of a graph's kernel, which is not current",
+	       stacks(2048) / (long long)MIB);
 }
 
 static void graph_contexts_beyond(void)
@@ -183,8 +183,8 @@ static void graph_contexts_beyond(void)
 	OK(cuGraphDestroy(graph));
 	OK(cuCtxDestroy_v2(second));
 	OK(cuCtxSetCurrent(own_context));
-	no_stacks();
-	saw("what the current context has is not the one's of a graph's kernel");
+	shrink_stacks();
+	report("stacks of the current context do not serve a graph's kernel");
 }
 
 /* Other ways to get a frame into a graph that is launched. Each returns the first error of its
@@ -319,9 +319,9 @@ static void graph_ways_within(void)
 		if (!driver_symbol(graph_ways[i].name))
 			continue;
 		expect(graph_ways[i].name, graph_ways[i].run(module), CUDA_SUCCESS);
-		takes(graph_ways[i].name, stacks(4096));
-		no_stacks();
-		saw("%s", graph_ways[i].name);
+		expect_charge(graph_ways[i].name, stacks(4096));
+		shrink_stacks();
+		report("%s", graph_ways[i].name);
 	}
 }
 
@@ -334,11 +334,11 @@ static void graph_ways_beyond(void)
 		if (!driver_symbol(graph_ways[i].name))
 			continue;
 		OUT_OF_MEMORY(graph_ways[i].name, graph_ways[i].run(module));
-		takes("refused before it", 0);
-		saw("%s", graph_ways[i].name);
+		expect_charge("refused", 0);
+		report("%s", graph_ways[i].name);
 	}
 	give_room(pointer);
-	takes("at the end", 0);
+	expect_charge("at the end", 0);
 }
 
 const struct row stack_graph_rows[] = {

@@ -40,7 +40,7 @@ void failed(const char *format, ...)
 	va_end(arguments);
 }
 
-void saw(const char *format, ...)
+void report(const char *format, ...)
 {
 	va_list arguments;
 
@@ -328,8 +328,8 @@ void refused_beyond(const struct kind *kind)
 	expect("what did not fit", kind->make(most, &second), CUDA_SUCCESS);
 	expect("to give that back", kind->drop(second), CUDA_SUCCESS);
 	charged("at the end", 0);
-	saw("%zu MiB free: %zu refused, and %zu beside %zu; later granted", room / MIB,
-	    room / MIB + 64, most / MIB, half / MIB);
+	report("%zu MiB free: %zu refused, and %zu beside %zu; later granted", room / MIB,
+	       room / MIB + 64, most / MIB, half / MIB);
 }
 
 CUmemAllocationProp on_device(int handle_types)
